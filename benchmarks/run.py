@@ -1,0 +1,256 @@
+"""Measures whole training steps and compares systems: prints tables, writes a JSON file.
+
+``python benchmarks/run.py`` measures every workload on this project's ``xla`` device and on
+PyTorch's eager CPU; with ``TORCH_XLA_PYTHON`` naming an interpreter that has the official torch_xla
+(and the torch it was built for), on that too. Every (workload, system) pair is a process of its
+own; rounds go round the systems (A B C, C B A, ...), so that whatever else the machine does meets
+all of them. Figures are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from systems import SYSTEMS
+from tables import print_tables
+from workloads import WORKLOADS
+
+HERE: Final = Path(__file__).resolve().parent
+ROUND_FIGURES: Final = ("trace_ms", "sync_ms", "step_ms", "async_ms", "executable_ms")
+START_FIGURES: Final = ("first_step_s", "first_three_steps_s", "start_to_first_step_s")
+LOSS_TOLERANCE: Final = 2e-2
+"""Relative; five steps of float32 training, convolutions summed in another order."""
+
+_MSG_DIED: Final = "{system} on {workload} ended early (status {status}); its last output:\n{tail}"
+
+Figures = dict[str, Any]
+
+
+class ChildError(RuntimeError):
+    """A measuring process ended before it answered."""
+
+
+class Child:
+    """A running ``child.py``."""
+
+    def __init__(self, workload: str, system: str, python: str, cache: Path | None) -> None:
+        self.workload, self.system = workload, system
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
+        environment = {**os.environ, "PJRT_DEVICE": os.environ.get("PJRT_DEVICE", "CPU")}
+        environment.pop("XLA_PERSISTENT_CACHE_PATH", None)
+        if cache is not None:
+            environment["XLA_PERSISTENT_CACHE_PATH"] = str(cache)
+        self._process = subprocess.Popen(
+            [python, str(HERE / "child.py"), workload, system, str(time.time())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+        )
+        try:
+            self.start: Figures = self._answer()
+        except ChildError:
+            self.close()
+            raise
+
+    def _answer(self) -> Figures:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if line:
+            return json.loads(line)
+        status = self._process.wait()
+        self._log.seek(0)
+        tail = "".join(self._log.readlines()[-15:])
+        raise ChildError(
+            _MSG_DIED.format(system=self.system, workload=self.workload, status=status, tail=tail)
+        )
+
+    def ask(self, question: str) -> Figures:
+        """One line in, one answer out. Raises ChildError when the process is gone."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(question + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # reading the answer says why it is gone
+        return self._answer()
+
+    def close(self) -> None:
+        """End the process: at once if it is still at work."""
+        self._process.terminate()
+        self._process.communicate()
+        self._log.close()
+
+
+def start_all(workload: str, pythons: Mapping[str, str], cache: Path) -> dict[str, Figures | Child]:
+    """Start the systems one after the other, each with an empty persistent cache."""
+    children: dict[str, Figures | Child] = {}
+    for system, python in pythons.items():
+        folder = None if system == "cpu" else cache / system
+        if folder is not None:
+            folder.mkdir(mode=0o700)
+        try:
+            children[system] = Child(workload, system, python, folder)
+        except ChildError as error:
+            children[system] = {"error": str(error)}
+    return children
+
+
+def warm_start(workload: str, system: str, python: str, cache: Path) -> Figures:
+    """The first steps' figures of a second process that finds the first one's cache."""
+    try:
+        child = Child(workload, system, python, cache / system)
+    except ChildError as error:
+        return {"error": str(error)}
+    child.close()
+    return child.start
+
+
+def run_rounds(children: Mapping[str, Child], rounds: int, seconds: float) -> dict[str, Figures]:
+    """All rounds of all systems by turns; the medians of each, with its totals."""
+    taken: dict[str, list[Figures]] = {system: [] for system in children}
+    results: dict[str, Figures] = {}
+    questions = [str(seconds)] * rounds + ["finish"]
+    for number, question in enumerate(questions):
+        order = list(children) if number % 2 == 0 else list(reversed(children))
+        for system in (name for name in order if name not in results):
+            try:
+                taken[system].append(children[system].ask(question))
+            except ChildError as error:
+                results[system] = {"error": str(error)}
+    for system, (*figures, totals) in taken.items():
+        if system not in results:
+            results[system] = {**medians(figures), **totals, "rounds": figures}
+        children[system].close()
+    return results
+
+
+def medians(rounds: Sequence[Figures]) -> Figures:
+    """The median of each figure over the rounds; None where a system does not have it."""
+    result: Figures = {}
+    for name in ROUND_FIGURES:
+        values = [figures[name] for figures in rounds if figures[name] is not None]
+        result[name] = statistics.median(values) if values else None
+    if result["trace_ms"] is not None:
+        hosts = [figures["trace_ms"] + figures["sync_ms"] for figures in rounds]
+        result["host_ms"] = statistics.median(hosts)
+    return result
+
+
+def measure(
+    workload: str, pythons: Mapping[str, str], rounds: int, seconds: float
+) -> dict[str, Figures]:
+    """All figures of one workload, by system."""
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder)
+        started = start_all(workload, pythons, cache)
+        children = {name: child for name, child in started.items() if isinstance(child, Child)}
+        results: dict[str, Figures] = {
+            name: child for name, child in started.items() if not isinstance(child, Child)
+        }
+        results.update(run_rounds(children, rounds, seconds))
+        for system, child in children.items():
+            results[system]["losses"] = child.start["losses"]
+            results[system]["cold"] = {name: child.start[name] for name in START_FIGURES}
+            if system != "cpu":
+                warm = warm_start(workload, system, pythons[system], cache)
+                results[system]["warm"] = {
+                    name: warm[name] for name in (*START_FIGURES, "error") if name in warm
+                }
+    check_losses(results)
+    return {name: results[name] for name in pythons}
+
+
+def check_losses(results: Mapping[str, Figures]) -> None:
+    """Mark a system whose losses are not the eager CPU's: its times would mean nothing."""
+    expected = results.get("cpu", {}).get("losses")
+    if expected is None:
+        return
+    for figures in results.values():
+        got = figures.get("losses", expected)
+        worst = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(got, expected, strict=True))
+        if not worst <= LOSS_TOLERANCE:
+            figures["error"] = f"losses {got} are not the eager CPU's {expected}"
+
+
+def machine() -> Figures:
+    """Where the figures were taken."""
+    import torch
+
+    return {
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cpus": os.cpu_count(),
+        "load_average": os.getloadavg(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def interpreters(wanted: Sequence[str]) -> dict[str, str]:
+    """The interpreter of each system that can run here. SystemExit where one asked for cannot."""
+    peer = os.environ.get("TORCH_XLA_PYTHON")
+    if "torch_xla" in wanted and not peer:
+        raise SystemExit(
+            "torch_xla needs TORCH_XLA_PYTHON: the python of an environment with the official "
+            "torch_xla 2.9.0 and torch 2.9.0; benchmarks/README.md says how to make one"
+        )
+    names = wanted or [name for name in SYSTEMS if peer or name != "torch_xla"]
+    return {name: peer if name == "torch_xla" and peer else sys.executable for name in names}
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--workload", action="append", choices=list(WORKLOADS), help="repeatable (default: all)"
+    )
+    parser.add_argument(
+        "--system", action="append", choices=list(SYSTEMS), help="repeatable (default: all here)"
+    )
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a round (default 1)")
+    parser.add_argument("--json", type=Path, help="file (default: benchmarks/results/DATE.json)")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, write; 1 if any system failed on any workload."""
+    options = parse_arguments(argv)
+    pythons = interpreters(options.system or [])
+    began = time.strftime("%Y-%m-%dT%H:%M:%S")
+    results: dict[str, dict[str, Figures]] = {}
+    for workload in options.workload or WORKLOADS:
+        print(f"measuring {workload} ...", file=sys.stderr, flush=True)
+        results[workload] = measure(workload, pythons, options.rounds, options.seconds)
+    print_tables(results)
+    target = options.json or HERE / "results" / f"{began.replace(':', '')}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "began": began,
+        "machine": machine(),
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "workloads": results,
+    }
+    target.write_text(json.dumps(content, indent=1) + "\n")
+    print(f"figures written to {target}")
+    return int(any("error" in figures for row in results.values() for figures in row.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

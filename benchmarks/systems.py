@@ -1,0 +1,142 @@
+"""The systems a workload is measured on, behind one small interface.
+
+``xla`` is this project, ``torch_xla`` the official package (same API, another interpreter), ``cpu``
+PyTorch's eager CPU. Runs on torch 2.9 and later.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+READING_A_VALUE = "aten::_local_scalar_dense"
+"""What ``.item()`` counts as there: the harness reads the losses with it."""
+
+
+class System(Protocol):
+    """What the harness asks of a system."""
+
+    device: torch.device
+
+    def sync(self) -> None:
+        """End the step; may return before the work is done."""
+        ...
+
+    def wait(self) -> None:
+        """Return when all work is done."""
+        ...
+
+    def programs(self) -> int | None:
+        """Programs compiled or loaded so far; None where nothing is compiled."""
+        ...
+
+    def fallbacks(self) -> dict[str, int]:
+        """Operators that ran on the CPU instead, with counts."""
+        ...
+
+    def executable_seconds(self, repeats: int) -> float | None:
+        """Mean time of the last program alone, on buffers of its own; None where unknown."""
+        ...
+
+
+class EagerCPU:
+    """PyTorch's CPU: every step is done when it returns."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+
+    def sync(self) -> None:
+        """Eager: there is no step to end."""
+        return
+
+    def wait(self) -> None:
+        """Eager: nothing is ever outstanding."""
+        return
+
+    def programs(self) -> int | None:
+        """None: nothing is compiled."""
+        return None
+
+    def fallbacks(self) -> dict[str, int]:
+        """None of its operators runs elsewhere."""
+        return {}
+
+    def executable_seconds(self, repeats: int) -> float | None:
+        """None: there is no program."""
+        return None
+
+
+class LazyXLA:
+    """What this project and the official torch_xla have in common: the API."""
+
+    def __init__(self) -> None:
+        import torch_xla
+        import torch_xla.core.xla_model as xm
+
+        self._torch_xla = torch_xla
+        self._xm = xm
+        self.device = torch_xla.device()
+
+    def sync(self) -> None:
+        """Hand the recorded step over to the device."""
+        self._torch_xla.sync()
+
+    def wait(self) -> None:
+        """Wait for all devices."""
+        self._xm.wait_device_ops()
+
+
+class ThisProject(LazyXLA):
+    """The packages of this repository."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from xla_core import report
+
+        self._report = report
+
+    def programs(self) -> int | None:
+        """Programs in the core's own report."""
+        return len(self._report.program_runs())
+
+    def fallbacks(self) -> dict[str, int]:
+        """The core's fallback counters."""
+        counts = self._report.fallback_counts()
+        return {name: count for name, count in counts.items() if name != READING_A_VALUE}
+
+    def executable_seconds(self, repeats: int) -> float | None:
+        """The last executable, run again and again on same-shaped buffers."""
+        return self._report.replay_seconds(repeats)
+
+
+class OfficialTorchXLA(LazyXLA):
+    """The official torch_xla package."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import torch_xla.debug.metrics as met
+
+        self._met = met
+
+    def programs(self) -> int | None:
+        """Compilations and loads from its persistent cache."""
+        names = ("UncachedCompile", "PersistentCacheHit")
+        return sum(self._met.counter_value(name) or 0 for name in names)
+
+    def fallbacks(self) -> dict[str, int]:
+        """Its ``aten::`` counters."""
+        names = [name for name in self._met.counter_names() if name.startswith("aten::")]
+        return {name: self._met.counter_value(name) for name in names if name != READING_A_VALUE}
+
+    def executable_seconds(self, repeats: int) -> float | None:
+        """None: it offers no way to run a program again on given buffers."""
+        return None
+
+
+SYSTEMS: dict[str, type[EagerCPU] | type[ThisProject] | type[OfficialTorchXLA]] = {
+    "xla": ThisProject,
+    "torch_xla": OfficialTorchXLA,
+    "cpu": EagerCPU,
+}
+"""All systems by the name the command line uses, in the order of the table."""

@@ -1,0 +1,89 @@
+"""The figures of ``run.py`` as tables on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+Figures = dict[str, Any]
+Results = Mapping[str, Mapping[str, Figures]]
+
+COLUMNS: list[tuple[str, Callable[[Figures], Any], str]] = [
+    ("trace ms", lambda f: f.get("trace_ms"), "{:.2f}"),
+    ("sync ms", lambda f: f.get("sync_ms"), "{:.2f}"),
+    ("step ms", lambda f: f.get("step_ms"), "{:.2f}"),
+    ("async ms", lambda f: f.get("async_ms"), "{:.2f}"),
+    ("executable ms", lambda f: f.get("executable_ms"), "{:.2f}"),
+    ("first cold s", lambda f: f.get("cold", {}).get("first_step_s"), "{:.2f}"),
+    ("first warm s", lambda f: f.get("warm", {}).get("first_step_s"), "{:.2f}"),
+    ("from start cold s", lambda f: f.get("cold", {}).get("start_to_first_step_s"), "{:.1f}"),
+    ("from start warm s", lambda f: f.get("warm", {}).get("start_to_first_step_s"), "{:.1f}"),
+    ("programs", lambda f: f.get("programs"), "{:d}"),
+]
+RATIOS: list[tuple[str, str, Callable[[Figures], Any]]] = [
+    ("host (trace + sync)", "torch_xla", lambda f: f.get("host_ms")),
+    ("step", "torch_xla", lambda f: f.get("step_ms")),
+    ("async step", "torch_xla", lambda f: f.get("async_ms")),
+    ("first step, cold", "torch_xla", lambda f: f.get("cold", {}).get("first_step_s")),
+    ("step", "cpu", lambda f: f.get("step_ms")),
+    ("async step", "cpu", lambda f: f.get("async_ms")),
+]
+"""What is divided by the same figure of which other system."""
+
+
+def shown(value: Any, form: str) -> str:
+    """``value`` in ``form``, a dash where there is none."""
+    return "–" if value is None else form.format(value)
+
+
+def ratio(above: Any, below: Any) -> str:
+    """``above / below`` in two decimals, a dash where either is missing."""
+    return f"{above / below:.2f}x" if above is not None and below else "–"
+
+
+def figures_table(results: Results) -> Table:
+    """One row per workload and system."""
+    table = Table(title="One training step (medians)")
+    table.add_column("workload")
+    table.add_column("system")
+    for name, _, _ in COLUMNS:
+        table.add_column(name, justify="right")
+    for workload, row in results.items():
+        for system, figures in row.items():
+            cells = [shown(read(figures), form) for _, read, form in COLUMNS]
+            table.add_row(workload, system, *cells)
+        table.add_section()
+    return table
+
+
+def ratios_table(results: Results) -> Table:
+    """This project's figures divided by the others', and warm by cold; below 1 is better."""
+    table = Table(title="xla, divided by the others (less is better)")
+    table.add_column("workload")
+    for name, other, _ in RATIOS:
+        table.add_column(f"{name} / {other}", justify="right")
+    table.add_column("first step, warm / cold", justify="right")
+    for workload, row in results.items():
+        ours = row.get("xla", {})
+        cells = [ratio(read(ours), read(row.get(other, {}))) for _, other, read in RATIOS]
+        starts = [ours.get(kind, {}).get("first_step_s") for kind in ("warm", "cold")]
+        table.add_row(workload, *cells, ratio(*starts))
+    return table
+
+
+def print_tables(results: Results) -> None:
+    """Both tables, then every error and every operator that fell back to the CPU."""
+    console = Console(width=None if Console().is_terminal else 180)
+    console.print(figures_table(results))
+    if any(len(row) > 1 and "xla" in row for row in results.values()):
+        console.print(ratios_table(results))
+    for workload, row in results.items():
+        for system, figures in row.items():
+            if "error" in figures:
+                console.print(f"{workload} on {system}: {figures['error']}", markup=False)
+            if figures.get("fallbacks"):
+                text = f"{workload} on {system} fell back to the CPU: {figures['fallbacks']}"
+                console.print(text, markup=False)

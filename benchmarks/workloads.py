@@ -1,0 +1,174 @@
+"""The measured training steps, written as users write them, for any device.
+
+Each workload is a function from a device to a step: a callable without arguments that does one
+training step on batches already on the device and returns the loss. Whoever calls a step decides
+when to sync. Seeds and data are fixed and drawn on the CPU, so every system does the same sums.
+This file must also run on torch 2.9 (the last one with an official torch_xla).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from models import GPT, LSTMClassifier, ResNet18
+
+Step = Callable[[], torch.Tensor]
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+BATCHES = 4
+"""Different batches a step goes round: enough that no system can take them for constants."""
+
+
+def image_batches(
+    device: torch.device, size: int, shape: tuple[int, ...], classes: int
+) -> Iterator[Batch]:
+    """Endless (float32 (size, *shape), int64 (size,)) pairs on ``device``."""
+    batches = [
+        (torch.randn(size, *shape).to(device), torch.randint(classes, (size,)).to(device))
+        for _ in range(BATCHES)
+    ]
+    return itertools.cycle(batches)
+
+
+def token_batches(device: torch.device, size: int, length: int, vocabulary: int) -> Iterator[Batch]:
+    """Endless int64 (size, length) pairs on ``device``: tokens, and the tokens that follow them."""
+    texts = [torch.randint(vocabulary, (size, length + 1)) for _ in range(BATCHES)]
+    return itertools.cycle([(t[:, :-1].to(device), t[:, 1:].to(device)) for t in texts])
+
+
+def classifier_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[Batch]
+) -> Step:
+    """The usual training step of a classifier."""
+    model.train()
+
+    def step() -> torch.Tensor:
+        inputs, labels = next(batches)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def mnist_cnn(device: torch.device) -> Step:
+    """Two convolutions and two linear layers on (64, 1, 28, 28), SGD with momentum."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 7 * 7, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    ).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return classifier_step(model, optimizer, image_batches(device, 64, (1, 28, 28), 10))
+
+
+def mlp_adam(device: torch.device) -> Step:
+    """Eight linear layers of width 128 on (64, 128), Adam."""
+    layers: list[nn.Module] = []
+    for _ in range(7):
+        layers += [nn.Linear(128, 128), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(128, 10)).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    return classifier_step(model, optimizer, image_batches(device, 64, (128,), 10))
+
+
+def resnet18(device: torch.device) -> Step:
+    """ResNet-18 of width 16 on (16, 3, 32, 32), SGD with momentum and weight decay."""
+    model = ResNet18(width=16, classes=10).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    return classifier_step(model, optimizer, image_batches(device, 16, (3, 32, 32), 10))
+
+
+def gpt_step(model: GPT, batches: Iterator[Batch]) -> Step:
+    """One step of AdamW; the learning rate is another one at every step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
+
+    def warmup_then_cosine(step: int) -> float:
+        if step < 10:
+            return (step + 1) / 10
+        return 0.1 + 0.45 * (1 + math.cos(math.pi * min(step / 5000, 1.0)))
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_then_cosine)
+    model.train()
+
+    def step() -> torch.Tensor:
+        tokens, following = next(batches)
+        optimizer.zero_grad()
+        logits = model(tokens)
+        loss = F.cross_entropy(logits.view(-1, logits.size(-1)), following.reshape(-1))
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        return loss
+
+    return step
+
+
+def gpt_4_layers(device: torch.device) -> Step:
+    """GPT d=128, 4 layers, 4 heads, 64 tokens, batch 8, AdamW with a schedule."""
+    model = GPT(vocabulary=256, width=128, layers=4, heads=4, length=64).to(device)
+    return gpt_step(model, token_batches(device, 8, 64, 256))
+
+
+def gpt_12_layers(device: torch.device) -> Step:
+    """GPT d=64, 12 layers, 4 heads, 32 tokens, batch 2, AdamW with a schedule."""
+    model = GPT(vocabulary=256, width=64, layers=12, heads=4, length=32).to(device)
+    return gpt_step(model, token_batches(device, 2, 32, 256))
+
+
+def lstm_32_steps(device: torch.device) -> Step:
+    """LSTMCell (32 -> 64) over 32 time steps on (16, 32, 32), a linear head, Adam."""
+    model = LSTMClassifier(features=32, hidden=64, classes=10).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    return classifier_step(model, optimizer, image_batches(device, 16, (32, 32), 10))
+
+
+def views_loop(device: torch.device) -> Step:
+    """Eight rounds of slices, views and in-place updates on a (64, 64) state, without gradients."""
+    state = torch.randn(64, 64).to(device)
+    updates = itertools.cycle([torch.randn(8, 64).to(device) for _ in range(BATCHES)])
+
+    @torch.no_grad()
+    def step() -> torch.Tensor:
+        update = next(updates)
+        for i in range(8):
+            state[i].mul_(0.9).add_(update[i], alpha=0.1)
+            state[:, i].clamp_(-3.0, 3.0)
+            state.view(8, 8, 64)[i, :, 1::2] -= 0.01
+            state.t()[i, 32:].copy_(update[i, :32])
+        return state.square().mean()
+
+    return step
+
+
+WORKLOADS: dict[str, Callable[[torch.device], Step]] = {
+    "mnist_cnn": mnist_cnn,
+    "mlp_adam": mlp_adam,
+    "resnet18": resnet18,
+    "gpt_4_layers": gpt_4_layers,
+    "gpt_12_layers": gpt_12_layers,
+    "lstm_32_steps": lstm_32_steps,
+    "views_loop": views_loop,
+}
+"""All workloads by the name the command line uses, in the order of the table."""
+
+
+def build(name: str, device: torch.device) -> Step:
+    """The step of workload ``name`` on ``device``, from the same seed each time."""
+    torch.manual_seed(0)
+    return WORKLOADS[name](device)

@@ -1,0 +1,23 @@
+"""torch_xla's names on top of xla_core. Importing it attaches the ``xla`` device to PyTorch.
+
+Differences from torch_xla 2.9: importing changes no environment variable and no configuration of
+logging, torch or jax; the device client starts when the first device is asked for.
+"""
+
+from __future__ import annotations
+
+from xla_core import _autoload
+
+_autoload.ensure()
+
+from torch_xla import _XLAC as _XLAC  # noqa: E402 - the device must be attached before
+from torch_xla import core as core  # noqa: E402
+from torch_xla import runtime as runtime  # noqa: E402
+from torch_xla import utils as utils  # noqa: E402
+from torch_xla.torch_xla import device as device  # noqa: E402
+from torch_xla.torch_xla import device_count as device_count  # noqa: E402
+from torch_xla.torch_xla import devices as devices  # noqa: E402
+from torch_xla.torch_xla import manual_seed as manual_seed  # noqa: E402
+from torch_xla.torch_xla import real_devices as real_devices  # noqa: E402
+from torch_xla.torch_xla import sync as sync  # noqa: E402
+from torch_xla.version import __version__ as __version__  # noqa: E402

@@ -1,0 +1,1 @@
+"""torch_xla.core: see ``xla_model``."""

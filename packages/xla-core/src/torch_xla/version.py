@@ -1,0 +1,5 @@
+"""Version of the torch_xla API offered here; clients compare it with releases of torch_xla."""
+
+__version__ = "2.9.0+xla.core.0.1.0"
+__xla_gitrev__ = "unknown"
+__torch_gitrev__ = "unknown"

@@ -1,0 +1,45 @@
+"""What runs at ``import torch`` (entry point ``torch.backends``): the device guard, nothing slow.
+
+Autograd counts the devices at the process's first backward pass, so the guard must be there
+before that. jax and the lowering rules are loaded by ``import torch_xla``, or when the first tensor
+on ``xla`` is made. An exception here would break ``import torch``; it is kept for later.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from xla_core import _torch_guard
+
+_failure: list[RuntimeError] = []
+
+
+def autoload() -> None:
+    """Register the device guard; never raises."""
+    try:
+        _attach()
+    except Exception as error:  # noqa: BLE001 - whatever it is, torch itself must stay usable
+        _failure.append(RuntimeError(str(error)))
+
+
+def _attach() -> None:
+    _torch_guard.register()
+    importlib.import_module("xla_core._torch_compat").register_factory_fallback(_factory)
+
+
+def ensure() -> None:
+    """Attach the device to torch completely: rules, dispatcher, optimizers.
+
+    Raises RuntimeError naming the torch version where that cannot be done.
+    """
+    if _failure:
+        raise _failure[0]
+    _attach()
+    importlib.import_module("xla_core.dispatch").install()
+
+
+def _factory(overload: Any, *args: Any, **kwargs: Any) -> Any:
+    ensure()
+    tensor = importlib.import_module("xla_core.tensor")
+    return tensor.handler_of(overload)(args, kwargs)

@@ -1,0 +1,458 @@
+"""Every private or unstable name of jax and jaxlib that this project uses, in one place.
+
+Each use names the versions it was run with. Nothing here changes jax's configuration or starts one
+of jax's own backends: a user's jax in the same process does not notice that we exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import jax
+import jaxlib.version
+import numpy as np
+
+# jax 0.10.2: the flag of the tracing context that says how much of a traceback each op records.
+from jax._src import config as _jax_config
+
+# jax 0.10.2: ShapedArray is the aval type which jaxlib's transfer and result paths expect.
+from jax._src import core as _jax_core
+
+# jax 0.10.2: ShardingContext tells the lowering over how many partitions a program is laid out.
+from jax._src import sharding_impls as _sharding_impls
+
+# jax 0.10.2: read only by backends_started().
+from jax._src import xla_bridge as _xla_bridge
+
+# jax 0.10.2: the step from jaxpr to an MLIR module; the public way starts a backend on the way.
+from jax._src.interpreters import mlir as _mlir
+
+# jaxlib 0.10.2: the extension module with clients, executables and arrays.
+from jaxlib import _jax as _jaxlib
+from jaxlib import xla_client as _xla_client
+
+# jaxlib 0.10.2: MLIR bindings; ``ir`` edits attributes, ``passmanager`` strips locations.
+from jaxlib.mlir import ir
+from jaxlib.mlir import passmanager as _passmanager
+
+JAXLIB_VERSION: Final[str] = jaxlib.version.__version__
+
+# jaxlib 0.10.2
+Client = _xla_client.Client
+CompileOptions = _xla_client.CompileOptions
+Device = _xla_client.Device
+DeviceAssignment = _xla_client.DeviceAssignment
+DeviceList = _xla_client.DeviceList
+HloSharding = _xla_client.HloSharding
+LoadedExecutable = _xla_client.LoadedExecutable
+Array = _xla_client.ArrayImpl
+RuntimeFailure = _jaxlib.JaxRuntimeError
+"""What jaxlib raises for a failed transfer, compilation or execution; a RuntimeError."""
+
+# jaxlib 0.10.2: the host array is read before the call returns, so that the caller may change it.
+_READ_DURING_CALL: Final = _xla_client.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
+_STRIP_LOCATIONS: Final = "builtin.module(strip-debuginfo)"
+
+
+class HasShape(Protocol):
+    """Anything with a shape and a dtype: an ``ArraySpec``, a ``jax.ShapeDtypeStruct``, an array."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the dimensions."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """A numpy dtype, or what ``numpy.dtype`` takes."""
+        ...
+
+
+# --- lowering -----------------------------------------------------------------------------------
+
+
+def lower(
+    function: Callable[..., Any],
+    avals: Sequence[HasShape],
+    aliases: Sequence[tuple[int, int]],
+    platform: str,
+    name: str,
+    *,
+    num_replicas: int = 1,
+    num_partitions: int = 1,
+    input_shardings: Sequence[str | None] = (),
+    output_shardings: Sequence[str | None] = (),
+    debug_locations: bool = False,
+) -> bytes:
+    """Lower ``function`` of ``len(avals)`` arrays to StableHLO bytecode for one ``platform``.
+
+    Every input stays an argument, used or not; outputs are the flattened result. ``aliases`` pairs
+    an input with the output that takes over its memory. Shardings come one per input or output, or
+    not at all; None means replicated for an input and the compiler's choice for an output. One is
+    HLO text (``{devices=[2,1]<=[2]}``) or Shardy's (``#sdy.sharding<mesh<["x"=2]>, [{"x"}, {}]>``);
+    a program uses one of the two forms. 64-bit types are on, whatever jax's configuration says, and
+    no jax backend is started. Locations are left out unless ``debug_locations``, so that equal
+    programs give equal bytes wherever they were traced. Raises ValueError for an alias that does
+    not fit, or if the function calls back into Python.
+    """
+    module = lower_to_module(
+        function, avals, aliases, platform, name,
+        num_replicas=num_replicas, num_partitions=num_partitions,
+        input_shardings=input_shardings, output_shardings=output_shardings,
+        debug_locations=debug_locations,
+    )  # fmt: skip
+    return module_to_bytecode(module, debug_locations=debug_locations)
+
+
+def lower_to_module(
+    function: Callable[..., Any],
+    avals: Sequence[HasShape],
+    aliases: Sequence[tuple[int, int]],
+    platform: str,
+    name: str,
+    *,
+    num_replicas: int = 1,
+    num_partitions: int = 1,
+    input_shardings: Sequence[str | None] = (),
+    output_shardings: Sequence[str | None] = (),
+    debug_locations: bool = False,
+) -> ir.Module:
+    """``lower`` up to the MLIR module, for callers that edit it first."""
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    with jax.enable_x64(True), _location_detail(debug_locations):
+        jaxpr = jax.make_jaxpr(function)(*structs)
+        module = _jaxpr_to_module(jaxpr, platform, name, num_partitions)
+    _set_module_counts(module, num_replicas, num_partitions)
+    _annotate(module, aliases, input_shardings, output_shardings)
+    if num_partitions > 1:
+        _pin_unannotated_inputs(module)
+    return module
+
+
+def module_to_bytecode(module: Any, *, debug_locations: bool = False) -> bytes:
+    """The bytecode of an MLIR module, or of what ``jax.jit(f).lower()`` returned.
+
+    Without ``debug_locations`` the module loses its locations: it is changed in place.
+    """
+    if hasattr(module, "compiler_ir"):
+        module = module.compiler_ir("stablehlo")
+    if not debug_locations:
+        with module.context:
+            _passmanager.PassManager.parse(_STRIP_LOCATIONS).run(module.operation)
+    output = io.BytesIO()
+    module.operation.write_bytecode(file=output)
+    return output.getvalue()
+
+
+def module_text(stablehlo: bytes) -> str:
+    """StableHLO bytecode as readable MLIR."""
+    # jax 0.10.2: a context in which all dialects that XLA accepts are loaded
+    with _mlir.make_ir_context():
+        return str(ir.Module.parse(stablehlo))
+
+
+def backends_started() -> tuple[str, ...]:
+    """Names of the backends that jax itself has started in this process (none because of us)."""
+    return tuple(_xla_bridge._backends)
+
+
+@contextlib.contextmanager
+def _location_detail(wanted: bool) -> Iterator[None]:
+    # jax 0.10.2: collecting frames for locations that are stripped anyway costs time per op
+    if wanted:
+        yield
+    else:
+        with _jax_config.traceback_in_locations_limit(0):
+            yield
+
+
+def _jaxpr_to_module(jaxpr: Any, platform: str, name: str, num_partitions: int) -> ir.Module:
+    avals = list(jaxpr.in_avals)
+    # jax 0.10.2: all arguments of lower_jaxpr_to_module are keyword arguments without defaults
+    result = _mlir.lower_jaxpr_to_module(
+        name,
+        jaxpr,
+        num_const_args=0,
+        in_avals=avals,
+        ordered_effects=[],
+        platforms=(platform,),
+        backend=None,
+        axis_context=_sharding_impls.ShardingContext(num_partitions),
+        donated_args=[False] * len(avals),
+        num_partitions=num_partitions,
+        lowering_parameters=_mlir.LoweringParameters(hoist_constants_as_args=False),
+    )
+    if result.host_callbacks:
+        raise ValueError(f"{name} calls back into Python; a program for a device cannot")
+    return result.module
+
+
+def _set_module_counts(module: ir.Module, num_replicas: int, num_partitions: int) -> None:
+    with module.context:
+        i32 = ir.IntegerType.get_signless(32)
+        module.operation.attributes["mhlo.num_replicas"] = ir.IntegerAttr.get(i32, num_replicas)
+        module.operation.attributes["mhlo.num_partitions"] = ir.IntegerAttr.get(i32, num_partitions)
+
+
+def _annotate(
+    module: ir.Module,
+    aliases: Sequence[tuple[int, int]],
+    input_shardings: Sequence[str | None],
+    output_shardings: Sequence[str | None],
+) -> None:
+    """Write aliases and shardings on the arguments and results of ``main``."""
+    if not (aliases or any(input_shardings) or any(output_shardings)):
+        return
+    main = _main_function(module)
+    with module.context:
+        arguments, results = _attribute_dicts(main)
+        _check_aliases(main, aliases)
+        i32 = ir.IntegerType.get_signless(32)
+        for source, target in aliases:
+            arguments[source]["tf.aliasing_output"] = ir.IntegerAttr.get(i32, target)
+        _add_shardings(arguments, input_shardings, "input")
+        _add_shardings(results, output_shardings, "output")
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in arguments])
+        main.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(r) for r in results])
+
+
+def _main_function(module: ir.Module) -> Any:
+    for operation in module.body.operations:
+        if operation.operation.name == "func.func" and operation.name.value == "main":
+            return operation
+    raise ValueError("the module has no function named main")
+
+
+def _attribute_dicts(main: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    counts = (len(main.type.inputs), len(main.type.results))
+    found = []
+    for key, count in zip(("arg_attrs", "res_attrs"), counts, strict=True):
+        present = main.attributes[key] if key in main.attributes else [{}] * count
+        found.append([_as_dict(attribute) for attribute in present])
+    return found[0], found[1]
+
+
+def _as_dict(attribute: Any) -> dict[str, Any]:
+    if isinstance(attribute, dict):
+        return dict(attribute)
+    return {named.name: named.attr for named in map(attribute.__getitem__, range(len(attribute)))}
+
+
+def _check_aliases(main: Any, aliases: Iterable[tuple[int, int]]) -> None:
+    inputs, outputs = main.type.inputs, main.type.results
+    sources: set[int] = set()
+    targets: set[int] = set()
+    for source, target in aliases:
+        if not (0 <= source < len(inputs) and 0 <= target < len(outputs)):
+            raise ValueError(
+                f"alias ({source}, {target}) is out of range: the program has {len(inputs)} "
+                f"inputs and {len(outputs)} outputs"
+            )
+        if source in sources or target in targets:
+            raise ValueError(f"alias ({source}, {target}) uses an input or output a second time")
+        if inputs[source] != outputs[target]:
+            raise ValueError(
+                f"alias ({source}, {target}) pairs {inputs[source]} with {outputs[target]}; "
+                "donated memory needs the same shape and dtype"
+            )
+        sources.add(source)
+        targets.add(target)
+
+
+def _add_shardings(
+    attributes: list[dict[str, Any]], shardings: Sequence[str | None], what: str
+) -> None:
+    if not shardings:
+        return
+    if len(shardings) != len(attributes):
+        raise ValueError(f"{len(shardings)} shardings for {len(attributes)} {what}s; give one each")
+    for entry, sharding in zip(attributes, shardings, strict=True):
+        if sharding is None:
+            continue
+        if sharding.startswith("#sdy."):
+            entry["sdy.sharding"] = ir.Attribute.parse(sharding)
+        else:
+            entry["mhlo.sharding"] = ir.StringAttr.get(sharding)
+
+
+def _pin_unannotated_inputs(module: ir.Module) -> None:
+    """Declare inputs without a sharding replicated: Shardy would choose one, unseen."""
+    mesh = next(
+        (op.sym_name.value for op in module.body.operations if op.operation.name == "sdy.mesh"),
+        None,
+    )
+    if mesh is None:
+        return
+    main = _main_function(module)
+    with module.context:
+        arguments, _ = _attribute_dicts(main)
+        for entry, kind in zip(arguments, main.type.inputs, strict=True):
+            if "sdy.sharding" not in entry:
+                dimensions = ", ".join(["{}"] * kind.rank)
+                entry["sdy.sharding"] = ir.Attribute.parse(
+                    f"#sdy.sharding<@{mesh}, [{dimensions}]>"
+                )
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in arguments])
+
+
+# --- clients ------------------------------------------------------------------------------------
+
+
+def make_cpu_client(
+    *,
+    asynchronous: bool,
+    num_devices: int,
+    process_index: int = 0,
+    process_count: int = 1,
+    distributed_client: Any = None,
+) -> Client:
+    """A CPU client of our own, besides the one jax may start; gloo joins several processes."""
+    collectives = None
+    if distributed_client is not None:
+        # jaxlib 0.10.2
+        collectives = _jaxlib.make_gloo_tcp_collectives(distributed_client=distributed_client)
+    # jaxlib 0.10.2
+    return _xla_client.make_cpu_client(
+        asynchronous=asynchronous,
+        num_devices=num_devices,
+        node_id=process_index,
+        num_nodes=process_count,
+        distributed_client=distributed_client,
+        collectives=collectives,
+    )
+
+
+def prepare_cpu_kernels() -> None:
+    """Load the LAPACK kernels that compiled CPU programs call by name.
+
+    Lowering a linear algebra operator does this on the way; an executable from a cache needs it
+    done before its first run.
+    """
+    # jaxlib 0.10.2: importing registers the targets with every CPU client, initialize() loads them
+    from jax._src.lax import linalg  # noqa: F401  (heavy; needed by few programs)
+    from jaxlib import lapack
+
+    lapack._lapack.initialize()
+
+
+# --- arrays -------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)
+def shaped_array(shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """The aval of an array; kept, as making one costs more than a transfer."""
+    # jax 0.10.2: keeps a 64-bit dtype whether or not jax's own configuration allows it
+    return _jax_core.ShapedArray(shape, dtype)
+
+
+def single_device_sharding(device: Device) -> Any:
+    """The sharding of a whole value on one device."""
+    return jax.sharding.SingleDeviceSharding(device)
+
+
+def hlo_sharding(text: str | None) -> HloSharding:
+    """An HLO sharding from its text form; None is replicated. Raises ValueError if malformed."""
+    if text is None:
+        return HloSharding.replicate()
+    try:
+        # jaxlib 0.10.2
+        return HloSharding.from_string(text)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"{text!r} is not an HLO sharding such as '{{devices=[2,1]<=[2]}}'"
+        ) from error
+
+
+def sharding_over(devices: Sequence[Device], sharding: HloSharding) -> Any:
+    """``sharding`` laid over ``devices`` in that order, as arrays carry it."""
+    # jax 0.10.2: the sharding class that holds a plain HLO sharding
+    return _sharding_impls.GSPMDSharding(DeviceList(tuple(devices)), sharding)
+
+
+def device_put(
+    aval: Any, sharding: Any, shards: Sequence[np.ndarray], devices: Sequence[Device]
+) -> Array:
+    """Copy one host array per addressable device, before returning, into one logical array."""
+    # jaxlib 0.10.2: enable_x64 is an argument, so jax's configuration is not consulted
+    return _xla_client.batched_device_put(
+        aval, sharding, shards, devices, True, True, _READ_DURING_CALL, True
+    )
+
+
+def assemble(aval: Any, sharding: Any, shards: Sequence[Array]) -> Array:
+    """One logical array of single-device arrays, in the order of the addressable devices."""
+    # jaxlib 0.10.2: _skip_checks, as jax would compare values' types with its own configuration
+    return Array(aval, sharding, list(shards), committed=True, _skip_checks=True)
+
+
+def single_device_arrays(array: Array) -> list[Array]:
+    """The addressable pieces of an array without copying; the array itself if there is one."""
+    # jax 0.10.2
+    return array._arrays
+
+
+def to_host(array: Array) -> np.ndarray:
+    """Wait for a single-device array and copy it to fresh, writable host memory."""
+    # jaxlib 0.10.2: does not keep the host copy in the array as numpy.asarray would. A view of
+    # the device memory must not leave: it would keep the buffer from being donated.
+    host, copied = array._single_device_array_to_np_array_did_copy()
+    return host if copied and host.flags.writeable else np.array(host, order="C", copy=True)
+
+
+def result_handler(aval: Any, sharding: Any) -> Any:
+    """What turns one output of an executable into an array of known type; see ``run``."""
+    # jaxlib 0.10.2
+    return _jaxlib.array_result_handler(aval, sharding, True, True)
+
+
+def block_until_ready(arrays: Sequence[Array]) -> None:
+    """Wait for every array; raises what the first failed one failed with."""
+    # jaxlib 0.10.2
+    _jaxlib.batched_block_until_ready(arrays)
+
+
+# --- compilation --------------------------------------------------------------------------------
+
+
+def compile_options(
+    device_ids: np.ndarray,
+    overrides: Mapping[str, str | int | float | bool],
+    *,
+    num_inputs: int,
+    shardy: bool,
+    portable: bool = False,
+) -> CompileOptions:
+    """Options for a program over ``device_ids`` (replicas x partitions), IEEE arithmetic.
+
+    ``overrides`` are XLA's own option names; an unknown one makes the compilation fail.
+    """
+    # jaxlib 0.10.2: all names below
+    options = CompileOptions()
+    options.num_replicas, options.num_partitions = device_ids.shape
+    options.device_assignment = DeviceAssignment.create(device_ids)
+    options.compile_portable_executable = portable
+    # -1: no profile-guided compilation, and no search for a profile
+    options.profile_version = -1
+    build = options.executable_build_options
+    build.num_replicas, build.num_partitions = device_ids.shape
+    build.device_assignment = options.device_assignment
+    build.use_spmd_partitioning = True
+    build.use_shardy_partitioner = shardy
+    if device_ids.shape[1] > 1:
+        # arguments come as the program declares them; results may be as the partitioner likes
+        build.allow_spmd_sharding_propagation_to_parameters = [False] * num_inputs
+        build.allow_spmd_sharding_propagation_to_output = [True]
+    build.debug_options.xla_cpu_enable_fast_math = False
+    build.debug_options.xla_gpu_enable_fast_min_max = False
+    options.env_option_overrides = list(overrides.items())
+    return options
+
+
+def hlo_sharding_of(sharding: Any) -> HloSharding:
+    """The HLO sharding that an executable reports for one input or output."""
+    # jaxlib 0.10.2: executables report the protocol buffer form
+    return sharding if isinstance(sharding, HloSharding) else HloSharding.from_proto(sharding)

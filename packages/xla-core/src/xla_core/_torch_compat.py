@@ -1,0 +1,79 @@
+"""Every private name of torch that the project uses, in one place. Seen in torch 2.11 to 2.15.
+
+The device guard is in ``_torch_guard``, which must be importable on its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import _tensor_str
+from torch.utils import _foreach_utils
+
+disabled_torch_function = torch._C._disabled_torch_function_impl  # torch 2.13
+
+# Makes a tensor without memory whose device and dispatch keys are real (torch 2.13).
+make_wrapper = torch.Tensor._make_wrapper_subclass
+
+_data = torch._C.TensorBase.data if hasattr(torch._C, "TensorBase") else torch.Tensor.data  # torch 2.13
+
+
+def get_data(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor.data`` as C++ computes it: a detached alias."""
+    return _data.__get__(tensor)
+
+
+def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Give ``tensor`` the C++ metadata (shape, dtype) of ``value``; the Python object stays."""
+    _data.__set__(tensor, value)
+
+
+def allow_foreach(tensor_class: type) -> None:
+    """Let torch's optimizers use their ``_foreach_`` form for ``xla`` parameters (torch 2.13)."""
+    original = _foreach_utils._get_foreach_kernels_supported_devices
+    if "xla" in original():
+        return
+
+    def supported() -> list[str]:
+        return [*original(), "xla"]
+
+    # torch.optim hides its submodule behind a function of the same name
+    for module in (_foreach_utils, importlib.import_module("torch.optim.optimizer")):
+        module._get_foreach_kernels_supported_devices = supported
+        if tensor_class not in module._foreach_supported_types:
+            module._foreach_supported_types.append(tensor_class)
+
+
+_libraries: list[torch.library.Library] = []  # a library's registrations end with the object
+
+
+def register_factory_fallback(function: Any) -> None:
+    """Call ``function(overload, *args, **kwargs)`` for operators that reach the XLA key itself."""
+    if _libraries:
+        return
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(function, "XLA")  # torch 2.13
+    _libraries.append(library)
+
+
+def tensor_text(host: torch.Tensor, shown: torch.Tensor) -> str:
+    """The text that torch prints for ``shown``, whose values are in the CPU tensor ``host``."""
+    prefix = "tensor("
+    suffixes = [f"device='{shown.device}'"]
+    if host.numel() == 0:
+        if host.dim() != 1:
+            suffixes.append(f"size={tuple(host.shape)}")
+        body = "[]"
+    else:
+        body = _tensor_str._tensor_str(host, len(prefix))  # torch 2.13
+    default = (torch.get_default_dtype(), torch.int64, torch.bool)
+    if shown.dtype not in default or (host.numel() == 0 and shown.dtype != default[0]):
+        suffixes.append(f"dtype={shown.dtype}")
+    function = None if shown.is_leaf else shown.grad_fn
+    if function is not None:
+        suffixes.append(f"grad_fn=<{type(function).__name__}>")
+    elif shown.requires_grad:
+        suffixes.append("requires_grad=True")
+    return _tensor_str._add_suffixes(prefix + body, suffixes, len(prefix), force_newline=False)

@@ -1,0 +1,135 @@
+"""Makes the program of a step: from the persistent cache if it is there, else lowered and compiled."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import pathlib
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from xla_core import _jax_compat, counters, events
+from xla_core.dtypes import numpy_dtype
+from xla_core.lowering.step import needed_entries, step_function
+from xla_core.metas import TensorMeta
+from xla_core.programs import StepProgram
+from xla_core.protocol import ArraySpec, Program
+from xla_core.trace import Entry, Marker, Trace
+
+
+def build(trace: Trace, outputs: tuple[int, ...], pairs: tuple[tuple[int, int], ...]) -> StepProgram:
+    """The program that computes ``outputs`` of the step that ends at the trace's current entry."""
+    started = time.perf_counter()
+    entries = trace.cur.path()
+    index = {vid: i for i, vid in enumerate(outputs)}
+    aliases = tuple((slot, index[vid]) for slot, vid in pairs)
+    text = key_text(entries, outputs, aliases)
+    name = f"step_{hashlib.sha256(text).hexdigest()[:12]}"
+    backend = trace.backend
+    key = backend.cache_key(text, lowering_version())
+    executable = backend.load(key, name)
+    from_cache = executable is not None
+    program = None
+    if executable is None:
+        program = _lower(trace, entries, outputs, aliases, name)
+        lowered = time.perf_counter()
+        counters.sample("LoweringTime", (lowered - started) * 1e9)
+        executable = backend.compile(program)
+        counters.sample("CompileTime", (time.perf_counter() - lowered) * 1e9)
+        counters.increment("UncachedCompile")
+        backend.store(key, executable)
+    else:
+        counters.increment("PersistentCacheHit")
+    sizes = _sizes(entries)
+    built = StepProgram(
+        name=name,
+        executable=executable,
+        program=program,
+        output_index=index,
+        donated=tuple(slot for slot, _ in pairs),
+        histogram=Counter(e.plan.name for e in entries if e.plan is not None),
+        compile_seconds=time.perf_counter() - started,
+        from_cache=from_cache,
+        output_bytes={vid: sizes[vid] for vid in outputs},
+        backend=backend,
+    )
+    events.emit("program_loaded" if from_cache else "program_compiled", program=built, entries=entries)
+    return built
+
+
+def _sizes(entries: Sequence[Entry]) -> dict[int, int]:
+    return {
+        e.first + i: meta.nbytes for e in entries for i, meta in enumerate(e.metas) if meta is not None
+    }
+
+
+def _lower(
+    trace: Trace,
+    entries: list[Entry],
+    outputs: tuple[int, ...],
+    aliases: tuple[tuple[int, int], ...],
+    name: str,
+) -> Program:
+    needed = needed_entries(entries, outputs)
+    client = trace.backend.client
+    last = entries[-1]
+
+    def spec(meta: TensorMeta) -> ArraySpec:
+        return ArraySpec(meta.shape, client.numpy_dtype(numpy_dtype(meta.dtype)))
+
+    inputs = [spec(e.metas[0]) for e in entries if e.plan is None and e.metas[0] is not None]
+    for count, dtype in ((last.floats, torch.float64), (last.ints, torch.int64)):
+        if count:
+            inputs.append(ArraySpec((count,), client.numpy_dtype(numpy_dtype(dtype))))
+    metas = {e.first + i: m for e in entries for i, m in enumerate(e.metas)}
+    function = step_function(needed, outputs, bool(last.floats), bool(last.ints))
+    return Program(
+        name=name,
+        stablehlo=_jax_compat.lower(function, inputs, aliases, client.device_type.lower(), name),
+        inputs=tuple(inputs),
+        outputs=tuple(spec(metas[vid]) for vid in outputs),  # type: ignore[arg-type]
+        aliases=aliases,
+        placement=trace.backend.placement,
+    )
+
+
+def key_text(
+    entries: Sequence[Entry], outputs: Sequence[int], aliases: Sequence[tuple[int, int]]
+) -> bytes:
+    """The step in full, as text that is the same in every process: what the cache key is made of."""
+    lines = [" ".join(_words(entry)) for entry in entries]
+    lines.append(f"outputs {list(outputs)} aliases {list(aliases)}")
+    return "\n".join(lines).encode()
+
+
+def _words(entry: Entry) -> Iterator[str]:
+    if entry.plan is None:
+        yield f"input {entry.metas[0]}"
+        return
+    yield entry.plan.name
+    for item in entry.key[1:]:
+        if isinstance(item, type):
+            yield item.__name__
+        elif isinstance(item, Marker):
+            yield item.name
+        else:
+            yield repr(item)
+    yield f"-> {entry.metas}"
+
+
+@functools.cache
+def lowering_version() -> bytes:
+    """A digest of all that decides how a step is lowered: our rules, torch's and jax's versions."""
+    digest = hashlib.sha256()
+    root = pathlib.Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode())
+        digest.update(path.read_bytes())
+    digest.update(torch.__version__.encode())
+    digest.update(importlib.metadata.version("jax").encode())
+    return digest.digest()

@@ -1,0 +1,40 @@
+"""Batch normalisation, whose schema hides that it writes to the running statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from xla_core.dispatch.functional import functional_handler, wrap_results
+from xla_core.dispatch.plan import Plan
+from xla_core.lowering.registry import find_rule
+from xla_core.tensor import Handler
+
+aten = torch.ops.aten
+_PURE = aten._native_batch_norm_legit_functional.default
+_NO_STATS = aten._native_batch_norm_legit.no_stats
+
+
+def handler(overload: OpOverload) -> Handler | None:
+    """The handler of a batch norm overload, or None for any other operator."""
+    if overload not in (aten.native_batch_norm.default, aten._native_batch_norm_legit.default):
+        return None
+    pure = Plan(_PURE, find_rule(_PURE))
+    without = functional_handler(Plan(_NO_STATS, find_rule(_NO_STATS)), "tuple")
+
+    def batch_norm(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        given = [*args, *(kwargs or {}).values()]
+        source, _weight, _bias, mean, variance, training = given[:6]
+        if mean is None or variance is None:
+            return without((*given[:3], True, *given[6:8]), None)
+        trace = source._s.trace
+        with trace.lock:
+            entry = trace.record(pure, given, None)
+            if training:
+                trace.write(mean, entry.first + 3)
+                trace.write(variance, entry.first + 4)
+            return wrap_results(trace, entry, "tuple")[:3]
+
+    return batch_norm

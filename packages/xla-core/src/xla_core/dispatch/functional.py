@@ -1,0 +1,120 @@
+"""Handlers of operators that return new tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from xla_core import rng
+from xla_core._torch_compat import make_wrapper
+from xla_core.dispatch.plan import SEED, Plan
+from xla_core.runtime import trace_of
+from xla_core.storage import Storage
+from xla_core.tensor import Handler, XLATensor
+from xla_core.trace import Entry, Trace
+
+
+def find_trace(args: Any, kwargs: Any = None) -> Trace:
+    """The trace of the first ``xla`` tensor among the arguments, else of their ``device``."""
+    found = _search(args) or (_search(kwargs.values()) if kwargs else None)
+    if found is None:
+        device = kwargs.get("device") if kwargs else None
+        found = trace_of(device if device is not None else torch.device("xla"))
+    return found
+
+
+def _search(items: Any) -> Trace | None:
+    for a in items:
+        if isinstance(a, XLATensor):
+            return a._s.trace
+        if isinstance(a, (list, tuple)):
+            found = _search(a)
+            if found is not None:
+                return found
+    return None
+
+
+def functional_handler(plan: Plan, returns: str) -> Handler:
+    """A handler that records the operator and wraps its results as they are declared."""
+
+    def functional(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        first = args[0] if args else None
+        trace = first._s.trace if type(first) is XLATensor else find_trace(args, kwargs)
+        with trace.lock:
+            entry = trace.record(plan, args, kwargs)
+            meta = entry.single
+            if meta is None or returns != "tensor":
+                return wrap_results(trace, entry, returns)
+            t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=trace.device)
+            s = t._s = Storage(trace, meta, entry.first, trace.epoch)
+            t._v = None
+            trace.touched.append(s)
+            return t
+
+    if plan.random:
+        return seeded(functional)
+    return functional
+
+
+def seeded(handler: Handler) -> Handler:
+    """``handler`` with a fresh seed from the device's generator as an extra argument."""
+
+    def random(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        trace = find_trace(args, kwargs)
+        return handler(args, {**(kwargs or {}), SEED: rng.next_seed(trace.device.index)})
+
+    return random
+
+
+def wrap_results(trace: Trace, entry: Entry, returns: str) -> Any:
+    """New tensors on the entry's values; None where an operator gives none."""
+    tensors = [
+        None if meta is None else trace.new_tensor(meta, entry.first + i)
+        for i, meta in enumerate(entry.metas)
+    ]
+    if returns == "tensor":
+        return tensors[0]
+    return tensors if returns == "list" else tuple(tensors)
+
+
+def factory_handler(plan: Plan) -> Handler:
+    """A handler for operators whose device is an argument (``zeros``, ``new_full``, ``full_like``)."""
+
+    def factory(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        device = kwargs.get("device") if kwargs else None
+        if device is not None and device.type != "xla":
+            return plan.overload(*host_shapes(args), **kwargs)
+        own = _search(args)
+        trace = trace_of(device) if device is not None else own or find_trace(args, kwargs)
+        if own is not None and own is not trace:
+            args = tuple(stand_in(a, trace) for a in args)
+        with trace.lock:
+            entry = trace.record(plan, args, kwargs)
+            return trace.new_tensor(entry.metas[0], entry.first)
+
+    if plan.random:
+        return seeded(factory)
+    return factory
+
+
+def host_shapes(args: tuple[Any, ...]) -> list[Any]:
+    """The arguments with ``xla`` tensors as CPU tensors of the same shape and dtype, not the values."""
+    return [torch.empty(a.shape, dtype=a.dtype) if isinstance(a, XLATensor) else a for a in args]
+
+
+def stand_in(a: Any, trace: Trace) -> Any:
+    """For ``full_like(x, device='xla:1')``: an unwritten tensor like ``x`` on that device."""
+    if not isinstance(a, XLATensor):
+        return a
+    return trace.from_buffer(None, a._v.meta if a._v is not None else a._s.meta)
+
+
+def composite_handler(overload: Any) -> Callable[..., Any]:
+    """A handler for an operator that PyTorch itself defines by others (met in inference mode)."""
+
+    def composite(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        return overload.decompose(*args, **(kwargs or {}))
+
+    return composite

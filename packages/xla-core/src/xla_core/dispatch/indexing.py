@@ -1,0 +1,100 @@
+"""Indexing with masks and with index tensors that are still on the host.
+
+The shape of ``x[mask]`` depends on the mask's values: the mask alone is fetched, its
+positions become index tensors, and the indexing itself stays on the device. Assigning one
+number under a mask needs no positions at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from xla_core.dispatch.fallback import note_fallback
+from xla_core.dispatch.functional import find_trace
+from xla_core.dispatch.transfers import read, upload
+from xla_core.tensor import Handler, XLATensor, handler_of
+from xla_core.trace import Trace
+
+_MASKS = (torch.bool, torch.uint8)
+
+
+def _has_mask(indices: Any) -> bool:
+    return any(i is not None and i.dtype in _MASKS for i in indices)
+
+
+def _device_indices(indices: Any, trace: Trace) -> list[Any]:
+    """Index tensors on the device, each mask replaced by one index tensor per dimension."""
+    found: list[Any] = []
+    for index in indices:
+        if index is None:
+            found.append(None)
+        elif index.dtype in _MASKS:
+            host = read(index) if isinstance(index, XLATensor) else index
+            if isinstance(index, XLATensor):
+                note_fallback("aten::nonzero")
+            found.extend(upload(i.contiguous(), trace) for i in host.nonzero().unbind(1))
+        elif isinstance(index, XLATensor):
+            found.append(index)
+        else:
+            found.append(upload(index, trace))
+    return found
+
+
+def _check_masks(shape: torch.Size, indices: Any) -> None:
+    dimension = 0
+    for index in indices:
+        if index is not None and index.dtype in _MASKS:
+            for offset, size in enumerate(index.shape):
+                if dimension + offset >= len(shape) or size != shape[dimension + offset]:
+                    raise IndexError(
+                        f"The shape of the mask {list(index.shape)} at index {offset} does not match the "
+                        f"shape of the indexed tensor {list(shape)} at index {dimension + offset}"
+                    )
+            dimension += index.dim()
+        else:
+            dimension += 1
+
+
+def index_handler(record: Handler) -> Handler:
+    """``index.Tensor``; ``record`` takes integer index tensors on the device."""
+
+    def index(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        source, indices = args[0], args[1]
+        if not all(type(i) is XLATensor and i.dtype not in _MASKS for i in indices):
+            trace = find_trace(args)
+            _check_masks(source.shape, indices)
+            if not isinstance(source, XLATensor):
+                source = upload(source, trace)
+            args = (source, _device_indices(indices, trace))
+        return record(args, kwargs)
+
+    return index
+
+
+def index_put_handler(record: Handler, in_place: bool) -> Handler:
+    """``index_put`` and ``index_put_``; ``record`` takes integer index tensors on the device."""
+
+    def index_put(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        target, indices, values = args[:3]
+        trace = find_trace(args)
+        accumulate = args[3] if len(args) > 3 else (kwargs or {}).get("accumulate", False)
+        if not isinstance(values, XLATensor) and values.dim() == 0:
+            values = upload(values.to(target.dtype), trace)
+        if _has_mask(indices):
+            _check_masks(target.shape, indices)
+            if len(indices) == 1 and values.numel() == 1 and not accumulate:
+                return _masked_fill(target, indices[0], values, trace, in_place)
+        if not all(type(i) is XLATensor and i.dtype not in _MASKS for i in indices):
+            indices = _device_indices(indices, trace)
+        return record((target, indices, values, accumulate), None)
+
+    return index_put
+
+
+def _masked_fill(target: Any, mask: Any, values: Any, trace: Trace, in_place: bool) -> Any:
+    mask = mask if isinstance(mask, XLATensor) else upload(mask, trace)
+    mask = mask.to(torch.bool).reshape(mask.shape + (1,) * (target.dim() - mask.dim()))
+    masked_fill = torch.ops.aten.masked_fill_ if in_place else torch.ops.aten.masked_fill
+    return handler_of(masked_fill.Tensor)((target, mask, values.reshape(())), None)

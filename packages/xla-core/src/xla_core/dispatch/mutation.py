@@ -1,0 +1,161 @@
+"""Handlers of operators that write to their arguments: in-place, ``out=``, optimizer kernels."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+
+from xla_core import errors
+from xla_core._torch_compat import make_wrapper, set_data
+from xla_core.dispatch.functional import find_trace, seeded, wrap_results
+from xla_core.dispatch.plan import Plan
+from xla_core.dispatch.schemas import Signature
+from xla_core.metas import tensor_meta
+from xla_core.tensor import Handler, XLATensor, handler_of
+from xla_core.trace import Trace
+
+MSG_OUT_DTYPE: Final = "result type {result} can't be cast to the desired output type {out}"
+MSG_OUT_RESIZED: Final = (
+    "An output with one or more elements was resized since it had shape {had}, which does not match the "
+    "required output shape {needed}. This behavior is deprecated, and in a future PyTorch release outputs "
+    "will not be resized unless they have zero elements. You can explicitly reuse an out tensor t by "
+    "resizing it, inplace, to zero elements with t.resize_(0)."
+)
+
+
+def mutating_handler(plan: Plan, signature: Signature) -> Handler:
+    """A handler that records the pure form and makes its results the arguments' new values."""
+    fresh = signature.fresh
+    written = signature.written
+    names = signature.names
+
+    def mutate(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        first = args[0]
+        trace = first._s.trace if type(first) is XLATensor else find_trace(args, kwargs)
+        with trace.lock:
+            entry = trace.record(plan, args, kwargs)
+            vid = entry.first + fresh
+            for target in _targets(args, kwargs, written, names):
+                trace.write(target, vid)
+                vid += 1
+            if not fresh:
+                return first if signature.returns == "tensor" else None
+            results = wrap_results(trace, entry, "tuple")[:fresh]
+            return results[0] if signature.returns == "tensor" else results
+
+    def mutate_first(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        target = args[0]
+        if type(target) is not XLATensor:
+            raise errors.not_an_xla_tensor(target, plan.name, find_trace(args, kwargs).device)
+        trace = target._s.trace
+        with trace.lock:
+            entry = trace.record(plan, args, kwargs)
+            if target._v is None:
+                trace.assign(target._s, entry.first)
+            else:
+                trace.write(target, entry.first)
+        return target
+
+    simple = written == (0,) and fresh == 0 and signature.returns == "tensor"
+    handler = mutate_first if simple else mutate
+    return seeded(handler) if plan.random else handler
+
+
+def _targets(
+    args: tuple[Any, ...], kwargs: dict[str, Any] | None, written: tuple[int, ...], names: tuple[str, ...]
+) -> Iterator[XLATensor]:
+    for position in written:
+        if position < len(args):
+            target = args[position]
+        else:
+            target = kwargs.get(names[position]) if kwargs else None
+        if isinstance(target, (list, tuple)):
+            yield from target
+        elif target is not None:
+            yield target
+
+
+def out_handler(pure: Any, signature: Signature) -> Handler:
+    """A handler for ``out=``: the pure form's results are copied into the given tensors."""
+    names = [signature.names[i] for i in signature.written]
+
+    def into(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        named = dict(kwargs or {})
+        outs = [named.pop(name) for name in names]
+        results = handler_of(pure)(args, named)
+        results = results if isinstance(results, (tuple, list)) else (results,)
+        for out, result in zip(outs, results, strict=True):
+            _store(out, result, str(pure))
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    return into
+
+
+def _store(out: Any, result: XLATensor, operator: str) -> None:
+    if not isinstance(out, XLATensor):
+        raise errors.not_an_xla_tensor(out, operator, result.device)
+    if not torch.can_cast(result.dtype, out.dtype):
+        raise RuntimeError(MSG_OUT_DTYPE.format(result=_scalar_name(result.dtype), out=_scalar_name(out.dtype)))
+    if out.shape != result.shape:
+        if out.numel():
+            had, needed = list(out.shape), list(result.shape)
+            warnings.warn(MSG_OUT_RESIZED.format(had=had, needed=needed), stacklevel=6)
+        resize(out, tuple(result.shape))
+    handler_of(torch.ops.aten.copy_.default)((out, result), None)
+
+
+def _scalar_name(dtype: torch.dtype) -> str:
+    """The dtype as PyTorch's C++ messages spell it (``Float``, ``Long``)."""
+    return torch.empty(0, dtype=dtype).type().removeprefix("torch.").removesuffix("Tensor")
+
+
+def resize(tensor: XLATensor, shape: tuple[int, ...]) -> None:
+    """Give a whole tensor another shape, as ``resize_`` does: the first elements are kept.
+
+    Raises RuntimeError for a view, whose storage is shared with other tensors.
+    """
+    if tensor._v is not None:
+        raise RuntimeError("resize_ of a view of an xla tensor is not supported; clone() it first")
+    s = tensor._s
+    meta = tensor_meta(shape, tensor.dtype)
+    if meta is s.meta:
+        return
+    trace = s.trace
+    with trace.lock:
+        if s.buffer is None and s.epoch != trace.epoch:
+            s.meta = meta
+        else:
+            kept = _resized_value(tensor, meta.numel, shape)
+            s.meta = meta
+            trace.assign(s, kept)
+    set_data(tensor, make_wrapper(XLATensor, shape, dtype=meta.dtype, device=trace.device))
+
+
+def _resized_value(tensor: XLATensor, numel: int, shape: tuple[int, ...]) -> int:
+    flat = tensor.detach().reshape(-1)
+    if numel > flat.numel():
+        flat = torch.cat([flat, flat.new_zeros(numel - flat.numel())])
+    value = flat[:numel].reshape(shape).clone()
+    return value._s.trace.value_of(value)
+
+
+def zero_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+    """``zero_``: the former value is not read."""
+    return _fill(args[0], torch.ops.aten.zeros.default, ())
+
+
+def fill_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+    """``fill_`` with a number: the former value is not read."""
+    return _fill(args[0], torch.ops.aten.full.default, (args[1],))
+
+
+def _fill(target: XLATensor, factory: Any, extra: tuple[Any, ...]) -> XLATensor:
+    trace: Trace = target._s.trace
+    with trace.lock:
+        keywords = {"dtype": target.dtype, "device": target.device}
+        filled = handler_of(factory)((list(target.shape), *extra), keywords)
+        trace.write(target, filled._s.vid)
+    return target

@@ -1,0 +1,170 @@
+"""``Plan``: how one operator overload is recorded and lowered, decided when it is first met."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch._ops import OpOverload
+
+from xla_core import errors
+from xla_core.lowering.driver import STORAGE_ARGUMENTS
+from xla_core.lowering.registry import Rule, ViewRule
+from xla_core.metas import TensorMeta, tensor_meta
+from xla_core.tensor import XLATensor
+
+SEED: Final = "__seed"
+"""The extra argument that carries a random operator's seed, a lifted int."""
+
+_META: Final = torch.device("meta")
+_RESHAPE_PUT: Final = "put:reshape"
+
+
+class Plan:
+    """One overload as the trace knows it; plans are compared by identity.
+
+    ``overload`` is the operator the user called, whose meta kernel gives shapes, dtypes and errors.
+    ``rule`` lowers it; for a write through a view it is the view's rule and ``is_put`` is set.
+    ``lift_mask`` says, per positional argument, whether its scalars are lifted.
+    """
+
+    __slots__ = (
+        "name", "overload", "rule", "is_put", "random", "lift_mask", "lift_names",
+        "storage_arguments", "written", "host_tensors", "_metas", "_put",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        overload: OpOverload,
+        rule: Rule | ViewRule | None,
+        *,
+        name: str | None = None,
+        is_put: bool = False,
+        written: tuple[int, ...] = (),
+        host_tensors: bool = False,
+    ) -> None:
+        arguments = overload._schema.arguments
+        lift = rule.lift if isinstance(rule, Rule) else frozenset()
+        self.name = name or str(overload)
+        self.overload = overload
+        self.rule = rule
+        self.is_put = is_put
+        self.random = isinstance(rule, Rule) and rule.random
+        self.lift_mask = tuple(a.name in lift for a in arguments)
+        self.lift_names = lift | {SEED}
+        self.storage_arguments = STORAGE_ARGUMENTS
+        self.written = written
+        self.host_tensors = host_tensors
+        self._metas: dict[Any, tuple[TensorMeta | None, ...]] = {}
+        self._put: Plan | None = None
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def infer(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[TensorMeta | None, ...]:
+        """The metas of the results. Raises what PyTorch raises for these operands."""
+        key = (_freeze(args), _freeze(tuple(kwargs.items())))
+        found = self._metas.get(key)
+        if found is None:
+            found = self._metas[key] = self._run_meta(args, kwargs)
+        return found
+
+    def _run_meta(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[TensorMeta | None, ...]:
+        named = {
+            name: _META if name == "device" else _to_meta(value)
+            for name, value in kwargs.items()
+            if name != SEED and not (name == "generator" and value is None)
+        }
+        if not any(isinstance(a, torch.Tensor) for a in _flat(args)) and any(
+            a.name == "device" for a in self.overload._schema.arguments
+        ):
+            named["device"] = _META
+        if named.get("pin_memory"):
+            named["pin_memory"] = None
+        result = self.overload(*[_to_meta(a) for a in args], **named)
+        written = [args[i] if i < len(args) else None for i in self.written]
+        if not self.written:
+            return tuple(_meta_of(r) for r in _flat_results(result))
+        fresh = result if isinstance(result, tuple) else ()
+        return tuple(_meta_of(r) for r in fresh[: _fresh_count(self.overload)]) + tuple(
+            _meta_of(w) for w in _flat(written)
+        )
+
+    def put_plan(self, view: TensorMeta, base: TensorMeta) -> Plan:
+        """The plan that writes through this view. Raises RuntimeError where PyTorch refuses to."""
+        rule = self.rule
+        assert isinstance(rule, ViewRule)
+        if rule.put is None:
+            if view.numel != base.numel:
+                raise RuntimeError(errors.MSG_OVERLAP)
+            # An expand that repeats nothing is a reshape.
+            rule = _reshape_rule(rule)
+        if self._put is None or self._put.rule is not rule:
+            self._put = Plan(self.overload, rule, name=f"put:{self.name}", is_put=True)
+        return self._put
+
+
+_reshape_rules: dict[OpOverload, ViewRule] = {}
+
+
+def _put_by_reshape(base: Any, value: Any, *_args: Any) -> Any:
+    return value.reshape(base.shape)
+
+
+def _reshape_rule(rule: ViewRule) -> ViewRule:
+    found = _reshape_rules.get(rule.overload)
+    if found is None:
+        found = ViewRule(rule.overload, rule.get, _put_by_reshape, rule.where)
+        _reshape_rules[rule.overload] = found
+    return found
+
+
+def _fresh_count(overload: OpOverload) -> int:
+    return sum(r.alias_info is None for r in overload._schema.returns)
+
+
+def _freeze(a: Any) -> Any:
+    """A hashable image of an argument in which 1, 1.0 and True, 0.0 and -0.0 differ."""
+    if isinstance(a, XLATensor):
+        return _meta_of(a)
+    if isinstance(a, torch.Tensor):
+        return ("host", a.dtype, a.shape)
+    if isinstance(a, (list, tuple)):
+        return tuple(map(_freeze, a))
+    if isinstance(a, (bool, int, float, complex)):
+        return (type(a), repr(a))
+    return a
+
+
+def _to_meta(a: Any) -> Any:
+    if isinstance(a, XLATensor):
+        return torch.empty(a._v.meta.shape if a._v else a._s.meta.shape, dtype=a.dtype, device=_META)
+    if isinstance(a, torch.Tensor):
+        # Without dimensions and on the CPU: for type promotion, the tensor itself says it best.
+        return a
+    if isinstance(a, (list, tuple)):
+        return [_to_meta(item) for item in a]
+    return a
+
+
+def _meta_of(a: Any) -> TensorMeta | None:
+    if a is None:
+        return None
+    if isinstance(a, XLATensor):
+        return a._v.meta if a._v is not None else a._s.meta
+    return tensor_meta(tuple(a.shape), a.dtype)
+
+
+def _flat(items: Any) -> list[Any]:
+    flat: list[Any] = []
+    for item in items:
+        if isinstance(item, (list, tuple)):
+            flat.extend(_flat(item))
+        else:
+            flat.append(item)
+    return flat
+
+
+def _flat_results(result: Any) -> list[Any]:
+    return _flat(result) if isinstance(result, (list, tuple)) else [result]

@@ -1,0 +1,159 @@
+"""Decides, once per overload, how it is carried out.
+
+In this order: a handler of its own; a lowering rule; a view rule; the pure form of an in-place or
+``out=`` operator; PyTorch's own definition by other operators; PyTorch's decomposition; the CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from xla_core import tensor as tensor_module
+from xla_core import trace as trace_module
+from xla_core._torch_compat import allow_foreach
+from xla_core.dispatch import batch_norm, indexing, mutation, transfers, views
+from xla_core.dispatch.decomposed import decomposed_handler
+from xla_core.dispatch.fallback import fallback_handler
+from xla_core.dispatch.functional import composite_handler, factory_handler, functional_handler
+from xla_core.dispatch.plan import Plan
+from xla_core.dispatch.schemas import Signature, pure_form, signature
+from xla_core.lowering import load_rules
+from xla_core.lowering.decompose import has_decomposition
+from xla_core.lowering.registry import Rule, find_multi_view, find_rule, find_view
+from xla_core.tensor import Handler, XLATensor, handler_of
+
+aten = torch.ops.aten
+
+_OWN: dict[OpOverload, Handler] = {
+    aten.detach.default: views.alias,
+    aten.alias.default: views.alias,
+    aten.lift_fresh.default: views.alias,
+    aten.copy_.default: transfers.copy_,
+    aten._local_scalar_dense.default: transfers.local_scalar,
+    aten.equal.default: transfers.equal,
+    aten.empty.memory_format: transfers.empty,
+    aten.empty_strided.default: transfers.empty,
+    aten.new_empty.default: transfers.new_empty,
+    aten.new_empty_strided.default: transfers.new_empty,
+    aten.empty_like.default: transfers.empty_like,
+    aten.zero_.default: mutation.zero_,
+    aten.fill_.Scalar: mutation.fill_,
+    aten.set_.source_Tensor: views.set_source,
+}
+
+
+def _resize(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+    mutation.resize(args[0], tuple(args[1]))
+    return args[0]
+
+
+def _resize_as(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+    mutation.resize(args[0], tuple(args[1].shape))
+    return args[0]
+
+
+def _recorded(overload: OpOverload, facts: Signature) -> Handler:
+    rule = find_rule(overload)
+    assert rule is not None
+    return functional_handler(Plan(overload, rule), facts.returns)
+
+
+def _special(overload: OpOverload, facts: Signature) -> Handler | None:
+    if overload in _OWN:
+        return _OWN[overload]
+    if overload is aten.resize_.default:
+        return _resize
+    if overload is aten.resize_as_.default:
+        return _resize_as
+    if overload is aten._to_copy.default:
+        return transfers.to_copy_handler(_recorded(overload, facts))
+    if overload is aten.index.Tensor:
+        return indexing.index_handler(_recorded(overload, facts))
+    if overload is aten.index_put.default:
+        return indexing.index_put_handler(_recorded(overload, facts), in_place=False)
+    if overload is aten.index_put_.default:
+        handler = _mutating(overload, facts)
+        assert handler is not None
+        return indexing.index_put_handler(handler, in_place=True)
+    return batch_norm.handler(overload)
+
+
+def make_handler(overload: OpOverload) -> Handler:
+    """The handler of ``overload``, made when it is first met."""
+    facts = signature(overload)
+    special = _special(overload, facts)
+    if special is not None:
+        return special
+    if find_view(overload) is not None:
+        return views.view_handler(Plan(overload, find_view(overload)), facts)
+    multi = find_multi_view(overload)
+    if multi is not None:
+        return views.multi_view_handler(multi, facts, Plan(overload, None))
+    if facts.written:
+        handler = _writing(overload, facts)
+        if handler is not None:
+            return handler
+    else:
+        rule = find_rule(overload)
+        if rule is not None:
+            plan = Plan(overload, rule)
+            return factory_handler(plan) if "device" in facts.names else functional_handler(plan, facts.returns)
+        if overload._can_decompose():
+            return composite_handler(overload)
+        if has_decomposition(overload) and facts.returns in ("tensor", "tuple", "list"):
+            return decomposed_handler(overload, facts)
+    return fallback_handler(overload, facts)
+
+
+def _writing(overload: OpOverload, facts: Signature) -> Handler | None:
+    pure = pure_form(overload)
+    if facts.inplace_view and pure is not None:
+        return views.inplace_view_handler(pure)
+    if facts.out and pure is not None and not isinstance(find_rule(overload), Rule):
+        return mutation.out_handler(pure, facts)
+    handler = _mutating(overload, facts)
+    if handler is None and overload._can_decompose():
+        return composite_handler(overload)
+    if handler is None and pure is not None and facts.written == (0,) and has_decomposition(pure):
+        return _through_pure(pure)
+    return handler
+
+
+def _mutating(overload: OpOverload, facts: Signature) -> Handler | None:
+    """In-place through a rule: its own, or its pure form's."""
+    rule = find_rule(overload)
+    if rule is None:
+        pure = pure_form(overload)
+        rule = find_rule(pure) if pure is not None else None
+    if rule is None:
+        return None
+    return mutation.mutating_handler(Plan(overload, rule, written=facts.written), facts)
+
+
+def _through_pure(pure: OpOverload) -> Handler:
+    """In-place through the decomposition of the pure form."""
+
+    def replace(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        result = handler_of(pure)(args, kwargs)
+        return transfers.copy_((args[0], result), None)
+
+    return replace
+
+
+_installed: list[bool] = []
+
+
+def install() -> None:
+    """Load the lowering rules and connect the dispatcher to ``XLATensor`` and to torch; once."""
+    if _installed:
+        return
+    _installed.append(True)
+    load_rules()
+    tensor_module.set_handler_factory(make_handler)
+    zeros = find_rule(aten.zeros.default)
+    assert zeros is not None
+    trace_module.set_zeros_plan(Plan(aten.zeros.default, zeros))
+    allow_foreach(XLATensor)

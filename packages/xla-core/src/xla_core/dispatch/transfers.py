@@ -1,0 +1,171 @@
+"""Values that cross the device's border: uploads, downloads, copies between devices."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from xla_core import dtypes, errors
+from xla_core.dispatch.functional import find_trace
+from xla_core.metas import TensorMeta, tensor_meta
+from xla_core.runtime import trace_of
+from xla_core.storage import chain
+from xla_core.tensor import Handler, XLATensor, handler_of
+from xla_core.trace import Trace
+
+# Up to this size a view is cut out on the host after its whole storage was fetched: that needs
+# no program of its own.
+HOST_VIEW_BYTES: Final = 1 << 20
+
+
+def read(tensor: XLATensor) -> torch.Tensor:
+    """A CPU tensor with the value of ``tensor``; runs what is pending for it and waits."""
+    s = tensor._s
+    trace = s.trace
+    views = chain(tensor._v)
+    meta = s.meta
+    with trace.lock:
+        if views and meta.nbytes > HOST_VIEW_BYTES:
+            held = trace.new_tensor(views[-1].meta, trace.read_view(views[-1], s))
+            s, meta, views = held._s, held._s.meta, []
+        buffer = materialise(trace, s)
+    if buffer is None:
+        host = torch.zeros(meta.shape, dtype=meta.dtype)
+    else:
+        host = dtypes.from_numpy(trace.backend.get(buffer), meta.dtype)
+    for view in views:
+        host = view.plan.overload(host.contiguous(), *view.args)
+    return host.clone() if views else host
+
+
+def materialise(trace: Trace, s: Any) -> Any:
+    """The storage's buffer, after running what is pending if need be; None if never written."""
+    if s.buffer is None and s.epoch == trace.epoch:
+        trace.flush(trace)
+    return s.buffer
+
+
+def upload(tensor: torch.Tensor, trace: Trace, dtype: torch.dtype | None = None) -> XLATensor:
+    """A new ``xla`` tensor with the values of a CPU tensor, in ``dtype`` if given."""
+    dtype = dtype or tensor.dtype
+    array = dtypes.to_numpy(tensor if tensor.dtype == dtype else tensor.to(dtype))
+    return trace.from_buffer(trace.backend.put(array), tensor_meta(tuple(array.shape), dtype))
+
+
+def across(tensor: XLATensor, trace: Trace) -> XLATensor:
+    """A copy of ``tensor`` on another ``xla`` device."""
+    source = tensor if tensor._v is None else tensor.clone()
+    origin = source._s.trace
+    with origin.lock:
+        buffer = materialise(origin, source._s)
+    moved = None if buffer is None else trace.backend.copy_from(buffer, origin.backend)
+    return trace.from_buffer(moved, source._s.meta)
+
+
+def to_copy_handler(cast: Handler) -> Handler:
+    """``_to_copy``: a cast on the device, or a transfer. ``cast`` records the former."""
+
+    def to_copy(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        source = args[0]
+        named = kwargs or {}
+        device = named.get("device")
+        dtype = named.get("dtype") or source.dtype
+        if not isinstance(source, XLATensor):
+            return upload(source, trace_of(device), dtype)
+        if device is None or device.type == "xla":
+            target = source._s.trace if device is None else trace_of(device)
+            if target is source._s.trace:
+                return cast(args, kwargs)
+            moved = across(source, target)
+            return moved if dtype == moved.dtype else cast((moved,), {"dtype": dtype})
+        return read(source).to(device=device, dtype=dtype)
+
+    return to_copy
+
+
+def copy_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+    """``copy_``: between devices, or on one. A whole tensor of equal dtype just takes the value."""
+    target, source = args[0], args[1]
+    if not isinstance(target, XLATensor):
+        return target.copy_(read(source))
+    trace = target._s.trace
+    meta = target._v.meta if target._v is not None else target._s.meta
+    if not isinstance(source, XLATensor):
+        _copy_from_host(target, source, meta, trace)
+        return target
+    if source._s.trace is not trace:
+        source = across(source, trace)
+    with trace.lock:
+        if source.dtype != meta.dtype:
+            source = handler_of(torch.ops.aten._to_copy.default)((source,), {"dtype": meta.dtype})
+        if source.shape != meta.shape:
+            source = handler_of(torch.ops.aten.expand.default)((source, list(meta.shape)), None)
+        trace.write(target, trace.value_of(source))
+    return target
+
+
+def _copy_from_host(target: XLATensor, source: torch.Tensor, meta: TensorMeta, trace: Trace) -> None:
+    if source.device.type != "cpu":
+        raise errors.not_an_xla_tensor(source, "aten.copy_", trace.device)
+    if tuple(source.shape) != meta.shape:
+        source = source.expand(meta.shape)
+    fresh = upload(source, trace, meta.dtype)
+    with trace.lock:
+        s = target._s
+        if target._v is None:
+            s.buffer = fresh._s.buffer
+            s.epoch = -1
+            s.version += 1
+        else:
+            trace.write(target, trace.value_of(fresh))
+
+
+def local_scalar(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+    """``.item()``."""
+    return read(args[0]).item()
+
+
+def equal(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> bool:
+    """``torch.equal``."""
+    first, second = args
+    find_trace(args)
+    if not (isinstance(first, XLATensor) and isinstance(second, XLATensor)):
+        host = second if isinstance(first, XLATensor) else first
+        raise errors.not_an_xla_tensor(host, "aten.equal", find_trace(args).device)
+    if first.shape != second.shape:
+        return False
+    return bool(read((first == second).all()).item())
+
+
+def empty(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """``empty`` and ``empty_strided``: a tensor that nobody has written to costs nothing."""
+    named = kwargs or {}
+    dtype = named.get("dtype") or torch.get_default_dtype()
+    dtypes.numpy_dtype(dtype)
+    return _unwritten(tuple(args[0]), dtype, trace_of(named.get("device") or torch.device("xla")))
+
+
+def _unwritten(shape: tuple[int, ...], dtype: torch.dtype, trace: Trace) -> Any:
+    if any(size < 0 for size in shape):
+        raise RuntimeError(f"Trying to create tensor with negative dimension {min(shape)}: {list(shape)}")
+    return trace.from_buffer(None, tensor_meta(shape, dtype))
+
+
+def new_empty(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """``new_empty``, ``new_empty_strided``: like ``empty``, dtype and device from a tensor."""
+    return _empty_as(args[0], tuple(args[1]), kwargs or {})
+
+
+def empty_like(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """``empty_like``: like ``empty``, all but the values from a tensor."""
+    return _empty_as(args[0], tuple(args[0].shape), kwargs or {})
+
+
+def _empty_as(source: Any, shape: tuple[int, ...], named: dict[str, Any]) -> Any:
+    dtype = named.get("dtype") or source.dtype
+    device = named.get("device")
+    if device is not None and device.type != "xla":
+        return torch.empty(shape, dtype=dtype, device=device)
+    trace = source._s.trace if device is None and isinstance(source, XLATensor) else None
+    return _unwritten(shape, dtype, trace or trace_of(device or torch.device("xla")))

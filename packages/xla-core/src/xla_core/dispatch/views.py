@@ -1,0 +1,98 @@
+"""Handlers of view operators: the result shares the storage and remembers how to look at it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xla_core._torch_compat import make_wrapper, set_data
+from xla_core.dispatch.plan import Plan
+from xla_core.dispatch.schemas import Signature
+from xla_core.lowering.registry import MultiViewRule
+from xla_core.storage import View
+from xla_core.tensor import Handler, XLATensor, handler_of
+
+
+def view_handler(plan: Plan, signature: Signature) -> Handler:
+    """A handler for an operator that returns one view of its first argument."""
+    names = signature.names
+
+    def view(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        if kwargs:
+            args = positional(args, kwargs, names, plan)
+        base = args[0]
+        s = base._s
+        trace = s.trace
+        with trace.lock:
+            entry = trace.record(plan, args, None)
+            meta = entry.single
+            t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=trace.device)
+            t._s = s
+            t._v = View(
+                base._v, plan, entry.key[2:], args[1:], meta, entry.first, trace.epoch, s.version
+            )
+            return t
+
+    return view
+
+
+def positional(
+    args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...], plan: Plan
+) -> tuple[Any, ...]:
+    """All arguments in the schema's order, so that a view is recorded in one way only."""
+    full = list(args)
+    defaults = plan.overload._schema.arguments
+    for position in range(len(args), len(names)):
+        name = names[position]
+        full.append(kwargs[name] if name in kwargs else defaults[position].default_value)
+    return tuple(full)
+
+
+def alias(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+    """``detach``, ``alias``: the same value under another tensor object."""
+    base = args[0]
+    s = base._s
+    v = base._v
+    meta = v.meta if v is not None else s.meta
+    t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=s.trace.device)
+    t._s = s
+    t._v = v
+    return t
+
+
+def multi_view_handler(rule: MultiViewRule, signature: Signature, plan: Plan) -> Handler:
+    """A handler for ``split`` and its like: a list of single views."""
+
+    def views(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        if kwargs:
+            args = positional(args, kwargs, signature.names, plan)
+        base = args[0]
+        meta = base._v.meta if base._v is not None else base._s.meta
+        plan.infer(args, {})  # raises what PyTorch raises for these sizes
+        parts = rule.expand(meta, *args[1:])
+        return [handler_of(overload)((base, *rest), None) for overload, rest in parts]
+
+    return views
+
+
+def inplace_view_handler(pure: Any) -> Handler:
+    """A handler for ``transpose_`` and its like: the tensor itself looks differently afterwards."""
+
+    def reshape_self(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        target = args[0]
+        seen = handler_of(pure)(args, kwargs)
+        target._v = seen._v
+        set_data(target, seen)
+        return target
+
+    return reshape_self
+
+
+def set_source(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+    """``set_(tensor)``: share the other tensor's storage from now on."""
+    target, source = args
+    if not isinstance(source, XLATensor):
+        raise RuntimeError(f"set_ of a tensor on {target.device} needs a tensor there, got one on {source.device}")
+    target._s = source._s
+    target._v = source._v
+    set_data(target, source)
+    return target

@@ -1,0 +1,64 @@
+"""PyTorch dtypes, their numpy counterparts, and the mapping a device applies to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import ml_dtypes
+import numpy as np
+import torch
+
+NUMPY_DTYPES: Final[Mapping[torch.dtype, np.dtype]] = {
+    torch.bool: np.dtype(np.bool_),
+    torch.uint8: np.dtype(np.uint8),
+    torch.uint16: np.dtype(np.uint16),
+    torch.uint32: np.dtype(np.uint32),
+    torch.uint64: np.dtype(np.uint64),
+    torch.int8: np.dtype(np.int8),
+    torch.int16: np.dtype(np.int16),
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.float16: np.dtype(np.float16),
+    torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.complex64: np.dtype(np.complex64),
+    torch.complex128: np.dtype(np.complex128),
+    torch.float8_e4m3fn: np.dtype(ml_dtypes.float8_e4m3fn),
+    torch.float8_e5m2: np.dtype(ml_dtypes.float8_e5m2),
+}
+
+# dtypes that torch and numpy cannot exchange directly: an integer of the same width carries the bits.
+_CARRIERS: Final[Mapping[torch.dtype, torch.dtype]] = {
+    torch.bfloat16: torch.int16,
+    torch.float8_e4m3fn: torch.int8,
+    torch.float8_e5m2: torch.int8,
+}
+
+
+def numpy_dtype(dtype: torch.dtype) -> np.dtype:
+    """The numpy dtype of ``dtype``. Raises TypeError for a dtype that XLA tensors do not have."""
+    found = NUMPY_DTYPES.get(dtype)
+    if found is None:
+        raise TypeError(f"an xla tensor cannot have dtype {dtype}; use one of {', '.join(map(str, NUMPY_DTYPES))}")
+    return found
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A contiguous numpy array with the values of a CPU tensor; it may share the tensor's memory."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    carrier = _CARRIERS.get(tensor.dtype)
+    if carrier is None:
+        return tensor.numpy()
+    return tensor.view(carrier).numpy().view(NUMPY_DTYPES[tensor.dtype])
+
+
+def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """A CPU tensor of ``dtype`` with the values of ``array``, in memory of its own."""
+    wanted = numpy_dtype(dtype)
+    array = np.array(array, dtype=wanted, order="C", copy=True)
+    carrier = _CARRIERS.get(dtype)
+    if carrier is None:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(numpy_dtype(carrier))).view(dtype)

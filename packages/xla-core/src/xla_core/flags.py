@@ -1,0 +1,46 @@
+"""The environment variables that xla-core reads, each declared once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Flag(Generic[T]):
+    """One environment variable: its name, type, default and meaning. Read when asked for."""
+
+    def __init__(self, name: str, parse: Callable[[str], T], default: T, meaning: str) -> None:
+        self.name: Final = name
+        self.default: Final = default
+        self.meaning: Final = meaning
+        self._parse = parse
+        FLAGS[name] = self
+
+    def get(self) -> T:
+        """The value from the environment, or the default. Raises ValueError naming the variable."""
+        text = os.environ.get(self.name)
+        if text is None or text == "":
+            return self.default
+        try:
+            return self._parse(text)
+        except ValueError as error:
+            raise ValueError(f"{self.name}={text!r} in the environment: {error}") from None
+
+
+FLAGS: Final[dict[str, Flag[Any]]] = {}
+
+
+def parse_bool(text: str) -> bool:
+    """``1, true, yes, on`` and ``0, false, no, off`` in any case. Raises ValueError for the rest."""
+    lowered = text.strip().lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("expected one of 1, true, yes, on, 0, false, no, off")
+
+
+SYNC_WAIT: Final = Flag("XLA_SYNC_WAIT", parse_bool, False, "sync() returns when the step has finished")

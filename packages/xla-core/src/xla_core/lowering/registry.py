@@ -1,0 +1,173 @@
+"""The lowering rules: one per operator overload, each a pure function on jax arrays.
+
+A rule is found by its ``OpOverload``; registering a second rule for an overload is an error.
+In-place and ``out=`` overloads need no rule of their own when a functional overload with the
+same arguments has one: the dispatcher derives them from the operator schema.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch._ops import OpOverload
+
+from xla_core.metas import TensorMeta
+
+
+class Promotion(enum.Enum):
+    """How an element-wise rule's operands are converted before it runs.
+
+    The names and meanings are those of ``torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND``;
+    ``NONE`` hands the operands over as they are.
+    """
+
+    NONE = "none"
+    DEFAULT = "DEFAULT"
+    NO_OPMATH = "NO_OPMATH"
+    INT_TO_FLOAT = "INT_TO_FLOAT"
+    ALWAYS_BOOL = "ALWAYS_BOOL"
+    COMPLEX_TO_FLOAT = "COMPLEX_TO_FLOAT"
+    BOOL_TO_LONG = "BOOL_TO_LONG"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rule:
+    """One lowering rule.
+
+    ``function`` takes the operator's arguments with every tensor replaced by a jax array and
+    returns a jax array, or a tuple of them for an operator with several outputs. Arguments
+    that cannot matter to the value (``layout``, ``device``, ``pin_memory``,
+    ``memory_format``, ``generator``, ``non_blocking``) are removed before.
+    ``lift`` names scalar arguments that reach the rule as 0-d arrays, because their value may
+    change from step to step. With ``context`` the first argument is a ``RuleContext``.
+    """
+
+    overload: OpOverload
+    function: Callable[..., Any]
+    promotion: Promotion
+    lift: frozenset[str]
+    context: bool
+    random: bool
+    where: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ViewRule:
+    """How a view operator reads from its base and how a write into the view reaches the base.
+
+    ``get(base, *args)`` returns the view's value; ``put(base, value, *args)`` returns the base
+    with ``value`` written where the view looks, or is None where PyTorch refuses such a write.
+    """
+
+    overload: OpOverload
+    get: Callable[..., Any]
+    put: Callable[..., Any] | None
+    where: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MultiViewRule:
+    """A view operator with several outputs (``split``, ``unbind``), as single-output views.
+
+    ``expand(base_meta, *args)`` returns one ``(overload, args)`` per output.
+    """
+
+    overload: OpOverload
+    expand: Callable[..., Sequence[tuple[OpOverload, tuple[Any, ...]]]]
+    where: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RuleContext:
+    """What a rule with ``context=True`` may ask: its outputs' metas, its operands' metas, randomness.
+
+    ``outputs`` are the expected results; ``args`` mirrors the rule's positional arguments with
+    each tensor given as its ``TensorMeta``; ``key`` is a jax PRNG key, unique to this call,
+    for rules registered with ``random=True``.
+    """
+
+    outputs: tuple[TensorMeta | None, ...]
+    args: tuple[Any, ...]
+    key: Any = None
+
+
+_rules: dict[OpOverload, Rule] = {}
+_views: dict[OpOverload, ViewRule] = {}
+_multi_views: dict[OpOverload, MultiViewRule] = {}
+
+
+def _where(function: Callable[..., Any]) -> str:
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
+
+
+def _claim(overload: OpOverload, where: str) -> None:
+    if not isinstance(overload, OpOverload):
+        raise TypeError(
+            f"a lowering rule is registered for an operator overload such as aten.add.Tensor, got {overload!r}"
+        )
+    for table in (_rules, _views, _multi_views):
+        if overload in table:
+            raise ValueError(f"duplicate lowering rule for {overload}: {where}; first registered at {table[overload].where}")
+
+
+def rule(
+    *overloads: OpOverload,
+    promotion: Promotion = Promotion.NONE,
+    lift: Sequence[str] = (),
+    context: bool = False,
+    random: bool = False,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function as the rule of each overload. Raises ValueError on a duplicate."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        where = _where(function)
+        for overload in overloads:
+            _claim(overload, where)
+            _rules[overload] = Rule(
+                overload, function, promotion, frozenset(lift), context or random, random, where
+            )
+        return function
+
+    return register
+
+
+def view_rule(
+    overload: OpOverload, get: Callable[..., Any], put: Callable[..., Any] | None
+) -> None:
+    """Register how to read and write through the view operator ``overload``."""
+    where = _where(get)
+    _claim(overload, where)
+    _views[overload] = ViewRule(overload, get, put, where)
+
+
+def multi_view_rule(
+    overload: OpOverload, expand: Callable[..., Sequence[tuple[OpOverload, tuple[Any, ...]]]]
+) -> None:
+    """Register a view operator with several outputs as a list of single-output views."""
+    where = _where(expand)
+    _claim(overload, where)
+    _multi_views[overload] = MultiViewRule(overload, expand, where)
+
+
+def find_rule(overload: OpOverload) -> Rule | None:
+    """Return the rule of ``overload``, or None."""
+    return _rules.get(overload)
+
+
+def find_view(overload: OpOverload) -> ViewRule | None:
+    """Return the view rule of ``overload``, or None."""
+    return _views.get(overload)
+
+
+def find_multi_view(overload: OpOverload) -> MultiViewRule | None:
+    """Return the several-outputs view rule of ``overload``, or None."""
+    return _multi_views.get(overload)
+
+
+def registered_overloads() -> list[OpOverload]:
+    """Every overload with a rule of any kind, sorted by name."""
+    return sorted({*_rules, *_views, *_multi_views}, key=str)

@@ -1,0 +1,247 @@
+"""Element-wise arithmetic with two or more operands, and clamping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from xla_core.lowering.registry import Promotion, RuleContext, rule
+from xla_core.lowering.rules.common import (
+    aten,
+    is_complex,
+    is_float,
+    is_integer,
+    is_one,
+    opmath,
+    output_dtype,
+    pair,
+    is_nan,
+    present,
+    scalar,
+    where,
+)
+
+DEFAULT = Promotion.DEFAULT
+INT_TO_FLOAT = Promotion.INT_TO_FLOAT
+
+
+def _scaled(value: Array, factor: Any) -> Array:
+    return value if is_one(factor) else value * scalar(factor, value.dtype)
+
+
+@rule(*present("add.Tensor", "add.Scalar"), promotion=DEFAULT, lift=("other", "alpha"))
+def add(self: Array, other: Array, alpha: Any = 1) -> Array:
+    """``self + alpha * other``; for bool it is a logical or."""
+    return self + _scaled(other, alpha)
+
+
+@rule(*present("sub.Tensor", "sub.Scalar"), promotion=DEFAULT, lift=("other", "alpha"))
+def sub(self: Array, other: Array, alpha: Any = 1) -> Array:
+    """``self - alpha * other``."""
+    return self - _scaled(other, alpha)
+
+
+@rule(*present("rsub.Tensor", "rsub.Scalar"), promotion=DEFAULT, lift=("other", "alpha"))
+def rsub(self: Array, other: Array, alpha: Any = 1) -> Array:
+    """``other - alpha * self``."""
+    return other - _scaled(self, alpha)
+
+
+@rule(*present("mul.Tensor", "mul.Scalar"), promotion=DEFAULT, lift=("other",))
+def mul(self: Array, other: Array) -> Array:
+    """``self * other``; for bool it is a logical and."""
+    return self * other
+
+
+@rule(*present("div.Tensor", "div.Scalar"), promotion=INT_TO_FLOAT, lift=("other",))
+def true_divide(self: Array, other: Array) -> Array:
+    """``self / other`` in floating point, for integers too."""
+    return pair(lax.div)(self, other)
+
+
+@rule(*present("div.Tensor_mode", "div.Scalar_mode"), promotion=DEFAULT, lift=("other",), context=True)
+def divide_mode(
+    context: RuleContext, self: Array, other: Array, *, rounding_mode: str | None
+) -> Array:
+    """``self / other``, rounded by ``rounding_mode``: None, ``"trunc"`` or ``"floor"``."""
+    if rounding_mode is None:
+        dtype = np.promote_types(output_dtype(context), np.float32)
+        if is_float(self.dtype) or is_complex(self.dtype):
+            dtype = self.dtype
+        return pair(lax.div)(self.astype(dtype), other.astype(dtype))
+    if rounding_mode == "floor":
+        return floor_quotient(self, other)
+    quotient = pair(lax.div)(self, other)
+    return _truncate(quotient) if is_float(quotient.dtype) else quotient
+
+
+@rule(*present("floor_divide", "floor_divide.Scalar"), promotion=DEFAULT, lift=("other",))
+def floor_divide(self: Array, other: Array) -> Array:
+    """``self / other`` rounded towards minus infinity."""
+    return floor_quotient(self, other)
+
+
+def _truncate(value: Array) -> Array:
+    return where(value < 0, lax.ceil(value), lax.floor(value))
+
+
+def _signs_differ(left: Array, right: Array) -> Array:
+    return pair(lax.ne)(left < 0, right < 0)
+
+
+def _floor_quotient_float(self: Array, other: Array) -> Array:
+    """Exact floor division, from the remainder, as Python does it: 1 // 0.1 is 9, not 10."""
+    remainder = pair(lax.rem)(self, other)
+    quotient = (self - remainder) / other
+    below = (remainder != 0) & _signs_differ(remainder, other)
+    quotient = where(below, quotient - 1, quotient)
+    floor = lax.floor(quotient)
+    floor = where(quotient - floor > 0.5, floor + 1, floor)
+    true_quotient = pair(lax.div)(self, other)
+    signed_zero = where(lax.lt(true_quotient, jnp.zeros_like(true_quotient)), -0.0, jnp.zeros_like(floor))
+    floor = where(quotient == 0, signed_zero, floor)
+    return where(other == 0, true_quotient, floor)
+
+
+def floor_quotient(self: Array, other: Array) -> Array:
+    """Division of equal dtypes rounded towards minus infinity; float division by 0 gives inf or NaN."""
+    if is_float(self.dtype):
+        return _floor_quotient_float(self, other)
+    quotient = pair(lax.div)(self, other)
+    if not jnp.issubdtype(self.dtype, jnp.signedinteger):
+        return quotient
+    inexact = pair(lax.rem)(self, other) != 0
+    return where(inexact & _signs_differ(self, other), quotient - 1, quotient)
+
+
+@rule(
+    *present("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor"),
+    promotion=DEFAULT,
+    lift=("self", "other"),
+)
+def remainder(self: Array, other: Array) -> Array:
+    """The remainder with the sign of ``other`` (Python's ``%``)."""
+    rest = pair(lax.rem)(self, other)
+    if not is_float(rest.dtype) and not jnp.issubdtype(rest.dtype, jnp.signedinteger):
+        return rest
+    return where((rest != 0) & _signs_differ(rest, other), rest + other, rest)
+
+
+@rule(*present("fmod.Tensor", "fmod.Scalar"), promotion=DEFAULT, lift=("other",))
+def fmod(self: Array, other: Array) -> Array:
+    """The remainder with the sign of ``self`` (C's ``fmod``)."""
+    return pair(lax.rem)(self, other)
+
+
+_STATIC_POWERS: dict[float, Callable[[Array], Array]] = {
+    0.5: lax.sqrt,
+    -0.5: lax.rsqrt,
+    1.0: lambda x: x,
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
+    -1.0: lambda x: 1 / x,
+    -2.0: lambda x: 1 / (x * x),
+}
+
+
+def static_power(base: Array, exponent: bool | int | float | complex) -> Array:
+    """``base ** exponent`` for a constant, with the special cases of PyTorch's kernel."""
+    if is_integer(base.dtype) or base.dtype == np.bool_:
+        return _integer_power(base, jnp.asarray(exponent).astype(base.dtype))
+    if exponent == 0:
+        return jnp.ones_like(base)
+    special = _STATIC_POWERS.get(exponent) if not isinstance(exponent, complex) else None
+    if special is not None:
+        return special(base)
+    return pair(lax.pow)(base, scalar(exponent, base.dtype))
+
+
+def _integer_power(base: Array, exponent: Array) -> Array:
+    """Integer power by repeated squaring, wrapping around; negative exponents truncate to 0 or ±1."""
+    if base.dtype == np.bool_:
+        return base | ~exponent
+    result = jnp.power(base, jnp.maximum(exponent, 0))
+    if not jnp.issubdtype(base.dtype, jnp.signedinteger):
+        return result
+    alternating = where(exponent & 1 == 1, -1, jnp.ones_like(exponent))
+    inverse = where(base == 1, 1, where(base == -1, alternating, jnp.zeros_like(base)))
+    return where(exponent < 0, inverse, result)
+
+
+@rule(aten.pow.Tensor_Tensor, promotion=DEFAULT)
+def pow_tensor(self: Array, exponent: Array) -> Array:
+    """``self ** exponent``."""
+    if is_integer(self.dtype) or self.dtype == np.bool_:
+        return _integer_power(self, exponent)
+    return pair(lax.pow)(self, exponent)
+
+
+@rule(aten.pow.Tensor_Scalar, context=True)
+def pow_scalar(context: RuleContext, self: Array, exponent: Any) -> Array:
+    """``self ** exponent`` for a constant exponent."""
+    return static_power(opmath(self.astype(output_dtype(context))), exponent)
+
+
+@rule(aten.pow.Scalar, promotion=DEFAULT)
+def pow_base(self: Array, exponent: Array) -> Array:
+    """``self ** exponent`` for a constant base."""
+    return pow_tensor(self, exponent)
+
+
+@rule(*present("maximum"), promotion=Promotion.NO_OPMATH)
+def maximum(self: Array, other: Array) -> Array:
+    """The larger operand, NaN if either is NaN."""
+    return pair(lax.max)(self, other)
+
+
+@rule(*present("minimum"), promotion=Promotion.NO_OPMATH)
+def minimum(self: Array, other: Array) -> Array:
+    """The smaller operand, NaN if either is NaN."""
+    return pair(lax.min)(self, other)
+
+
+def _ignoring_nan(operation: Callable[[Array, Array], Array], left: Array, right: Array) -> Array:
+    if is_float(left.dtype):
+        left, right = where(is_nan(left), right, left), where(is_nan(right), left, right)
+    return pair(operation)(left, right)
+
+
+@rule(aten.fmax.default, promotion=Promotion.NO_OPMATH)
+def fmax(self: Array, other: Array) -> Array:
+    """The larger operand; NaN only if both are NaN."""
+    return _ignoring_nan(lax.max, self, other)
+
+
+@rule(aten.fmin.default, promotion=Promotion.NO_OPMATH)
+def fmin(self: Array, other: Array) -> Array:
+    """The smaller operand; NaN only if both are NaN."""
+    return _ignoring_nan(lax.min, self, other)
+
+
+def clip(value: Array, low: Any, high: Any) -> Array:
+    """``min(max(value, low), high)``; NaN of any operand propagates; a None bound is no bound."""
+    if low is not None:
+        value = pair(lax.max)(value, jnp.asarray(low).astype(value.dtype))
+    if high is not None:
+        value = pair(lax.min)(value, jnp.asarray(high).astype(value.dtype))
+    return value
+
+
+@rule(
+    *present("clamp", "clamp.Tensor", "clamp_min", "clamp_min.Tensor"),
+    lift=("min", "max"),
+    context=True,
+)
+def clamp(context: RuleContext, self: Array, min: Any = None, max: Any = None) -> Array:
+    """``self`` limited to ``[min, max]``; ``max`` wins where the bounds cross."""
+    return clip(self.astype(output_dtype(context)), min, max)
+
+
+@rule(*present("clamp_max", "clamp_max.Tensor"), lift=("max",), context=True)
+def clamp_max(context: RuleContext, self: Array, max: Any) -> Array:
+    """``self`` limited from above."""
+    return clip(self.astype(output_dtype(context)), None, max)

@@ -1,0 +1,166 @@
+"""Tensors made from nothing: filled, ranges, identity, triangles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from xla_core.lowering.registry import RuleContext, rule
+from xla_core.lowering.rules.common import (
+    broadcast_to,
+    convert,
+    is_float,
+    opmath_dtype,
+    output_dtype,
+    output_shape,
+    present,
+    where,
+)
+
+
+@rule(
+    *present(
+        "zeros",
+        "zeros_like",
+        "new_zeros",
+        "_efficientzerotensor",
+        # Uninitialized memory does not exist in a program: zeros are as good as anything.
+        "empty.memory_format",
+        "empty_strided",
+        "empty_like",
+        "empty_permuted",
+        "new_empty",
+        "new_empty_strided",
+    ),
+    context=True,
+)
+def zeros(context: RuleContext, *args: Any, **options: Any) -> Array:
+    """Zeros of the promised shape and dtype."""
+    return jnp.zeros(output_shape(context), output_dtype(context))
+
+
+@rule(*present("ones", "ones_like", "new_ones"), context=True)
+def ones(context: RuleContext, *args: Any, **options: Any) -> Array:
+    """Ones of the promised shape and dtype."""
+    return jnp.ones(output_shape(context), output_dtype(context))
+
+
+@rule(
+    *present("full", "full_like", "new_full"),
+    lift=("fill_value",),
+    context=True,
+)
+def full(context: RuleContext, like_or_size: Any, fill_value: Any, **options: Any) -> Array:
+    """``fill_value`` in the promised shape and dtype."""
+    value = convert(jnp.asarray(fill_value), output_dtype(context))
+    return broadcast_to(value, output_shape(context))
+
+
+@rule(*present("scalar_tensor"), lift=("s",), context=True)
+def scalar_tensor(context: RuleContext, s: Any, **options: Any) -> Array:
+    """A number as a 0-d array."""
+    return convert(jnp.asarray(s), output_dtype(context))
+
+
+def _progression(context: RuleContext, start: Any, step: Any) -> Array:
+    """``start + i * step``, computed exactly for whole numbers and in float64 otherwise."""
+    dtype, shape = output_dtype(context), output_shape(context)
+    if not is_float(dtype):
+        dtype = dtype if dtype.itemsize >= 4 else np.dtype(np.int64)
+        return lax.iota(dtype, shape[0]) * dtype.type(step) + dtype.type(start)
+    whole = float(start).is_integer() and float(step).is_integer()
+    last = abs(start) + abs(step) * shape[0]
+    compute = np.dtype(np.float32) if whole and last < 2**24 else np.dtype(np.float64)
+    return lax.iota(compute, shape[0]) * compute.type(step) + compute.type(start)
+
+
+@rule(*present("arange"), context=True)
+def arange(context: RuleContext, end: Any, **options: Any) -> Array:
+    """0, 1, ... below ``end``."""
+    return _progression(context, 0, 1)
+
+
+@rule(*present("arange.start", "arange.start_step", "range", "range.step"), context=True)
+def arange_from(context: RuleContext, start: Any, end: Any, step: Any = 1, **options: Any) -> Array:
+    """``start``, ``start + step``, ... ; ``range`` includes ``end``, as its promised shape says."""
+    return _progression(context, start, step)
+
+
+def _linspace(context: RuleContext, start: Any, end: Any, steps: int) -> Array:
+    """``steps`` even steps, counted from the nearer end so that both ends are exact."""
+    dtype = output_dtype(context)
+    compute = opmath_dtype(dtype) if is_float(dtype) else np.dtype(np.float64)
+    start, end = jnp.asarray(start).astype(compute), jnp.asarray(end).astype(compute)
+    if steps == 1:
+        return start.reshape(1)
+    index = lax.iota(np.int64, steps)
+    step = (end - start) / (steps - 1)
+    forward = start + step * index.astype(compute)
+    backward = end - step * (steps - 1 - index).astype(compute)
+    value = where(index < steps // 2, forward, backward)
+    return value if is_float(dtype) else convert(value, dtype)
+
+
+_SPAN_KINDS = ("", ".Tensor_Tensor", ".Tensor_Scalar", ".Scalar_Tensor")
+
+
+@rule(*present(*(f"linspace{kind}" for kind in _SPAN_KINDS)), context=True)
+def linspace(context: RuleContext, start: Any, end: Any, steps: int, **options: Any) -> Array:
+    """``steps`` numbers from ``start`` to ``end``, both included."""
+    return _linspace(context, start, end, steps)
+
+
+@rule(*present(*(f"logspace{kind}" for kind in _SPAN_KINDS)), context=True)
+def logspace(
+    context: RuleContext, start: Any, end: Any, steps: int, base: float = 10.0, **options: Any
+) -> Array:
+    """``base`` to the power of ``steps`` even steps from ``start`` to ``end``."""
+    exponent = _linspace(context, start, end, steps).astype(np.float64)
+    return convert(lax.pow(jnp.full_like(exponent, base), exponent), output_dtype(context))
+
+
+@rule(*present("eye", "eye.m"), context=True)
+def eye(context: RuleContext, n: int, m: int | None = None, **options: Any) -> Array:
+    """Ones on the diagonal, zeros elsewhere."""
+    shape = output_shape(context)
+    on_diagonal = lax.broadcasted_iota(np.int32, shape, 0) == lax.broadcasted_iota(np.int32, shape, 1)
+    return on_diagonal.astype(output_dtype(context))
+
+
+def _below(shape: tuple[int, ...], diagonal: int) -> Array:
+    """Whether each place of a matrix is on or below its ``diagonal``."""
+    rows = lax.broadcasted_iota(np.int32, shape[-2:], 0)
+    columns = lax.broadcasted_iota(np.int32, shape[-2:], 1)
+    limit = np.int32(max(min(diagonal, 2**30), -(2**30)))
+    return columns - rows <= limit
+
+
+@rule(*present("tril"))
+def tril(self: Array, diagonal: int = 0) -> Array:
+    """``self`` with what is above ``diagonal`` set to zero."""
+    return where(_below(self.shape, diagonal), self, 0)
+
+
+@rule(*present("triu"))
+def triu(self: Array, diagonal: int = 0) -> Array:
+    """``self`` with what is below ``diagonal`` set to zero."""
+    return where(_below(self.shape, diagonal - 1), jnp.zeros_like(self), self)
+
+
+@rule(*present("tril_indices"), context=True)
+def tril_indices(
+    context: RuleContext, row: int, col: int, offset: int = 0, **options: Any
+) -> Array:
+    """Row and column numbers of a lower triangle, row by row; shape ``(2, n)``."""
+    return jnp.asarray(np.stack(np.tril_indices(row, offset, col)), output_dtype(context))
+
+
+@rule(*present("triu_indices"), context=True)
+def triu_indices(
+    context: RuleContext, row: int, col: int, offset: int = 0, **options: Any
+) -> Array:
+    """Row and column numbers of an upper triangle, row by row; shape ``(2, n)``."""
+    return jnp.asarray(np.stack(np.triu_indices(row, offset, col)), output_dtype(context))

@@ -1,0 +1,430 @@
+"""Batch, layer, group and root-mean-square normalisation, weight normalisation, gradients.
+
+Statistics are taken in float32 for half-precision inputs, in two passes (mean, then the mean of
+squared deviations), which on XLA:CPU is faster than one pass over two sums and loses no digits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import Array, lax
+
+from xla_core.lowering.registry import RuleContext, rule
+from xla_core.lowering.rules.common import is_one, opmath, output_shape
+
+aten = torch.ops.aten
+
+
+def _moments(x: Array, axes: Sequence[int], eps: float) -> tuple[Array, Array, Array]:
+    """Mean, biased variance and reciprocal deviation over ``axes``, kept with size 1."""
+    mean = jnp.mean(x, axes, keepdims=True)
+    var = jnp.mean(jnp.square(x - mean), axes, keepdims=True)
+    return mean, var, lax.rsqrt(var + eps)
+
+
+def _shaped(value: Array, like: Array, shape: Sequence[int]) -> Array:
+    return value.astype(like.dtype).reshape(tuple(shape))
+
+
+def _promised(context: RuleContext, index: int, value: Array) -> Array:
+    """``value`` in the promised shape; statistics nobody may use are promised empty."""
+    shape = output_shape(context, index)
+    return value.reshape(shape) if math.prod(shape) == value.size else jnp.zeros(shape, value.dtype)
+
+
+# Batch normalisation: over everything but the channels, which lie along axis 1.
+
+
+def _channel_axes(x: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The axes that are reduced, and the shape of one number per channel."""
+    axes = (0, *range(2, x.ndim))
+    return axes, tuple(1 if a in axes else n for a, n in enumerate(x.shape))
+
+
+def _batch_statistics(
+    x: Array,
+    running_mean: Array | None,
+    running_var: Array | None,
+    training: bool,
+    eps: float,
+) -> tuple[Array, Array, Array]:
+    axes, shape = _channel_axes(x)
+    if training or running_mean is None or running_var is None:
+        return _moments(x, axes, eps)
+    var = _shaped(running_var, x, shape)
+    return _shaped(running_mean, x, shape), var, lax.rsqrt(var + eps)
+
+
+def _affine(
+    x: Array, mean: Array, rstd: Array, weight: Array | None, bias: Array | None, shape: Any
+) -> Array:
+    """``(x - mean) * rstd * weight + bias`` as one product and one sum per element."""
+    scale = rstd if weight is None else rstd * _shaped(weight, x, shape)
+    shift = -mean * scale
+    if bias is not None:
+        shift = shift + _shaped(bias, x, shape)
+    return x * scale + shift
+
+
+def _mix(old: Array, new: Array, momentum: Any) -> Array:
+    if is_one(momentum):
+        return new.reshape(old.shape).astype(old.dtype)
+    share = jnp.asarray(momentum).astype(new.dtype)
+    wide = old.astype(new.dtype)
+    return ((1 - share) * wide + share * new.reshape(old.shape)).astype(old.dtype)
+
+
+def _batch_norm(
+    context: RuleContext,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running: tuple[Array | None, Array | None],
+    training: bool,
+    momentum: Any,
+    eps: float,
+) -> tuple[tuple[Array, Array, Array], tuple[Any, Any]]:
+    """Result, saved mean, saved reciprocal deviation; then the new running statistics."""
+    wide = opmath(x)
+    _, shape = _channel_axes(x)
+    mean, var, rstd = _batch_statistics(wide, *running, training, eps)
+    out = _affine(wide, mean, rstd, weight, bias, shape).astype(x.dtype)
+    saved = (out, _promised(context, 1, mean), _promised(context, 2, rstd))
+    if not training or running[0] is None or running[1] is None:
+        return saved, running
+    count = x.size // max(x.shape[1], 1)
+    # The running variance is the unbiased one; one element per channel gives inf or NaN as in C.
+    unbiased = var * np.asarray(count / (count - 1) if count > 1 else np.nan, wide.dtype)
+    return saved, (_mix(running[0], mean, momentum), _mix(running[1], unbiased, momentum))
+
+
+@rule(aten._native_batch_norm_legit_functional.default, context=True, lift=("momentum",))
+def batch_norm_functional(
+    context: RuleContext,
+    input: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    training: bool,
+    momentum: Any,
+    eps: float,
+) -> tuple[Array, ...]:
+    """Batch normalisation with the new running statistics as results four and five."""
+    saved, running = _batch_norm(
+        context, input, weight, bias, (running_mean, running_var), training, momentum, eps
+    )
+    return (*saved, *running)
+
+
+@rule(aten._native_batch_norm_legit.no_stats, context=True, lift=("momentum",))
+def batch_norm_no_stats(
+    context: RuleContext,
+    input: Array,
+    weight: Array | None,
+    bias: Array | None,
+    training: bool,
+    momentum: Any,
+    eps: float,
+) -> tuple[Array, ...]:
+    """Batch normalisation by the batch alone."""
+    return _batch_norm(context, input, weight, bias, (None, None), True, momentum, eps)[0]
+
+
+@rule(
+    aten._native_batch_norm_legit_no_training.default, context=True, lift=("momentum",)
+)
+def batch_norm_no_training(
+    context: RuleContext,
+    input: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    momentum: Any,
+    eps: float,
+) -> tuple[Array, ...]:
+    """Batch normalisation by running statistics, which stay as they are."""
+    running = (running_mean, running_var)
+    return _batch_norm(context, input, weight, bias, running, False, momentum, eps)[0]
+
+
+@rule(aten._batch_norm_with_update_functional.default, context=True, lift=("momentum",))
+def batch_norm_with_update(
+    context: RuleContext,
+    input: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    momentum: Any,
+    eps: float,
+) -> tuple[Array, ...]:
+    """The same while training, with an (always empty) reserve as result four."""
+    running = (running_mean, running_var)
+    saved, new = _batch_norm(context, input, weight, bias, running, True, momentum, eps)
+    return (*saved, jnp.zeros(output_shape(context, 3), np.uint8), *new)
+
+
+@rule(aten._batch_norm_no_update.default, context=True, lift=("momentum",))
+def batch_norm_no_update(
+    context: RuleContext,
+    input: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array | None,
+    running_var: Array | None,
+    momentum: Any,
+    eps: float,
+) -> tuple[Array, ...]:
+    """Batch normalisation that leaves running statistics alone, with an empty reserve."""
+    running = (running_mean, running_var)
+    saved, _ = _batch_norm(context, input, weight, bias, running, False, momentum, eps)
+    return (*saved, jnp.zeros(output_shape(context, 3), np.uint8))
+
+
+@rule(aten.native_batch_norm_backward.default)
+def native_batch_norm_backward(
+    grad_out: Array,
+    input: Array,
+    weight: Array | None,
+    running_mean: Array | None,
+    running_var: Array | None,
+    save_mean: Array | None,
+    save_invstd: Array | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[Array | None, ...]:
+    """Gradients by input, weight and bias; None where the mask says so."""
+    x, grad = opmath(input), opmath(grad_out)
+    axes, shape = _channel_axes(x)
+    if train and save_mean is not None and save_invstd is not None:
+        mean, rstd = _shaped(save_mean, x, shape), _shaped(save_invstd, x, shape)
+    else:
+        mean, _, rstd = _batch_statistics(x, running_mean, running_var, train, eps)
+    centred = x - mean
+    by_bias = jnp.sum(grad, axes, keepdims=True)
+    dot = jnp.sum(grad * centred, axes, keepdims=True)
+    by_input = None
+    if output_mask[0]:
+        scale = rstd if weight is None else rstd * _shaped(weight, x, shape)
+        if train:
+            count = x.size // max(x.shape[1], 1)
+            slope = dot * rstd * rstd / count
+            grad = grad - by_bias / count - centred * slope
+        by_input = grad * scale
+    by_weight = (dot * rstd).reshape(-1) if output_mask[1] else None
+    return by_input, by_weight, by_bias.reshape(-1) if output_mask[2] else None
+
+
+@rule(aten.batch_norm_backward.default)
+def batch_norm_backward(
+    grad_out: Array,
+    input: Array,
+    weight: Array,
+    running_mean: Array | None,
+    running_var: Array | None,
+    save_mean: Array | None,
+    save_var: Array | None,
+    update: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+    reserve: Array,
+) -> tuple[Array | None, ...]:
+    """The same for the operators with a reserve; ``save_var`` holds reciprocal deviations."""
+    return native_batch_norm_backward(
+        grad_out,
+        input,
+        weight,
+        running_mean,
+        running_var,
+        save_mean,
+        save_var,
+        update,
+        eps,
+        output_mask,
+    )
+
+
+# Layer normalisation: over the last dimensions.
+
+
+def _last_axes(x: Array, normalized_shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    split = x.ndim - len(normalized_shape)
+    return tuple(range(split)), tuple(range(split, x.ndim))
+
+
+@rule(aten.native_layer_norm.default, context=True)
+def native_layer_norm(
+    context: RuleContext,
+    input: Array,
+    normalized_shape: Sequence[int],
+    weight: Array | None,
+    bias: Array | None,
+    eps: float,
+) -> tuple[Array, Array, Array]:
+    """Result, mean and reciprocal deviation."""
+    x = opmath(input)
+    _, axes = _last_axes(x, normalized_shape)
+    mean, _, rstd = _moments(x, axes, eps)
+    out = (x - mean) * rstd
+    if weight is not None:
+        out = out * weight.astype(out.dtype)
+    if bias is not None:
+        out = out + bias.astype(out.dtype)
+    return out, _promised(context, 1, mean), _promised(context, 2, rstd)
+
+
+@rule(aten.native_layer_norm_backward.default)
+def native_layer_norm_backward(
+    grad_out: Array,
+    input: Array,
+    normalized_shape: Sequence[int],
+    mean: Array,
+    rstd: Array,
+    weight: Array | None,
+    bias: Array | None,
+    output_mask: Sequence[bool],
+) -> tuple[Array | None, ...]:
+    """Gradients by input, weight and bias; None where the mask says so."""
+    x, grad = opmath(input), opmath(grad_out)
+    lead, axes = _last_axes(x, normalized_shape)
+    shape = x.shape[: len(lead)] + (1,) * len(axes)
+    rstd = _shaped(rstd, x, shape)
+    normal = (x - _shaped(mean, x, shape)) * rstd
+    by_input = None
+    if output_mask[0]:
+        inner = grad if weight is None else grad * weight.astype(x.dtype)
+        average = jnp.mean(inner, axes, keepdims=True)
+        slope = jnp.mean(inner * normal, axes, keepdims=True)
+        by_input = (inner - average - normal * slope) * rstd
+    by_weight = jnp.sum(grad * normal, lead) if output_mask[1] else None
+    return by_input, by_weight, jnp.sum(grad, lead) if output_mask[2] else None
+
+
+@rule(aten._fused_rms_norm.default, context=True)
+def fused_rms_norm(
+    context: RuleContext,
+    input: Array,
+    normalized_shape: Sequence[int],
+    weight: Array | None,
+    eps: float | None,
+) -> tuple[Array, Array]:
+    """Result and reciprocal root mean square; ``eps`` defaults to the input dtype's epsilon."""
+    x = opmath(input)
+    _, axes = _last_axes(x, normalized_shape)
+    floor = float(jnp.finfo(input.dtype).eps) if eps is None else eps
+    rstd = lax.rsqrt(jnp.mean(jnp.square(x), axes, keepdims=True) + floor)
+    out = x * rstd
+    if weight is not None:
+        out = out * weight.astype(out.dtype)
+    return out, _promised(context, 1, rstd)
+
+
+@rule(aten._fused_rms_norm_backward.default)
+def fused_rms_norm_backward(
+    grad_out: Array,
+    input: Array,
+    normalized_shape: Sequence[int],
+    rstd: Array,
+    weight: Array | None,
+    output_mask: Sequence[bool],
+) -> tuple[Array | None, ...]:
+    """Gradients by input and weight; None where the mask says so."""
+    x, grad = opmath(input), opmath(grad_out)
+    lead, axes = _last_axes(x, normalized_shape)
+    rstd = _shaped(rstd, x, x.shape[: len(lead)] + (1,) * len(axes))
+    normal = x * rstd
+    by_input = None
+    if output_mask[0]:
+        inner = grad if weight is None else grad * weight.astype(x.dtype)
+        by_input = (inner - normal * jnp.mean(inner * normal, axes, keepdims=True)) * rstd
+    by_weight = jnp.sum(grad * normal, lead) if weight is not None and output_mask[1] else None
+    return by_input, by_weight
+
+
+# Group normalisation: over the channels of a group and everything behind them.
+
+
+@rule(aten.native_group_norm.default, context=True)
+def native_group_norm(
+    context: RuleContext,
+    input: Array,
+    weight: Array | None,
+    bias: Array | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    eps: float,
+) -> tuple[Array, Array, Array]:
+    """Result, mean and reciprocal deviation, the latter of shape ``[N, group]``."""
+    x = opmath(input).reshape(N, group, C // group, HxW)
+    mean, _, rstd = _moments(x, (2, 3), eps)
+    out = _affine(x, mean, rstd, weight, bias, (1, group, C // group, 1))
+    out = out.reshape(input.shape).astype(input.dtype)
+    return out, _promised(context, 1, mean), _promised(context, 2, rstd)
+
+
+@rule(aten.native_group_norm_backward.default)
+def native_group_norm_backward(
+    grad_out: Array,
+    input: Array,
+    mean: Array,
+    rstd: Array,
+    weight: Array | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    output_mask: Sequence[bool],
+) -> tuple[Array | None, ...]:
+    """Gradients by input, weight and bias; None where the mask says so."""
+    shape = (N, group, C // group, HxW)
+    x, grad = opmath(input).reshape(shape), opmath(grad_out).reshape(shape)
+    rstd = _shaped(rstd, x, (N, group, 1, 1))
+    normal = (x - _shaped(mean, x, (N, group, 1, 1))) * rstd
+    by_input = None
+    if output_mask[0]:
+        inner = grad
+        if weight is not None:
+            inner = grad * _shaped(weight, x, (1, group, C // group, 1))
+        average = jnp.mean(inner, (2, 3), keepdims=True)
+        slope = jnp.mean(inner * normal, (2, 3), keepdims=True)
+        by_input = ((inner - average - normal * slope) * rstd).reshape(input.shape)
+    by_weight = jnp.sum(grad * normal, (0, 3)).reshape(-1) if output_mask[1] else None
+    by_bias = jnp.sum(grad, (0, 3)).reshape(-1) if output_mask[2] else None
+    return by_input, by_weight, by_bias
+
+
+# Weight normalisation: one norm for each entry of ``dim``, the first or the last.
+
+
+def _norm_axes(v: Array, dim: int) -> tuple[int, ...]:
+    return tuple(a for a in range(v.ndim) if a != dim % v.ndim)
+
+
+@rule(aten._weight_norm_interface.default)
+def weight_norm(v: Array, g: Array, dim: int = 0) -> tuple[Array, Array]:
+    """``g * v / norm(v)`` and the norms, which have the shape of ``g``."""
+    wide = opmath(v)
+    norms = jnp.sqrt(jnp.sum(wide * wide, _norm_axes(v, dim), keepdims=True))
+    return (wide * (g.astype(wide.dtype) / norms)).astype(v.dtype), norms
+
+
+@rule(aten._weight_norm_interface_backward.default)
+def weight_norm_backward(
+    grad_w: Array, saved_v: Array, saved_g: Array, saved_norms: Array, dim: int
+) -> tuple[Array, Array]:
+    """Gradients by ``v`` and ``g``."""
+    grad, v = opmath(grad_w), opmath(saved_v)
+    norms, g = saved_norms.astype(v.dtype), saved_g.astype(v.dtype)
+    by_g = jnp.sum(grad * v, _norm_axes(v, dim), keepdims=True) / norms
+    return (g / norms) * (grad - v * (by_g / norms)), by_g

@@ -1,0 +1,51 @@
+"""Shapes and dtypes of traced values, interned so that a trace can compare them by identity."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+import torch
+
+
+class TensorMeta:
+    """Shape and PyTorch dtype of one traced value.
+
+    Instances are interned: two values of equal shape and dtype share one ``TensorMeta``,
+    so ``is`` compares them and ``index`` identifies them in a step key.
+    """
+
+    __slots__ = ("shape", "dtype", "index", "numel")
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, index: int) -> None:
+        self.shape: Final = shape
+        self.dtype: Final = dtype
+        self.index: Final = index
+        numel = 1
+        for size in shape:
+            numel *= size
+        self.numel: Final = numel
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a dense buffer of this shape in the PyTorch dtype."""
+        return self.numel * self.dtype.itemsize
+
+    def __repr__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}[{','.join(map(str, self.shape))}]"
+
+
+_interned: dict[tuple[tuple[int, ...], torch.dtype], TensorMeta] = {}
+_lock = threading.Lock()
+
+
+def tensor_meta(shape: tuple[int, ...], dtype: torch.dtype) -> TensorMeta:
+    """Return the one ``TensorMeta`` for ``shape`` and ``dtype``."""
+    found = _interned.get((shape, dtype))
+    if found is None:
+        with _lock:
+            found = _interned.get((shape, dtype))
+            if found is None:
+                found = TensorMeta(shape, dtype, len(_interned) + 1)
+                _interned[shape, dtype] = found
+    return found

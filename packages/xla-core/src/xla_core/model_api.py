@@ -1,0 +1,192 @@
+"""The single-device functions behind ``torch_xla`` and ``torch_xla.core.xla_model``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
+
+import torch
+
+from xla_core import _torch_guard, counters, events, flags, rng, runtime, step_closures, transfer
+from xla_core.tensor import XLATensor
+
+
+def device(index: int | None = None) -> torch.device:
+    """The ``xla`` device with this index; without one, the calling thread's current device.
+
+    With an index it becomes the thread's current device. Raises IndexError naming the devices
+    there are when there is none with this index, RuntimeError when no device can be had at all.
+    """
+    known = devices()
+    if index is None:
+        return known[min(_torch_guard.current_index(), len(known) - 1)]
+    if not 0 <= index < len(known):
+        raise IndexError(f"Device index {index} out of range in {[str(d) for d in known]}")
+    _torch_guard.set_current_index(index)
+    return known[index]
+
+
+def devices() -> list[torch.device]:
+    """All ``xla`` devices that this process addresses."""
+    return [trace.device for trace in runtime.traces()]
+
+
+def real_devices() -> list[str]:
+    """The runtime's names of this process's devices, such as ``CPU:0``."""
+    return [real_name(d) for d in devices()]
+
+
+def real_name(of: torch.device | str) -> str:
+    """The runtime's name of one ``xla`` device, such as ``CPU:0``."""
+    description = runtime.client().local_devices()[runtime.trace_of(of).device.index]
+    return f"{runtime.device_type()}:{description.id}"
+
+
+def device_count() -> int:
+    """The number of ``xla`` devices that this process addresses."""
+    return len(runtime.traces())
+
+
+def device_hardware(of: torch.device | str) -> str:
+    """``'CPU'``, ``'TPU'``, ...: what the device really is. A CPU tensor's device gives ``'CPU'``."""
+    of = torch.device(of)
+    return runtime.device_type() if of.type == "xla" else of.type.upper()
+
+
+def sync(wait: bool = False, reset_scope: bool = True) -> None:
+    """End a step: run what is pending on the current device, then the step closures.
+
+    Returns once the work is enqueued; with ``wait``, or ``XLA_SYNC_WAIT=1`` in the environment, when it
+    is done. ``reset_scope`` is accepted for torch_xla's sake: there is no scope to reset here.
+    """
+    del reset_scope
+    trace = runtime.trace_of(None)
+    trace.flush(trace)
+    counters.increment("MarkStep")
+    if wait or flags.SYNC_WAIT.get():
+        trace.backend.wait()
+    events.emit("step_marked", device=trace.device)
+    step_closures.run(trace.device)
+
+
+def wait_device_ops(wanted: Sequence[torch.device | str] = ()) -> None:
+    """Block until the programs launched on these devices (default: all) have finished."""
+    runtime.wait([torch.device(d) for d in wanted])
+
+
+def optimizer_step(
+    optimizer: torch.optim.Optimizer,
+    barrier: bool = False,
+    optimizer_args: dict[str, Any] | None = None,
+    groups: Any = None,
+    pin_layout: bool = True,
+) -> Any:
+    """Run ``optimizer.step(**optimizer_args)`` and return what it returns; with ``barrier`` end the step.
+
+    With one process there are no gradients to reduce. Raises RuntimeError for ``groups``, which need
+    the package xla-dist.
+    """
+    del pin_layout
+    if groups:
+        raise RuntimeError("optimizer_step(groups=...) reduces over processes; install xla-dist for that")
+    loss = optimizer.step(**(optimizer_args or {}))
+    if barrier:
+        sync()
+    return loss
+
+
+def set_rng_state(seed: int, of: torch.device | str | None = None) -> None:
+    """Set the random state of one device (default: the current one)."""
+    rng.set_state(int(seed), runtime.trace_of(of).device.index)
+
+
+def get_rng_state(of: torch.device | str | None = None) -> int:
+    """The random state of one device (default: the current one), as ``set_rng_state`` takes it."""
+    return rng.get_state(runtime.trace_of(of).device.index)
+
+
+def memory_info(of: torch.device | str | None = None) -> dict[str, int | None]:
+    """``bytes_used``, ``bytes_limit`` (None where the device has none) and ``peak_bytes_used``."""
+    info = runtime.client().memory_info(runtime.trace_of(of).device.index)
+    return {
+        "bytes_used": info.bytes_used,
+        "bytes_limit": info.bytes_limit,
+        "peak_bytes_used": info.peak_bytes_used,
+    }
+
+
+def is_master_ordinal(local: bool = True) -> bool:
+    """Whether this process is the first (of its host, or with ``local=False`` of the job)."""
+    if not local:
+        return process_index() == 0
+    return True
+
+
+def process_index() -> int:
+    """This process's number in the job, as the running client knows it."""
+    return runtime.client().local_devices()[0].process_index
+
+
+def process_count() -> int:
+    """The number of processes in the job, as the running client knows it."""
+    return len({d.process_index for d in runtime.client().devices()})
+
+
+def global_ordinal() -> int:
+    """The number of this process's replica; 0 in a job of one process."""
+    return process_index()
+
+
+def world_size() -> int:
+    """The number of replicas that train together; 1 in a job of one process."""
+    return process_count()
+
+
+def master_print(*args: Any, fd: TextIO = sys.stdout, local: bool = False, flush: bool = False) -> None:
+    """``print`` on the master ordinal only."""
+    if is_master_ordinal(local=local):
+        print(*args, file=fd, flush=flush)
+
+
+def to_cpu(data: Any, convert: bool = True) -> Any:
+    """``data`` with every ``xla`` tensor in it (dicts, lists, tuples, sets, attributes not) on the CPU."""
+    return transfer.map_tensors(data, lambda t: t.cpu()) if convert else data
+
+
+def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: bool = False) -> None:
+    """``torch.save`` of ``data`` with its tensors moved to the CPU, by the master ordinal only.
+
+    A path is written beside and then renamed: an interrupted save leaves the former file.
+    """
+    if master_only and not is_master_ordinal(local=not global_master):
+        return
+    host = to_cpu(data)
+    if not isinstance(file_or_path, (str, os.PathLike)):
+        torch.save(host, file_or_path)
+        return
+    path = os.fspath(file_or_path)
+    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=".saving-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            torch.save(host, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def is_xla_tensor(tensor: Any) -> bool:
+    """Whether ``tensor`` lives on an ``xla`` device."""
+    return isinstance(tensor, XLATensor)
+
+
+def unlazy(tensors: Iterable[torch.Tensor]) -> None:
+    """Run what is pending on the devices of ``tensors`` and wait for it."""
+    for trace in {t._s.trace for t in tensors if isinstance(t, XLATensor)}:
+        trace.flush(trace)
+        trace.backend.wait()

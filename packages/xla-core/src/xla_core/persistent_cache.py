@@ -1,0 +1,349 @@
+"""Compiled programs on disk, shared by processes and by runs.
+
+Loading an executable runs machine code from the file, so whoever can write to the directory can
+run code as the reader. The directory is created for its user alone (0700), and one that others
+can write to is refused unless ``XLA_PERSISTENT_CACHE_ALLOW_SHARED=1`` says that they are trusted.
+
+A file is named by the SHA-256 of its key and holds the whole key: an entry is used only if every
+key entry is equal byte for byte. The layout is ``magic, version, lengths, header checksum, key
+(zlib), payload, checksum of both``. A file is written beside its final name, flushed to the disk
+and renamed, so a reader sees a whole entry or none; whatever else lies there is a miss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import functools
+import hashlib
+import logging
+import os
+import stat
+import struct
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+PATH_VARIABLE: Final = "XLA_PERSISTENT_CACHE_PATH"
+READ_ONLY_VARIABLE: Final = "XLA_PERSISTENT_CACHE_READ_ONLY"
+ALLOW_SHARED_VARIABLE: Final = "XLA_PERSISTENT_CACHE_ALLOW_SHARED"
+SUFFIX: Final = ".xlaexe"
+
+_MAGIC: Final = b"XLA-CACHE\n"
+_FORMAT_VERSION: Final = 1
+# magic, format version, bytes of the compressed key, bytes of the key, bytes of the payload
+_HEADER: Final = struct.Struct("<10sHQQQ")
+_HEADER_SUM: Final = struct.Struct("<I")
+_DIGEST_SIZE: Final = hashlib.sha256().digest_size
+_COUNT: Final = struct.Struct("<I")
+_LENGTHS: Final = struct.Struct("<IQ")
+_TEMPORARY_PREFIX: Final = ".writing-"
+# a file that a killed writer left behind; a living one writes for seconds
+_ABANDONED_SECONDS: Final = 3600.0
+# keys hold a whole program: cheap compression, as it runs between compiling and the first step
+_KEY_LEVEL: Final = 1
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+MSG_REFUSED: Final = (
+    "the persistent cache {path} is refused: {reason}. Loading a cached program runs code from its "
+    "file, so whoever can write there can run code as you. Give it to yourself alone "
+    "(chmod 700 {path}), choose another directory, or set XLA_PERSISTENT_CACHE_ALLOW_SHARED=1 if "
+    "you trust everyone who can write to it"
+)
+MSG_UNUSABLE: Final = (
+    "the persistent cache {path} cannot be {action}: {error}. Training goes on without it"
+)
+MSG_BAD_ENTRY: Final = "the persistent cache entry {path} is {fault}; {consequence}"
+MSG_NOT_WRITTEN: Final = (
+    "the persistent cache entry {path} could not be written: {error}. Training goes on; further "
+    "failures of this kind are not reported"
+)
+MSG_REFUSED_PROGRAM: Final = (
+    "the stored program {program} could not be loaded: {error}. It is compiled again and replaced"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheKey:
+    """Everything a compiled program depends on: named byte strings in a fixed order.
+
+    Names are unique, values are compared in full. ``program`` names the step in log lines only.
+    """
+
+    entries: tuple[tuple[str, bytes], ...]
+    program: str = ""
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.entries]
+        if len(set(names)) != len(names):
+            raise ValueError(f"a cache key has two entries of one name: {sorted(names)}")
+
+    @classmethod
+    def of(cls, entries: Mapping[str, bytes | str], program: str = "") -> CacheKey:
+        """A key from a mapping in its order; text is encoded as UTF-8."""
+        encoded = ((n, v.encode() if isinstance(v, str) else v) for n, v in entries.items())
+        return cls(tuple(encoded), program)
+
+    @functools.cached_property
+    def encoded(self) -> bytes:
+        """One unambiguous byte string of all entries: lengths in front of names and values."""
+        parts = [_COUNT.pack(len(self.entries))]
+        for name, value in self.entries:
+            label = name.encode()
+            parts += (_LENGTHS.pack(len(label), len(value)), label, value)
+        return b"".join(parts)
+
+    @functools.cached_property
+    def file_name(self) -> str:
+        """The SHA-256 of all entries, and the suffix."""
+        return hashlib.sha256(self.encoded).hexdigest() + SUFFIX
+
+    def log(self) -> None:
+        """Write one DEBUG line per entry: its size, its SHA-256 and how it begins.
+
+        Two runs that ought to share an entry and do not are compared by these lines.
+        """
+        if logger.isEnabledFor(logging.DEBUG):
+            for name, value in self.entries:
+                digest = hashlib.sha256(value).hexdigest()
+                logger.debug(
+                    "cache key of %s: %s: %d bytes, sha256 %s, %r",
+                    self.program or self.file_name, name, len(value), digest, value[:60],
+                )  # fmt: skip
+
+
+class CacheRefusedError(RuntimeError):
+    """The cache directory could be written by other users."""
+
+
+class _BadEntryError(Exception):
+    """What is wrong with a file, as the end of a sentence that begins with 'the entry is'."""
+
+
+class PersistentCache:
+    """Payloads by ``CacheKey`` in one directory; safe for several processes at a time.
+
+    ``readonly`` never writes, not even to remove damaged files. After construction no failure of
+    the file system raises: ``get`` gives None, ``put`` False, and a warning says why, once per
+    file or kind of failure. Raises CacheRefusedError for a directory that other users can write to
+    unless ``allow_shared`` (default: the environment's ``XLA_PERSISTENT_CACHE_ALLOW_SHARED``).
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        readonly: bool = False,
+        *,
+        allow_shared: bool | None = None,
+    ) -> None:
+        self.path = Path(path).expanduser()
+        self.readonly = readonly
+        if allow_shared is None:
+            allow_shared = _is_set(ALLOW_SHARED_VARIABLE)
+        self._warned: set[str] = set()
+        self._usable = self._prepare(allow_shared)
+
+    def get(self, key: CacheKey) -> bytes | None:
+        """The payload stored under an equal key, or None."""
+        key.log()
+        if not self._usable:
+            return None
+        path = self.path / key.file_name
+        try:
+            return _decode(path.read_bytes(), key)
+        except FileNotFoundError:
+            return None
+        except _BadEntryError as fault:
+            consequence = "it is ignored" if self.readonly else "it is ignored and replaced"
+            self._warn_once(
+                str(path), MSG_BAD_ENTRY.format(path=path, fault=fault, consequence=consequence)
+            )
+        except (OSError, MemoryError) as error:
+            self._warn_once("read", MSG_UNUSABLE.format(path=path, action="read", error=error))
+        return None
+
+    def put(self, key: CacheKey, payload: bytes) -> bool:
+        """Store ``payload``; whether it is on the disk now. False at once for a read-only cache."""
+        if self.readonly or not self._usable:
+            return False
+        path = self.path / key.file_name
+        try:
+            _write(path, _encode(key, payload))
+        except (OSError, MemoryError) as error:
+            kind = f"write {getattr(error, 'errno', None)}"
+            self._warn_once(kind, MSG_NOT_WRITTEN.format(path=path, error=error))
+            return False
+        self._warned.discard(str(path))
+        return True
+
+    def _prepare(self, allow_shared: bool) -> bool:
+        """Create, check and tidy the directory; whether it can be used."""
+        try:
+            if not self.readonly:
+                # parents get the user's usual mode; the directory itself is private from the start
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    self.path.mkdir(mode=0o700)
+            status = self.path.stat()
+            if not stat.S_ISDIR(status.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.path))
+            os.scandir(self.path).close()
+        except OSError as error:
+            self._warn_once(
+                "open", MSG_UNUSABLE.format(path=self.path, action="opened", error=error)
+            )
+            return False
+        reason = None if allow_shared else _why_not_private(status)
+        if reason is not None:
+            raise CacheRefusedError(MSG_REFUSED.format(path=self.path, reason=reason))
+        if not self.readonly:
+            _remove_abandoned(self.path)
+        return True
+
+    def _warn_once(self, subject: str, text: str) -> None:
+        if subject not in self._warned:
+            self._warned.add(subject)
+            logger.warning(text)
+
+
+class _InUse:
+    """The process's cache; the environment decides unless ``initialize`` came first."""
+
+    lock = threading.Lock()
+    decided = False
+    cache: PersistentCache | None = None
+
+
+def initialize(path: str | os.PathLike[str], readonly: bool = False) -> None:
+    """Use the cache in ``path`` from now on, for programs that are not compiled yet.
+
+    Raises CacheRefusedError for a directory that other users can write to.
+    """
+    cache = PersistentCache(path, readonly)
+    with _InUse.lock:
+        _InUse.cache, _InUse.decided = cache, True
+
+
+def current() -> PersistentCache | None:
+    """The cache in use, or None.
+
+    Without ``initialize`` the environment decides, at the first call: XLA_PERSISTENT_CACHE_PATH
+    and XLA_PERSISTENT_CACHE_READ_ONLY. Raises CacheRefusedError like ``initialize``.
+    """
+    if not _InUse.decided:
+        with _InUse.lock:
+            path = os.environ.get(PATH_VARIABLE, "")
+            if path and not _InUse.decided:
+                _InUse.cache = PersistentCache(path, _is_set(READ_ONLY_VARIABLE))
+            _InUse.decided = True
+    return _InUse.cache
+
+
+def warn_unusable(key: CacheKey | None, error: Exception) -> None:
+    """Say that the plugin refused a stored program, which is then compiled and stored again."""
+    program = key.program or key.file_name if key is not None else "a program"
+    logger.warning(MSG_REFUSED_PROGRAM.format(program=program, error=error))
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "").strip().lower() in {"1", "true", "yes", "on"}
+
+
+def _why_not_private(status: os.stat_result) -> str | None:
+    if not hasattr(os, "getuid"):
+        return None
+    if status.st_uid not in (os.getuid(), 0):
+        return f"it belongs to user id {status.st_uid}"
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & _OTHERS_WRITE:
+        return f"other users can write to it (mode {mode:04o})"
+    return None
+
+
+def _encode(key: CacheKey, payload: bytes) -> bytes:
+    packed = zlib.compress(key.encoded, _KEY_LEVEL)
+    header = _HEADER.pack(_MAGIC, _FORMAT_VERSION, len(packed), len(key.encoded), len(payload))
+    digest = hashlib.sha256(packed)
+    digest.update(payload)
+    head = header + _HEADER_SUM.pack(zlib.crc32(header))
+    return b"".join((head, packed, payload, digest.digest()))
+
+
+def _decode(content: bytes, key: CacheKey) -> bytes:
+    """The payload of a file's ``content``. Raises _BadEntryError unless all of it is as written."""
+    packed_size, key_size, payload_size = _decode_header(content)
+    start = _HEADER.size + _HEADER_SUM.size
+    middle, end = start + packed_size, start + packed_size + payload_size
+    if len(content) != end + _DIGEST_SIZE:
+        raise _BadEntryError(f"torn: {len(content)} bytes of {end + _DIGEST_SIZE}")
+    body = memoryview(content)
+    if hashlib.sha256(body[start:end]).digest() != content[end:]:
+        raise _BadEntryError("damaged: its checksum does not match")
+    if key_size != len(key.encoded) or _unpacked(body[start:middle]) != key.encoded:
+        raise _BadEntryError("the entry of another program")
+    return content[middle:end]
+
+
+def _unpacked(packed: memoryview) -> bytes:
+    try:
+        return zlib.decompress(packed)
+    except zlib.error as error:
+        raise _BadEntryError(f"damaged: {error}") from error
+
+
+def _decode_header(content: bytes) -> tuple[int, int, int]:
+    """Sizes of compressed key, key and payload."""
+    if not content.startswith(_MAGIC[: len(content)]) or not content:
+        raise _BadEntryError("not a cache entry" if content else "empty")
+    if len(content) < _HEADER.size + _HEADER_SUM.size:
+        raise _BadEntryError(f"torn: only {len(content)} bytes")
+    (checksum,) = _HEADER_SUM.unpack_from(content, _HEADER.size)
+    if zlib.crc32(content[: _HEADER.size]) != checksum:
+        raise _BadEntryError("damaged: the checksum of its header does not match")
+    _, version, packed_size, key_size, payload_size = _HEADER.unpack_from(content)
+    if version != _FORMAT_VERSION:
+        raise _BadEntryError(f"of format version {version}, this is version {_FORMAT_VERSION}")
+    return packed_size, key_size, payload_size
+
+
+def _write(path: Path, content: bytes) -> None:
+    descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY_PREFIX, dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:  # an interrupt too must not leave the file behind
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    # without it a power cut may undo the rename; the entry itself would then be missing, not wrong
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_abandoned(directory: Path) -> None:
+    oldest = time.time() - _ABANDONED_SECONDS
+    # another process may remove the same files at the same time
+    with contextlib.suppress(OSError):
+        for temporary in directory.glob(_TEMPORARY_PREFIX + "*"):
+            with contextlib.suppress(OSError):
+                if temporary.stat().st_mtime < oldest:
+                    temporary.unlink()

@@ -1,0 +1,69 @@
+"""The compiled programs of the process, and what is known about each."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+
+class StepProgram:
+    """One compiled program of a step.
+
+    ``output_index`` maps value numbers to positions among the results; ``donated`` are the
+    inputs whose memory a result takes over. ``histogram`` counts the operators recorded in it.
+    """
+
+    __slots__ = (
+        "name", "executable", "program", "output_index", "donated", "operations", "histogram",
+        "runs", "copied_donations", "compile_seconds", "from_cache", "output_bytes", "backend",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        executable: Any,
+        program: Any,
+        output_index: dict[int, int],
+        donated: tuple[int, ...],
+        histogram: Counter[str],
+        compile_seconds: float,
+        from_cache: bool,
+        output_bytes: dict[int, int],
+        backend: Any,
+    ) -> None:
+        self.name = name
+        self.executable = executable
+        self.program = program
+        self.output_index = output_index
+        self.donated = donated
+        self.operations = histogram.total()
+        self.histogram = histogram
+        self.runs = 0
+        self.copied_donations = 0
+        self.compile_seconds = compile_seconds
+        self.from_cache = from_cache
+        self.output_bytes = output_bytes
+        self.backend = backend
+
+    def wasteful(self, wanted: set[int]) -> bool:
+        """Whether the results nobody wants weigh more than those wanted (and more than a MiB)."""
+        extra = sum(size for vid, size in self.output_bytes.items() if vid not in wanted)
+        useful = sum(size for vid, size in self.output_bytes.items() if vid in wanted)
+        return extra > max(useful, 1 << 20)
+
+
+_programs: list[StepProgram] = []
+_lock = threading.Lock()
+
+
+def register(program: StepProgram) -> None:
+    """Remember a program for reports."""
+    with _lock:
+        _programs.append(program)
+
+
+def all_programs() -> list[StepProgram]:
+    """Every program compiled or loaded in this process, oldest first."""
+    with _lock:
+        return list(_programs)

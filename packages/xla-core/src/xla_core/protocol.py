@@ -1,0 +1,263 @@
+"""The contract between xla-core and a device plugin: the only objects that cross that border.
+
+A plugin never sees torch and never sees a trace. It is handed StableHLO (``Program``) and host
+arrays, and gives back opaque ``Buffer`` and ``Executable`` objects. The same contract carries one
+device, several devices of one process, meshes over several processes, and topologies that have no
+chips at all (ahead-of-time compilation).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+
+INTERFACE_VERSION: Final = 1
+"""Raised when a plugin written for the former contract would no longer work."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceDescription:
+    """One device as the runtime numbers it.
+
+    ``id`` is unique over all processes, ``local_index`` counts the devices this process can
+    address (-1 for one it cannot). ``platform`` is the one of jax's platforms (``cpu``, ``tpu``,
+    ``cuda``, ...) whose lowering rules suit the device. ``kind`` is the hardware's name,
+    ``attributes`` what else the runtime tells (``coords``, ``core_on_chip``, ...).
+    """
+
+    id: int
+    local_index: int
+    process_index: int
+    platform: str
+    kind: str
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an array or a program lives: global device ids, and how values are split over them.
+
+    ``sharding`` is an HLO sharding in its text form; None means the whole value on every device
+    in ``devices`` (the usual case: exactly one). For a program, ``devices`` lists replicas times
+    partitions, the partitions of a replica side by side.
+    """
+
+    devices: tuple[int, ...]
+    sharding: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Topology:
+    """What a process knows of the job before its client starts; filled by the topology hook.
+
+    ``process_index`` of ``process_count`` processes, which meet at ``coordinator_address``
+    (``host:port``) through ``distributed_client``, jaxlib's runtime client for it.
+    ``local_device_count`` overrides the plugin's own count of this process's devices.
+    ``aot_topology`` names a topology to compile for without any chip (``v5e:4x4``): the client's
+    ``local_devices`` are then those of the topology and its buffers have no values.
+    ``options`` is for agreements between one extension and one plugin.
+    """
+
+    process_index: int = 0
+    process_count: int = 1
+    coordinator_address: str | None = None
+    distributed_client: Any = None
+    local_device_count: int | None = None
+    aot_topology: str | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Shape and numpy dtype of one program argument or result, and its HLO sharding if any.
+
+    Over several devices the shape is that of the whole value. ``sharding`` None: whole on every
+    device for an argument, what the compiler likes for a result (``Executable.output_shardings``).
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    sharding: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Program:
+    """A lowered step: what a plugin compiles.
+
+    ``stablehlo`` is MLIR bytecode in the StableHLO, CHLO and Shardy dialects; a plugin that hands
+    it to another XLA than this process's jaxlib converts it to its version. ``aliases`` pairs an
+    input with the output that may reuse its memory (donation), also recorded in the module itself.
+    ``options`` are compiler options by the compiler's own names.
+    """
+
+    name: str
+    stablehlo: bytes
+    inputs: tuple[ArraySpec, ...]
+    outputs: tuple[ArraySpec, ...]
+    aliases: tuple[tuple[int, int], ...]
+    placement: Placement
+    num_replicas: int = 1
+    num_partitions: int = 1
+    options: Mapping[str, str | int | float | bool] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """Bytes in use, the device's limit (None: not known) and the peak since the start."""
+
+    bytes_used: int
+    bytes_limit: int | None
+    peak_bytes_used: int
+
+
+@runtime_checkable
+class Buffer(Protocol):
+    """A value in device memory: opaque to the core, immutable, freed with its last reference.
+
+    Takes weak references.
+    """
+
+    def is_ready(self) -> bool:
+        """Whether the computation that makes this value has finished."""
+        ...
+
+
+@runtime_checkable
+class Executable(Protocol):
+    """A compiled program, loaded on the devices of its placement."""
+
+    program_name: str
+
+    def execute(self, arguments: Sequence[Buffer]) -> list[Buffer]:
+        """Enqueue one run and return its results at once. Donated arguments are gone afterwards.
+
+        Over several devices an argument is one logical ``Buffer`` with a shard on each, laid out as
+        ``input_shardings`` says. Raises RuntimeError for a deleted argument or another layout or
+        shape; what fails during the run is raised when a result is waited for or read.
+        """
+        ...
+
+    def serialize(self) -> bytes:
+        """The executable in a form that ``deserialize`` of an equal client loads.
+
+        Raises NotImplementedError where the runtime has no such form.
+        """
+        ...
+
+    def memory_analysis(self) -> Mapping[str, int]:
+        """Bytes by use: ``arguments, outputs, temporaries, aliased, code``."""
+        ...
+
+    def cost_analysis(self) -> Mapping[str, float]:
+        """The compiler's estimates (``flops``, ``bytes accessed``), empty where it offers none."""
+        ...
+
+    def optimized_hlo(self) -> str:
+        """The compiled module as HLO text."""
+        ...
+
+    def input_shardings(self) -> tuple[str | None, ...]:
+        """HLO sharding of each input as compiled; None: whole on every device."""
+        ...
+
+    def output_shardings(self) -> tuple[str | None, ...]:
+        """HLO sharding of each output as compiled; None: whole on every device."""
+        ...
+
+
+@runtime_checkable
+class DeviceClient(Protocol):
+    """One running plugin: devices, transfers, compilation."""
+
+    interface_version: int
+    device_type: str
+
+    def devices(self) -> Sequence[DeviceDescription]:
+        """All devices of the job, by id."""
+        ...
+
+    def local_devices(self) -> Sequence[DeviceDescription]:
+        """The devices this process addresses; ``xla:N`` is the Nth."""
+        ...
+
+    def put(self, array: np.ndarray, placement: Placement) -> Buffer:
+        """Copy a host array to the device; the array may be changed once this returns."""
+        ...
+
+    def get(self, buffer: Buffer) -> np.ndarray:
+        """Wait for a value and copy it to the host; the array is the caller's own, and writable.
+
+        Raises RuntimeError if its computation failed, if the buffer was donated, or if this process
+        does not hold all of it.
+        """
+        ...
+
+    def copy(self, buffer: Buffer, placement: Placement) -> Buffer:
+        """A second buffer with the same value, on ``placement``; also on the same device."""
+        ...
+
+    def allocate(self, spec: ArraySpec, placement: Placement) -> Buffer:
+        """A zero-filled buffer, made without a host array of that size where the device can."""
+        ...
+
+    def shards(self, buffer: Buffer) -> Sequence[tuple[int, Buffer]]:
+        """The parts of a buffer that this process holds, uncopied: device id, one-device buffer."""
+        ...
+
+    def assemble(self, shards: Sequence[Buffer], spec: ArraySpec, placement: Placement) -> Buffer:
+        """One logical buffer of this process's parts, in the placement's device order, no copy.
+
+        With ``placement.sharding`` None each part is a whole value of its own (data parallelism:
+        the "replicated" values may differ). Raises ValueError when number or shapes do not fit.
+        """
+        ...
+
+    def compile(self, program: Program) -> Executable:
+        """Compile for the program's placement. Raises RuntimeError with the compiler's message."""
+        ...
+
+    def deserialize(self, payload: bytes, program_name: str, placement: Placement) -> Executable:
+        """Load what ``Executable.serialize`` wrote; this runs code from ``payload``.
+
+        Raises ValueError when it does not fit this client.
+        """
+        ...
+
+    def wait(self, buffers: Sequence[Buffer]) -> None:
+        """Block until every buffer is computed. Raises RuntimeError if one failed."""
+        ...
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Everything compiled code depends on besides the program: versions, target, flags.
+
+        Equal on every process of a job and from run to run, so that a cache entry is found again.
+        """
+        ...
+
+    def numpy_dtype(self, dtype: np.dtype) -> np.dtype:
+        """The dtype in which this device keeps ``dtype`` (on a TPU, float32 for float64)."""
+        ...
+
+    def memory_info(self, local_index: int) -> MemoryInfo:
+        """Memory figures of one addressable device."""
+        ...
+
+    def shutdown(self) -> None:
+        """Release the devices; the client is not used afterwards."""
+        ...
+
+
+class ClientFactory(Protocol):
+    """What a plugin's entry point in the group ``xla_core.devices`` names.
+
+    It may carry the attribute ``interface_version``, checked before it is called, and
+    ``is_available(options) -> bool``, a cheap look (no client, no network) that decides whether
+    this device is chosen when the user names none.
+    """
+
+    def __call__(self, topology: Topology, options: Mapping[str, str]) -> DeviceClient:
+        """Start the plugin; ``options`` is usually the process's environment."""
+        ...

@@ -1,0 +1,218 @@
+"""The process's devices: starts the chosen plugin's client when the first device is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pluggy
+import torch
+
+from xla_core import _torch_guard, cache, counters, events, plugins, step
+from xla_core.lowering import registry
+from xla_core.persistent_cache import CacheKey
+from xla_core.protocol import DeviceClient, Executable, Placement, Program
+from xla_core.trace import Trace
+
+
+class Backend:
+    """One addressable device of the running client, as its trace uses it."""
+
+    def __init__(self, client: DeviceClient, index: int) -> None:
+        self.client = client
+        self.index = index
+        self.placement = Placement((client.local_devices()[index].id,))
+        self._last: list[weakref.ref[Any]] = []
+
+    def put(self, array: np.ndarray) -> Any:
+        """Copy a host array to the device, in the dtype the device keeps."""
+        wanted = self.client.numpy_dtype(array.dtype)
+        if wanted != array.dtype:
+            array = array.astype(wanted)
+        started = time.perf_counter_ns()
+        buffer = self.client.put(array, self.placement)
+        counters.sample("TransferToDeviceTime", time.perf_counter_ns() - started)
+        counters.sample("OutboundData", array.nbytes, counters.render_bytes)
+        events.emit("transfer_to_device", nbytes=array.nbytes)
+        return buffer
+
+    def get(self, buffer: Any) -> np.ndarray:
+        """Wait for a buffer and copy it to the host."""
+        started = time.perf_counter_ns()
+        array = self.client.get(buffer)
+        counters.sample("TransferFromDeviceTime", time.perf_counter_ns() - started)
+        counters.sample("InboundData", array.nbytes, counters.render_bytes)
+        events.emit("transfer_from_device", nbytes=array.nbytes)
+        return array
+
+    def compile(self, program: Program) -> Executable:
+        """Compile a program, after the extensions that partition programs had their say."""
+        partitioned = extensions().hook.xla_core_partition_program(program=program)
+        return self.client.compile(partitioned or program)
+
+    def copy(self, buffer: Any) -> Any:
+        """A second buffer with the same value on this device."""
+        return self.client.copy(buffer, self.placement)
+
+    def copy_from(self, buffer: Any, _origin: Backend) -> Any:
+        """The value of another device's buffer, on this device."""
+        return self.client.copy(buffer, self.placement)
+
+    def launched(self, results: Sequence[Any]) -> None:
+        """Remember what the last program will produce, for ``wait``; keeps no buffer alive."""
+        self._last = [weakref.ref(r) for r in results]
+
+    def wait(self) -> None:
+        """Block until the last program has finished."""
+        alive = [b for b in (ref() for ref in self._last) if b is not None]
+        if alive:
+            self.client.wait(alive)
+
+    def cache_key(self, text: bytes, lowering: bytes) -> CacheKey | None:
+        """The persistent cache's key of a step, or None when no cache is in use."""
+        if cache.current() is None:
+            return None
+        entries = [("program", text), ("lowering", lowering)]
+        entries += [(f"device:{k}", v.encode()) for k, v in sorted(self.client.fingerprint().items())]
+        for found in extensions().hook.xla_core_cache_key_entries():
+            entries += [(f"extension:{k}", v) for k, v in sorted(found.items())]
+        entries.append(("placement", repr(self.placement).encode()))
+        return CacheKey(tuple(entries))
+
+    def load(self, key: CacheKey | None, name: str) -> Any:
+        """The executable stored under ``key``, or None."""
+        stored = cache.current()
+        payload = stored.get(key) if stored is not None and key is not None else None
+        if key is None or payload is None:
+            return None
+        try:
+            return self.client.deserialize(payload, name, self.placement)
+        except (ValueError, RuntimeError) as error:
+            cache.unusable(key, error)
+            return None
+
+    def store(self, key: CacheKey | None, executable: Any) -> None:
+        """Store an executable under ``key``, if a cache is in use and the plugin can serialize."""
+        stored = cache.current()
+        if stored is None or key is None or stored.readonly:
+            return
+        with contextlib.suppress(NotImplementedError):
+            stored.put(key, executable.serialize())
+
+
+class _Runtime:
+    client: DeviceClient | None = None
+    device_type: str | None = None
+    manager: pluggy.PluginManager | None = None
+    traces: list[Trace] = []
+
+
+_lock = threading.RLock()
+
+
+def client() -> DeviceClient:
+    """The running client; started on the first call. Raises RuntimeError when no device can be had."""
+    found = _Runtime.client
+    return found if found is not None else _start()
+
+
+def extensions() -> pluggy.PluginManager:
+    """The plugin manager with the installed extensions, whose operators are registered then."""
+    with _lock:
+        if _Runtime.manager is None:
+            manager = plugins.load_extensions()
+            manager.hook.xla_core_register_operators(registry=registry)
+            manager.hook.xla_core_subscribe(events=events)
+            _Runtime.manager = manager
+        return _Runtime.manager
+
+
+def device_type() -> str:
+    """The chosen device, upper-case (``CPU``, ``TPU``); decided once, at the first call."""
+    with _lock:
+        if _Runtime.device_type is None:
+            _Runtime.device_type = plugins.chosen_device()
+        return _Runtime.device_type
+
+
+def set_device_type(name: str) -> None:
+    """Choose the device before the client starts. Raises RuntimeError when another one runs."""
+    with _lock:
+        if _Runtime.client is not None and name.upper() != _Runtime.device_type:
+            raise RuntimeError(
+                f"the {_Runtime.device_type} client runs already; choose {name.upper()} before the first "
+                "xla tensor is made, or set PJRT_DEVICE"
+            )
+        _Runtime.device_type = name.upper()
+
+
+def started() -> bool:
+    """Whether the client runs already."""
+    return _Runtime.client is not None
+
+
+def _start() -> DeviceClient:
+    with _lock:
+        if _Runtime.client is None:
+            new = plugins.start_client(device_type(), extensions())
+            traces = []
+            for index in range(len(new.local_devices())):
+                trace = Trace(torch.device("xla", index), step.flush)
+                trace.backend = Backend(new, index)
+                traces.append(trace)
+            _torch_guard.set_device_count(len(traces))
+            _Runtime.traces = traces
+            _Runtime.client = new
+        return _Runtime.client
+
+
+def traces() -> list[Trace]:
+    """The trace of every addressable device, by index."""
+    client()
+    return _Runtime.traces
+
+
+def trace_of(device: torch.device | str | None) -> Trace:
+    """The trace of an ``xla`` device; without an index the calling thread's current one.
+
+    Raises RuntimeError naming the devices there are when the index is not among them.
+    """
+    device = torch.device("xla") if device is None else torch.device(device)
+    if device.type != "xla":
+        raise RuntimeError(f"expected an xla device, got {device}")
+    known = _Runtime.traces or traces()
+    index = device.index if device.index is not None else _torch_guard.current_index()
+    if index >= len(known):
+        names = ", ".join(str(t.device) for t in known)
+        raise RuntimeError(f"there is no device xla:{index}; this process has {names}")
+    return known[index]
+
+
+def sync(device: torch.device | None = None, wait: bool = False) -> None:
+    """Run what is pending on ``device`` (default: the current one); with ``wait`` until it is done."""
+    trace = trace_of(device)
+    trace.flush(trace)
+    if wait:
+        trace.backend.wait()
+
+
+def wait(devices: Sequence[torch.device] = ()) -> None:
+    """Block until the programs launched on ``devices`` (default: all) have finished."""
+    for trace in [trace_of(d) for d in devices] or traces():
+        trace.backend.wait()
+
+
+@contextlib.contextmanager
+def current_device(index: int) -> Iterator[None]:
+    """Make ``xla:index`` the thread's current device inside a ``with`` block."""
+    former = _torch_guard.current_index()
+    _torch_guard.set_current_index(index)
+    try:
+        yield
+    finally:
+        _torch_guard.set_current_index(former)

@@ -1,0 +1,107 @@
+"""Runs a recorded step: which values are still wanted, which program computes them, and the run."""
+
+from __future__ import annotations
+
+import time
+from sys import getrefcount
+from typing import Any, Final
+
+import numpy as np
+
+from xla_core import compile_step, counters, events
+from xla_core.programs import StepProgram, register
+from xla_core.storage import Storage
+from xla_core.trace import Trace
+
+# References to a storage that nobody but the trace holds: the list, the loop variable, the argument.
+_TRACE_ONLY: Final = 3
+# References to a buffer that nobody but the step's inputs hold: the list, the argument.
+_INPUT_ONLY: Final = 2
+
+
+def flush(trace: Trace) -> None:
+    """Run what is pending on a device and bind the results; returns once the work is enqueued.
+
+    When lowering, compiling or the launch fails, the error is raised and the trace stays as it was:
+    nothing that was recorded is lost.
+    """
+    with trace.lock:
+        alive, passed, outputs = _wanted(trace)
+        for s, slot in passed:
+            s.buffer = trace.inputs[slot]
+        if outputs:
+            key = (tuple(outputs), _donations(trace, outputs))
+            program = trace.cur.programs.get(key) or _find_or_build(trace, key)
+            results = _run(trace, program)
+            index = program.output_index
+            for s in alive:
+                s.buffer = results[index[s.vid]]
+            trace.backend.launched(results)
+        trace.reset()
+
+
+def _wanted(trace: Trace) -> tuple[list[Storage], list[tuple[Storage, int]], dict[int, None]]:
+    """Storages to bind, storages that just take an input's value, and the values to compute."""
+    epoch = trace.epoch
+    input_vids = trace.input_vids
+    alive: list[Storage] = []
+    passed: list[tuple[Storage, int]] = []
+    outputs: dict[int, None] = {}
+    for s in trace.touched:
+        if s.buffer is None and getrefcount(s) > _TRACE_ONLY and s.epoch == epoch:
+            slot = input_vids.get(s.vid)
+            if slot is None:
+                outputs[s.vid] = None
+                alive.append(s)
+            else:
+                passed.append((s, slot))
+    return alive, passed, outputs
+
+
+def _donations(trace: Trace, outputs: dict[int, None]) -> tuple[tuple[int, int], ...]:
+    """Pairs of an input and the value that its storage holds at the end of the step."""
+    epoch = trace.epoch
+    pairs = []
+    taken = set()
+    for slot, position in enumerate(trace.input_storages):
+        s = trace.touched[position]
+        if s.buffer is None and s.epoch == epoch and s.vid in outputs and s.vid not in taken:
+            taken.add(s.vid)
+            pairs.append((slot, s.vid))
+    return tuple(pairs)
+
+
+def _find_or_build(trace: Trace, key: Any) -> StepProgram:
+    """A known program that computes at least the wanted values, or a new one.
+
+    A reference cycle that the garbage collector has not met yet keeps values alive; a program
+    that computes more than is wanted is as good, and saves a compilation.
+    """
+    wanted = set(key[0])
+    for program in trace.cur.programs.values():
+        if wanted <= program.output_index.keys() and not program.wasteful(wanted):
+            trace.cur.programs[key] = program
+            return program
+    program = compile_step.build(trace, key[0], key[1])
+    trace.cur.programs[key] = program
+    register(program)
+    return program
+
+
+def _run(trace: Trace, program: StepProgram) -> list[Any]:
+    arguments = list(trace.inputs)
+    for slot in program.donated:
+        # The trace's list and ``arguments`` hold it; whoever else does still wants the old value.
+        if getrefcount(trace.inputs[slot]) > _INPUT_ONLY + 1:
+            arguments[slot] = trace.backend.copy(arguments[slot])
+            program.copied_donations += 1
+    if trace.floats:
+        arguments.append(trace.backend.put(np.array(trace.floats, np.float64)))
+    if trace.ints:
+        arguments.append(trace.backend.put(np.array(trace.ints, np.int64)))
+    started = time.perf_counter_ns()
+    results = program.executable.execute(arguments)
+    counters.sample("ExecuteTime", time.perf_counter_ns() - started)
+    program.runs += 1
+    events.emit("program_executed", program=program)
+    return results

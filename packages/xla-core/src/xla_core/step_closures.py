@@ -1,0 +1,77 @@
+"""Functions that a training loop asks to be called at the end of a step."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+_pending: dict[torch.device, list[Callable[[], Any]]] = {}
+_async_pending: dict[torch.device, list[Callable[[], Any]]] = {}
+_lock = threading.Lock()
+
+
+class _Runner:
+    """One thread that runs closures in order; the first exception is kept and raised at the next sync."""
+
+    def __init__(self) -> None:
+        self.queue: queue.Queue[list[Callable[[], Any]]] = queue.Queue()
+        self.error: BaseException | None = None
+        threading.Thread(target=self._work, name="xla-step-closures", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            closures = self.queue.get()
+            try:
+                for closure in closures:
+                    closure()
+            except BaseException as error:  # noqa: BLE001 - surfaces in the training loop's thread
+                self.error = self.error or error
+            finally:
+                self.queue.task_done()
+
+    def raise_error(self) -> None:
+        """Raise what a closure raised since the last call."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise RuntimeError(f"a step closure with run_async=True failed: {error}") from error
+
+
+_runners: dict[torch.device, _Runner] = {}
+
+
+def add(
+    device: torch.device, closure: Callable[..., Any], args: Sequence[Any] = (), run_async: bool = False
+) -> None:
+    """Call ``closure(*args)`` after the next step of ``device``; tensors in ``args`` have values then."""
+    table = _async_pending if run_async else _pending
+    with _lock:
+        table.setdefault(device, []).append(lambda: closure(*args))
+
+
+def run(device: torch.device) -> None:
+    """Run what was added; raise what an asynchronous closure raised earlier."""
+    if not _pending and not _async_pending and not _runners:
+        return
+    with _lock:
+        now = _pending.pop(device, [])
+        later = _async_pending.pop(device, [])
+        runner = _runners.get(device)
+        if later and runner is None:
+            runner = _runners[device] = _Runner()
+    if runner is not None:
+        runner.raise_error()
+        if later:
+            runner.queue.put(later)
+    for closure in now:
+        closure()
+
+
+def wait() -> None:
+    """Wait for asynchronous closures, and raise what they raised."""
+    for runner in list(_runners.values()):
+        runner.queue.join()
+        runner.raise_error()

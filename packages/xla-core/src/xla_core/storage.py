@@ -1,0 +1,71 @@
+"""What an ``xla`` tensor holds: a storage, and the chain of views through which it looks at it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xla_core.metas import TensorMeta
+
+if TYPE_CHECKING:
+    from xla_core.dispatch.plan import Plan
+    from xla_core.trace import Trace
+
+
+class Storage:
+    """The current value of a tensor, shared by its views, ``detach()`` and ``.data``.
+
+    A value is either pending or materialised. While ``epoch`` equals the trace's, ``vid`` is the
+    number of the value in that trace. Otherwise ``buffer`` holds the value in device memory;
+    None is a tensor that nobody has written to yet (``torch.empty``). ``version`` counts
+    writes, so that views know whether what they read last is still true.
+    """
+
+    __slots__ = ("trace", "meta", "vid", "epoch", "buffer", "version")
+
+    def __init__(self, trace: Trace, meta: TensorMeta, vid: int, epoch: int) -> None:
+        self.trace = trace
+        self.meta = meta
+        self.vid = vid
+        self.epoch = epoch
+        self.buffer: Any = None
+        self.version = 0
+
+
+class View:
+    """One view operation on a storage (``parent`` None) or on another view.
+
+    ``tail`` holds the operation's arguments as they stand in a step key, ``args`` as the user
+    gave them. ``vid`` is the value read last, valid while ``epoch`` and ``version`` both agree.
+    """
+
+    __slots__ = ("parent", "plan", "tail", "args", "meta", "vid", "epoch", "version")
+
+    def __init__(
+        self,
+        parent: View | None,
+        plan: Plan,
+        tail: tuple[Any, ...],
+        args: tuple[Any, ...],
+        meta: TensorMeta,
+        vid: int,
+        epoch: int,
+        version: int,
+    ) -> None:
+        self.parent = parent
+        self.plan = plan
+        self.tail = tail
+        self.args = args
+        self.meta = meta
+        self.vid = vid
+        self.epoch = epoch
+        self.version = version
+
+
+def chain(view: View | None) -> list[View]:
+    """The views from the storage outwards, ending with ``view``."""
+    views = []
+    while view is not None:
+        views.append(view)
+        view = view.parent
+    views.reverse()
+    return views

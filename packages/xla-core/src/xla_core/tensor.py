@@ -1,0 +1,118 @@
+"""``XLATensor``: the tensor subclass whose device is ``xla``.
+
+Autograd, hooks, ``nn.Parameter``, optimizers and views are PyTorch's own: the class only says what
+an operator does below them, in ``__torch_dispatch__``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._utils import _rebuild_device_tensor_from_cpu_tensor, _rebuild_parameter
+
+from xla_core import _torch_compat
+from xla_core.storage import Storage, View
+
+Handler = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+# Keyed by id(): an OpOverload's __hash__ is a Python function, and overloads live for ever.
+handlers: dict[int, Handler] = {}
+
+
+def _no_dispatch(_overload: Any) -> Handler:
+    raise RuntimeError("xla_core.dispatch has not been imported")
+
+
+_make_handler: Callable[[Any], Handler] = _no_dispatch
+
+
+def set_handler_factory(factory: Callable[[Any], Handler]) -> None:
+    """Say who makes the handler of an operator overload that is met for the first time."""
+    global _make_handler
+    _make_handler = factory
+
+
+def handler_of(overload: Any) -> Handler:
+    """The function that carries out ``overload`` on ``xla`` tensors."""
+    found = handlers.get(id(overload))
+    if found is None:
+        found = _make_handler(overload)
+        handlers[id(overload)] = found
+    return found
+
+
+class XLATensor(torch.Tensor):
+    """A tensor on an ``xla`` device; made by factories and ``.to('xla')``, never by calling the class."""
+
+    __slots__ = ("_s", "_v")
+    _s: Storage
+    _v: View | None
+
+    __torch_function__ = _torch_compat.disabled_torch_function
+
+    @staticmethod
+    def __torch_dispatch__(
+        func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        handler = handlers.get(id(func))
+        if handler is None:
+            handler = handler_of(func)
+        return handler(args, kwargs)
+
+    @property
+    def data(self) -> torch.Tensor:
+        """A tensor on the same storage that autograd does not see."""
+        return _torch_compat.get_data(self)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        if not isinstance(value, XLATensor):
+            raise RuntimeError(
+                f"cannot set .data of a tensor on {self.device} to a tensor on {value.device}; "
+                f"move it first: .to('{self.device}')"
+            )
+        _torch_compat.set_data(self, value)
+        self._s = value._s
+        self._v = value._v
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        host = self.detach().cpu()
+        text = _torch_compat.tensor_text(host, self)
+        return f"Parameter containing:\n{text}" if getattr(self, "_is_param", False) else text
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        cpu = self.detach().cpu()
+        is_parameter = getattr(self, "_is_param", False)
+        requires_grad = self.requires_grad and not is_parameter
+        rebuilt = (cpu, self.dtype, str(self.device), requires_grad)
+        if is_parameter:
+            return _rebuild_parameter, (self.data, self.requires_grad, {})
+        return _rebuild_device_tensor_from_cpu_tensor, rebuilt
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol "
+                "at the moment.  If you were attempting to deepcopy a module, this may be because of a "
+                "torch.nn.utils.weight_norm usage, see https://github.com/pytorch/pytorch/pull/103001"
+            )
+        with torch.no_grad():
+            copied = self.clone()
+        if getattr(self, "_is_param", False):
+            copied = torch.nn.Parameter(copied, self.requires_grad)
+        else:
+            copied.requires_grad_(self.requires_grad)
+        memo[id(self)] = copied
+        if self.grad is not None:
+            copied.grad = self.grad.__deepcopy__(memo)
+        for name, value in self.__dict__.items():
+            if name != "_is_param":
+                setattr(copied, name, copy.deepcopy(value, memo))
+        return copied
+
+

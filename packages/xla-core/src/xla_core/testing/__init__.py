@@ -1,0 +1,1 @@
+"""Helpers that tests of this package and of third-party packages share."""

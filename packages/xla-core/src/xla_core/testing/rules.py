@@ -1,0 +1,172 @@
+"""Checks of one lowering rule against the CPU kernel of the same operator overload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch._ops import OpOverload
+
+from xla_core.dtypes import from_numpy, numpy_dtype, to_numpy
+from xla_core.lowering.driver import STORAGE_ARGUMENTS, run_rule
+from xla_core.lowering.registry import Rule, find_rule
+from xla_core.metas import TensorMeta, tensor_meta
+
+# (rtol, atol) by result dtype: a few units in the last place, since XLA and the CPU kernels
+# use different approximations of transcendental functions; integers are compared exactly.
+TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
+    torch.float64: (1e-10, 1e-12),
+    torch.complex128: (1e-10, 1e-12),
+    torch.float32: (2e-5, 2e-6),
+    torch.complex64: (2e-5, 2e-6),
+    torch.bfloat16: (1.6e-2, 1e-3),
+    torch.float16: (2e-3, 1e-4),
+}
+
+
+def _map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_map_tensors(item, function) for item in value)
+    return value
+
+
+def _flatten(result: Any) -> list[torch.Tensor | None]:
+    if isinstance(result, (list, tuple)):
+        return [leaf for item in result for leaf in _flatten(item)]
+    return [result]
+
+
+def _meta(tensor: torch.Tensor) -> TensorMeta:
+    return tensor_meta(tuple(tensor.shape), tensor.dtype)
+
+
+def _expected_metas(
+    overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[TensorMeta | None, ...]:
+    args = _map_tensors(args, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"))
+    kwargs = {
+        name: _map_tensors(value, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"))
+        for name, value in kwargs.items()
+    }
+    if any(argument.name == "device" for argument in overload._schema.arguments):
+        kwargs["device"] = torch.device("meta")
+    leaves = _flatten(overload(*args, **kwargs))
+    return tuple(None if leaf is None else _meta(leaf) for leaf in leaves)
+
+
+def _lifted(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_lifted(item) for item in value]
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value not in (0, 1):
+        return np.asarray(value, dtype=np.float64 if isinstance(value, float) else np.int64)
+    return value
+
+
+class _Operands:
+    """The operands of one call: arrays that the traced function takes, and what stays static."""
+
+    def __init__(self, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        names = [argument.name for argument in rule.overload._schema.arguments]
+        lift = rule.lift
+        self.arrays: list[np.ndarray] = []
+        self.args = tuple(
+            self._slot(_lifted(a) if n in lift else a) for n, a in zip(names, args, strict=False)
+        )
+        self.kwargs = {
+            n: self._slot(_lifted(a) if n in lift else a)
+            for n, a in kwargs.items()
+            if n not in STORAGE_ARGUMENTS
+        }
+
+    def _slot(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            value = to_numpy(value)
+        if isinstance(value, np.ndarray):
+            self.arrays.append(value)
+            return _Slot(len(self.arrays) - 1)
+        if isinstance(value, (list, tuple)):
+            return [self._slot(item) for item in value]
+        return value
+
+
+class _Slot:
+    """The place of one array among the operands of a traced call."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    @staticmethod
+    def fill(value: Any, arrays: list[Any]) -> Any:
+        """``value`` with each slot in it replaced by its array."""
+        if isinstance(value, _Slot):
+            return arrays[value.index]
+        if isinstance(value, list):
+            return [_Slot.fill(item, arrays) for item in value]
+        return value
+
+
+def evaluate(
+    overload: OpOverload, *args: Any, seed: int = 0, **kwargs: Any
+) -> list[torch.Tensor | None]:
+    """Run the rule of ``overload`` on CPU tensors, compiled, with its scalars lifted.
+
+    Returns one CPU tensor per result (None for a result that the operator leaves out).
+    ``seed`` makes the PRNG key of a random rule. Raises LookupError when there is no rule.
+    """
+    rule = find_rule(overload)
+    if rule is None:
+        raise LookupError(f"no lowering rule for {overload}; import xla_core.lowering.rules first")
+    outputs = _expected_metas(overload, args, kwargs)
+    operands = _Operands(rule, args, kwargs)
+    arg_metas = _map_tensors(args, _meta)
+
+    def call(key: Any, arrays: list[Any]) -> list[Any]:
+        filled = {name: _Slot.fill(value, arrays) for name, value in operands.kwargs.items()}
+        filled_args = tuple(_Slot.fill(value, arrays) for value in operands.args)
+        return run_rule(rule, filled_args, filled, arg_metas, outputs, key)
+
+    with jax.enable_x64(True):
+        results = jax.jit(call)(jax.random.key(seed), operands.arrays)
+        return [
+            None if meta is None else _to_torch(result, meta)
+            for result, meta in zip(results, outputs, strict=True)
+        ]
+
+
+def _to_torch(result: Any, meta: TensorMeta) -> torch.Tensor:
+    array = np.asarray(result)
+    if array.dtype != numpy_dtype(meta.dtype):
+        raise AssertionError(f"the rule gave {array.dtype}, PyTorch promises {meta}")
+    return from_numpy(array, meta.dtype)
+
+
+def check(
+    overload: OpOverload,
+    *args: Any,
+    tolerance: tuple[float, float] | None = None,
+    **kwargs: Any,
+) -> None:
+    """Assert that the rule of ``overload`` gives what PyTorch's CPU kernel gives.
+
+    ``args`` and ``kwargs`` are the operator's own, with CPU tensors. Values (NaN equals NaN),
+    shapes and dtypes are compared, with ``tolerance`` as ``(rtol, atol)`` or, by default, what
+    ``TOLERANCES`` says for the result's dtype. Raises AssertionError on a difference and
+    LookupError when the overload has no rule.
+    """
+    expected = _flatten(overload(*_map_tensors(args, torch.clone), **kwargs))
+    actual = evaluate(overload, *args, **kwargs)
+    assert len(actual) == len(expected), f"{overload}: {len(actual)} results, not {len(expected)}"
+    for got, want in zip(actual, expected, strict=True):
+        if want is None or got is None:
+            assert want is got, f"{overload}: got {got}, expected {want}"
+            continue
+        rtol, atol = tolerance or TOLERANCES.get(want.dtype, (0.0, 0.0))
+        torch.testing.assert_close(
+            got, want.resolve_conj().resolve_neg().contiguous(), rtol=rtol, atol=atol,
+            equal_nan=True, msg=lambda text: f"{overload}{args}{kwargs}: {text}",
+        )

@@ -1,0 +1,501 @@
+"""The lazy trace of one device: what was recorded since the last sync, and all that ever was.
+
+Steps repeat, so every step ever recorded is kept as a path in a prefix tree: an ``Entry`` is one
+operation in one position, its children are the operations that once followed. Recording
+an operation that the tree knows is one dictionary look-up, and gives shapes, dtypes and value
+numbers; at the end of a step the entry reached *is* the step's identity, with its compiled programs
+on it. The path is the exact step key: nothing is hashed away.
+
+Values are numbered in program order. A key is a plan followed by its operands: a value number, a
+number's type and value, or a marker for a number that is an argument of the program (lifted).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from xla_core import errors
+from xla_core._torch_compat import make_wrapper
+from xla_core.metas import TensorMeta, tensor_meta
+from xla_core.storage import Storage, View
+from xla_core.tensor import XLATensor
+
+if TYPE_CHECKING:
+    from xla_core.dispatch.plan import Plan
+    from xla_core.runtime import Backend
+
+# Two entries more than this and the tree is dropped: a program whose every step is different
+# must not keep all of them in memory.
+MAX_ENTRIES: Final = 2_000_000
+
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_epochs = itertools.count(1)
+
+
+class Marker:
+    """A named constant inside step keys."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+LIFT_FLOAT: Final = Marker("lifted-float")
+LIFT_INT: Final = Marker("lifted-int")
+LIST: Final = Marker("list")
+
+
+class Ref:
+    """An operand of an entry: the value with this number."""
+
+    __slots__ = ("vid", "meta")
+
+    def __init__(self, vid: int, meta: TensorMeta) -> None:
+        self.vid = vid
+        self.meta = meta
+
+
+class Lift:
+    """A scalar operand that the program reads from its vector of lifted floats or ints.
+
+    ``example`` is a number of the operand's Python type, or a ``TensorMeta`` when it was a CPU
+    tensor without dimensions: what type promotion looks at.
+    """
+
+    __slots__ = ("is_float", "position", "example")
+
+    def __init__(self, is_float: bool, position: int, example: Any) -> None:
+        self.is_float = is_float
+        self.position = position
+        self.example = example
+
+
+class Entry:
+    """One operation, or one program input, in one position of a step.
+
+    ``metas`` are its results, numbered from ``first``; ``single`` is the meta when there is just
+    one. ``floats`` and ``ints`` count the numbers lifted up to and including this entry, ``depth``
+    the entries. ``programs`` holds the compiled programs of the step that ends here.
+    """
+
+    __slots__ = (
+        "parent", "key", "plan", "args", "kwargs", "metas", "single", "first", "end",
+        "floats", "ints", "depth", "next", "programs",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        parent: Entry | None,
+        key: Any,
+        plan: Plan | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        metas: tuple[TensorMeta | None, ...],
+        floats: int,
+        ints: int,
+    ) -> None:
+        self.parent = parent
+        self.key = key
+        self.plan = plan
+        self.args = args
+        self.kwargs = kwargs
+        self.metas = metas
+        self.single = metas[0] if len(metas) == 1 else None
+        self.first = parent.end if parent is not None else 0
+        self.end = self.first + len(metas)
+        self.floats = floats
+        self.ints = ints
+        self.depth = parent.depth + 1 if parent is not None else 0
+        self.next: dict[Any, Entry] = {}
+        self.programs: dict[Any, Any] = {}
+
+    def path(self) -> list[Entry]:
+        """The step's entries in program order, up to and including this one."""
+        entries: list[Entry] = []
+        entry: Entry | None = self
+        while entry is not None and entry.parent is not None:
+            entries.append(entry)
+            entry = entry.parent
+        entries.reverse()
+        return entries
+
+
+class Trace:
+    """What one device has recorded and not yet run.
+
+    ``flush`` runs what is pending and ``backend`` transfers and compiles; both are given by the
+    runtime when the device is made.
+    """
+
+    backend: Backend
+
+    def __init__(self, device: torch.device, flush: Callable[[Trace], None]) -> None:
+        self.device = device
+        self.flush = flush
+        self.lock = threading.RLock()
+        self.root = Entry(None, None, None, (), {}, (), 0, 0)
+        self.entries = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new step: nothing recorded, nothing lifted, no inputs."""
+        self.epoch = next(_epochs)
+        if self.entries > MAX_ENTRIES:
+            self.root = Entry(None, None, None, (), {}, (), 0, 0)
+            self.entries = 0
+        self.cur = self.root
+        self.inputs: list[Any] = []
+        self.input_vids: dict[int, int] = {}
+        self.input_storages: list[int] = []
+        self.touched: list[Storage] = []
+        self.floats: list[float] = []
+        self.ints: list[int] = []
+
+    # -- recording -----------------------------------------------------------------------------
+
+    def record(self, plan: Plan, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Entry:
+        """Append one operation and return its entry. The caller holds the lock.
+
+        Raises what PyTorch raises for these operands, from its meta kernels.
+        """
+        key: list[Any] = [plan]
+        append = key.append
+        epoch = self.epoch
+        try:
+            for a, lift in zip(args, plan.lift_mask):  # noqa: B905 - the mask is the longer one
+                t = type(a)
+                if t is XLATensor:
+                    s = a._s
+                    if s.trace is not self:
+                        raise errors.other_device(plan.name, self.device, s.trace.device)
+                    v = a._v
+                    if v is None:
+                        if s.epoch != epoch:
+                            self.bring(s)
+                        append(s.vid)
+                    elif v.epoch == epoch and v.version == s.version:
+                        append(v.vid)
+                    else:
+                        append(self.read_view(v, s))
+                elif t is float:
+                    if lift and a != 0.0 and a != 1.0:
+                        append(LIFT_FLOAT)
+                        self.floats.append(a)
+                    else:
+                        append(float)
+                        append(a if a == a and a != 0.0 else repr(a))
+                elif t is int:
+                    if lift and a != 0 and a != 1 and _INT64_MIN <= a <= _INT64_MAX:
+                        append(LIFT_INT)
+                        self.ints.append(a)
+                    else:
+                        append(int)
+                        append(a)
+                elif a is None:
+                    append(None)
+                elif t is list or t is tuple:
+                    self._encode_list(append, a, lift, plan)
+                else:
+                    self._encode_other(append, a, lift, plan)
+            if kwargs:
+                self._encode_kwargs(append, kwargs, plan)
+            k = tuple(key)
+            entry = self.cur.next.get(k)
+            if entry is None:
+                entry = self._extend(k, plan, args, kwargs or {})
+        except BaseException:
+            # What this operation lifted must not shift the numbers of the next one.
+            del self.floats[self.cur.floats :]
+            del self.ints[self.cur.ints :]
+            raise
+        self.cur = entry
+        return entry
+
+    def _encode_kwargs(self, append: Callable[[Any], None], kwargs: dict[str, Any], plan: Plan) -> None:
+        for name, value in kwargs.items():
+            if name in plan.storage_arguments:
+                continue
+            append(name)
+            self._encode(append, value, name in plan.lift_names, plan)
+
+    def _encode(self, append: Callable[[Any], None], a: Any, lift: bool, plan: Plan) -> None:
+        t = type(a)
+        if t is list or t is tuple:
+            self._encode_list(append, a, lift, plan)
+        elif isinstance(a, XLATensor):
+            append(self.value_of(a, plan))
+        elif t is float:
+            if lift and a != 0.0 and a != 1.0:
+                append(LIFT_FLOAT)
+                self.floats.append(a)
+            else:
+                append(float)
+                append(a if a == a and a != 0.0 else repr(a))
+        elif t is int:
+            if lift and a != 0 and a != 1 and _INT64_MIN <= a <= _INT64_MAX:
+                append(LIFT_INT)
+                self.ints.append(a)
+            else:
+                append(int)
+                append(a)
+        elif a is None:
+            append(None)
+        else:
+            self._encode_other(append, a, lift, plan)
+
+    def _encode_list(self, append: Callable[[Any], None], items: Any, lift: bool, plan: Plan) -> None:
+        if not items:
+            append(())
+            return
+        first = items[0]
+        if type(first) is int and not lift:
+            append(tuple(items))
+            return
+        append(LIST)
+        append(len(items))
+        epoch = self.epoch
+        if type(first) is XLATensor:
+            for a in items:
+                if type(a) is XLATensor and a._v is None:
+                    s = a._s
+                    if s.epoch != epoch:
+                        if s.trace is not self:
+                            raise errors.other_device(plan.name, self.device, s.trace.device)
+                        self.bring(s)
+                    append(s.vid)
+                else:
+                    self._encode(append, a, lift, plan)
+        else:
+            for a in items:
+                self._encode(append, a, lift, plan)
+
+    def _encode_other(self, append: Callable[[Any], None], a: Any, lift: bool, plan: Plan) -> None:
+        if isinstance(a, XLATensor):
+            append(self.value_of(a, plan))
+        elif isinstance(a, torch.Tensor):
+            self._encode_host_tensor(append, a, plan)
+        elif isinstance(a, (float, int, complex)):  # bool, numpy scalars, subclasses
+            append(type(a))
+            append(repr(a))
+        elif isinstance(a, (torch.dtype, str, torch.memory_format, torch.layout)):
+            append(a)
+        elif isinstance(a, torch.device):
+            append(str(a))
+        elif isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise errors.symbolic(plan.name, a)
+        else:
+            raise errors.unknown_argument(plan.name, a)
+
+    def _encode_host_tensor(
+        self, append: Callable[[Any], None], a: torch.Tensor, plan: Plan
+    ) -> None:
+        """A CPU tensor among the operands: PyTorch allows one without dimensions, as a number."""
+        if a.device.type != "cpu" or a.dim() != 0 or a.is_complex():
+            raise errors.not_an_xla_tensor(a, plan.name, self.device)
+        if a.is_floating_point():
+            append(LIFT_FLOAT)
+            self.floats.append(a.item())
+        else:
+            append(LIFT_INT)
+            self.ints.append(int(a.item()))
+        append(a.dtype)
+
+    # -- values --------------------------------------------------------------------------------
+
+    def value_of(self, tensor: XLATensor, plan: Plan | None = None) -> int:
+        """The number of ``tensor``'s current value in this trace."""
+        s = tensor._s
+        if s.trace is not self:
+            raise errors.other_device(plan.name if plan else "read", self.device, s.trace.device)
+        v = tensor._v
+        if v is not None:
+            return self.read_view(v, s)
+        if s.epoch != self.epoch:
+            self.bring(s)
+        return s.vid
+
+    def bring(self, s: Storage) -> None:
+        """Make a materialised storage an input of this step."""
+        buffer = s.buffer
+        if buffer is None:
+            self._materialise_empty(s)
+            return
+        cur = self.cur
+        meta = s.meta
+        entry = cur.next.get(-meta.index)
+        if entry is None:
+            entry = Entry(cur, -meta.index, None, (), {}, (meta,), cur.floats, cur.ints)
+            cur.next[-meta.index] = entry
+            self.entries += 1
+        self.cur = entry
+        vid = s.vid = entry.first
+        s.epoch = self.epoch
+        self.input_vids[vid] = len(self.inputs)
+        self.input_storages.append(len(self.touched))
+        self.inputs.append(buffer)
+        self.touched.append(s)
+
+    def _materialise_empty(self, s: Storage) -> None:
+        entry = self.record(_zeros_plan(), (list(s.meta.shape),), {"dtype": s.meta.dtype})
+        s.vid = entry.first
+        s.epoch = self.epoch
+        self.touched.append(s)
+
+    def read_view(self, v: View, s: Storage) -> int:
+        """The number of a view's current value, replaying the chain where it is out of date."""
+        if v.epoch == self.epoch and v.version == s.version:
+            return v.vid
+        parent = v.parent
+        if parent is not None:
+            base = self.read_view(parent, s)
+        else:
+            if s.epoch != self.epoch:
+                self.bring(s)
+            base = s.vid
+        base_meta = parent.meta if parent is not None else s.meta
+        entry = self.follow(v.plan, (base, *v.tail), (Ref(base, base_meta), *v.args), {}, (v.meta,))
+        v.vid = entry.first
+        v.epoch = self.epoch
+        v.version = s.version
+        return v.vid
+
+    def follow(
+        self,
+        plan: Plan,
+        tail: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        metas: tuple[TensorMeta | None, ...],
+    ) -> Entry:
+        """Append an operation whose operands are encoded already and whose results are known."""
+        key = (plan, *tail)
+        cur = self.cur
+        entry = cur.next.get(key)
+        if entry is None:
+            entry = Entry(cur, key, plan, args, kwargs, metas, cur.floats, cur.ints)
+            cur.next[key] = entry
+            self.entries += 1
+        self.cur = entry
+        return entry
+
+    def assign(self, s: Storage, vid: int) -> None:
+        """Make value ``vid`` the storage's whole value."""
+        if s.epoch != self.epoch:
+            s.epoch = self.epoch
+            self.touched.append(s)
+        s.vid = vid
+        s.buffer = None  # the step's inputs still hold it; alone, they may donate it
+        s.version += 1
+
+    def write(self, tensor: XLATensor, vid: int) -> None:
+        """Make value ``vid`` what ``tensor`` shows, through its views to the storage."""
+        s = tensor._s
+        v = tensor._v
+        if v is None:
+            self.assign(s, vid)
+            return
+        views: list[View] = []
+        while v is not None:
+            parent = v.parent
+            base = self.read_view(parent, s) if parent is not None else self._storage_value(s)
+            base_meta = parent.meta if parent is not None else s.meta
+            put = v.plan.put_plan(v.meta, base_meta)
+            views.append(v)
+            v.vid = vid
+            entry = self.follow(
+                put,
+                (base, vid, *v.tail),
+                (Ref(base, base_meta), Ref(vid, v.meta), *v.args),
+                {},
+                (base_meta,),
+            )
+            vid = entry.first
+            v = parent
+        self.assign(s, vid)
+        for v in views:
+            v.epoch = self.epoch
+            v.version = s.version
+
+    def _storage_value(self, s: Storage) -> int:
+        if s.epoch != self.epoch:
+            self.bring(s)
+        return s.vid
+
+    def new_tensor(self, meta: TensorMeta, vid: int) -> XLATensor:
+        """A tensor with a storage of its own whose value is ``vid``."""
+        t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=self.device)
+        s = t._s = Storage(self, meta, vid, self.epoch)
+        t._v = None
+        self.touched.append(s)
+        return t
+
+    def from_buffer(self, buffer: Any, meta: TensorMeta) -> XLATensor:
+        """A tensor on a value that is in device memory already (None: not written yet)."""
+        t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=self.device)
+        s = t._s = Storage(self, meta, -1, -1)
+        s.buffer = buffer
+        t._v = None
+        return t
+
+    # -- the slow path -------------------------------------------------------------------------
+
+    def _extend(self, key: tuple[Any, ...], plan: Plan, args: Sequence[Any], kwargs: dict[str, Any]) -> Entry:
+        """Add an operation that never followed the current entry before."""
+        cur = self.cur
+        counts = [cur.floats, cur.ints]
+        mask = plan.lift_mask
+        template = tuple(self._template(a, mask[i], counts) for i, a in enumerate(args))
+        named = {
+            name: self._template(value, name in plan.lift_names, counts)
+            for name, value in kwargs.items()
+            if name not in plan.storage_arguments
+        }
+        metas = plan.infer(args, kwargs)
+        entry = Entry(cur, key, plan, template, named, metas, counts[0], counts[1])
+        cur.next[key] = entry
+        self.entries += 1
+        return entry
+
+    def _template(self, a: Any, lift: bool, counts: list[int]) -> Any:
+        if isinstance(a, XLATensor):
+            v = a._v
+            if v is not None:
+                return Ref(v.vid, v.meta)
+            return Ref(a._s.vid, a._s.meta)
+        if isinstance(a, torch.Tensor):
+            return self._lift(a.is_floating_point(), tensor_meta((), a.dtype), counts)
+        if type(a) is float and lift and a != 0.0 and a != 1.0:
+            return self._lift(True, 0.5, counts)
+        if type(a) is int and lift and a != 0 and a != 1 and _INT64_MIN <= a <= _INT64_MAX:
+            return self._lift(False, 2, counts)
+        if isinstance(a, (list, tuple)):
+            return [self._template(item, lift, counts) for item in a]
+        return a
+
+    def _lift(self, is_float: bool, example: Any, counts: list[int]) -> Lift:
+        index = 0 if is_float else 1
+        counts[index] += 1
+        return Lift(is_float, counts[index] - 1, example)
+
+
+_zeros: list[Any] = []
+
+
+def _zeros_plan() -> Plan:
+    if not _zeros:
+        raise RuntimeError("xla_core.dispatch has not been imported")
+    return _zeros[0]
+
+
+def set_zeros_plan(plan: Plan) -> None:
+    """Give the plan of ``aten.zeros``, with which unwritten tensors come to life when read."""
+    _zeros[:] = [plan]
