@@ -7,6 +7,7 @@ those two declare; a sibling from this repository is installed only where it is 
 from __future__ import annotations
 
 import re
+import shutil
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,7 @@ from tox.config.sets import ConfigSet
 from tox.config.types import Command, EnvList
 from tox.plugin import impl
 from tox.session.state import State
+from tox.tox_env.api import ToxEnv
 
 ROOT = Path(__file__).resolve().parent
 DEFAULT_ENVIRONMENTS = ("lint", "tests")
@@ -75,3 +77,10 @@ def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:
         seeds[name].append(_installs(install_targets(name, folders)))
     for name in SHARED_ENVIRONMENTS:
         seeds[name].append(_installs(str(path) for path in folders.values()))
+
+
+@impl
+def tox_before_run_commands(tox_env: ToxEnv) -> None:
+    """Drop what setuptools left from former builds: a wheel would have modules deleted since."""
+    for folder in package_folders().values():
+        shutil.rmtree(folder / "build", ignore_errors=True)

@@ -124,14 +124,15 @@ def run_rounds(children: Mapping[str, Child], rounds: int, seconds: float) -> di
     results: dict[str, Figures] = {}
     questions = [str(seconds)] * rounds + ["finish"]
     for number, question in enumerate(questions):
-        order = list(children) if number % 2 == 0 else list(reversed(children))
+        order = list(children)[:: 1 if number % 2 == 0 else -1]
         for system in (name for name in order if name not in results):
             try:
                 taken[system].append(children[system].ask(question))
             except ChildError as error:
                 results[system] = {"error": str(error)}
-    for system, (*figures, totals) in taken.items():
+    for system, answers in taken.items():
         if system not in results:
+            *figures, totals = answers
             results[system] = {**medians(figures), **totals, "rounds": figures}
         children[system].close()
     return results
@@ -175,9 +176,9 @@ def measure(
 
 def check_losses(results: Mapping[str, Figures]) -> None:
     """Mark a system whose losses are not the eager CPU's: its times would mean nothing."""
-    expected = results.get("cpu", {}).get("losses")
-    if expected is None:
+    if "losses" not in results.get("cpu", {}):
         return
+    expected = results["cpu"]["losses"]
     for figures in results.values():
         got = figures.get("losses", expected)
         worst = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(got, expected, strict=True))

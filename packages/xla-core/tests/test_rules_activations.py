@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+
 import xla_core.lowering.rules  # noqa: F401  (registers the rules)
-from xla_core.testing.rules import check
+from xla_core.testing.rules import Call, check, check_all
 
 aten = torch.ops.aten
 
@@ -72,21 +73,27 @@ SEVERAL_ROUNDINGS = {
 }
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("case", FORWARD, ids=lambda case: f"{case[0]}{case[1]}{case[2]}")
-def test_forward(case: tuple[Any, tuple[Any, ...], dict[str, Any]], dtype: torch.dtype) -> None:
+def test_forward(case: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> None:
     overload, args, kwargs = case
-    check(overload, values(dtype), *args, **kwargs)
+    check_all([Call(overload, values(dtype), *args, **kwargs) for dtype in FLOATS])
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("case", BACKWARD, ids=lambda case: f"{case[0]}{len(case[1])}{case[2]}")
-def test_backward(case: tuple[Any, tuple[Any, ...], dict[str, Any]], dtype: torch.dtype) -> None:
+def test_backward(case: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> None:
     overload, args, kwargs = case
-    args = tuple(a.to(dtype) if isinstance(a, torch.Tensor) else a for a in args)
-    rough = overload in SEVERAL_ROUNDINGS and dtype == torch.bfloat16
-    check(overload, values(dtype, 1), values(dtype), *args,
-          tolerance=(6e-2, 2e-2) if rough else None, **kwargs)  # fmt: skip
+    calls = []
+    for dtype in FLOATS:
+        rough = overload in SEVERAL_ROUNDINGS and dtype == torch.bfloat16
+        tolerance = (6e-2, 2e-2) if rough else None
+        if overload is aten.hardsigmoid_backward.default and dtype == torch.float64:
+            tolerance = (1e-7, 0.0)  # the CPU kernel multiplies by a sixth rounded to float32
+        given = [a.to(dtype) if isinstance(a, torch.Tensor) else a for a in args]
+        gradient = values(dtype, 1)
+        calls.append(
+            Call(overload, gradient, values(dtype), *given, tolerance=tolerance, **kwargs)
+        )
+    check_all(calls)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -102,17 +109,25 @@ def test_prelu_glu_and_log_sigmoid(dtype: torch.dtype) -> None:
     weight = torch.rand(1, 6).to(dtype)
     check(aten._prelu_kernel.default, value, weight)
     check(aten._prelu_kernel_backward.default, gradient, value, weight)
-    check(aten.glu_backward.default, gradient[:, :3], value, 1)
-    output, buffer = aten.log_sigmoid_forward.default(value)
+    several_roundings = (6e-2, 3e-2) if dtype == torch.bfloat16 else None
+    check(aten.glu_backward.default, gradient[:, :3], value, 1, tolerance=several_roundings)
+    _, buffer = aten.log_sigmoid_forward.default(value)
     check(aten.log_sigmoid_forward.default, value)
     check(aten.log_sigmoid_backward.default, gradient, value, buffer)
 
 
-@pytest.mark.parametrize("name", ["relu", "gelu", "silu", "hardtanh", "softplus", "hardswish",
-                                  "hardsigmoid", "elu", "leaky_relu", "softshrink", "hardshrink"])  # fmt: skip
+BOUNDED = ["elu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "relu"]
+
+
+@pytest.mark.parametrize("name", [*BOUNDED, "silu", "softplus", "softshrink"])
 def test_infinity_and_nan(name: str) -> None:
     edges = torch.tensor([float("inf"), float("-inf"), float("nan"), 0.0, -0.0])
     check(getattr(aten, name).default, edges)
+
+
+def test_gelu_of_infinity() -> None:
+    # The float32 CPU kernel gives NaN for infinity in one of its code paths; float64 is right.
+    check(aten.gelu.default, torch.tensor([float("inf"), float("-inf")], dtype=torch.float64))
 
 
 def test_gradient_at_nan() -> None:

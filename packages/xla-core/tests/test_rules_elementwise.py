@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 import xla_core.lowering.rules  # noqa: F401  (registers the rules)
 from xla_core.lowering.rules.common import present
 from xla_core.lowering.rules.comparison import BITWISE, COMPARISONS
 from xla_core.lowering.rules.elementwise import FLOAT_FUNCTIONS, ROUNDING_FUNCTIONS
-from xla_core.testing.rules import check
+from xla_core.testing.rules import Call, check, check_all
 
 aten = torch.ops.aten
 
@@ -47,6 +48,7 @@ LOOSE = {
 }
 # The CPU has no kernel for these: there is nothing to compare with.
 NO_CPU_KERNEL = {
+    torch.float32: set(),
     torch.int32: {"frac"},
     torch.bfloat16: {
         "special_log_ndtr",
@@ -60,14 +62,17 @@ NO_CPU_KERNEL = {
 UNARY = {**FLOAT_FUNCTIONS, **ROUNDING_FUNCTIONS}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
 @pytest.mark.parametrize("name", sorted(name for name in UNARY if present(name)))
-def test_unary(name: str, dtype: torch.dtype) -> None:
-    if name in NO_CPU_KERNEL.get(dtype, ()):
-        return
+def test_unary(name: str) -> None:
     (overload,) = present(name)
-    tolerance = LOOSE.get(name) if dtype != torch.bfloat16 else None
-    check(overload, finite(dtype) if name == "lgamma" else values(dtype), tolerance=tolerance)
+    calls = []
+    for dtype in (torch.float32, torch.bfloat16, torch.int32):
+        if name in NO_CPU_KERNEL[dtype]:
+            continue
+        tolerance = LOOSE.get(name) if dtype != torch.bfloat16 else None
+        value = finite(dtype) if name == "lgamma" else values(dtype)
+        calls.append(Call(overload, value, tolerance=tolerance))
+    check_all(calls)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bool, torch.uint8, torch.complex64])
@@ -95,27 +100,37 @@ def test_simple_unary(name: str, dtype: torch.dtype) -> None:
     check(overload, values(dtype))
 
 
-@pytest.mark.parametrize("left", [*FLOATS, *INTEGERS])
-@pytest.mark.parametrize("right", [torch.float32, torch.int64, torch.uint8, torch.bfloat16])
-@pytest.mark.parametrize("name", ["add.Tensor", "sub.Tensor", "mul.Tensor", "maximum", "rsub.Tensor"])
-def test_arithmetic_promotion(name: str, left: torch.dtype, right: torch.dtype) -> None:
+PROMOTING = [*FLOATS, *INTEGERS]
+
+
+@pytest.mark.parametrize("left", PROMOTING)
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "rsub", "maximum"])
+def test_arithmetic_promotion(name: str, left: torch.dtype) -> None:
+    overload = present(name if name == "maximum" else f"{name}.Tensor")[0]
+    right = [values(dtype, 1) for dtype in PROMOTING]
+    check_all([Call(overload, values(left), other) for other in right])
+    check_all([Call(overload, values(left), other[0, 0]) for other in right])
+
+
+SCALARS = [2, 2.5, -3, 0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", PROMOTING)
+@pytest.mark.parametrize(
+    "name", ["add.Scalar", "add.Tensor", "sub.Scalar", "mul.Scalar", "mul.Tensor", "rsub.Scalar"]
+)
+def test_arithmetic_with_scalars(name: str, dtype: torch.dtype) -> None:
     (overload,) = present(name)
-    check(overload, values(left), values(right, 1))
-    check(overload, values(left), values(right, 1)[0, 0])
+    check_all([Call(overload, values(dtype), scalar) for scalar in SCALARS])
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
-@pytest.mark.parametrize("scalar", [2, 2.5, -3, 0, 1.0, True])
-def test_arithmetic_with_scalars(dtype: torch.dtype, scalar: float) -> None:
-    for name in ("add.Scalar", "add.Tensor", "sub.Scalar", "mul.Scalar", "mul.Tensor", "rsub.Scalar"):
-        if isinstance(scalar, bool) and "sub" in name:
-            continue
-        check(present(name)[0], values(dtype), scalar)
-    if scalar != 0:
-        check(aten.div.Tensor, values(dtype), scalar)
-        check(aten.remainder.Scalar, values(dtype), scalar)
-        check(aten.fmod.Scalar, values(dtype), scalar)
-        check(aten.floor_divide.Scalar, values(dtype), scalar)
+@pytest.mark.parametrize("dtype", PROMOTING)
+@pytest.mark.parametrize(
+    "name", ["div.Tensor", "remainder.Scalar", "fmod.Scalar", "floor_divide.Scalar"]
+)
+def test_division_by_scalars(name: str, dtype: torch.dtype) -> None:
+    (overload,) = present(name)
+    check_all([Call(overload, values(dtype), scalar) for scalar in SCALARS if scalar != 0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
@@ -136,7 +151,9 @@ def test_bool_arithmetic() -> None:
 
 
 @pytest.mark.parametrize("mode", [None, "trunc", "floor"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8]
+)
 def test_division_modes(dtype: torch.dtype, mode: str | None) -> None:
     divisor = torch.where(values(dtype, 1) == 0, torch.ones((), dtype=dtype), values(dtype, 1))
     check(aten.div.Tensor_mode, values(dtype), divisor, rounding_mode=mode)
@@ -150,7 +167,12 @@ def test_float_division_by_zero() -> None:
     top = torch.tensor([1.0, 1.0, 0.0])
     for mode in (None, "trunc", "floor"):
         check(aten.div.Tensor_mode, top, zero, rounding_mode=mode)
-    check(aten.div.Tensor_mode, torch.tensor([1.0, -1.0]), torch.tensor([0.1, 0.1]), rounding_mode="floor")
+    check(
+        aten.div.Tensor_mode,
+        torch.tensor([1.0, -1.0]),
+        torch.tensor([0.1, 0.1]),
+        rounding_mode="floor",
+    )
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 5, -1, -2, 0.5, -0.5, 1.7, 2.0])
@@ -164,8 +186,14 @@ def test_pow_by_a_constant(dtype: torch.dtype, exponent: float) -> None:
 
 
 def test_pow_of_tensors() -> None:
-    check(aten.pow.Tensor_Tensor, values(torch.float32), values(torch.float32, 1), tolerance=(1e-4, 0))
-    check(aten.pow.Tensor_Tensor, torch.tensor([2, 3, -1, -1, 1, 5]), torch.tensor([10, 0, -3, -2, -1, -2]))
+    check(
+        aten.pow.Tensor_Tensor, values(torch.float32), values(torch.float32, 1), tolerance=(1e-4, 0)
+    )
+    check(
+        aten.pow.Tensor_Tensor,
+        torch.tensor([2, 3, -1, -1, 1, 5]),
+        torch.tensor([10, 0, -3, -2, -1, -2]),
+    )
     check(aten.pow.Scalar, 2, values(torch.float32), tolerance=(1e-4, 0))
     check(aten.pow.Scalar, 2.5, torch.arange(5), tolerance=(1e-4, 0))
 
@@ -174,10 +202,14 @@ def test_pow_of_tensors() -> None:
 @pytest.mark.parametrize("name", sorted(COMPARISONS))
 def test_comparisons(name: str, dtype: torch.dtype) -> None:
     tensor, scalar = present(f"{name}.Tensor", f"{name}.Scalar")
-    check(tensor, values(dtype), values(dtype, 1))
-    check(tensor, values(dtype), values(torch.float32, 1))
-    check(scalar, values(dtype), 0.5)
-    check(scalar, values(dtype), 1)
+    check_all(
+        [
+            Call(tensor, values(dtype), values(dtype, 1)),
+            Call(tensor, values(dtype), values(torch.float32, 1)),
+            Call(scalar, values(dtype), 0.5),
+            Call(scalar, values(dtype), 1),
+        ]
+    )
 
 
 def test_a_compared_scalar_is_rounded_to_the_dtype_first() -> None:
@@ -232,16 +264,23 @@ def test_more_binary_functions() -> None:
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64])
 def test_clamp(dtype: torch.dtype) -> None:
-    value, low, high = values(dtype), values(dtype, 1), values(dtype, 2)
-    check(aten.clamp.default, value, -1, 2)
-    check(aten.clamp.default, value, None, 2)
-    check(aten.clamp.default, value, 0.5, None)
-    check(aten.clamp.Tensor, value, low, high)
-    check(aten.clamp.Tensor, value, None, high)
-    check(aten.clamp_min.default, value, 0.25)
-    check(aten.clamp_min.Tensor, value, low)
-    check(aten.clamp_max.default, value, 1)
-    check(aten.clamp_max.Tensor, value, high)
+    value, low, high = (
+        values(dtype),
+        values(dtype, 1),
+        values(dtype, 2),
+    )
+    calls = [
+        Call(aten.clamp.default, value, -1, 2),
+        Call(aten.clamp.default, value, None, 2),
+        Call(aten.clamp.default, value, 0.5, None),
+        Call(aten.clamp.Tensor, value, low, high),
+        Call(aten.clamp.Tensor, value, None, high),
+        Call(aten.clamp_min.default, value, 0.25),
+        Call(aten.clamp_min.Tensor, value, low),
+        Call(aten.clamp_max.default, value, 1),
+        Call(aten.clamp_max.Tensor, value, high),
+    ]
+    check_all(calls)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 import xla_core.lowering.rules  # noqa: F401  (registers the rules)
 from xla_core.lowering.rules.common import find_overload, present
 from xla_core.lowering.rules.foreach import UNARY
@@ -88,8 +89,15 @@ def test_fused_adam(name: str, amsgrad: bool, scaling: float | None) -> None:
     lists = [tensors(torch.float32, seed) for seed in range(4)]
     peaks = tensors(torch.float32, 4) if amsgrad else []
     steps = [torch.tensor(float(step)) for step in (1, 3, 7)]
-    options = {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8,
-               "amsgrad": amsgrad, "maximize": False}  # fmt: skip
+    options = {
+        "lr": 0.01,
+        "beta1": 0.9,
+        "beta2": 0.99,
+        "weight_decay": 0.1,
+        "eps": 1e-8,
+        "amsgrad": amsgrad,
+        "maximize": False,
+    }
     if scaling is not None:
         options |= {"grad_scale": torch.tensor(4.0), "found_inf": torch.tensor(scaling)}
     check(find_overload(name), *lists, peaks, steps, **options)
@@ -105,15 +113,33 @@ def test_fused_sgd(momentum: float, first: bool, nesterov: bool) -> None:
     buffers = tensors(torch.float32, 3) if momentum else []
     if nesterov and not momentum:
         return  # Nesterov's variant needs a momentum
-    check(aten._fused_sgd.default, *lists, buffers, weight_decay=0.1, momentum=momentum, lr=0.05,
-          dampening=0.0 if nesterov else 0.2, nesterov=nesterov, maximize=True, is_first_step=first)  # fmt: skip
+    check(
+        aten._fused_sgd.default,
+        *lists,
+        buffers,
+        weight_decay=0.1,
+        momentum=momentum,
+        lr=0.05,
+        dampening=0.0 if nesterov else 0.2,
+        nesterov=nesterov,
+        maximize=True,
+        is_first_step=first,
+    )
 
 
 def test_fused_adagrad() -> None:
     lists = [tensors(torch.float32, seed) for seed in range(3)]
     steps = [torch.tensor(float(step)) for step in (1, 3, 7)]
-    check(aten._fused_adagrad.default, *lists, steps, lr=0.1, lr_decay=0.01, weight_decay=0.1,
-          eps=1e-8, maximize=False)  # fmt: skip
+    check(
+        aten._fused_adagrad.default,
+        *lists,
+        steps,
+        lr=0.1,
+        lr_decay=0.01,
+        weight_decay=0.1,
+        eps=1e-8,
+        maximize=False,
+    )
 
 
 @pytest.mark.parametrize("bad", [False, True])
@@ -121,7 +147,19 @@ def test_loss_scaling(bad: bool) -> None:
     gradients = tensors(torch.float32)
     if bad:
         gradients[2][1] = float("inf")
-    check(aten._amp_foreach_non_finite_check_and_unscale.default, gradients, torch.zeros(1), torch.tensor([0.5]))
+    check(
+        aten._amp_foreach_non_finite_check_and_unscale.default,
+        gradients,
+        torch.zeros(1),
+        torch.tensor([0.5]),
+    )
     for tracker in (0, 3):
-        check(aten._amp_update_scale.default, torch.tensor([1024.0]), torch.tensor([tracker], dtype=torch.int32),
-              torch.tensor([float(bad)]), 2.0, 0.5, 4)  # fmt: skip
+        check(
+            aten._amp_update_scale.default,
+            torch.tensor([1024.0]),
+            torch.tensor([tracker], dtype=torch.int32),
+            torch.tensor([float(bad)]),
+            2.0,
+            0.5,
+            4,
+        )

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+
 import xla_core.lowering.rules  # noqa: F401  (registers the rules)
 from xla_core.lowering.rules.common import present
-from xla_core.testing.rules import check, evaluate
+from xla_core.testing.rules import Call, check, check_all, evaluate
 
 aten = torch.ops.aten
 
@@ -123,7 +124,9 @@ def test_logsumexp_and_softmax(dtype: torch.dtype) -> None:
     check(aten.logsumexp.default, value, [1])
     check(aten.logsumexp.default, value, [0, 2], True)
     check(aten._softmax.default, value, 1, False)
-    check(aten._log_softmax.default, value, -1, False)
+    # The CPU kernel rounds the sum of exponentials to bfloat16 along the last dimension.
+    rough = (1.6e-2, 2e-2) if dtype == torch.bfloat16 else None
+    check(aten._log_softmax.default, value, -1, False, tolerance=rough)
     check(aten._safe_softmax.default, value, -1)
     probabilities, logs = torch.softmax(value, 1), torch.log_softmax(value, 1)
     check(aten._softmax_backward_data.default, gradient, probabilities, 1, dtype)

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import jax
 import jaxlib.version
@@ -41,21 +41,25 @@ from jaxlib.mlir import passmanager as _passmanager
 
 JAXLIB_VERSION: Final[str] = jaxlib.version.__version__
 
-# jaxlib 0.10.2
-Client = _xla_client.Client
-CompileOptions = _xla_client.CompileOptions
-Device = _xla_client.Device
-DeviceAssignment = _xla_client.DeviceAssignment
-DeviceList = _xla_client.DeviceList
-HloSharding = _xla_client.HloSharding
-LoadedExecutable = _xla_client.LoadedExecutable
-Array = _xla_client.ArrayImpl
-RuntimeFailure = _jaxlib.JaxRuntimeError
-"""What jaxlib raises for a failed transfer, compilation or execution; a RuntimeError."""
+# jaxlib 0.10.2: the types of the runtime that device plugins handle
+Array: TypeAlias = _xla_client.ArrayImpl
+Client: TypeAlias = _xla_client.Client
+CompileOptions: TypeAlias = _xla_client.CompileOptions
+Device: TypeAlias = _xla_client.Device
+DeviceAssignment: TypeAlias = _xla_client.DeviceAssignment
+DeviceList: TypeAlias = _xla_client.DeviceList
+HloSharding: TypeAlias = _xla_client.HloSharding
+LoadedExecutable: TypeAlias = _xla_client.LoadedExecutable
 
 # jaxlib 0.10.2: the host array is read before the call returns, so that the caller may change it.
 _READ_DURING_CALL: Final = _xla_client.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
 _STRIP_LOCATIONS: Final = "builtin.module(strip-debuginfo)"
+
+
+MSG_DONATED: Final = (
+    "the buffer of shape {shape} and dtype {dtype} was donated to a program, which has reused its "
+    "memory; read it before that run, or compile the program without this alias"
+)
 
 
 class HasShape(Protocol):
@@ -390,9 +394,15 @@ def assemble(aval: Any, sharding: Any, shards: Sequence[Array]) -> Array:
 
 
 def single_device_arrays(array: Array) -> list[Array]:
-    """The addressable pieces of an array without copying; the array itself if there is one."""
-    # jax 0.10.2
-    return array._arrays
+    """The addressable pieces of an array without copying; the array itself if there is one.
+
+    Raises RuntimeError if the array was donated.
+    """
+    # jax 0.10.2: None once the memory is gone
+    pieces = array._arrays
+    if pieces is None:
+        raise RuntimeError(MSG_DONATED.format(shape=array.shape, dtype=array.dtype))
+    return pieces
 
 
 def to_host(array: Array) -> np.ndarray:
@@ -455,4 +465,4 @@ def compile_options(
 def hlo_sharding_of(sharding: Any) -> HloSharding:
     """The HLO sharding that an executable reports for one input or output."""
     # jaxlib 0.10.2: executables report the protocol buffer form
-    return sharding if isinstance(sharding, HloSharding) else HloSharding.from_proto(sharding)
+    return sharding if hasattr(sharding, "is_replicated") else HloSharding.from_proto(sharding)

@@ -87,12 +87,6 @@ def _set(_self: int, device: int) -> None:
         _current.index = index
 
 
-def _exchange(_self: int, device: int) -> int:
-    former = current_index()
-    _set(_self, device)
-    return _pack(former)
-
-
 def _unknown_layout(what: str) -> RuntimeError:
     return RuntimeError(MSG_UNKNOWN_LAYOUT.format(version=torch.__version__, what=what))
 
@@ -134,12 +128,13 @@ def _build_guard(meta: int, order: list[str]) -> int:
     table = (ctypes.c_void_p * (len(order) + 3)).from_address(table_address - 2 * size)
     _verify(meta, table[2:], order)
     copy = (ctypes.c_void_p * len(table))(*table)
+    # exchangeDevice and uncheckedSetDevice stay the Meta guard's, which do nothing: C++ calls them
+    # around every operator, and on the way out while a Python exception is set, when no Python
+    # code may run. Operators name their device, so nothing is lost.
     callbacks = {
         "type": _TypeFn(lambda _self: XLA_DEVICE_TYPE),
-        "exchangeDevice": _ExchangeFn(_exchange),
         "getDevice": _GetFn(lambda _self: _pack(current_index())),
         "setDevice": _SetFn(_set),
-        "uncheckedSetDevice": _SetFn(_set),
         "deviceCount": _CountFn(lambda _self: _device_count()),
     }
     for name, callback in callbacks.items():

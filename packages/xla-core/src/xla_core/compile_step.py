@@ -18,7 +18,7 @@ from xla_core.dtypes import numpy_dtype
 from xla_core.lowering.step import needed_entries, step_function
 from xla_core.metas import TensorMeta
 from xla_core.programs import StepProgram
-from xla_core.protocol import ArraySpec, Program
+from xla_core.protocol import ArraySpec, DeviceClient, Program
 from xla_core.trace import Entry, Marker, Trace
 
 
@@ -50,8 +50,9 @@ def build(trace: Trace, outputs: tuple[int, ...], pairs: tuple[tuple[int, int], 
         name=name,
         executable=executable,
         program=program,
+        inputs=_input_specs(backend.client, entries),
         output_index=index,
-        donated=tuple(slot for slot, _ in pairs),
+        aliases=aliases,
         histogram=Counter(e.plan.name for e in entries if e.plan is not None),
         compile_seconds=time.perf_counter() - started,
         from_cache=from_cache,
@@ -68,6 +69,21 @@ def _sizes(entries: Sequence[Entry]) -> dict[int, int]:
     }
 
 
+def _spec(client: DeviceClient, meta: TensorMeta | None) -> ArraySpec:
+    assert meta is not None
+    return ArraySpec(meta.shape, client.numpy_dtype(numpy_dtype(meta.dtype)))
+
+
+def _input_specs(client: DeviceClient, entries: Sequence[Entry]) -> tuple[ArraySpec, ...]:
+    """The program's arguments: the step's inputs, then the vectors of lifted floats and ints."""
+    inputs = [_spec(client, e.metas[0]) for e in entries if e.plan is None]
+    last = entries[-1]
+    for count, dtype in ((last.floats, torch.float64), (last.ints, torch.int64)):
+        if count:
+            inputs.append(ArraySpec((count,), client.numpy_dtype(numpy_dtype(dtype))))
+    return tuple(inputs)
+
+
 def _lower(
     trace: Trace,
     entries: list[Entry],
@@ -78,21 +94,14 @@ def _lower(
     needed = needed_entries(entries, outputs)
     client = trace.backend.client
     last = entries[-1]
-
-    def spec(meta: TensorMeta) -> ArraySpec:
-        return ArraySpec(meta.shape, client.numpy_dtype(numpy_dtype(meta.dtype)))
-
-    inputs = [spec(e.metas[0]) for e in entries if e.plan is None and e.metas[0] is not None]
-    for count, dtype in ((last.floats, torch.float64), (last.ints, torch.int64)):
-        if count:
-            inputs.append(ArraySpec((count,), client.numpy_dtype(numpy_dtype(dtype))))
+    inputs = _input_specs(client, entries)
     metas = {e.first + i: m for e in entries for i, m in enumerate(e.metas)}
     function = step_function(needed, outputs, bool(last.floats), bool(last.ints))
     return Program(
         name=name,
         stablehlo=_jax_compat.lower(function, inputs, aliases, client.device_type.lower(), name),
-        inputs=tuple(inputs),
-        outputs=tuple(spec(metas[vid]) for vid in outputs),  # type: ignore[arg-type]
+        inputs=inputs,
+        outputs=tuple(_spec(client, metas[vid]) for vid in outputs),
         aliases=aliases,
         placement=trace.backend.placement,
     )

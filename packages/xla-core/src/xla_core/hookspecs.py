@@ -51,8 +51,8 @@ def xla_core_partition_program(program: Program) -> Program | None:
 
 
 @hookspec
-def xla_core_cache_key_entries() -> Mapping[str, bytes]:
-    """Whatever of the extension shapes compiled code (version, settings), by unique entry name.
+def xla_core_cache_key_entries() -> Mapping[str, bytes] | None:
+    """What of the extension shapes compiled code (version, settings), by unique entry name.
 
     The entries become part of each persistent cache key, so they are stable from run to run.
     """

@@ -158,7 +158,7 @@ def register(manager: pluggy.PluginManager, extension: Any, source: str) -> None
         manager.check_pending()
     except pluggy.PluginValidationError as error:
         text = _unknown_hook(manager, extension, source) or MSG_BAD_HOOK.format(
-            source=source, error=error
+            source=source, error=" ".join(str(error).split())
         )
         if manager.is_registered(extension):
             manager.unregister(extension)

@@ -6,16 +6,18 @@ import threading
 from collections import Counter
 from typing import Any
 
+from xla_core.protocol import ArraySpec
+
 
 class StepProgram:
     """One compiled program of a step.
 
-    ``output_index`` maps value numbers to positions among the results; ``donated`` are the
-    inputs whose memory a result takes over. ``histogram`` counts the operators recorded in it.
+    ``output_index`` maps value numbers to positions among the results; ``aliases`` pairs inputs with
+    the results that take over their memory. ``histogram`` counts the operators recorded in it.
     """
 
     __slots__ = (
-        "name", "executable", "program", "output_index", "donated", "operations", "histogram",
+        "name", "executable", "program", "inputs", "output_index", "aliases", "donated", "operations", "histogram",
         "runs", "copied_donations", "compile_seconds", "from_cache", "output_bytes", "backend",
     )  # fmt: skip
 
@@ -24,8 +26,9 @@ class StepProgram:
         name: str,
         executable: Any,
         program: Any,
+        inputs: tuple[ArraySpec, ...],
         output_index: dict[int, int],
-        donated: tuple[int, ...],
+        aliases: tuple[tuple[int, int], ...],
         histogram: Counter[str],
         compile_seconds: float,
         from_cache: bool,
@@ -35,8 +38,10 @@ class StepProgram:
         self.name = name
         self.executable = executable
         self.program = program
+        self.inputs = inputs
         self.output_index = output_index
-        self.donated = donated
+        self.aliases = aliases
+        self.donated = tuple(slot for slot, _ in aliases)
         self.operations = histogram.total()
         self.histogram = histogram
         self.runs = 0

@@ -123,8 +123,13 @@ class CpuClient:
         if len(devices) == 1 and placement.sharding is None:
             return compat.device_put(aval, sharding, [array], devices)
         indices = sharding.addressable_devices_indices_map(array.shape)
-        shards = [array[indices[device]] for device in devices]
-        return compat.device_put(aval, sharding, shards, devices)
+        # one by one: jaxlib 0.10.2 fails on several at once when the value is partly replicated
+        shards = [self._put_whole(array[indices[device]], device) for device in devices]
+        return compat.assemble(aval, sharding, shards)
+
+    def _put_whole(self, array: np.ndarray, device: compat.Device) -> Any:
+        aval = compat.shaped_array(array.shape, array.dtype)
+        return compat.device_put(aval, compat.single_device_sharding(device), [array], [device])
 
     def get(self, buffer: Any) -> np.ndarray:
         """Wait for a value and copy it to fresh host memory.

@@ -46,7 +46,7 @@ class CpuExecutable:
         return self._run(arguments).consume_with_handlers(self._handlers)
 
     def serialize(self) -> bytes:
-        """Program description and machine code, for an equal processor (``CpuClient.deserialize``)."""
+        """Program description and machine code, for ``deserialize`` on an equal processor."""
         return stored.pack(PLUGIN, self._program, self._client.serialize_executable(self._loaded))
 
     def memory_analysis(self) -> Mapping[str, int]:

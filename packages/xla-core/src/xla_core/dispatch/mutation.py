@@ -81,10 +81,13 @@ def _targets(
 def out_handler(pure: Any, signature: Signature) -> Handler:
     """A handler for ``out=``: the pure form's results are copied into the given tensors."""
     names = [signature.names[i] for i in signature.written]
+    factory = {a.name for a in pure._schema.arguments} & {"dtype", "device"}
 
     def into(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         named = dict(kwargs or {})
         outs = [named.pop(name) for name in names]
+        for name in factory - named.keys():
+            named[name] = getattr(outs[0], name)
         results = handler_of(pure)(args, named)
         results = results if isinstance(results, (tuple, list)) else (results,)
         for out, result in zip(outs, results, strict=True):

@@ -70,6 +70,8 @@ def _argument_types(overload: OpOverload, without_out: bool) -> list[tuple[str, 
     ]
 
 
+FACTORY_ARGUMENTS = ("dtype", "layout", "device", "pin_memory")
+
 # Operators whose pure form has another name than the schema suggests (torch/native_functions.yaml).
 _RENAMED = {
     "aten::normal_": "aten::normal_functional",
@@ -87,6 +89,7 @@ def pure_form(overload: OpOverload) -> OpOverload | None:
     namespace, name = qualified.split("::")
     stripped = name[:-1] if name.endswith("_") and not name.endswith("__") else name
     wanted = _argument_types(overload, without_out=True)
+    names = {name for name, _ in wanted}
     for candidate in (stripped, f"{stripped}_functional"):
         packet = getattr(getattr(torch.ops, namespace), candidate, None)
         if packet is None:
@@ -95,6 +98,12 @@ def pure_form(overload: OpOverload) -> OpOverload | None:
             found = getattr(packet, overload_name)
             if found._schema.is_mutable:
                 continue
-            if _argument_types(found, without_out=False) == wanted:
+            # A factory's out= form has no dtype and device: those are the tensor's.
+            types = [
+                (name, kind)
+                for name, kind in _argument_types(found, without_out=False)
+                if name in names or name not in FACTORY_ARGUMENTS
+            ]
+            if types == wanted:
                 return found
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -45,17 +45,21 @@ def _meta(tensor: torch.Tensor) -> TensorMeta:
     return tensor_meta(tuple(tensor.shape), tensor.dtype)
 
 
+def _to_meta(value: Any) -> Any:
+    return _map_tensors(value, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"))
+
+
 def _expected_metas(
     overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[TensorMeta | None, ...]:
-    args = _map_tensors(args, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"))
-    kwargs = {
-        name: _map_tensors(value, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"))
-        for name, value in kwargs.items()
-    }
+    """What the meta kernel promises, or what the CPU kernel gives where there is no meta kernel."""
+    meta_kwargs = {name: _to_meta(value) for name, value in kwargs.items()}
     if any(argument.name == "device" for argument in overload._schema.arguments):
-        kwargs["device"] = torch.device("meta")
-    leaves = _flatten(overload(*args, **kwargs))
+        meta_kwargs["device"] = torch.device("meta")
+    try:
+        leaves = _flatten(overload(*_to_meta(args), **meta_kwargs))
+    except (NotImplementedError, RuntimeError):
+        leaves = _flatten(overload(*_map_tensors(args, torch.clone), **kwargs))
     return tuple(None if leaf is None else _meta(leaf) for leaf in leaves)
 
 
@@ -110,31 +114,65 @@ class _Slot:
         return value
 
 
-def evaluate(
-    overload: OpOverload, *args: Any, seed: int = 0, **kwargs: Any
-) -> list[torch.Tensor | None]:
-    """Run the rule of ``overload`` on CPU tensors, compiled, with its scalars lifted.
+class Call:
+    """One call of an operator overload on CPU tensors, to be made by its rule.
 
-    Returns one CPU tensor per result (None for a result that the operator leaves out).
-    ``seed`` makes the PRNG key of a random rule. Raises LookupError when there is no rule.
+    ``args`` and ``kwargs`` are the operator's own. ``tolerance`` is ``(rtol, atol)``, by default
+    what ``TOLERANCES`` says for each result's dtype. Raises LookupError when there is no rule.
     """
-    rule = find_rule(overload)
-    if rule is None:
-        raise LookupError(f"no lowering rule for {overload}; import xla_core.lowering.rules first")
-    outputs = _expected_metas(overload, args, kwargs)
-    operands = _Operands(rule, args, kwargs)
-    arg_metas = _map_tensors(args, _meta)
 
-    def call(key: Any, arrays: list[Any]) -> list[Any]:
-        filled = {name: _Slot.fill(value, arrays) for name, value in operands.kwargs.items()}
-        filled_args = tuple(_Slot.fill(value, arrays) for value in operands.args)
-        return run_rule(rule, filled_args, filled, arg_metas, outputs, key)
+    def __init__(
+        self,
+        overload: OpOverload,
+        *args: Any,
+        tolerance: tuple[float, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        rule = find_rule(overload)
+        if rule is None:
+            raise LookupError(f"no lowering rule for {overload}; import xla_core.lowering.rules")
+        self.rule, self.args, self.kwargs, self.tolerance = rule, args, kwargs, tolerance
+        self.outputs = _expected_metas(overload, args, kwargs)
+        self.operands = _Operands(rule, args, kwargs)
+
+    def lower(self, key: Any, arrays: list[Any]) -> list[Any]:
+        """The results of the rule, for the jax arrays of the operands."""
+        kwargs = {name: _Slot.fill(value, arrays) for name, value in self.operands.kwargs.items()}
+        args = tuple(_Slot.fill(value, arrays) for value in self.operands.args)
+        return run_rule(self.rule, args, kwargs, _map_tensors(self.args, _meta), self.outputs, key)
+
+    def compare(self, results: list[torch.Tensor | None]) -> None:
+        """Assert that ``results`` are those of PyTorch's CPU kernel."""
+        overload = self.rule.overload
+        wanted = _flatten(overload(*_map_tensors(self.args, torch.clone), **self.kwargs))
+        assert len(results) == len(wanted), f"{overload}: {len(results)} results, not {len(wanted)}"
+        for got, want in zip(results, wanted, strict=True):
+            if want is None or got is None:
+                assert want is got, f"{overload}: got {got}, expected {want}"
+                continue
+            rtol, atol = self.tolerance or TOLERANCES.get(want.dtype, (0.0, 0.0))
+            torch.testing.assert_close(
+                got,
+                want.resolve_conj().resolve_neg().contiguous(),
+                rtol=rtol,
+                atol=atol,
+                equal_nan=True,
+                msg=lambda text: f"{overload}{self.args}{self.kwargs}: {text}",
+            )
+
+
+def _run(calls: Sequence[Call], seed: int) -> list[list[torch.Tensor | None]]:
+    """The results of all calls, compiled as one program."""
+
+    def program(key: Any, arrays: list[list[Any]]) -> list[list[Any]]:
+        return [call.lower(key, given) for call, given in zip(calls, arrays, strict=True)]
 
     with jax.enable_x64(True):
-        results = jax.jit(call)(jax.random.key(seed), operands.arrays)
+        arrays = [call.operands.arrays for call in calls]
+        results = jax.jit(program)(jax.random.key(seed), arrays)
         return [
-            None if meta is None else _to_torch(result, meta)
-            for result, meta in zip(results, outputs, strict=True)
+            [None if m is None else _to_torch(r, m) for r, m in zip(of, call.outputs, strict=True)]
+            for of, call in zip(results, calls, strict=True)
         ]
 
 
@@ -145,28 +183,32 @@ def _to_torch(result: Any, meta: TensorMeta) -> torch.Tensor:
     return from_numpy(array, meta.dtype)
 
 
+def evaluate(
+    overload: OpOverload, *args: Any, seed: int = 0, **kwargs: Any
+) -> list[torch.Tensor | None]:
+    """Run the rule of ``overload`` on CPU tensors, compiled, with its scalars lifted.
+
+    Returns one CPU tensor per result (None for a result that the operator leaves out).
+    ``seed`` makes the PRNG key of a random rule. Raises LookupError when there is no rule.
+    """
+    return _run([Call(overload, *args, **kwargs)], seed)[0]
+
+
+def check_all(calls: Sequence[Call]) -> None:
+    """Assert that the rule of each call gives what PyTorch's CPU kernel gives.
+
+    Values (NaN equals NaN), shapes and dtypes are compared. All calls are compiled as one
+    program, which is faster than a program for each. Raises AssertionError on a difference.
+    """
+    for call, results in zip(calls, _run(calls, seed=0), strict=True):
+        call.compare(results)
+
+
 def check(
     overload: OpOverload,
     *args: Any,
     tolerance: tuple[float, float] | None = None,
     **kwargs: Any,
 ) -> None:
-    """Assert that the rule of ``overload`` gives what PyTorch's CPU kernel gives.
-
-    ``args`` and ``kwargs`` are the operator's own, with CPU tensors. Values (NaN equals NaN),
-    shapes and dtypes are compared, with ``tolerance`` as ``(rtol, atol)`` or, by default, what
-    ``TOLERANCES`` says for the result's dtype. Raises AssertionError on a difference and
-    LookupError when the overload has no rule.
-    """
-    expected = _flatten(overload(*_map_tensors(args, torch.clone), **kwargs))
-    actual = evaluate(overload, *args, **kwargs)
-    assert len(actual) == len(expected), f"{overload}: {len(actual)} results, not {len(expected)}"
-    for got, want in zip(actual, expected, strict=True):
-        if want is None or got is None:
-            assert want is got, f"{overload}: got {got}, expected {want}"
-            continue
-        rtol, atol = tolerance or TOLERANCES.get(want.dtype, (0.0, 0.0))
-        torch.testing.assert_close(
-            got, want.resolve_conj().resolve_neg().contiguous(), rtol=rtol, atol=atol,
-            equal_nan=True, msg=lambda text: f"{overload}{args}{kwargs}: {text}",
-        )
+    """As ``check_all`` for the one ``Call`` with these arguments."""
+    check_all([Call(overload, *args, tolerance=tolerance, **kwargs)])

@@ -35,7 +35,7 @@ def threshold(self: Array, threshold: Any, value: Any) -> Array:
 
 @rule(*present("threshold_backward"), promotion=Promotion.NO_OPMATH)
 def threshold_backward(grad_output: Array, self: Array, threshold: Any) -> Array:
-    """``grad_output`` where ``self`` is above ``threshold``, else 0; it passes where ``self`` is NaN."""
+    """``grad_output`` where ``self`` is above ``threshold`` or NaN, else 0."""
     return where(self <= threshold, jnp.zeros_like(grad_output), grad_output)
 
 
@@ -212,7 +212,7 @@ def log_sigmoid_forward(self: Array) -> tuple[Array, Array]:
 
 @rule(*present("log_sigmoid_backward"))
 def log_sigmoid_backward(grad_output: Array, self: Array, buffer: Array) -> Array:
-    """The gradient of ``log_sigmoid``, ``grad_output * sigmoid(-self)``; the buffer is not needed."""
+    """The gradient of ``log_sigmoid``: ``grad_output * sigmoid(-self)``."""
     return _wide(grad_output) * lax.logistic(-_wide(self))
 
 
@@ -290,8 +290,10 @@ def glu_backward(grad_output: Array, self: Array, dim: int) -> Array:
 @rule(*present("sigmoid_backward"), promotion=DEFAULT)
 def sigmoid_backward(grad_output: Array, output: Array) -> Array:
     """``grad * conj(output * (1 - output))``."""
-    return grad_output * lax.conj(output * (1 - output)) if _complex(output) else (
-        grad_output * (1 - output) * output
+    return (
+        grad_output * lax.conj(output * (1 - output))
+        if _complex(output)
+        else (grad_output * (1 - output) * output)
     )
 
 

@@ -15,11 +15,11 @@ from xla_core.lowering.rules.common import (
     is_complex,
     is_float,
     is_integer,
+    is_nan,
     is_one,
     opmath,
     output_dtype,
     pair,
-    is_nan,
     present,
     scalar,
     where,
@@ -63,7 +63,9 @@ def true_divide(self: Array, other: Array) -> Array:
     return pair(lax.div)(self, other)
 
 
-@rule(*present("div.Tensor_mode", "div.Scalar_mode"), promotion=DEFAULT, lift=("other",), context=True)
+@rule(
+    *present("div.Tensor_mode", "div.Scalar_mode"), promotion=DEFAULT, lift=("other",), context=True
+)
 def divide_mode(
     context: RuleContext, self: Array, other: Array, *, rounding_mode: str | None
 ) -> Array:
@@ -102,13 +104,15 @@ def _floor_quotient_float(self: Array, other: Array) -> Array:
     floor = lax.floor(quotient)
     floor = where(quotient - floor > 0.5, floor + 1, floor)
     true_quotient = pair(lax.div)(self, other)
-    signed_zero = where(lax.lt(true_quotient, jnp.zeros_like(true_quotient)), -0.0, jnp.zeros_like(floor))
+    signed_zero = where(
+        lax.lt(true_quotient, jnp.zeros_like(true_quotient)), -0.0, jnp.zeros_like(floor)
+    )
     floor = where(quotient == 0, signed_zero, floor)
     return where(other == 0, true_quotient, floor)
 
 
 def floor_quotient(self: Array, other: Array) -> Array:
-    """Division of equal dtypes rounded towards minus infinity; float division by 0 gives inf or NaN."""
+    """Division rounded towards minus infinity; a float divided by 0 gives inf or NaN."""
     if is_float(self.dtype):
         return _floor_quotient_float(self, other)
     quotient = pair(lax.div)(self, other)
@@ -161,7 +165,7 @@ def static_power(base: Array, exponent: bool | int | float | complex) -> Array:
 
 
 def _integer_power(base: Array, exponent: Array) -> Array:
-    """Integer power by repeated squaring, wrapping around; negative exponents truncate to 0 or ±1."""
+    """Integer power, wrapping around; negative exponents truncate to 0 or ±1."""
     if base.dtype == np.bool_:
         return base | ~exponent
     result = jnp.power(base, jnp.maximum(exponent, 0))

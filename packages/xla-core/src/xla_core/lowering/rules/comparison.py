@@ -15,10 +15,10 @@ from xla_core.lowering.rules.common import (
     convert,
     is_complex,
     is_float,
+    is_nan,
     output_dtype,
     output_shape,
     pair,
-    is_nan,
     present,
     scalar,
     where,
@@ -52,8 +52,6 @@ def _register() -> None:
     for name, operation in BITWISE.items():
         overloads = present(*(f"{name}.{kind}" for kind in BINARY_KINDS))
         rule(*overloads, promotion=NO_OPMATH)(pair(operation))
-
-
 
 
 _register()

@@ -15,9 +15,9 @@ from xla_core.lowering.rules.arithmetic import clip
 from xla_core.lowering.rules.common import (
     is_complex,
     is_float,
+    is_nan,
     opmath,
     output_dtype,
-    is_nan,
     present,
     where,
 )
@@ -186,7 +186,11 @@ _register()
 @rule(*present("abs"), promotion=Promotion.COMPLEX_TO_FLOAT)
 def absolute(self: Array) -> Array:
     """The absolute value; unsigned integers and bool are their own."""
-    return self if jnp.issubdtype(self.dtype, jnp.unsignedinteger) or self.dtype == np.bool_ else lax.abs(self)
+    return (
+        self
+        if jnp.issubdtype(self.dtype, jnp.unsignedinteger) or self.dtype == np.bool_
+        else lax.abs(self)
+    )
 
 
 @rule(*present("neg"), promotion=DEFAULT)
@@ -211,7 +215,9 @@ def sgn(self: Array) -> Array:
     if not is_complex(self.dtype):
         return sign(self)
     size = lax.abs(self)
-    return where(size == 0, jnp.zeros_like(self), self / where(size == 0, 1, size).astype(self.dtype))
+    return where(
+        size == 0, jnp.zeros_like(self), self / where(size == 0, 1, size).astype(self.dtype)
+    )
 
 
 @rule(*present("round.decimals"), promotion=DEFAULT)
@@ -284,7 +290,7 @@ def isneginf(self: Array) -> Array:
 def nan_to_num(
     self: Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Array:
-    """``self`` with NaN and infinities replaced, by default with 0 and the dtype's finite limits."""
+    """NaN and infinities replaced, by default with 0 and the dtype's finite limits."""
     if is_complex(self.dtype):
         parts = (nan_to_num(part, nan, posinf, neginf) for part in (lax.real(self), lax.imag(self)))
         return lax.complex(*parts)

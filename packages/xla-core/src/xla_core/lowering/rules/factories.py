@@ -53,9 +53,9 @@ def ones(context: RuleContext, *args: Any, **options: Any) -> Array:
     lift=("fill_value",),
     context=True,
 )
-def full(context: RuleContext, like_or_size: Any, fill_value: Any, **options: Any) -> Array:
-    """``fill_value`` in the promised shape and dtype."""
-    value = convert(jnp.asarray(fill_value), output_dtype(context))
+def full(context: RuleContext, *like_or_size_and_value: Any, **options: Any) -> Array:
+    """The last positional argument, the fill value, in the promised shape and dtype."""
+    value = convert(jnp.asarray(like_or_size_and_value[-1]), output_dtype(context))
     return broadcast_to(value, output_shape(context))
 
 
@@ -126,7 +126,9 @@ def logspace(
 def eye(context: RuleContext, n: int, m: int | None = None, **options: Any) -> Array:
     """Ones on the diagonal, zeros elsewhere."""
     shape = output_shape(context)
-    on_diagonal = lax.broadcasted_iota(np.int32, shape, 0) == lax.broadcasted_iota(np.int32, shape, 1)
+    on_diagonal = lax.broadcasted_iota(np.int32, shape, 0) == lax.broadcasted_iota(
+        np.int32, shape, 1
+    )
     return on_diagonal.astype(output_dtype(context))
 
 

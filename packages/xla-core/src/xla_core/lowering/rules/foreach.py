@@ -116,9 +116,9 @@ def _fused_multiply(name: str) -> Callable[..., list[Array]]:
     def each(
         context: RuleContext, self: Any, tensor1: Any, tensor2: Any, value: Any = 1
     ) -> list[Array]:
-        values = value if hasattr(value, "__len__") or getattr(value, "ndim", 0) else None
         count = len(context.outputs)
-        values = [value] * count if values is None else [value[i] for i in range(count)]
+        several = isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) == 1
+        values = [value[i] for i in range(count)] if several else [value] * count
         element_rule = find_rule(single)
         return [
             run_rule(
@@ -169,9 +169,7 @@ def foreach_powsum(
 
 
 @rule(*present("_amp_foreach_non_finite_check_and_unscale"))
-def amp_unscale(
-    self: list[Array], found_inf: Array, inv_scale: Array
-) -> list[Array]:
+def amp_unscale(self: list[Array], found_inf: Array, inv_scale: Array) -> list[Array]:
     """Each gradient times ``inv_scale``; then ``found_inf``, 1 if one was not finite."""
     scale = inv_scale.reshape(())
     outputs = [opmath(array) * scale.astype(opmath_dtype(array.dtype)) for array in self]

@@ -42,7 +42,13 @@ class _AdamOptions:
 
 
 def _adam_one(
-    options: _AdamOptions, param: Array, grad: Array, mean: Array, square: Array, peak: Any, step: Array
+    options: _AdamOptions,
+    param: Array,
+    grad: Array,
+    mean: Array,
+    square: Array,
+    peak: Any,
+    step: Array,
 ) -> tuple[Array, Array, Array, Any]:
     """One parameter's Adam step in its opmath dtype; ``peak`` is AMSGrad's maximum or None."""
     dtype, lr = param.dtype, scalar(options.lr, param.dtype)

@@ -101,9 +101,7 @@ rule(*present("max"))(amax)
 rule(*present("min"))(amin)
 
 
-def _index_of(
-    find: Callable[..., Array], self: Array, dim: int, keepdim: bool
-) -> Array:
+def _index_of(find: Callable[..., Array], self: Array, dim: int, keepdim: bool) -> Array:
     """The first index of an extreme, NaN being more extreme than any number."""
     if self.ndim == 0:
         return jnp.zeros((), np.int64)
@@ -162,7 +160,7 @@ def all_rule(self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
 
 
 def _reduced(dim: Dims, rank: int) -> tuple[int, ...]:
-    """As ``normalize_dims``, except that an empty list reduces nothing (``any.dims``, ``all.dims``)."""
+    """As ``normalize_dims``, but an empty list reduces nothing (``any.dims``, ``all.dims``)."""
     if isinstance(dim, (list, tuple)) and not dim:
         return ()
     return normalize_dims(dim, rank)
@@ -183,7 +181,11 @@ def moments(
     real = np.zeros((), value.dtype).real.dtype
     center = sum_over(value, dims, True) / real.type(count)
     deviation = value - center
-    squares = lax.real(deviation * lax.conj(deviation)) if is_complex(value.dtype) else deviation * deviation
+    squares = (
+        lax.real(deviation * lax.conj(deviation))
+        if is_complex(value.dtype)
+        else deviation * deviation
+    )
     freedom = max(count - (1 if correction is None else correction), 0)
     variance = sum_over(squares, dims, keepdim) / real.type(freedom)
     return variance, center if keepdim else lax.squeeze(center, dims)

@@ -35,7 +35,7 @@ def _random_integers(key: Array, shape: tuple[int, ...], digits: int) -> Array:
 
 
 def unit_uniform(key: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-    """Multiples of 2**-digits in [0, 1), in the opmath dtype; ``digits`` is the precision of ``dtype``."""
+    """Multiples of 2**-digits in [0, 1), with the digits of ``dtype``, in its opmath dtype."""
     digits = jnp.finfo(dtype).nmant + 1
     compute = opmath_dtype(dtype)
     return _random_integers(key, shape, digits).astype(compute) * compute.type(2.0**-digits)
@@ -118,17 +118,13 @@ def normal(context: RuleContext, mean: Any, std: Any = 1.0) -> Array:
 
 
 @rule(*present("normal.float_float"), lift=("mean", "std"), random=True)
-def normal_sized(
-    context: RuleContext, mean: Any, std: Any, size: Any, **options: Any
-) -> Array:
+def normal_sized(context: RuleContext, mean: Any, std: Any, size: Any, **options: Any) -> Array:
     """Normal numbers of the shape ``size``."""
     return _normal(context, mean, std)
 
 
 @rule(*present("normal_functional"), lift=("mean", "std"), random=True)
-def normal_functional(
-    context: RuleContext, self: Array, mean: Any = 0.0, std: Any = 1.0
-) -> Array:
+def normal_functional(context: RuleContext, self: Array, mean: Any = 0.0, std: Any = 1.0) -> Array:
     """Normal numbers, shaped like ``self``."""
     return _normal(context, mean, std)
 
@@ -140,7 +136,7 @@ def _cast_number(value: Array, dtype: np.dtype) -> Array:
 
 def _integers(context: RuleContext, low: Any, high: Any) -> Array:
     """Integers in [low, high); computed in int64 only where the bounds need it."""
-    narrow = -(2**31) <= low and high <= 2**31 - 1
+    narrow = low >= -(2**31) and high <= 2**31 - 1
     drawn = jax.random.randint(
         context.key, output_shape(context), low, high, np.int32 if narrow else np.int64
     )

@@ -49,9 +49,7 @@ def logcumsumexp(self: Array, dim: int) -> Array:
     return _scan(lax.cumlogsumexp, opmath(self), dim)
 
 
-def _running_extreme(
-    operation: Callable[..., Array], self: Array, dim: int
-) -> tuple[Array, Array]:
+def _running_extreme(operation: Callable[..., Array], self: Array, dim: int) -> tuple[Array, Array]:
     """The running extreme and the latest index where it was reached; NaN stays once seen."""
     array = _at_least_1d(self)
     axis = dim % array.ndim
@@ -204,7 +202,7 @@ def nanmedian(self: Array) -> Array:
 
 @rule(*present("mode"))
 def mode(self: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
-    """The most frequent element along ``dim`` (the smallest of several) and its last int64 index."""
+    """The most frequent element along ``dim``, the smallest of several, and its last index."""
     if self.ndim == 0:
         return _scalar_with_index(self)
     axis = dim % self.ndim

@@ -12,9 +12,9 @@ from jax import Array, lax
 from xla_core.lowering.registry import Promotion, rule
 from xla_core.lowering.rules.common import (
     is_complex,
+    is_nan,
     is_one,
     pair,
-    is_nan,
     present,
     scalar,
     where,

@@ -1,0 +1,516 @@
+"""The conformance suite of device plugins: subclass ``DeviceConformance`` in a test module.
+
+    class TestAcme(DeviceConformance):
+        @classmethod
+        def make_client(cls):
+            return create_client(Topology(), os.environ)
+
+The attributes say what a device cannot do by its nature; a test that needs it is skipped with that
+reason. With one device the tests that need several are skipped too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from xla_core.protocol import (
+    INTERFACE_VERSION,
+    ArraySpec,
+    Buffer,
+    DeviceClient,
+    Executable,
+    Placement,
+    Program,
+)
+from xla_core.testing.programs import make_program, run, spec
+
+DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
+    "float8_e4m3fn", "float8_e5m2",
+)  # fmt: skip
+SHAPES = ((), (1,), (0,), (7,), (3, 4), (2, 0, 3), (2, 3, 5))
+TOO_LARGE = (1 << 28, 1 << 20)
+"""More elements than any memory holds, few enough for 64-bit sizes."""
+
+
+def sample(shape: tuple[int, ...], dtype: str | np.dtype) -> np.ndarray:
+    """Values that differ from each other where the dtype allows, exact in each of ``DTYPES``."""
+    wanted = np.dtype(getattr(ml_dtypes, str(dtype), dtype))
+    count = int(np.prod(shape, dtype=np.int64))
+    values = (np.arange(count) % 8).reshape(shape)
+    if wanted.kind == "c":
+        return (values - 3 + 2j * values).astype(wanted)
+    return values.astype(wanted)
+
+
+class DeviceConformance:
+    """What every device plugin must do. Override ``make_client`` and what does not apply."""
+
+    computes: bool = True
+    """False: results of programs have no meaningful values."""
+    serializes: bool = True
+    """False: ``serialize`` raises NotImplementedError, which is then checked."""
+    partitions: bool = True
+    """False: no program or value is spread over several devices."""
+    counts_memory: bool = True
+    """False: ``memory_info`` gives zeros."""
+    several_clients: bool = True
+    """False: the hardware allows one client per process; the shutdown test would take it away."""
+
+    @classmethod
+    def make_client(cls) -> DeviceClient:
+        """A new client of the plugin under test."""
+        raise NotImplementedError(f"{cls.__name__} must define make_client()")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def client(cls) -> Iterator[DeviceClient]:
+        """One client for all tests of the class."""
+        client = cls.make_client()
+        yield client
+        client.shutdown()
+
+    def need(self, *, devices: int = 1, client: DeviceClient | None = None, **facts: bool) -> None:
+        """Skip the running test where the device lacks what it needs."""
+        for name, value in facts.items():
+            if not value:
+                pytest.skip(f"the device says {name} = False")
+        if client is not None and len(client.local_devices()) < devices:
+            pytest.skip(f"needs {devices} devices, there are {len(client.local_devices())}")
+
+    # --- devices ---
+
+    def test_client_fulfils_the_protocol(self, client: DeviceClient) -> None:
+        """The client has every method, this interface version and an upper-case type."""
+        assert isinstance(client, DeviceClient)
+        assert client.interface_version == INTERFACE_VERSION
+        assert client.device_type == client.device_type.upper() != ""
+
+    def test_devices_have_unique_ids_and_local_ones_are_counted(self, client: DeviceClient) -> None:
+        """Ids are unique over the job; local indices count from 0."""
+        everyone, local = client.devices(), client.local_devices()
+        ids = [d.id for d in everyone]
+        assert len(set(ids)) == len(ids) >= len(local) >= 1
+        assert [d.local_index for d in local] == list(range(len(local)))
+        assert {d.id for d in local} == {d.id for d in everyone if d.local_index >= 0}
+        assert all(d.platform and d.kind for d in everyone)
+
+    def test_fingerprint_is_text_and_the_same_each_time(self, client: DeviceClient) -> None:
+        """Cache keys made of the fingerprint are found again."""
+        found = dict(client.fingerprint())
+        assert found and all(isinstance(k, str) and isinstance(v, str) for k, v in found.items())
+        assert found == dict(client.fingerprint())
+
+    # --- transfers ---
+
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_round_trip(self, client: DeviceClient, dtype: str, shape: tuple[int, ...]) -> None:
+        """A value comes back bit for bit, of each dtype and rank, empty ones too."""
+        array = sample(shape, dtype)
+        array = array.astype(client.numpy_dtype(array.dtype))
+        buffer = client.put(array, first(client))
+        assert isinstance(buffer, Buffer)
+        found = client.get(buffer)
+        assert (found.shape, found.dtype) == (array.shape, array.dtype)
+        assert found.tobytes() == array.tobytes()
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda a: a.T,
+            lambda a: a[::-1, ::2],
+            lambda a: np.broadcast_to(a[0], a.shape),
+            np.asfortranarray,
+        ],
+        ids=["transposed", "reversed", "broadcast", "fortran"],
+    )
+    def test_round_trip_of_strided_arrays(
+        self, client: DeviceClient, make: Callable[[np.ndarray], np.ndarray]
+    ) -> None:
+        """Host arrays need not be contiguous."""
+        array = make(sample((4, 6), "float32"))
+        np.testing.assert_array_equal(client.get(client.put(array, first(client))), array)
+
+    def test_special_floats_keep_their_bits(self, client: DeviceClient) -> None:
+        """NaN, infinities, negative zero and denormals are transferred as they are."""
+        array = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45, 3.4e38], np.float32)
+        assert client.get(client.put(array, first(client))).tobytes() == array.tobytes()
+
+    @pytest.mark.parametrize("count", [4, 1 << 20])
+    def test_host_array_may_change_after_put(self, client: DeviceClient, count: int) -> None:
+        """``put`` has read the array when it returns, small or large."""
+        array = np.ones(count, np.float32)
+        buffer = client.put(array, first(client))
+        array[:] = 7
+        np.testing.assert_array_equal(client.get(buffer), np.ones(count, np.float32))
+
+    def test_read_array_belongs_to_the_caller(self, client: DeviceClient) -> None:
+        """Writing into what ``get`` returned does not reach the device."""
+        buffer = client.put(np.ones(5, np.float32), first(client))
+        found = client.get(buffer)
+        found[:] = 7
+        np.testing.assert_array_equal(client.get(buffer), np.ones(5, np.float32))
+
+    def test_copy_outlives_its_source(self, client: DeviceClient) -> None:
+        """A copy on the same device is a buffer of its own."""
+        source = client.put(sample((9,), "int32"), first(client))
+        copied = client.copy(source, first(client))
+        del source
+        np.testing.assert_array_equal(client.get(copied), sample((9,), "int32"))
+
+    def test_allocate_gives_zeros(self, client: DeviceClient) -> None:
+        """``allocate`` gives zeros of the asked shape and dtype."""
+        found = client.get(client.allocate(ArraySpec((3, 2), np.dtype("int32")), first(client)))
+        assert found.dtype == np.int32
+        np.testing.assert_array_equal(found, np.zeros((3, 2)))
+
+    def test_unknown_device_is_refused(self, client: DeviceClient) -> None:
+        """ValueError names a device id that is not there."""
+        missing = Placement((max(d.id for d in client.devices()) + 1,))
+        with pytest.raises(ValueError, match=str(missing.devices[0])):
+            client.put(np.zeros(1, np.float32), missing)
+
+    # --- programs ---
+
+    def test_results_have_the_promised_shapes_and_dtypes(self, client: DeviceClient) -> None:
+        """Results are as the program says, scalars and empty ones too."""
+        x = sample((3, 4), "float32")
+        found = run(client, lambda a: (a.T, a > 1, a.sum(), a[:0]), x)
+        kinds = [(f.shape, f.dtype.name) for f in found]
+        wanted = [((4, 3), "float32"), ((3, 4), "bool"), ((), "float32"), ((0, 4), "float32")]
+        assert kinds == wanted
+        if self.computes:
+            for value, expected in zip(found, (x.T, x > 1, x.sum(), x[:0]), strict=True):
+                np.testing.assert_array_equal(value, expected)
+
+    @pytest.mark.parametrize("dtype", [d for d in DTYPES if not d.startswith(("float8", "bool"))])
+    def test_arithmetic_in_each_dtype(self, client: DeviceClient, dtype: str) -> None:
+        """An addition is exact in each number format."""
+        self.need(computes=self.computes)
+        x = sample((8,), dtype)
+        x = x.astype(client.numpy_dtype(x.dtype))
+        (found,) = run(client, lambda a: a + a, x)
+        # small whole numbers: exact in every format
+        assert found.tobytes() == (x + x).tobytes()
+
+    def test_unused_inputs_stay_and_outputs_may_repeat(self, client: DeviceClient) -> None:
+        """Argument and result counts are those of the program."""
+        x, y = sample((3,), "float32"), sample((2, 2), "int32")
+        found = run(client, lambda a, b: (a, a, a), x, y)
+        assert len(found) == 3
+        if self.computes:
+            for value in found:
+                np.testing.assert_array_equal(value, x)
+
+    def test_program_without_outputs_and_without_inputs(self, client: DeviceClient) -> None:
+        """Neither list needs an entry."""
+        assert run(client, lambda a: (), sample((3,), "float32")) == []
+        (found,) = run(client, lambda: jnp.arange(3, dtype=jnp.int32))
+        np.testing.assert_array_equal(found, [0, 1, 2] if self.computes else [0, 0, 0])
+
+    def test_one_buffer_may_be_several_arguments(self, client: DeviceClient) -> None:
+        """A buffer may be passed twice if it is not donated."""
+        program = make_program(client, lambda a, b: a * b, [f32(4), f32(4)])
+        buffer = client.put(sample((4,), "float32"), program.placement)
+        (found,) = client.compile(program).execute([buffer, buffer])
+        if self.computes:
+            np.testing.assert_array_equal(client.get(found), sample((4,), "float32") ** 2)
+
+    def test_nan_and_infinity_follow_ieee(self, client: DeviceClient) -> None:
+        """No fast-math: NaN is not equal to itself, zeros have signs."""
+        self.need(computes=self.computes)
+        x = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0], np.float32)
+        found = run(
+            client,
+            lambda a: (a == a, a - a, a * 0, jnp.maximum(a, 0), jnp.isnan(a), 1 / a, a / a),
+            x,
+        )
+        with np.errstate(all="ignore"):
+            wanted = (x == x, x - x, x * 0, np.maximum(x, 0), np.isnan(x), 1 / x, x / x)
+        for value, expected in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(value, expected)
+        assert np.signbit(found[5][4]) and np.isneginf(found[5][4])
+
+    @pytest.mark.parametrize("shapes", [[], [(4,)], [(4,), (4,), (4,)], [(4,), (5,)]], ids=str)
+    def test_wrong_arguments_are_refused(
+        self, client: DeviceClient, shapes: list[tuple[int, ...]]
+    ) -> None:
+        """A wrong number or shape of arguments is a RuntimeError, never a crash."""
+        program = make_program(client, lambda a, b: a + b, [f32(4), f32(4)])
+        executable = client.compile(program)
+        arguments = [client.put(sample(s, "float32"), program.placement) for s in shapes]
+        with pytest.raises(RuntimeError):
+            client.wait(executable.execute(arguments))
+
+    def test_what_is_no_program_is_refused(self, client: DeviceClient) -> None:
+        """Bytes that are no program are a RuntimeError."""
+        self.need(computes=self.computes)
+        program = Program("junk", b"ML\xefR junk", (), (), (), first(client))
+        with pytest.raises(RuntimeError):
+            client.compile(program)
+
+    def test_analysis(self, client: DeviceClient) -> None:
+        """Memory figures cover arguments and results; the other reports have their types."""
+        executable = client.compile(make_program(client, lambda a: a @ a, [f32(16, 16)]))
+        assert isinstance(executable, Executable)
+        memory = executable.memory_analysis()
+        assert set(memory) == {"arguments", "outputs", "temporaries", "aliased", "code"}
+        assert memory["arguments"] >= 1024 and memory["outputs"] >= 1024
+        assert all(isinstance(v, float) for v in executable.cost_analysis().values())
+        assert isinstance(executable.optimized_hlo(), str)
+        assert executable.input_shardings() == executable.output_shardings() == (None,)
+
+    # --- donation ---
+
+    def test_donated_argument_is_gone_and_others_stay(self, client: DeviceClient) -> None:
+        """A donated buffer cannot be read or passed again; others are intact."""
+        program = make_program(
+            client, lambda a, b: (b, a + b), [f32(64), f32(64)], aliases=[(0, 1)]
+        )
+        executable = client.compile(program)
+        ones = np.ones(64, np.float32)
+        a, b = (client.put(ones, program.placement) for _ in range(2))
+        read_before = client.get(a)
+        _, total = executable.execute([a, b])
+        if self.computes:
+            np.testing.assert_array_equal(client.get(total), ones + 1)
+        np.testing.assert_array_equal(client.get(b), ones)
+        np.testing.assert_array_equal(read_before, ones)
+        with pytest.raises(RuntimeError):
+            client.get(a)
+        with pytest.raises(RuntimeError):
+            client.wait(executable.execute([a, b]))
+
+    def test_step_that_donates_its_state_can_be_repeated(self, client: DeviceClient) -> None:
+        """A training loop's state can be donated at every step."""
+        program = make_program(client, lambda s, d: s + d, [f32(256), f32(256)], aliases=[(0, 0)])
+        executable = client.compile(program)
+        state, delta = (client.put(np.ones(256, np.float32), program.placement) for _ in range(2))
+        for _ in range(100):
+            (state,) = executable.execute([state, delta])
+        if self.computes:
+            np.testing.assert_array_equal(client.get(state), np.full(256, 101, np.float32))
+
+    # --- asynchronous execution ---
+
+    def test_result_becomes_ready(self, client: DeviceClient) -> None:
+        """``is_ready`` is True after ``wait``."""
+        program = make_program(client, lambda a: a @ a, [f32(128, 128)])
+        (found,) = client.compile(program).execute(
+            [client.put(sample((128, 128), "float32"), program.placement)]
+        )
+        assert found.is_ready() in (True, False)
+        client.wait([found])
+        assert found.is_ready() is True
+
+    def test_failure_is_an_exception(self, client: DeviceClient) -> None:
+        """Running out of memory is a RuntimeError, and the device works on."""
+        self.need(computes=self.computes)
+
+        def fill(a: Any) -> Any:
+            return jnp.broadcast_to(a, TOO_LARGE) + 1
+
+        # a device may notice when it compiles, when it allocates, or when the value is read
+        with pytest.raises(RuntimeError):
+            program = make_program(client, fill, [f32()])
+            executable = client.compile(program)
+            client.wait(executable.execute([client.put(sample((), "float32"), program.placement)]))
+        # ... and goes on working
+        x = sample((3,), "float32")
+        np.testing.assert_array_equal(run(client, lambda a: a + 1, x)[0], x + 1)
+
+    # --- stored executables ---
+
+    def test_serialization_round_trip(self, client: DeviceClient) -> None:
+        """A stored executable gives the same results and donates the same inputs."""
+        program = make_program(client, lambda a, b: (a + b, a), [f32(4), f32(4)], aliases=[(0, 0)])
+        executable = client.compile(program)
+        if not self.serializes:
+            with pytest.raises(NotImplementedError):
+                executable.serialize()
+            return
+        loaded = client.deserialize(executable.serialize(), "loaded", program.placement)
+        assert loaded.program_name == "loaded"
+        x = sample((4,), "float32")
+        a, b = (client.put(x, program.placement) for _ in range(2))
+        found = [client.get(r) for r in loaded.execute([a, b])]
+        assert [f.shape for f in found] == [(4,), (4,)]
+        if self.computes:
+            np.testing.assert_array_equal(found[0], x + x)
+            np.testing.assert_array_equal(found[1], x)
+        with pytest.raises(RuntimeError):
+            client.get(a)
+
+    @pytest.mark.parametrize("payload", [b"", b"junk" * 40, b"\0" * 500], ids=["0", "junk", "nul"])
+    def test_foreign_bytes_are_refused(self, client: DeviceClient, payload: bytes) -> None:
+        """ValueError for bytes that ``serialize`` did not write."""
+        self.need(serializes=self.serializes)
+        with pytest.raises(ValueError):
+            client.deserialize(payload, "foreign", first(client))
+
+    # --- threads ---
+
+    def test_threads_do_not_disturb_each_other(self, client: DeviceClient) -> None:
+        """One executable may run in several threads at a time."""
+        program = make_program(client, lambda a: a * 2 + 1, [f32(32)])
+        executable = client.compile(program)
+        barrier = threading.Barrier(4)
+
+        def work(number: int) -> list[bool]:
+            barrier.wait()
+            x = np.full(32, number, np.float32)
+            outcomes = []
+            for _ in range(50):
+                (found,) = executable.execute([client.put(x, program.placement)])
+                outcomes.append(
+                    bool((client.get(found) == (2 * x + 1 if self.computes else 0)).all())
+                )
+            return outcomes
+
+        with ThreadPoolExecutor(4) as pool:
+            assert [all(r) for r in pool.map(work, range(4))] == [True] * 4
+
+    def test_threads_may_compile(self, client: DeviceClient) -> None:
+        """Programs may be lowered and compiled in several threads at a time."""
+        def work(number: int) -> float:
+            x = np.ones(3, np.float32)
+            return float(run(client, lambda a: a + number, x)[0].sum())
+
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(work, range(4)))
+        assert found == ([3.0, 6.0, 9.0, 12.0] if self.computes else [0.0] * 4)
+
+    # --- memory ---
+
+    def test_memory_info_follows_live_buffers(self, client: DeviceClient) -> None:
+        """Bytes in use rise with a buffer and fall when it goes; the peak stays."""
+        before = client.memory_info(0)
+        assert before.bytes_limit is None or before.bytes_limit > before.bytes_used >= 0
+        self.need(counts_memory=self.counts_memory)
+        size = 8 << 20
+        buffer = client.put(np.ones(size, np.uint8), first(client))
+        client.wait([buffer])
+        during = client.memory_info(0)
+        assert during.bytes_used - before.bytes_used >= size
+        assert during.peak_bytes_used >= during.bytes_used
+        del buffer
+        after = client.memory_info(0)
+        assert after.bytes_used < during.bytes_used
+        assert after.peak_bytes_used >= during.bytes_used
+
+    # --- several devices ---
+
+    def test_second_device_computes_where_its_arguments_are(self, client: DeviceClient) -> None:
+        """A program placed on another device runs and leaves results there."""
+        self.need(devices=2, client=client)
+        second = Placement((client.local_devices()[1].id,))
+        program = make_program(client, lambda a: a + 1, [f32(4)], placement=second)
+        moved = client.copy(client.put(sample((4,), "float32"), first(client)), second)
+        (found,) = client.compile(program).execute([moved])
+        assert [device for device, _ in client.shards(found)] == list(second.devices)
+        if self.computes:
+            np.testing.assert_array_equal(client.get(found), sample((4,), "float32") + 1)
+
+    def test_tiled_value_has_a_shard_on_each_device(self, client: DeviceClient) -> None:
+        """A value is split as its HLO sharding says, and put together again."""
+        self.need(devices=2, client=client, partitions=self.partitions)
+        x = sample((4, 3), "float32")
+        tiled = pair(client, "{devices=[2,1]<=[2]}")
+        buffer = client.put(x, tiled)
+        np.testing.assert_array_equal(client.get(buffer), x)
+        parts = client.shards(buffer)
+        assert [device for device, _ in parts] == list(tiled.devices)
+        np.testing.assert_array_equal(client.get(parts[1][1]), x[2:])
+        again = client.assemble([part for _, part in parts], spec(x), tiled)
+        np.testing.assert_array_equal(client.get(again), x)
+        with pytest.raises(ValueError):
+            client.assemble([parts[0][1]], spec(x), tiled)
+
+    def test_partitioned_program(self, client: DeviceClient) -> None:
+        """One program over two devices; arguments of another layout are refused."""
+        self.need(devices=2, client=client, partitions=self.partitions, computes=self.computes)
+        sharding = "{devices=[2,1]<=[2]}"
+        x, w = sample((4, 4), "float32"), sample((4, 4), "float32").T.copy()
+        program = make_program(
+            client,
+            lambda a, b: (a + 1, a @ b, (a @ b).sum()),
+            [spec(x, sharding), spec(w)],
+            aliases=[(0, 0)],
+            placement=pair(client),
+            num_partitions=2,
+        )
+        executable = client.compile(program)
+        assert executable.input_shardings() == (sharding, None)
+        whole, tiled = client.put(x, pair(client)), client.put(x, pair(client, sharding))
+        weight = client.put(w, pair(client))
+        with pytest.raises(RuntimeError):  # another layout than the program was compiled for
+            client.wait(executable.execute([whole, weight]))
+        found = [client.get(r) for r in executable.execute([tiled, weight])]
+        for value, expected in zip(found, (x + 1, x @ w, (x @ w).sum()), strict=True):
+            np.testing.assert_array_equal(value, expected)
+        with pytest.raises(RuntimeError):
+            client.get(tiled)
+
+    def test_replicas_compute_on_values_of_their_own(self, client: DeviceClient) -> None:
+        """An all-reduce adds values that differ from device to device."""
+        self.need(devices=2, client=client, partitions=self.partitions, computes=self.computes)
+        both = pair(client)
+        mesh = jax.sharding.AbstractMesh((2,), ("data",))
+        whole = jax.sharding.PartitionSpec()
+
+        def total(a: Any) -> Any:
+            def on_each(part: Any) -> Any:
+                return jax.lax.psum(part, "data")
+
+            return jax.shard_map(
+                on_each, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False
+            )(a)
+
+        program = make_program(client, total, [f32(3)], placement=both, num_partitions=2)
+        parts = [
+            client.put(np.full(3, 10.0**i, np.float32), Placement((device,)))
+            for i, device in enumerate(both.devices)
+        ]
+        value = client.assemble(parts, f32(3), both)
+        (found,) = client.compile(program).execute([value])
+        for _, part in client.shards(found):
+            np.testing.assert_array_equal(client.get(part), np.full(3, 11, np.float32))
+
+    # --- the end ---
+
+    def test_shutdown_leaves_other_clients_alone(self, client: DeviceClient) -> None:
+        """Shutting one client down does not disturb another."""
+        self.need(several_clients=self.several_clients)
+        other = type(self).make_client()
+        x = sample((3,), "float32")
+        run(other, lambda a: a + 1, x)
+        other.shutdown()
+        found = run(client, lambda a: a + 1, x)[0]
+        np.testing.assert_array_equal(found, x + 1 if self.computes else x * 0)
+
+
+def f32(*shape: int) -> ArraySpec:
+    """A float32 spec."""
+    return ArraySpec(shape, np.dtype(np.float32))
+
+
+def first(client: DeviceClient) -> Placement:
+    """The client's first device."""
+    return Placement((client.local_devices()[0].id,))
+
+
+def pair(client: DeviceClient, sharding: str | None = None) -> Placement:
+    """The client's first two devices."""
+    ids: Sequence[int] = [d.id for d in client.local_devices()[:2]]
+    return Placement(tuple(ids), sharding)

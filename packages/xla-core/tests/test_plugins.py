@@ -1,0 +1,258 @@
+"""Finding, choosing and starting device plugins; extensions; the errors users see."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import textwrap
+
+import pytest
+
+from xla_core import plugins
+from xla_core.null_device import NullClient
+from xla_core.protocol import Topology
+
+GOOD = """
+    from xla_core.null_device import NullClient
+    def create_client(topology, options):
+        client = NullClient(topology, num_devices=2)
+        client.device_type = "ACME"
+        return client
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Install a distribution of one module, with real metadata, for the length of a test."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+
+    def make(name, module, source, version="2.5", **groups):
+        (tmp_path / f"{module}.py").write_text(textwrap.dedent(source))
+        info = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        lines = []
+        for group, points in groups.items():
+            lines.append(f"[xla_core.{group}]")
+            lines += [f"{key} = {value}" for key, value in points.items()]
+        (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+    yield make
+    for added in set(sys.modules) - before:
+        if not added.startswith("xla_core"):
+            del sys.modules[added]
+
+
+@pytest.fixture
+def manager():
+    return plugins.new_manager()
+
+
+def acme(install, source, name="acme-xla", module="acme_xla", device="acme"):
+    install(name, module, source, devices={device: f"{module}:create_client"})
+
+
+def test_third_party_device_starts(install, manager):
+    acme(install, GOOD)
+    assert "ACME" in plugins.installed_devices()
+    client = plugins.start_client("ACME", manager, {})
+    assert client.device_type == "ACME"
+    assert len(client.local_devices()) == 2
+
+
+def test_only_the_chosen_plugin_is_imported(install, manager):
+    acme(install, GOOD)
+    acme(install, "raise SystemError('must not be imported')", "other", "other_xla", "other")
+    assert {"ACME", "OTHER"} <= set(plugins.installed_devices())
+    plugins.start_client("acme", manager, {})
+    assert "other_xla" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("device", "parts"),
+    [
+        ("WEIRD", ["PJRT_DEVICE=WEIRD", "entry point 'weird'", "'xla_core.devices'", "NULL"]),
+        ("weird", ["PJRT_DEVICE=WEIRD"]),
+    ],
+)
+def test_unknown_device(manager, device, parts):
+    with pytest.raises(plugins.PluginError) as caught:
+        plugins.start_client(device, manager, {})
+    assert all(part in str(caught.value) for part in parts)
+
+
+def test_known_device_without_its_package_names_the_package(monkeypatch):
+    monkeypatch.setattr(plugins.metadata, "entry_points", lambda group: ())
+    with pytest.raises(RuntimeError, match=r"pip install xla-pjrt-tpu.*Installed devices: none"):
+        plugins.load_factory("tpu")
+    with pytest.raises(RuntimeError, match="pip install xla-pjrt-cpu"):
+        plugins.load_factory("CPU")
+
+
+def test_plugin_that_raises_on_import(install):
+    acme(install, "import a_library_that_is_missing")
+    with pytest.raises(plugins.PluginError) as caught:
+        plugins.load_factory("acme")
+    for part in ("PJRT_DEVICE=ACME", "acme-xla 2.5", "ModuleNotFoundError", "reinstall"):
+        assert part in str(caught.value)
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def create_client(topology, options):\n    raise AssertionError('started')\n"
+        "create_client.interface_version = 7\n",
+        "import types\ndef create_client(topology, options):\n"
+        "    return types.SimpleNamespace(interface_version=7)\n",
+    ],
+    ids=["on the factory", "on the client"],
+)
+def test_other_interface_version(install, manager, source):
+    acme(install, source)
+    with pytest.raises(plugins.PluginError, match=r"acme-xla 2\.5 .* version 7 .* has version 1"):
+        plugins.start_client("acme", manager, {})
+
+
+def test_two_plugins_of_one_name(install):
+    acme(install, GOOD)
+    acme(install, GOOD, "acme-fork", "acme_fork")
+    with pytest.raises(plugins.PluginError) as caught:
+        plugins.load_factory("acme")
+    assert "acme-xla 2.5" in str(caught.value) and "acme-fork 2.5" in str(caught.value)
+    assert "Uninstall one" in str(caught.value)
+
+
+def test_plugin_that_cannot_start(install, manager):
+    acme(install, "def create_client(topology, options):\n    raise OSError('no chip on slot 3')")
+    with pytest.raises(plugins.PluginError, match=r"acme-xla 2\.5 .*OSError: no chip on slot 3"):
+        plugins.start_client("acme", manager, {})
+
+
+# --- which device ---
+
+
+def test_named_device_wins_in_any_case(caplog):
+    assert plugins.chosen_device({"PJRT_DEVICE": "null"}) == "NULL"
+    assert plugins.chosen_device({"PJRT_DEVICE": "TPU"}) == "TPU"
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("value", ["", "  "])
+def test_default_is_the_cpu_with_a_warning(caplog, value):
+    with caplog.at_level(logging.WARNING):
+        assert plugins.chosen_device({"PJRT_DEVICE": value}) == "CPU"
+    assert [r.getMessage() for r in caplog.records] == ["Defaulting to PJRT_DEVICE=CPU"]
+
+
+@pytest.mark.parametrize("chips", [True, False])
+def test_default_is_a_tpu_that_is_there(install, monkeypatch, chips):
+    found = plugins.metadata.entry_points
+    probe = f"create_client.is_available = lambda options: {chips}\n"
+    acme(install, textwrap.dedent(GOOD) + probe, "some-tpu", "some_tpu", "tpu")
+    # leave out a TPU plugin that is installed for real
+    monkeypatch.setattr(
+        plugins.metadata,
+        "entry_points",
+        lambda group: [p for p in found(group=group) if p.value.startswith("some_tpu")],
+    )
+    assert plugins.chosen_device({}) == ("TPU" if chips else "CPU")
+
+
+def test_choosing_leaves_the_environment_alone(monkeypatch):
+    monkeypatch.delenv("PJRT_DEVICE", raising=False)
+    before = dict(os.environ)
+    plugins.chosen_device()
+    assert dict(os.environ) == before
+
+
+# --- extensions ---
+
+
+def test_extension_gives_the_topology_and_sees_the_client(install):
+    install(
+        "acme-dist",
+        "acme_dist",
+        """
+        from xla_core.hookspecs import hookimpl
+        from xla_core.protocol import Topology
+        started = []
+        @hookimpl
+        def xla_core_topology(device_type, options):
+            if device_type == "NULL":
+                return Topology(process_index=1, process_count=3)
+        @hookimpl
+        def xla_core_client_started(client):
+            started.append(client)
+        @hookimpl
+        def xla_core_cache_key_entries():
+            return {"acme-dist": b"2.5"}
+        """,
+        extensions={"dist": "acme_dist"},
+    )
+    manager = plugins.load_extensions()
+    client = plugins.start_client("NULL", manager, {})
+    assert [d.process_index for d in client.devices()] == [0, 1, 2]
+    assert [d.id for d in client.local_devices()] == [1]
+    assert sys.modules["acme_dist"].started == [client]
+    assert {"acme-dist": b"2.5"} in manager.hook.xla_core_cache_key_entries()
+
+
+def test_without_extension_a_process_is_alone(manager):
+    client = plugins.start_client("NULL", manager, {})
+    assert isinstance(client, NullClient)
+    assert len(client.devices()) == len(client.local_devices()) == 1
+
+
+def test_misspelt_hook_is_named_with_its_package_and_the_likely_one(install):
+    install(
+        "acme-dist",
+        "acme_dist",
+        """
+        from xla_core.hookspecs import hookimpl
+        @hookimpl
+        def xla_core_topolgy(device_type, options):
+            return None
+        """,
+        extensions={"dist": "acme_dist"},
+    )
+    with pytest.raises(RuntimeError) as caught:
+        plugins.load_extensions()
+    for part in ("acme-dist 2.5", "'xla_core_topolgy'", "did you mean 'xla_core_topology'"):
+        assert part in str(caught.value)
+
+
+def test_hook_with_a_wrong_argument(manager):
+    class Extension:
+        @plugins.hookspecs.hookimpl
+        def xla_core_topology(self, device_kind):
+            return Topology()
+
+    with pytest.raises(
+        plugins.PluginError, match=r"acme 1 has a hook that does not fit.*device_kind"
+    ):
+        plugins.register(manager, Extension(), "acme 1")
+
+
+def test_extension_that_raises_on_import(install):
+    install("acme-dist", "acme_dist", "1 / 0", extensions={"dist": "acme_dist"})
+    with pytest.raises(plugins.PluginError, match=r"acme-dist 2\.5 .*ZeroDivisionError"):
+        plugins.load_extensions()
+
+
+def test_partitioning_takes_the_first_answer(manager):
+    class Silent:
+        @plugins.hookspecs.hookimpl
+        def xla_core_partition_program(self, program):
+            return None
+
+    class Speaking:
+        @plugins.hookspecs.hookimpl
+        def xla_core_partition_program(self, program):
+            return program * 2
+
+    plugins.register(manager, Speaking(), "speaking")
+    plugins.register(manager, Silent(), "silent")
+    assert manager.hook.xla_core_partition_program(program=21) == 42

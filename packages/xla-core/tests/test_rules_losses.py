@@ -1,0 +1,105 @@
+"""Losses, distances and their gradients against PyTorch's CPU kernels."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import xla_core.lowering.rules as rules
+from xla_core.testing.rules import check
+
+aten = torch.ops.aten
+assert rules.__name__  # importing the package is what registers the rules
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("shape", [(6, 5), (5,), (2, 5, 3, 4)], ids=str)
+def test_nll(reduction: int, weighted: bool, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    flat = len(shape) < 4
+    forward = aten.nll_loss_forward.default if flat else aten.nll_loss2d_forward.default
+    backward = aten.nll_loss_backward.default if flat else aten.nll_loss2d_backward.default
+    scores = torch.randn(shape).log_softmax(1 if len(shape) > 1 else 0)
+    target = torch.randint(0, 5, shape[:1] + shape[2:] if len(shape) > 1 else ())
+    if target.ndim:
+        target[0] = -100
+    weight = torch.rand(5) if weighted else None
+    settings = (target, weight, reduction, -100)
+    check(forward, scores, *settings)
+    out, total = forward(scores, *settings)
+    check(backward, torch.randn_like(out), scores, *settings, total)
+
+
+def test_nll_ignores_infinite_scores() -> None:
+    scores = torch.tensor([[-math.inf, 0.0], [0.0, -1.0]])
+    check(aten.nll_loss_forward.default, scores, torch.tensor([0, 1]), None, 1, 0)
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_elementwise_losses(reduction: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, t = (3 * torch.randn(4, 5)).to(dtype), torch.randn(4, 5).to(dtype)
+    # CPU kernels sum bfloat16 losses and scale their gradients in bfloat16, this is float32.
+    loose = (2e-2, 2e-2) if dtype == torch.bfloat16 else None
+    grad = torch.randn(4, 5).to(dtype) if reduction == 0 else torch.tensor(1.5, dtype=dtype)
+    for loss, extra in [
+        (aten.mse_loss, ()),
+        (aten.smooth_l1_loss, (0.7,)),
+        (aten.smooth_l1_loss, (0.0,)),
+        (aten.huber_loss, (0.7,)),
+        (aten.soft_margin_loss, ()),
+    ]:
+        if dtype == torch.bfloat16 and loss is aten.soft_margin_loss:
+            continue  # its CPU kernel rounds after each of its six steps
+        check(loss.default, x, t, reduction, *extra, tolerance=loose)
+        backward = getattr(aten, f"{loss._qualified_op_name.split('::')[1]}_backward").default
+        check(backward, grad, x, t, reduction, *extra, tolerance=loose)
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cross_entropies(reduction: int, weighted: bool) -> None:
+    x, t = torch.rand(4, 5), torch.rand(4, 5)
+    x[0, :2], t[0, :2] = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.5])
+    weight = torch.rand(4, 5) if weighted else None
+    grad = torch.randn(4, 5) if reduction == 0 else torch.tensor(1.5)
+    check(aten.binary_cross_entropy.default, x, t, weight, reduction)
+    check(aten.binary_cross_entropy_backward.default, grad, x, t, weight, reduction)
+    logits, positive = 20 * torch.randn(4, 5), torch.rand(5) if weighted else None
+    loss = aten.binary_cross_entropy_with_logits.default
+    check(loss, logits, t, weight, positive, reduction)
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+@pytest.mark.parametrize("p", [1, 2])
+def test_multi_margin(reduction: int, p: int) -> None:
+    x, t, weight = torch.randn(4, 5), torch.tensor([0, 4, 2, 2]), torch.rand(5)
+    settings = (t, p, 0.8, weight, reduction)
+    grad = torch.randn(4) if reduction == 0 else torch.tensor(1.5)
+    check(aten.multi_margin_loss.default, x, *settings)
+    check(aten.multi_margin_loss_backward.default, grad, x, *settings)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, math.inf])
+def test_distances(p: float) -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 5, 4), torch.randn(2, 6, 4)
+    a[0, 0] = b[0, 1]
+    dist = aten._cdist_forward.default(a, b, p, None)
+    check(aten._cdist_forward.default, a, b, p, None)
+    # A distance of zero is where the gradients are special; p=0.5 amplifies its neighbours.
+    check(aten._cdist_backward.default, torch.randn_like(dist), a, b, p, dist, tolerance=(1e-4, 1e-5))
+    rows = torch.randn(5, 4)
+    dist = aten._pdist_forward.default(rows, p)
+    check(aten._pdist_forward.default, rows, p)
+    check(aten._pdist_backward.default, torch.randn_like(dist), rows, p, dist, tolerance=(1e-4, 1e-5))
+
+
+def test_many_distances() -> None:
+    a, b = torch.randn(30, 4), torch.randn(40, 4)
+    # The product form cancels: half the digits near zero.
+    check(aten._cdist_forward.default, a, b, 2.0, None, tolerance=(1e-3, 1e-3))
+    check(aten._euclidean_dist.default, a, b, tolerance=(1e-3, 1e-3))

@@ -1,0 +1,205 @@
+"""Pooling, resampling and padding, with gradients, against PyTorch's CPU kernels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import pytest
+import torch
+import xla_core.lowering.rules as rules
+from xla_core.dtypes import to_numpy
+from xla_core.lowering.rules import window
+from xla_core.testing.rules import check
+
+aten = torch.ops.aten
+assert rules.__name__  # importing the package is what registers the rules
+
+# input, kernel, stride, padding, dilation, ceil_mode
+MAX_CASES: list[tuple[Any, ...]] = [
+    ((2, 3, 8, 8), [2, 2], [], [0, 0], [1, 1], False),
+    ((3, 9, 7), [2, 3], [2, 3], [0, 0], [1, 1], False),
+    ((2, 3, 9, 8), [3, 3], [2, 2], [1, 1], [1, 1], False),
+    ((2, 3, 9, 8), [3, 2], [2, 1], [1, 1], [1, 2], True),
+    ((1, 2, 11, 12), [3, 3], [1, 2], [1, 0], [2, 3], False),
+    ((1, 2, 7, 7), [2, 2], [3, 3], [1, 1], [1, 1], True),
+    ((1, 2, 6, 6), [2, 2], [4, 4], [0, 0], [1, 1], True),
+    ((0, 2, 6, 6), [2, 2], [2, 2], [0, 0], [1, 1], False),
+]
+
+
+def _plane(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    # Few distinct values: ties are what the places must agree on.
+    return torch.randint(-4, 5, shape).to(dtype)
+
+
+@pytest.mark.parametrize("case", MAX_CASES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_max_pool2d(case: tuple[Any, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    shape, *settings = case
+    x = _plane(shape, dtype)
+    check(aten.max_pool2d_with_indices.default, x, *settings)
+    if dtype == torch.bfloat16:
+        return
+    out, indices = aten.max_pool2d_with_indices(x, *settings)
+    grad = torch.randn(out.shape, dtype=dtype)
+    check(aten.max_pool2d_with_indices_backward.default, grad, x, *settings, indices)
+
+
+@pytest.mark.parametrize("by_axis", [False, True])
+@pytest.mark.parametrize("shape", [(2, 8, 8), (2, 9, 7)], ids=str)
+def test_special_values(by_axis: bool, shape: tuple[int, ...]) -> None:
+    """Both ways of taking maxima agree with PyTorch on NaN, infinities, zeros and ties."""
+    torch.manual_seed(0)
+    special = torch.tensor([math.nan, -math.inf, math.inf, 0.0, -0.0, 1.0, -1.0, -math.inf])
+    form = window._max_by_axis if by_axis else window._max_packed
+    for kernel, stride, padding, dilation in ((2, 2, 0, 1), (3, 2, 1, 1), (3, 1, 1, 2)):
+        for probability in (0.05, 0.5):
+            x = special[torch.randint(1, 8, (4, *shape))]
+            x = torch.where(torch.rand(x.shape) < probability, math.nan, x)
+            x[0] = -math.inf
+            axes = [window.Axis(n, kernel, stride, padding, dilation, False) for n in shape[1:]]
+            with jax.enable_x64(True):
+                best, place = jax.jit(lambda v, a=axes: form(v, a))(to_numpy(x))
+            sizes = [[n, n] for n in (kernel, stride, padding, dilation)]
+            want, where = aten.max_pool2d_with_indices(x, *sizes)
+            torch.testing.assert_close(
+                torch.from_numpy(jax.device_get(best).copy()), want, equal_nan=True, rtol=0, atol=0
+            )
+            assert (jax.device_get(place) == where.numpy()).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64], ids=str)
+def test_integer_max_pool(dtype: torch.dtype) -> None:
+    x = torch.randint(0, 9, (1, 2, 7, 7), dtype=dtype)
+    check(aten.max_pool2d_with_indices.default, x, [3, 3], [2, 2], [1, 1])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ([2, 2, 2], [], [0, 0, 0], [1, 1, 1], False),
+        ([3, 2, 3], [2, 1, 2], [1, 0, 1], [1, 2, 1], True),
+    ],
+    ids=str,
+)
+def test_max_pool3d(case: tuple[Any, ...]) -> None:
+    x = _plane((2, 2, 6, 7, 8))
+    check(aten.max_pool3d_with_indices.default, x, *case)
+    out, indices = aten.max_pool3d_with_indices(x, *case)
+    grad = torch.randn_like(out)
+    stride = case[1] or case[0]
+    settings = (case[0], stride, *case[2:], indices)
+    check(aten.max_pool3d_with_indices_backward.default, grad, x, *settings)
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize("count_pad", [False, True])
+@pytest.mark.parametrize("divisor", [None, 3])
+@pytest.mark.parametrize("geometry", [([2, 2], [], [0, 0]), ([3, 2], [2, 3], [1, 1])], ids=str)
+def test_avg_pool2d(
+    ceil_mode: bool, count_pad: bool, divisor: int | None, geometry: tuple[Any, ...]
+) -> None:
+    x = torch.randn(2, 3, 8, 9)
+    settings = (*geometry, ceil_mode, count_pad, divisor)
+    check(aten.avg_pool2d.default, x, *settings)
+    grad = torch.randn_like(aten.avg_pool2d(x, *settings))
+    stride = geometry[1] or geometry[0]
+    tail = (geometry[0], stride, geometry[2], ceil_mode, count_pad, divisor)
+    check(aten.avg_pool2d_backward.default, grad, x, *tail)
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize("count_pad", [False, True])
+def test_other_avg_pools(ceil_mode: bool, count_pad: bool) -> None:
+    check(aten.avg_pool1d.default, torch.randn(2, 3, 9), [3], [2], [1], ceil_mode, count_pad)
+    x = torch.randn(1, 2, 6, 7, 8)
+    settings = ([2, 3, 2], [2, 2, 1], [1, 1, 0], ceil_mode, count_pad, None)
+    check(aten.avg_pool3d.default, x, *settings)
+    grad = torch.randn_like(aten.avg_pool3d(x, *settings))
+    check(aten.avg_pool3d_backward.default, grad, x, *settings)
+
+
+@pytest.mark.parametrize("output", [[1, 1], [2, 4], [3, 5], [8, 9], [10, 3]], ids=str)
+def test_adaptive_2d(output: list[int]) -> None:
+    x = _plane((2, 3, 8, 8))
+    check(aten._adaptive_avg_pool2d.default, x, output)
+    grad = torch.randn(2, 3, *output)
+    check(aten._adaptive_avg_pool2d_backward.default, grad, x)
+    check(aten.adaptive_max_pool2d.default, x, output)
+    indices = aten.adaptive_max_pool2d(x, output)[1]
+    check(aten.adaptive_max_pool2d_backward.default, grad, x, indices)
+
+
+@pytest.mark.parametrize("output", [[1, 1, 1], [2, 3, 5]], ids=str)
+def test_adaptive_3d(output: list[int]) -> None:
+    x = _plane((2, 4, 6, 8))
+    check(aten._adaptive_avg_pool3d.default, x, output)
+    grad = torch.randn(2, *output)
+    check(aten._adaptive_avg_pool3d_backward.default, grad, x)
+    check(aten.adaptive_max_pool3d.default, x, output)
+    indices = aten.adaptive_max_pool3d(x, output)[1]
+    check(aten.adaptive_max_pool3d_backward.default, grad, x, indices)
+
+
+@pytest.mark.parametrize("exact", ["upsample_nearest", "_upsample_nearest_exact"])
+@pytest.mark.parametrize("scale", [None, 1.7])
+def test_nearest(exact: str, scale: float | None) -> None:
+    sizes = {1: [[12], [7], [4]], 2: [[12, 10], [7, 3]], 3: [[4, 6, 10]]}
+    shapes = {1: (2, 3, 6), 2: (2, 3, 6, 5), 3: (1, 2, 2, 3, 5)}
+    for rank, outputs in sizes.items():
+        forward = getattr(aten, f"{exact}{rank}d").default
+        backward = getattr(aten, f"{exact}{rank}d_backward").default
+        x = torch.randn(shapes[rank])
+        for output in outputs:
+            if scale is not None:
+                output = [int(n * scale) for n in shapes[rank][2:]]
+            scales = [scale] * rank
+            check(forward, x, output, *scales)
+            grad = torch.randn_like(forward(x, output, *scales))
+            check(backward, grad, output, list(x.shape), *scales)
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("scale", [None, 1.7])
+@pytest.mark.parametrize(
+    ("name", "shape", "output"),
+    [
+        ("upsample_linear1d", (2, 3, 6), [11]),
+        ("upsample_bilinear2d", (2, 3, 6, 5), [12, 3]),
+        ("upsample_bilinear2d", (2, 3, 6, 5), [1, 5]),
+        ("upsample_bicubic2d", (2, 3, 6, 5), [13, 4]),
+        ("upsample_trilinear3d", (1, 2, 3, 4, 5), [6, 2, 7]),
+    ],
+)
+def test_interpolation(
+    align: bool, scale: float | None, name: str, shape: tuple[int, ...], output: list[int]
+) -> None:
+    if scale is not None:
+        output = [int(n * scale) for n in shape[2:]]
+    scales = [scale] * len(output)
+    x, forward = torch.randn(shape), getattr(aten, name).default
+    # PyTorch finds the weights in float32, here it is float64.
+    check(forward, x, output, align, *scales, tolerance=(1e-4, 1e-5))
+    grad = torch.randn_like(forward(x, output, align, *scales))
+    backward = getattr(aten, f"{name}_backward").default
+    check(backward, grad, output, list(shape), align, *scales, tolerance=(1e-4, 1e-5))
+
+
+@pytest.mark.parametrize("mode", ["reflection", "replication"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("padding", [[1, 2, 2, 0, 1, 1], [0, 1, -1, 2, 1, -1]], ids=str)
+def test_padding(mode: str, rank: int, padding: list[int]) -> None:
+    x, amounts = torch.randn(2, 3, 4, 5, 6)[(0,) * (3 - rank)], padding[: 2 * rank]
+    forward = getattr(aten, f"{mode}_pad{rank}d").default
+    check(forward, x, amounts)
+    grad = torch.randn_like(forward(x, amounts))
+    check(getattr(aten, f"{mode}_pad{rank}d_backward").default, grad, x, amounts)
+
+
+def test_max_unpool() -> None:
+    x = torch.randn(2, 3, 6, 6)
+    out, indices = aten.max_pool2d_with_indices(x, [2, 2])
+    check(aten.max_unpool2d.default, out, indices, [6, 6])

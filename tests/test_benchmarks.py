@@ -1,0 +1,69 @@
+"""The benchmarks run and say what they promise; how fast anything is, is not tested here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+RUN = Path(__file__).resolve().parents[1] / "benchmarks" / "run.py"
+FIGURES = ("trace_ms", "sync_ms", "step_ms", "async_ms")
+
+
+def bench(target, *arguments):
+    command = [sys.executable, str(RUN), "--rounds", "2", "--seconds", "0.05", *arguments]
+    environment = {name: v for name, v in os.environ.items() if name != "TORCH_XLA_PYTHON"}
+    result = subprocess.run(
+        [*command, "--json", str(target)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout, json.loads(target.read_text())
+
+
+def test_both_systems_are_measured_and_agree(tmp_path):
+    shown, written = bench(tmp_path / "figures.json", "--workload", "mlp_adam")
+    row = written["workloads"]["mlp_adam"]
+    assert list(row) == ["xla", "cpu"]
+    for figures in row.values():
+        assert all(figures[name] >= 0 for name in FIGURES)
+        assert figures["step_ms"] >= figures["trace_ms"]
+        assert len(figures["rounds"]) == 2
+    assert row["xla"]["losses"] == pytest.approx(row["cpu"]["losses"], rel=2e-3)
+    assert row["xla"]["executable_ms"] > 0
+    assert row["xla"]["programs"] >= 1
+    assert row["xla"]["warm"]["first_step_s"] > 0
+    assert row["xla"]["fallbacks"] == {}
+    assert "mlp_adam" in shown
+
+
+def test_every_workload_starts_the_same_each_time_and_takes_steps(monkeypatch):
+    monkeypatch.syspath_prepend(str(RUN.parent))
+    import workloads  # a folder of scripts, not a package
+
+    for name in workloads.WORKLOADS:
+        step, again = (workloads.build(name, torch.device("cpu")) for _ in range(2))
+        first = step().item()
+        assert first == pytest.approx(again().item(), rel=1e-6), name
+        assert step().item() != first, name
+
+
+def test_a_system_without_its_interpreter_is_refused(tmp_path):
+    environment = {name: v for name, v in os.environ.items() if name != "TORCH_XLA_PYTHON"}
+    result = subprocess.run(
+        [sys.executable, str(RUN), "--system", "torch_xla"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+    )
+    assert result.returncode != 0
+    assert "TORCH_XLA_PYTHON" in result.stderr

@@ -1,0 +1,284 @@
+"""Rules of the repository that no linter knows; each failure names file and line."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MOST_FILE_LINES = 600
+MOST_FUNCTION_LINES = 80
+TORCH_PRIVATE_HOMES = {"_torch_compat.py", "_torch_guard.py"}
+JAX_PRIVATE_HOMES = {"_jax_compat.py"}
+PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
+SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
+OWN_CODE = [*SOURCES, *sorted((ROOT / "examples").glob("*.py")), ROOT / "toxfile.py"]
+OWN_CODE += sorted((ROOT / "benchmarks").glob("*.py"))
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"), str(path))
+
+
+def at(path: Path, node: ast.stmt | ast.expr) -> str:
+    return f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(path_of_src(path)).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def path_of_src(path: Path) -> Path:
+    return next(parent for parent in path.parents if parent.name == "src")
+
+
+def package_of(path: Path) -> str:
+    return path_of_src(path).parent.name
+
+
+MODULES = {module_name(path): path for path in SOURCES}
+IMPORT_NAMES = {
+    package.name: {path.parent.name for path in (package / "src").glob("*/__init__.py")}
+    for package in PACKAGES
+}
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[ast.Import | ast.ImportFrom, str]]:
+    """Every absolute dotted name that import statements in ``tree`` may load."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node, node.module
+            yield from ((node, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def only_for_types(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Module -> modules of this repository that it imports while it is imported itself."""
+    graph: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        statements = [node for node in parsed(path).body if not only_for_types(node)]
+        flat = ast.Module(body=statements, type_ignores=[])
+        inner = {id(sub) for f in functions(path) for sub in ast.walk(f)}
+        targets = {target for node, target in imports(flat) if id(node) not in inner}
+        graph[name] = {target for target in targets if target in MODULES and target != name}
+    return graph
+
+
+def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Groups of modules that reach each other."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            for following in graph[waiting.pop()] - seen:
+                seen.add(following)
+                waiting.append(following)
+        return seen
+
+    reach = {name: reached(name) for name in graph}
+    groups = {frozenset({b for b in reach[a] if a in reach[b]} | {a}) for a in reach}
+    return [set(group) for group in groups if len(group) > 1]
+
+
+def readme_commands() -> list[str]:
+    """The commands in README's fenced blocks without a language, in order."""
+    blocks = re.findall(r"^```\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    return [block.strip() for block in blocks]
+
+
+def test_ci_runs_the_readmes_test_command_and_nothing_else():
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    commands = [line for line in lines if line.strip() and not line.startswith("#")]
+    strict, into_root, *tests = commands
+    assert strict == "set -euo pipefail"
+    assert into_root == 'cd "$(dirname "${BASH_SOURCE[0]}")/.."'
+    assert tests == [readme_commands()[1]]
+
+
+def test_readmes_first_command_runs_the_example_on_pinned_versions():
+    command = readme_commands()[0]
+    assert "pip install -c constraints.txt " in command
+    assert command.endswith("python examples/train_digits.py")
+    named = set(re.findall(r"packages/([\w-]+)", command))
+    assert named <= {package.name for package in PACKAGES}
+
+
+def test_links_in_documents_lead_somewhere():
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]
+    documents += ROOT.glob("packages/*/README.md")
+    broken = [
+        f"{document.relative_to(ROOT)}: {target}"
+        for document in documents
+        for target in re.findall(r"\]\(([^)#\s]+)", document.read_text())
+        if "://" not in target and not (document.parent / target).exists()
+    ]
+    assert not broken
+
+
+def test_every_constraint_pins_one_version():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert pins
+    loose = [line for line in pins if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][\w.]*", line)]
+    assert not loose
+    names = [re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in pins]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_package_is_complete(package):
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    assert project["name"] == package.name
+    assert (package / "README.md").read_text().strip()
+    assert list((package / "tests").glob("test_*.py"))
+    for name in IMPORT_NAMES[package.name]:
+        assert (package / "src" / name / "py.typed").is_file(), name
+
+
+def test_packages_have_one_version():
+    projects = [tomllib.loads((p / "pyproject.toml").read_text())["project"] for p in PACKAGES]
+    assert len({project["version"] for project in projects}) == 1
+
+
+def test_there_are_no_init_files_in_tests():
+    # Under --import-mode=importlib the second package's modules of one name would not run.
+    assert not list(ROOT.glob("packages/*/tests/**/__init__.py"))
+    assert not list(ROOT.glob("tests/**/__init__.py"))
+
+
+def test_modules_do_not_import_each_other_in_circles():
+    found = [" <-> ".join(sorted(group)) for group in cycles(import_graph())]
+    assert not found
+
+
+def test_the_cycle_finder_finds_a_cycle():
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [{"b", "c"}]
+
+
+def test_no_function_imports_our_own_packages():
+    own = {name for names in IMPORT_NAMES.values() for name in names}
+    found = [
+        f"{at(path, node)} imports {target}"
+        for path in SOURCES
+        for function in functions(path)
+        for node, target in imports(function)
+        if target.split(".")[0] in own
+    ]
+    assert not found
+
+
+def test_packages_beside_each_other_do_not_import_each_other():
+    allowed = IMPORT_NAMES["xla-core"]
+    siblings = {name for names in IMPORT_NAMES.values() for name in names} - allowed
+    found = [
+        f"{at(path, node)} imports {target}"
+        for path in SOURCES
+        for node, target in imports(parsed(path))
+        if target.split(".")[0] in siblings - IMPORT_NAMES[package_of(path)]
+    ]
+    assert not found
+
+
+def test_a_plugin_never_sees_torch():
+    found = [
+        f"{at(path, node)} imports {target}"
+        for path in SOURCES
+        if package_of(path).startswith("xla-pjrt-")
+        for node, target in imports(parsed(path))
+        if target.split(".")[0] in {"torch", "torch_xla"}
+    ]
+    assert not found
+
+
+def attribute_chains(path: Path) -> Iterator[tuple[ast.expr, str]]:
+    """Dotted names in expressions, such as ``torch._C.Generator``."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            if re.fullmatch(r"[\w.]+", text):
+                yield node, text
+
+
+def private_uses(pattern: str, homes: set[str]) -> list[str]:
+    found = set()
+    for path in SOURCES:
+        if path.name in homes:
+            continue
+        names = [*imports(parsed(path)), *attribute_chains(path)]
+        found |= {at(path, node) for node, name in names if re.match(pattern, name)}
+    return sorted(found)
+
+
+def test_torchs_private_parts_are_used_in_one_place():
+    assert not private_uses(r"(torch\._C|ctypes)(\.|$)", TORCH_PRIVATE_HOMES)
+
+
+def test_jaxs_private_parts_are_used_in_one_place():
+    assert not private_uses(r"(jax\._src|jaxlib)(\.|$)", JAX_PRIVATE_HOMES)
+
+
+@pytest.mark.parametrize("path", OWN_CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_functions_are_short(path):
+    assert len(path.read_text("utf-8").splitlines()) <= MOST_FILE_LINES
+    long = [
+        f"{at(path, node)} {node.name}"
+        for node in functions(path)
+        if node.end_lineno - node.lineno + 1 > MOST_FUNCTION_LINES
+    ]
+    assert not long
+
+
+def is_empty(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether nothing but ``pass`` or ``...`` follows the docstring."""
+    rest = [
+        statement
+        for statement in node.body
+        if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+    ]
+    return all(isinstance(statement, ast.Pass) for statement in rest)
+
+
+def declares_only(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether it is a protocol, an abstract method, an overload or a hook specification."""
+    marks = [*node.decorator_list, *getattr(node, "bases", ())]
+    return any(
+        re.search("Protocol|abstract|overload|hookspec", ast.unparse(mark)) for mark in marks
+    )
+
+
+def test_public_functions_do_something():
+    found = []
+    for path in OWN_CODE:
+        declared = {
+            id(inner)
+            for node in ast.walk(parsed(path))
+            if isinstance(node, ast.ClassDef) and declares_only(node)
+            for inner in ast.walk(node)
+        }
+        found += [
+            f"{at(path, node)} {node.name}"
+            for node in functions(path)
+            if not node.name.startswith("_") and id(node) not in declared
+            if is_empty(node) and not declares_only(node)
+        ]
+    assert not found
