@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from xla_core import _jax_compat
 from xla_core.protocol import ArraySpec
 
@@ -73,19 +74,14 @@ def test_bytes_do_not_depend_on_where_the_program_was_traced():
         return _jax_compat.lower(traced_here, specs((4, 4)), [], "cpu", "step")
 
     def from_there():
-        marker = "another line, another frame"
-        found = _jax_compat.lower(lambda x: jnp.tanh(x) @ x, specs((4, 4)), [], "cpu", "step")
-        assert marker.encode() not in found
-        return found
+        return _jax_compat.lower(lambda x: jnp.tanh(x) @ x, specs((4, 4)), [], "cpu", "step")
 
     assert from_here() == from_there()
-    assert __file__.encode() not in from_here()
+    assert b"test_jax_compat" not in from_here()
 
 
 def test_debug_locations_name_the_file_when_asked():
-    found = _jax_compat.lower(
-        traced_here, specs((4, 4)), [], "cpu", "step", debug_locations=True
-    )
+    found = _jax_compat.lower(traced_here, specs((4, 4)), [], "cpu", "step", debug_locations=True)
     assert b"test_jax_compat" in found
     assert len(found) > len(_jax_compat.lower(traced_here, specs((4, 4)), [], "cpu", "step"))
 

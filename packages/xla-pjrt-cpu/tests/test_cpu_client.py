@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from xla_core import _jax_compat, plugins
 from xla_core.protocol import ArraySpec, Placement, Topology
 from xla_core.testing.programs import make_program, spec
@@ -39,7 +40,7 @@ def test_entry_point_starts_this_client():
 
 @pytest.mark.parametrize("value", ["0", "-1", "two", "", "1.5"])
 def test_device_count_that_is_no_number(value):
-    with pytest.raises(ValueError, match="CPU_NUM_DEVICES is .*whole number"):
+    with pytest.raises(ValueError, match=r"CPU_NUM_DEVICES is .*whole number"):
         create_client(Topology(), {"CPU_NUM_DEVICES": value})
 
 
@@ -72,15 +73,13 @@ def test_compiler_options_reach_the_compiler(client):
 
     fused, plain = (
         client.compile(make_program(client, norm, [f32(64, 64)], options=options))
-        for options in ({}, {"xla_disable_hlo_passes": "fusion,cpu-instruction-fusion,fusion_wrapper"})
+        for options in ({}, {"xla_disable_hlo_passes": "fusion"})
     )
-    # the same operations in one kernel, and one kernel each
+    # all operations in one kernel, or a kernel each
     assert fused.optimized_hlo().count("fusion(") == 1
-    assert plain.optimized_hlo().count("fusion(") != 1
+    assert plain.optimized_hlo().count("fusion(") > 1
     with pytest.raises(RuntimeError, match="No such compile option: 'xla_no_such_option'"):
-        client.compile(
-            make_program(client, norm, [f32(4)], options={"xla_no_such_option": True})
-        )
+        client.compile(make_program(client, norm, [f32(4)], options={"xla_no_such_option": True}))
 
 
 def test_placement_and_counts_must_agree(client):
@@ -127,8 +126,7 @@ def test_transposed_mesh_and_replicated_dimension():
     np.testing.assert_array_equal(four.get(buffer), x)
     parts = {device: four.get(part) for device, part in four.shards(buffer)}
     assert all(part.shape == (2, 2) for part in parts.values())
-    # partition p sits on device 3 - p; T(1,0) makes 0 and 2 one pair of replicas... of each column
-    # block, which the numbering [[0, 2], [1, 3]] of its tiles says
+    # [[0, 1], [2, 3]] transposed: partitions 0 and 2 hold the left columns; p is on device 3 - p
     for partition, columns_of in enumerate((slice(0, 2), slice(2, 4), slice(0, 2), slice(2, 4))):
         np.testing.assert_array_equal(parts[3 - partition], x[:, columns_of])
 
@@ -146,11 +144,11 @@ def test_jax_in_the_same_process_is_not_touched():
         assert found.dtype == np.float64
         assert _jax_compat.backends_started() == ()
         assert not jax.config.jax_enable_x64
-        assert len(jax.devices()) == 1 and jax.numpy.ones(3, "float64" if False else None).dtype == "float32"
+        assert len(jax.devices()) == 1 and jax.numpy.ones(3).dtype == "float32"
         client.shutdown()
         assert float(jax.numpy.ones(3).sum()) == 3
         """
-    ).replace(', "float64" if False else None', "")
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=clean_environment()
     )

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from typing import Any
 
+from xla_core import counters
 from xla_core.protocol import ArraySpec
 
 
@@ -68,7 +69,19 @@ def register(program: StepProgram) -> None:
         _programs.append(program)
 
 
+def operator_counts() -> dict[str, int]:
+    """How often each operator ran on the device, under torch_xla's counter names (``xla::add``)."""
+    counts: Counter[str] = Counter()
+    for program in all_programs():
+        for name, count in program.histogram.items():
+            counts["xla::" + name.removeprefix("put:").split(".")[1]] += count * program.runs
+    return dict(counts)
+
+
 def all_programs() -> list[StepProgram]:
     """Every program compiled or loaded in this process, oldest first."""
     with _lock:
         return list(_programs)
+
+
+counters.add_collector(operator_counts)

@@ -29,9 +29,13 @@ if TYPE_CHECKING:
     from xla_core.dispatch.plan import Plan
     from xla_core.runtime import Backend
 
-# Two entries more than this and the tree is dropped: a program whose every step is different
-# must not keep all of them in memory.
+# More entries than this and the tree is dropped: a program whose every step is different must not
+# keep all of them in memory.
 MAX_ENTRIES: Final = 2_000_000
+
+# A loop that never syncs would hold the inputs of all its iterations: longer than this, the
+# trace is run when the next tensor arrives from the host.
+MAX_PENDING: Final = 100_000
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _epochs = itertools.count(1)
@@ -440,6 +444,8 @@ class Trace:
 
     def from_buffer(self, buffer: Any, meta: TensorMeta) -> XLATensor:
         """A tensor on a value that is in device memory already (None: not written yet)."""
+        if self.cur.depth > MAX_PENDING:
+            self.flush(self)
         t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=self.device)
         s = t._s = Storage(self, meta, -1, -1)
         s.buffer = buffer

@@ -62,14 +62,20 @@ def alias(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
 def multi_view_handler(rule: MultiViewRule, signature: Signature, plan: Plan) -> Handler:
     """A handler for ``split`` and its like: a list of single views."""
 
+    known: dict[Any, list[tuple[Handler, tuple[Any, ...]]]] = {}
+
     def views(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         if kwargs:
             args = positional(args, kwargs, signature.names, plan)
         base = args[0]
         meta = base._v.meta if base._v is not None else base._s.meta
-        plan.infer(args, {})  # raises what PyTorch raises for these sizes
-        parts = rule.expand(meta, *args[1:])
-        return [handler_of(overload)((base, *rest), None) for overload, rest in parts]
+        key = (meta, *[tuple(a) if type(a) is list else a for a in args[1:]])
+        parts = known.get(key)
+        if parts is None:
+            plan.infer(args, {})  # raises what PyTorch raises for these sizes
+            parts = [(handler_of(overload), rest) for overload, rest in rule.expand(meta, *args[1:])]
+            known[key] = parts
+        return [handler((base, *rest), None) for handler, rest in parts]
 
     return views
 

@@ -383,6 +383,7 @@ class DeviceConformance:
 
     def test_threads_may_compile(self, client: DeviceClient) -> None:
         """Programs may be lowered and compiled in several threads at a time."""
+
         def work(number: int) -> float:
             x = np.ones(3, np.float32)
             return float(run(client, lambda a: a + number, x)[0].sum())
