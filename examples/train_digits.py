@@ -152,7 +152,7 @@ def print_report() -> None:
     """What was compiled, how often it ran, and what the device left to the CPU."""
     programs = report.program_runs()
     seconds = sum(program.compile_seconds for program in programs)
-    print(f"\n{len(programs)} programs compiled in {seconds:.1f} s:")
+    print(f"\n{len(programs)} programs compiled (or found in the cache) in {seconds:.1f} s:")
     for program in sorted(programs, key=lambda program: -program.runs):
         print(f"  {program.name}: {program.operations} operations, ran {program.runs} times")
     fallbacks = report.fallback_counts()

@@ -90,9 +90,7 @@ def test_backward(case: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> None:
             tolerance = (1e-7, 0.0)  # the CPU kernel multiplies by a sixth rounded to float32
         given = [a.to(dtype) if isinstance(a, torch.Tensor) else a for a in args]
         gradient = values(dtype, 1)
-        calls.append(
-            Call(overload, gradient, values(dtype), *given, tolerance=tolerance, **kwargs)
-        )
+        calls.append(Call(overload, gradient, values(dtype), *given, tolerance=tolerance, **kwargs))
     check_all(calls)
 
 
@@ -107,13 +105,21 @@ def test_elu_backward(dtype: torch.dtype, is_result: bool) -> None:
 def test_prelu_glu_and_log_sigmoid(dtype: torch.dtype) -> None:
     gradient, value = values(dtype, 1), values(dtype)
     weight = torch.rand(1, 6).to(dtype)
-    check(aten._prelu_kernel.default, value, weight)
-    check(aten._prelu_kernel_backward.default, gradient, value, weight)
+    check_all(
+        [
+            Call(aten._prelu_kernel.default, value, weight),
+            Call(aten._prelu_kernel_backward.default, gradient, value, weight),
+        ]
+    )
     several_roundings = (6e-2, 3e-2) if dtype == torch.bfloat16 else None
     check(aten.glu_backward.default, gradient[:, :3], value, 1, tolerance=several_roundings)
     _, buffer = aten.log_sigmoid_forward.default(value)
-    check(aten.log_sigmoid_forward.default, value)
-    check(aten.log_sigmoid_backward.default, gradient, value, buffer)
+    check_all(
+        [
+            Call(aten.log_sigmoid_forward.default, value),
+            Call(aten.log_sigmoid_backward.default, gradient, value, buffer),
+        ]
+    )
 
 
 BOUNDED = ["elu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "relu"]
@@ -132,5 +138,9 @@ def test_gelu_of_infinity() -> None:
 
 def test_gradient_at_nan() -> None:
     edges = torch.tensor([float("inf"), float("-inf"), float("nan"), 0.0, -0.0])
-    check(aten.threshold_backward.default, torch.ones(5), edges, 0)
-    check(aten.hardtanh_backward.default, torch.ones(5), edges, -1, 1)
+    check_all(
+        [
+            Call(aten.threshold_backward.default, torch.ones(5), edges, 0),
+            Call(aten.hardtanh_backward.default, torch.ones(5), edges, -1, 1),
+        ]
+    )

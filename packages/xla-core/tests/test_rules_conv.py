@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import pytest
 import torch
 import xla_core.lowering.rules as rules
-from xla_core.testing.rules import check, evaluate
+from xla_core.testing.rules import Call, evaluate
+from xla_core.testing.together import together
 
 aten = torch.ops.aten
 assert rules.__name__  # importing the package is what registers the rules
@@ -39,15 +41,16 @@ def _output(shapes: tuple[int, ...], weight: torch.Tensor, settings: list[object
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_convolution(case: tuple) -> None:
+@together
+def test_convolution(case: tuple) -> Iterator[Call]:
     torch.manual_seed(0)
     shape, kernel, *settings = case
     x, w = torch.randn(shape), torch.randn(kernel)
     channels = kernel[1] * settings[5] if settings[3] else kernel[0]
-    check(aten.convolution.default, x, w, torch.randn(channels), *settings, tolerance=LOOSE)
-    check(aten.convolution.default, x, w, None, *settings, tolerance=LOOSE)
+    yield Call(aten.convolution.default, x, w, torch.randn(channels), *settings, tolerance=LOOSE)
+    yield Call(aten.convolution.default, x, w, None, *settings, tolerance=LOOSE)
     grad = _output(shape, w, settings)
-    check(
+    yield Call(
         aten.convolution_backward.default,
         *(grad, x, w, [channels], *settings, [True, True, True]),
         tolerance=LOOSE,
@@ -68,24 +71,26 @@ def test_gradients_left_out(wanted: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_dtypes(dtype: torch.dtype) -> None:
+@together
+def test_dtypes(dtype: torch.dtype) -> Iterator[Call]:
     torch.manual_seed(0)
     x, w = torch.randn(2, 3, 6, 6).to(dtype), torch.randn(4, 3, 3, 3).to(dtype)
     settings = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
     # One rounding of the result in each library; sums of up to 72 terms of size 1.
     loose = {torch.float64: (1e-9, 1e-9), torch.float16: (5e-3, 2e-2)}.get(dtype, (2e-2, 1e-1))
-    check(aten.convolution.default, x, w, torch.randn(4).to(dtype), *settings, tolerance=loose)
+    yield Call(aten.convolution.default, x, w, torch.randn(4).to(dtype), *settings, tolerance=loose)
     grad = torch.randn(2, 4, 6, 6).to(dtype)
-    check(
+    yield Call(
         aten.convolution_backward.default,
         *(grad, x, w, [4], *settings, [True, True, True]),
         tolerance=loose,
     )
 
 
-def test_empty_batch() -> None:
+@together
+def test_empty_batch() -> Iterator[Call]:
     x, w = torch.zeros(0, 3, 6, 6), torch.randn(4, 3, 3, 3)
     settings = [[1, 1], [0, 0], [1, 1], False, [0, 0], 1]
-    check(aten.convolution.default, x, w, torch.randn(4), *settings)
+    yield Call(aten.convolution.default, x, w, torch.randn(4), *settings)
     grad = torch.zeros(0, 4, 4, 4)
-    check(aten.convolution_backward.default, grad, x, w, [4], *settings, [True, True, True])
+    yield Call(aten.convolution_backward.default, grad, x, w, [4], *settings, [True, True, True])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import pytest
 import torch
 import xla_core.lowering.rules as rules
-from xla_core.testing.rules import check, evaluate
+from xla_core.testing.rules import Call, evaluate
+from xla_core.testing.together import together
 
 aten = torch.ops.aten
 assert rules.__name__  # importing the package is what registers the rules
@@ -13,22 +15,24 @@ assert rules.__name__  # importing the package is what registers the rules
 
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3), (0,), (2, 0)])
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32], ids=str)
-def test_embedding(shape: tuple[int, ...], kind: torch.dtype) -> None:
+@together
+def test_embedding(shape: tuple[int, ...], kind: torch.dtype) -> Iterator[Call]:
     index = torch.randint(0, 7, shape, dtype=kind)
-    check(aten.embedding.default, torch.randn(7, 4), index)
-    check(aten.embedding.default, torch.randn(7, 4).bfloat16(), index, 3)
+    yield Call(aten.embedding.default, torch.randn(7, 4), index)
+    yield Call(aten.embedding.default, torch.randn(7, 4).bfloat16(), index, 3)
 
 
 @pytest.mark.parametrize("padding", [-1, 3])
 @pytest.mark.parametrize("by_frequency", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_embedding_gradient(padding: int, by_frequency: bool, dtype: torch.dtype) -> None:
+@together
+def test_embedding_gradient(padding: int, by_frequency: bool, dtype: torch.dtype) -> Iterator[Call]:
     index = torch.randint(0, 7, (3, 9))
     grad = torch.randn(3, 9, 4).to(dtype)
     # PyTorch sums bfloat16 in bfloat16, here it is float32: each addition may round.
     loose = (3e-2, 6e-2) if dtype == torch.bfloat16 else None
     settings = (7, padding, by_frequency)
-    check(aten.embedding_dense_backward.default, grad, index, *settings, tolerance=loose)
+    yield Call(aten.embedding_dense_backward.default, grad, index, *settings, tolerance=loose)
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])

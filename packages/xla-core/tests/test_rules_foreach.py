@@ -10,7 +10,7 @@ import torch
 import xla_core.lowering.rules  # noqa: F401  (registers the rules)
 from xla_core.lowering.rules.common import find_overload, present
 from xla_core.lowering.rules.foreach import UNARY
-from xla_core.testing.rules import check
+from xla_core.testing.rules import Call, check, check_all
 
 aten = torch.ops.aten
 
@@ -59,27 +59,43 @@ def test_binary(case: tuple[str, tuple[Any, ...], dict[str, Any]]) -> None:
 @pytest.mark.parametrize("name", ["addcmul", "addcdiv"])
 def test_fused_multiply(name: str, dtype: torch.dtype) -> None:
     lists = tensors(dtype), tensors(dtype, 1), tensors(dtype, 2)
-    check(find_overload(f"_foreach_{name}.Scalar"), *lists, 0.3)
-    check(find_overload(f"_foreach_{name}.Scalar"), *lists)
-    check(find_overload(f"_foreach_{name}.ScalarList"), *lists, [0.5, 1, -2.0])
-    check(find_overload(f"_foreach_{name}.Tensor"), *lists, torch.tensor([0.5, 1.0, -2.0]))
+    check_all(
+        [
+            Call(find_overload(f"_foreach_{name}.Scalar"), *lists, 0.3),
+            Call(find_overload(f"_foreach_{name}.Scalar"), *lists),
+            Call(find_overload(f"_foreach_{name}.ScalarList"), *lists, [0.5, 1, -2.0]),
+            Call(find_overload(f"_foreach_{name}.Tensor"), *lists, torch.tensor([0.5, 1.0, -2.0])),
+        ]
+    )
 
 
 @pytest.mark.parametrize("order", [1, 2, float("inf")])
 def test_norm(order: float) -> None:
-    check(aten._foreach_norm.Scalar, tensors(torch.float32), order)
-    check(aten._foreach_norm.Scalar, tensors(torch.bfloat16), order)
+    check_all(
+        [
+            Call(aten._foreach_norm.Scalar, tensors(torch.float32), order),
+            Call(aten._foreach_norm.Scalar, tensors(torch.bfloat16), order),
+        ]
+    )
 
 
 def test_integers_and_bfloat16_promote_by_element() -> None:
-    check(aten._foreach_add.Scalar, [torch.arange(3), torch.rand(2).bfloat16()], 2)
-    check(aten._foreach_mul.Scalar, [torch.arange(3), torch.rand(2).bfloat16()], 2.5)
-    check(aten._foreach_add.List, [torch.arange(3)], [torch.rand(3)])
+    check_all(
+        [
+            Call(aten._foreach_add.Scalar, [torch.arange(3), torch.rand(2).bfloat16()], 2),
+            Call(aten._foreach_mul.Scalar, [torch.arange(3), torch.rand(2).bfloat16()], 2.5),
+            Call(aten._foreach_add.List, [torch.arange(3)], [torch.rand(3)]),
+        ]
+    )
 
 
 def test_copy_and_constant_base() -> None:
-    check(aten._foreach_copy.default, tensors(torch.bfloat16), tensors(torch.float32))
-    check(aten._foreach_pow.ScalarAndTensor, 2.5, tensors(torch.float32))
+    check_all(
+        [
+            Call(aten._foreach_copy.default, tensors(torch.bfloat16), tensors(torch.float32)),
+            Call(aten._foreach_pow.ScalarAndTensor, 2.5, tensors(torch.float32)),
+        ]
+    )
 
 
 @pytest.mark.parametrize("amsgrad", [False, True])

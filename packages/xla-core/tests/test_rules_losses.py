@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
 import xla_core.lowering.rules as rules
-from xla_core.testing.rules import check
+from xla_core.testing.rules import Call
+from xla_core.testing.together import together
 
 aten = torch.ops.aten
 assert rules.__name__  # importing the package is what registers the rules
@@ -16,7 +18,8 @@ assert rules.__name__  # importing the package is what registers the rules
 @pytest.mark.parametrize("reduction", [0, 1, 2])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("shape", [(6, 5), (5,), (2, 5, 3, 4)], ids=str)
-def test_nll(reduction: int, weighted: bool, shape: tuple[int, ...]) -> None:
+@together
+def test_nll(reduction: int, weighted: bool, shape: tuple[int, ...]) -> Iterator[Call]:
     torch.manual_seed(0)
     flat = len(shape) < 4
     forward = aten.nll_loss_forward.default if flat else aten.nll_loss2d_forward.default
@@ -27,19 +30,21 @@ def test_nll(reduction: int, weighted: bool, shape: tuple[int, ...]) -> None:
         target[0] = -100
     weight = torch.rand(5) if weighted else None
     settings = (target, weight, reduction, -100)
-    check(forward, scores, *settings)
+    yield Call(forward, scores, *settings)
     out, total = forward(scores, *settings)
-    check(backward, torch.randn_like(out), scores, *settings, total)
+    yield Call(backward, torch.randn_like(out), scores, *settings, total)
 
 
-def test_nll_ignores_infinite_scores() -> None:
+@together
+def test_nll_ignores_infinite_scores() -> Iterator[Call]:
     scores = torch.tensor([[-math.inf, 0.0], [0.0, -1.0]])
-    check(aten.nll_loss_forward.default, scores, torch.tensor([0, 1]), None, 1, 0)
+    yield Call(aten.nll_loss_forward.default, scores, torch.tensor([0, 1]), None, 1, 0)
 
 
 @pytest.mark.parametrize("reduction", [0, 1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_elementwise_losses(reduction: int, dtype: torch.dtype) -> None:
+@together
+def test_elementwise_losses(reduction: int, dtype: torch.dtype) -> Iterator[Call]:
     torch.manual_seed(0)
     x, t = (3 * torch.randn(4, 5)).to(dtype), torch.randn(4, 5).to(dtype)
     # CPU kernels sum bfloat16 losses and scale their gradients in bfloat16, this is float32.
@@ -54,52 +59,60 @@ def test_elementwise_losses(reduction: int, dtype: torch.dtype) -> None:
     ]:
         if dtype == torch.bfloat16 and loss is aten.soft_margin_loss:
             continue  # its CPU kernel rounds after each of its six steps
-        check(loss.default, x, t, reduction, *extra, tolerance=loose)
+        yield Call(loss.default, x, t, reduction, *extra, tolerance=loose)
         backward = getattr(aten, f"{loss._qualified_op_name.split('::')[1]}_backward").default
-        check(backward, grad, x, t, reduction, *extra, tolerance=loose)
+        yield Call(backward, grad, x, t, reduction, *extra, tolerance=loose)
 
 
 @pytest.mark.parametrize("reduction", [0, 1, 2])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_cross_entropies(reduction: int, weighted: bool) -> None:
+@together
+def test_cross_entropies(reduction: int, weighted: bool) -> Iterator[Call]:
     x, t = torch.rand(4, 5), torch.rand(4, 5)
     x[0, :2], t[0, :2] = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.5])
     weight = torch.rand(4, 5) if weighted else None
     grad = torch.randn(4, 5) if reduction == 0 else torch.tensor(1.5)
-    check(aten.binary_cross_entropy.default, x, t, weight, reduction)
-    check(aten.binary_cross_entropy_backward.default, grad, x, t, weight, reduction)
+    yield Call(aten.binary_cross_entropy.default, x, t, weight, reduction)
+    yield Call(aten.binary_cross_entropy_backward.default, grad, x, t, weight, reduction)
     logits, positive = 20 * torch.randn(4, 5), torch.rand(5) if weighted else None
     loss = aten.binary_cross_entropy_with_logits.default
-    check(loss, logits, t, weight, positive, reduction)
+    yield Call(loss, logits, t, weight, positive, reduction)
 
 
 @pytest.mark.parametrize("reduction", [0, 1, 2])
 @pytest.mark.parametrize("p", [1, 2])
-def test_multi_margin(reduction: int, p: int) -> None:
+@together
+def test_multi_margin(reduction: int, p: int) -> Iterator[Call]:
     x, t, weight = torch.randn(4, 5), torch.tensor([0, 4, 2, 2]), torch.rand(5)
     settings = (t, p, 0.8, weight, reduction)
     grad = torch.randn(4) if reduction == 0 else torch.tensor(1.5)
-    check(aten.multi_margin_loss.default, x, *settings)
-    check(aten.multi_margin_loss_backward.default, grad, x, *settings)
+    yield Call(aten.multi_margin_loss.default, x, *settings)
+    yield Call(aten.multi_margin_loss_backward.default, grad, x, *settings)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, math.inf])
-def test_distances(p: float) -> None:
+@together
+def test_distances(p: float) -> Iterator[Call]:
     torch.manual_seed(0)
     a, b = torch.randn(2, 5, 4), torch.randn(2, 6, 4)
     a[0, 0] = b[0, 1]
     dist = aten._cdist_forward.default(a, b, p, None)
-    check(aten._cdist_forward.default, a, b, p, None)
+    yield Call(aten._cdist_forward.default, a, b, p, None)
     # A distance of zero is where the gradients are special; p=0.5 amplifies its neighbours.
-    check(aten._cdist_backward.default, torch.randn_like(dist), a, b, p, dist, tolerance=(1e-4, 1e-5))
+    yield Call(
+        aten._cdist_backward.default, torch.randn_like(dist), a, b, p, dist, tolerance=(1e-4, 1e-5)
+    )
     rows = torch.randn(5, 4)
     dist = aten._pdist_forward.default(rows, p)
-    check(aten._pdist_forward.default, rows, p)
-    check(aten._pdist_backward.default, torch.randn_like(dist), rows, p, dist, tolerance=(1e-4, 1e-5))
+    yield Call(aten._pdist_forward.default, rows, p)
+    yield Call(
+        aten._pdist_backward.default, torch.randn_like(dist), rows, p, dist, tolerance=(1e-4, 1e-5)
+    )
 
 
-def test_many_distances() -> None:
+@together
+def test_many_distances() -> Iterator[Call]:
     a, b = torch.randn(30, 4), torch.randn(40, 4)
     # The product form cancels: half the digits near zero.
-    check(aten._cdist_forward.default, a, b, 2.0, None, tolerance=(1e-3, 1e-3))
-    check(aten._euclidean_dist.default, a, b, tolerance=(1e-3, 1e-3))
+    yield Call(aten._cdist_forward.default, a, b, 2.0, None, tolerance=(1e-3, 1e-3))
+    yield Call(aten._euclidean_dist.default, a, b, tolerance=(1e-3, 1e-3))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import pytest
 import torch
 import xla_core.lowering.rules as rules
-from xla_core.testing.rules import check, evaluate
+from xla_core.testing.rules import Call, evaluate
+from xla_core.testing.together import together
 
 aten = torch.ops.aten
 assert rules.__name__  # importing the package is what registers the rules
@@ -24,14 +26,15 @@ def _close(got: torch.Tensor | None, want: torch.Tensor | None) -> None:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("momentum", [0.1, 1.0])
-def test_batch_norm(shape: tuple[int, ...], training: bool, affine: bool, momentum: float) -> None:
+@together
+def test_batch_norm(
+    shape: tuple[int, ...], training: bool, affine: bool, momentum: float
+) -> Iterator[Call]:
     x = torch.randn(shape) * 2 + 3
     weight, bias = (torch.randn(3), torch.randn(3)) if affine else (None, None)
     mean, var = torch.randn(3), torch.rand(3) + 0.5
     new_mean, new_var = mean.clone(), var.clone()
-    want = aten.native_batch_norm(
-        x, weight, bias, new_mean, new_var, training, momentum, 1e-5
-    )
+    want = aten.native_batch_norm(x, weight, bias, new_mean, new_var, training, momentum, 1e-5)
     functional = aten._native_batch_norm_legit_functional.default
     got = evaluate(functional, x, weight, bias, mean, var, training, momentum, 1e-5)
     for one, other in zip(got, (want[0], None, None, new_mean, new_var), strict=True):
@@ -41,16 +44,17 @@ def test_batch_norm(shape: tuple[int, ...], training: bool, affine: bool, moment
         _close(got[1], want[1])
         _close(got[2], want[2])
     settings = (weight, new_mean, new_var, want[1], want[2], training, 1e-5, [True] * 3)
-    check(
+    yield Call(
         aten.native_batch_norm_backward.default,
         *(torch.randn(shape), x, *settings),
         tolerance=LOOSE,
     )
 
 
-def test_batch_norm_without_statistics() -> None:
+@together
+def test_batch_norm_without_statistics() -> Iterator[Call]:
     x = torch.randn(4, 3, 5)
-    check(
+    yield Call(
         aten._native_batch_norm_legit.no_stats,
         *(x, torch.randn(3), torch.randn(3), True, 0.1, 1e-5),
         tolerance=LOOSE,
@@ -72,7 +76,7 @@ def test_other_batch_norms() -> None:
     _close(got[5], want[5])
 
 
-def test_batch_norm_mask_and_bfloat16() -> None:
+def test_batch_norm_in_bfloat16() -> None:
     x = torch.randn(4, 3, 5).bfloat16()
     mean, var = torch.zeros(3), torch.ones(3)
     functional = aten._native_batch_norm_legit_functional.default
@@ -81,20 +85,25 @@ def test_batch_norm_mask_and_bfloat16() -> None:
     # One rounding to bfloat16.
     torch.testing.assert_close(out.float(), want, rtol=1e-2, atol=1e-2)
     saved = x.float().mean((0, 2)), x.float().var((0, 2), unbiased=False).add(1e-5).rsqrt()
-    settings = (torch.ones(3), mean, var, *saved, True, 1e-5, [False, True, False])
-    got = evaluate(aten.native_batch_norm_backward.default, x, x, *settings)
-    assert got[0] is None and got[1] is not None and got[2] is None
+    grad = torch.randn(4, 3, 5).bfloat16()
+    settings = (torch.ones(3), mean, var, *saved, True, 1e-5, [True, True, True])
+    got = evaluate(aten.native_batch_norm_backward.default, grad, x, *settings)
+    want = aten.native_batch_norm_backward(grad.float(), x.float(), *settings)
+    for one, other in zip(got, want, strict=True):
+        assert one is not None
+        torch.testing.assert_close(one.float(), other, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("normalized", [[6], [4, 6]], ids=str)
 @pytest.mark.parametrize("affine", [True, False])
-def test_layer_norm(normalized: list[int], affine: bool) -> None:
+@together
+def test_layer_norm(normalized: list[int], affine: bool) -> Iterator[Call]:
     x = torch.randn(3, 4, 6) * 2 + 3
     weight, bias = (torch.randn(normalized), torch.randn(normalized)) if affine else (None, None)
-    check(aten.native_layer_norm.default, x, normalized, weight, bias, 1e-5, tolerance=LOOSE)
+    yield Call(aten.native_layer_norm.default, x, normalized, weight, bias, 1e-5, tolerance=LOOSE)
     _, mean, rstd = aten.native_layer_norm(x, normalized, weight, bias, 1e-5)
     mask = [True, affine, affine]
-    check(
+    yield Call(
         aten.native_layer_norm_backward.default,
         *(torch.randn(3, 4, 6), x, normalized, mean, rstd, weight, bias, mask),
         tolerance=LOOSE,
@@ -103,14 +112,15 @@ def test_layer_norm(normalized: list[int], affine: bool) -> None:
 
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("groups", [1, 2, 6])
-def test_group_norm(affine: bool, groups: int) -> None:
+@together
+def test_group_norm(affine: bool, groups: int) -> Iterator[Call]:
     x = torch.randn(3, 6, 4, 5) * 2 + 3
     weight, bias = (torch.randn(6), torch.randn(6)) if affine else (None, None)
     sizes = (3, 6, 20, groups)
-    check(aten.native_group_norm.default, x, weight, bias, *sizes, 1e-5, tolerance=LOOSE)
+    yield Call(aten.native_group_norm.default, x, weight, bias, *sizes, 1e-5, tolerance=LOOSE)
     _, mean, rstd = aten.native_group_norm(x, weight, bias, *sizes, 1e-5)
     mask = [True, affine, affine]
-    check(
+    yield Call(
         aten.native_group_norm_backward.default,
         *(torch.randn(3, 6, 4, 5), x, mean, rstd, weight, *sizes, mask),
         tolerance=LOOSE,
@@ -129,18 +139,17 @@ def test_rms_norm(affine: bool, eps: float | None) -> None:
     grad = torch.randn(3, 4, 6)
     wanted = torch.autograd.grad(want, [x, weight] if affine else [x], grad)
     mask = [True, affine]
-    got = evaluate(
-        aten._fused_rms_norm_backward.default, grad, x.detach(), [6], rstd, scale, mask
-    )
+    got = evaluate(aten._fused_rms_norm_backward.default, grad, x.detach(), [6], rstd, scale, mask)
     for one, other in zip(got, wanted, strict=False):
         _close(one, other)
 
 
 @pytest.mark.parametrize("dim", [0, 2])
-def test_weight_norm(dim: int) -> None:
+@together
+def test_weight_norm(dim: int) -> Iterator[Call]:
     v = torch.randn(4, 3, 5)
     g = torch.randn(4, 1, 1) if dim == 0 else torch.randn(1, 1, 5)
-    check(aten._weight_norm_interface.default, v, g, dim)
+    yield Call(aten._weight_norm_interface.default, v, g, dim)
     _, norms = aten._weight_norm_interface(v, g, dim)
     grad = torch.randn(4, 3, 5)
-    check(aten._weight_norm_interface_backward.default, grad, v, g, norms, dim)
+    yield Call(aten._weight_norm_interface_backward.default, grad, v, g, norms, dim)

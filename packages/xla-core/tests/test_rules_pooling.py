@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,7 +13,8 @@ import torch
 import xla_core.lowering.rules as rules
 from xla_core.dtypes import to_numpy
 from xla_core.lowering.rules import window
-from xla_core.testing.rules import check
+from xla_core.testing.rules import Call
+from xla_core.testing.together import together
 
 aten = torch.ops.aten
 assert rules.__name__  # importing the package is what registers the rules
@@ -36,16 +39,17 @@ def _plane(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.
 
 @pytest.mark.parametrize("case", MAX_CASES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_max_pool2d(case: tuple[Any, ...], dtype: torch.dtype) -> None:
+@together
+def test_max_pool2d(case: tuple[Any, ...], dtype: torch.dtype) -> Iterator[Call]:
     torch.manual_seed(0)
     shape, *settings = case
     x = _plane(shape, dtype)
-    check(aten.max_pool2d_with_indices.default, x, *settings)
+    yield Call(aten.max_pool2d_with_indices.default, x, *settings)
     if dtype == torch.bfloat16:
         return
     out, indices = aten.max_pool2d_with_indices(x, *settings)
     grad = torch.randn(out.shape, dtype=dtype)
-    check(aten.max_pool2d_with_indices_backward.default, grad, x, *settings, indices)
+    yield Call(aten.max_pool2d_with_indices_backward.default, grad, x, *settings, indices)
 
 
 @pytest.mark.parametrize("by_axis", [False, True])
@@ -72,9 +76,10 @@ def test_special_values(by_axis: bool, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64], ids=str)
-def test_integer_max_pool(dtype: torch.dtype) -> None:
+@together
+def test_integer_max_pool(dtype: torch.dtype) -> Iterator[Call]:
     x = torch.randint(0, 9, (1, 2, 7, 7), dtype=dtype)
-    check(aten.max_pool2d_with_indices.default, x, [3, 3], [2, 2], [1, 1])
+    yield Call(aten.max_pool2d_with_indices.default, x, [3, 3], [2, 2], [1, 1])
 
 
 @pytest.mark.parametrize(
@@ -85,68 +90,71 @@ def test_integer_max_pool(dtype: torch.dtype) -> None:
     ],
     ids=str,
 )
-def test_max_pool3d(case: tuple[Any, ...]) -> None:
+@together
+def test_max_pool3d(case: tuple[Any, ...]) -> Iterator[Call]:
     x = _plane((2, 2, 6, 7, 8))
-    check(aten.max_pool3d_with_indices.default, x, *case)
+    yield Call(aten.max_pool3d_with_indices.default, x, *case)
     out, indices = aten.max_pool3d_with_indices(x, *case)
     grad = torch.randn_like(out)
     stride = case[1] or case[0]
     settings = (case[0], stride, *case[2:], indices)
-    check(aten.max_pool3d_with_indices_backward.default, grad, x, *settings)
+    yield Call(aten.max_pool3d_with_indices_backward.default, grad, x, *settings)
 
 
-@pytest.mark.parametrize("ceil_mode", [False, True])
-@pytest.mark.parametrize("count_pad", [False, True])
 @pytest.mark.parametrize("divisor", [None, 3])
 @pytest.mark.parametrize("geometry", [([2, 2], [], [0, 0]), ([3, 2], [2, 3], [1, 1])], ids=str)
-def test_avg_pool2d(
-    ceil_mode: bool, count_pad: bool, divisor: int | None, geometry: tuple[Any, ...]
-) -> None:
+@together
+def test_avg_pool2d(divisor: int | None, geometry: tuple[Any, ...]) -> Iterator[Call]:
     x = torch.randn(2, 3, 8, 9)
-    settings = (*geometry, ceil_mode, count_pad, divisor)
-    check(aten.avg_pool2d.default, x, *settings)
-    grad = torch.randn_like(aten.avg_pool2d(x, *settings))
-    stride = geometry[1] or geometry[0]
-    tail = (geometry[0], stride, geometry[2], ceil_mode, count_pad, divisor)
-    check(aten.avg_pool2d_backward.default, grad, x, *tail)
+    for ceil_mode, count_pad in itertools.product((False, True), repeat=2):
+        settings = (*geometry, ceil_mode, count_pad, divisor)
+        yield Call(aten.avg_pool2d.default, x, *settings)
+        grad = torch.randn_like(aten.avg_pool2d(x, *settings))
+        stride = geometry[1] or geometry[0]
+        tail = (geometry[0], stride, geometry[2], ceil_mode, count_pad, divisor)
+        yield Call(aten.avg_pool2d_backward.default, grad, x, *tail)
 
 
 @pytest.mark.parametrize("ceil_mode", [False, True])
 @pytest.mark.parametrize("count_pad", [False, True])
-def test_other_avg_pools(ceil_mode: bool, count_pad: bool) -> None:
-    check(aten.avg_pool1d.default, torch.randn(2, 3, 9), [3], [2], [1], ceil_mode, count_pad)
+@together
+def test_other_avg_pools(ceil_mode: bool, count_pad: bool) -> Iterator[Call]:
+    yield Call(aten.avg_pool1d.default, torch.randn(2, 3, 9), [3], [2], [1], ceil_mode, count_pad)
     x = torch.randn(1, 2, 6, 7, 8)
     settings = ([2, 3, 2], [2, 2, 1], [1, 1, 0], ceil_mode, count_pad, None)
-    check(aten.avg_pool3d.default, x, *settings)
+    yield Call(aten.avg_pool3d.default, x, *settings)
     grad = torch.randn_like(aten.avg_pool3d(x, *settings))
-    check(aten.avg_pool3d_backward.default, grad, x, *settings)
+    yield Call(aten.avg_pool3d_backward.default, grad, x, *settings)
 
 
 @pytest.mark.parametrize("output", [[1, 1], [2, 4], [3, 5], [8, 9], [10, 3]], ids=str)
-def test_adaptive_2d(output: list[int]) -> None:
+@together
+def test_adaptive_2d(output: list[int]) -> Iterator[Call]:
     x = _plane((2, 3, 8, 8))
-    check(aten._adaptive_avg_pool2d.default, x, output)
+    yield Call(aten._adaptive_avg_pool2d.default, x, output)
     grad = torch.randn(2, 3, *output)
-    check(aten._adaptive_avg_pool2d_backward.default, grad, x)
-    check(aten.adaptive_max_pool2d.default, x, output)
+    yield Call(aten._adaptive_avg_pool2d_backward.default, grad, x)
+    yield Call(aten.adaptive_max_pool2d.default, x, output)
     indices = aten.adaptive_max_pool2d(x, output)[1]
-    check(aten.adaptive_max_pool2d_backward.default, grad, x, indices)
+    yield Call(aten.adaptive_max_pool2d_backward.default, grad, x, indices)
 
 
 @pytest.mark.parametrize("output", [[1, 1, 1], [2, 3, 5]], ids=str)
-def test_adaptive_3d(output: list[int]) -> None:
+@together
+def test_adaptive_3d(output: list[int]) -> Iterator[Call]:
     x = _plane((2, 4, 6, 8))
-    check(aten._adaptive_avg_pool3d.default, x, output)
+    yield Call(aten._adaptive_avg_pool3d.default, x, output)
     grad = torch.randn(2, *output)
-    check(aten._adaptive_avg_pool3d_backward.default, grad, x)
-    check(aten.adaptive_max_pool3d.default, x, output)
+    yield Call(aten._adaptive_avg_pool3d_backward.default, grad, x)
+    yield Call(aten.adaptive_max_pool3d.default, x, output)
     indices = aten.adaptive_max_pool3d(x, output)[1]
-    check(aten.adaptive_max_pool3d_backward.default, grad, x, indices)
+    yield Call(aten.adaptive_max_pool3d_backward.default, grad, x, indices)
 
 
 @pytest.mark.parametrize("exact", ["upsample_nearest", "_upsample_nearest_exact"])
 @pytest.mark.parametrize("scale", [None, 1.7])
-def test_nearest(exact: str, scale: float | None) -> None:
+@together
+def test_nearest(exact: str, scale: float | None) -> Iterator[Call]:
     sizes = {1: [[12], [7], [4]], 2: [[12, 10], [7, 3]], 3: [[4, 6, 10]]}
     shapes = {1: (2, 3, 6), 2: (2, 3, 6, 5), 3: (1, 2, 2, 3, 5)}
     for rank, outputs in sizes.items():
@@ -157,9 +165,9 @@ def test_nearest(exact: str, scale: float | None) -> None:
             if scale is not None:
                 output = [int(n * scale) for n in shapes[rank][2:]]
             scales = [scale] * rank
-            check(forward, x, output, *scales)
+            yield Call(forward, x, output, *scales)
             grad = torch.randn_like(forward(x, output, *scales))
-            check(backward, grad, output, list(x.shape), *scales)
+            yield Call(backward, grad, output, list(x.shape), *scales)
 
 
 @pytest.mark.parametrize("align", [False, True])
@@ -174,32 +182,35 @@ def test_nearest(exact: str, scale: float | None) -> None:
         ("upsample_trilinear3d", (1, 2, 3, 4, 5), [6, 2, 7]),
     ],
 )
+@together
 def test_interpolation(
     align: bool, scale: float | None, name: str, shape: tuple[int, ...], output: list[int]
-) -> None:
+) -> Iterator[Call]:
     if scale is not None:
         output = [int(n * scale) for n in shape[2:]]
     scales = [scale] * len(output)
     x, forward = torch.randn(shape), getattr(aten, name).default
     # PyTorch finds the weights in float32, here it is float64.
-    check(forward, x, output, align, *scales, tolerance=(1e-4, 1e-5))
+    yield Call(forward, x, output, align, *scales, tolerance=(1e-4, 1e-5))
     grad = torch.randn_like(forward(x, output, align, *scales))
     backward = getattr(aten, f"{name}_backward").default
-    check(backward, grad, output, list(shape), align, *scales, tolerance=(1e-4, 1e-5))
+    yield Call(backward, grad, output, list(shape), align, *scales, tolerance=(1e-4, 1e-5))
 
 
 @pytest.mark.parametrize("mode", ["reflection", "replication"])
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("padding", [[1, 2, 2, 0, 1, 1], [0, 1, -1, 2, 1, -1]], ids=str)
-def test_padding(mode: str, rank: int, padding: list[int]) -> None:
+@together
+def test_padding(mode: str, rank: int, padding: list[int]) -> Iterator[Call]:
     x, amounts = torch.randn(2, 3, 4, 5, 6)[(0,) * (3 - rank)], padding[: 2 * rank]
     forward = getattr(aten, f"{mode}_pad{rank}d").default
-    check(forward, x, amounts)
+    yield Call(forward, x, amounts)
     grad = torch.randn_like(forward(x, amounts))
-    check(getattr(aten, f"{mode}_pad{rank}d_backward").default, grad, x, amounts)
+    yield Call(getattr(aten, f"{mode}_pad{rank}d_backward").default, grad, x, amounts)
 
 
-def test_max_unpool() -> None:
+@together
+def test_max_unpool() -> Iterator[Call]:
     x = torch.randn(2, 3, 6, 6)
     out, indices = aten.max_pool2d_with_indices(x, [2, 2])
-    check(aten.max_unpool2d.default, out, indices, [6, 6])
+    yield Call(aten.max_unpool2d.default, out, indices, [6, 6])

@@ -32,148 +32,228 @@ def values(dtype: torch.dtype, shape: tuple[int, ...] = (3, 4, 5), seed: int = 0
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums(dtype: torch.dtype) -> None:
     value = values(dtype)
-    check(aten.sum.default, value)
-    check(aten.sum.dim_IntList, value, [0, -1])
-    check(aten.sum.dim_IntList, value, [1], True)
-    check(aten.sum.dim_IntList, value, None, dtype=torch.float32)
-    check(aten.prod.dim_int, value, 1)
-    check(aten.nansum.default, value, [1])
-    check(aten.any.default, value)
-    check(aten.any.dim, value, 1, True)
-    check(aten.all.default, value)
-    check(aten.all.dims, value, [0, 2])
-    check(aten.count_nonzero.dim_IntList, value, [0])
+    check_all(
+        [
+            Call(aten.sum.default, value),
+            Call(aten.sum.dim_IntList, value, [0, -1]),
+            Call(aten.sum.dim_IntList, value, [1], True),
+            Call(aten.sum.dim_IntList, value, None, dtype=torch.float32),
+            Call(aten.prod.dim_int, value, 1),
+            Call(aten.nansum.default, value, [1]),
+            Call(aten.any.default, value),
+            Call(aten.any.dim, value, 1, True),
+            Call(aten.all.default, value),
+            Call(aten.all.dims, value, [0, 2]),
+            Call(aten.count_nonzero.dim_IntList, value, [0]),
+        ]
+    )
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_moments(dtype: torch.dtype) -> None:
     value = values(dtype)
-    check(aten.mean.default, value)
-    check(aten.mean.dim, value, [0, 2], True)
+    check_all(
+        [
+            Call(aten.mean.default, value),
+            Call(aten.mean.dim, value, [0, 2], True),
+        ]
+    )
     for name in ("var", "std", "var_mean", "std_mean"):
         overload = getattr(aten, name).correction
-        check(overload, value, [1])
-        check(overload, value, [0, 2], correction=0, keepdim=True)
-    check(aten.var.correction, value)
-    check(aten.var.correction, value[:1], [0])
+        check_all(
+            [
+                Call(overload, value, [1]),
+                Call(overload, value, [0, 2], correction=0, keepdim=True),
+            ]
+        )
+    check_all(
+        [
+            Call(aten.var.correction, value),
+            Call(aten.var.correction, value[:1], [0]),
+        ]
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_extremes(dtype: torch.dtype) -> None:
     value = values(dtype)
-    check(aten.amax.default, value, [0, 1])
-    check(aten.amin.default, value, [-1], True)
-    check(aten.aminmax.default, value, dim=1)
-    check(aten.max.default, value)
-    check(aten.min.default, value)
+    check_all(
+        [
+            Call(aten.amax.default, value, [0, 1]),
+            Call(aten.amin.default, value, [-1], True),
+            Call(aten.aminmax.default, value, dim=1),
+            Call(aten.max.default, value),
+            Call(aten.min.default, value),
+        ]
+    )
     if dtype != torch.bool:
-        check(aten.argmax.default, value)
-        check(aten.argmin.default, value, 2, True)
-    check(aten.max.dim, value, 1)
-    check(aten.min.dim, value, -1, True)
+        check_all(
+            [
+                Call(aten.argmax.default, value),
+                Call(aten.argmin.default, value, 2, True),
+            ]
+        )
+    check_all(
+        [
+            Call(aten.max.dim, value, 1),
+            Call(aten.min.dim, value, -1, True),
+        ]
+    )
 
 
 def test_extremes_propagate_nan() -> None:
     value = torch.tensor([[1.0, NAN, 3.0, NAN], [INFINITY, 2.0, -INFINITY, 0.0]])
     for dim in (0, 1):
-        check(aten.max.dim, value, dim)
-        check(aten.min.dim, value, dim)
-        check(aten.argmax.default, value, dim)
-        check(aten.amax.default, value, [dim])
+        check_all(
+            [
+                Call(aten.max.dim, value, dim),
+                Call(aten.min.dim, value, dim),
+                Call(aten.argmax.default, value, dim),
+                Call(aten.amax.default, value, [dim]),
+            ]
+        )
     for overload in (aten.sum.default, aten.mean.default, aten.nansum.default, aten.max.default):
         check(overload, value)
 
 
 def test_reductions_of_zero_dimensional_and_empty_tensors() -> None:
     point, empty = torch.tensor(2.5), torch.zeros(0, 3)
-    check(aten.sum.dim_IntList, point, [0])
-    check(aten.max.dim, point, 0)
-    check(aten.argmax.default, point)
-    check(aten.cumsum.default, point, 0)
-    check(aten._softmax.default, point, 0, False)
-    check(aten.sum.default, empty)
-    check(aten.mean.default, empty)
-    check(aten.prod.default, empty)
-    check(aten.amax.default, empty, [1])
-    check(aten.logsumexp.default, empty, [0])
-    check(aten.any.dims, values(torch.bool), [])
-    check(aten.all.dims, values(torch.bool), [])
+    check_all(
+        [
+            Call(aten.sum.dim_IntList, point, [0]),
+            Call(aten.max.dim, point, 0),
+            Call(aten.argmax.default, point),
+            Call(aten.cumsum.default, point, 0),
+            Call(aten._softmax.default, point, 0, False),
+            Call(aten.sum.default, empty),
+            Call(aten.mean.default, empty),
+            Call(aten.prod.default, empty),
+            Call(aten.amax.default, empty, [1]),
+            Call(aten.logsumexp.default, empty, [0]),
+            Call(aten.any.dims, values(torch.bool), []),
+            Call(aten.all.dims, values(torch.bool), []),
+        ]
+    )
 
 
 @pytest.mark.parametrize("order", [2, 1, 0, 3, 0.5, INFINITY, -INFINITY])
 def test_norms(order: float) -> None:
     for dtype in FLOATS:
         check(aten.linalg_vector_norm.default, values(dtype), order, [1])
-    check(aten.linalg_vector_norm.default, values(torch.float32), order)
-    check(aten.norm.ScalarOpt_dim, values(torch.float32), order, [0, 1], True)
-    check(aten.linalg_vector_norm.default, values(torch.bfloat16), order, dtype=torch.float32)
-    check(aten.dist.default, values(torch.float32), values(torch.float32, seed=1), order)
+    check_all(
+        [
+            Call(aten.linalg_vector_norm.default, values(torch.float32), order),
+            Call(aten.norm.ScalarOpt_dim, values(torch.float32), order, [0, 1], True),
+            Call(
+                aten.linalg_vector_norm.default, values(torch.bfloat16), order, dtype=torch.float32
+            ),
+            Call(aten.dist.default, values(torch.float32), values(torch.float32, seed=1), order),
+        ]
+    )
 
 
 def test_norm_of_complex() -> None:
     value = torch.complex(values(torch.float32), values(torch.float32, seed=1))
-    check(aten.linalg_vector_norm.default, value, 2, [1])
-    check(aten.sum.default, value)
-    check(aten.mean.default, value)
-    check(aten.var.correction, value, [1])
+    check_all(
+        [
+            Call(aten.linalg_vector_norm.default, value, 2, [1]),
+            Call(aten.sum.default, value),
+            Call(aten.mean.default, value),
+            Call(aten.var.correction, value, [1]),
+        ]
+    )
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_logsumexp_and_softmax(dtype: torch.dtype) -> None:
     value, gradient = values(dtype) * 10, values(dtype, seed=1)
-    check(aten.logsumexp.default, value, [1])
-    check(aten.logsumexp.default, value, [0, 2], True)
-    check(aten._softmax.default, value, 1, False)
+    check_all(
+        [
+            Call(aten.logsumexp.default, value, [1]),
+            Call(aten.logsumexp.default, value, [0, 2], True),
+            Call(aten._softmax.default, value, 1, False),
+        ]
+    )
     # The CPU kernel rounds the sum of exponentials to bfloat16 along the last dimension.
     rough = (1.6e-2, 2e-2) if dtype == torch.bfloat16 else None
-    check(aten._log_softmax.default, value, -1, False, tolerance=rough)
-    check(aten._safe_softmax.default, value, -1)
+    check_all(
+        [
+            Call(aten._log_softmax.default, value, -1, False, tolerance=rough),
+            Call(aten._safe_softmax.default, value, -1),
+        ]
+    )
     probabilities, logs = torch.softmax(value, 1), torch.log_softmax(value, 1)
-    check(aten._softmax_backward_data.default, gradient, probabilities, 1, dtype)
-    check(aten._log_softmax_backward_data.default, gradient, logs, 1, dtype)
+    check_all(
+        [
+            Call(aten._softmax_backward_data.default, gradient, probabilities, 1, dtype),
+            Call(aten._log_softmax_backward_data.default, gradient, logs, 1, dtype),
+        ]
+    )
 
 
 def test_softmax_of_infinities() -> None:
     value = torch.tensor([[-INFINITY, -INFINITY], [-INFINITY, 1.0], [NAN, 1.0]])
-    check(aten._softmax.default, value, 1, False)
-    check(aten._log_softmax.default, value, 1, False)
-    check(aten._safe_softmax.default, value, 1)
-    check(aten.logsumexp.default, value, [1])
+    check_all(
+        [
+            Call(aten._softmax.default, value, 1, False),
+            Call(aten._log_softmax.default, value, 1, False),
+            Call(aten._safe_softmax.default, value, 1),
+            Call(aten.logsumexp.default, value, [1]),
+        ]
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
 def test_running_sums(dtype: torch.dtype) -> None:
-    check(aten.cumsum.default, values(dtype), 1)
-    check(aten.cumsum.default, values(dtype), -1, dtype=torch.float64)
-    check(aten.cumprod.default, values(dtype), 1)
-    check(aten.cummax.default, values(dtype), 1)
-    check(aten.cummin.default, values(dtype), 0)
+    check_all(
+        [
+            Call(aten.cumsum.default, values(dtype), 1),
+            Call(aten.cumsum.default, values(dtype), -1, dtype=torch.float64),
+            Call(aten.cumprod.default, values(dtype), 1),
+            Call(aten.cummax.default, values(dtype), 1),
+            Call(aten.cummin.default, values(dtype), 0),
+        ]
+    )
     if dtype.is_floating_point:
         check(aten.logcumsumexp.default, values(dtype), 1)
 
 
 def test_running_extremes_keep_nan() -> None:
     value = torch.tensor([1.0, 3.0, 3.0, NAN, 5.0, NAN])
-    check(aten.cummax.default, value, 0)
-    check(aten.cummin.default, value, 0)
+    check_all(
+        [
+            Call(aten.cummax.default, value, 0),
+            Call(aten.cummin.default, value, 0),
+        ]
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 def test_order_statistics(dtype: torch.dtype) -> None:
     value = torch.randperm(60).reshape(3, 4, 5).to(dtype)
-    check(aten.kthvalue.default, value, 2, 1)
-    check(aten.median.default, value)
-    check(aten.median.dim, value, 1, True)
-    check(aten.nanmedian.dim, value, 2)
-    check(aten.mode.default, torch.tensor([[1, 2, 2, 3, 3], [5, 4, 4, 4, 5]], dtype=dtype), -1)
+    check_all(
+        [
+            Call(aten.kthvalue.default, value, 2, 1),
+            Call(aten.median.default, value),
+            Call(aten.median.dim, value, 1, True),
+            Call(aten.nanmedian.dim, value, 2),
+            Call(
+                aten.mode.default, torch.tensor([[1, 2, 2, 3, 3], [5, 4, 4, 4, 5]], dtype=dtype), -1
+            ),
+        ]
+    )
 
 
 def test_median_with_nan() -> None:
     value = torch.tensor([[1.0, NAN, 3.0], [2.0, 1.0, 5.0]])
-    check(aten.median.dim, value, 1)
-    check(aten.median.default, value)
-    check(aten.nanmedian.dim, value, 1)
-    check(aten.nanmedian.default, value)
+    check_all(
+        [
+            Call(aten.median.dim, value, 1),
+            Call(aten.median.default, value),
+            Call(aten.nanmedian.dim, value, 1),
+            Call(aten.nanmedian.default, value),
+        ]
+    )
 
 
 FACTORY_CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
@@ -208,12 +288,16 @@ def test_factories(case: tuple[str, tuple[Any, ...], dict[str, Any]]) -> None:
 
 def test_factories_like_a_tensor() -> None:
     like = values(torch.bfloat16, (2, 3))
-    check(aten.zeros_like.default, like)
-    check(aten.ones_like.default, like, dtype=torch.int64)
-    check(aten.full_like.default, like, 2.5)
-    check(aten.new_zeros.default, like, [4])
-    check(aten.new_ones.default, like, [4], dtype=torch.bool)
-    check(aten.new_full.default, like, [2, 2], -1.5)
+    check_all(
+        [
+            Call(aten.zeros_like.default, like),
+            Call(aten.ones_like.default, like, dtype=torch.int64),
+            Call(aten.full_like.default, like, 2.5),
+            Call(aten.new_zeros.default, like, [4]),
+            Call(aten.new_ones.default, like, [4], dtype=torch.bool),
+            Call(aten.new_full.default, like, [2, 2], -1.5),
+        ]
+    )
     assert evaluate(aten.empty_like.default, like)[0].shape == (2, 3)
     assert evaluate(aten.empty.memory_format, [5, 1])[0].dtype == torch.float32
 
@@ -221,5 +305,9 @@ def test_factories_like_a_tensor() -> None:
 @pytest.mark.parametrize("diagonal", [0, 1, -2, 10])
 def test_triangles(diagonal: int) -> None:
     for dtype in (torch.float32, torch.bool):
-        check(aten.tril.default, values(dtype), diagonal)
-        check(aten.triu.default, values(dtype), diagonal)
+        check_all(
+            [
+                Call(aten.tril.default, values(dtype), diagonal),
+                Call(aten.triu.default, values(dtype), diagonal),
+            ]
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xla_core import cache, runtime
+from xla_core import persistent_cache, runtime
 from xla_core.model_api import device_count as addressable_device_count
 from xla_core.model_api import global_ordinal as global_ordinal
 from xla_core.model_api import process_count as process_count
@@ -33,4 +33,4 @@ def initialize_cache(path: str, readonly: bool = False) -> None:
     With ``readonly`` nothing is written. Call it before the first computation. Loading a program
     runs code from its file: use a directory that only you can write to.
     """
-    cache.initialize(path, readonly=readonly)
+    persistent_cache.initialize(path, readonly=readonly)

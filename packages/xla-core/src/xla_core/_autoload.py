@@ -13,10 +13,12 @@ from typing import Any
 from xla_core import _torch_guard
 
 _failure: list[RuntimeError] = []
+_early: list[bool] = []  # not empty once the guard's registration was tried at import torch
 
 
 def autoload() -> None:
     """Register the device guard; never raises."""
+    _early.append(True)
     try:
         _attach()
     except Exception as error:  # noqa: BLE001 - whatever it is, torch itself must stay usable
@@ -37,6 +39,9 @@ def ensure() -> None:
         raise _failure[0]
     _attach()
     importlib.import_module("xla_core.dispatch").install()
+    if not _early:
+        _early.append(True)
+        importlib.import_module("xla_core._torch_compat").explain_late_backward()
 
 
 def _factory(overload: Any, *args: Any, **kwargs: Any) -> Any:

@@ -5,8 +5,9 @@ The device guard is in ``_torch_guard``, which must be importable on its own.
 
 from __future__ import annotations
 
+import functools
 import importlib
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import _tensor_str
@@ -55,7 +56,38 @@ def register_factory_fallback(function: Any) -> None:
         return
     library = torch.library.Library("_", "IMPL")
     library.fallback(function, "XLA")  # torch 2.13
-    _libraries.append(library)
+    # torch.tensor(data, device='xla') does these two below the Python key, where a fallback that
+    # gets a tensor subclass is not found.
+    below = torch.library.Library("aten", "IMPL")
+    for overload in (torch.ops.aten._copy_from.default, torch.ops.aten._local_scalar_dense.default):
+        below.impl(overload, functools.partial(function, overload), "XLA")
+    _libraries.extend((library, below))
+
+
+MSG_LATE_BACKWARD: Final = (
+    "autograd counted its devices at this process's first backward pass, when the xla device was not there "
+    "yet. Import torch_xla first, before any backward pass; or unset TORCH_DEVICE_BACKEND_AUTOLOAD, and the "
+    "device registers itself at import torch"
+)
+
+
+def explain_late_backward() -> None:
+    """Say in the error what to do when a backward pass ran before the device was registered.
+
+    Nothing tells beforehand whether one did, and trying would start autograd's threads, after which
+    a process must not fork.
+    """
+    run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # torch 2.13
+
+    def explained(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except RuntimeError as error:
+            if "device_ready_queues_" in str(error):
+                raise RuntimeError(MSG_LATE_BACKWARD) from error
+            raise
+
+    torch.autograd._engine_run_backward = explained  # type: ignore[attr-defined]
 
 
 def tensor_text(host: torch.Tensor, shown: torch.Tensor) -> str:

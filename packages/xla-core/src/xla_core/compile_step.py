@@ -31,7 +31,7 @@ def build(trace: Trace, outputs: tuple[int, ...], pairs: tuple[tuple[int, int], 
     text = key_text(entries, outputs, aliases)
     name = f"step_{hashlib.sha256(text).hexdigest()[:12]}"
     backend = trace.backend
-    key = backend.cache_key(text, lowering_version())
+    key = backend.cache_key(text, lowering_version(), name)
     executable = backend.load(key, name)
     from_cache = executable is not None
     program = None
@@ -92,18 +92,19 @@ def _lower(
     name: str,
 ) -> Program:
     needed = needed_entries(entries, outputs)
-    client = trace.backend.client
+    backend = trace.backend
+    client = backend.client
     last = entries[-1]
     inputs = _input_specs(client, entries)
     metas = {e.first + i: m for e in entries for i, m in enumerate(e.metas)}
     function = step_function(needed, outputs, bool(last.floats), bool(last.ints))
     return Program(
         name=name,
-        stablehlo=_jax_compat.lower(function, inputs, aliases, client.device_type.lower(), name),
+        stablehlo=_jax_compat.lower(function, inputs, aliases, backend.platform, name),
         inputs=inputs,
         outputs=tuple(_spec(client, metas[vid]) for vid in outputs),
         aliases=aliases,
-        placement=trace.backend.placement,
+        placement=backend.placement,
     )
 
 

@@ -55,9 +55,8 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """A CPU tensor of ``dtype`` with the values of ``array``, in memory of its own."""
-    wanted = numpy_dtype(dtype)
-    array = np.array(array, dtype=wanted, order="C", copy=True)
+    """A CPU tensor of ``dtype`` with the values of ``array``, which it takes over if it can."""
+    array = np.ascontiguousarray(array, dtype=numpy_dtype(dtype)).reshape(array.shape)
     carrier = _CARRIERS.get(dtype)
     if carrier is None:
         return torch.from_numpy(array)

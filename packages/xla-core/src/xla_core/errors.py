@@ -47,10 +47,15 @@ def symbolic(operator: str, value: Any) -> RuntimeError:
     return RuntimeError(MSG_SYMBOLIC.format(operator=operator, value=value))
 
 
+def no_generator(operator: str, generator: torch.Generator) -> RuntimeError:
+    """The error for a generator: the device's own is the only one."""
+    return RuntimeError(MSG_NO_GENERATOR.format(operator=operator, device=generator.device))
+
+
 def unknown_argument(operator: str, value: Any) -> TypeError:
     """The error for an argument of a kind that no operator schema has."""
     if isinstance(value, torch.Generator):
-        raise RuntimeError(MSG_NO_GENERATOR.format(operator=operator, device=value.device))
+        raise no_generator(operator, value)
     return TypeError(
         MSG_UNKNOWN_ARGUMENT.format(operator=operator, type_name=type(value).__name__, value=value)
     )

@@ -13,7 +13,7 @@ import numpy as np
 import pluggy
 import torch
 
-from xla_core import _torch_guard, cache, counters, events, plugins, step
+from xla_core import _torch_guard, counters, events, persistent_cache, plugins, step
 from xla_core.lowering import registry
 from xla_core.persistent_cache import CacheKey
 from xla_core.protocol import DeviceClient, Executable, Placement, Program
@@ -26,7 +26,9 @@ class Backend:
     def __init__(self, client: DeviceClient, index: int) -> None:
         self.client = client
         self.index = index
-        self.placement = Placement((client.local_devices()[index].id,))
+        description = client.local_devices()[index]
+        self.placement = Placement((description.id,))
+        self.platform = description.platform  # the name that jax lowers for
         self._last: list[weakref.ref[Any]] = []
 
     def put(self, array: np.ndarray) -> Any:
@@ -73,32 +75,32 @@ class Backend:
         if alive:
             self.client.wait(alive)
 
-    def cache_key(self, text: bytes, lowering: bytes) -> CacheKey | None:
+    def cache_key(self, text: bytes, lowering: bytes, name: str) -> CacheKey | None:
         """The persistent cache's key of a step, or None when no cache is in use."""
-        if cache.current() is None:
+        if persistent_cache.current() is None:
             return None
         entries = [("program", text), ("lowering", lowering)]
         entries += [(f"device:{k}", v.encode()) for k, v in sorted(self.client.fingerprint().items())]
         for found in extensions().hook.xla_core_cache_key_entries():
             entries += [(f"extension:{k}", v) for k, v in sorted(found.items())]
         entries.append(("placement", repr(self.placement).encode()))
-        return CacheKey(tuple(entries))
+        return CacheKey(tuple(entries), name)
 
     def load(self, key: CacheKey | None, name: str) -> Any:
         """The executable stored under ``key``, or None."""
-        stored = cache.current()
+        stored = persistent_cache.current()
         payload = stored.get(key) if stored is not None and key is not None else None
         if key is None or payload is None:
             return None
         try:
             return self.client.deserialize(payload, name, self.placement)
         except (ValueError, RuntimeError) as error:
-            cache.unusable(key, error)
+            persistent_cache.warn_unusable(key, error)
             return None
 
     def store(self, key: CacheKey | None, executable: Any) -> None:
         """Store an executable under ``key``, if a cache is in use and the plugin can serialize."""
-        stored = cache.current()
+        stored = persistent_cache.current()
         if stored is None or key is None or stored.readonly:
             return
         with contextlib.suppress(NotImplementedError):

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch._utils import _rebuild_device_tensor_from_cpu_tensor, _rebuild_parameter
 
 from xla_core import _torch_compat
 from xla_core.storage import Storage, View
+
+MSG_NOT_NUMPY: Final = (
+    "can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+    "memory first."
+)
 
 Handler = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -82,6 +87,23 @@ class XLATensor(torch.Tensor):
         host = self.detach().cpu()
         text = _torch_compat.tensor_text(host, self)
         return f"Parameter containing:\n{text}" if getattr(self, "_is_param", False) else text
+
+    def __format__(self, spec: str) -> str:
+        # torch formats a number only for its own class
+        return format(self.item() if self.dim() == 0 else str(self), spec)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """With ``force`` a numpy array with the values; otherwise TypeError, as PyTorch raises."""
+        if not force:
+            raise TypeError(MSG_NOT_NUMPY.format(device=self.device))
+        return self.detach().cpu().numpy(force=True)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.numpy()
+
+    def tolist(self) -> Any:
+        """The values as a number or nested lists of numbers."""
+        return self.detach().cpu().tolist()
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         cpu = self.detach().cpu()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from xla_core import rng
+from xla_core import errors, rng
 from xla_core._torch_compat import make_wrapper
 from xla_core.dispatch.plan import SEED, Plan
 from xla_core.runtime import trace_of
@@ -54,16 +54,22 @@ def functional_handler(plan: Plan, returns: str) -> Handler:
             return t
 
     if plan.random:
-        return seeded(functional)
+        return seeded(functional, plan.name)
     return functional
 
 
-def seeded(handler: Handler) -> Handler:
-    """``handler`` with a fresh seed from the device's generator as an extra argument."""
+def seeded(handler: Handler, operator: str) -> Handler:
+    """``handler`` with a fresh seed from the device's generator as an extra argument.
+
+    Raises RuntimeError for a ``torch.Generator``: no torch build has one for ``xla``.
+    """
 
     def random(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         trace = find_trace(args, kwargs)
-        return handler(args, {**(kwargs or {}), SEED: rng.next_seed(trace.device.index)})
+        named = kwargs or {}
+        if named.get("generator") is not None:
+            raise errors.no_generator(operator, named["generator"])
+        return handler(args, {**named, SEED: rng.next_seed(trace.device.index)})
 
     return random
 
@@ -95,7 +101,7 @@ def factory_handler(plan: Plan) -> Handler:
             return trace.new_tensor(entry.metas[0], entry.first)
 
     if plan.random:
-        return seeded(factory)
+        return seeded(factory, plan.name)
     return factory
 
 

@@ -71,10 +71,11 @@ class Plan:
         return found
 
     def _run_meta(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[TensorMeta | None, ...]:
+        known = {a.name for a in self.overload._schema.arguments}
         named = {
             name: _META if name == "device" else _to_meta(value)
             for name, value in kwargs.items()
-            if name != SEED and not (name == "generator" and value is None)
+            if name != SEED and (value is not None or name in known)
         }
         if not any(isinstance(a, torch.Tensor) for a in _flat(args)) and any(
             a.name == "device" for a in self.overload._schema.arguments

@@ -32,6 +32,7 @@ _OWN: dict[OpOverload, Handler] = {
     aten.alias.default: views.alias,
     aten.lift_fresh.default: views.alias,
     aten.copy_.default: transfers.copy_,
+    aten._copy_from.default: transfers.copy_from,
     aten._local_scalar_dense.default: transfers.local_scalar,
     aten.equal.default: transfers.equal,
     aten.empty.memory_format: transfers.empty,

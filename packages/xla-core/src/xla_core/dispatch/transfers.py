@@ -105,6 +105,11 @@ def copy_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
     return target
 
 
+def copy_from(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+    """``_copy_from``: ``copy_`` with the source first, as C++ calls it below the Python key."""
+    return copy_((args[1], args[0]), None)
+
+
 def _copy_from_host(target: XLATensor, source: torch.Tensor, meta: TensorMeta, trace: Trace) -> None:
     if source.device.type != "cpu":
         raise errors.not_an_xla_tensor(source, "aten.copy_", trace.device)

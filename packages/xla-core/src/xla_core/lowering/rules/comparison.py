@@ -142,12 +142,6 @@ def isclose(
     return close
 
 
-@rule(*present("equal"))
-def equal(self: Array, other: Array) -> Array:
-    """Whether all elements are equal, as a 0-d bool."""
-    return jnp.all(self == other)
-
-
 @rule(*present("_to_copy", "to.dtype"), context=True)
 def to_copy(context: RuleContext, self: Array, **options: Any) -> Array:
     """``self`` cast to the promised dtype."""

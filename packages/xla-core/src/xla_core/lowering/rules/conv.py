@@ -80,9 +80,9 @@ def _depthwise(
     for tap in itertools.product(*map(range, kernel)):
         low = [t * d for t, d in zip(tap, dilation, strict=True)]
         high = [a + (n - 1) * s + 1 for a, n, s in zip(low, out, stride, strict=True)]
-        window = lax.slice(
-            padded, (0, 0, *low), (batch, groups, *high), (1, 1, *stride)
-        ).reshape(batch, groups, 1, *out)
+        window = lax.slice(padded, (0, 0, *low), (batch, groups, *high), (1, 1, *stride)).reshape(
+            batch, groups, 1, *out
+        )
         weight = w[(slice(None), 0, *tap)].reshape(groups, multiplier, *ones)
         total = window * weight if total is None else total + window * weight
     assert total is not None  # a kernel of size 0 never gets here: PyTorch refuses it

@@ -303,7 +303,7 @@ def nan_to_num(
     return where(self == -infinity, float(limits.min) if neginf is None else neginf, result)
 
 
-@rule(*present("conj_physical"))
+@rule(*present("conj_physical", "_conj_physical"))
 def conj_physical(self: Array) -> Array:
     """The complex conjugate, as a new value."""
     return lax.conj(self) if is_complex(self.dtype) else self

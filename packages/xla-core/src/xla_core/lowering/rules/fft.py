@@ -33,8 +33,10 @@ def fft_c2c(self: Array, dim: Sequence[int], normalization: int, forward: bool) 
     value = self
     for axis in dim:
         # norm="forward" leaves the inverse unscaled: the scale is applied once for all of them.
-        value = jnp.fft.fft(value, axis=axis) if forward else jnp.fft.ifft(
-            value, axis=axis, norm="forward"
+        value = (
+            jnp.fft.fft(value, axis=axis)
+            if forward
+            else jnp.fft.ifft(value, axis=axis, norm="forward")
         )
     return _scaled(value, _count(self.shape, dim), normalization)
 

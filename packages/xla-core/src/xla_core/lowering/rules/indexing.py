@@ -46,15 +46,6 @@ def index(self: Array, indices: _Indices) -> Array:
     return _read(self, _key(indices))
 
 
-def _fit_values(values: Array, self: Array) -> Array:
-    """``values`` in the dtype of ``self``, without leading dimensions of one that it cannot have."""
-    return convert(values, self.dtype)
-
-
-def _drop_leading(values: Array, rank: int) -> Array:
-    return values if values.ndim <= rank else values.reshape(values.shape[values.ndim - rank :])
-
-
 @rule(
     aten.index_put.default,
     aten._unsafe_index_put.default,
@@ -69,9 +60,7 @@ def index_put(
 ) -> Array:
     """``self`` with ``values`` written, or added, at the indexed places."""
     key = _key(indices)
-    shape = np.broadcast_shapes(*(i.shape for i in indices if i is not None))
-    rank = self.ndim - sum(i is not None for i in indices) + len(shape)
-    values = _drop_leading(_fit_values(values, self), rank)
+    values = convert(values, self.dtype)
     if not accumulate:
         return self.at[key].set(values)
     if self.dtype == np.bool_:
@@ -82,8 +71,7 @@ def index_put(
 def _clamped(self: Array, indices: _Indices) -> list[Array | None]:
     sizes = [self.shape[d] for d in range(len(indices))]
     return [
-        None if i is None else jnp.clip(i, -n, n - 1)
-        for i, n in zip(indices, sizes, strict=True)
+        None if i is None else jnp.clip(i, -n, n - 1) for i, n in zip(indices, sizes, strict=True)
     ]
 
 

@@ -248,6 +248,13 @@ def inv_ex(A: Array, *, check_errors: bool = False) -> tuple[Array, Array]:
     return _lu_solve(factors, order, unit), _info(factors)
 
 
+def _determinant_lu(a: Array) -> tuple[Array, Array]:
+    """Factors and pivots as PyTorch's gradients expect them: of the transpose if ``a`` is real."""
+    real = not jnp.iscomplexobj(a)
+    factors, pivots, _ = _lu(jnp.swapaxes(a, -1, -2) if real else a)
+    return factors, pivots
+
+
 def _parity(pivots: Array, dtype: Any) -> Array:
     swaps = jnp.sum(pivots != jnp.arange(1, pivots.shape[-1] + 1), -1)
     return (1 - 2 * (swaps % 2)).astype(dtype)
@@ -256,7 +263,7 @@ def _parity(pivots: Array, dtype: Any) -> Array:
 @rule(aten._linalg_det.default)
 def det(A: Array) -> tuple[Array, Array, Array]:
     """The determinant, the LU factors and pivots."""
-    factors, pivots, _ = _lu(A)
+    factors, pivots = _determinant_lu(A)
     diagonal = jnp.diagonal(factors, axis1=-2, axis2=-1)
     return jnp.prod(diagonal, -1) * _parity(pivots, A.dtype), factors, pivots
 
@@ -264,7 +271,7 @@ def det(A: Array) -> tuple[Array, Array, Array]:
 @rule(aten._linalg_slogdet.default)
 def slogdet(A: Array) -> tuple[Array, ...]:
     """Sign and logarithm of the determinant, the LU factors and pivots."""
-    factors, pivots, _ = _lu(A)
+    factors, pivots = _determinant_lu(A)
     diagonal = jnp.diagonal(factors, axis1=-2, axis2=-1)
     sign = jnp.prod(jnp.sign(diagonal), -1) * _parity(pivots, A.dtype)
     return sign, jnp.sum(jnp.log(jnp.abs(diagonal)), -1), factors, pivots

@@ -31,7 +31,9 @@ def _reduce(loss: Array, reduction: int) -> Array:
 
 def _operands(*arrays: Array) -> list[Array]:
     """The arrays broadcast to one shape, in one dtype wide enough to compute in."""
-    return list(jnp.broadcast_arrays(*jnp.promote_dtypes(*map(opmath, arrays))))
+    wide = [opmath(array) for array in arrays]
+    dtype = jnp.result_type(*wide)
+    return jnp.broadcast_arrays(*(array.astype(dtype) for array in wide))
 
 
 def _scale(grad: Array, reduction: int, like: Array) -> Array:
@@ -47,9 +49,7 @@ def _class_axis(scores: Array) -> int:
     return 1 if scores.ndim > 1 else 0
 
 
-def _target_weights(
-    scores: Array, target: Array, weight: Array | None, ignore_index: int
-) -> Array:
+def _target_weights(scores: Array, target: Array, weight: Array | None, ignore_index: int) -> Array:
     """The weight of each target, 0 where it is ignored, in the dtype of the computation."""
     dtype = opmath(scores[:0]).dtype if scores.ndim else scores.dtype
     kept = target != ignore_index
@@ -63,7 +63,7 @@ def _target_weights(
 def nll_loss_forward(
     self: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int
 ) -> tuple[Array, Array]:
-    """The loss and the sum of the targets' weights (0 without a reduction)."""
+    """The loss and the sum of the targets' weights (0 without a reduction of a batch)."""
     axis = _class_axis(self)
     weights = _target_weights(self, target, weight, ignore_index)
     safe = jnp.expand_dims(select(target != ignore_index, target, 0), axis)
@@ -72,7 +72,8 @@ def nll_loss_forward(
     # An ignored target must not let an infinite score through as 0 * inf.
     loss = select(weights == 0, 0, -picked * weights)
     if reduction == _NONE:
-        return loss, jnp.zeros((), self.dtype)
+        # An unbatched input is summed all the same, as in PyTorch, over its one target.
+        return loss, weights if weights.ndim == 0 else jnp.zeros((), self.dtype)
     total, summed = jnp.sum(weights), jnp.sum(loss)
     return (summed / total if reduction == _MEAN else summed), total
 
@@ -142,9 +143,7 @@ def huber_loss(self: Array, target: Array, reduction: int = 1, delta: float = 1.
     """Quadratic up to ``delta``, linear above, without ``smooth_l1_loss``'s division."""
     x, t = _operands(self, target)
     gap = jnp.abs(x - t)
-    return _reduce(
-        select(gap <= delta, 0.5 * gap * gap, delta * (gap - 0.5 * delta)), reduction
-    )
+    return _reduce(select(gap <= delta, 0.5 * gap * gap, delta * (gap - 0.5 * delta)), reduction)
 
 
 @rule(aten.huber_loss_backward.default)

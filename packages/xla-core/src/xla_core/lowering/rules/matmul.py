@@ -73,7 +73,9 @@ def addmm(self: Array, mat1: Array, mat2: Array, *, beta: Any = 1, alpha: Any = 
 @rule(aten.addbmm.default, lift=_SCALARS)
 def addbmm(self: Array, batch1: Array, batch2: Array, *, beta: Any = 1, alpha: Any = 1) -> Array:
     """``beta * self + alpha * sum(batch1 @ batch2)`` over the batch."""
-    total = jnp.einsum("bij,bjk->ik", batch1, batch2, preferred_element_type=accumulator(batch1.dtype))
+    total = jnp.einsum(
+        "bij,bjk->ik", batch1, batch2, preferred_element_type=accumulator(batch1.dtype)
+    )
     return blend(self, beta, total, alpha)
 
 
@@ -157,7 +159,9 @@ def trilinear(
     unroll_dim: int = 1,
 ) -> Array:
     """Product of three tensors, each given new dimensions of size 1, summed over ``sumdim``."""
-    operands = [jnp.expand_dims(x, tuple(d)) for x, d in ((i1, expand1), (i2, expand2), (i3, expand3))]
+    operands = [
+        jnp.expand_dims(x, tuple(d)) for x, d in ((i1, expand1), (i2, expand2), (i3, expand3))
+    ]
     letters = [chr(ord("a") + d) for d in range(operands[0].ndim)]
     full = np.broadcast_shapes(*(x.shape for x in operands))
     terms, kept = [], []
@@ -167,5 +171,7 @@ def trilinear(
         kept.append(jnp.squeeze(x, gone))
         terms.append("".join(letters[d] for d in range(x.ndim) if d not in gone))
     out = "".join(letters[d] for d in range(len(full)) if d not in sumdim and full[d] != 1)
-    total = jnp.einsum(",".join(terms) + "->" + out, *kept, preferred_element_type=accumulator(i1.dtype))
+    total = jnp.einsum(
+        ",".join(terms) + "->" + out, *kept, preferred_element_type=accumulator(i1.dtype)
+    )
     return total.reshape([full[d] for d in range(len(full)) if d not in sumdim]).astype(i1.dtype)

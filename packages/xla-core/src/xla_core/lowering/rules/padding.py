@@ -43,9 +43,9 @@ def _backward_rule(mode: str) -> Callable[[Array, Array, Sequence[int]], Array]:
     return backward
 
 
-rule(
-    aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default
-)(_rule("reflect"))
+rule(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)(
+    _rule("reflect")
+)
 rule(
     aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default
 )(_rule("edge"))

@@ -87,9 +87,7 @@ def max_pool3d(
     return _max_pool(3, self, kernel_size, stride, padding, dilation, ceil_mode)
 
 
-def _max_pool_backward(
-    rank: int, grad: Array, x: Array, indices: Array, *settings: Any
-) -> Array:
+def _max_pool_backward(rank: int, grad: Array, x: Array, indices: Array, *settings: Any) -> Array:
     if x.size == 0:
         return jnp.zeros_like(x)
     # A plane has fewer than 2**31 entries, and 32-bit comparisons are twice as fast.

@@ -203,6 +203,6 @@ def max_unpool2d(self: Array, indices: Array, output_size: Sequence[int]) -> Arr
     flat = jnp.zeros((planes, math.prod(output_size)), self.dtype)
     place = indices.reshape(planes, -1)
     rows = np.arange(planes)[:, None]
-    return flat.at[rows, place].set(self.reshape(place.shape)).reshape(
-        *self.shape[:-2], *output_size
+    return (
+        flat.at[rows, place].set(self.reshape(place.shape)).reshape(*self.shape[:-2], *output_size)
     )

@@ -35,9 +35,7 @@ def gather(self: Array, dim: int, index: Array, *, sparse_grad: bool = False) ->
     dim = wrap_dim(dim, self.ndim)
     if index.size == 0:
         return jnp.zeros(index.shape, self.dtype)
-    sizes = tuple(
-        n if axis == dim else index.shape[axis] for axis, n in enumerate(self.shape)
-    )
+    sizes = tuple(n if axis == dim else index.shape[axis] for axis, n in enumerate(self.shape))
     part = self if sizes == self.shape else lax.slice(self, (0,) * self.ndim, sizes)
     return jnp.take_along_axis(part, index, dim, mode="promise_in_bounds")
 

@@ -488,9 +488,7 @@ def slice_backward(
 
 
 @rule(aten.select_backward.default)
-def select_backward(
-    grad_output: Array, input_sizes: Sequence[int], dim: int, index: int
-) -> Array:
+def select_backward(grad_output: Array, input_sizes: Sequence[int], dim: int, index: int) -> Array:
     """The gradient of ``select``: zeros everywhere but at ``index``."""
     dim = wrap_dim(dim, len(input_sizes))
     index %= input_sizes[dim]

@@ -95,13 +95,9 @@ def max_scan(
         place = select(wins, jnp.asarray(number, np.int32), place)
         if number:
             kept = [
-                select(wins, parts[number], held)
-                for parts, held in zip(carried, kept, strict=True)
+                select(wins, parts[number], held) for parts, held in zip(carried, kept, strict=True)
             ]
     return best, place, kept
-
-
-
 
 
 def max_pool(x: Array, axes: Sequence[Axis]) -> tuple[Array, Array]:

@@ -1,0 +1,437 @@
+"""Finds what repeats in a sequence of operations: runs that are equal up to renaming.
+
+A pure algorithm on ``Node`` objects; it knows neither PyTorch nor jax. Runs of equal node keys are
+found by prefix doubling (Karp, Miller and Rosenberg 1972: windows of 2, 4, 8, ... keys get numbers,
+so that two windows of any length compare in constant time), the ones that save most are replaced by
+a ``Call`` of one shared ``Function``, and the search goes on in what is left and inside the
+functions, as in grammar compression (Larsson and Moffat 2000). Data flow is compared exactly before
+a run is replaced. Deterministic; each round takes O(n log^2 n) vectorised operations, and there are
+few rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Node:
+    """One operation: ``key`` says everything about it but which values it reads.
+
+    ``operands`` and ``results`` are value numbers, every value being the result of at most one node
+    of a sequence. ``weight`` is what compiling it costs, ``sizes`` the bytes of each result.
+    ``payload`` is the caller's.
+    """
+
+    key: Hashable
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    weight: float = 1.0
+    sizes: tuple[int, ...] = ()
+    payload: Any = None
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Function:
+    """A run that is compiled once: the items of its first occurrence, and what crosses its border.
+
+    ``parameters`` and ``results`` are value numbers of that first occurrence.
+    """
+
+    index: int
+    body: list[Item]
+    parameters: tuple[int, ...]
+    results: tuple[int, ...]
+    weight: float
+    calls: int = 0
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Call:
+    """One use of a function: ``operands`` and ``results`` as its parameters and results, renamed.
+
+    ``nodes`` are the operations it stands for, in the order in which they are in every other call
+    of the function.
+    """
+
+    function: Function
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    sizes: tuple[int, ...]
+    nodes: tuple[Node, ...]
+    weight: float
+
+    @property
+    def key(self) -> Hashable:
+        """Calls of one function are alike."""
+        return self.function
+
+
+Item: TypeAlias = Node | Call
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CostModel:
+    """When a run is worth a function of its own; the unit is the compile cost of one plain node.
+
+    A run of weight w that occurs k times saves (k - 1) * w and costs ``per_call`` for each call and
+    ``per_value`` for each value that is handed over between neighbours at one of its ends. It must
+    weigh ``min_weight``, and save ``min_saving`` in all.
+    """
+
+    min_weight: float = 4.0
+    min_saving: float = 40.0
+    per_call: float = 1.0
+    per_value: float = 1.0
+
+
+# What one round looks at closely, and how many rounds there are: bounds on time, not on quality.
+_CANDIDATES: Final = 256
+_MAX_ROUNDS: Final = 24
+# In one round, runs are only taken if they save at least this part of what the best one saves:
+# taking small ones early would cut up larger ones.
+_ROUND_SHARE: Final = 0.3
+
+
+@dataclasses.dataclass(slots=True)
+class Plan:
+    """A sequence with its repeats replaced by calls, and the functions in the order of discovery."""
+
+    items: list[Item]
+    functions: list[Function]
+    work: int
+
+
+def find_repeats(
+    nodes: Sequence[Node], wanted: Iterable[int], model: CostModel = CostModel()
+) -> Plan:
+    """Replace repeated runs of ``nodes`` by calls. ``wanted`` values are needed in the end.
+
+    ``Plan.work`` counts positions looked at, for tests of the running time.
+    """
+    search = _Search(list(nodes), frozenset(wanted), model)
+    for _ in range(_MAX_ROUNDS):
+        if not search.round():
+            break
+    return Plan(search.segments[0].items, [s.function for s in search.segments[1:]], search.work)
+
+
+@dataclasses.dataclass(slots=True)
+class _Segment:
+    """The top level (``function`` None) or one function's body."""
+
+    items: list[Item]
+    wanted: frozenset[int]
+    function: Any = None
+
+
+@dataclasses.dataclass(slots=True)
+class _Run:
+    """Windows of equal keys and equal data flow: global start positions of one length."""
+
+    length: int
+    starts: list[int]
+    saving: float
+
+
+class _Search:
+    def __init__(self, nodes: list[Node], wanted: frozenset[int], model: CostModel) -> None:
+        self.segments = [_Segment(nodes, wanted)]
+        self.model = model
+        self.work = 0
+
+    def round(self) -> bool:
+        """Replace the best runs of this moment; False when there are none."""
+        view = _View(self.segments)
+        self.work += len(view.items)
+        runs = self._runs(view)
+        if not runs:
+            return False
+        taken = np.zeros(len(view.items) + 1, bool)
+        replaced: list[tuple[int, int, Call]] = []
+        for run in runs:
+            if run.saving < _ROUND_SHARE * runs[0].saving:
+                break
+            starts = [s for s in run.starts if not taken[s : s + run.length].any()]
+            if len(starts) < len(run.starts):
+                run = self._scored(view, run.length, starts)
+                if run.saving < max(self.model.min_saving, _ROUND_SHARE * runs[0].saving):
+                    continue
+            for start in run.starts:
+                taken[start : start + run.length] = True
+            replaced += self._outline(view, run)
+        self._replace(view, replaced)
+        return bool(replaced)
+
+    # -- candidates ------------------------------------------------------------------------------
+
+    def _runs(self, view: _View) -> list[_Run]:
+        """The most promising runs, best first."""
+        found: dict[tuple[int, int], _Run] = {}
+        for length, starts in self._candidates(view):
+            for run in self._by_data_flow(view, length, starts):
+                run = self._placed(view, run)
+                if run.saving >= self.model.min_saving:
+                    found.setdefault((run.length, run.starts[0]), run)
+        return sorted(found.values(), key=lambda r: (-r.saving, r.starts[0], -r.length))
+
+    def _candidates(self, view: _View) -> Iterator[tuple[int, list[int]]]:
+        """Windows of equal keys: length and starts, for the groups that could save most."""
+        groups: list[tuple[float, int, np.ndarray, np.ndarray]] = []
+        for level in range(len(view.ranks)):
+            for bound, starts, lengths in view.groups(level):
+                groups.append((bound, level, starts, lengths))
+        groups.sort(key=lambda g: (-g[0], g[1], g[2][0]))
+        seen: set[tuple[int, int, int]] = set()
+        for bound, _, starts, lengths in groups[:_CANDIDATES]:
+            if bound < self.model.min_saving:
+                break
+            self.work += len(starts)
+            for length in _useful_lengths(lengths):
+                for same in view.classes(starts, length):
+                    if len(same) > 1 and (length, same[0], len(same)) not in seen:
+                        seen.add((length, same[0], len(same)))
+                        yield length, same
+
+    def _by_data_flow(self, view: _View, length: int, starts: Sequence[int]) -> list[_Run]:
+        """Split windows of equal keys into runs whose data flow inside is equal, too."""
+        classes: dict[Hashable, list[int]] = {}
+        self.work += length * len(starts)
+        for start in starts:
+            classes.setdefault(view.flow(start, length), []).append(start)
+        return [self._scored(view, length, same) for same in classes.values() if len(same) > 1]
+
+    def _scored(self, view: _View, length: int, starts: Sequence[int]) -> _Run:
+        """Non-overlapping windows from left to right, and what they save."""
+        chosen: list[int] = []
+        end = -1
+        for start in starts:
+            if start >= end:
+                chosen.append(start)
+                end = start + length
+        return _Run(length, chosen, self._saving(view, chosen, length))
+
+    def _saving(self, view: _View, starts: Sequence[int], length: int) -> float:
+        model = self.model
+        if len(starts) < 2:
+            return 0.0
+        weight = float(view.weights[starts[0] + length] - view.weights[starts[0]])
+        if weight < model.min_weight:
+            return 0.0
+        return (len(starts) - 1) * (weight - model.per_call)
+
+    def _placed(self, view: _View, run: _Run) -> _Run:
+        """The rotation of a run that cuts the fewest values which neighbours hand to each other."""
+        return run
+
+    # -- replacing -------------------------------------------------------------------------------
+
+    def _outline(self, view: _View, run: _Run) -> list[tuple[int, int, Call]]:
+        """Make the function of a run, and its calls as (start, end, call)."""
+        windows = [view.items[s : s + run.length] for s in run.starts]
+        results = self._results(view, run, windows)
+        parameters = _parameters(windows)
+        weight = float(view.weights[run.starts[0] + run.length] - view.weights[run.starts[0]])
+        flat = [[v for item in window for v in item.results] for window in windows]
+        sizes = [size for item in windows[0] for size in item.sizes]
+        function = Function(
+            index=len(self.segments),
+            body=list(windows[0]),
+            parameters=parameters[0],
+            results=tuple(flat[0][i] for i in results),
+            weight=weight,
+            calls=len(windows),
+        )
+        self.segments.append(_Segment(function.body, frozenset(function.results), function))
+        return [
+            (
+                start,
+                start + run.length,
+                Call(
+                    function,
+                    operands,
+                    tuple(values[i] for i in results),
+                    tuple(sizes[i] for i in results if i < len(sizes)),
+                    tuple(_nodes(window)),
+                    self.model.per_call,
+                ),
+            )
+            for start, window, values, operands in zip(run.starts, windows, flat, parameters, strict=True)
+        ]
+
+    def _results(self, view: _View, run: _Run, windows: Sequence[Sequence[Item]]) -> list[int]:
+        """Positions among a window's values that are needed outside of it in some occurrence."""
+        needed: set[int] = set()
+        for start, window in zip(run.starts, windows, strict=True):
+            segment = view.segment_of[start]
+            end = start + run.length
+            position = 0
+            for item in window:
+                for value in item.results:
+                    if view.needed_after(segment, value, end):
+                        needed.add(position)
+                    position += 1
+        return sorted(needed)
+
+    def _replace(self, view: _View, replaced: list[tuple[int, int, Call]]) -> None:
+        by_segment: dict[int, list[tuple[int, int, Call]]] = {}
+        for start, end, call in replaced:
+            by_segment.setdefault(view.segment_of[start], []).append((start, end, call))
+        for index, calls in by_segment.items():
+            first = view.offsets[index]
+            items = self.segments[index].items
+            for start, end, call in sorted(calls, key=lambda c: -c[0]):
+                items[start - first : end - first] = [call]
+
+
+def _nodes(items: Iterable[Item]) -> Iterator[Node]:
+    for item in items:
+        if isinstance(item, Call):
+            yield from item.nodes
+        else:
+            yield item
+
+
+def _parameters(windows: Sequence[Sequence[Item]]) -> list[tuple[int, ...]]:
+    """Per window, the values it reads from outside: one parameter per distinct combination."""
+    columns: list[list[int]] = []
+    for window in windows:
+        own: set[int] = set()
+        column: list[int] = []
+        for item in window:
+            column.extend(v for v in item.operands if v not in own)
+            own.update(item.results)
+        columns.append(column)
+    distinct = dict.fromkeys(zip(*columns, strict=True))
+    if not distinct:
+        return [()] * len(windows)
+    return list(zip(*distinct, strict=True))
+
+
+def _useful_lengths(lengths: np.ndarray) -> list[int]:
+    """The lengths worth trying for positions that match their predecessors this far: a few."""
+    counts = Counter(int(n) for n in lengths)
+    best = sorted(counts, reverse=True)
+    total = 0
+    scored: list[tuple[int, int]] = []
+    for length in best:
+        total += counts[length]
+        scored.append((total * length, length))
+    scored.sort(reverse=True)
+    return [length for _, length in scored[:3]]
+
+
+class _View:
+    """All segments as one sequence of small integers, with the numbering of their windows."""
+
+    def __init__(self, segments: Sequence[_Segment]) -> None:
+        self.segments = segments
+        self.items: list[Item] = []
+        self.offsets: list[int] = []
+        self.segment_of: list[int] = []
+        symbols: list[int] = []
+        numbers: dict[Hashable, int] = {}
+        # Each segment ends with a symbol of its own, so that no window spans two of them.
+        stop = Node(None, (), (), 0.0)
+        for index, segment in enumerate(segments):
+            self.offsets.append(len(self.items))
+            self.items += segment.items
+            symbols += [numbers.setdefault(item.key, len(numbers)) for item in segment.items]
+            self.items.append(stop)
+            symbols.append(numbers.setdefault(("end", index), len(numbers)))
+            self.segment_of += [index] * (len(segment.items) + 1)
+        self.weights = np.concatenate([[0.0], np.cumsum([item.weight for item in self.items])])
+        self.last_use = self._last_uses()
+        self.ranks = _number_windows(np.array(symbols, np.int64))
+
+    def _last_uses(self) -> list[dict[int, int]]:
+        """Per segment, the position of the last item that reads each value."""
+        uses: list[dict[int, int]] = [{} for _ in self.segments]
+        for position, item in enumerate(self.items):
+            last = uses[self.segment_of[position]]
+            for value in item.operands:
+                last[value] = position
+        return uses
+
+    def needed_after(self, segment: int, value: int, end: int) -> bool:
+        """Whether ``value`` is read at ``end`` or later, or is wanted from the segment."""
+        return self.last_use[segment].get(value, -1) >= end or value in self.segments[segment].wanted
+
+    def groups(self, level: int) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
+        """Positions whose windows of 2**level keys are equal.
+
+        Yields an upper bound of what they can save, the positions, and for each but the first how
+        long a window it shares with the position before it, at most up to where they would overlap.
+        """
+        ranks = self.ranks[level]
+        order = np.argsort(ranks, kind="stable")
+        same = ranks[order][1:] == ranks[order][:-1]
+        before, after = order[:-1][same], order[1:][same]
+        if not len(after):
+            return
+        lengths = np.minimum(self._common(before, after), after - before)
+        bounds = self.weights[after + lengths] - self.weights[after]
+        pairs = np.flatnonzero(same)
+        first = np.flatnonzero(np.diff(pairs, prepend=-2) > 1)
+        totals = np.add.reduceat(bounds, first)
+        ends = [*first[1:].tolist(), len(pairs)]
+        for begin, end, total in zip(first.tolist(), ends, totals.tolist(), strict=True):
+            starts = order[pairs[begin] : pairs[end - 1] + 2]
+            yield total, starts, lengths[begin:end]
+
+    def _common(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """How many keys the sequences from ``left`` and from ``right`` (later) share."""
+        left, right = left.copy(), right.copy()
+        shared = np.zeros(len(left), np.int64)
+        for level in range(len(self.ranks) - 1, -1, -1):
+            ranks = self.ranks[level]
+            fits = right < len(ranks)
+            equal = np.zeros(len(left), bool)
+            equal[fits] = ranks[left[fits]] == ranks[right[fits]]
+            step = np.where(equal, 1 << level, 0)
+            shared += step
+            left += step
+            right += step
+        return shared
+
+    def classes(self, starts: np.ndarray, length: int) -> list[list[int]]:
+        """``starts`` split by the content of the windows of ``length`` keys that begin there."""
+        level = min(length.bit_length() - 1, len(self.ranks) - 1)
+        ranks = self.ranks[level]
+        found: dict[tuple[int, ...], list[int]] = {}
+        step = 1 << level
+        offsets = [*range(0, length - step, step), length - step]
+        for start in starts.tolist():
+            if start + length <= len(self.items):
+                found.setdefault(tuple(int(ranks[start + o]) for o in offsets), []).append(start)
+        return list(found.values())
+
+    def flow(self, start: int, length: int) -> Hashable:
+        """The data flow inside a window: for each operand the position of its value, or -1."""
+        own: dict[int, int] = {}
+        pattern: list[int] = []
+        for item in self.items[start : start + length]:
+            pattern.extend(own.get(v, -1) for v in item.operands)
+            for value in item.results:
+                own[value] = len(own)
+        return tuple(pattern)
+
+
+def _number_windows(symbols: np.ndarray) -> list[np.ndarray]:
+    """Numbers for all windows of 1, 2, 4, ... symbols: equal windows have equal numbers."""
+    levels = [symbols]
+    width = 1
+    while len(levels[-1]) > width:
+        ranks = levels[-1]
+        pairs = ranks[:-width] * (int(ranks.max()) + 1) + ranks[width:]
+        unique, numbered = np.unique(pairs, return_inverse=True)
+        if len(unique) == len(pairs):
+            break
+        levels.append(numbered.astype(np.int64))
+        width *= 2
+    return levels

@@ -1,0 +1,38 @@
+"""What the tests of xla-core share: the device they run on, and Python programs of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+# Before anything starts a client: a machine with a TPU runs these tests on its CPU too.
+os.environ["PJRT_DEVICE"] = "CPU"
+
+# What would change the meaning of a test if it came from the developer's own environment.
+_CLEARED = ("XLA_", "CPU_NUM_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD", "PJRT_DEVICE")
+
+
+@pytest.fixture
+def run_python(tmp_path):
+    """Run a program in a process of its own, in ``tmp_path``; its output, or with ``fails`` its error."""
+
+    def run(code, *, fails=False, timeout=120, **environment):
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(_CLEARED)}
+        result = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=tmp_path,
+            env={**inherited, "PJRT_DEVICE": "CPU", **environment},
+        )
+        assert (result.returncode != 0) == fails, result.stdout + result.stderr
+        # A Python exception exits with 1; an abort or a crash does not.
+        assert result.returncode in (0, 1), result.stdout + result.stderr
+        return result.stderr if fails else result.stdout
+
+    return run
