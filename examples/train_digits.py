@@ -55,7 +55,9 @@ def read_idx(path: Path) -> torch.Tensor:
     """
     packed = path.with_name(path.name + ".gz")
     if not path.exists() and not packed.exists():
-        raise FileNotFoundError(f"neither {path} nor {packed.name} exists; --data needs both kinds")
+        raise FileNotFoundError(
+            f"neither {path} nor {packed.name} exists: --data needs MNIST's four"
+        )
     content = path.read_bytes() if path.exists() else gzip.decompress(packed.read_bytes())
     zero, kind, rank = struct.unpack_from(">HBB", content)
     if zero != 0 or kind != IDX_TYPE_UINT8:

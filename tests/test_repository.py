@@ -135,6 +135,22 @@ def test_links_in_documents_lead_somewhere():
     assert not broken
 
 
+def test_the_readme_lists_the_environment_variables_that_are_read():
+    names = r"(?:XLA|LTC|PJRT|PT|CPU|TPU)_[A-Z0-9_]+"
+    section = (
+        (ROOT / "README.md").read_text().split("## Environment variables")[1].split("\n## ")[0]
+    )
+    documented = {name for row in section.splitlines() for name in re.findall(names, row)}
+    read = {
+        node.value
+        for path in SOURCES
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if re.fullmatch(names, node.value)
+    }
+    assert documented == read
+
+
 def test_every_constraint_pins_one_version():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]

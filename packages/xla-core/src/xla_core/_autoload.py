@@ -21,7 +21,7 @@ def autoload() -> None:
     _early.append(True)
     try:
         _attach()
-    except Exception as error:  # noqa: BLE001 - whatever it is, torch itself must stay usable
+    except Exception as error:
         _failure.append(RuntimeError(str(error)))
 
 

@@ -18,7 +18,9 @@ disabled_torch_function = torch._C._disabled_torch_function_impl  # torch 2.13
 # Makes a tensor without memory whose device and dispatch keys are real (torch 2.13).
 make_wrapper = torch.Tensor._make_wrapper_subclass
 
-_data = torch._C.TensorBase.data if hasattr(torch._C, "TensorBase") else torch.Tensor.data  # torch 2.13
+_data = (
+    torch._C.TensorBase.data if hasattr(torch._C, "TensorBase") else torch.Tensor.data
+)  # torch 2.13
 
 
 def get_data(tensor: torch.Tensor) -> torch.Tensor:
@@ -41,7 +43,8 @@ def allow_foreach(tensor_class: type) -> None:
         return [*original(), "xla"]
 
     # torch.optim hides its submodule behind a function of the same name
-    for module in (_foreach_utils, importlib.import_module("torch.optim.optimizer")):
+    modules: list[Any] = [_foreach_utils, importlib.import_module("torch.optim.optimizer")]
+    for module in modules:
         module._get_foreach_kernels_supported_devices = supported
         if tensor_class not in module._foreach_supported_types:
             module._foreach_supported_types.append(tensor_class)

@@ -25,7 +25,9 @@ import torch
 XLA_DEVICE_TYPE: Final = 9  # c10::DeviceType::XLA, c10/core/DeviceType.h (torch 2.11 to 2.15)
 _META_DEVICE_TYPE: Final = 14  # c10::DeviceType::Meta, same header
 _DEVICE_TYPES: Final = 20  # entries of the registry that are looked at; it has at least these
-_REGISTER: Final = "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
+_REGISTER: Final = (
+    "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
+)
 _REGISTRY: Final = "_ZN3c104impl26device_guard_impl_registryE"
 _HEADER: Final = os.path.join("include", "c10", "core", "impl", "DeviceGuardImplInterface.h")
 _METHODS: Final = (
@@ -102,7 +104,9 @@ def _method_order() -> list[str]:
     body = re.sub(r"//[^\n]*|/\*.*?\*/", "", body, flags=re.S)
     order = re.findall(r"virtual\s+[\w:*&\s]*?[\s*&](~?\w+)\s*\(", body)
     if not set(_METHODS) <= set(order):
-        raise _unknown_layout("the device guard interface lacks " + ", ".join(set(_METHODS) - set(order)))
+        raise _unknown_layout(
+            "the device guard interface lacks " + ", ".join(set(_METHODS) - set(order))
+        )
     return order
 
 
@@ -161,7 +165,9 @@ def register() -> None:
             registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(c10, _REGISTRY)
             register_guard = getattr(c10, _REGISTER)
         except (OSError, AttributeError, ValueError) as error:
-            raise _unknown_layout(f"{library} does not offer the device guard registry ({error})") from None
+            raise _unknown_layout(
+                f"{library} does not offer the device guard registry ({error})"
+            ) from None
         if registry[XLA_DEVICE_TYPE]:
             raise RuntimeError(MSG_OFFICIAL_PACKAGE)
         meta = registry[_META_DEVICE_TYPE]

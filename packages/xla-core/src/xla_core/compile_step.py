@@ -9,7 +9,6 @@ import pathlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -22,7 +21,9 @@ from xla_core.protocol import ArraySpec, DeviceClient, Program
 from xla_core.trace import Entry, Marker, Trace
 
 
-def build(trace: Trace, outputs: tuple[int, ...], pairs: tuple[tuple[int, int], ...]) -> StepProgram:
+def build(
+    trace: Trace, outputs: tuple[int, ...], pairs: tuple[tuple[int, int], ...]
+) -> StepProgram:
     """The program that computes ``outputs`` of the step that ends at the trace's current entry."""
     started = time.perf_counter()
     entries = trace.cur.path()
@@ -59,13 +60,18 @@ def build(trace: Trace, outputs: tuple[int, ...], pairs: tuple[tuple[int, int], 
         output_bytes={vid: sizes[vid] for vid in outputs},
         backend=backend,
     )
-    events.emit("program_loaded" if from_cache else "program_compiled", program=built, entries=entries)
+    events.emit(
+        "program_loaded" if from_cache else "program_compiled", program=built, entries=entries
+    )
     return built
 
 
 def _sizes(entries: Sequence[Entry]) -> dict[int, int]:
     return {
-        e.first + i: meta.nbytes for e in entries for i, meta in enumerate(e.metas) if meta is not None
+        e.first + i: meta.nbytes
+        for e in entries
+        for i, meta in enumerate(e.metas)
+        if meta is not None
     }
 
 

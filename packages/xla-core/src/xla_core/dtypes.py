@@ -41,7 +41,9 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype:
     """The numpy dtype of ``dtype``. Raises TypeError for a dtype that XLA tensors do not have."""
     found = NUMPY_DTYPES.get(dtype)
     if found is None:
-        raise TypeError(f"an xla tensor cannot have dtype {dtype}; use one of {', '.join(map(str, NUMPY_DTYPES))}")
+        raise TypeError(
+            f"an xla tensor cannot have dtype {dtype}; use one of {', '.join(map(str, NUMPY_DTYPES))}"
+        )
     return found
 
 

@@ -17,7 +17,9 @@ MSG_OTHER_DEVICE: Final = (
 MSG_SYMBOLIC: Final = (
     "{operator} got the symbolic size {value!r}; xla tensors have static shapes. Use plain ints"
 )
-MSG_UNKNOWN_ARGUMENT: Final = "{operator} got an argument of type {type_name}, which the xla device cannot record: {value!r}"
+MSG_UNKNOWN_ARGUMENT: Final = (
+    "{operator} got an argument of type {type_name}, which the xla device cannot record: {value!r}"
+)
 MSG_OVERLAP: Final = (
     "unsupported operation: more than one element of the written-to tensor refers to a single memory "
     "location. Please clone() the tensor before performing the operation."

@@ -43,4 +43,6 @@ def parse_bool(text: str) -> bool:
     raise ValueError("expected one of 1, true, yes, on, 0, false, no, off")
 
 
-SYNC_WAIT: Final = Flag("XLA_SYNC_WAIT", parse_bool, False, "sync() returns when the step has finished")
+SYNC_WAIT: Final = Flag(
+    "XLA_SYNC_WAIT", parse_bool, False, "sync() returns when the step has finished"
+)

@@ -91,7 +91,9 @@ def optimizer_step(
     """
     del pin_layout
     if groups:
-        raise RuntimeError("optimizer_step(groups=...) reduces over processes; install xla-dist for that")
+        raise RuntimeError(
+            "optimizer_step(groups=...) reduces over processes; install xla-dist for that"
+        )
     loss = optimizer.step(**(optimizer_args or {}))
     if barrier:
         sync()
@@ -145,7 +147,9 @@ def world_size() -> int:
     return process_count()
 
 
-def master_print(*args: Any, fd: TextIO = sys.stdout, local: bool = False, flush: bool = False) -> None:
+def master_print(
+    *args: Any, fd: TextIO = sys.stdout, local: bool = False, flush: bool = False
+) -> None:
     """``print`` on the master ordinal only."""
     if is_master_ordinal(local=local):
         print(*args, file=fd, flush=flush)
@@ -156,7 +160,9 @@ def to_cpu(data: Any, convert: bool = True) -> Any:
     return transfer.map_tensors(data, lambda t: t.cpu()) if convert else data
 
 
-def save(data: Any, file_or_path: Any, master_only: bool = True, global_master: bool = False) -> None:
+def save(
+    data: Any, file_or_path: Any, master_only: bool = True, global_master: bool = False
+) -> None:
     """``torch.save`` of ``data`` with its tensors moved to the CPU, by the master ordinal only.
 
     A path is written beside and then renamed: an interrupted save leaves the former file.

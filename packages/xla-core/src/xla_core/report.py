@@ -31,7 +31,9 @@ def program_runs() -> list[ProgramRuns]:
 
 def fallback_counts() -> dict[str, int]:
     """How often each operator ran on the CPU, by its counter's name (``aten::op``)."""
-    return {name: count for name, count in counters.all_counters().items() if name.startswith("aten::")}
+    return {
+        name: count for name, count in counters.all_counters().items() if name.startswith("aten::")
+    }
 
 
 def replay_seconds(repeats: int, program: programs.StepProgram | None = None) -> float:
@@ -47,7 +49,8 @@ def replay_seconds(repeats: int, program: programs.StepProgram | None = None) ->
         program = max(known, key=lambda p: p.runs)
     backend = program.backend
     arguments = [
-        backend.client.put(np.ones(spec.shape, spec.dtype), backend.placement) for spec in program.inputs
+        backend.client.put(np.ones(spec.shape, spec.dtype), backend.placement)
+        for spec in program.inputs
     ]
     results = program.executable.execute(list(arguments))
     backend.client.wait(results)

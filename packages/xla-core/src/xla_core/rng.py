@@ -33,7 +33,9 @@ def _signed(value: int) -> int:
 def next_seed(device_index: int) -> int:
     """A new seed (a signed 64-bit int) from the generator of ``xla:device_index``."""
     with _lock:
-        state = (_states.get(device_index, 0) if device_index in _states else _fresh(device_index)) + _GOLDEN
+        state = (
+            _states.get(device_index, 0) if device_index in _states else _fresh(device_index)
+        ) + _GOLDEN
         _states[device_index] = state & _MASK
         seed = _signed(_mix(state & _MASK))
     # 0 and 1 stand in step keys as they are; a seed must always be an argument of the program.

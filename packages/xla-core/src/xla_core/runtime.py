@@ -80,7 +80,9 @@ class Backend:
         if persistent_cache.current() is None:
             return None
         entries = [("program", text), ("lowering", lowering)]
-        entries += [(f"device:{k}", v.encode()) for k, v in sorted(self.client.fingerprint().items())]
+        entries += [
+            (f"device:{k}", v.encode()) for k, v in sorted(self.client.fingerprint().items())
+        ]
         for found in extensions().hook.xla_core_cache_key_entries():
             entries += [(f"extension:{k}", v) for k, v in sorted(found.items())]
         entries.append(("placement", repr(self.placement).encode()))
@@ -184,11 +186,11 @@ def trace_of(device: torch.device | str | None) -> Trace:
 
     Raises RuntimeError naming the devices there are when the index is not among them.
     """
-    device = torch.device("xla") if device is None else torch.device(device)
-    if device.type != "xla":
-        raise RuntimeError(f"expected an xla device, got {device}")
+    wanted = torch.device("xla" if device is None else device)
+    if wanted.type != "xla":
+        raise RuntimeError(f"expected an xla device, got {wanted}")
     known = _Runtime.traces or traces()
-    index = device.index if device.index is not None else _torch_guard.current_index()
+    index = wanted.index if wanted.index is not None else _torch_guard.current_index()
     if index >= len(known):
         names = ", ".join(str(t.device) for t in known)
         raise RuntimeError(f"there is no device xla:{index}; this process has {names}")

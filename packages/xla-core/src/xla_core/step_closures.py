@@ -28,7 +28,7 @@ class _Runner:
             try:
                 for closure in closures:
                     closure()
-            except BaseException as error:  # noqa: BLE001 - surfaces in the training loop's thread
+            except BaseException as error:
                 self.error = self.error or error
             finally:
                 self.queue.task_done()
@@ -44,7 +44,10 @@ _runners: dict[torch.device, _Runner] = {}
 
 
 def add(
-    device: torch.device, closure: Callable[..., Any], args: Sequence[Any] = (), run_async: bool = False
+    device: torch.device,
+    closure: Callable[..., Any],
+    args: Sequence[Any] = (),
+    run_async: bool = False,
 ) -> None:
     """Call ``closure(*args)`` after the next step of ``device``; tensors in ``args`` have values then."""
     table = _async_pending if run_async else _pending

@@ -21,7 +21,7 @@ MSG_NOT_NUMPY: Final = (
     "memory first."
 )
 
-Handler = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+Handler = Callable[[tuple[Any, ...], dict[str, Any] | None], Any]
 
 # Keyed by id(): an OpOverload's __hash__ is a Python function, and overloads live for ever.
 handlers: dict[int, Handler] = {}
@@ -136,5 +136,3 @@ class XLATensor(torch.Tensor):
             if name != "_is_param":
                 setattr(copied, name, copy.deepcopy(value, memo))
         return copied
-
-

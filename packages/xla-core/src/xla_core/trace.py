@@ -114,11 +114,11 @@ class Entry:
         self.kwargs = kwargs
         self.metas = metas
         self.single = metas[0] if len(metas) == 1 else None
-        self.first = parent.end if parent is not None else 0
-        self.end = self.first + len(metas)
+        self.first: int = parent.end if parent is not None else 0
+        self.end: int = self.first + len(metas)
         self.floats = floats
         self.ints = ints
-        self.depth = parent.depth + 1 if parent is not None else 0
+        self.depth: int = parent.depth + 1 if parent is not None else 0
         self.next: dict[Any, Entry] = {}
         self.programs: dict[Any, Any] = {}
 
@@ -224,7 +224,9 @@ class Trace:
         self.cur = entry
         return entry
 
-    def _encode_kwargs(self, append: Callable[[Any], None], kwargs: dict[str, Any], plan: Plan) -> None:
+    def _encode_kwargs(
+        self, append: Callable[[Any], None], kwargs: dict[str, Any], plan: Plan
+    ) -> None:
         for name, value in kwargs.items():
             if name in plan.storage_arguments:
                 continue
@@ -256,7 +258,9 @@ class Trace:
         else:
             self._encode_other(append, a, lift, plan)
 
-    def _encode_list(self, append: Callable[[Any], None], items: Any, lift: bool, plan: Plan) -> None:
+    def _encode_list(
+        self, append: Callable[[Any], None], items: Any, lift: bool, plan: Plan
+    ) -> None:
         if not items:
             append(())
             return
@@ -454,7 +458,9 @@ class Trace:
 
     # -- the slow path -------------------------------------------------------------------------
 
-    def _extend(self, key: tuple[Any, ...], plan: Plan, args: Sequence[Any], kwargs: dict[str, Any]) -> Entry:
+    def _extend(
+        self, key: tuple[Any, ...], plan: Plan, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Entry:
         """Add an operation that never followed the current entry before."""
         cur = self.cur
         counts = [cur.floats, cur.ints]

@@ -28,7 +28,11 @@ def map_tensors(data: Any, change: Callable[[XLATensor], Any]) -> Any:
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
         fields = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.init}
         changed = {k: map_tensors(v, change) for k, v in fields.items()}
-        return data if all(changed[k] is fields[k] for k in fields) else dataclasses.replace(data, **changed)
+        return (
+            data
+            if all(changed[k] is fields[k] for k in fields)
+            else dataclasses.replace(data, **changed)
+        )
     return data
 
 

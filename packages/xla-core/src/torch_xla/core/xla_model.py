@@ -12,13 +12,14 @@ from xla_core.model_api import get_rng_state as get_rng_state
 from xla_core.model_api import is_master_ordinal as is_master_ordinal
 from xla_core.model_api import is_xla_tensor as is_xla_tensor
 from xla_core.model_api import master_print as master_print
+from xla_core.model_api import optimizer_step as optimizer_step
 from xla_core.model_api import save as save
 from xla_core.model_api import set_rng_state as set_rng_state
 from xla_core.model_api import unlazy as unlazy
 from xla_core.model_api import wait_device_ops as wait_device_ops
-from xla_core.model_api import optimizer_step as optimizer_step
-from xla_core.model_api import sync as mark_step
-from xla_core.model_api import to_cpu as _maybe_convert_to_cpu
+
+mark_step = model_api.sync
+_maybe_convert_to_cpu = model_api.to_cpu
 
 
 def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
@@ -27,7 +28,9 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
     Raises RuntimeError when there is no device, or none of kind ``devkind``.
     """
     if devkind is not None and devkind.upper() != xla_device_hw("xla"):
-        raise RuntimeError(f"there is no {devkind} device; this process has {model_api.real_devices()}")
+        raise RuntimeError(
+            f"there is no {devkind} device; this process has {model_api.real_devices()}"
+        )
     return model_api.device(n)
 
 
@@ -51,7 +54,9 @@ def get_memory_info(device: torch.device | str | None = None) -> dict[str, int |
     return model_api.memory_info(device)
 
 
-def add_step_closure(closure: Callable[..., Any], args: Sequence[Any] = (), run_async: bool = False) -> None:
+def add_step_closure(
+    closure: Callable[..., Any], args: Sequence[Any] = (), run_async: bool = False
+) -> None:
     """Call ``closure(*args)`` at the end of the current step, when the tensors in ``args`` have values.
 
     With ``run_async`` it runs in a thread of its own; what it raises is raised by the next sync.

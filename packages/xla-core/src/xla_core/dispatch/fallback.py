@@ -47,7 +47,9 @@ def fallback_handler(overload: Any, signature: Signature) -> Handler:
         }
         result = overload(*host_args, **host_named)
         _write_back(args, named, signature, hosts)
-        originals = {id(hosts[id(t)]): t for t in _tensors((*args, *named.values())) if id(t) in hosts}
+        originals = {
+            id(hosts[id(t)]): t for t in _tensors((*args, *named.values())) if id(t) in hosts
+        }
         return _to_device(result, trace, originals)
 
     return on_cpu
@@ -64,7 +66,10 @@ def note_fallback(name: str) -> None:
         return
     _warned.add(name)
     warnings.warn_explicit(
-        MSG_FALLBACK.format(operator=name, where=f"{filename}:{line}"), FallbackWarning, filename, line
+        MSG_FALLBACK.format(operator=name, where=f"{filename}:{line}"),
+        FallbackWarning,
+        filename,
+        line,
     )
 
 
@@ -99,7 +104,10 @@ def _tensors(items: Any) -> list[XLATensor]:
 
 
 def _write_back(
-    args: tuple[Any, ...], named: dict[str, Any], signature: Signature, hosts: dict[int, torch.Tensor]
+    args: tuple[Any, ...],
+    named: dict[str, Any],
+    signature: Signature,
+    hosts: dict[int, torch.Tensor],
 ) -> None:
     for position in signature.written:
         target = args[position] if position < len(args) else named.get(signature.names[position])

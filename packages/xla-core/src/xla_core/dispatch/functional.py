@@ -91,14 +91,14 @@ def factory_handler(plan: Plan) -> Handler:
     def factory(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         device = kwargs.get("device") if kwargs else None
         if device is not None and device.type != "xla":
-            return plan.overload(*host_shapes(args), **kwargs)
+            return plan.overload(*host_shapes(args), **(kwargs or {}))
         own = _search(args)
         trace = trace_of(device) if device is not None else own or find_trace(args, kwargs)
         if own is not None and own is not trace:
             args = tuple(stand_in(a, trace) for a in args)
         with trace.lock:
             entry = trace.record(plan, args, kwargs)
-            return trace.new_tensor(entry.metas[0], entry.first)
+            return wrap_results(trace, entry, "tensor")
 
     if plan.random:
         return seeded(factory, plan.name)

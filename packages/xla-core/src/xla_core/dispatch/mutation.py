@@ -65,7 +65,10 @@ def mutating_handler(plan: Plan, signature: Signature) -> Handler:
 
 
 def _targets(
-    args: tuple[Any, ...], kwargs: dict[str, Any] | None, written: tuple[int, ...], names: tuple[str, ...]
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    written: tuple[int, ...],
+    names: tuple[str, ...],
 ) -> Iterator[XLATensor]:
     for position in written:
         if position < len(args):
@@ -101,7 +104,9 @@ def _store(out: Any, result: XLATensor, operator: str) -> None:
     if not isinstance(out, XLATensor):
         raise errors.not_an_xla_tensor(out, operator, result.device)
     if not torch.can_cast(result.dtype, out.dtype):
-        raise RuntimeError(MSG_OUT_DTYPE.format(result=_scalar_name(result.dtype), out=_scalar_name(out.dtype)))
+        raise RuntimeError(
+            MSG_OUT_DTYPE.format(result=_scalar_name(result.dtype), out=_scalar_name(out.dtype))
+        )
     if out.shape != result.shape:
         if out.numel():
             had, needed = list(out.shape), list(result.shape)

@@ -9,6 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from xla_core import errors
+from xla_core.lowering.decompose import DecomposedRule
 from xla_core.lowering.driver import STORAGE_ARGUMENTS
 from xla_core.lowering.registry import Rule, ViewRule
 from xla_core.metas import TensorMeta, tensor_meta
@@ -37,7 +38,7 @@ class Plan:
     def __init__(
         self,
         overload: OpOverload,
-        rule: Rule | ViewRule | None,
+        rule: Rule | ViewRule | DecomposedRule | None,
         *,
         name: str | None = None,
         is_put: bool = False,
@@ -70,7 +71,9 @@ class Plan:
             found = self._metas[key] = self._run_meta(args, kwargs)
         return found
 
-    def _run_meta(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[TensorMeta | None, ...]:
+    def _run_meta(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[TensorMeta | None, ...]:
         known = {a.name for a in self.overload._schema.arguments}
         named = {
             name: _META if name == "device" else _to_meta(value)
@@ -140,7 +143,9 @@ def _freeze(a: Any) -> Any:
 
 def _to_meta(a: Any) -> Any:
     if isinstance(a, XLATensor):
-        return torch.empty(a._v.meta.shape if a._v else a._s.meta.shape, dtype=a.dtype, device=_META)
+        return torch.empty(
+            a._v.meta.shape if a._v else a._s.meta.shape, dtype=a.dtype, device=_META
+        )
     if isinstance(a, torch.Tensor):
         # Without dimensions and on the CPU: for type promotion, the tensor itself says it best.
         return a

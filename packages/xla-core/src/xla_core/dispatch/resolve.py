@@ -101,7 +101,11 @@ def make_handler(overload: OpOverload) -> Handler:
         rule = find_rule(overload)
         if rule is not None:
             plan = Plan(overload, rule)
-            return factory_handler(plan) if "device" in facts.names else functional_handler(plan, facts.returns)
+            return (
+                factory_handler(plan)
+                if "device" in facts.names
+                else functional_handler(plan, facts.returns)
+            )
         if overload._can_decompose():
             return composite_handler(overload)
         if has_decomposition(overload) and facts.returns in ("tensor", "tuple", "list"):

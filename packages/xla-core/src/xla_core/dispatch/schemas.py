@@ -64,9 +64,7 @@ def _returns(schema: Any) -> str:
 
 def _argument_types(overload: OpOverload, without_out: bool) -> list[tuple[str, str]]:
     return [
-        (a.name, str(a.type))
-        for a in overload._schema.arguments
-        if not (without_out and a.is_out)
+        (a.name, str(a.type)) for a in overload._schema.arguments if not (without_out and a.is_out)
     ]
 
 

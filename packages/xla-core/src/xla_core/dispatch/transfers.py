@@ -110,7 +110,9 @@ def copy_from(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
     return copy_((args[1], args[0]), None)
 
 
-def _copy_from_host(target: XLATensor, source: torch.Tensor, meta: TensorMeta, trace: Trace) -> None:
+def _copy_from_host(
+    target: XLATensor, source: torch.Tensor, meta: TensorMeta, trace: Trace
+) -> None:
     if source.device.type != "cpu":
         raise errors.not_an_xla_tensor(source, "aten.copy_", trace.device)
     if tuple(source.shape) != meta.shape:
@@ -153,7 +155,9 @@ def empty(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
 
 def _unwritten(shape: tuple[int, ...], dtype: torch.dtype, trace: Trace) -> Any:
     if any(size < 0 for size in shape):
-        raise RuntimeError(f"Trying to create tensor with negative dimension {min(shape)}: {list(shape)}")
+        raise RuntimeError(
+            f"Trying to create tensor with negative dimension {min(shape)}: {list(shape)}"
+        )
     return trace.from_buffer(None, tensor_meta(shape, dtype))
 
 

@@ -73,7 +73,9 @@ def multi_view_handler(rule: MultiViewRule, signature: Signature, plan: Plan) ->
         parts = known.get(key)
         if parts is None:
             plan.infer(args, {})  # raises what PyTorch raises for these sizes
-            parts = [(handler_of(overload), rest) for overload, rest in rule.expand(meta, *args[1:])]
+            parts = [
+                (handler_of(overload), rest) for overload, rest in rule.expand(meta, *args[1:])
+            ]
             known[key] = parts
         return [handler((base, *rest), None) for handler, rest in parts]
 
@@ -97,7 +99,9 @@ def set_source(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
     """``set_(tensor)``: share the other tensor's storage from now on."""
     target, source = args
     if not isinstance(source, XLATensor):
-        raise RuntimeError(f"set_ of a tensor on {target.device} needs a tensor there, got one on {source.device}")
+        raise RuntimeError(
+            f"set_ of a tensor on {target.device} needs a tensor there, got one on {source.device}"
+        )
     target._s = source._s
     target._v = source._v
     set_data(target, source)

@@ -50,7 +50,11 @@ class DecomposedRule:
         """The results for jax arrays ``args``; metas mirror them."""
         graph = self._graph(arg_metas, kwarg_metas)
         assert graph is not None
-        arrays = [a for a, m in zip(_flat(args), _flat(arg_metas), strict=True) if isinstance(m, TensorMeta)]
+        arrays = [
+            a
+            for a, m in zip(_flat(args), _flat(arg_metas), strict=True)
+            if isinstance(m, TensorMeta)
+        ]
         named = [kwargs[k] for k, m in kwarg_metas.items() if isinstance(m, TensorMeta)]
         return interpret(graph, [*arrays, *named])
 
@@ -109,8 +113,10 @@ def _trace(overload: OpOverload, args: Any, kwargs: dict[str, Any]) -> GraphModu
     try:
         functional = torch.func.functionalize(call, remove="mutations_and_views")
         with torch.no_grad():
-            graph = make_fx(functional, decomposition_table=_table(), tracing_mode="fake")(*examples)
-    except Exception:  # noqa: BLE001 - whatever a decomposition cannot do, the CPU can
+            graph = make_fx(functional, decomposition_table=_table(), tracing_mode="fake")(
+                *examples
+            )
+    except Exception:
         return None
     graph.graph.eliminate_dead_code()
     return graph if all(_supported(node) for node in graph.graph.nodes) else None

@@ -55,7 +55,9 @@ def run_rule(
     if rule.promotion is not Promotion.NONE:
         dtype = numpy_dtype(_promoted_dtype(rule.promotion, arg_metas))
         args = tuple(
-            jnp.asarray(a).astype(dtype) if isinstance(m, (TensorMeta, bool, int, float, complex)) else a
+            jnp.asarray(a).astype(dtype)
+            if isinstance(m, (TensorMeta, bool, int, float, complex))
+            else a
             for a, m in zip(args, arg_metas, strict=True)
         )
     if rule.context:
@@ -65,7 +67,9 @@ def run_rule(
     if not isinstance(results, (tuple, list)):
         results = (results,)
     if len(results) != len(outputs):
-        raise LoweringError(f"the rule of {rule.overload} at {rule.where} gave {len(results)} results, not {len(outputs)}")
+        raise LoweringError(
+            f"the rule of {rule.overload} at {rule.where} gave {len(results)} results, not {len(outputs)}"
+        )
     return [
         None if m is None else conform(r, m, rule.overload)
         for r, m in zip(results, outputs, strict=True)
@@ -76,6 +80,8 @@ def conform(result: Any, meta: TensorMeta, culprit: Any) -> Any:
     """``result`` in the dtype of ``meta``. Raises LoweringError when its shape is another."""
     result = jnp.asarray(result)
     if result.shape != meta.shape:
-        raise LoweringError(f"{culprit}: the lowering gave shape {result.shape}, PyTorch promises {meta}")
+        raise LoweringError(
+            f"{culprit}: the lowering gave shape {result.shape}, PyTorch promises {meta}"
+        )
     wanted = numpy_dtype(meta.dtype)
     return result if result.dtype == wanted else result.astype(wanted)

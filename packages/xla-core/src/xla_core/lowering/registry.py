@@ -111,7 +111,9 @@ def _claim(overload: OpOverload, where: str) -> None:
         )
     for table in (_rules, _views, _multi_views):
         if overload in table:
-            raise ValueError(f"duplicate lowering rule for {overload}: {where}; first registered at {table[overload].where}")
+            raise ValueError(
+                f"duplicate lowering rule for {overload}: {where}; first registered at {table[overload].where}"
+            )
 
 
 def rule(

@@ -73,7 +73,9 @@ def _run(entry: Entry, env: dict[int, Any], lifted: tuple[Any, Any]) -> list[Any
             if isinstance(rule, ViewRule):
                 function = rule.put if plan.is_put else rule.get
                 assert function is not None
-                return [conform(function(*args, **kwargs), entry.metas[0], plan.name)]
+                (meta,) = entry.metas
+                assert meta is not None
+                return [conform(function(*args, **kwargs), meta, plan.name)]
             metas = tuple(_meta(a) for a in entry.args)
             if isinstance(rule, DecomposedRule):
                 named = {name: _meta(a) for name, a in entry.kwargs.items()}
@@ -106,7 +108,11 @@ def _value(a: Any, env: dict[int, Any], lifted: tuple[Any, Any]) -> Any:
         return env[a.vid]
     if isinstance(a, Lift):
         value = lifted[1 if a.is_float else 0][a.position]
-        return value.astype(numpy_dtype(a.example.dtype)) if isinstance(a.example, TensorMeta) else value
+        return (
+            value.astype(numpy_dtype(a.example.dtype))
+            if isinstance(a.example, TensorMeta)
+            else value
+        )
     if isinstance(a, (list, tuple)):
         return [_value(item, env, lifted) for item in a]
     return a

@@ -26,6 +26,9 @@ ELEMENTWISE: Final = frozenset(
 # PyTorch promises neither a refusal nor a result for these on a tensor that overlaps itself.
 _UNCHECKED: Final = frozenset({"index_put_", "masked_fill_", "__setitem__", "index_fill_"})
 
+# Which tensors have a view of another shape depends on their strides, and so on the device.
+_NOT_A_VIEW: Final = "view size is not compatible"
+
 
 class UndefinedProgramError(Exception):
     """The next instruction has no defined result: it reads memory that it overwrites."""
@@ -95,6 +98,14 @@ class Observation:
     facts: tuple[Any, ...]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception: its type, which must be equal on all devices, and its text, which need not."""
+
+    kind: str
+    text: str
+
+
 def numbers(seed: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Small values on a coarse grid: sums and products of a few of them are exact in every dtype."""
     source = random.Random(seed)
@@ -152,7 +163,9 @@ class Machine:
         try:
             results = self._call(instruction)
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
-            self.log.append(type(error).__name__)
+            if self.device.type == "cpu" and _NOT_A_VIEW in str(error):
+                raise UndefinedProgramError from None
+            self.log.append(Raised(type(error).__name__, f"{instruction}: {error}"))
             return
         outputs = results if isinstance(results, (tuple, list)) else (results,)
         for slot, value in zip(instruction.results, outputs, strict=False):
@@ -274,6 +287,10 @@ def _input(machine: Machine, seed: str, shape: Sequence[int], dtype: torch.dtype
     return numbers(f"{seed}/{machine.iteration}", shape, dtype).to(machine.device)
 
 
+def _positions_tensor(machine: Machine, chosen: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(chosen, dtype=torch.int64).to(machine.device)
+
+
 def _leaf(_machine: Machine, source: torch.Tensor) -> torch.Tensor:
     return source.detach().clone().requires_grad_()
 
@@ -347,6 +364,10 @@ def _data(_machine: Machine, t: torch.Tensor) -> torch.Tensor:
     return t.data
 
 
+def _swap(_machine: Machine, a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.utils.swap_tensors(a, b)
+
+
 def _set_data(_machine: Machine, t: torch.Tensor, value: torch.Tensor) -> None:
     t.data = value
 
@@ -369,6 +390,7 @@ def _cast(_machine: Machine, t: torch.Tensor, dtype: torch.dtype) -> torch.Tenso
 
 OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
     "input": _input,
+    "positions": _positions_tensor,
     "leaf": _leaf,
     "drop": _drop,
     "rebind": _rebind,
@@ -386,6 +408,7 @@ OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
     "descend": _descend,
     "data": _data,
     "set_data": _set_data,
+    "swap": _swap,
     "quantized_tanh": _tanh,
     "tame": _tame,
     "cast": _cast,

@@ -180,7 +180,8 @@ def _to_torch(result: Any, meta: TensorMeta) -> torch.Tensor:
     array = np.asarray(result)
     if array.dtype != numpy_dtype(meta.dtype):
         raise AssertionError(f"the rule gave {array.dtype}, PyTorch promises {meta}")
-    return from_numpy(array, meta.dtype)
+    # jax's array is read-only, and from_numpy takes over what it gets.
+    return from_numpy(array.copy(), meta.dtype)
 
 
 def evaluate(

@@ -1,0 +1,259 @@
+"""A recorded step as nodes to look for repeats in: list operators by element, views in their readers.
+
+Three things hide repeats in a recorded step, and are changed here without changing what it computes.
+An optimizer's list operators do a hundred parameters in one entry: each becomes one node per element,
+and a series of them is put in element order, so that one parameter's update is one run. Views would
+be values of their own wherever a run begins or ends, and cost a copy: they are left out, and
+computed by whoever reads them (as are constants). A slice of a program input has another constant
+in every repeat (the time steps of a recurrent net): it counts as an input.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from xla_core.lowering.registry import ViewRule
+from xla_core.lowering.repeats import Node
+from xla_core.metas import TensorMeta
+from xla_core.trace import Entry, Lift, Ref
+
+# Operators that move values without computing, though PyTorch does not call them views.
+_MOVES: Final = frozenset({"aten._unsafe_view.default", "aten.clone.default"})
+# Longer chains of views are cut, as every reader computes a chain again.
+_MAX_CHAIN: Final = 16
+# What compiling an operator costs, in plain element-wise operators, where it is not one.
+_WEIGHTS: Final = {"mm": 1.0, "bmm": 1.0, "addmm": 1.5, "convolution": 2.0}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """One element of a list operator's entry; ``index`` None is the whole entry."""
+
+    entry: Entry
+    index: int | None = None
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The entry's arguments, lists cut to the one element."""
+        entry, index = self.entry, self.index
+        if index is None:
+            return entry.args, entry.kwargs
+        return (
+            tuple(_cut(a, index) for a in entry.args),
+            {name: _cut(a, index) for name, a in entry.kwargs.items()},
+        )
+
+    def results(self) -> tuple[int, ...]:
+        """The value numbers it computes."""
+        entry, index = self.entry, self.index
+        if index is None:
+            return tuple(range(entry.first, entry.end))
+        return tuple(range(entry.first + index, entry.end, _elements(entry)))
+
+    def metas(self) -> tuple[TensorMeta | None, ...]:
+        """The metas of ``results()``."""
+        entry, index = self.entry, self.index
+        return entry.metas if index is None else entry.metas[index :: _elements(entry)]
+
+
+def _cut(a: Any, index: int) -> Any:
+    return [a[index]] if isinstance(a, list) and a and isinstance(a[0], (Ref, Lift)) else a
+
+
+def _elements(entry: Entry) -> int:
+    """How many elements a list operator has, from its first argument."""
+    return len(entry.args[0])
+
+
+def _splits(entry: Entry) -> bool:
+    """Whether an entry applies one function to each element of its lists."""
+    name = entry.plan.name.removeprefix("aten.")  # type: ignore[union-attr]
+    if not name.startswith(("_foreach_", "_fused_")) or not entry.args:
+        return False
+    if name.startswith(("_foreach_addcmul", "_foreach_addcdiv")) and name.endswith(".Tensor"):
+        return False  # its numbers are the elements of one tensor
+    count = len(entry.args[0]) if isinstance(entry.args[0], list) else 0
+    if count < 2 or len(entry.metas) % count:
+        return False
+    every = (*entry.args, *entry.kwargs.values())
+    return all(len(a) in (0, count) for a in every if isinstance(a, list))
+
+
+@dataclasses.dataclass(slots=True)
+class Graph:
+    """A step as nodes. ``inputs`` are value numbers in argument order.
+
+    ``lazy`` entries, by value number, are computed where they are read; ``early`` ones (slices
+    of inputs) at the top, and then they are values like inputs.
+    """
+
+    nodes: list[Node]
+    inputs: list[int]
+    lazy: dict[int, Entry]
+    early: dict[int, Entry]
+    wanted: list[int]
+
+
+def build_graph(entries: Sequence[Entry], outputs: Sequence[int]) -> Graph:
+    """The graph of ``entries``, which are all needed for ``outputs``."""
+    return _Builder(entries).graph(outputs)
+
+
+class _Builder:
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = entries
+        self.inputs: list[int] = []
+        self.given: set[int] = set()
+        self.lazy: dict[int, Entry] = {}
+        self.early: dict[int, Entry] = {}
+        # For every lazy value: the value at its root (None for a constant), its description, length.
+        self.roots: dict[int, tuple[int | None, int, int]] = {}
+        self.described: dict[Hashable, int] = {}
+
+    def graph(self, outputs: Sequence[int]) -> Graph:
+        parts: list[Part] = []
+        series = _Series()
+        for entry in self.entries:
+            if entry.plan is None:
+                self.inputs.append(entry.first)
+                self.given.add(entry.first)
+            elif not self._without_node(entry):
+                if _splits(entry):
+                    if not series.takes(entry):
+                        parts += series.drain()
+                    series.add(entry)
+                else:
+                    parts += series.drain()
+                    parts.append(Part(entry))
+        parts += series.drain()
+        nodes = [self._node(part) for part in parts]
+        return Graph(nodes, self.inputs, self.lazy, self.early, [self._root(v) for v in outputs])
+
+    def _root(self, vid: int) -> int:
+        root = self.roots.get(vid)
+        return vid if root is None or root[0] is None else root[0]
+
+    def _without_node(self, entry: Entry) -> bool:
+        """File views and constants, which get no node."""
+        plan = entry.plan
+        assert plan is not None
+        refs = list(_refs((entry.args, tuple(entry.kwargs.values()))))
+        if len(entry.metas) != 1 or any(_lifts((entry.args, tuple(entry.kwargs.values())))):
+            return False
+        view = isinstance(plan.rule, ViewRule) and not plan.is_put
+        if not refs:
+            return self._file_lazy(entry, None, 0)
+        if len(refs) != 1 or not (view or plan.name in _MOVES):
+            return False
+        base = refs[0]
+        root, _, length = self.roots.get(base.vid, (base.vid, 0, 0))
+        meta = entry.metas[0]
+        assert meta is not None
+        if meta.numel < base.meta.numel:
+            if root is not None and (root in self.given):
+                self.early[entry.first] = entry
+                self.given.add(entry.first)
+                return True
+            return False
+        return length < _MAX_CHAIN and self._file_lazy(entry, root, length + 1)
+
+    def _file_lazy(self, entry: Entry, root: int | None, length: int) -> bool:
+        described = self._describe((entry.plan, self._frozen(entry.args), self._frozen(tuple(entry.kwargs.items()))))
+        self.lazy[entry.first] = entry
+        self.roots[entry.first] = (root, described, length)
+        return True
+
+    def _describe(self, key: Hashable) -> int:
+        return self.described.setdefault(key, len(self.described) + 1)
+
+    def _node(self, part: Part) -> Node:
+        args, kwargs = part.arguments()
+        named = tuple(kwargs.items())
+        metas = part.metas()
+        every = (args, tuple(kwargs.values()))
+        key = self._describe((part.entry.plan, self._frozen(args), self._frozen(named), metas, part.index is None))
+        operands = tuple(
+            self._root(ref.vid)
+            for ref in _refs(every)
+            if self.roots.get(ref.vid, (0,))[0] is not None
+        )
+        sizes = tuple(0 if m is None else m.nbytes for m in metas)
+        return Node(key, operands, part.results(), 1.0, sizes, part)
+
+    def _frozen(self, a: Any) -> Hashable:
+        """An argument without the values it refers to: metas, view chains, kinds of scalars."""
+        if isinstance(a, Ref):
+            return (a.meta, self.roots.get(a.vid, (0, 0, 0))[1])
+        if isinstance(a, Lift):
+            return (Lift, a.is_float, type(a.example), a.example)
+        if isinstance(a, (list, tuple)):
+            return tuple(map(self._frozen, a))
+        if isinstance(a, (bool, int, float, complex)):
+            return (type(a), repr(a))
+        return a
+
+
+class _Series:
+    """List operators in a row, over the same number of elements, each reading its own element's values."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.element_of: dict[int, int] = {}
+
+    def takes(self, entry: Entry) -> bool:
+        """Whether ``entry`` may join: element i reads none of what the series computes for j."""
+        if not self.entries:
+            return True
+        count = _elements(entry)
+        if count != _elements(self.entries[0]):
+            return False
+        for a in (*entry.args, *entry.kwargs.values()):
+            if isinstance(a, list):
+                if any(self.element_of.get(r.vid, i) != i for i, r in enumerate(a) if isinstance(r, Ref)):
+                    return False
+            elif isinstance(a, Ref) and a.vid in self.element_of:
+                return False
+        return True
+
+    def add(self, entry: Entry) -> None:
+        """Append an entry that ``takes`` accepted."""
+        count = _elements(entry)
+        self.entries.append(entry)
+        for offset in range(len(entry.metas)):
+            self.element_of[entry.first + offset] = offset % count
+
+    def drain(self) -> list[Part]:
+        """All parts, element by element; the series is empty afterwards."""
+        if not self.entries:
+            return []
+        count = _elements(self.entries[0])
+        parts = [Part(entry, i) for i in range(count) for entry in self.entries]
+        self.entries = []
+        self.element_of = {}
+        return parts
+
+
+def _refs(a: Any) -> Iterator[Ref]:
+    if isinstance(a, Ref):
+        yield a
+    elif isinstance(a, (list, tuple)):
+        for item in a:
+            yield from _refs(item)
+
+
+def _lifts(a: Any) -> Iterator[Lift]:
+    if isinstance(a, Lift):
+        yield a
+    elif isinstance(a, (list, tuple)):
+        for item in a:
+            yield from _lifts(item)
+
+
+def lifts_of(parts: Iterable[Part]) -> list[Lift]:
+    """The lifted scalars that parts read, in order."""
+    found: list[Lift] = []
+    for part in parts:
+        args, kwargs = part.arguments()
+        found += _lifts((args, tuple(kwargs.values())))
+    return found

@@ -1,0 +1,295 @@
+"""Random programs of tensor operations, and the comparison of two devices that run them.
+
+A program is made from a seed, instruction by instruction, while a CPU machine runs it: that is how
+the generator knows shapes, dtypes and what PyTorch refuses. ``difference`` then runs it on the
+CPU and on another device from the start; ``shrink`` makes a program that fails small.
+
+Values are small multiples of 1/4 and kept so: float results are exact but for what is stated at
+``TOLERANCES``, so that comparisons and casts to integers give the same on both sides.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+
+from xla_core.testing.program_machine import (
+    Instruction,
+    Machine,
+    Observation,
+    Program,
+    Raised,
+    Slot,
+    UndefinedProgramError,
+    Vary,
+)
+
+# Sums of products are exact until gradients multiply many of them; from there on the order of
+# summation shows. bfloat16 is rounded by PyTorch after every operation, by XLA when it is stored.
+TOLERANCES: Final = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2.0**-6}
+
+_DTYPES: Final = (
+    (torch.float32,) * 5 + (torch.float64,) * 2 + (torch.int64,) * 2 + (torch.bool, torch.bfloat16)
+)
+_SCALARS: Final = (0.5, 2.0, -1.0, 1.5, 0.25, -2.0, 3.0, 0.0, 1.0)
+_LARGE: Final = 64
+_EXACT: Final = (torch.float32, torch.float64)
+_SHARING: Final = frozenset({"reshape", "flatten", "contiguous"})
+
+Maker = Callable[["Generator"], "Instruction | None"]
+
+
+def make_program(seed: int, length: int = 14) -> Program:
+    """The program of ``seed``, with about ``length`` instructions in its loop."""
+    return Generator(seed).program(length)
+
+
+class Generator:
+    """Makes one program; the state of its CPU machine is what the next instruction may use."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.machine = Machine(torch.device("cpu"), lambda: None)
+        self.made: list[Instruction] = []
+        self.next = 0
+        self.quiet = 0
+
+    def program(self, length: int) -> Program:
+        """Make the whole program."""
+        for _ in range(self.random.randint(2, 4)):
+            self.fresh(self.shape(), self.random.choice(_DTYPES))
+        if self.random.random() < 0.6:
+            self.emit(Instruction("leaf", (self.slot(_is_float),), results=(self.new(),)))
+        setup, self.made = tuple(self.made), []
+        for _ in range(length):
+            self.step()
+        if self.random.random() < 0.5:
+            self.emit(Instruction("observe_all"))
+        elif self.random.random() < 0.6:
+            self.emit(Instruction("sync"))
+        return Program(self.seed, setup, tuple(self.made), self.random.choice((1, 2, 2, 3)))
+
+    def step(self) -> None:
+        """Add one instruction that PyTorch accepts; seldom, one that it refuses."""
+        if not self.quiet and self.random.random() < 0.08:
+            self.quiet = self.random.randint(1, 4)
+        for _ in range(12):
+            makers = self.random.choices(_FAMILIES, _WEIGHTS)[0]
+            made = self.random.choice(makers)(self)
+            if made is not None and self.emit(made):
+                break
+        self.quiet = max(0, self.quiet - 1)
+
+    def emit(self, made: Instruction) -> bool:
+        """Run an instruction on the CPU and keep it, if it is defined."""
+        if self.quiet and made.grad:
+            made = _without_grad(made)
+        known = len(self.machine.log)
+        try:
+            self.machine.execute(made)
+        except UndefinedProgramError:
+            return False
+        raised = any(isinstance(entry, Raised) for entry in self.machine.log[known:])
+        # a failed backward has changed gradients already: it stays
+        if raised and made.target != "run_backward" and self.random.random() > 0.15:
+            return False
+        self.made.append(made)
+        if not raised:
+            self._keep_apart(made)
+            for index in (*made.results, *made.writes):
+                self._keep_small(index)
+        return True
+
+    def _keep_apart(self, made: Instruction) -> None:
+        """Copy what may be a view or a copy, depending on the strides."""
+        if made.target in _SHARING and isinstance(made.args[0], Slot):
+            source = self.machine.slots[made.args[0].index]
+            result = self.machine.slots[made.results[0]]
+            if source.untyped_storage().data_ptr() != result.untyped_storage().data_ptr():
+                self.emit(Instruction("clone", (Slot(made.results[0]),), results=made.results))
+
+    def _keep_small(self, index: int) -> None:
+        t = self.machine.slots.get(index)
+        if t is None or t.dtype == torch.bool or not t.numel() or t.detach().abs().max() <= _LARGE:
+            return
+        self.emit(Instruction("clamp_", (Slot(index), -8, 8), writes=(index,), grad=False))
+
+    # -- choices -------------------------------------------------------------------------------
+
+    def new(self) -> int:
+        """A new slot number."""
+        self.next += 1
+        return self.next - 1
+
+    def shape(self) -> tuple[int, ...]:
+        """0 to 4 small dimensions, sometimes of size 0 or 1."""
+        rank = self.random.choices(range(5), (1, 3, 5, 3, 1))[0]
+        return tuple(self.random.choices((0, 1, 2, 3, 4), (1, 3, 6, 6, 4))[0] for _ in range(rank))
+
+    def fresh(self, shape: Sequence[int], dtype: torch.dtype) -> Slot:
+        """A new input with other values in every iteration."""
+        index = self.new()
+        args = (f"{self.seed}/{index}", tuple(shape), dtype)
+        self.emit(Instruction("input", args, results=(index,)))
+        return Slot(index)
+
+    def slot(self, accepted: Callable[[torch.Tensor], bool] = lambda t: True) -> Slot:
+        """A slot whose tensor is ``accepted``; a new input if there is none."""
+        found = [i for i, t in self.machine.slots.items() if accepted(t)]
+        if found:
+            return Slot(self.random.choice(found))
+        return self.fresh((2, 3), torch.float32)
+
+    def maybe(self, accepted: Callable[[torch.Tensor], bool]) -> Slot | None:
+        """A slot whose tensor is ``accepted``, or None."""
+        found = [i for i, t in self.machine.slots.items() if accepted(t)]
+        return Slot(self.random.choice(found)) if found else None
+
+    def tensor(self, slot: Slot) -> torch.Tensor:
+        """The CPU tensor in a slot."""
+        return self.machine.slots[slot.index]
+
+    def number(self, t: torch.Tensor) -> Any:
+        """A number for ``t``: a constant, or one that varies from iteration to iteration."""
+        if t.dtype == torch.bool:
+            return self.random.random() < 0.5
+        scalars: Sequence[Any] = _SCALARS
+        if not t.is_floating_point() or t.dtype == torch.bfloat16:
+            scalars = (2, -1, 3, 0, 1)
+        if self.random.random() < 0.5:
+            return self.random.choice(scalars)
+        return Vary(tuple(self.random.choice(scalars) for _ in range(3)))
+
+    def fitting(self, t: torch.Tensor) -> Slot:
+        """An operand that broadcasts to ``t``, in a dtype that in-place operations take."""
+
+        def fits(u: torch.Tensor) -> bool:
+            if u is t or not torch.can_cast(u.dtype, t.dtype):
+                return False
+            try:
+                return torch.broadcast_shapes(u.shape, t.shape) == t.shape
+            except RuntimeError:
+                return False
+
+        found = self.maybe(fits) if self.random.random() < 0.7 else None
+        if found is None:
+            start = self.random.randint(0, t.dim())
+            found = self.fresh(t.shape[start:], t.dtype)
+        if self.random.random() < 0.3:
+            copied = self.new()
+            self.emit(Instruction("clone", (found,), results=(copied,)))
+            return Slot(copied)
+        return found
+
+    def dim(self, t: torch.Tensor) -> int:
+        """A dimension of ``t``, counted from either end."""
+        return self.random.randrange(-t.dim(), t.dim()) if t.dim() else 0
+
+    def positions(self, size: int, count: int) -> Slot | None:
+        """An int64 tensor of ``count`` distinct positions below ``size``."""
+        if size < count:
+            return None
+        chosen = tuple(self.random.sample(range(size), count))
+        index = self.new()
+        self.emit(Instruction("positions", (chosen,), results=(index,)))
+        return Slot(index)
+
+
+def _without_grad(made: Instruction) -> Instruction:
+    return Instruction(made.target, made.args, made.kwargs, made.results, made.writes, False)
+
+
+def _is_float(t: torch.Tensor) -> bool:
+    return t.is_floating_point()
+
+
+# -- comparing -------------------------------------------------------------------------------------
+
+
+def difference(
+    program: Program, device: torch.device, sync: Callable[[], None]
+) -> str | None:
+    """How the run on ``device`` differs from the CPU's, or None if it does not."""
+    expected = Machine(torch.device("cpu"), lambda: None)
+    expected.run(program)
+    got = Machine(device, sync)
+    got.run(program, stop=expected.executed)
+    return compare_logs(expected.log, got.log)
+
+
+def compare_logs(expected: Sequence[Any], got: Sequence[Any]) -> str | None:
+    """The first difference between two machines' logs, or None."""
+    for number, (want, have) in enumerate(zip(expected, got, strict=False)):
+        found = _compare(want, have)
+        if found is not None:
+            return f"log entry {number}: {found}"
+    if len(expected) != len(got):
+        longer = expected if len(expected) > len(got) else got
+        return f"{len(expected)} log entries on the CPU, {len(got)} on xla; then {longer[len(min(expected, got, key=len))]}"
+    return None
+
+
+def _compare(want: Any, have: Any) -> str | None:
+    if isinstance(want, Observation) and isinstance(have, Observation):
+        return _compare_observations(want, have)
+    if isinstance(want, Raised) and isinstance(have, Raised):
+        return None if want.kind == have.kind else f"CPU: {want}; xla: {have}"
+    return None if want == have else f"CPU: {want}; xla: {have}"
+
+
+def _compare_observations(want: Observation, have: Observation) -> str | None:
+    if want.where != have.where:
+        return f"CPU shows {want.where}, xla shows {have.where}"
+    if want.facts != have.facts:
+        return f"{want.where}: (dtype, requires_grad, leaf, version, view, no grad_fn): CPU {want.facts}, xla {have.facts}"
+    if want.value.shape != have.value.shape:
+        return f"{want.where}: shape {tuple(want.value.shape)} on CPU, {tuple(have.value.shape)} on xla"
+    if not _close(want.value, have.value):
+        return f"{want.where}: CPU {want.value.tolist()}; xla {have.value.tolist()}"
+    return None
+
+
+def _close(want: torch.Tensor, have: torch.Tensor) -> bool:
+    tolerance = TOLERANCES.get(want.dtype)
+    if tolerance is None or not want.numel():
+        return torch.equal(want, have)
+    # relative to the largest element: small ones may be differences of large ones
+    scale = max(1.0, want.abs().double().nan_to_num(posinf=0, neginf=0).max().item())
+    return torch.allclose(
+        want.double(), have.double(), rtol=tolerance, atol=tolerance * scale, equal_nan=True
+    )
+
+
+# -- shrinking -------------------------------------------------------------------------------------
+
+
+def shrink(program: Program, fails: Callable[[Program], bool]) -> Program:
+    """A program with fewer instructions and iterations that still ``fails``."""
+    for iterations in range(1, program.iterations):
+        shorter = Program(program.seed, program.setup, program.body, iterations)
+        if fails(shorter):
+            program = shorter
+            break
+    size = max(1, len(program.body) // 2)
+    while size:
+        for candidate in _without_chunks(program, size):
+            if fails(candidate):
+                program = candidate
+                break
+        else:
+            size //= 2
+    return program
+
+
+def _without_chunks(program: Program, size: int) -> Iterator[Program]:
+    setup, body = program.setup, program.body
+    for start in range(0, len(body), size):
+        rest = body[:start] + body[start + size :]
+        yield Program(program.seed, setup, rest, program.iterations)
+    for start in range(0, len(setup), size):
+        rest = setup[:start] + setup[start + size :]
+        yield Program(program.seed, rest, body, program.iterations)
