@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 import xla_core.lowering.rules as rules
 from xla_core.testing.rules import Call, evaluate
 from xla_core.testing.together import together
@@ -14,7 +15,7 @@ from xla_core.testing.together import together
 aten = torch.ops.aten
 assert rules.__name__  # importing the package is what registers the rules
 
-I = torch.tensor  # noqa: E741 - short, because it is on every line of the cases
+I = torch.tensor
 
 INDICES: list[list[Any]] = [
     [I([0, -1, 3])],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+
 import pytest
 import torch
+
 import xla_core.lowering.rules as rules
 from xla_core.testing.rules import Call, evaluate
 from xla_core.testing.together import together

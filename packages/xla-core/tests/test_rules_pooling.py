@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import pytest
 import torch
+
 import xla_core.lowering.rules as rules
 from xla_core.dtypes import to_numpy
 from xla_core.lowering.rules import window

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
+
 import xla_core.lowering.rules as rules
 from xla_core.testing.rules import Call
 from xla_core.testing.together import together

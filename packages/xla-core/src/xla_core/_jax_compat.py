@@ -91,6 +91,7 @@ def lower(
     input_shardings: Sequence[str | None] = (),
     output_shardings: Sequence[str | None] = (),
     debug_locations: bool = False,
+    kept_prefix: str | None = None,
 ) -> bytes:
     """Lower ``function`` of ``len(avals)`` arrays to StableHLO bytecode for one ``platform``.
 
@@ -99,7 +100,8 @@ def lower(
     not at all; None means replicated for an input and the compiler's choice for an output. One is
     HLO text (``{devices=[2,1]<=[2]}``) or Shardy's (``#sdy.sharding<mesh<["x"=2]>, [{"x"}, {}]>``);
     a program uses one of the two forms. 64-bit types are on, whatever jax's configuration says, and
-    no jax backend is started. Locations are left out unless ``debug_locations``, so that equal
+    no jax backend is started. Calls of inner functions (``jax.jit``) whose names begin with
+    ``kept_prefix`` tell XLA to keep them as functions, each compiled once. Locations are left out unless ``debug_locations``, so that equal
     programs give equal bytes wherever they were traced. Raises ValueError for an alias that does
     not fit, or if the function calls back into Python.
     """
@@ -107,7 +109,7 @@ def lower(
         function, avals, aliases, platform, name,
         num_replicas=num_replicas, num_partitions=num_partitions,
         input_shardings=input_shardings, output_shardings=output_shardings,
-        debug_locations=debug_locations,
+        debug_locations=debug_locations, kept_prefix=kept_prefix,
     )  # fmt: skip
     return module_to_bytecode(module, debug_locations=debug_locations)
 
@@ -124,12 +126,15 @@ def lower_to_module(
     input_shardings: Sequence[str | None] = (),
     output_shardings: Sequence[str | None] = (),
     debug_locations: bool = False,
+    kept_prefix: str | None = None,
 ) -> ir.Module:
     """``lower`` up to the MLIR module, for callers that edit it first."""
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     with jax.enable_x64(True), _location_detail(debug_locations):
         jaxpr = jax.make_jaxpr(function)(*structs)
         module = _jaxpr_to_module(jaxpr, platform, name, num_partitions)
+    if kept_prefix is not None:
+        _keep_functions(module, kept_prefix)
     _set_module_counts(module, num_replicas, num_partitions)
     _annotate(module, aliases, input_shardings, output_shardings)
     if num_partitions > 1:
@@ -193,6 +198,21 @@ def _jaxpr_to_module(jaxpr: Any, platform: str, name: str, num_partitions: int) 
     if result.host_callbacks:
         raise ValueError(f"{name} calls back into Python; a program for a device cannot")
     return result.module
+
+
+def _keep_functions(module: ir.Module, prefix: str) -> None:
+    """Mark calls of functions whose names begin with ``prefix``, so that XLA does not inline them."""
+    with module.context:
+        attributes = ir.DictAttr.get({"inlineable": ir.StringAttr.get("false")})
+        for function in module.body.operations:
+            if function.operation.name != "func.func":
+                continue
+            for operation in function.regions[0].blocks[0].operations:
+                if operation.operation.name == "func.call":
+                    callee = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
+                    if callee.startswith(prefix):
+                        # jaxlib 0.10.2: XLA's call inliner reads this attribute
+                        operation.attributes["mhlo.frontend_attributes"] = attributes
 
 
 def _set_module_counts(module: ir.Module, num_replicas: int, num_partitions: int) -> None:

@@ -18,6 +18,7 @@ import os
 import re
 import sys
 import threading
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -29,7 +30,8 @@ _REGISTER: Final = (
     "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
 )
 _REGISTRY: Final = "_ZN3c104impl26device_guard_impl_registryE"
-_HEADER: Final = os.path.join("include", "c10", "core", "impl", "DeviceGuardImplInterface.h")
+_TORCH: Final = Path(torch.__file__).parent
+_HEADER: Final = "include/c10/core/impl/DeviceGuardImplInterface.h"
 _METHODS: Final = (
     "type", "exchangeDevice", "getDevice", "setDevice", "uncheckedSetDevice", "deviceCount"
 )  # fmt: skip
@@ -94,10 +96,8 @@ def _unknown_layout(what: str) -> RuntimeError:
 
 
 def _method_order() -> list[str]:
-    path = os.path.join(os.path.dirname(torch.__file__), _HEADER)
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
+        text = (_TORCH / _HEADER).read_text(encoding="utf-8")
     except OSError as error:
         raise _unknown_layout(f"its header {_HEADER} cannot be read ({error})") from None
     body = text[text.index("struct C10_API DeviceGuardImplInterface") :].split("\n};", 1)[0]
@@ -161,7 +161,7 @@ def register() -> None:
             raise _unknown_layout("this processor is big-endian")
         library = "libc10.dylib" if sys.platform == "darwin" else "libc10.so"
         try:
-            c10 = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", library))
+            c10 = ctypes.CDLL(str(_TORCH / "lib" / library))
             registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(c10, _REGISTRY)
             register_guard = getattr(c10, _REGISTER)
         except (OSError, AttributeError, ValueError) as error:

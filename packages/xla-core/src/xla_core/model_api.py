@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 import torch
@@ -173,16 +174,17 @@ def save(
     if not isinstance(file_or_path, (str, os.PathLike)):
         torch.save(host, file_or_path)
         return
-    path = os.fspath(file_or_path)
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=".saving-")
+    path = Path(file_or_path)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".saving-")
+    temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             torch.save(host, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink()
         raise
 
 

@@ -11,7 +11,7 @@ in every repeat (the time steps of a recurrent net): it counts as an input.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from xla_core.lowering.registry import ViewRule
@@ -120,7 +120,7 @@ class _Builder:
                 self.given.add(entry.first)
             elif not self._without_node(entry):
                 if _splits(entry):
-                    if not series.takes(entry):
+                    if not series.takes(entry, self._root):
                         parts += series.drain()
                     series.add(entry)
                 else:
@@ -201,7 +201,7 @@ class _Series:
         self.entries: list[Entry] = []
         self.element_of: dict[int, int] = {}
 
-    def takes(self, entry: Entry) -> bool:
+    def takes(self, entry: Entry, root: Callable[[int], int]) -> bool:
         """Whether ``entry`` may join: element i reads none of what the series computes for j."""
         if not self.entries:
             return True
@@ -210,9 +210,10 @@ class _Series:
             return False
         for a in (*entry.args, *entry.kwargs.values()):
             if isinstance(a, list):
-                if any(self.element_of.get(r.vid, i) != i for i, r in enumerate(a) if isinstance(r, Ref)):
+                refs = ((i, r) for i, r in enumerate(a) if isinstance(r, Ref))
+                if any(self.element_of.get(root(r.vid), i) != i for i, r in refs):
                     return False
-            elif isinstance(a, Ref) and a.vid in self.element_of:
+            elif isinstance(a, Ref) and root(a.vid) in self.element_of:
                 return False
         return True
 

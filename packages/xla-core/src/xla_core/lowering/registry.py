@@ -10,11 +10,41 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch._ops import OpOverload
 
 from xla_core.metas import TensorMeta
+
+
+class Absent:
+    """Stands for an operator that the installed torch does not have; rules for it are left out."""
+
+    def __getattr__(self, name: str) -> Absent:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+
+class _Operators:
+    """``torch.ops.aten``, with ``Absent`` for what this version of torch does not have."""
+
+    def __getattr__(self, name: str) -> Any:
+        packet = getattr(torch.ops.aten, name, None)
+        return _Overloads(packet) if packet is not None else Absent()
+
+
+class _Overloads:
+    def __init__(self, packet: Any) -> None:
+        self._packet = packet
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._packet, name, None) or Absent()
+
+
+aten: Final = _Operators()
+"""The operators that rules are registered for, as in ``@rule(aten.mm.default)``."""
 
 
 class Promotion(enum.Enum):
@@ -128,6 +158,8 @@ def rule(
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         where = _where(function)
         for overload in overloads:
+            if isinstance(overload, Absent):
+                continue
             _claim(overload, where)
             _rules[overload] = Rule(
                 overload, function, promotion, frozenset(lift), context or random, random, where
@@ -142,6 +174,8 @@ def view_rule(
 ) -> None:
     """Register how to read and write through the view operator ``overload``."""
     where = _where(get)
+    if isinstance(overload, Absent):
+        return
     _claim(overload, where)
     _views[overload] = ViewRule(overload, get, put, where)
 
@@ -151,6 +185,8 @@ def multi_view_rule(
 ) -> None:
     """Register a view operator with several outputs as a list of single-output views."""
     where = _where(expand)
+    if isinstance(overload, Absent):
+        return
     _claim(overload, where)
     _multi_views[overload] = MultiViewRule(overload, expand, where)
 

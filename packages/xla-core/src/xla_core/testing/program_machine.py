@@ -116,7 +116,7 @@ def numbers(seed: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor
         flat = [source.randint(-12, 12) / 4 for _ in range(count)]
     else:
         flat = [source.randint(-5, 5) for _ in range(count)]
-    return torch.tensor(flat, dtype=dtype).reshape(tuple(shape))
+    return torch.tensor(flat, dtype=dtype).reshape(tuple(shape)).clone()
 
 
 class Machine:
@@ -291,6 +291,12 @@ def _positions_tensor(machine: Machine, chosen: Sequence[int]) -> torch.Tensor:
     return torch.tensor(chosen, dtype=torch.int64).to(machine.device)
 
 
+def _copy_host(
+    _machine: Machine, t: torch.Tensor, seed: str, shape: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    return t.copy_(numbers(seed, shape, dtype))
+
+
 def _leaf(_machine: Machine, source: torch.Tensor) -> torch.Tensor:
     return source.detach().clone().requires_grad_()
 
@@ -391,6 +397,7 @@ def _cast(_machine: Machine, t: torch.Tensor, dtype: torch.dtype) -> torch.Tenso
 OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
     "input": _input,
     "positions": _positions_tensor,
+    "copy_host": _copy_host,
     "leaf": _leaf,
     "drop": _drop,
     "rebind": _rebind,

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from xla_core.testing.program_instructions import FAMILIES, WEIGHTS, is_float
 from xla_core.testing.program_machine import (
     Instruction,
     Machine,
@@ -36,10 +37,7 @@ _DTYPES: Final = (
 )
 _SCALARS: Final = (0.5, 2.0, -1.0, 1.5, 0.25, -2.0, 3.0, 0.0, 1.0)
 _LARGE: Final = 64
-_EXACT: Final = (torch.float32, torch.float64)
 _SHARING: Final = frozenset({"reshape", "flatten", "contiguous"})
-
-Maker = Callable[["Generator"], "Instruction | None"]
 
 
 def make_program(seed: int, length: int = 14) -> Program:
@@ -63,7 +61,7 @@ class Generator:
         for _ in range(self.random.randint(2, 4)):
             self.fresh(self.shape(), self.random.choice(_DTYPES))
         if self.random.random() < 0.6:
-            self.emit(Instruction("leaf", (self.slot(_is_float),), results=(self.new(),)))
+            self.emit(Instruction("leaf", (self.slot(is_float),), results=(self.new(),)))
         setup, self.made = tuple(self.made), []
         for _ in range(length):
             self.step()
@@ -78,7 +76,7 @@ class Generator:
         if not self.quiet and self.random.random() < 0.08:
             self.quiet = self.random.randint(1, 4)
         for _ in range(12):
-            makers = self.random.choices(_FAMILIES, _WEIGHTS)[0]
+            makers = self.random.choices(FAMILIES, WEIGHTS)[0]
             made = self.random.choice(makers)(self)
             if made is not None and self.emit(made):
                 break
@@ -201,10 +199,6 @@ class Generator:
 
 def _without_grad(made: Instruction) -> Instruction:
     return Instruction(made.target, made.args, made.kwargs, made.results, made.writes, False)
-
-
-def _is_float(t: torch.Tensor) -> bool:
-    return t.is_floating_point()
 
 
 # -- comparing -------------------------------------------------------------------------------------

@@ -7,14 +7,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import Array, lax
 from torch._ops import OpOverload
 
 from xla_core.dtypes import numpy_dtype
-from xla_core.lowering.registry import RuleContext
-
-aten = torch.ops.aten
+from xla_core.lowering.registry import RuleContext, aten
 
 Shape = tuple[int, ...]
 

@@ -22,14 +22,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import Array, lax
 
-from xla_core.lowering.registry import RuleContext, rule
+from xla_core.lowering.registry import RuleContext, aten, rule
 
-aten = torch.ops.aten
-
-# Kernel positions up to which the sum of shifted products wins, for values and for weight gradients.
+# Kernel positions up to which a sum of shifted products wins: for values, for weight gradients.
 _MAX_TAPS = 64
 _MAX_TAPS_WEIGHT = 25
 _MAX_SPLIT_GROUPS = 8

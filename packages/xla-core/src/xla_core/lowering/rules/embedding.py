@@ -11,14 +11,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import Array
 
-from xla_core.lowering.registry import RuleContext, rule
+from xla_core.lowering.registry import RuleContext, aten, rule
 from xla_core.lowering.rules.common import opmath, output_shape
 from xla_core.lowering.rules.common import where as select
-
-aten = torch.ops.aten
 
 _SUM, _MEAN, _MAX = range(3)
 
@@ -54,7 +51,7 @@ def embedding_dense_backward(
     padding_idx: int,
     scale_grad_by_freq: bool,
 ) -> Array:
-    """The gradient of the whole table; that of row ``padding_idx`` is zero if it is not negative."""
+    """The gradient of the whole table; row ``padding_idx``, unless negative, gets none."""
     if padding_idx >= 0:
         indices = select(indices == padding_idx, num_weights, indices)
     rows = opmath(grad_output)

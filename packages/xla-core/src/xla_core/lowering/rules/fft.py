@@ -6,12 +6,9 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import Array
 
-from xla_core.lowering.registry import rule
-
-aten = torch.ops.aten
+from xla_core.lowering.registry import aten, rule
 
 # PyTorch's normalisation modes: none, by the root of the number of points, by that number.
 _BY_ROOT, _BY_COUNT = 1, 2

@@ -12,15 +12,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import Array, lax
 
-from xla_core.lowering.registry import RuleContext, rule
+from xla_core.lowering.registry import RuleContext, aten, rule
 from xla_core.lowering.rules.common import convert, output_shape, scalar
 from xla_core.lowering.rules.common import where as select
 from xla_core.lowering.rules.views import wrap_dim
-
-aten = torch.ops.aten
 
 _Indices = Sequence[Array | None]
 
@@ -176,7 +173,7 @@ def masked_scatter_backward(grad_output: Array, mask: Array, sizes: Sequence[int
 
 
 def _search(boundaries: Array, values: Array, right: bool) -> Array:
-    """Positions in the last dimension of ``boundaries``, whose batch dimensions ``values`` shares."""
+    """Positions in the last dimension of ``boundaries``; ``values`` has its batch dimensions."""
     if boundaries.ndim == 1:
         method = "compare_all" if boundaries.shape[0] <= _MAX_COMPARED_BOUNDARIES else "scan"
         side = "right" if right else "left"

@@ -11,14 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import Array, lax
 
-from xla_core.lowering.registry import RuleContext, rule
+from xla_core.lowering.registry import RuleContext, aten, rule
 from xla_core.lowering.rules.common import output_shape
 from xla_core.lowering.rules.common import where as select
-
-aten = torch.ops.aten
 
 
 def _h(matrix: Array) -> Array:

@@ -11,14 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import Array, lax
 
-from xla_core.lowering.registry import rule
+from xla_core.lowering.registry import aten, rule
 from xla_core.lowering.rules.common import opmath
 from xla_core.lowering.rules.common import where as select
-
-aten = torch.ops.aten
 
 _NONE, _MEAN, _SUM = range(3)
 

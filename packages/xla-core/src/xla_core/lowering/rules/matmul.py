@@ -12,12 +12,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import Array, lax
 
-from xla_core.lowering.registry import rule
-
-aten = torch.ops.aten
+from xla_core.lowering.registry import aten, rule
 
 _SCALARS = ("beta", "alpha")
 

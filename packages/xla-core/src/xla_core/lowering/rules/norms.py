@@ -14,13 +14,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import Array, lax
 
-from xla_core.lowering.registry import RuleContext, rule
+from xla_core.lowering.registry import RuleContext, aten, rule
 from xla_core.lowering.rules.common import is_one, opmath, output_shape
-
-aten = torch.ops.aten
 
 
 def _moments(x: Array, axes: Sequence[int], eps: float) -> tuple[Array, Array, Array]:

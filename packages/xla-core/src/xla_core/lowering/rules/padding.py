@@ -6,12 +6,9 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import Array, lax
 
-from xla_core.lowering.registry import rule
-
-aten = torch.ops.aten
+from xla_core.lowering.registry import aten, rule
 
 
 def _pad(x: Array, padding: Sequence[int], mode: str) -> Array:

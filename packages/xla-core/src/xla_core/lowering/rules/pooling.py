@@ -13,10 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import Array
 
-from xla_core.lowering.registry import rule
+from xla_core.lowering.registry import aten, rule
 from xla_core.lowering.rules.common import opmath
 from xla_core.lowering.rules.window import (
     Axis,
@@ -26,8 +25,6 @@ from xla_core.lowering.rules.window import (
     spread,
     window_sum,
 )
-
-aten = torch.ops.aten
 
 _Numbers = int | Sequence[int]
 

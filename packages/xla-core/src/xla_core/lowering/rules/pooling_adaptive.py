@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import Array
 
-from xla_core.lowering.registry import rule
+from xla_core.lowering.registry import aten, rule
 from xla_core.lowering.rules.common import opmath
 from xla_core.lowering.rules.window import (
     Axis,
@@ -21,8 +20,6 @@ from xla_core.lowering.rules.window import (
     spread,
     transposed,
 )
-
-aten = torch.ops.aten
 
 
 def _edges(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:

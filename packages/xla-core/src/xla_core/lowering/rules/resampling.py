@@ -12,15 +12,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import Array
 from torch._ops import OpOverload
 
-from xla_core.lowering.registry import rule
+from xla_core.lowering.registry import aten, rule
 from xla_core.lowering.rules.common import opmath, present
 from xla_core.lowering.rules.window import separable, transposed
-
-aten = torch.ops.aten
 
 # Source of one output entry: places and weights, each of shape [out, taps].
 _Taps = tuple[np.ndarray, np.ndarray]

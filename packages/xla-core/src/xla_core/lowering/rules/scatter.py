@@ -11,16 +11,13 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import Array, lax
 
-from xla_core.lowering.registry import rule
+from xla_core.lowering.registry import aten, rule
 from xla_core.lowering.rules.common import convert, is_float, scalar
 from xla_core.lowering.rules.common import where as select
 from xla_core.lowering.rules.indexing import along
 from xla_core.lowering.rules.views import wrap_dim
-
-aten = torch.ops.aten
 
 # Beyond this length of the dimension a comparison with every position costs more than a scatter.
 _MAX_COMPARED_LENGTH = 4096

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import Array, lax
 
-from xla_core.lowering.registry import RuleContext, rule
+from xla_core.lowering.registry import RuleContext, aten, rule
 from xla_core.lowering.rules.common import convert, output_dtype, scalar
 from xla_core.lowering.rules.views import wrap_dim
-
-aten = torch.ops.aten
 
 
 @rule(aten.cat.default, context=True)
@@ -56,7 +54,7 @@ def flip(self: Array, dims: Sequence[int]) -> Array:
 @rule(aten.rot90.default)
 def rot90(self: Array, k: int = 1, dims: Sequence[int] = (0, 1)) -> Array:
     """Quarter turns in a plane."""
-    return jnp.rot90(self, k, tuple(dims))
+    return jnp.rot90(self, k, (dims[0], dims[1]))
 
 
 @rule(aten.repeat.default)
@@ -89,8 +87,7 @@ def split_with_sizes(self: Array, split_sizes: Sequence[int], dim: int = 0) -> t
     edges = np.cumsum([0, *split_sizes]).tolist()
     dim = wrap_dim(dim, self.ndim)
     return tuple(
-        lax.slice_in_dim(self, low, high, axis=dim)
-        for low, high in zip(edges, edges[1:], strict=False)
+        lax.slice_in_dim(self, low, high, axis=dim) for low, high in itertools.pairwise(edges)
     )
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import Array, lax
 
-from xla_core.lowering.registry import rule
+from xla_core.lowering.registry import aten, rule
 from xla_core.lowering.rules.common import is_float, is_nan
 from xla_core.lowering.rules.common import where as select
 from xla_core.lowering.rules.views import wrap_dim
-
-aten = torch.ops.aten
 
 
 def sort_pairs(self: Array, dim: int, descending: bool) -> tuple[Array, Array]:

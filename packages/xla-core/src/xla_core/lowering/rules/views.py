@@ -8,11 +8,11 @@ A base always counts as contiguous, which is what ``as_strided`` measures its st
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -20,13 +20,11 @@ from jax import Array, lax
 from torch._ops import OpOverload
 
 from xla_core.dtypes import numpy_dtype
-from xla_core.lowering.registry import multi_view_rule, rule, view_rule
+from xla_core.lowering.registry import aten, multi_view_rule, view_rule
 from xla_core.metas import TensorMeta
 
-aten = torch.ops.aten
-
 # Up to this many strided slices are stacked for an overlapping window before a gather is smaller.
-_MAX_UNROLLED_WINDOW = 16
+MAX_UNROLLED_WINDOW = 16
 
 
 def wrap_dim(dim: int, rank: int) -> int:
@@ -199,16 +197,17 @@ def _unfold(base: Array, dimension: int, size: int, step: int) -> Array:
     axis = moved.ndim - 1
     if step == size:
         windows = moved[..., : count * size].reshape(*moved.shape[:-1], count, size)
-    elif 0 < size <= _MAX_UNROLLED_WINDOW:
+    elif 0 < size <= MAX_UNROLLED_WINDOW:
         span = (count - 1) * step + 1
         slices = [lax.slice_in_dim(moved, k, k + span, step, axis) for k in range(size)]
         windows = jnp.stack(slices, -1)
     else:
-        windows = moved[..., _window_positions(count, size, step)]
+        windows = moved[..., window_positions(count, size, step)]
     return jnp.moveaxis(windows, -2, dim)
 
 
-def _window_positions(count: int, size: int, step: int) -> np.ndarray:
+def window_positions(count: int, size: int, step: int) -> np.ndarray:
+    """The places that ``count`` windows of ``size``, ``step`` apart, cover: ``[count, size]``."""
     return np.arange(count, dtype=np.int32)[:, None] * step + np.arange(size, dtype=np.int32)
 
 
@@ -218,31 +217,8 @@ def _put_unfold(base: Array, value: Array, dimension: int, size: int, step: int)
     dim = wrap_dim(dimension, base.ndim)
     moved = jnp.moveaxis(base, dim, -1)
     windows = jnp.moveaxis(value, dim, -2)
-    positions = _window_positions(windows.shape[-2], size, step)
+    positions = window_positions(windows.shape[-2], size, step)
     return jnp.moveaxis(moved.at[..., positions].set(windows), -1, dim)
-
-
-def unfold_backward(
-    grad_in: Array, input_sizes: Sequence[int], dim: int, size: int, step: int
-) -> Array:
-    """The gradient of ``unfold``: every window added back where it was read."""
-    if not input_sizes:
-        return jnp.sum(grad_in)
-    dim = wrap_dim(dim, len(input_sizes))
-    windows = jnp.moveaxis(grad_in, dim, -2)
-    length, count = input_sizes[dim], windows.shape[-2]
-    shape = (*windows.shape[:-2], length)
-    if 0 < size <= _MAX_UNROLLED_WINDOW:
-        span = (count - 1) * step + 1
-        # One interior-padded slice per position inside the window fuses into a single loop.
-        total = jnp.zeros(shape, grad_in.dtype)
-        for k in range(size):
-            config = [(0, 0, 0)] * (len(shape) - 1) + [(k, length - k - span, step - 1)]
-            total = total + lax.pad(windows[..., k], _zero(grad_in), config)
-    else:
-        positions = _window_positions(count, size, step)
-        total = jnp.zeros(shape, grad_in.dtype).at[..., positions].add(windows)
-    return jnp.moveaxis(total, -1, dim)
 
 
 def _as_strided_plan(size: Sequence[int], stride: Sequence[int]) -> bool:
@@ -377,9 +353,7 @@ _Views = list[tuple[OpOverload, tuple[Any, ...]]]
 
 
 def _slices(dim: int, edges: Sequence[int]) -> _Views:
-    return [
-        (aten.slice.Tensor, (dim, low, high)) for low, high in zip(edges, edges[1:], strict=False)
-    ]
+    return [(aten.slice.Tensor, (dim, low, high)) for low, high in itertools.pairwise(edges)]
 
 
 def _expand_split(base: TensorMeta, split_size: int, dim: int = 0) -> _Views:
@@ -409,101 +383,3 @@ multi_view_rule(aten.split.Tensor, _expand_split)
 multi_view_rule(aten.split_with_sizes.default, _expand_split_with_sizes)
 multi_view_rule(aten.unbind.int, _expand_unbind)
 multi_view_rule(aten.chunk.default, _expand_chunk)
-
-rule(aten._unsafe_view.default, aten.view_copy.default)(_reshape)
-rule(aten._reshape_copy.default)(_reshape)
-rule(aten.alias_copy.default, aten.detach_copy.default)(_identity)
-rule(aten.t_copy.default)(_t)
-rule(aten.transpose_copy.int)(_transpose)
-rule(aten.permute_copy.default)(_permute)
-rule(aten.select_copy.int)(_select)
-rule(aten.slice_copy.Tensor)(_slice)
-rule(aten.unsqueeze_copy.default)(_unsqueeze)
-rule(aten.squeeze_copy.default, aten.squeeze_copy.dim, aten.squeeze_copy.dims)(_squeeze)
-rule(aten.expand_copy.default)(_expand)
-rule(aten.diagonal_copy.default)(_diagonal)
-rule(aten.unfold_copy.default)(_unfold)
-rule(aten.as_strided_copy.default)(_as_strided)
-rule(aten.view_copy.dtype)(_view_dtype)
-rule(aten.view_as_real_copy.default)(_view_as_real)
-rule(aten.view_as_complex_copy.default)(_view_as_complex)
-rule(aten.resolve_conj.default, aten.resolve_neg.default)(_identity)
-rule(aten._conj_copy.default)(jnp.conj)
-
-
-@rule(aten.slice_scatter.default)
-def slice_scatter(
-    self: Array,
-    src: Array,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
-) -> Array:
-    """``self`` with the slice replaced by ``src``."""
-    window = jax.eval_shape(lambda x: _slice(x, dim, start, end, step), self)
-    value = jnp.broadcast_to(src.astype(self.dtype), window.shape)
-    return _put_slice(self, value, dim, start, end, step)
-
-
-@rule(aten.select_scatter.default)
-def select_scatter(self: Array, src: Array, dim: int, index: int) -> Array:
-    """``self`` with one index of ``dim`` replaced by ``src``."""
-    return _put_select(self, src.astype(self.dtype), dim, index)
-
-
-@rule(aten.diagonal_scatter.default)
-def diagonal_scatter(
-    self: Array, src: Array, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> Array:
-    """``self`` with a diagonal replaced by ``src``."""
-    return _put_diagonal(self, src.astype(self.dtype), offset, dim1, dim2)
-
-
-@rule(aten.as_strided_scatter.default)
-def as_strided_scatter(
-    self: Array,
-    src: Array,
-    size: Sequence[int],
-    stride: Sequence[int],
-    storage_offset: int | None = None,
-) -> Array:
-    """``self`` with the strided window replaced by ``src``."""
-    return _put_as_strided(self, src.astype(self.dtype), size, stride, storage_offset)
-
-
-@rule(aten.slice_backward.default)
-def slice_backward(
-    grad_output: Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
-) -> Array:
-    """The gradient of ``slice``: zeros around and between the gradient's elements."""
-    dim = wrap_dim(dim, len(input_sizes))
-    size = input_sizes[dim]
-    low, _, length = slice_bounds(size, start, end, step)
-    if length == 0:
-        return jnp.zeros(tuple(input_sizes), grad_output.dtype)
-    config = [(0, 0, 0)] * len(input_sizes)
-    config[dim] = (low, size - low - (length - 1) * step - 1, step - 1)
-    return lax.pad(grad_output, _zero(grad_output), config)
-
-
-@rule(aten.select_backward.default)
-def select_backward(grad_output: Array, input_sizes: Sequence[int], dim: int, index: int) -> Array:
-    """The gradient of ``select``: zeros everywhere but at ``index``."""
-    dim = wrap_dim(dim, len(input_sizes))
-    index %= input_sizes[dim]
-    config = [(0, 0, 0)] * len(input_sizes)
-    config[dim] = (index, input_sizes[dim] - index - 1, 0)
-    return lax.pad(jnp.expand_dims(grad_output, dim), _zero(grad_output), config)
-
-
-@rule(aten.diagonal_backward.default)
-def diagonal_backward(
-    grad_output: Array, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int
-) -> Array:
-    """The gradient of ``diagonal``: zeros off the diagonal."""
-    zeros = jnp.zeros(tuple(input_sizes), grad_output.dtype)
-    return _put_diagonal(zeros, grad_output, offset, dim1, dim2)
-
-
-rule(aten.unfold_backward.default)(unfold_backward)

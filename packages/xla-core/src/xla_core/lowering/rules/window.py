@@ -218,7 +218,7 @@ def max_pool_backward(grad: Array, flat: Array, like: Sequence[int], axes: Seque
 def _spread_windows(
     value: Array, axes: Sequence[Axis], shift: Sequence[int], rank: int, fill: int
 ) -> Array:
-    """Each window's value at every entry from its start (moved by ``shift`` strides) to the next."""
+    """Each window's value from its start, moved by ``shift`` strides, to the next one's."""
     lead = rank - len(axes)
     shape, wide = list(value.shape[:lead]), list(value.shape[:lead])
     merged, config = list(value.shape[:lead]), [(0, 0, 0)] * lead

@@ -1,0 +1,122 @@
+"""Computes recorded operations with their lowering rules, in the scope of one function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xla_core.dispatch.plan import SEED
+from xla_core.dtypes import numpy_dtype
+from xla_core.lowering.decompose import DecomposedRule
+from xla_core.lowering.driver import LoweringError, conform, run_rule
+from xla_core.lowering.nodes import Part
+from xla_core.lowering.registry import ViewRule
+from xla_core.metas import TensorMeta
+from xla_core.trace import Entry, Lift, Ref
+
+
+class Lifted:
+    """The step's lifted numbers: vectors of floats and of ints, and where each number is.
+
+    ``positions`` maps ``(is_float, position)`` to a jax integer; without it, positions are as
+    recorded.
+    """
+
+    def __init__(
+        self, floats: Any, ints: Any, positions: Mapping[tuple[bool, int], Any] | None = None
+    ) -> None:
+        self.vectors = (ints, floats)
+        self.positions = positions
+
+    def read(self, lift: Lift) -> Any:
+        """The scalar's value, in the dtype of the CPU tensor that it was, if it was one."""
+        vector = self.vectors[lift.is_float]
+        if self.positions is None:
+            value = vector[lift.position]
+        else:
+            where = self.positions[lift.is_float, lift.position]
+            value = jax.lax.dynamic_index_in_dim(vector, where, keepdims=False)
+        example = lift.example
+        return value.astype(numpy_dtype(example.dtype)) if isinstance(example, TensorMeta) else value
+
+
+class Scope(dict[int, Any]):
+    """Value numbers to jax arrays inside one function; ``lazy`` entries are computed when read."""
+
+    def __init__(self, lazy: Mapping[int, Entry], lifted: Lifted) -> None:
+        super().__init__()
+        self.lazy = lazy
+        self.lifted = lifted
+
+    def __missing__(self, vid: int) -> Any:
+        self.compute(Part(self.lazy[vid]))
+        return self[vid]
+
+    def compute(self, part: Part) -> None:
+        """Run one operation and keep its results."""
+        for vid, result in zip(part.results(), self._run(part), strict=True):
+            self[vid] = result
+
+    def value(self, a: Any) -> Any:
+        """An argument with references and lifted scalars replaced by arrays."""
+        if isinstance(a, Ref):
+            return self[a.vid]
+        if isinstance(a, Lift):
+            return self.lifted.read(a)
+        if isinstance(a, (list, tuple)):
+            return [self.value(item) for item in a]
+        return a
+
+    def _run(self, part: Part) -> list[Any]:
+        plan = part.entry.plan
+        assert plan is not None
+        recorded, recorded_named = part.arguments()
+        outputs = part.metas()
+        rule = plan.rule
+        args = tuple(map(self.value, recorded))
+        kwargs = {name: self.value(a) for name, a in recorded_named.items() if name != SEED}
+        try:
+            with jax.named_scope(plan.name):
+                if isinstance(rule, ViewRule):
+                    function = rule.put if plan.is_put else rule.get
+                    assert function is not None
+                    return [conform(function(*args, **kwargs), outputs[0], plan.name)]
+                metas = tuple(map(_meta, recorded))
+                if isinstance(rule, DecomposedRule):
+                    named = {name: _meta(a) for name, a in recorded_named.items()}
+                    results = rule.run(args, kwargs, metas, named)
+                    return [
+                        None if m is None else conform(r, m, plan.name)
+                        for r, m in zip(results, outputs, strict=True)
+                    ]
+                assert rule is not None
+                key = _key(self.value(recorded_named[SEED])) if plan.random else None
+                return run_rule(rule, args, kwargs, metas, outputs, key)
+        except LoweringError:
+            raise
+        except Exception as error:
+            raise LoweringError(
+                f"the lowering rule of {plan.name} failed for operands "
+                f"{list(map(_meta, recorded))}: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _key(seed: Any) -> Any:
+    """A jax PRNG key from a lifted 64-bit seed."""
+    unsigned = seed.astype(np.uint64)
+    words = jnp.stack([unsigned >> 32, unsigned & 0xFFFFFFFF]).astype(np.uint32)
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
+def _meta(a: Any) -> Any:
+    if isinstance(a, Ref):
+        return a.meta
+    if isinstance(a, Lift):
+        return a.example
+    if isinstance(a, (list, tuple)):
+        return [_meta(item) for item in a]
+    return a
