@@ -33,21 +33,23 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     _data.__set__(tensor, value)
 
 
-def allow_foreach(tensor_class: type) -> None:
-    """Let torch's optimizers use their ``_foreach_`` form for ``xla`` parameters (torch 2.13)."""
-    original = _foreach_utils._get_foreach_kernels_supported_devices
-    if "xla" in original():
-        return
-
-    def supported() -> list[str]:
-        return [*original(), "xla"]
-
+def allow_list_kernels(tensor_class: type) -> None:
+    """Let torch's optimizers use their ``foreach`` and ``fused`` forms for ``xla`` parameters."""
     # torch.optim hides its submodule behind a function of the same name
     modules: list[Any] = [_foreach_utils, importlib.import_module("torch.optim.optimizer")]
+    # torch 2.13: both functions list device types; the optimizer module has them under its own names
+    for name in ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices"):
+        original = getattr(_foreach_utils, name)
+        if "xla" not in original():
+            for module in modules:
+                setattr(module, name, _with_xla(original))
     for module in modules:
-        module._get_foreach_kernels_supported_devices = supported
         if tensor_class not in module._foreach_supported_types:
             module._foreach_supported_types.append(tensor_class)
+
+
+def _with_xla(original: Callable[[], list[str]]) -> Callable[[], list[str]]:
+    return lambda: [*original(), "xla"]
 
 
 _libraries: list[torch.library.Library] = []  # a library's registrations end with the object

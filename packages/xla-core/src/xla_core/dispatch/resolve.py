@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 
 from xla_core import tensor as tensor_module
 from xla_core import trace as trace_module
-from xla_core._torch_compat import allow_foreach
+from xla_core._torch_compat import allow_list_kernels
 from xla_core.dispatch import batch_norm, indexing, mutation, transfers, views
 from xla_core.dispatch.decomposed import decomposed_handler
 from xla_core.dispatch.fallback import fallback_handler
@@ -161,4 +161,4 @@ def install() -> None:
     zeros = find_rule(aten.zeros.default)
     assert zeros is not None
     trace_module.set_zeros_plan(Plan(aten.zeros.default, zeros))
-    allow_foreach(XLATensor)
+    allow_list_kernels(XLATensor)
