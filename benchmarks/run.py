@@ -178,9 +178,9 @@ def check_losses(results: Mapping[str, Figures]) -> None:
     """Mark a system whose losses are not the eager CPU's: its times would mean nothing."""
     if "losses" not in results.get("cpu", {}):
         return
-    expected = results["cpu"]["losses"]
+    expected: list[float] = results["cpu"]["losses"]
     for figures in results.values():
-        got = figures.get("losses", expected)
+        got: list[float] = figures.get("losses") or expected
         worst = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(got, expected, strict=True))
         if not worst <= LOSS_TOLERANCE:
             figures["error"] = f"losses {got} are not the eager CPU's {expected}"

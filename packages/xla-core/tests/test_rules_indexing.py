@@ -185,6 +185,15 @@ def test_searches(right: bool, size: int) -> Iterator[Call]:
 
 
 @together
+def test_isin() -> Iterator[Call]:
+    x = torch.randint(0, 5, (3, 4))
+    yield Call(aten.isin.Tensor_Tensor, x, I([[1, 3]]))
+    yield Call(aten.isin.Tensor_Tensor, x, I([1, 3]), invert=True)
+    yield Call(aten.isin.Tensor_Scalar, x, 3)
+    yield Call(aten.isin.Scalar_Tensor, 3, x)
+
+
+@together
 def test_repeat_interleave() -> Iterator[Call]:
     yield Call(aten.repeat_interleave.Tensor, I([2, 0, 3]), output_size=5)
 

@@ -155,3 +155,10 @@ def test_weight_norm(dim: int) -> Iterator[Call]:
     _, norms = aten._weight_norm_interface(v, g, dim)
     grad = torch.randn(4, 3, 5)
     yield Call(aten._weight_norm_interface_backward.default, grad, v, g, norms, dim)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
+@together
+def test_renorm(p: float) -> Iterator[Call]:
+    yield Call(aten.renorm.default, torch.randn(4, 3, 2), p, 1, 2.5)
+    yield Call(aten.renorm.default, torch.randn(4, 3, 2), p, -1, 0.1)

@@ -215,3 +215,32 @@ def test_max_unpool() -> Iterator[Call]:
     x = torch.randn(2, 3, 6, 6)
     out, indices = aten.max_pool2d_with_indices(x, [2, 2])
     yield Call(aten.max_unpool2d.default, out, indices, [6, 6])
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+@pytest.mark.parametrize("align", [False, True])
+@together
+def test_grid_sampler(mode: int, padding: int, align: bool) -> Iterator[Call]:
+    torch.manual_seed(0)
+    settings = (mode, padding, align)
+    # Weights are differences of places: half the digits go where an image is wide.
+    loose = {"tolerance": (1e-3, 1e-4)}
+    x, grid = torch.randn(2, 3, 5, 4), 1.3 * torch.randn(2, 3, 6, 2)
+    yield Call(aten.grid_sampler_2d.default, x, grid, *settings, **loose)
+    grad = torch.randn(2, 3, 3, 6)
+    backward = aten.grid_sampler_2d_backward.default
+    yield Call(backward, grad, x, grid, *settings, [True, True], **loose)
+    if mode < 2:
+        x, grid = torch.randn(2, 3, 5, 4, 3), 1.3 * torch.randn(2, 3, 2, 2, 3)
+        yield Call(aten.grid_sampler_3d.default, x, grid, *settings, **loose)
+        grad = torch.randn(2, 3, 3, 2, 2)
+        backward = aten.grid_sampler_3d_backward.default
+        yield Call(backward, grad, x, grid, *settings, [True, True], **loose)
+
+
+@pytest.mark.parametrize("align", [False, True])
+@together
+def test_affine_grid(align: bool) -> Iterator[Call]:
+    yield Call(aten.affine_grid_generator.default, torch.randn(2, 2, 3), [2, 1, 4, 1], align)
+    yield Call(aten.affine_grid_generator.default, torch.randn(2, 3, 4), [2, 1, 4, 3, 2], align)

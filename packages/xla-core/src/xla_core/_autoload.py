@@ -8,6 +8,7 @@ on ``xla`` is made. An exception here would break ``import torch``; it is kept f
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from xla_core import _torch_guard
@@ -39,12 +40,18 @@ def ensure() -> None:
         raise _failure[0]
     _attach()
     importlib.import_module("xla_core.dispatch").install()
+    compat = importlib.import_module("xla_core._torch_compat")
+    compat.register_device_module(importlib.import_module("xla_core.device_module"))
     if not _early:
         _early.append(True)
-        importlib.import_module("xla_core._torch_compat").explain_late_backward()
+        compat.explain_late_backward()
+
+
+_handler_of: list[Callable[[Any], Callable[..., Any]]] = []
 
 
 def _factory(overload: Any, *args: Any, **kwargs: Any) -> Any:
-    ensure()
-    tensor = importlib.import_module("xla_core.tensor")
-    return tensor.handler_of(overload)(args, kwargs)
+    if not _handler_of:
+        ensure()
+        _handler_of.append(importlib.import_module("xla_core.tensor").handler_of)
+    return _handler_of[0](overload)(args, kwargs)

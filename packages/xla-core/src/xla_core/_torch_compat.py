@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -67,6 +68,12 @@ def register_factory_fallback(function: Any) -> None:
     for overload in (torch.ops.aten._copy_from.default, torch.ops.aten._local_scalar_dense.default):
         below.impl(overload, functools.partial(function, overload), "XLA")
     _libraries.extend((library, below))
+
+
+def register_device_module(module: ModuleType) -> None:
+    """Make ``module`` known as ``torch.xla``, unless there is one (torch 2.13)."""
+    if not hasattr(torch, "xla"):
+        torch._register_device_module("xla", module)
 
 
 MSG_LATE_BACKWARD: Final = (

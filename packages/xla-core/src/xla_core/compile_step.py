@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from xla_core import _jax_compat, counters, events
+from xla_core import _jax_compat, compile_notice, counters, events
 from xla_core.dtypes import numpy_dtype
 from xla_core.lowering.step import needed_entries, step_function
 from xla_core.metas import TensorMeta
@@ -37,10 +37,12 @@ def build(
     from_cache = executable is not None
     program = None
     if executable is None:
-        program = _lower(trace, entries, outputs, aliases, name)
-        lowered = time.perf_counter()
-        counters.sample("LoweringTime", (lowered - started) * 1e9)
-        executable = backend.compile(program)
+        with compile_notice.watching(name, len(entries)) as notice:
+            program = _lower(trace, entries, outputs, aliases, name)
+            lowered = time.perf_counter()
+            counters.sample("LoweringTime", (lowered - started) * 1e9)
+            notice.stage = "compiling"
+            executable = backend.compile(program)
         counters.sample("CompileTime", (time.perf_counter() - lowered) * 1e9)
         counters.increment("UncachedCompile")
         backend.store(key, executable)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from xla_core.metas import TensorMeta
 
 if TYPE_CHECKING:
@@ -69,3 +71,14 @@ def chain(view: View | None) -> list[View]:
         view = view.parent
     views.reverse()
     return views
+
+
+def strides(whole: TensorMeta, view: View) -> tuple[tuple[int, ...], int]:
+    """Strides and offset that ``view`` would have on a contiguous storage of ``whole``'s shape.
+
+    Raises RuntimeError, PyTorch's own, where no strides describe it (a reshaped transpose).
+    """
+    seen = torch.empty(whole.shape, dtype=whole.dtype, device="meta")
+    for one in chain(view):
+        seen = one.plan.overload(seen, *one.args)
+    return seen.stride(), seen.storage_offset()

@@ -22,7 +22,7 @@ import torch
 from xla_core import errors
 from xla_core._torch_compat import make_wrapper
 from xla_core.metas import TensorMeta, tensor_meta
-from xla_core.storage import Storage, View
+from xla_core.storage import Storage, View, strides
 from xla_core.tensor import XLATensor
 
 if TYPE_CHECKING:
@@ -353,7 +353,7 @@ class Trace:
         self.touched.append(s)
 
     def _materialise_empty(self, s: Storage) -> None:
-        entry = self.record(_zeros_plan(), (list(s.meta.shape),), {"dtype": s.meta.dtype})
+        entry = self.record(_known_plan(ZEROS), (list(s.meta.shape),), {"dtype": s.meta.dtype})
         s.vid = entry.first
         s.epoch = self.epoch
         self.touched.append(s)
@@ -411,14 +411,16 @@ class Trace:
         if v is None:
             self.assign(s, vid)
             return
-        views: list[View] = []
+        shown: list[tuple[View, int]] = []
         while v is not None:
             parent = v.parent
-            base = self.read_view(parent, s) if parent is not None else self._storage_value(s)
             base_meta = parent.meta if parent is not None else s.meta
             put = v.plan.put_plan(v.meta, base_meta)
-            views.append(v)
-            v.vid = vid
+            if put is None:
+                self._write_strided(tensor, shown[0][1] if shown else vid)
+                return
+            base = self.read_view(parent, s) if parent is not None else self._storage_value(s)
+            shown.append((v, vid))
             entry = self.follow(
                 put,
                 (base, vid, *v.tail),
@@ -429,9 +431,34 @@ class Trace:
             vid = entry.first
             v = parent
         self.assign(s, vid)
-        for v in views:
+        for v, seen in shown:
+            v.vid = seen
             v.epoch = self.epoch
             v.version = s.version
+
+    def _write_strided(self, tensor: XLATensor, vid: int) -> None:
+        """Write through a chain of views in which an ``expand`` repeats elements.
+
+        One element of each may be left (``x.expand(3, 4)[0]``), which only the strides tell.
+        Raises RuntimeError where PyTorch does: a stride of 0 is left.
+        """
+        s = tensor._s
+        assert tensor._v is not None
+        meta = tensor._v.meta
+        stride, offset = strides(s.meta, tensor._v)
+        if any(size > 1 and step == 0 for size, step in zip(meta.shape, stride, strict=True)):
+            raise RuntimeError(errors.MSG_OVERLAP)
+        base = self._storage_value(s)
+        put = _known_plan(AS_STRIDED).put_plan(meta, s.meta)
+        assert put is not None
+        entry = self.follow(
+            put,
+            (base, vid, meta.shape, stride, int, offset),
+            (Ref(base, s.meta), Ref(vid, meta), meta.shape, stride, offset),
+            {},
+            (s.meta,),
+        )
+        self.assign(s, entry.first)
 
     def _storage_value(self, s: Storage) -> int:
         if s.epoch != self.epoch:
@@ -444,6 +471,13 @@ class Trace:
         s = t._s = Storage(self, meta, vid, self.epoch)
         t._v = None
         self.touched.append(s)
+        return t
+
+    def whole(self, s: Storage) -> XLATensor:
+        """A tensor that shows all of a storage."""
+        t = make_wrapper(XLATensor, s.meta.shape, dtype=s.meta.dtype, device=self.device)
+        t._s = s
+        t._v = None
         return t
 
     def from_buffer(self, buffer: Any, meta: TensorMeta) -> XLATensor:
@@ -499,15 +533,22 @@ class Trace:
         return Lift(is_float, counts[index] - 1, example)
 
 
-_zeros: list[Any] = []
+ZEROS: Final = "zeros"
+AS_STRIDED: Final = "as_strided"
+_plans: dict[str, Plan] = {}
 
 
-def _zeros_plan() -> Plan:
-    if not _zeros:
+def _known_plan(name: str) -> Plan:
+    found = _plans.get(name)
+    if found is None:
         raise RuntimeError("xla_core.dispatch has not been imported")
-    return _zeros[0]
+    return found
 
 
-def set_zeros_plan(plan: Plan) -> None:
-    """Give the plan of ``aten.zeros``, with which unwritten tensors come to life when read."""
-    _zeros[:] = [plan]
+def set_plan(name: str, plan: Plan) -> None:
+    """Give a plan that the trace itself needs.
+
+    ``ZEROS``: with ``aten.zeros`` unwritten tensors come to life when read. ``AS_STRIDED``: through
+    ``aten.as_strided`` it writes to what no chain of simpler writes reaches.
+    """
+    _plans[name] = plan

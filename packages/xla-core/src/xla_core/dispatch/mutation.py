@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import warnings
 from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
+from torch.autograd.graph import increment_version
 
 from xla_core import errors
 from xla_core._torch_compat import make_wrapper, set_data
@@ -14,6 +17,7 @@ from xla_core.dispatch.functional import find_trace, seeded, wrap_results
 from xla_core.dispatch.plan import Plan
 from xla_core.dispatch.schemas import Signature
 from xla_core.metas import tensor_meta
+from xla_core.storage import View
 from xla_core.tensor import Handler, XLATensor, handler_of
 from xla_core.trace import Trace
 
@@ -24,6 +28,11 @@ MSG_OUT_RESIZED: Final = (
     "will not be resized unless they have zero elements. You can explicitly reuse an out tensor t by "
     "resizing it, inplace, to zero elements with t.resize_(0)."
 )
+MSG_RESIZED_VIEW: Final = (
+    "resize_ of a view of an xla tensor, from shape {had} to {wanted}, is not supported: xla tensors do "
+    "not expose the memory behind a view. clone() it first"
+)
+_AS_STRIDED: Final = torch.ops.aten.as_strided.default
 
 
 def mutating_handler(plan: Plan, signature: Signature) -> Handler:
@@ -31,6 +40,7 @@ def mutating_handler(plan: Plan, signature: Signature) -> Handler:
     fresh = signature.fresh
     written = signature.written
     names = signature.names
+    lists = signature.writes_lists
 
     def mutate(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         first = args[0]
@@ -38,9 +48,12 @@ def mutating_handler(plan: Plan, signature: Signature) -> Handler:
         with trace.lock:
             entry = trace.record(plan, args, kwargs)
             vid = entry.first + fresh
-            for target in _targets(args, kwargs, written, names):
+            targets = list(_targets(args, kwargs, written, names))
+            for target in targets:
                 trace.write(target, vid)
                 vid += 1
+            if lists:
+                increment_version(targets)
             if not fresh:
                 return first if signature.returns == "tensor" else None
             results = wrap_results(trace, entry, "tuple")[:fresh]
@@ -100,9 +113,9 @@ def out_handler(pure: Any, signature: Signature) -> Handler:
     return into
 
 
-def _store(out: Any, result: XLATensor, operator: str) -> None:
+def _store(out: Any, result: XLATensor, name: str) -> None:
     if not isinstance(out, XLATensor):
-        raise errors.not_an_xla_tensor(out, operator, result.device)
+        raise errors.not_an_xla_tensor(out, name, result.device)
     if not torch.can_cast(result.dtype, out.dtype):
         raise RuntimeError(
             MSG_OUT_DTYPE.format(result=_scalar_name(result.dtype), out=_scalar_name(out.dtype))
@@ -121,33 +134,44 @@ def _scalar_name(dtype: torch.dtype) -> str:
 
 
 def resize(tensor: XLATensor, shape: tuple[int, ...]) -> None:
-    """Give a whole tensor another shape, as ``resize_`` does: the first elements are kept.
+    """Give a tensor another shape, as ``resize_`` does: the first elements are kept.
 
-    Raises RuntimeError for a view, whose storage is shared with other tensors.
+    What fits in the storage is a view of it, so that other views stay what they are. For more
+    elements the tensor leaves the storage for one of its own, the new elements zero.
+    Raises RuntimeError for a view, of which PyTorch would show the memory behind it.
     """
-    if tensor._v is not None:
-        raise RuntimeError("resize_ of a view of an xla tensor is not supported; clone() it first")
-    s = tensor._s
+    s, v = tensor._s, tensor._v
     meta = tensor_meta(shape, tensor.dtype)
-    if meta is s.meta:
+    if meta is (v.meta if v is not None else s.meta):
         return
+    if v is not None and not _is_resized(v):
+        raise RuntimeError(MSG_RESIZED_VIEW.format(had=list(v.meta.shape), wanted=list(shape)))
     trace = s.trace
     with trace.lock:
-        if s.buffer is None and s.epoch != trace.epoch:
-            s.meta = meta
+        whole = trace.whole(s)
+        if meta.numel <= s.meta.numel:
+            resized = handler_of(_AS_STRIDED)((whole, shape, _contiguous(shape), 0), None)
+        elif s.buffer is None and s.epoch != trace.epoch:
+            resized = trace.from_buffer(None, meta)
         else:
-            kept = _resized_value(tensor, meta.numel, shape)
-            s.meta = meta
-            trace.assign(s, kept)
-    set_data(tensor, make_wrapper(XLATensor, shape, dtype=meta.dtype, device=trace.device))
+            flat = whole.reshape(-1)
+            padding = flat.new_zeros(meta.numel - s.meta.numel)
+            resized = torch.cat([flat, padding]).reshape(shape).clone()
+        tensor._s = resized._s
+        tensor._v = resized._v
+    set_data(tensor, resized)
 
 
-def _resized_value(tensor: XLATensor, numel: int, shape: tuple[int, ...]) -> int:
-    flat = tensor.detach().reshape(-1)
-    if numel > flat.numel():
-        flat = torch.cat([flat, flat.new_zeros(numel - flat.numel())])
-    value = flat[:numel].reshape(shape).clone()
-    return value._s.trace.value_of(value)
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    steps = itertools.accumulate((max(size, 1) for size in shape[:0:-1]), operator.mul, initial=1)
+    return tuple(steps)[::-1] if shape else ()
+
+
+def _is_resized(v: View) -> bool:
+    """Whether a view is what ``resize_`` made: the beginning of the storage."""
+    if v.parent is not None or v.plan.overload is not _AS_STRIDED:
+        return False
+    return tuple(v.args[1]) == _contiguous(v.meta.shape) and v.args[2] == 0
 
 
 def zero_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:

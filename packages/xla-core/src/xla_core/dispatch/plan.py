@@ -9,6 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from xla_core import errors
+from xla_core.dispatch import mistakes
 from xla_core.lowering.decompose import DecomposedRule
 from xla_core.lowering.driver import STORAGE_ARGUMENTS
 from xla_core.lowering.registry import Rule, ViewRule
@@ -68,8 +69,21 @@ class Plan:
         key = (_freeze(args), _freeze(tuple(kwargs.items())))
         found = self._metas.get(key)
         if found is None:
-            found = self._metas[key] = self._run_meta(args, kwargs)
+            found = self._metas[key] = self._checked(args, kwargs)
         return found
+
+    def _checked(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[TensorMeta | None, ...]:
+        try:
+            metas = self._run_meta(args, kwargs)
+        except Exception as error:
+            told = mistakes.in_cpu_words(self.overload, args, kwargs)
+            raise (told or error) from None
+        mistake = mistakes.find(self.overload, args, kwargs)
+        if mistake is not None:
+            raise mistake
+        return metas
 
     def _run_meta(
         self, args: Sequence[Any], kwargs: dict[str, Any]
@@ -100,13 +114,13 @@ class Plan:
             _meta_of(w) for w in _flat(written)
         )
 
-    def put_plan(self, view: TensorMeta, base: TensorMeta) -> Plan:
-        """The plan that writes through this view. Raises RuntimeError where PyTorch refuses to."""
+    def put_plan(self, view: TensorMeta, base: TensorMeta) -> Plan | None:
+        """The plan that writes through this view, or None where one element is seen repeatedly."""
         rule = self.rule
         assert isinstance(rule, ViewRule)
         if rule.put is None:
-            if view.numel != base.numel:
-                raise RuntimeError(errors.MSG_OVERLAP)
+            if view.numel > base.numel:
+                return None
             # An expand that repeats nothing is a reshape.
             rule = _reshape_rule(rule)
         if self._put is None or self._put.rule is not rule:
@@ -118,7 +132,8 @@ _reshape_rules: dict[OpOverload, ViewRule] = {}
 
 
 def _put_by_reshape(base: Any, value: Any, *_args: Any) -> Any:
-    return value.reshape(base.shape)
+    # expanding a dimension of size 1 to size 0 shows nothing of it
+    return value.reshape(base.shape) if value.size else base
 
 
 def _reshape_rule(rule: ViewRule) -> ViewRule:

@@ -35,6 +35,8 @@ _OWN: dict[OpOverload, Handler] = {
     aten._copy_from.default: transfers.copy_from,
     aten._local_scalar_dense.default: transfers.local_scalar,
     aten.equal.default: transfers.equal,
+    aten.allclose.default: transfers.allclose,
+    aten._linalg_check_errors.default: transfers.check_linalg,
     aten.empty.memory_format: transfers.empty,
     aten.empty_strided.default: transfers.empty,
     aten.new_empty.default: transfers.new_empty,
@@ -71,6 +73,10 @@ def _special(overload: OpOverload, facts: Signature) -> Handler | None:
         return _resize_as
     if overload is aten._to_copy.default:
         return transfers.to_copy_handler(_recorded(overload, facts))
+    if overload is aten.to.dtype:
+        # its rule serves decompositions; here (inside handlers, in inference mode) the tensor
+        # itself has to come back where nothing is to be done
+        return composite_handler(overload)
     if overload is aten.index.Tensor:
         return indexing.index_handler(_recorded(overload, facts))
     if overload is aten.index_put.default:
@@ -160,5 +166,7 @@ def install() -> None:
     tensor_module.set_handler_factory(make_handler)
     zeros = find_rule(aten.zeros.default)
     assert zeros is not None
-    trace_module.set_zeros_plan(Plan(aten.zeros.default, zeros))
+    trace_module.set_plan(trace_module.ZEROS, Plan(aten.zeros.default, zeros))
+    strided = Plan(aten.as_strided.default, find_view(aten.as_strided.default))
+    trace_module.set_plan(trace_module.AS_STRIDED, strided)
     allow_list_kernels(XLATensor)

@@ -15,7 +15,8 @@ class Signature:
 
     ``names`` are the arguments in order, ``written`` those the operator writes to (positions),
     ``out`` whether they are ``out=`` arguments, ``fresh`` how many results are new tensors,
-    ``returns`` is ``"none"``, ``"tensor"``, ``"list"``, ``"tuple"`` or ``"other"``.
+    ``returns`` is ``"none"``, ``"tensor"``, ``"list"``, ``"tuple"`` or ``"other"``. ``writes_lists``
+    is set when a list of tensors is written to, whose versions autograd leaves to the kernel.
     """
 
     names: tuple[str, ...]
@@ -26,6 +27,7 @@ class Signature:
     inplace_view: bool
     fresh: int
     returns: str
+    writes_lists: bool
 
 
 def signature(overload: OpOverload) -> Signature:
@@ -46,6 +48,7 @@ def signature(overload: OpOverload) -> Signature:
         inplace_view=torch.Tag.inplace_view in overload.tags,
         fresh=sum(a is None for a in aliasing),
         returns=_returns(schema),
+        writes_lists=any("List" in str(arguments[i].type) for i in written),
     )
 
 

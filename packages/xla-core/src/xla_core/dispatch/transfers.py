@@ -145,6 +145,16 @@ def equal(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> bool:
     return bool(read((first == second).all()).item())
 
 
+def allclose(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    """``torch.allclose``."""
+    return bool(read(torch.isclose(*args, **(kwargs or {})).all()).item())
+
+
+def check_linalg(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+    """``_linalg_check_errors``: raises for a matrix that could not be inverted or factored."""
+    torch.ops.aten._linalg_check_errors(read(args[0]), *args[1:], **(kwargs or {}))
+
+
 def empty(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """``empty`` and ``empty_strided``: a tensor that nobody has written to costs nothing."""
     named = kwargs or {}

@@ -63,7 +63,7 @@ class _Emitter:
 
     def _index(self, slot: _Slot, scope: Scope) -> Any:
         positions = scope.lifted.positions
-        return np.int32(slot[1]) if positions is None else positions[slot]
+        return jax.lax.optimization_barrier(jax.numpy.int32(slot[1])) if positions is None else positions[slot]
 
     def _function(self, function: Function, kinds: Sequence[bool]) -> Callable[..., Any]:
         found = self.jitted.get(function)

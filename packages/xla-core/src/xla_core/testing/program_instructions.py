@@ -86,7 +86,7 @@ def _scalar_binary(g: Generator) -> Instruction:
 
 
 def _integer_binary(g: Generator) -> Instruction:
-    a = g.slot(lambda t: t.dtype == torch.int64)
+    a = g.slot(lambda t: t.dtype == torch.int64, torch.int64)
     name = g.random.choice(("__add__", "__mul__", "__sub__", "__and__", "__xor__"))
     return _call(g, name, a, g.fitting(g.tensor(a)))
 
@@ -99,7 +99,7 @@ def _comparison(g: Generator) -> Instruction:
 
 
 def _logical(g: Generator) -> Instruction:
-    a = g.slot(lambda t: t.dtype == torch.bool)
+    a = g.slot(lambda t: t.dtype == torch.bool, torch.bool)
     name = g.random.choice(("logical_and", "logical_or", "__xor__", "logical_not"))
     return _call(g, name, a, *(() if name == "logical_not" else (g.fitting(g.tensor(a)),)))
 
@@ -157,7 +157,7 @@ def _advanced(g: Generator) -> Instruction | None:
 def _cast(g: Generator) -> Instruction:
     dtype = g.random.choice((torch.float32, torch.float64, torch.int64, torch.bfloat16))
     # bfloat16 would round fractions: they stay on a coarser grid
-    a = g.slot(_is_exact) if dtype != torch.bfloat16 else g.slot(lambda t: t.dtype == torch.int64)
+    a = g.slot(_is_exact) if dtype != torch.bfloat16 else g.slot(lambda t: t.dtype == torch.int64, torch.int64)
     return _call(g, "cast", a, dtype)
 
 

@@ -26,8 +26,9 @@ ELEMENTWISE: Final = frozenset(
 # PyTorch promises neither a refusal nor a result for these on a tensor that overlaps itself.
 _UNCHECKED: Final = frozenset({"index_put_", "masked_fill_", "__setitem__", "index_fill_"})
 
-# Which tensors have a view of another shape depends on their strides, and so on the device.
-_NOT_A_VIEW: Final = "view size is not compatible"
+# Errors that the CPU has and a device without strides, with values not known yet, has not:
+# views of another shape, positions out of range.
+_ONLY_ON_THE_CPU: Final = ("view size is not compatible", "out of bounds for dimension")
 
 
 class UndefinedProgramError(Exception):
@@ -129,6 +130,7 @@ class Machine:
         self.device = device
         self.sync = sync
         self.slots: dict[int, torch.Tensor] = {}
+        self.versions: dict[int, int] = {}
         self.log: list[Any] = []
         self.iteration = 0
         self.executed = 0
@@ -163,7 +165,7 @@ class Machine:
         try:
             results = self._call(instruction)
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
-            if self.device.type == "cpu" and _NOT_A_VIEW in str(error):
+            if self.device.type == "cpu" and any(text in str(error) for text in _ONLY_ON_THE_CPU):
                 raise UndefinedProgramError from None
             self.log.append(Raised(type(error).__name__, f"{instruction}: {error}"))
             return
@@ -173,6 +175,7 @@ class Machine:
                 self.slots.pop(slot, None)
             else:
                 self.slots[slot] = value
+                self.versions[slot] = value._version
 
     def _call(self, instruction: Instruction) -> Any:
         args = [self._resolve(a) for a in instruction.args]
@@ -207,27 +210,42 @@ class Machine:
                 refused_by_torch(target) and instruction.target not in _UNCHECKED
             ):
                 raise UndefinedProgramError
-            for other in _slots_in((instruction.args, instruction.kwargs)):
-                operand = self.slots[other]
+            operands = list(_slots_in((instruction.args, instruction.kwargs)))
+            operands.remove(index)  # the target itself; a second mention is an operand
+            for operand in (self.slots[other] for other in operands):
                 same = _geometry(operand) == _geometry(target)
-                if same and (operand is target or instruction.target in ELEMENTWISE):
-                    continue
-                if shares_memory(operand, target):
+                if not (same and instruction.target in ELEMENTWISE) and shares_memory(
+                    operand, target
+                ):
                     raise UndefinedProgramError
+        if instruction.target == "detach_":
+            # what becomes of views of a tensor that is detached is nowhere said
+            detached = self._resolve(instruction.args[0])
+            if any(t._base is detached for t in self.slots.values()):
+                raise UndefinedProgramError
 
     # -- observing -----------------------------------------------------------------------------
 
-    def observe(self, where: str, t: torch.Tensor) -> None:
-        """Log a tensor's value, and what autograd thinks of it."""
-        facts = (t.dtype, t.requires_grad, t.is_leaf, t._version, t._is_view(), t.grad_fn is None)
+    def observe(self, where: str, t: torch.Tensor, since: int | None = None) -> None:
+        """Log a tensor's value, what autograd thinks of it, and how often it was written ``since``.
+
+        Versions count from when a slot was bound: how often the autograd engine itself added to a
+        gradient in place is not defined.
+        """
+        writes = None if since is None else t._version - since
+        try:
+            facts = (t.dtype, t.requires_grad, t.is_leaf, writes, t._is_view(), t.grad_fn is None)
+        except RuntimeError as error:  # a view that autograd has given up
+            self.log.append(Raised(type(error).__name__, str(error)))
+            return
         self.log.append(Observation(where, t.detach().cpu().clone(), facts))
 
     def observe_all(self) -> None:
         """Log every slot, the gradients of the leaves, and what closures captured."""
         for index in sorted(self.slots):
             t = self.slots[index]
-            self.observe(f"s{index}", t)
-            if t.is_leaf and t.grad is not None:
+            self.observe(f"s{index}", t, self.versions[index])
+            if _has_grad(t):
                 self.observe(f"s{index}.grad", t.grad)
         for number, closure in enumerate(self.closures):
             self.observe(f"closure {number}", closure())
@@ -353,8 +371,16 @@ def _gradients(
     return torch.autograd.grad(output.sum(), list(leaves), allow_unused=True, retain_graph=True)
 
 
+def _has_grad(t: torch.Tensor) -> bool:
+    """Whether a leaf has a gradient; a view that autograd has given up has none."""
+    try:
+        return t.is_leaf and t.grad is not None
+    except RuntimeError:
+        return False
+
+
 def _grad(_machine: Machine, t: torch.Tensor) -> torch.Tensor | None:
-    return t.grad if t.is_leaf else None
+    return t.grad if _has_grad(t) else None
 
 
 def _clear_grad(_machine: Machine, t: torch.Tensor) -> None:
@@ -362,7 +388,8 @@ def _clear_grad(_machine: Machine, t: torch.Tensor) -> None:
 
 
 def _descend(_machine: Machine, t: torch.Tensor, rate: float) -> None:
-    if t.is_leaf and t.grad is not None:
+    if _has_grad(t):
+        assert t.grad is not None
         t.add_(t.grad, alpha=-rate)
 
 

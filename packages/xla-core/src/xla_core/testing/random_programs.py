@@ -10,6 +10,7 @@ Values are small multiples of 1/4 and kept so: float results are exact but for w
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -135,16 +136,21 @@ class Generator:
         self.emit(Instruction("input", args, results=(index,)))
         return Slot(index)
 
-    def slot(self, accepted: Callable[[torch.Tensor], bool] = lambda t: True) -> Slot:
-        """A slot whose tensor is ``accepted``; a new input if there is none."""
-        found = [i for i, t in self.machine.slots.items() if accepted(t)]
-        if found:
-            return Slot(self.random.choice(found))
-        return self.fresh((2, 3), torch.float32)
+    def slot(
+        self,
+        accepted: Callable[[torch.Tensor], bool] = lambda t: True,
+        dtype: torch.dtype = torch.float32,
+    ) -> Slot:
+        """A slot whose tensor is ``accepted``; a new input of ``dtype`` if there is none."""
+        return self.maybe(accepted) or self.fresh((2, 3), dtype)
 
     def maybe(self, accepted: Callable[[torch.Tensor], bool]) -> Slot | None:
         """A slot whose tensor is ``accepted``, or None."""
-        found = [i for i, t in self.machine.slots.items() if accepted(t)]
+        found = []
+        for index, t in self.machine.slots.items():
+            with contextlib.suppress(RuntimeError):  # a view that autograd has given up
+                if accepted(t):
+                    found.append(index)
         return Slot(self.random.choice(found)) if found else None
 
     def tensor(self, slot: Slot) -> torch.Tensor:
@@ -239,7 +245,7 @@ def _compare_observations(want: Observation, have: Observation) -> str | None:
     if want.where != have.where:
         return f"CPU shows {want.where}, xla shows {have.where}"
     if want.facts != have.facts:
-        return f"{want.where}: (dtype, requires_grad, leaf, version, view, no grad_fn): CPU {want.facts}, xla {have.facts}"
+        return f"{want.where}: (dtype, requires_grad, leaf, writes, view, no grad_fn): CPU {want.facts}, xla {have.facts}"
     if want.value.shape != have.value.shape:
         return f"{want.where}: shape {tuple(want.value.shape)} on CPU, {tuple(have.value.shape)} on xla"
     if not _close(want.value, have.value):

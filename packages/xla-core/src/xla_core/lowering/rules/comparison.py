@@ -143,7 +143,7 @@ def isclose(
 
 
 @rule(*present("_to_copy", "to.dtype"), context=True)
-def to_copy(context: RuleContext, self: Array, **options: Any) -> Array:
+def to_copy(context: RuleContext, self: Array, *_dtype: Any, **options: Any) -> Array:
     """``self`` cast to the promised dtype."""
     return convert(self, output_dtype(context))
 

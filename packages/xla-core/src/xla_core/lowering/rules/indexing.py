@@ -33,8 +33,20 @@ def _axis_key(dim: int, index: Array) -> tuple[Any, ...]:
     return (*(slice(None),) * dim, index)
 
 
+def _readable(self: Array, key: tuple[Any, ...]) -> Array:
+    """``self`` with an element in every indexed dimension: XLA's gather insists on one.
+
+    PyTorch raises where an index meets an empty dimension, once it knows that there is an index.
+    """
+    if self.size:
+        return self
+    whole = [isinstance(k, slice) for k in key] + [True] * (self.ndim - len(key))
+    grown = [(0, int(not w and n == 0)) for w, n in zip(whole, self.shape, strict=True)]
+    return jnp.pad(self, grown)
+
+
 def _read(self: Array, key: tuple[Any, ...]) -> Array:
-    return self.at[key].get(mode="promise_in_bounds")
+    return _readable(self, key).at[key].get(mode="promise_in_bounds")
 
 
 @rule(aten.index.Tensor, aten._unsafe_index.Tensor)
@@ -94,7 +106,7 @@ def index_select(self: Array, dim: int, index: Array) -> Array:
         return self
     # index_select refuses negative indices, so there is nothing to wrap.
     key = _axis_key(wrap_dim(dim, self.ndim), index.reshape(-1))
-    return self.at[key].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    return _readable(self, key).at[key].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def _lined_up(self: Array, dim: int, *others: Array) -> tuple[Array, int, list[Array]]:
@@ -207,6 +219,21 @@ def bucketize(
 ) -> Array:
     """The bucket of each value between ``boundaries``."""
     return searchsorted(boundaries, self, right=right)
+
+
+@rule(
+    aten.isin.Tensor_Tensor,
+    aten.isin.Tensor_Scalar,
+    aten.isin.Scalar_Tensor,
+    lift=("element", "test_element"),
+)
+def isin(
+    elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False
+) -> Array:
+    """Whether each element is among ``test_elements`` (or is not, with ``invert``)."""
+    grid = jnp.asarray(elements)[..., None] == jnp.asarray(test_elements).reshape(-1)
+    found = jnp.any(grid, -1)
+    return ~found if invert else found
 
 
 @rule(aten.repeat_interleave.Tensor, context=True)

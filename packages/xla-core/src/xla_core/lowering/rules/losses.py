@@ -1,7 +1,8 @@
 """Losses and their gradients.
 
 ``reduction`` is 0 for none, 1 for the mean, 2 for the sum. Class indices outside the classes
-follow XLA (clamped) where PyTorch on the CPU raises.
+follow XLA (clamped) where PyTorch on the CPU raises. ``multi_margin_loss`` has no rule for its
+gradient: PyTorch has no meta kernel for it, so nothing promises its shape.
 """
 
 from __future__ import annotations
@@ -213,21 +214,6 @@ def soft_margin_loss_backward(
     return -t * jax.nn.sigmoid(-t * x) * _scale(grad_output, reduction, x)
 
 
-def _multi_margin(
-    scores: Array, target: Array, p: Any, margin: Any, weight: Array | None, reduction: int
-) -> Array:
-    rows = scores if scores.ndim > 1 else scores[None]
-    labels = jnp.reshape(target, (-1, 1))
-    own = jnp.take_along_axis(rows, labels, 1, mode="promise_in_bounds")
-    gap = margin - own + rows
-    gap = select((gap > 0) & (jnp.arange(rows.shape[1])[None] != labels), gap, 0)
-    gap = gap if p == 1 else gap * gap
-    if weight is not None:
-        gap = gap * weight[labels].astype(gap.dtype)
-    loss = jnp.sum(gap, axis=1) / rows.shape[1]
-    return _reduce(jnp.reshape(loss, target.shape), reduction)
-
-
 @rule(aten.multi_margin_loss.default)
 def multi_margin_loss(
     self: Array,
@@ -238,24 +224,17 @@ def multi_margin_loss(
     reduction: int = 1,
 ) -> Array:
     """Hinge loss over classes, with exponent ``p`` of 1 or 2."""
-    return _multi_margin(opmath(self), target, p, margin, weight, reduction)
-
-
-@rule(aten.multi_margin_loss_backward.default)
-def multi_margin_loss_backward(
-    grad_output: Array,
-    self: Array,
-    target: Array,
-    p: Any,
-    margin: Any,
-    weight: Array | None = None,
-    reduction: int = 1,
-) -> Array:
-    """The gradient of ``multi_margin_loss``."""
     wide = opmath(self)
-    function = lambda x: _multi_margin(x, target, p, margin, weight, reduction)  # noqa: E731
-    value, pull = jax.vjp(function, wide)
-    return pull(jnp.broadcast_to(grad_output.astype(value.dtype), value.shape))[0]
+    rows = wide if wide.ndim > 1 else wide[None]
+    labels = jnp.reshape(target, (-1, 1))
+    own = jnp.take_along_axis(rows, labels, 1, mode="promise_in_bounds")
+    gap = margin - own + rows
+    gap = select((gap > 0) & (jnp.arange(rows.shape[1])[None] != labels), gap, 0)
+    gap = gap if p == 1 else gap * gap
+    if weight is not None:
+        gap = gap * weight[labels].astype(gap.dtype)
+    loss = jnp.sum(gap, axis=1) / rows.shape[1]
+    return _reduce(jnp.reshape(loss, target.shape), reduction)
 
 
 # Distances.

@@ -412,3 +412,14 @@ def weight_norm_backward(
     norms, g = saved_norms.astype(v.dtype), saved_g.astype(v.dtype)
     by_g = jnp.sum(grad * v, _norm_axes(v, dim), keepdims=True) / norms
     return (g / norms) * (grad - v * (by_g / norms)), by_g
+
+
+@rule(aten.renorm.default, lift=("maxnorm",))
+def renorm(self: Array, p: float, dim: int, maxnorm: Any) -> Array:
+    """Entries of ``dim`` whose p-norm exceeds ``maxnorm`` scaled down to it."""
+    wide = opmath(self)
+    size = jnp.linalg.norm(jnp.moveaxis(wide, dim, 0).reshape(wide.shape[dim], -1), ord=p, axis=1)
+    limit = jnp.asarray(maxnorm).astype(wide.dtype)
+    factor = jnp.where(size > limit, limit / (size + 1e-7), 1)
+    shape = [n if a == dim % wide.ndim else 1 for a, n in enumerate(wide.shape)]
+    return wide * factor.reshape(shape)

@@ -1,0 +1,121 @@
+"""Mistakes in an operator's operands, told in the words that PyTorch uses on the CPU.
+
+PyTorch's meta kernels, which infer shapes, word many errors differently from the kernels that users
+know, and let some mistakes pass (mixed dtypes in a matrix product). All of this runs only when an
+operator meets operands of these shapes and dtypes for the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch._ops import OpOverload
+
+from xla_core.tensor import XLATensor
+
+aten = torch.ops.aten
+
+# Above this many elements an operator is not repeated on the CPU just to word an error.
+_MAX_ELEMENTS: Final = 1 << 24
+
+_COMMON_DTYPES: Final = frozenset(
+    {
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.float32, torch.float64, torch.complex64, torch.complex128,
+    }
+)  # fmt: skip
+
+
+def in_cpu_words(
+    overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Exception | None:
+    """What the CPU raises for operands of these shapes and dtypes (their values are zero), if it does."""
+    return _attempt(overload, args, kwargs, _as_large)
+
+
+def find(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception | None:
+    """The error for a mistake that the meta kernel of ``overload`` lets pass, or None."""
+    suspicious = _SUSPICIONS.get(overload)
+    if suspicious is not None and suspicious(args):
+        return in_cpu_words(overload, args, kwargs)
+    if torch.Tag.pointwise in overload.tags and _has_common_dtypes(args):
+        # One element decides about dtypes as well as many.
+        return _attempt(overload, args, kwargs, _one_element)
+    return None
+
+
+def _as_large(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(x.shape, dtype=x.dtype)
+
+
+def _one_element(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros((1,) * x.dim(), dtype=x.dtype)
+
+
+def _attempt(
+    overload: OpOverload,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    stand_in: Callable[[XLATensor], torch.Tensor],
+) -> Exception | None:
+    named = {k: v for k, v in kwargs.items() if k in {a.name for a in overload._schema.arguments}}
+    if "device" in named:
+        named["device"] = torch.device("cpu")
+    if sum(x.numel() for x in _tensors((args, tuple(named.values())))) > _MAX_ELEMENTS:
+        return None
+    try:
+        overload(*_replace(tuple(args), stand_in), **{k: _replace(v, stand_in) for k, v in named.items()})
+    except Exception as error:  # noqa: BLE001 - whatever the CPU says is what the user should read
+        return error.with_traceback(None)
+    return None
+
+
+def _replace(a: Any, stand_in: Callable[[XLATensor], torch.Tensor]) -> Any:
+    if isinstance(a, XLATensor):
+        return stand_in(a)
+    if isinstance(a, (list, tuple)):
+        return [_replace(item, stand_in) for item in a]
+    return a
+
+
+def _tensors(a: Any) -> list[torch.Tensor]:
+    if isinstance(a, torch.Tensor):
+        return [a]
+    return [x for item in a for x in _tensors(item)] if isinstance(a, (list, tuple)) else []
+
+
+def _has_common_dtypes(args: Sequence[Any]) -> bool:
+    # For the others the CPU lacks kernels that the xla device has.
+    return all(x.dtype in _COMMON_DTYPES for x in _tensors(tuple(args)))
+
+
+def _mixes_dtypes(args: Sequence[Any]) -> bool:
+    return len({x.dtype for x in _tensors(tuple(args))}) > 1
+
+
+def _is_empty(args: Sequence[Any]) -> bool:
+    return args[0].numel() == 0
+
+
+def _is_no_softmax(args: Sequence[Any]) -> bool:
+    x, dim = args[0], args[1]
+    return not x.dtype.is_floating_point or not -max(x.dim(), 1) <= dim < max(x.dim(), 1)
+
+
+_SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
+    aten.mm.default: _mixes_dtypes,
+    aten.bmm.default: _mixes_dtypes,
+    aten.mv.default: _mixes_dtypes,
+    aten.dot.default: _mixes_dtypes,
+    aten.addmm.default: _mixes_dtypes,
+    aten.addmv.default: _mixes_dtypes,
+    aten.baddbmm.default: _mixes_dtypes,
+    aten.linear.default: _mixes_dtypes,
+    aten.convolution.default: _mixes_dtypes,
+    aten.max.default: _is_empty,
+    aten.min.default: _is_empty,
+    aten._softmax.default: _is_no_softmax,
+    aten._log_softmax.default: _is_no_softmax,
+}

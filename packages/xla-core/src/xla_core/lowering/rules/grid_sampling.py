@@ -1,0 +1,167 @@
+"""Sampling an image at the points of a grid, and the grids that affine maps make.
+
+The gradients are jax's transposes of the same gathers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import Array
+
+from xla_core.lowering.registry import rule
+from xla_core.lowering.rules.common import opmath
+from xla_core.lowering.rules.common import where as select
+
+aten = torch.ops.aten
+
+# PyTorch's numbers for interpolation and padding modes.
+_BILINEAR, _NEAREST, _BICUBIC = range(3)
+_ZEROS, _BORDER, _REFLECTION = range(3)
+
+# The parameter of PyTorch's cubic kernel.
+_CUBIC_A = -0.75
+
+# Points and their weights, one array of points per dimension.
+_Corner = tuple[list[Array], Any]
+
+
+def _reflect(x: Array, low: float, high: float) -> Array:
+    """``x`` folded back and forth between the bounds."""
+    span = high - low
+    if span == 0:
+        return jnp.zeros_like(x)
+    distance = jnp.abs(x - low)
+    rest, flips = jnp.mod(distance, span), jnp.floor(distance / span)
+    return select(jnp.mod(flips, 2) == 0, rest + low, high - rest)
+
+
+def _bounded(x: Array, size: int, padding: int, align_corners: bool) -> Array:
+    """Places outside the image moved into it, unless zeros stand there."""
+    if padding == _REFLECTION:
+        edge = 0.0 if align_corners else 0.5
+        x = _reflect(x, -edge, size - 1 + edge)
+    return x if padding == _ZEROS else jnp.clip(x, 0, size - 1)
+
+
+def _places(grid: Array, sizes: Sequence[int], align_corners: bool) -> list[Array]:
+    """The grid's coordinates (-1 to 1, last dimension first) as places in the image."""
+    places = []
+    for axis, size in enumerate(sizes):
+        x = grid[..., len(sizes) - 1 - axis]
+        places.append((x + 1) / 2 * (size - 1) if align_corners else ((x + 1) * size - 1) / 2)
+    return places
+
+
+def _read(image: Array, places: Sequence[Array]) -> Array:
+    """The image at whole places, zero outside: ``[N, C, *points]``."""
+    sizes, batch = image.shape[2:], image.shape[0]
+    inside: Any = True
+    flat: Any = 0
+    for x, size in zip(places, sizes, strict=True):
+        inside = inside & (x >= 0) & (x <= size - 1)
+        flat = flat * size + jnp.clip(x, 0, size - 1).astype(np.int32)
+    rows = image.reshape(batch, image.shape[1], math.prod(sizes))
+    points = flat.reshape(batch, -1)
+    found = jax.vmap(lambda row, at: row.at[:, at].get(mode="promise_in_bounds"))(rows, points)
+    return select(inside[:, None], found.reshape(*image.shape[:2], *flat.shape[1:]), 0)
+
+
+def _linear_corners(places: Sequence[Array]) -> list[_Corner]:
+    lows = [jnp.floor(x) for x in places]
+    corners = []
+    for choice in itertools.product((0, 1), repeat=len(places)):
+        weight: Any = 1
+        for x, low, upper in zip(places, lows, choice, strict=True):
+            weight = weight * (x - low if upper else low + 1 - x)
+        corners.append(([low + c for low, c in zip(lows, choice, strict=True)], weight))
+    return corners
+
+
+def _cubic_weight(distance: Array, near: bool) -> Array:
+    if near:
+        return ((_CUBIC_A + 2) * distance - (_CUBIC_A + 3)) * distance * distance + 1
+    return ((distance - 5) * distance + 8) * distance * _CUBIC_A - 4 * _CUBIC_A
+
+
+def _cubic_corners(
+    places: Sequence[Array], sizes: Sequence[int], padding: int, align_corners: bool
+) -> list[_Corner]:
+    per_axis = []
+    for x, size in zip(places, sizes, strict=True):
+        low = jnp.floor(x)
+        taps = []
+        for step in range(-1, 3):
+            at = _bounded(low + step, size, padding, align_corners)
+            taps.append((at, _cubic_weight(jnp.abs(x - low - step), step in (0, 1))))
+        per_axis.append(taps)
+    corners = []
+    for choice in itertools.product(*per_axis):
+        weight: Any = 1
+        for _, part in choice:
+            weight = weight * part
+        corners.append(([at for at, _ in choice], weight))
+    return corners
+
+
+def _sample(image: Array, grid: Array, mode: int, padding: int, align_corners: bool) -> Array:
+    sizes = image.shape[2:]
+    places = _places(grid, sizes, align_corners)
+    if mode == _BICUBIC:
+        corners = _cubic_corners(places, sizes, padding, align_corners)
+    else:
+        places = [
+            _bounded(x, size, padding, align_corners) for x, size in zip(places, sizes, strict=True)
+        ]
+        if mode == _NEAREST:
+            return _read(image, [jnp.round(x) for x in places])
+        corners = _linear_corners(places)
+    total: Any = 0
+    for at, weight in corners:
+        # What rounding to a place does to the gradient is nothing: it flows through the weights.
+        whole = [jax.lax.stop_gradient(x) for x in at]
+        total = total + _read(image, whole) * weight[:, None]
+    return total
+
+
+@rule(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
+def grid_sampler(
+    input: Array, grid: Array, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Array:
+    """``input`` (``[N, C, *image]``) at the points of ``grid`` (``[N, *points, dims]``)."""
+    settings = (interpolation_mode, padding_mode, align_corners)
+    return _sample(opmath(input), opmath(grid), *settings)
+
+
+@rule(aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default)
+def grid_sampler_backward(
+    grad_output: Array,
+    input: Array,
+    grid: Array,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+    output_mask: Sequence[bool],
+) -> tuple[Array, ...]:
+    """Gradients by image and grid, whatever the mask says: what nobody reads is not computed."""
+    settings = (interpolation_mode, padding_mode, align_corners)
+    _, pull = jax.vjp(lambda x, g: _sample(x, g, *settings), opmath(input), opmath(grid))
+    return pull(opmath(grad_output))
+
+
+@rule(aten.affine_grid_generator.default)
+def affine_grid_generator(theta: Array, size: Sequence[int], align_corners: bool) -> Array:
+    """The grid of an image of ``size`` under affine maps ``[N, dims, dims + 1]``."""
+    axes = []
+    for count in size[2:]:
+        line = np.linspace(-1, 1, count) if count > 1 else np.zeros(count)
+        axes.append(line if align_corners else line * (count - 1) / count)
+    base = np.stack([*np.meshgrid(*axes, indexing="ij")[::-1], np.ones(tuple(size[2:]))], -1)
+    return jnp.einsum("...i,nji->n...j", jnp.asarray(base, theta.dtype), theta)

@@ -1,0 +1,130 @@
+"""Runs the same call on the CPU and on the ``xla`` device, and compares what comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from xla_core import counters, runtime
+
+Tolerance = tuple[float, float]
+"""``(rtol, atol)``."""
+
+# By result dtype: the two systems order sums differently and approximate transcendental functions
+# differently; integers and booleans are compared exactly.
+TOLERANCES: dict[torch.dtype, Tolerance] = {
+    torch.float64: (1e-7, 1e-7),
+    torch.complex128: (1e-7, 1e-7),
+    torch.float32: (1e-4, 1e-5),
+    torch.complex64: (1e-4, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-3),
+    torch.float16: (2e-3, 1e-4),
+}
+
+
+def copy_to(value: Any, device: str) -> Any:
+    """``value`` with every tensor in it detached, copied to ``device``, and each CPU device replaced.
+
+    A tensor that occurs twice stays one tensor. What required a gradient still does.
+    """
+    copies: dict[int, torch.Tensor] = {}
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            if id(leaf) not in copies:
+                copied = leaf.detach().to(device) if leaf.device.type != device else leaf.detach().clone()
+                copies[id(leaf)] = copied.requires_grad_(leaf.requires_grad)
+            return copies[id(leaf)]
+        return torch.device(device) if isinstance(leaf, torch.device) else leaf
+
+    return _pytree.tree_map(one, value)
+
+
+def leaves(value: Any) -> list[Any]:
+    """The tensors and numbers in nested lists, tuples and dictionaries."""
+    return [leaf for leaf in _pytree.tree_leaves(value) if leaf is not None]
+
+
+def to_host(value: Any) -> list[Any]:
+    """The leaves of ``value``, each tensor among them detached on the CPU and plainly stored."""
+    return [
+        leaf.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        if isinstance(leaf, torch.Tensor)
+        else leaf
+        for leaf in leaves(value)
+    ]
+
+
+def assert_same(got: Any, expected: Any, tolerance: Tolerance | None = None) -> None:
+    """Assert that values, shapes and dtypes agree; ``tolerance`` widens that of the dtype."""
+    actual, wanted = to_host(got), to_host(expected)
+    assert len(actual) == len(wanted), f"{len(actual)} results instead of {len(wanted)}"
+    for position, (a, w) in enumerate(zip(actual, wanted, strict=True)):
+        if not isinstance(w, torch.Tensor):
+            a, w = torch.tensor(a), torch.tensor(w)
+        rtol, atol = TOLERANCES.get(w.dtype, (0.0, 0.0))
+        if tolerance is not None and (w.is_floating_point() or w.is_complex()):
+            rtol, atol = max(rtol, tolerance[0]), max(atol, tolerance[1])
+        label = f"result {position}: "
+        torch.testing.assert_close(
+            a, w, rtol=rtol, atol=atol, equal_nan=True, msg=lambda text, at=label: at + text
+        )
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What one call gave: a value, or the exception it raised."""
+
+    value: Any = None
+    error: Exception | None = None
+
+
+def attempt(call: Callable[[], Any]) -> Outcome:
+    """Call ``call``; an exception is kept, without its frames, which would keep tensors alive."""
+    try:
+        return Outcome(value=call())
+    except Exception as error:
+        return Outcome(error=error.with_traceback(None))
+
+
+def gradients(result: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Gradients by ``inputs`` of a fixed weighting of all differentiable parts of ``result``."""
+    outputs = [
+        r for r in leaves(result) if isinstance(r, torch.Tensor) and r.requires_grad and r.numel()
+    ]
+    if not outputs:
+        return []
+    weights = [_weights(r) for r in outputs]
+    return list(torch.autograd.grad(outputs, inputs, weights, allow_unused=True))
+
+
+def _weights(like: torch.Tensor) -> torch.Tensor:
+    # No symmetry and no sum of zero: a gradient that is permuted or dropped shows.
+    flat = torch.arange(like.numel(), dtype=torch.float64)
+    values = 0.5 + 0.5 * torch.cos(flat * 1.7 + 0.3)
+    return values.reshape(like.shape).to(like.dtype).to(like.device)
+
+
+@contextlib.contextmanager
+def fallbacks() -> Iterator[dict[str, int]]:
+    """How often each operator ran on the CPU inside the block, filled in when it ends."""
+    before = counters.all_counters()
+    found: dict[str, int] = {}
+    try:
+        yield found
+    finally:
+        for name, count in counters.all_counters().items():
+            if name.startswith("aten::") and count > before.get(name, 0):
+                found[name] = count - before.get(name, 0)
+
+
+def forget_pending() -> None:
+    """Drop what the devices have recorded: after a failure it must not fail the next test too."""
+    for trace in runtime.traces():
+        with trace.lock:
+            trace.reset()
