@@ -71,6 +71,7 @@ class Bench:
             "first_step_s": seconds[0],
             "first_three_steps_s": sum(seconds[:3]),
             "start_to_first_step_s": since_start,
+            "cached_programs": self.system.cached_programs(),
             "losses": losses,
         }
 

@@ -31,6 +31,10 @@ class System(Protocol):
         """Programs compiled or loaded so far; None where nothing is compiled."""
         ...
 
+    def cached_programs(self) -> int | None:
+        """How many of them came from the persistent cache; None where nothing is compiled."""
+        ...
+
     def fallbacks(self) -> dict[str, int]:
         """Operators that ran on the CPU instead, with counts."""
         ...
@@ -55,6 +59,10 @@ class EagerCPU:
         return
 
     def programs(self) -> int | None:
+        """None: nothing is compiled."""
+        return None
+
+    def cached_programs(self) -> int | None:
         """None: nothing is compiled."""
         return None
 
@@ -100,6 +108,10 @@ class ThisProject(LazyXLA):
         """Programs in the core's own report."""
         return len(self._report.program_runs())
 
+    def cached_programs(self) -> int | None:
+        """Those the core's report marks."""
+        return sum(program.from_cache for program in self._report.program_runs())
+
     def fallbacks(self) -> dict[str, int]:
         """The core's fallback counters."""
         counts = self._report.fallback_counts()
@@ -123,6 +135,10 @@ class OfficialTorchXLA(LazyXLA):
         """Compilations and loads from its persistent cache."""
         names = ("UncachedCompile", "PersistentCacheHit")
         return sum(self._met.counter_value(name) or 0 for name in names)
+
+    def cached_programs(self) -> int | None:
+        """Loads from its persistent cache."""
+        return self._met.counter_value("PersistentCacheHit") or 0
 
     def fallbacks(self) -> dict[str, int]:
         """Its ``aten::`` counters."""

@@ -22,6 +22,7 @@ COLUMNS: list[tuple[str, Callable[[Figures], Any], str]] = [
     ("from start cold s", lambda f: f.get("cold", {}).get("start_to_first_step_s"), "{:.1f}"),
     ("from start warm s", lambda f: f.get("warm", {}).get("start_to_first_step_s"), "{:.1f}"),
     ("programs", lambda f: f.get("programs"), "{:d}"),
+    ("cached warm", lambda f: f.get("warm", {}).get("cached_programs"), "{:d}"),
 ]
 RATIOS: list[tuple[str, str, Callable[[Figures], Any]]] = [
     ("host (trace + sync)", "torch_xla", lambda f: f.get("host_ms")),

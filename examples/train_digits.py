@@ -154,7 +154,9 @@ def print_report() -> None:
     """What was compiled, how often it ran, and what the device left to the CPU."""
     programs = report.program_runs()
     seconds = sum(program.compile_seconds for program in programs)
-    print(f"\n{len(programs)} programs compiled (or found in the cache) in {seconds:.1f} s:")
+    cached = sum(program.from_cache for program in programs)
+    compiled = len(programs) - cached
+    print(f"\n{compiled} programs compiled, {cached} found in the cache, in {seconds:.1f} s:")
     for program in sorted(programs, key=lambda program: -program.runs):
         print(f"  {program.name}: {program.operations} operations, ran {program.runs} times")
     fallbacks = report.fallback_counts()

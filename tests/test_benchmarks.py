@@ -40,7 +40,8 @@ def test_both_systems_are_measured_and_agree(tmp_path):
     assert row["xla"]["losses"] == pytest.approx(row["cpu"]["losses"], rel=2e-3)
     assert row["xla"]["executable_ms"] > 0
     assert row["xla"]["programs"] >= 1
-    assert row["xla"]["warm"]["first_step_s"] > 0
+    assert row["xla"]["cold"]["cached_programs"] == 0
+    assert row["xla"]["warm"]["cached_programs"] == row["xla"]["programs"]
     assert row["xla"]["fallbacks"] == {}
     assert "mlp_adam" in shown
 

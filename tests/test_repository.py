@@ -183,8 +183,13 @@ def test_there_are_no_init_files_in_tests():
 
 
 def test_modules_do_not_import_each_other_in_circles():
-    found = [" <-> ".join(sorted(group)) for group in cycles(import_graph())]
-    assert not found
+    graph = import_graph()
+    edges = [
+        f"{name} imports {', '.join(sorted(graph[name] & group))}"
+        for group in cycles(graph)
+        for name in sorted(group)
+    ]
+    assert not edges, "\n".join(edges)
 
 
 def test_the_cycle_finder_finds_a_cycle():

@@ -9,11 +9,32 @@ import textwrap
 
 import pytest
 
-# Before anything starts a client: a machine with a TPU runs these tests on its CPU too.
-os.environ["PJRT_DEVICE"] = "CPU"
+from xla_core import counters, report
 
 # What would change the meaning of a test if it came from the developer's own environment.
 _CLEARED = ("XLA_", "CPU_NUM_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD", "PJRT_DEVICE")
+
+# Before anything starts a client: a machine with a TPU runs these tests on its CPU too.
+for name in [name for name in os.environ if name.startswith(_CLEARED)]:
+    del os.environ[name]
+os.environ["PJRT_DEVICE"] = "CPU"
+
+
+@pytest.fixture
+def compile_count():
+    """A function that says how many programs this process has compiled."""
+    return lambda: counters.all_counters().get("UncachedCompile", 0)
+
+
+@pytest.fixture
+def fallbacks():
+    """A function that says which operators ran on the CPU since the test began, and how often."""
+    before = report.fallback_counts()
+    return lambda: {
+        name: count - before.get(name, 0)
+        for name, count in report.fallback_counts().items()
+        if count > before.get(name, 0)
+    }
 
 
 @pytest.fixture

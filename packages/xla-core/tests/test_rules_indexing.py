@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,24 +31,24 @@ INDICES: list[list[Any]] = [
 ]
 
 
-@pytest.mark.parametrize("indices", INDICES, ids=str)
 @together
-def test_index(indices: list[Any]) -> Iterator[Call]:
-    x = torch.randn(4, 3, 5)
-    yield Call(aten.index.Tensor, x, indices)
-    shape = aten.index(x, indices).shape
-    values = torch.randn(shape)
-    # Repeated places make the winner of a plain write unspecified: write distinct ones only.
-    distinct = not any(
-        i is not None and i.numel() > 1 and i.unique().numel() < i.numel() for i in indices
-    )
-    if distinct:
-        yield Call(aten.index_put.default, x, indices, values)
-        yield Call(aten.index_put.default, x, indices, torch.tensor(3.0))
-    yield Call(aten.index_put.default, x, indices, values, True)
-    yield Call(
-        aten._unsafe_index_put.default, x.to(torch.int64), indices, values.to(torch.int64), True
-    )
+def test_index() -> Iterator[Call]:
+    for indices in INDICES:
+        x = torch.randn(4, 3, 5)
+        yield Call(aten.index.Tensor, x, indices)
+        shape = aten.index(x, indices).shape
+        values = torch.randn(shape)
+        # Repeated places make the winner of a plain write unspecified: write distinct ones only.
+        distinct = not any(
+            i is not None and i.numel() > 1 and i.unique().numel() < i.numel() for i in indices
+        )
+        if distinct:
+            yield Call(aten.index_put.default, x, indices, values)
+            yield Call(aten.index_put.default, x, indices, torch.tensor(3.0))
+        yield Call(aten.index_put.default, x, indices, values, True)
+        yield Call(
+            aten._unsafe_index_put.default, x.to(torch.int64), indices, values.to(torch.int64), True
+        )
 
 
 @together
@@ -126,41 +127,46 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("shape", "picked", "dim"), SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16], ids=str)
 @together
 def test_gather_and_scatter(
-    shape: tuple[int, ...], picked: tuple[int, ...], dim: int, dtype: torch.dtype
+    shape: tuple[int, ...], picked: tuple[int, ...], dim: int
 ) -> Iterator[Call]:
-    torch.manual_seed(0)
-    x = (3 * torch.randn(shape)).to(dtype)
-    size = shape[dim] if shape else 1
-    # Distinct along the dimension, so that a plain write has one possible result.
-    order = torch.stack([torch.randperm(size) for _ in range(64)])
-    index = order.flatten()[:0].reshape(picked) if 0 in picked else None
-    if index is None:
-        moved = (
-            torch.empty(picked, dtype=torch.int64).movedim(dim, -1) if picked else torch.zeros(())
-        )
-        rows = order[: max(moved[..., 0].numel(), 1), : moved.shape[-1]] if picked else order[0, 0]
-        index = rows.reshape(moved.shape).movedim(-1, dim) if picked else rows
-    index = index.contiguous()
-    source = (3 * torch.randn(shape)).to(dtype)
-    yield Call(aten.gather.default, x, dim, index)
-    yield Call(aten.scatter.src, x, dim, index, source)
-    yield Call(aten.scatter.value, x, dim, index, 2)
-    yield Call(aten.scatter_add.default, x, dim, index, source)
-    yield Call(aten.scatter.reduce, x, dim, index, source, reduce="multiply")
-    yield Call(aten.scatter.value_reduce, x, dim, index, 3, reduce="add")
+    for dtype in [torch.float32, torch.int64, torch.bfloat16]:
+        torch.manual_seed(0)
+        x = (3 * torch.randn(shape)).to(dtype)
+        size = shape[dim] if shape else 1
+        # Distinct along the dimension, so that a plain write has one possible result.
+        order = torch.stack([torch.randperm(size) for _ in range(64)])
+        index = order.flatten()[:0].reshape(picked) if 0 in picked else None
+        if index is None:
+            moved = (
+                torch.empty(picked, dtype=torch.int64).movedim(dim, -1)
+                if picked
+                else torch.zeros(())
+            )
+            rows = (
+                order[: max(moved[..., 0].numel(), 1), : moved.shape[-1]] if picked else order[0, 0]
+            )
+            index = rows.reshape(moved.shape).movedim(-1, dim) if picked else rows
+        index = index.contiguous()
+        source = (3 * torch.randn(shape)).to(dtype)
+        yield Call(aten.gather.default, x, dim, index)
+        yield Call(aten.scatter.src, x, dim, index, source)
+        yield Call(aten.scatter.value, x, dim, index, 2)
+        yield Call(aten.scatter_add.default, x, dim, index, source)
+        yield Call(aten.scatter.reduce, x, dim, index, source, reduce="multiply")
+        yield Call(aten.scatter.value_reduce, x, dim, index, 3, reduce="add")
 
 
-@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
-@pytest.mark.parametrize("include_self", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32], ids=str)
 @together
-def test_scatter_reduce(reduce: str, include_self: bool, dtype: torch.dtype) -> Iterator[Call]:
-    x, source = (5 * torch.randn(4, 5)).to(dtype), (5 * torch.randn(3, 5)).to(dtype)
-    index = torch.randint(0, 4, (3, 4))
-    yield Call(aten.scatter_reduce.two, x, 0, index, source, reduce, include_self=include_self)
+def test_scatter_reduce(dtype: torch.dtype) -> Iterator[Call]:
+    for reduce, include_self in itertools.product(
+        ["sum", "prod", "mean", "amax", "amin"], [True, False]
+    ):
+        x, source = (5 * torch.randn(4, 5)).to(dtype), (5 * torch.randn(3, 5)).to(dtype)
+        index = torch.randint(0, 4, (3, 4))
+        yield Call(aten.scatter_reduce.two, x, 0, index, source, reduce, include_self=include_self)
 
 
 @together
@@ -198,14 +204,13 @@ def test_repeat_interleave() -> Iterator[Call]:
     yield Call(aten.repeat_interleave.Tensor, I([2, 0, 3]), output_size=5)
 
 
-@pytest.mark.parametrize("dim", [0, 1, -1])
-@pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.bfloat16], ids=str)
 @together
-def test_sort(dim: int, descending: bool, dtype: torch.dtype) -> Iterator[Call]:
-    x = torch.randint(0, 4, (5, 6, 7)).to(dtype)
-    yield Call(aten.sort.stable, x, stable=True, dim=dim, descending=descending)
-    yield Call(aten.sort.default, x[:, :, 0], min(dim, 1), descending)
+def test_sort(dtype: torch.dtype) -> Iterator[Call]:
+    for dim, descending in itertools.product([0, 1, -1], [False, True]):
+        x = torch.randint(0, 4, (5, 6, 7)).to(dtype)
+        yield Call(aten.sort.stable, x, stable=True, dim=dim, descending=descending)
+        yield Call(aten.sort.default, x[:, :, 0], min(dim, 1), descending)
 
 
 @together
@@ -219,15 +224,15 @@ def test_sort_special_values() -> Iterator[Call]:
     yield Call(aten.topk.default, I([3.0, torch.nan, 1.0, 2.0]), 4, -1, False)
 
 
-@pytest.mark.parametrize("dim", [0, -1])
-@pytest.mark.parametrize("largest", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8], ids=str)
 @together
-def test_topk(dim: int, largest: bool, dtype: torch.dtype) -> Iterator[Call]:
-    # All different: PyTorch leaves open which of equal values comes first.
-    x = torch.stack([torch.randperm(8) for _ in range(8)])
-    x = x if dim == -1 else x.T.contiguous()
-    yield Call(aten.topk.default, x.to(dtype), 3, dim, largest)
+def test_topk() -> Iterator[Call]:
+    for dim, largest, dtype in itertools.product(
+        [0, -1], [False, True], [torch.float32, torch.int64, torch.uint8]
+    ):
+        # All different: PyTorch leaves open which of equal values comes first.
+        x = torch.stack([torch.randperm(8) for _ in range(8)])
+        x = x if dim == -1 else x.T.contiguous()
+        yield Call(aten.topk.default, x.to(dtype), 3, dim, largest)
 
 
 @together

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -26,8 +27,7 @@ def _close(got: torch.Tensor | None, want: torch.Tensor | None) -> None:
 
 @pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 5), (2, 3, 2, 4, 3)], ids=str)
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("momentum", [0.1, 1.0])
+@pytest.mark.parametrize(("affine", "momentum"), [(True, 0.1), (False, 1.0)])
 @together
 def test_batch_norm(
     shape: tuple[int, ...], training: bool, affine: bool, momentum: float
@@ -96,37 +96,39 @@ def test_batch_norm_in_bfloat16() -> None:
         torch.testing.assert_close(one.float(), other, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("normalized", [[6], [4, 6]], ids=str)
-@pytest.mark.parametrize("affine", [True, False])
 @together
-def test_layer_norm(normalized: list[int], affine: bool) -> Iterator[Call]:
-    x = torch.randn(3, 4, 6) * 2 + 3
-    weight, bias = (torch.randn(normalized), torch.randn(normalized)) if affine else (None, None)
-    yield Call(aten.native_layer_norm.default, x, normalized, weight, bias, 1e-5, tolerance=LOOSE)
-    _, mean, rstd = aten.native_layer_norm(x, normalized, weight, bias, 1e-5)
-    mask = [True, affine, affine]
-    yield Call(
-        aten.native_layer_norm_backward.default,
-        *(torch.randn(3, 4, 6), x, normalized, mean, rstd, weight, bias, mask),
-        tolerance=LOOSE,
-    )
+def test_layer_norm() -> Iterator[Call]:
+    for normalized, affine in itertools.product([[6], [4, 6]], [True, False]):
+        x = torch.randn(3, 4, 6) * 2 + 3
+        weight, bias = (
+            (torch.randn(normalized), torch.randn(normalized)) if affine else (None, None)
+        )
+        yield Call(
+            aten.native_layer_norm.default, x, normalized, weight, bias, 1e-5, tolerance=LOOSE
+        )
+        _, mean, rstd = aten.native_layer_norm(x, normalized, weight, bias, 1e-5)
+        mask = [True, affine, affine]
+        yield Call(
+            aten.native_layer_norm_backward.default,
+            *(torch.randn(3, 4, 6), x, normalized, mean, rstd, weight, bias, mask),
+            tolerance=LOOSE,
+        )
 
 
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("groups", [1, 2, 6])
 @together
-def test_group_norm(affine: bool, groups: int) -> Iterator[Call]:
-    x = torch.randn(3, 6, 4, 5) * 2 + 3
-    weight, bias = (torch.randn(6), torch.randn(6)) if affine else (None, None)
-    sizes = (3, 6, 20, groups)
-    yield Call(aten.native_group_norm.default, x, weight, bias, *sizes, 1e-5, tolerance=LOOSE)
-    _, mean, rstd = aten.native_group_norm(x, weight, bias, *sizes, 1e-5)
-    mask = [True, affine, affine]
-    yield Call(
-        aten.native_group_norm_backward.default,
-        *(torch.randn(3, 6, 4, 5), x, mean, rstd, weight, *sizes, mask),
-        tolerance=LOOSE,
-    )
+def test_group_norm() -> Iterator[Call]:
+    for affine, groups in itertools.product([True, False], [1, 2, 6]):
+        x = torch.randn(3, 6, 4, 5) * 2 + 3
+        weight, bias = (torch.randn(6), torch.randn(6)) if affine else (None, None)
+        sizes = (3, 6, 20, groups)
+        yield Call(aten.native_group_norm.default, x, weight, bias, *sizes, 1e-5, tolerance=LOOSE)
+        _, mean, rstd = aten.native_group_norm(x, weight, bias, *sizes, 1e-5)
+        mask = [True, affine, affine]
+        yield Call(
+            aten.native_group_norm_backward.default,
+            *(torch.randn(3, 6, 4, 5), x, mean, rstd, weight, *sizes, mask),
+            tolerance=LOOSE,
+        )
 
 
 @pytest.mark.parametrize("affine", [True, False])

@@ -39,18 +39,18 @@ def _plane(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.
 
 
 @pytest.mark.parametrize("case", MAX_CASES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @together
-def test_max_pool2d(case: tuple[Any, ...], dtype: torch.dtype) -> Iterator[Call]:
-    torch.manual_seed(0)
-    shape, *settings = case
-    x = _plane(shape, dtype)
-    yield Call(aten.max_pool2d_with_indices.default, x, *settings)
-    if dtype == torch.bfloat16:
-        return
-    out, indices = aten.max_pool2d_with_indices(x, *settings)
-    grad = torch.randn(out.shape, dtype=dtype)
-    yield Call(aten.max_pool2d_with_indices_backward.default, grad, x, *settings, indices)
+def test_max_pool2d(case: tuple[Any, ...]) -> Iterator[Call]:
+    for dtype in [torch.float32, torch.float64, torch.bfloat16]:
+        torch.manual_seed(0)
+        shape, *settings = case
+        x = _plane(shape, dtype)
+        yield Call(aten.max_pool2d_with_indices.default, x, *settings)
+        if dtype == torch.bfloat16:
+            continue
+        out, indices = aten.max_pool2d_with_indices(x, *settings)
+        grad = torch.randn(out.shape, dtype=dtype)
+        yield Call(aten.max_pool2d_with_indices_backward.default, grad, x, *settings, indices)
 
 
 @pytest.mark.parametrize("by_axis", [False, True])
@@ -76,11 +76,11 @@ def test_special_values(by_axis: bool, shape: tuple[int, ...]) -> None:
             assert (jax.device_get(place) == where.numpy()).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64], ids=str)
 @together
-def test_integer_max_pool(dtype: torch.dtype) -> Iterator[Call]:
-    x = torch.randint(0, 9, (1, 2, 7, 7), dtype=dtype)
-    yield Call(aten.max_pool2d_with_indices.default, x, [3, 3], [2, 2], [1, 1])
+def test_integer_max_pool() -> Iterator[Call]:
+    for dtype in [torch.uint8, torch.int32, torch.int64]:
+        x = torch.randint(0, 9, (1, 2, 7, 7), dtype=dtype)
+        yield Call(aten.max_pool2d_with_indices.default, x, [3, 3], [2, 2], [1, 1])
 
 
 @pytest.mark.parametrize(
@@ -116,16 +116,17 @@ def test_avg_pool2d(divisor: int | None, geometry: tuple[Any, ...]) -> Iterator[
         yield Call(aten.avg_pool2d_backward.default, grad, x, *tail)
 
 
-@pytest.mark.parametrize("ceil_mode", [False, True])
-@pytest.mark.parametrize("count_pad", [False, True])
 @together
-def test_other_avg_pools(ceil_mode: bool, count_pad: bool) -> Iterator[Call]:
-    yield Call(aten.avg_pool1d.default, torch.randn(2, 3, 9), [3], [2], [1], ceil_mode, count_pad)
-    x = torch.randn(1, 2, 6, 7, 8)
-    settings = ([2, 3, 2], [2, 2, 1], [1, 1, 0], ceil_mode, count_pad, None)
-    yield Call(aten.avg_pool3d.default, x, *settings)
-    grad = torch.randn_like(aten.avg_pool3d(x, *settings))
-    yield Call(aten.avg_pool3d_backward.default, grad, x, *settings)
+def test_other_avg_pools() -> Iterator[Call]:
+    for ceil_mode, count_pad in itertools.product([False, True], [False, True]):
+        yield Call(
+            aten.avg_pool1d.default, torch.randn(2, 3, 9), [3], [2], [1], ceil_mode, count_pad
+        )
+        x = torch.randn(1, 2, 6, 7, 8)
+        settings = ([2, 3, 2], [2, 2, 1], [1, 1, 0], ceil_mode, count_pad, None)
+        yield Call(aten.avg_pool3d.default, x, *settings)
+        grad = torch.randn_like(aten.avg_pool3d(x, *settings))
+        yield Call(aten.avg_pool3d_backward.default, grad, x, *settings)
 
 
 @pytest.mark.parametrize("output", [[1, 1], [2, 4], [3, 5], [8, 9], [10, 3]], ids=str)
@@ -199,15 +200,14 @@ def test_interpolation(
 
 
 @pytest.mark.parametrize("mode", ["reflection", "replication"])
-@pytest.mark.parametrize("rank", [1, 2, 3])
-@pytest.mark.parametrize("padding", [[1, 2, 2, 0, 1, 1], [0, 1, -1, 2, 1, -1]], ids=str)
 @together
-def test_padding(mode: str, rank: int, padding: list[int]) -> Iterator[Call]:
-    x, amounts = torch.randn(2, 3, 4, 5, 6)[(0,) * (3 - rank)], padding[: 2 * rank]
-    forward = getattr(aten, f"{mode}_pad{rank}d").default
-    yield Call(forward, x, amounts)
-    grad = torch.randn_like(forward(x, amounts))
-    yield Call(getattr(aten, f"{mode}_pad{rank}d_backward").default, grad, x, amounts)
+def test_padding(mode: str) -> Iterator[Call]:
+    for rank, padding in itertools.product([1, 2, 3], [[1, 2, 2, 0, 1, 1], [0, 1, -1, 2, 1, -1]]):
+        x, amounts = torch.randn(2, 3, 4, 5, 6)[(0,) * (3 - rank)], padding[: 2 * rank]
+        forward = getattr(aten, f"{mode}_pad{rank}d").default
+        yield Call(forward, x, amounts)
+        grad = torch.randn_like(forward(x, amounts))
+        yield Call(getattr(aten, f"{mode}_pad{rank}d_backward").default, grad, x, amounts)
 
 
 @together
@@ -218,25 +218,24 @@ def test_max_unpool() -> Iterator[Call]:
 
 
 @pytest.mark.parametrize("mode", [0, 1, 2])
-@pytest.mark.parametrize("padding", [0, 1, 2])
-@pytest.mark.parametrize("align", [False, True])
 @together
-def test_grid_sampler(mode: int, padding: int, align: bool) -> Iterator[Call]:
-    torch.manual_seed(0)
-    settings = (mode, padding, align)
-    # Weights are differences of places: half the digits go where an image is wide.
-    loose = {"tolerance": (1e-3, 1e-4)}
-    x, grid = torch.randn(2, 3, 5, 4), 1.3 * torch.randn(2, 3, 6, 2)
-    yield Call(aten.grid_sampler_2d.default, x, grid, *settings, **loose)
-    grad = torch.randn(2, 3, 3, 6)
-    backward = aten.grid_sampler_2d_backward.default
-    yield Call(backward, grad, x, grid, *settings, [True, True], **loose)
-    if mode < 2:
-        x, grid = torch.randn(2, 3, 5, 4, 3), 1.3 * torch.randn(2, 3, 2, 2, 3)
-        yield Call(aten.grid_sampler_3d.default, x, grid, *settings, **loose)
-        grad = torch.randn(2, 3, 3, 2, 2)
-        backward = aten.grid_sampler_3d_backward.default
+def test_grid_sampler(mode: int) -> Iterator[Call]:
+    for padding, align in ((0, False), (1, True), (2, False), (2, True)):
+        torch.manual_seed(0)
+        settings = (mode, padding, align)
+        # Weights are differences of places: half the digits go where an image is wide.
+        loose = {"tolerance": (1e-3, 1e-4)}
+        x, grid = torch.randn(2, 3, 5, 4), 1.3 * torch.randn(2, 3, 6, 2)
+        yield Call(aten.grid_sampler_2d.default, x, grid, *settings, **loose)
+        grad = torch.randn(2, 3, 3, 6)
+        backward = aten.grid_sampler_2d_backward.default
         yield Call(backward, grad, x, grid, *settings, [True, True], **loose)
+        if mode < 2:
+            x, grid = torch.randn(2, 3, 5, 4, 3), 1.3 * torch.randn(2, 3, 2, 2, 3)
+            yield Call(aten.grid_sampler_3d.default, x, grid, *settings, **loose)
+            grad = torch.randn(2, 3, 3, 2, 2)
+            backward = aten.grid_sampler_3d_backward.default
+            yield Call(backward, grad, x, grid, *settings, [True, True], **loose)
 
 
 @pytest.mark.parametrize("align", [False, True])

@@ -39,7 +39,7 @@ def ensure() -> None:
     if _failure:
         raise _failure[0]
     _attach()
-    importlib.import_module("xla_core.dispatch").install()
+    importlib.import_module("xla_core.dispatch.resolve").install()
     compat = importlib.import_module("xla_core._torch_compat")
     compat.register_device_module(importlib.import_module("xla_core.device_module"))
     if not _early:

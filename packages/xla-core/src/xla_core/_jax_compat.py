@@ -135,6 +135,8 @@ def lower_to_module(
         module = _jaxpr_to_module(jaxpr, platform, name, num_partitions)
     if kept_prefix is not None:
         _keep_functions(module, kept_prefix)
+        with module.context:
+            _passmanager.PassManager.parse("builtin.module(func.func(cse,canonicalize))").run(module.operation)
     _set_module_counts(module, num_replicas, num_partitions)
     _annotate(module, aliases, input_shardings, output_shardings)
     if num_partitions > 1:

@@ -37,23 +37,31 @@ _CARRIERS: Final[Mapping[torch.dtype, torch.dtype]] = {
 }
 
 
+class UnsupportedDtypeError(TypeError):
+    """A dtype that XLA has no type for."""
+
+
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
-    """The numpy dtype of ``dtype``. Raises TypeError for a dtype that XLA tensors do not have."""
+    """The numpy dtype of ``dtype``. Raises UnsupportedDtypeError where XLA tensors have none."""
     found = NUMPY_DTYPES.get(dtype)
     if found is None:
-        raise TypeError(
+        raise UnsupportedDtypeError(
             f"an xla tensor cannot have dtype {dtype}; use one of {', '.join(map(str, NUMPY_DTYPES))}"
         )
     return found
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A contiguous numpy array with the values of a CPU tensor; it may share the tensor's memory."""
+    """A contiguous numpy array with the values of a CPU tensor; it may share the tensor's memory.
+
+    Raises UnsupportedDtypeError where XLA tensors cannot have its dtype.
+    """
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    wanted = numpy_dtype(tensor.dtype)
     carrier = _CARRIERS.get(tensor.dtype)
     if carrier is None:
         return tensor.numpy()
-    return tensor.view(carrier).numpy().view(NUMPY_DTYPES[tensor.dtype])
+    return tensor.view(carrier).numpy().view(wanted)
 
 
 def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:

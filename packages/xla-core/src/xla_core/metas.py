@@ -7,6 +7,8 @@ from typing import Final
 
 import torch
 
+from xla_core.dtypes import numpy_dtype
+
 
 class TensorMeta:
     """Shape and PyTorch dtype of one traced value.
@@ -40,9 +42,13 @@ _lock = threading.Lock()
 
 
 def tensor_meta(shape: tuple[int, ...], dtype: torch.dtype) -> TensorMeta:
-    """Return the one ``TensorMeta`` for ``shape`` and ``dtype``."""
+    """Return the one ``TensorMeta`` for ``shape`` and ``dtype``.
+
+    Raises UnsupportedDtypeError for a dtype that XLA tensors cannot have.
+    """
     found = _interned.get((shape, dtype))
     if found is None:
+        numpy_dtype(dtype)
         with _lock:
             found = _interned.get((shape, dtype))
             if found is None:

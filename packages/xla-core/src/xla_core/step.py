@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from xla_core import compile_step, counters, events
+from xla_core import compile_step, counters, events, lost
+from xla_core.lowering.driver import LoweringError
 from xla_core.programs import StepProgram, register
 from xla_core.storage import Storage
 from xla_core.trace import Trace
@@ -22,22 +23,35 @@ _INPUT_ONLY: Final = 2
 def flush(trace: Trace) -> None:
     """Run what is pending on a device and bind the results; returns once the work is enqueued.
 
-    When lowering, compiling or the launch fails, the error is raised and the trace stays as it was:
-    nothing that was recorded is lost.
+    When an operator cannot be lowered, the values that depend on it are lost, the others are
+    computed, and LoweringError is raised. When compiling or the launch fails, the error is raised
+    and the trace stays as it was: nothing that was recorded is lost.
     """
     with trace.lock:
-        alive, passed, outputs = _wanted(trace)
-        for s, slot in passed:
-            s.buffer = trace.inputs[slot]
-        if outputs:
-            key = (tuple(outputs), _donations(trace, outputs))
-            program = trace.cur.programs.get(key) or _find_or_build(trace, key)
-            results = _run(trace, program)
-            index = program.output_index
-            for s in alive:
-                s.buffer = results[index[s.vid]]
-            trace.backend.launched(results)
-        trace.reset()
+        try:
+            _flush(trace)
+        except LoweringError as error:
+            while lost.lose(trace, error.plan, error):
+                try:
+                    _flush(trace)
+                except LoweringError as another:
+                    error.plan = another.plan
+            raise
+
+
+def _flush(trace: Trace) -> None:
+    alive, passed, outputs = _wanted(trace)
+    for s, slot in passed:
+        s.buffer = trace.inputs[slot]
+    if outputs:
+        key = (tuple(outputs), _donations(trace, outputs))
+        program = trace.cur.programs.get(key) or _find_or_build(trace, key)
+        results = _run(trace, program)
+        index = program.output_index
+        for s in alive:
+            s.buffer = results[index[s.vid]]
+        trace.backend.launched(results)
+    trace.reset()
 
 
 def _wanted(trace: Trace) -> tuple[list[Storage], list[tuple[Storage, int]], dict[int, None]]:

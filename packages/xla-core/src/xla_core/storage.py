@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -31,6 +31,28 @@ class Storage:
         self.epoch = epoch
         self.buffer: Any = None
         self.version = 0
+
+
+MSG_LOST: Final = (
+    "this tensor's value was never computed, because an operator it needs cannot be lowered: {error}"
+)
+
+
+class LostValue(int):
+    """In place of the value number of a storage: the error that cost it its value."""
+
+    error: Exception
+
+    def __new__(cls, error: Exception) -> LostValue:
+        made = super().__new__(cls, -1)
+        made.error = error
+        return made
+
+
+def check_lost(storage: Storage) -> None:
+    """Raise RuntimeError when the value of a storage without a buffer is lost, not just unwritten."""
+    if isinstance(storage.vid, LostValue):
+        raise RuntimeError(MSG_LOST.format(error=storage.vid.error)) from storage.vid.error
 
 
 class View:

@@ -27,17 +27,28 @@ Handler = Callable[[tuple[Any, ...], dict[str, Any] | None], Any]
 handlers: dict[int, Handler] = {}
 
 
+class NoMetaKernelError(Exception):
+    """PyTorch cannot tell without the values what an operator returns; on the CPU it runs."""
+
+
 def _no_dispatch(_overload: Any) -> Handler:
     raise RuntimeError("xla_core.dispatch has not been imported")
 
 
 _make_handler: Callable[[Any], Handler] = _no_dispatch
+_make_fallback: Callable[[Any], Handler] = _no_dispatch
 
 
-def set_handler_factory(factory: Callable[[Any], Handler]) -> None:
-    """Say who makes the handler of an operator overload that is met for the first time."""
-    global _make_handler
+def set_handler_factory(
+    factory: Callable[[Any], Handler], on_cpu: Callable[[Any], Handler]
+) -> None:
+    """Say who makes the handler of an operator overload that is met for the first time.
+
+    ``on_cpu`` makes the handler that runs it on the CPU, after a ``NoMetaKernelError``.
+    """
+    global _make_handler, _make_fallback
     _make_handler = factory
+    _make_fallback = on_cpu
 
 
 def handler_of(overload: Any) -> Handler:
@@ -65,7 +76,10 @@ class XLATensor(torch.Tensor):
         handler = handlers.get(id(func))
         if handler is None:
             handler = handler_of(func)
-        return handler(args, kwargs)
+        try:
+            return handler(args, kwargs)
+        except NoMetaKernelError:
+            return _make_fallback(func)(args, kwargs)
 
     @property
     def data(self) -> torch.Tensor:

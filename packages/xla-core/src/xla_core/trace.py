@@ -22,7 +22,7 @@ import torch
 from xla_core import errors
 from xla_core._torch_compat import make_wrapper
 from xla_core.metas import TensorMeta, tensor_meta
-from xla_core.storage import Storage, View, strides
+from xla_core.storage import Storage, View, check_lost, strides
 from xla_core.tensor import XLATensor
 
 if TYPE_CHECKING:
@@ -335,6 +335,7 @@ class Trace:
         """Make a materialised storage an input of this step."""
         buffer = s.buffer
         if buffer is None:
+            check_lost(s)
             self._materialise_empty(s)
             return
         cur = self.cur

@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 from xla_core.dispatch.functional import functional_handler, wrap_results
 from xla_core.dispatch.plan import Plan
 from xla_core.lowering.registry import find_rule
+from xla_core.metas import tensor_meta
 from xla_core.tensor import Handler
 
 aten = torch.ops.aten
@@ -32,9 +33,12 @@ def handler(overload: OpOverload) -> Handler | None:
         trace = source._s.trace
         with trace.lock:
             entry = trace.record(pure, given, None)
-            if training:
-                trace.write(mean, entry.first + 3)
-                trace.write(variance, entry.first + 4)
+            if not training:
+                # As on the CPU: nothing was computed from the batch, so nothing is saved.
+                saved = trace.from_buffer(None, tensor_meta((0,), mean.dtype))
+                return trace.new_tensor(entry.metas[0], entry.first), saved, saved.detach()
+            trace.write(mean, entry.first + 3)
+            trace.write(variance, entry.first + 4)
             return wrap_results(trace, entry, "tuple")[:3]
 
     return batch_norm

@@ -35,6 +35,11 @@ def in_cpu_words(
     return _attempt(overload, args, kwargs, _as_large)
 
 
+def are_small(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator is repeated on the CPU to learn what it says of such operands."""
+    return sum(x.numel() for x in _tensors((args, tuple(kwargs.values())))) <= _MAX_ELEMENTS
+
+
 def find(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception | None:
     """The error for a mistake that the meta kernel of ``overload`` lets pass, or None."""
     suspicious = _SUSPICIONS.get(overload)
@@ -63,7 +68,7 @@ def _attempt(
     named = {k: v for k, v in kwargs.items() if k in {a.name for a in overload._schema.arguments}}
     if "device" in named:
         named["device"] = torch.device("cpu")
-    if sum(x.numel() for x in _tensors((args, tuple(named.values())))) > _MAX_ELEMENTS:
+    if not are_small(args, named):
         return None
     try:
         overload(*_replace(tuple(args), stand_in), **{k: _replace(v, stand_in) for k, v in named.items()})

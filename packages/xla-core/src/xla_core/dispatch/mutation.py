@@ -17,7 +17,7 @@ from xla_core.dispatch.functional import find_trace, seeded, wrap_results
 from xla_core.dispatch.plan import Plan
 from xla_core.dispatch.schemas import Signature
 from xla_core.metas import tensor_meta
-from xla_core.storage import View
+from xla_core.storage import strides
 from xla_core.tensor import Handler, XLATensor, handler_of
 from xla_core.trace import Trace
 
@@ -27,10 +27,6 @@ MSG_OUT_RESIZED: Final = (
     "required output shape {needed}. This behavior is deprecated, and in a future PyTorch release outputs "
     "will not be resized unless they have zero elements. You can explicitly reuse an out tensor t by "
     "resizing it, inplace, to zero elements with t.resize_(0)."
-)
-MSG_RESIZED_VIEW: Final = (
-    "resize_ of a view of an xla tensor, from shape {had} to {wanted}, is not supported: xla tensors do "
-    "not expose the memory behind a view. clone() it first"
 )
 _AS_STRIDED: Final = torch.ops.aten.as_strided.default
 
@@ -134,28 +130,26 @@ def _scalar_name(dtype: torch.dtype) -> str:
 
 
 def resize(tensor: XLATensor, shape: tuple[int, ...]) -> None:
-    """Give a tensor another shape, as ``resize_`` does: the first elements are kept.
+    """Give a tensor another shape, as ``resize_`` does: it shows the storage from its first element on.
 
     What fits in the storage is a view of it, so that other views stay what they are. For more
     elements the tensor leaves the storage for one of its own, the new elements zero.
-    Raises RuntimeError for a view, of which PyTorch would show the memory behind it.
     """
     s, v = tensor._s, tensor._v
     meta = tensor_meta(shape, tensor.dtype)
     if meta is (v.meta if v is not None else s.meta):
         return
-    if v is not None and not _is_resized(v):
-        raise RuntimeError(MSG_RESIZED_VIEW.format(had=list(v.meta.shape), wanted=list(shape)))
     trace = s.trace
     with trace.lock:
         whole = trace.whole(s)
-        if meta.numel <= s.meta.numel:
-            resized = handler_of(_AS_STRIDED)((whole, shape, _contiguous(shape), 0), None)
+        start = strides(s.meta, v)[1] if v is not None else 0
+        if start + meta.numel <= s.meta.numel:
+            resized = handler_of(_AS_STRIDED)((whole, shape, _contiguous(shape), start), None)
         elif s.buffer is None and s.epoch != trace.epoch:
             resized = trace.from_buffer(None, meta)
         else:
-            flat = whole.reshape(-1)
-            padding = flat.new_zeros(meta.numel - s.meta.numel)
+            flat = whole.reshape(-1)[start:]
+            padding = flat.new_zeros(meta.numel - flat.numel())
             resized = torch.cat([flat, padding]).reshape(shape).clone()
         tensor._s = resized._s
         tensor._v = resized._v
@@ -165,13 +159,6 @@ def resize(tensor: XLATensor, shape: tuple[int, ...]) -> None:
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     steps = itertools.accumulate((max(size, 1) for size in shape[:0:-1]), operator.mul, initial=1)
     return tuple(steps)[::-1] if shape else ()
-
-
-def _is_resized(v: View) -> bool:
-    """Whether a view is what ``resize_`` made: the beginning of the storage."""
-    if v.parent is not None or v.plan.overload is not _AS_STRIDED:
-        return False
-    return tuple(v.args[1]) == _contiguous(v.meta.shape) and v.args[2] == 0
 
 
 def zero_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:

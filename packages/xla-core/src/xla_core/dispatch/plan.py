@@ -8,19 +8,20 @@ from typing import Any, Final
 import torch
 from torch._ops import OpOverload
 
-from xla_core import errors
+from xla_core import dtypes, errors
 from xla_core.dispatch import mistakes
 from xla_core.lowering.decompose import DecomposedRule
 from xla_core.lowering.driver import STORAGE_ARGUMENTS
 from xla_core.lowering.registry import Rule, ViewRule
 from xla_core.metas import TensorMeta, tensor_meta
-from xla_core.tensor import XLATensor
+from xla_core.tensor import NoMetaKernelError, XLATensor
 
 SEED: Final = "__seed"
 """The extra argument that carries a random operator's seed, a lifted int."""
 
 _META: Final = torch.device("meta")
-_RESHAPE_PUT: Final = "put:reshape"
+# In place of the metas of an operator whose results only a CPU can tell; told apart by identity.
+_ONLY_ON_CPU: Final[tuple[TensorMeta | None, ...]] = (None,) * 64
 
 
 class Plan:
@@ -65,11 +66,17 @@ class Plan:
         return self.name
 
     def infer(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[TensorMeta | None, ...]:
-        """The metas of the results. Raises what PyTorch raises for these operands."""
+        """The metas of the results.
+
+        Raises what PyTorch raises for these operands, and NoMetaKernelError where only a CPU can
+        tell.
+        """
         key = (_freeze(args), _freeze(tuple(kwargs.items())))
         found = self._metas.get(key)
         if found is None:
             found = self._metas[key] = self._checked(args, kwargs)
+        if found is _ONLY_ON_CPU:
+            raise NoMetaKernelError(self.name)
         return found
 
     def _checked(
@@ -77,8 +84,14 @@ class Plan:
     ) -> tuple[TensorMeta | None, ...]:
         try:
             metas = self._run_meta(args, kwargs)
+        except dtypes.UnsupportedDtypeError:
+            raise
         except Exception as error:
             told = mistakes.in_cpu_words(self.overload, args, kwargs)
+            if told is None and (
+                isinstance(error, NotImplementedError) or mistakes.are_small(args, kwargs)
+            ):
+                return _ONLY_ON_CPU
             raise (told or error) from None
         mistake = mistakes.find(self.overload, args, kwargs)
         if mistake is not None:
@@ -100,8 +113,9 @@ class Plan:
             named["device"] = _META
         if named.get("pin_memory"):
             named["pin_memory"] = None
+        own = self.rule.meta if isinstance(self.rule, Rule) else None
         try:
-            result = self.overload(*[_to_meta(a) for a in args], **named)
+            result = (own or self.overload)(*[_to_meta(a) for a in args], **named)
         except NotImplementedError:
             if not self.written or _fresh_count(self.overload):
                 raise
@@ -109,7 +123,7 @@ class Plan:
         written = [args[i] if i < len(args) else None for i in self.written]
         if not self.written:
             return tuple(_meta_of(r) for r in _flat_results(result))
-        fresh = result if isinstance(result, tuple) else ()
+        fresh = result if isinstance(result, tuple) else (result,)
         return tuple(_meta_of(r) for r in fresh[: _fresh_count(self.overload)]) + tuple(
             _meta_of(w) for w in _flat(written)
         )

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from xla_core import tensor as tensor_module
 from xla_core import trace as trace_module
 from xla_core._torch_compat import allow_list_kernels
-from xla_core.dispatch import batch_norm, indexing, mutation, transfers, views
+from xla_core.dispatch import batch_norm, indexing, lengths, mutation, transfers, views
 from xla_core.dispatch.decomposed import decomposed_handler
 from xla_core.dispatch.fallback import fallback_handler
 from xla_core.dispatch.functional import composite_handler, factory_handler, functional_handler
@@ -35,6 +35,10 @@ _OWN: dict[OpOverload, Handler] = {
     aten._copy_from.default: transfers.copy_from,
     aten._local_scalar_dense.default: transfers.local_scalar,
     aten.equal.default: transfers.equal,
+    aten._linalg_check_errors.default: lengths.check_errors,
+    aten._ctc_loss.default: lengths.ctc_loss,
+    aten._ctc_loss_backward.default: lengths.ctc_loss_backward,
+    aten.masked_select.default: lengths.masked_select,
     aten.allclose.default: transfers.allclose,
     aten._linalg_check_errors.default: transfers.check_linalg,
     aten.empty.memory_format: transfers.empty,
@@ -163,7 +167,9 @@ def install() -> None:
         return
     _installed.append(True)
     load_rules()
-    tensor_module.set_handler_factory(make_handler)
+    tensor_module.set_handler_factory(
+        make_handler, lambda overload: fallback_handler(overload, signature(overload))
+    )
     zeros = find_rule(aten.zeros.default)
     assert zeros is not None
     trace_module.set_plan(trace_module.ZEROS, Plan(aten.zeros.default, zeros))

@@ -10,7 +10,7 @@ from xla_core import dtypes, errors
 from xla_core.dispatch.functional import find_trace
 from xla_core.metas import TensorMeta, tensor_meta
 from xla_core.runtime import trace_of
-from xla_core.storage import chain
+from xla_core.storage import chain, check_lost
 from xla_core.tensor import Handler, XLATensor, handler_of
 from xla_core.trace import Trace
 
@@ -43,6 +43,8 @@ def materialise(trace: Trace, s: Any) -> Any:
     """The storage's buffer, after running what is pending if need be; None if never written."""
     if s.buffer is None and s.epoch == trace.epoch:
         trace.flush(trace)
+    if s.buffer is None:
+        check_lost(s)
     return s.buffer
 
 

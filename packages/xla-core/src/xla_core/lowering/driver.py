@@ -22,7 +22,12 @@ STORAGE_ARGUMENTS = frozenset(
 
 
 class LoweringError(RuntimeError):
-    """A rule gave something else than the operator's meta kernel promised."""
+    """A rule failed, or gave something else than the operator's meta kernel promised.
+
+    ``plan`` is how the operator was recorded, where that is known.
+    """
+
+    plan: Any = None
 
 
 def _promoted_dtype(promotion: Promotion, metas: tuple[Any, ...]) -> torch.dtype:

@@ -22,26 +22,32 @@ from xla_core.trace import Entry, Lift, Ref
 class Lifted:
     """The step's lifted numbers: vectors of floats and of ints, and where each number is.
 
-    ``positions`` maps ``(is_float, position)`` to a jax integer; without it, positions are as
-    recorded.
+    ``positions`` maps ``(is_float, position)`` to a jax integer where the position is not as
+    recorded. Numbers are read once per scope.
     """
 
     def __init__(
         self, floats: Any, ints: Any, positions: Mapping[tuple[bool, int], Any] | None = None
     ) -> None:
         self.vectors = (ints, floats)
-        self.positions = positions
+        self.positions = positions or {}
+        self._read: dict[tuple[bool, int], Any] = {}
 
     def read(self, lift: Lift) -> Any:
         """The scalar's value, in the dtype of the CPU tensor that it was, if it was one."""
-        vector = self.vectors[lift.is_float]
-        if self.positions is None:
-            value = vector[lift.position]
-        else:
-            where = self.positions[lift.is_float, lift.position]
-            value = jax.lax.dynamic_index_in_dim(vector, where, keepdims=False)
+        slot = (lift.is_float, lift.position)
+        value = self._read.get(slot)
+        if value is None:
+            value = self._read[slot] = self._element(slot)
         example = lift.example
         return value.astype(numpy_dtype(example.dtype)) if isinstance(example, TensorMeta) else value
+
+    def _element(self, slot: tuple[bool, int]) -> Any:
+        vector = self.vectors[slot[0]]
+        where = self.positions.get(slot)
+        if where is None:
+            return vector[slot[1]]
+        return jax.lax.dynamic_slice(vector, (where,), (1,)).reshape(())
 
 
 class Scope(dict[int, Any]):
@@ -96,13 +102,16 @@ class Scope(dict[int, Any]):
                 assert rule is not None
                 key = _key(self.value(recorded_named[SEED])) if plan.random else None
                 return run_rule(rule, args, kwargs, metas, outputs, key)
-        except LoweringError:
+        except LoweringError as error:
+            error.plan = plan
             raise
         except Exception as error:
-            raise LoweringError(
+            failure = LoweringError(
                 f"the lowering rule of {plan.name} failed for operands "
                 f"{list(map(_meta, recorded))}: {type(error).__name__}: {error}"
-            ) from error
+            )
+            failure.plan = plan
+            raise failure from error
 
 
 def _key(seed: Any) -> Any:

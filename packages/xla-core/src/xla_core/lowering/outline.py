@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from xla_core.lowering.evaluate import Lifted, Scope
@@ -56,14 +58,11 @@ class _Emitter:
         slots = _slots(call)
         kinds = sorted({is_float for is_float, _ in slots})
         vectors = [scope.lifted.vectors[kind] for kind in kinds]
-        indices = [self._index(slots[group[0]], scope) for group in self.slots[call.function]]
+        moving = [group for group in self.slots[call.function] if group.moves]
+        indices = [_index(slots[group.members[0]], scope) for group in moving]
         operands = [scope[v] for v in call.operands]
         results = self._function(call.function, kinds)(vectors, indices, operands)
         scope.update(zip(call.results, results, strict=True))
-
-    def _index(self, slot: _Slot, scope: Scope) -> Any:
-        positions = scope.lifted.positions
-        return jax.lax.optimization_barrier(jax.numpy.int32(slot[1])) if positions is None else positions[slot]
 
     def _function(self, function: Function, kinds: Sequence[bool]) -> Callable[..., Any]:
         found = self.jitted.get(function)
@@ -82,41 +81,60 @@ class _Emitter:
 
     def _positions(self, function: Function, indices: Sequence[Any]) -> dict[_Slot, Any]:
         """Where the lifted numbers are that the body reads, from its index arguments."""
-        first = [s for item in function.body for s in _item_slots(item)]
+        first = [slot for item in function.body for slot in _item_slots(item)]
         found: dict[_Slot, Any] = {}
-        for group, index in zip(self.slots[function], indices, strict=True):
-            base = first[group[0]][1]
-            for i in group:
-                offset = first[i][1] - base
-                found[first[i]] = index + np.int32(offset) if offset else index
+        moving = (group for group in self.slots[function] if group.moves)
+        for group, index in zip(moving, indices, strict=True):
+            base = first[group.members[0]][1]
+            for member in group.members:
+                offset = first[member][1] - base
+                found[first[member]] = index + np.uint32(offset) if offset else index
         return found
 
 
+def _index(slot: _Slot, scope: Scope) -> Any:
+    position = scope.lifted.positions.get(slot)
+    if position is not None:
+        return position
+    # Where XLA sees the constant it makes every call's kernels another: they would all be compiled.
+    return jax.lax.optimization_barrier(jnp.uint32(slot[1]))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Group:
+    """Lifted numbers of a function that are equally far apart in all its calls.
+
+    One index argument serves them all, or none if their positions are the same in all calls.
+    """
+
+    members: list[int]
+    moves: bool
+
+
 def _item_slots(item: Item) -> list[_Slot]:
-    parts: list[Part] = [n.payload for n in item.nodes] if isinstance(item, Call) else [item.payload]
-    return [(lift.is_float, lift.position) for lift in lifts_of(parts)]
+    return _slots(item) if isinstance(item, Call) else _node_slots([item])
 
 
 def _slots(call: Call) -> list[_Slot]:
-    return [(x.is_float, x.position) for x in lifts_of(n.payload for n in call.nodes)]
+    return _node_slots(call.nodes)
 
 
-def _slot_groups(plan: Plan) -> dict[Function, list[list[int]]]:
-    """For each function, its lifted numbers grouped: one index argument serves a group.
+def _node_slots(nodes: Iterable[Node]) -> list[_Slot]:
+    return [(lift.is_float, lift.position) for lift in lifts_of(n.payload for n in nodes)]
 
-    Numbers are in one group when they are equally far apart in all calls of the function.
-    """
+
+def _slot_groups(plan: Plan) -> dict[Function, list[_Group]]:
+    """The groups of every function's lifted numbers."""
     calls: dict[Function, list[list[_Slot]]] = {f: [] for f in plan.functions}
     for items in (plan.items, *(f.body for f in plan.functions)):
         for item in items:
             if isinstance(item, Call):
                 calls[item.function].append(_slots(item))
-    groups: dict[Function, list[list[int]]] = {}
+    groups: dict[Function, list[_Group]] = {}
     for function, occurrences in calls.items():
         found: dict[tuple[Any, ...], list[int]] = {}
-        first = occurrences[0]
-        for i, (is_float, position) in enumerate(first):
+        for i, (is_float, position) in enumerate(occurrences[0]):
             distance = tuple(o[i][1] - position for o in occurrences)
             found.setdefault((is_float, distance), []).append(i)
-        groups[function] = list(found.values())
+        groups[function] = [_Group(m, any(key[1])) for key, m in found.items()]
     return groups

@@ -73,6 +73,8 @@ class Rule:
     ``memory_format``, ``generator``, ``non_blocking``) are removed before.
     ``lift`` names scalar arguments that reach the rule as 0-d arrays, because their value may
     change from step to step. With ``context`` the first argument is a ``RuleContext``.
+    ``meta`` stands in for a meta kernel that PyTorch lacks: it takes the operator's arguments
+    with meta tensors and returns what the operator returns, as meta tensors.
     """
 
     overload: OpOverload
@@ -82,6 +84,7 @@ class Rule:
     context: bool
     random: bool
     where: str
+    meta: Callable[..., Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,6 +155,7 @@ def rule(
     lift: Sequence[str] = (),
     context: bool = False,
     random: bool = False,
+    meta: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as the rule of each overload. Raises ValueError on a duplicate."""
 
@@ -162,7 +166,7 @@ def rule(
                 continue
             _claim(overload, where)
             _rules[overload] = Rule(
-                overload, function, promotion, frozenset(lift), context or random, random, where
+                overload, function, promotion, frozenset(lift), context or random, random, where, meta
             )
         return function
 

@@ -87,13 +87,16 @@ def _run(entry: Entry, env: dict[int, Any], lifted: tuple[Any, Any]) -> list[Any
             assert rule is not None
             key = _key(_value(entry.kwargs[SEED], env, lifted)) if plan.random else None
             return run_rule(rule, args, kwargs, metas, entry.metas, key)
-    except LoweringError:
+    except LoweringError as error:
+        error.plan = plan
         raise
     except Exception as error:
-        raise LoweringError(
+        failure = LoweringError(
             f"the lowering rule of {plan.name} failed for operands {list(map(_meta, entry.args))}: "
             f"{type(error).__name__}: {error}"
-        ) from error
+        )
+        failure.plan = plan
+        raise failure from error
 
 
 def _key(seed: Any) -> Any:

@@ -225,7 +225,9 @@ def _view(g: Generator) -> Instruction:
         shape.append(1)
     if shape and 0 not in shape and g.random.random() < 0.3:
         shape[g.random.randrange(len(shape))] = -1
-    return _call(g, g.random.choice(("view", "reshape")), a, shape)
+    if g.random.random() < 0.5:
+        return _call(g, "view", a, shape)
+    return _call(g, "reshaped", a, "reshape", g.random.random() < 0.4, shape)
 
 
 def _reorder(g: Generator) -> Instruction:
@@ -241,6 +243,8 @@ def _reorder(g: Generator) -> Instruction:
 def _short_view(g: Generator) -> Instruction:
     name = g.random.choice(("t", "squeeze", "flatten", "contiguous", "detach", "data", "view_as"))
     a = g.slot(lambda t: t.dim() <= 2) if name == "t" else g.slot()
+    if name in ("flatten", "contiguous"):
+        return _call(g, "reshaped", a, name, g.random.random() < 0.4)
     return _call(g, name, a, *((a,) if name == "view_as" else ()))
 
 

@@ -27,8 +27,10 @@ ELEMENTWISE: Final = frozenset(
 _UNCHECKED: Final = frozenset({"index_put_", "masked_fill_", "__setitem__", "index_fill_"})
 
 # Errors that the CPU has and a device without strides, with values not known yet, has not:
-# views of another shape, positions out of range.
-_ONLY_ON_THE_CPU: Final = ("view size is not compatible", "out of bounds for dimension")
+# views of another shape, positions out of range, dtypes that a CPU kernel does not have.
+_ONLY_ON_THE_CPU: Final = (
+    "view size is not compatible", "out of bounds for dimension", "not implemented for"
+)  # fmt: skip
 
 
 class UndefinedProgramError(Exception):
@@ -164,8 +166,12 @@ class Machine:
         self.executed += 1
         try:
             results = self._call(instruction)
+        except UndefinedProgramError:
+            self.executed -= 1
+            raise
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
             if self.device.type == "cpu" and any(text in str(error) for text in _ONLY_ON_THE_CPU):
+                self.executed -= 1
                 raise UndefinedProgramError from None
             self.log.append(Raised(type(error).__name__, f"{instruction}: {error}"))
             return
@@ -204,6 +210,8 @@ class Machine:
     # -- what is defined -----------------------------------------------------------------------
 
     def _check_defined(self, instruction: Instruction) -> None:
+        if _out_of_range(instruction.target, [self._resolve(a) for a in instruction.args]):
+            raise UndefinedProgramError  # not even the CPU checks this everywhere
         for index in instruction.writes:
             target = self.slots[index]
             if overlaps_itself(target) and not (
@@ -218,6 +226,10 @@ class Machine:
                     operand, target
                 ):
                     raise UndefinedProgramError
+        if instruction.target == "swap" and any(
+            self._resolve(a)._is_view() for a in instruction.args
+        ):
+            raise UndefinedProgramError  # refused if anything refers to it, views of views among them
         if instruction.target == "detach_":
             # what becomes of views of a tensor that is detached is nowhere said
             detached = self._resolve(instruction.args[0])
@@ -279,6 +291,26 @@ def _geometry(t: torch.Tensor) -> tuple[Any, ...]:
     return t.untyped_storage().data_ptr(), t.shape, t.stride(), t.storage_offset(), t.dtype
 
 
+def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def _out_of_range(target: str, args: Sequence[Any]) -> bool:
+    """Whether an index tensor of an indexing operator leaves its dimension."""
+    if target in ("__getitem__", "__setitem__", "index_put_"):
+        dim, index = 0, args[1]
+    elif target.startswith("index_"):
+        dim, index = args[1], args[2]
+    else:
+        return False
+    if isinstance(index, tuple):
+        index = index[0] if index else None
+    if not isinstance(index, torch.Tensor) or index.dtype != torch.int64 or not index.numel():
+        return False
+    shape = args[0].shape
+    return not -len(shape) <= dim < len(shape) or int(index.max()) >= shape[dim]
+
+
 def overlaps_itself(t: torch.Tensor) -> bool:
     """Whether two elements of a CPU tensor are the same memory."""
     return t.numel() > 0 and _positions(t).unique().numel() < t.numel()
@@ -293,9 +325,7 @@ def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two CPU tensors have an element in common."""
     if not a.numel() or not b.numel():
         return False
-    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
-        return False
-    return bool(torch.isin(_positions(a), _positions(b)).any())
+    return _same_storage(a, b) and bool(torch.isin(_positions(a), _positions(b)).any())
 
 
 # -- operations that are no methods ---------------------------------------------------------------
@@ -307,6 +337,18 @@ def _input(machine: Machine, seed: str, shape: Sequence[int], dtype: torch.dtype
 
 def _positions_tensor(machine: Machine, chosen: Sequence[int]) -> torch.Tensor:
     return torch.tensor(chosen, dtype=torch.int64).to(machine.device)
+
+
+def _reshaped(
+    machine: Machine, t: torch.Tensor, name: str, copied: bool, *args: Any
+) -> torch.Tensor:
+    """What is a view or a copy, depending on the strides; with ``copied`` surely a copy."""
+    result = getattr(t, name)(*args)
+    if copied:
+        return result.clone()
+    if machine.device.type == "cpu" and not _same_storage(result, t):
+        raise UndefinedProgramError
+    return result
 
 
 def _copy_host(
@@ -424,6 +466,7 @@ def _cast(_machine: Machine, t: torch.Tensor, dtype: torch.dtype) -> torch.Tenso
 OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
     "input": _input,
     "positions": _positions_tensor,
+    "reshaped": _reshaped,
     "copy_host": _copy_host,
     "leaf": _leaf,
     "drop": _drop,

@@ -38,7 +38,6 @@ _DTYPES: Final = (
 )
 _SCALARS: Final = (0.5, 2.0, -1.0, 1.5, 0.25, -2.0, 3.0, 0.0, 1.0)
 _LARGE: Final = 64
-_SHARING: Final = frozenset({"reshape", "flatten", "contiguous"})
 
 
 def make_program(seed: int, length: int = 14) -> Program:
@@ -98,18 +97,9 @@ class Generator:
             return False
         self.made.append(made)
         if not raised:
-            self._keep_apart(made)
             for index in (*made.results, *made.writes):
                 self._keep_small(index)
         return True
-
-    def _keep_apart(self, made: Instruction) -> None:
-        """Copy what may be a view or a copy, depending on the strides."""
-        if made.target in _SHARING and isinstance(made.args[0], Slot):
-            source = self.machine.slots[made.args[0].index]
-            result = self.machine.slots[made.results[0]]
-            if source.untyped_storage().data_ptr() != result.untyped_storage().data_ptr():
-                self.emit(Instruction("clone", (Slot(made.results[0]),), results=made.results))
 
     def _keep_small(self, index: int) -> None:
         t = self.machine.slots.get(index)

@@ -12,12 +12,15 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import Array
 from torch._ops import OpOverload
 
-from xla_core.lowering.registry import aten, rule
+from xla_core.lowering.registry import rule
 from xla_core.lowering.rules.common import opmath, present
 from xla_core.lowering.rules.window import separable, transposed
+
+aten = torch.ops.aten
 
 # Source of one output entry: places and weights, each of shape [out, taps].
 _Taps = tuple[np.ndarray, np.ndarray]
@@ -200,6 +203,5 @@ def max_unpool2d(self: Array, indices: Array, output_size: Sequence[int]) -> Arr
     flat = jnp.zeros((planes, math.prod(output_size)), self.dtype)
     place = indices.reshape(planes, -1)
     rows = np.arange(planes)[:, None]
-    return (
-        flat.at[rows, place].set(self.reshape(place.shape)).reshape(*self.shape[:-2], *output_size)
-    )
+    whole = flat.at[rows, place].set(self.reshape(place.shape))
+    return whole.reshape(*self.shape[:-2], *output_size)

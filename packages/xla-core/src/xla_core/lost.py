@@ -1,0 +1,38 @@
+"""Values that no program can compute, because an operator on the way to them cannot be lowered.
+
+Without this, a failed step would stay pending, and every later one would fail with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xla_core.storage import LostValue
+from xla_core.trace import Ref, Trace
+
+if TYPE_CHECKING:
+    from xla_core.dispatch.plan import Plan
+
+_NEVER = -2  # the epoch of a storage whose value is lost; no trace has it
+
+
+def lose(trace: Trace, plan: Plan | None, error: Exception) -> bool:
+    """Give up what is pending and depends on operators of ``plan``; whether there was anything."""
+    gone: set[int] = set()
+    for entry in trace.cur.path():
+        arguments = (*entry.args, *entry.kwargs.values())
+        if entry.plan is not None and (entry.plan is plan or _uses(arguments, gone)):
+            gone.update(range(entry.first, entry.end))
+    epoch = trace.epoch
+    found = [s for s in trace.touched if s.epoch == epoch and s.buffer is None and s.vid in gone]
+    for s in found:
+        s.epoch = _NEVER
+        s.vid = LostValue(error)
+    return bool(found)
+
+
+def _uses(arguments: Any, gone: set[int]) -> bool:
+    return any(
+        a.vid in gone if isinstance(a, Ref) else isinstance(a, (list, tuple)) and _uses(a, gone)
+        for a in arguments
+    )

@@ -1,0 +1,80 @@
+"""Numbers taken apart and put together by their exponents, and counted into bins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from xla_core.lowering.registry import RuleContext, aten, rule
+from xla_core.lowering.rules.common import is_integer, opmath, opmath_dtype, output_dtype
+from xla_core.lowering.rules.common import where as select
+
+
+@rule(aten.frexp.Tensor)
+def frexp(self: Array) -> tuple[Array, Array]:
+    """Mantissas in [0.5, 1) and exponents of 2."""
+    mantissa, exponent = jnp.frexp(opmath(self))
+    return mantissa, exponent.astype(np.int32)
+
+
+@rule(aten.ldexp.Tensor, context=True)
+def ldexp(context: RuleContext, self: Array, other: Array) -> Array:
+    """``self * 2**other``."""
+    dtype = opmath_dtype(output_dtype(context))
+    if is_integer(other.dtype) or other.dtype == np.bool_:
+        # exp2 is not exact for whole numbers
+        power = jnp.ldexp(jnp.ones(other.shape, dtype), other.astype(np.int32))
+    else:
+        power = jnp.exp2(other.astype(dtype))
+    return self.astype(dtype) * power
+
+
+@rule(aten.histc.default)
+def histc(self: Array, bins: int = 100, min: Any = 0, max: Any = 0) -> Array:
+    """How many elements fall in each of ``bins`` equal parts of [min, max], the data's if equal."""
+    x = self.reshape(-1)
+    low, high = jnp.asarray(min, x.dtype), jnp.asarray(max, x.dtype)
+    if min == max and x.size:
+        low, high = jnp.min(x), jnp.max(x)
+    level = low == high
+    low, high = select(level, low - 1, low), select(level, high + 1, high)
+    place = ((x - low) * bins / (high - low)).astype(np.int32)
+    place = select(x == high, bins - 1, place)
+    inside = (x >= low) & (x <= high)
+    counts = jnp.zeros((bins,), np.int32).at[select(inside, place, 0)].add(inside.astype(np.int32))
+    return counts
+
+
+@rule(aten.nonzero_static.default)
+def nonzero_static(self: Array, *, size: int, fill_value: int = -1) -> Array:
+    """The indices of the first ``size`` elements that are not zero, filled up with ``fill_value``."""
+    if self.ndim == 0:
+        return jnp.zeros((size, 0), np.int64)
+    if self.size == 0:
+        return jnp.full((size, self.ndim), fill_value, np.int64)
+    return jnp.stack(jnp.nonzero(self, size=size, fill_value=fill_value), -1)
+
+
+@rule(aten.narrow_copy.default)
+def narrow_copy(self: Array, dim: int, start: int, length: int) -> Array:
+    """``length`` entries of a dimension from ``start``, as a tensor of their own."""
+    size = self.shape[dim % self.ndim]
+    first = start + size if start < 0 else start
+    index = [slice(None)] * self.ndim
+    index[dim % self.ndim] = slice(first, first + length)
+    return self[tuple(index)]
+
+
+@rule(aten._chunk_cat.default)
+def chunk_cat(tensors: Sequence[Array], dim: int, num_chunks: int) -> Array:
+    """Each tensor in ``num_chunks`` parts along ``dim``, zero-padded; the parts side by side."""
+    rows = []
+    for tensor in tensors:
+        missing = -tensor.shape[dim] % num_chunks
+        padding = [(0, missing if a == dim else 0) for a in range(tensor.ndim)]
+        rows.append(jnp.pad(tensor, padding).reshape(*tensor.shape[:dim], num_chunks, -1))
+    return jnp.concatenate(rows, dim + 1)

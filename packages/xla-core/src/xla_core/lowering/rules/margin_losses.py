@@ -1,0 +1,89 @@
+"""Margin losses whose gradients PyTorch has no meta kernels for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import Array
+
+from xla_core.lowering.registry import aten, rule
+from xla_core.lowering.rules.common import opmath
+from xla_core.lowering.rules.common import where as select
+from xla_core.lowering.rules.losses import multi_margin_loss
+
+_NONE, _MEAN = 0, 1
+
+
+def _like_scores(grad_output: Any, self: torch.Tensor, *_settings: Any) -> torch.Tensor:
+    return torch.empty_like(self)
+
+
+def _rows(a: Array) -> Array:
+    """A batch of rows: an unbatched operand is a batch of one."""
+    return a.reshape(-1, a.shape[-1]) if a.ndim else a.reshape(1, 1)
+
+
+@rule(aten.multi_margin_loss_backward.default, meta=_like_scores)
+def multi_margin_loss_backward(
+    grad_output: Array,
+    self: Array,
+    target: Array,
+    p: Any,
+    margin: Any,
+    weight: Array | None = None,
+    reduction: int = 1,
+) -> Array:
+    """The gradient of ``multi_margin_loss``."""
+    function = lambda x: multi_margin_loss(x, target, p, margin, weight, reduction)  # noqa: E731
+    value, pull = jax.vjp(function, opmath(self))
+    return pull(jnp.broadcast_to(grad_output.astype(value.dtype), value.shape))[0]
+
+
+def _target_counts(target: Array) -> Array:
+    """How often each class is a target of its row, ``[rows, classes]``; -1 ends a row's targets."""
+    rows = _rows(target)
+    given = jnp.cumprod((rows >= 0).astype(np.int32), 1) == 1
+    hits = given[:, :, None] & (rows[:, :, None] == jnp.arange(rows.shape[1]))
+    return jnp.sum(hits.astype(np.int32), 1)
+
+
+def _hinges(x: Array, counts: Array, is_target: Array) -> tuple[Array, Array]:
+    """``1 - x[target] + x[other]`` and its weight, for all pairs of a target and another class."""
+    gaps = 1 - x[:, :, None] + x[:, None, :]
+    pairs = counts.astype(x.dtype)[:, :, None] * (1 - is_target.astype(x.dtype))[:, None, :]
+    return gaps, pairs / x.shape[1]
+
+
+@rule(aten.multilabel_margin_loss_forward.default)
+def multilabel_margin_loss_forward(
+    self: Array, target: Array, reduction: int
+) -> tuple[Array, Array]:
+    """Hinge loss between each row's targets and its other classes; and which classes are targets."""
+    x = _rows(opmath(self))
+    counts = _target_counts(target)
+    gaps, weights = _hinges(x, counts, counts > 0)
+    loss = jnp.sum(jnp.maximum(gaps, 0) * weights, (1, 2))
+    if reduction == _NONE:
+        loss = loss.reshape(target.shape[:-1])
+    else:
+        loss = jnp.mean(loss) if reduction == _MEAN else jnp.sum(loss)
+    return loss, (counts > 0).reshape(target.shape)
+
+
+@rule(aten.multilabel_margin_loss_backward.default, meta=_like_scores)
+def multilabel_margin_loss_backward(
+    grad_output: Array, self: Array, target: Array, reduction: int, is_target: Array
+) -> Array:
+    """The gradient of ``multilabel_margin_loss_forward``."""
+    x = _rows(opmath(self))
+    gaps, weights = _hinges(x, _target_counts(target), _rows(is_target))
+    active = select(gaps > 0, weights, 0)
+    by_row = jnp.sum(active, 1) - jnp.sum(active, 2)
+    grad = grad_output.astype(x.dtype)
+    grad = grad.reshape(-1, 1) if reduction == _NONE else grad
+    scale = x.shape[0] if reduction == _MEAN else 1
+    return (by_row * grad / scale).reshape(self.shape)
