@@ -24,6 +24,10 @@ _data = (
 )  # torch 2.13
 
 
+# The number of the backward pass that the calling thread works for, -1 outside of one (torch 2.13).
+current_backward = torch._C._current_graph_task_id
+
+
 def get_data(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor.data`` as C++ computes it: a detached alias."""
     return _data.__get__(tensor)

@@ -14,10 +14,10 @@ from torch.autograd.graph import increment_version
 from xla_core import errors
 from xla_core._torch_compat import make_wrapper, set_data
 from xla_core.dispatch.functional import find_trace, seeded, wrap_results
-from xla_core.dispatch.plan import Plan
+from xla_core.dispatch.plan import Plan, to_meta
 from xla_core.dispatch.schemas import Signature
 from xla_core.metas import tensor_meta
-from xla_core.storage import strides
+from xla_core.storage import chain, strides
 from xla_core.tensor import Handler, XLATensor, handler_of
 from xla_core.trace import Trace
 
@@ -90,7 +90,7 @@ def _targets(
             yield target
 
 
-def out_handler(pure: Any, signature: Signature) -> Handler:
+def out_handler(overload: Any, pure: Any, signature: Signature) -> Handler:
     """A handler for ``out=``: the pure form's results are copied into the given tensors."""
     names = [signature.names[i] for i in signature.written]
     factory = {a.name for a in pure._schema.arguments} & {"dtype", "device"}
@@ -103,10 +103,25 @@ def out_handler(pure: Any, signature: Signature) -> Handler:
         results = handler_of(pure)(args, named)
         results = results if isinstance(results, (tuple, list)) else (results,)
         for out, result in zip(outs, results, strict=True):
+            if out.dtype != result.dtype:
+                _check_dtypes(overload, args, kwargs or {}, names, results)
             _store(out, result, str(pure))
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     return into
+
+
+def _check_dtypes(
+    overload: Any, args: Any, kwargs: dict[str, Any], names: list[str], results: Any
+) -> None:
+    """Let the meta kernel refuse what some operators refuse: an ``out=`` of another dtype.
+
+    The outputs it sees have the right shapes: a warning about them is not its business.
+    """
+    named = {name: to_meta(value) for name, value in kwargs.items()}
+    for name, result in zip(names, results, strict=True):
+        named[name] = torch.empty(result.shape, dtype=kwargs[name].dtype, device="meta")
+    overload(*[to_meta(a) for a in args], **named)
 
 
 def _store(out: Any, result: XLATensor, name: str) -> None:
@@ -163,18 +178,31 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def zero_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
     """``zero_``: the former value is not read."""
-    return _fill(args[0], torch.ops.aten.zeros.default, ())
+    _fill(args[0], torch.ops.aten.zeros.default, ())
+    return args[0]
 
 
 def fill_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
     """``fill_`` with a number: the former value is not read."""
-    return _fill(args[0], torch.ops.aten.full.default, (args[1],))
+    _fill(args[0], torch.ops.aten.full.default, (args[1],))
+    return args[0]
 
 
-def _fill(target: XLATensor, factory: Any, extra: tuple[Any, ...]) -> XLATensor:
+def _fill(target: XLATensor, factory: Any, extra: tuple[Any, ...]) -> None:
     trace: Trace = target._s.trace
     with trace.lock:
+        if target._v is not None and any(v.plan.repeats for v in chain(target._v)):
+            target = _without_repeats(target)
         keywords = {"dtype": target.dtype, "device": target.device}
         filled = handler_of(factory)((list(target.shape), *extra), keywords)
         trace.write(target, filled._s.vid)
-    return target
+
+
+def _without_repeats(target: XLATensor) -> XLATensor:
+    """A view of what an expanded tensor shows, each element once: PyTorch allows to fill it."""
+    s = target._s
+    stride, start = strides(s.meta, target._v)
+    shape = [
+        1 if step == 0 else size for size, step in zip(target.shape, stride, strict=True)
+    ]
+    return handler_of(_AS_STRIDED)((s.trace.whole(s), shape, stride, start), None)

@@ -65,6 +65,11 @@ class Plan:
     def __repr__(self) -> str:
         return self.name
 
+    @property
+    def repeats(self) -> bool:
+        """Whether this is a view that may show one element repeatedly."""
+        return isinstance(self.rule, ViewRule) and self.rule.put is None
+
     def infer(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[TensorMeta | None, ...]:
         """The metas of the results.
 
@@ -103,7 +108,7 @@ class Plan:
     ) -> tuple[TensorMeta | None, ...]:
         known = {a.name for a in self.overload._schema.arguments}
         named = {
-            name: _META if name == "device" else _to_meta(value)
+            name: _META if name == "device" else to_meta(value)
             for name, value in kwargs.items()
             if name != SEED and (value is not None or name in known)
         }
@@ -115,7 +120,7 @@ class Plan:
             named["pin_memory"] = None
         own = self.rule.meta if isinstance(self.rule, Rule) else None
         try:
-            result = (own or self.overload)(*[_to_meta(a) for a in args], **named)
+            result = (own or self.overload)(*[to_meta(a) for a in args], **named)
         except NotImplementedError:
             if not self.written or _fresh_count(self.overload):
                 raise
@@ -175,7 +180,8 @@ def _freeze(a: Any) -> Any:
     return a
 
 
-def _to_meta(a: Any) -> Any:
+def to_meta(a: Any) -> Any:
+    """An operand as the meta kernels take it: ``xla`` tensors become meta tensors."""
     if isinstance(a, XLATensor):
         return torch.empty(
             a._v.meta.shape if a._v else a._s.meta.shape, dtype=a.dtype, device=_META
@@ -184,7 +190,7 @@ def _to_meta(a: Any) -> Any:
         # Without dimensions and on the CPU: for type promotion, the tensor itself says it best.
         return a
     if isinstance(a, (list, tuple)):
-        return [_to_meta(item) for item in a]
+        return [to_meta(item) for item in a]
     return a
 
 

@@ -28,7 +28,7 @@ from xla_core.tensor import Handler, XLATensor, handler_of
 aten = torch.ops.aten
 
 _OWN: dict[OpOverload, Handler] = {
-    aten.detach.default: views.alias,
+    aten.detach.default: views.detach,
     aten.alias.default: views.alias,
     aten.lift_fresh.default: views.alias,
     aten.copy_.default: transfers.copy_,
@@ -128,7 +128,7 @@ def _writing(overload: OpOverload, facts: Signature) -> Handler | None:
     if facts.inplace_view and pure is not None:
         return views.inplace_view_handler(pure)
     if facts.out and pure is not None and not isinstance(find_rule(overload), Rule):
-        return mutation.out_handler(pure, facts)
+        return mutation.out_handler(overload, pure, facts)
     handler = _mutating(overload, facts)
     if handler is None and overload._can_decompose():
         return composite_handler(overload)

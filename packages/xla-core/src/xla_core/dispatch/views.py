@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from xla_core._torch_compat import make_wrapper, set_data
+import torch
+
+from xla_core._torch_compat import current_backward, make_wrapper, set_data
 from xla_core.dispatch.plan import Plan
 from xla_core.dispatch.schemas import Signature
 from xla_core.lowering.registry import MultiViewRule
@@ -57,6 +59,21 @@ def alias(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
     t._s = s
     t._v = v
     return t
+
+
+def detach(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """``detach``: an alias, but for a gradient that becomes a leaf's ``.grad``.
+
+    Where a gradient's strides are not the leaf's, autograd copies it (``AccumulateGrad``). Here all
+    strides look alike, and ``.grad`` would stay a transpose or expansion of some other
+    tensor, which writing to ``.grad`` must not reach: a view gets a storage of its own.
+    """
+    base = args[0]
+    if base._v is None or current_backward() == -1 or torch.is_grad_enabled():
+        return alias(args, kwargs)
+    trace = base._s.trace
+    with trace.lock:
+        return trace.new_tensor(base._v.meta, trace.read_view(base._v, base._s))
 
 
 def multi_view_handler(rule: MultiViewRule, signature: Signature, plan: Plan) -> Handler:

@@ -166,6 +166,9 @@ def convolution(
         total = jnp.zeros(meta.shape, input.dtype)
     else:
         x, w = _widen(input, weight)
+        if transposed and is_integer(x.dtype):
+            # jax transposes no function of integers; float64 holds their products exactly
+            x, w = x.astype(np.float64), w.astype(np.float64)
         rank = input.ndim - 2
         geometry = _Geometry(rank, stride, padding, dilation, output_padding, groups, transposed)
         total = geometry.by_input(meta.shape, w, x) if transposed else geometry.apply(x, w)

@@ -124,8 +124,11 @@ def _as_source(source: Array, self: Array, dim: int, index: Array) -> Array:
 def index_add(self: Array, dim: int, index: Array, source: Array, *, alpha: Any = 1) -> Array:
     """``self`` plus ``alpha * source`` at entries of one dimension; repeats add up."""
     whole, dim, (index,) = _lined_up(self, dim, index)
-    source = _as_source(source, whole, dim, index) * scalar(alpha, self.dtype)
-    return whole.at[_axis_key(dim, index)].add(source).reshape(self.shape)
+    source = _as_source(source, whole, dim, index)
+    place = whole.at[_axis_key(dim, index)]
+    if self.dtype == np.bool_:
+        return place.max(source & scalar(alpha, np.bool_)).reshape(self.shape)
+    return place.add(source * scalar(alpha, self.dtype)).reshape(self.shape)
 
 
 @rule(aten.index_copy.default)
@@ -155,7 +158,10 @@ def put(self: Array, index: Array, source: Array, accumulate: bool = False) -> A
     """``self`` with elements of its flattened form replaced, or added to."""
     place = self.reshape(-1).at[index.reshape(-1)]
     source = source.reshape(-1)
-    return (place.add(source) if accumulate else place.set(source)).reshape(self.shape)
+    if not accumulate:
+        return place.set(source).reshape(self.shape)
+    total = place.max(source) if self.dtype == np.bool_ else place.add(source)
+    return total.reshape(self.shape)
 
 
 @rule(aten.masked_scatter.default)

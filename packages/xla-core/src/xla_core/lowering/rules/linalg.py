@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, lax
 
 from xla_core.lowering.registry import RuleContext, aten, rule
-from xla_core.lowering.rules.common import output_shape
+from xla_core.lowering.rules.common import opmath, output_shape
 from xla_core.lowering.rules.common import where as select
 
 
@@ -277,4 +277,4 @@ def slogdet(A: Array) -> tuple[Array, ...]:
 @rule(aten.linalg_matrix_exp.default)
 def matrix_exp(self: Array) -> Array:
     """The matrix exponential."""
-    return jax.scipy.linalg.expm(self)
+    return jax.scipy.linalg.expm(opmath(self))

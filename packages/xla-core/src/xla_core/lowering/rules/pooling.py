@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from xla_core.lowering.registry import aten, rule
 from xla_core.lowering.rules.common import opmath
@@ -148,7 +148,8 @@ def _avg_pool(
     total = window_sum(opmath(x), axes)
     divisor = np.asarray(_divisor(axes, count_include_pad, divisor_override))
     if jnp.issubdtype(total.dtype, jnp.integer):
-        return total // divisor.astype(total.dtype)
+        # towards zero, as integers divide in C++
+        return lax.div(total, jnp.broadcast_to(divisor.astype(total.dtype), total.shape))
     return total / divisor.astype(total.dtype)
 
 

@@ -101,6 +101,8 @@ def scatter_add(self: Array, dim: int, index: Array, src: Array) -> Array:
 
 
 _METHODS = {"sum": "add", "mean": "add", "prod": "multiply", "amax": "max", "amin": "min"}
+# Sums of booleans are disjunctions, products conjunctions.
+_BOOL_METHODS = {**_METHODS, "sum": "max", "prod": "min"}
 
 
 def _neutral(reduce: str, dtype: np.dtype) -> Any:
@@ -125,7 +127,8 @@ def reduce_at(
     if not include_self:
         touched = jnp.zeros(whole.shape, bool).at[key].set(True)
         start = select(touched, jnp.asarray(_neutral(reduce, whole.dtype), whole.dtype), whole)
-    total = getattr(start.at[key], _METHODS[reduce])(values)
+    methods = _BOOL_METHODS if whole.dtype == np.bool_ else _METHODS
+    total = getattr(start.at[key], methods[reduce])(values)
     if reduce != "mean":
         return total
     counts = jnp.full(whole.shape, int(include_self), np.int32).at[key].add(1)
