@@ -136,7 +136,9 @@ def lower_to_module(
     if kept_prefix is not None:
         _keep_functions(module, kept_prefix)
         with module.context:
-            _passmanager.PassManager.parse("builtin.module(func.func(cse,canonicalize))").run(module.operation)
+            _passmanager.PassManager.parse("builtin.module(func.func(cse,canonicalize))").run(
+                module.operation
+            )
     _set_module_counts(module, num_replicas, num_partitions)
     _annotate(module, aliases, input_shardings, output_shardings)
     if num_partitions > 1:

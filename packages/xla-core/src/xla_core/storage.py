@@ -33,9 +33,7 @@ class Storage:
         self.version = 0
 
 
-MSG_LOST: Final = (
-    "this tensor's value was never computed, because an operator it needs cannot be lowered: {error}"
-)
+MSG_LOST: Final = "this tensor's value was never computed, because an operator it needs cannot be lowered: {error}"
 
 
 class LostValue(int):

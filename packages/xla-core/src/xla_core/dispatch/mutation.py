@@ -13,8 +13,9 @@ from torch.autograd.graph import increment_version
 
 from xla_core import errors
 from xla_core._torch_compat import make_wrapper, set_data
+from xla_core.dispatch import mistakes
 from xla_core.dispatch.functional import find_trace, seeded, wrap_results
-from xla_core.dispatch.plan import Plan, to_meta
+from xla_core.dispatch.plan import Plan
 from xla_core.dispatch.schemas import Signature
 from xla_core.metas import tensor_meta
 from xla_core.storage import chain, strides
@@ -104,24 +105,20 @@ def out_handler(overload: Any, pure: Any, signature: Signature) -> Handler:
         results = results if isinstance(results, (tuple, list)) else (results,)
         for out, result in zip(outs, results, strict=True):
             if out.dtype != result.dtype:
-                _check_dtypes(overload, args, kwargs or {}, names, results)
+                _check_dtypes(overload, args, kwargs or {})
             _store(out, result, str(pure))
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     return into
 
 
-def _check_dtypes(
-    overload: Any, args: Any, kwargs: dict[str, Any], names: list[str], results: Any
-) -> None:
-    """Let the meta kernel refuse what some operators refuse: an ``out=`` of another dtype.
-
-    The outputs it sees have the right shapes: a warning about them is not its business.
-    """
-    named = {name: to_meta(value) for name, value in kwargs.items()}
-    for name, result in zip(names, results, strict=True):
-        named[name] = torch.empty(result.shape, dtype=kwargs[name].dtype, device="meta")
-    overload(*[to_meta(a) for a in args], **named)
+def _check_dtypes(overload: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Let the CPU refuse what some operators refuse: an ``out=`` of another dtype."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of shapes: _store() says it
+        told = mistakes.in_cpu_words(overload, args, kwargs)
+    if told is not None:
+        raise told
 
 
 def _store(out: Any, result: XLATensor, name: str) -> None:
@@ -201,6 +198,7 @@ def _fill(target: XLATensor, factory: Any, extra: tuple[Any, ...]) -> None:
 def _without_repeats(target: XLATensor) -> XLATensor:
     """A view of what an expanded tensor shows, each element once: PyTorch allows to fill it."""
     s = target._s
+    assert target._v is not None  # a whole tensor repeats nothing
     stride, start = strides(s.meta, target._v)
     shape = [
         1 if step == 0 else size for size, step in zip(target.shape, stride, strict=True)

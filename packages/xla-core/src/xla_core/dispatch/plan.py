@@ -23,6 +23,8 @@ _META: Final = torch.device("meta")
 # In place of the metas of an operator whose results only a CPU can tell; told apart by identity.
 _ONLY_ON_CPU: Final[tuple[TensorMeta | None, ...]] = (None,) * 64
 
+MSG_TOO_SMALL: Final = "output with shape {had} doesn't match the broadcast shape {needed}"
+
 
 class Plan:
     """One overload as the trace knows it; plans are compared by identity.
@@ -119,12 +121,19 @@ class Plan:
         if named.get("pin_memory"):
             named["pin_memory"] = None
         own = self.rule.meta if isinstance(self.rule, Rule) else None
+        converted = [to_meta(a) for a in args]
         try:
-            result = (own or self.overload)(*[to_meta(a) for a in args], **named)
+            result = (own or self.overload)(*converted, **named)
         except NotImplementedError:
             if not self.written or _fresh_count(self.overload):
                 raise
             result = None  # an operator that only writes: its results look like its arguments
+        for i in self.written:
+            # meta kernels written in Python resize what they write to where others refuse
+            if i < len(args) and isinstance(args[i], XLATensor) and converted[i].shape != args[i].shape:
+                raise RuntimeError(
+                    MSG_TOO_SMALL.format(had=list(args[i].shape), needed=list(converted[i].shape))
+                )
         written = [args[i] if i < len(args) else None for i in self.written]
         if not self.written:
             return tuple(_meta_of(r) for r in _flat_results(result))

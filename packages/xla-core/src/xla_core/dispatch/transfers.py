@@ -144,7 +144,7 @@ def equal(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> bool:
         raise errors.not_an_xla_tensor(host, "aten.equal", find_trace(args).device)
     if first.shape != second.shape:
         return False
-    return bool(read((first == second).all()).item())
+    return bool(read(torch.eq(first, second).all()).item())
 
 
 def allclose(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:

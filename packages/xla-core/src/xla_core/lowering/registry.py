@@ -200,6 +200,14 @@ def find_rule(overload: OpOverload) -> Rule | None:
     return _rules.get(overload)
 
 
+def rule_of(overload: OpOverload) -> Rule:
+    """Return the rule of ``overload``, which another rule builds on. Raises LookupError without one."""
+    found = _rules.get(overload)
+    if found is None:
+        raise LookupError(f"another lowering rule needs that of {overload}, which is not registered")
+    return found
+
+
 def find_view(overload: OpOverload) -> ViewRule | None:
     """Return the view rule of ``overload``, or None."""
     return _views.get(overload)

@@ -230,6 +230,8 @@ class Machine:
             self._resolve(a)._is_view() for a in instruction.args
         ):
             raise UndefinedProgramError  # refused if anything refers to it, views of views among them
+        if instruction.target == "requires_grad_" and self._resolve(instruction.args[0])._is_view():
+            raise UndefinedProgramError  # a leaf in the middle of a chain of views
         if instruction.target == "detach_":
             # what becomes of views of a tensor that is detached is nowhere said
             detached = self._resolve(instruction.args[0])

@@ -98,7 +98,10 @@ def _register(forward: OpOverload, backward: OpOverload, kernel: _Filter, width:
 
 
 _register(
-    aten._upsample_bilinear2d_aa.default, aten._upsample_bilinear2d_aa_backward.default, _triangle, 2
+    aten._upsample_bilinear2d_aa.default,
+    aten._upsample_bilinear2d_aa_backward.default,
+    _triangle,
+    2,
 )
 _register(
     aten._upsample_bicubic2d_aa.default, aten._upsample_bicubic2d_aa_backward.default, _cubic, 4

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 
 from xla_core.dtypes import numpy_dtype
 from xla_core.lowering.registry import RuleContext, aten
+from xla_core.metas import TensorMeta
 
 Shape = tuple[int, ...]
 
@@ -108,12 +109,18 @@ def opmath(array: Array) -> Array:
 
 def output_dtype(context: RuleContext, index: int = 0) -> np.dtype:
     """The numpy dtype of one result."""
-    return numpy_dtype(context.outputs[index].dtype)
+    return numpy_dtype(_output(context, index).dtype)
 
 
 def output_shape(context: RuleContext, index: int = 0) -> Shape:
     """The shape of one result."""
-    return context.outputs[index].shape
+    return _output(context, index).shape
+
+
+def _output(context: RuleContext, index: int) -> TensorMeta:
+    meta = context.outputs[index]
+    assert meta is not None  # only rules whose results are all wanted ask
+    return meta
 
 
 def normalize_dims(dims: int | Sequence[int] | None, rank: int) -> Shape:

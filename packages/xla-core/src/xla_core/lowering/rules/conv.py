@@ -25,6 +25,7 @@ import numpy as np
 from jax import Array, lax
 
 from xla_core.lowering.registry import RuleContext, aten, rule
+from xla_core.lowering.rules.common import is_integer
 
 # Kernel positions up to which a sum of shifted products wins: for values, for weight gradients.
 _MAX_TAPS = 64

@@ -11,7 +11,7 @@ from jax import Array, lax
 from torch._ops import OpOverload
 
 from xla_core.lowering.driver import run_rule
-from xla_core.lowering.registry import RuleContext, find_rule, rule
+from xla_core.lowering.registry import RuleContext, rule, rule_of
 from xla_core.lowering.rules.common import (
     convert,
     find_overload,
@@ -81,9 +81,7 @@ def _apply(
     context: RuleContext, single: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Array]:
     """The rule of ``single`` on the i-th elements of all lists, for each i."""
-    element_rule = find_rule(single)
-    if element_rule is None:
-        raise LookupError(f"a list operator needs the rule of {single}, which is not registered")
+    element_rule = rule_of(single)
     results = []
     for index, output in enumerate(context.outputs):
         element_args = tuple(_element(value, index) for value in args)
@@ -119,7 +117,7 @@ def _fused_multiply(name: str) -> Callable[..., list[Array]]:
         count = len(context.outputs)
         several = isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) == 1
         values = [value[i] for i in range(count)] if several else [value] * count
-        element_rule = find_rule(single)
+        element_rule = rule_of(single)
         return [
             run_rule(
                 element_rule,
@@ -148,7 +146,7 @@ def foreach_norm(
     context: RuleContext, self: list[Array], ord: Any = 2, dtype: Any = None
 ) -> list[Array]:
     """The vector norm of each tensor."""
-    single = find_rule(find_overload("linalg_vector_norm"))
+    single = rule_of(find_overload("linalg_vector_norm"))
     return [
         run_rule(single, (array, ord), {}, (meta, ord), (output,))[0]
         for array, meta, output in zip(self, context.args[0], context.outputs, strict=True)

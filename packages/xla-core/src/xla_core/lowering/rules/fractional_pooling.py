@@ -44,9 +44,9 @@ def _fractional(
     for axis, (size, window, count) in enumerate(zip(sizes, kernel, output, strict=True)):
         first = _starts(drawn[:, order[axis]], size, count, window)
         place = first[:, :, None] + jnp.arange(window, dtype=np.int32)
-        shape = [1] * 2 * rank
-        shape[axis], shape[rank + axis] = count, window
-        flat = flat * np.int32(size) + place.reshape(-1, *shape)
+        spread = [1] * 2 * rank
+        spread[axis], spread[rank + axis] = count, window
+        flat = flat * np.int32(size) + place.reshape(-1, *spread)
     flat = flat.reshape(planes.shape[0], int(np.prod(output)), int(np.prod(kernel)))
     values = planes.reshape(planes.shape[0], -1)
     seen = jnp.take_along_axis(values, flat.reshape(planes.shape[0], -1), 1).reshape(flat.shape)

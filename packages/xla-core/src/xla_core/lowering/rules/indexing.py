@@ -127,7 +127,7 @@ def index_add(self: Array, dim: int, index: Array, source: Array, *, alpha: Any 
     source = _as_source(source, whole, dim, index)
     place = whole.at[_axis_key(dim, index)]
     if self.dtype == np.bool_:
-        return place.max(source & scalar(alpha, np.bool_)).reshape(self.shape)
+        return place.max(source & scalar(alpha, np.dtype(np.bool_))).reshape(self.shape)
     return place.add(source * scalar(alpha, self.dtype)).reshape(self.shape)
 
 
