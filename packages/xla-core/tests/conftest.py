@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import pytest
+import torch
 
 from xla_core import counters, report
 
@@ -18,6 +19,10 @@ _CLEARED = ("XLA_", "CPU_NUM_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD", "PJRT_DE
 for name in [name for name in os.environ if name.startswith(_CLEARED)]:
     del os.environ[name]
 os.environ["PJRT_DEVICE"] = "CPU"
+
+# The CPU's results are small: several workers' threads would only wait for each other.
+torch.set_num_threads(1)
+
 
 
 @pytest.fixture
@@ -49,7 +54,7 @@ def run_python(tmp_path):
             text=True,
             timeout=timeout,
             cwd=tmp_path,
-            env={**inherited, "PJRT_DEVICE": "CPU", **environment},
+            env={**inherited, "PJRT_DEVICE": "CPU", "OMP_NUM_THREADS": "1", **environment},
         )
         assert (result.returncode != 0) == fails, result.stdout + result.stderr
         # A Python exception exits with 1; an abort or a crash does not.

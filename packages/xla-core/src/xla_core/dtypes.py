@@ -9,6 +9,10 @@ import ml_dtypes
 import numpy as np
 import torch
 
+MSG_NOT_DENSE: Final = (
+    "an xla tensor is dense, and cannot be made from one of layout {layout}; call .to_dense() first"
+)
+
 NUMPY_DTYPES: Final[Mapping[torch.dtype, np.dtype]] = {
     torch.bool: np.dtype(np.bool_),
     torch.uint8: np.dtype(np.uint8),
@@ -54,8 +58,10 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype:
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """A contiguous numpy array with the values of a CPU tensor; it may share the tensor's memory.
 
-    Raises UnsupportedDtypeError where XLA tensors cannot have its dtype.
+    Raises UnsupportedDtypeError where XLA tensors cannot have its dtype, TypeError for a sparse one.
     """
+    if tensor.layout is not torch.strided:
+        raise TypeError(MSG_NOT_DENSE.format(layout=tensor.layout))
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     wanted = numpy_dtype(tensor.dtype)
     carrier = _CARRIERS.get(tensor.dtype)

@@ -109,6 +109,19 @@ def _is_no_softmax(args: Sequence[Any]) -> bool:
     return not x.dtype.is_floating_point or not -max(x.dim(), 1) <= dim < max(x.dim(), 1)
 
 
+def _do_values_misfit(args: Sequence[Any]) -> bool:
+    """Whether ``index_put`` cannot broadcast its values to what the indices choose."""
+    target, indices, values = args[:3]
+    chosen = torch.empty(target.shape, device="meta")[
+        tuple(
+            slice(None) if i is None else torch.empty(i.shape, dtype=i.dtype, device="meta")
+            for i in indices
+        )
+    ].shape
+    fits = zip(reversed(values.shape), reversed(chosen), strict=False)
+    return values.dim() > len(chosen) or any(have not in (1, want) for have, want in fits)
+
+
 _SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
     aten.mm.default: _mixes_dtypes,
     aten.bmm.default: _mixes_dtypes,
@@ -119,6 +132,8 @@ _SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
     aten.baddbmm.default: _mixes_dtypes,
     aten.linear.default: _mixes_dtypes,
     aten.convolution.default: _mixes_dtypes,
+    aten.index_put.default: _do_values_misfit,
+    aten.index_put_.default: _do_values_misfit,
     aten.max.default: _is_empty,
     aten.min.default: _is_empty,
     aten._softmax.default: _is_no_softmax,

@@ -76,6 +76,41 @@ def assert_same(got: Any, expected: Any, tolerance: Tolerance | None = None) -> 
         )
 
 
+def assert_as_accurate(
+    got: Any, expected: Any, reference: Callable[[], Any] | None = None
+) -> None:
+    """As ``assert_same``; results that differ more may be as near to the truth as the CPU's are.
+
+    ``reference`` computes the truth, in a wider dtype. Raises the first difference when the error of
+    a result, at its largest, is more than twice the CPU's own plus a rounding of the largest number.
+    """
+    try:
+        assert_same(got, expected)
+    except AssertionError as difference:
+        if reference is None:
+            raise
+        triples = zip(to_host(got), to_host(expected), to_host(reference()), strict=True)
+        for a, w, truth in triples:
+            if not _as_near(a, w, truth):
+                raise difference from None
+
+
+def _as_near(got: torch.Tensor, expected: torch.Tensor, truth: torch.Tensor) -> bool:
+    if got.shape != expected.shape or got.dtype != expected.dtype or not got.numel():
+        return got.shape == expected.shape and got.dtype == expected.dtype
+    if not (got.is_floating_point() or got.is_complex()):
+        return torch.equal(got, expected)
+    finite = truth.isfinite() & expected.isfinite()
+    if not torch.equal(got[~finite].nan_to_num(), expected[~finite].nan_to_num()):
+        return False
+    exact = truth[finite]
+    if not exact.numel():
+        return True
+    wide = exact.dtype
+    error, own = ((x[finite].to(wide) - exact).abs().max() for x in (got, expected))
+    return bool(error <= 2 * own + 2 * torch.finfo(got.dtype).eps * exact.abs().max())
+
+
 @dataclasses.dataclass
 class Outcome:
     """What one call gave: a value, or the exception it raised."""

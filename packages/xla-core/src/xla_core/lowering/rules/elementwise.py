@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array, lax
 
 from xla_core.lowering.registry import Promotion, RuleContext, rule
+from xla_core.lowering.rules import special
 from xla_core.lowering.rules.arithmetic import clip
 from xla_core.lowering.rules.common import (
     is_complex,
@@ -326,7 +327,7 @@ def polar(magnitude: Array, angle: Array) -> Array:
 def polygamma(context: RuleContext, n: int, self: Array) -> Array:
     """The ``n``-th derivative of the digamma function."""
     x = opmath(self.astype(output_dtype(context)))
-    return digamma(x) if n == 0 else jsp.polygamma(n, x)
+    return digamma(x) if n == 0 else special.polygamma(n, x)
 
 
 @rule(*present("mvlgamma"), context=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-import jax.scipy.special as jsp
 import numpy as np
 from jax import Array, lax
 
@@ -118,15 +117,6 @@ def igamma(self: Array, other: Array) -> Array:
 def igammac(self: Array, other: Array) -> Array:
     """The regularized upper incomplete gamma function."""
     return pair(lax.igammac)(self, other)
-
-
-@rule(
-    *present("special_zeta", "special_zeta.self_scalar", "special_zeta.other_scalar"),
-    promotion=INT_TO_FLOAT,
-)
-def zeta(self: Array, other: Array) -> Array:
-    """The Hurwitz zeta function."""
-    return jsp.zeta(self, other)
 
 
 def interpolate(start: Array, end: Array, weight: Array) -> Array:

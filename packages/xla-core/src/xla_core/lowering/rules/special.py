@@ -1,0 +1,217 @@
+"""Special functions that XLA has no, or no sufficiently accurate, operation for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import jax.numpy as jnp
+import jax.scipy.special as jsp
+import numpy as np
+from jax import Array, lax
+
+from xla_core.lowering.registry import Promotion, aten, rule
+from xla_core.lowering.rules.common import broadcast_to
+from xla_core.lowering.rules.common import where as select
+
+_EULER_GAMMA: Final = 0.5772156649015329
+
+# Bernoulli numbers of even index from 2 on.
+_BERNOULLI: Final = (
+    1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510,
+)  # fmt: skip
+# Sums of this many terms leave a rest that the Euler-Maclaurin formula gives to float64 accuracy.
+_HEAD: Final = 12.0
+
+
+def hurwitz_zeta(x: Array, q: Array) -> Array:
+    """The sum of ``(q + k) ** -x`` over all k from 0, for x above 1.
+
+    Summed term by term until the base exceeds 12, the rest by the Euler-Maclaurin formula (DLMF
+    25.11.5). XLA's own sums a fixed number of terms, which is not enough for negative ``q``.
+    """
+    shape = jnp.broadcast_shapes(x.shape, q.shape)
+    x, q = broadcast_to(x, shape), broadcast_to(q, shape)
+
+    def unfinished(state: tuple[Array, Array]) -> Array:
+        return jnp.any(state[1] < _HEAD)
+
+    def add_term(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        total, base = state
+        early = base < _HEAD
+        term = lax.pow(select(early, base, 1), -x)
+        return total + select(early, term, 0), base + early.astype(base.dtype)
+
+    total, base = lax.while_loop(unfinished, add_term, (jnp.zeros_like(q), q))
+    power = lax.pow(base, -x)
+    total = total + power * base / (x - 1) + 0.5 * power
+    rising, power = x, power / base
+    for index, number in enumerate(_BERNOULLI):
+        total = total + number / math.factorial(2 * index + 2) * rising * power
+        rising = rising * (x + 2 * index + 1) * (x + 2 * index + 2)
+        power = power / (base * base)
+    return _at_poles(total, x, q)
+
+
+def _at_poles(value: Array, x: Array, q: Array) -> Array:
+    infinite, nan = jnp.full_like(value, np.inf), jnp.full_like(value, np.nan)
+    whole = q == jnp.floor(q)
+    value = select((q < 0) & (x != jnp.floor(x)), nan, value)
+    value = select((q <= 0) & whole, infinite, value)
+    value = select(x < 1, nan, value)
+    value = select(jnp.isposinf(q) & (x > 1), jnp.zeros_like(value), value)
+    return select(x == 1, infinite, select(jnp.isnan(x) | jnp.isnan(q), nan, value))
+
+
+@rule(
+    aten.special_zeta.default,
+    aten.special_zeta.self_scalar,
+    aten.special_zeta.other_scalar,
+    promotion=Promotion.INT_TO_FLOAT,
+)
+def zeta(self: Array, other: Array) -> Array:
+    """The Hurwitz zeta function."""
+    return hurwitz_zeta(self, other)
+
+
+def polygamma(n: int, x: Array) -> Array:
+    """The ``n``-th derivative of the digamma function, for n of at least 1."""
+    order = jnp.full_like(x, n + 1)
+    return (-1) ** (n + 1) * math.factorial(n) * hurwitz_zeta(order, x)
+
+
+@rule(aten.special_erfcx.default, promotion=Promotion.INT_TO_FLOAT)
+def erfcx(self: Array) -> Array:
+    """``exp(x**2) * erfc(x)``."""
+    return jsp.erfcx(self)
+
+
+@rule(aten.special_spherical_bessel_j0.default, promotion=Promotion.INT_TO_FLOAT)
+def spherical_bessel_j0(x: Array) -> Array:
+    """``sin(x) / x``, by its series near 0."""
+    square = x * x
+    series = 1 - square / 6 * (1 - square / 20 * (1 - square / 42 * (1 - square / 72)))
+    safe = select(jnp.abs(x) < 0.5, 1, x)
+    value = select(jnp.abs(x) < 0.5, series, jnp.sin(safe) / safe)
+    return select(jnp.isinf(x), jnp.zeros_like(x), value)
+
+
+# Bessel functions. Whatever the operand's dtype, all is computed in float64.
+
+# Hankel's asymptotic expansion is good to float64 accuracy from here on.
+_FAR: Final = 25.0
+# Where Miller's backward recurrence starts: far enough beyond ``_FAR`` (A&S 9.12).
+_MILLER_START: Final = 80
+
+
+def _miller(x: Array) -> tuple[Array, Array, Array, Array]:
+    """J0, J1, Y0 and Y1 for 0 < x <= 25, by backward recurrence and Neumann's series.
+
+    DLMF 10.8 and Abramowitz & Stegun 9.1.87 and 9.1.88 for Y0 and Y1.
+    """
+    after, here = jnp.zeros_like(x), jnp.full_like(x, 1e-290)
+    norm = y0 = y1 = jnp.zeros_like(x)
+    for order in range(_MILLER_START, 0, -1):
+        # ``here`` is J of this order, up to a common factor
+        half, odd = divmod(order, 2)
+        sign = -1 if half % 2 else 1
+        if odd and half:
+            y1 = y1 + sign * order / (half * (half + 1)) * here
+        if not odd:
+            norm = norm + 2 * here
+            y0 = y0 - sign / half * here
+        after, here = here, 2 * order / x * here - after
+        # The recurrence grows without bound for small x.
+        large = jnp.abs(here) > 1e200
+        after, here, norm, y0, y1 = (
+            select(large, part * 1e-200, part) for part in (after, here, norm, y0, y1)
+        )
+    norm = norm + here
+    j0, j1, y0, y1 = here / norm, after / norm, y0 / norm, y1 / norm
+    log = jnp.log(x / 2) + _EULER_GAMMA
+    by = 2 / np.pi
+    return j0, j1, by * (log * j0 + 2 * y0), by * ((log - 1) * j1 - y1 - j0 / x)
+
+
+def _hankel(x: Array, order: int) -> tuple[Array, Array]:
+    """J and Y of ``order`` for x > 25 (DLMF 10.17.3 and 10.17.4)."""
+    even = odd = jnp.zeros_like(x)
+    term = jnp.ones_like(x)
+    for k in range(20):
+        sign = -1 if k % 4 >= 2 else 1
+        if k % 2:
+            odd = odd + sign * term
+        else:
+            even = even + sign * term
+        term = term * (4 * order**2 - (2 * k + 1) ** 2) / ((k + 1) * 8 * x)
+    phase = x - (order / 2 + 0.25) * np.pi
+    scale = jnp.sqrt(2 / (np.pi * x))
+    cosine, sine = jnp.cos(phase), jnp.sin(phase)
+    return scale * (cosine * even - sine * odd), scale * (sine * even + cosine * odd)
+
+
+def _bessel(x: Array, order: int, second: bool) -> Array:
+    size = jnp.abs(x.astype(np.float64))
+    far = size > _FAR
+    near = _miller(select(far | (size == 0), 1.0, size))[order + 2 * second]
+    distant = _hankel(select(far, size, _FAR), order)[int(second)]
+    return select(far, distant, near)
+
+
+def _register_first_kind(name: Any, order: int) -> None:
+    @rule(name, promotion=Promotion.INT_TO_FLOAT)
+    def first_kind(self: Array) -> Array:
+        value = _bessel(self, order, second=False)
+        value = select(self == 0, jnp.full_like(value, 1.0 - order), value)
+        value = select(jnp.isinf(self), jnp.zeros_like(value), value)
+        return select(self < 0, (-1) ** order * value, value)
+
+
+def _register_second_kind(name: Any, order: int) -> None:
+    @rule(name, promotion=Promotion.INT_TO_FLOAT)
+    def second_kind(x: Array) -> Array:
+        value = _bessel(x, order, second=True)
+        value = select(x == 0, jnp.full_like(value, -np.inf), value)
+        value = select(jnp.isposinf(x), jnp.zeros_like(value), value)
+        return select(x < 0, jnp.full_like(value, np.nan), value)
+
+
+# Trapezoidal sums of an integrand that is analytic in a strip and decays doubly exponentially
+# converge exponentially: this many reach float64 accuracy for x down to 1e-30.
+_NODES: Final = 400
+# exp(-_NOTHING) is no part of a float64 sum any more.
+_NOTHING: Final = 50.0
+
+
+def _modified_second_kind(x: Array, order: int) -> Array:
+    """``exp(x) * K(x)`` as an integral over ``exp(-x * (cosh(t) - 1)) * cosh(order * t)`` (DLMF 10.32.9)."""
+    wide = x.astype(np.float64)
+    safe = select(wide > 0, wide, 1.0)
+    step = jnp.arccosh(1 + _NOTHING / safe) / (_NODES - 1)
+
+    def add_node(index: Array, total: Array) -> Array:
+        t = index * step
+        # 2 * sinh(t/2)**2 is cosh(t) - 1 without its cancellation
+        exponent = 2 * jnp.square(jnp.sinh(t / 2)) * safe
+        return total + jnp.exp(order * t - exponent) * (1 + jnp.exp(-2.0 * order * t)) / 2
+
+    total = lax.fori_loop(1, _NODES, add_node, jnp.full_like(safe, 0.5)) * step
+    total = select(wide == 0, jnp.full_like(total, np.inf), total)
+    return select(wide < 0, jnp.full_like(total, np.nan), total)
+
+
+def _register_modified(name: Any, order: int, scaled: bool) -> None:
+    @rule(name, promotion=Promotion.INT_TO_FLOAT)
+    def modified(x: Array) -> Array:
+        value = _modified_second_kind(x, order)
+        return value if scaled else value * jnp.exp(-x.astype(np.float64))
+
+
+_register_first_kind(aten.special_bessel_j0.default, 0)
+_register_first_kind(aten.special_bessel_j1.default, 1)
+_register_second_kind(aten.special_bessel_y0.default, 0)
+_register_second_kind(aten.special_bessel_y1.default, 1)
+_register_modified(aten.special_modified_bessel_k0.default, 0, scaled=False)
+_register_modified(aten.special_modified_bessel_k1.default, 1, scaled=False)
+_register_modified(aten.special_scaled_modified_bessel_k0.default, 0, scaled=True)
+_register_modified(aten.special_scaled_modified_bessel_k1.default, 1, scaled=True)

@@ -1,0 +1,188 @@
+"""Operators without a lowering: computed on the CPU, right, counted, and warned about once."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+
+import pytest
+import torch
+
+from xla_core import events
+from xla_core.dispatch import fallback
+from xla_core.dispatch.fallback import FallbackWarning
+
+LIBRARY = torch.library.Library("xla_core_tests", "DEF")
+LIBRARY.define("halves(Tensor x) -> (Tensor, Tensor)")
+LIBRARY.define("bump_(Tensor(a!) self, int by=1) -> Tensor(a!)")
+LIBRARY.define("bump_all_(Tensor(a!)[] self) -> ()")
+LIBRARY.define("square.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
+LIBRARY.define("count(Tensor x, Tensor[] more, *, str what) -> int")
+LIBRARY.impl("halves", lambda x: (x / 2, x // 2), "CPU")
+LIBRARY.impl("bump_", lambda self, by=1: self.add_(by), "CPU")
+LIBRARY.impl("bump_all_", lambda self: [x.add_(1) for x in self] and None, "CPU")
+LIBRARY.impl("square.out", lambda x, *, out: out.copy_(x * x), "CPU")
+LIBRARY.impl("count", lambda x, more, *, what: sum(int(t.sum()) for t in (x, *more)), "CPU")
+OPS = torch.ops.xla_core_tests
+
+
+@pytest.fixture(autouse=True)
+def nothing_warned_yet(monkeypatch):
+    monkeypatch.setattr(fallback, "_warned", set())
+
+
+def test_the_warning_names_operator_and_line_once(fallbacks):
+    x = torch.arange(4, device="xla")
+    for _ in range(3):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            OPS.halves(x); line = inspect.currentframe().f_lineno  # noqa: E702 - one line on purpose
+        if _ == 0:
+            (warning,) = caught
+            assert warning.category is FallbackWarning
+            assert (warning.filename, warning.lineno) == (__file__, line)
+            assert "xla_core_tests::halves has no XLA lowering and runs on the CPU" in str(warning.message)
+            assert f"First called at {__file__}:{line}" in str(warning.message)
+        else:
+            assert caught == []
+    assert fallbacks() == {}  # counted under its own namespace, not aten's
+
+
+def test_the_counter_is_in_the_metrics_report():
+    import torch_xla
+
+    with pytest.warns(FallbackWarning):
+        before = torch_xla._XLAC._xla_metrics_report()
+        OPS.halves(torch.ones(1, device="xla"))
+        OPS.halves(torch.ones(1, device="xla"))
+    report = torch_xla._XLAC._xla_metrics_report()
+    assert count_in(report) == count_in(before) + 2
+
+
+def count_in(report):
+    lines = report.splitlines()
+    name = "Counter: xla_core_tests::halves"
+    return int(lines[lines.index(name) + 1].removeprefix("  Value: ")) if name in lines else 0
+
+
+@pytest.mark.filterwarnings("ignore:xla_core_tests")
+def test_results_of_every_kind():
+    x = torch.tensor([3.0, -4.0], device="xla")
+    a, b = OPS.halves(x * 2)
+    assert a.device.type == b.device.type == "xla"
+    assert (a.tolist(), b.tolist()) == ([3, -4], [3, -4])
+    assert OPS.count(x, [x, x], what="sum") == -3
+    assert OPS.halves(x.view(1, 2)[:, 1:])[0].tolist() == [[-2]]
+
+
+@pytest.mark.filterwarnings("ignore:xla_core_tests")
+def test_in_place_writes_reach_the_device():
+    x = torch.zeros(2, 3, device="xla")
+    y = OPS.bump_(x)
+    assert y is x
+    assert x.tolist() == [[1] * 3] * 2
+    OPS.bump_(x[1], 5)  # through a view
+    OPS.bump_(x.t()[0], by=10)
+    assert x.tolist() == [[11, 1, 1], [16, 6, 6]]
+    z = torch.zeros(1, device="xla")
+    assert OPS.bump_all_([x, z]) is None
+    assert (x[0, 0].item(), z.item()) == (12, 1)
+
+
+@pytest.mark.filterwarnings("ignore:xla_core_tests")
+def test_out_arguments():
+    x, out = torch.tensor([3.0, 4.0], device="xla"), torch.zeros(2, device="xla")
+    assert OPS.square(x, out=out) is out
+    assert out.tolist() == [9, 16]
+    OPS.square(x[:1], out=out[1:])
+    assert out.tolist() == [9, 9]
+
+
+@pytest.mark.filterwarnings("ignore:xla_core_tests")
+def test_gradients_of_an_operator_on_the_cpu():
+    @torch.library.custom_op("xla_core_tests::cube", mutates_args=())
+    def cube(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(x.numpy() ** 3)
+
+    torch.library.register_autograd(
+        "xla_core_tests::cube",
+        lambda ctx, gradient: 3 * ctx.saved_tensors[0] ** 2 * gradient,
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    x = torch.tensor([2.0], device="xla", requires_grad=True)
+    y = cube(x * 1.0)
+    y.backward()
+    assert (y.item(), x.grad.item()) == (8, 12)
+
+
+def test_errors_of_the_cpu_come_through():
+    LIBRARY.define("refuse(Tensor x) -> Tensor")
+
+    def refuse(x):
+        raise ValueError("not this one")
+
+    LIBRARY.impl("refuse", refuse, "CPU")
+    with pytest.warns(FallbackWarning), pytest.raises(ValueError, match="not this one"):
+        OPS.refuse(torch.ones(1, device="xla"))
+
+
+def test_listeners_are_told():
+    seen = []
+    unsubscribe = events.subscribe(lambda name, details: seen.append((name, details)))
+    try:
+        with pytest.warns(FallbackWarning):
+            OPS.halves(torch.ones(1, device="xla"))
+    finally:
+        unsubscribe()
+    (details,) = [d for name, d in seen if name == "fallback"]
+    assert details["operator"] == "xla_core_tests::halves"
+    assert details["filename"] == __file__
+
+
+# -- results whose shape depends on values --------------------------------------------------------
+
+VALUES = [[1, 0, 2], [2, 2, 0]]
+
+DYNAMIC = {
+    "nonzero": lambda x: torch.nonzero(x),
+    "nonzero tuple": lambda x: torch.nonzero(x, as_tuple=True),
+    "argwhere": lambda x: torch.argwhere(x),
+    "where of one": lambda x: torch.where(x > 1),
+    "masked_select": lambda x: torch.masked_select(x, x > 0),
+    "mask": lambda x: x[x > 0],
+    "unique": lambda x: torch.unique(x),
+    "unique all": lambda x: torch.unique(x, return_inverse=True, return_counts=True),
+    "unique dim": lambda x: torch.unique(x, dim=0),
+    "unique_consecutive": lambda x: torch.unique_consecutive(x.flatten()),
+    "bincount": lambda x: torch.bincount(x.flatten()),
+    "repeat_interleave": lambda x: torch.repeat_interleave(torch.arange(3, device=x.device), x[0]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:aten..* has no XLA lowering")
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_shapes_that_depend_on_values(name):
+    x = torch.tensor(VALUES)
+    expected, found = DYNAMIC[name](x), DYNAMIC[name](x.to("xla"))
+    if not isinstance(expected, tuple):
+        expected, found = (expected,), (found,)
+    for a, b in zip(expected, found, strict=True):
+        assert b.device.type == "xla"
+        assert torch.equal(a, b.cpu())
+
+
+def test_nonzero_is_counted_as_in_torch_xla(fallbacks):
+    with pytest.warns(FallbackWarning, match="aten::nonzero has no XLA lowering"):
+        torch.nonzero(torch.ones(2, device="xla"))
+    torch.nonzero(torch.ones(2, device="xla"))
+    assert fallbacks() == {"aten::nonzero": 2}
+
+
+def test_what_was_pending_is_kept():
+    x = torch.ones(3, device="xla")
+    y = x + 1
+    x.mul_(5)
+    with pytest.warns(FallbackWarning):
+        n = torch.nonzero(y)
+    assert n.shape == (3, 1)
+    assert (x.tolist(), y.tolist()) == ([5] * 3, [2] * 3)
