@@ -24,7 +24,6 @@ os.environ["PJRT_DEVICE"] = "CPU"
 torch.set_num_threads(1)
 
 
-
 @pytest.fixture
 def compile_count():
     """A function that says how many programs this process has compiled."""

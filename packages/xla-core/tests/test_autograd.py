@@ -29,7 +29,9 @@ def on_both(run, *shapes):
     results = []
     for device in ("cpu", "xla"):
         torch.manual_seed(1)
-        results.append(run(device, *(x.detach().clone().to(device).requires_grad_() for x in inputs)))
+        results.append(
+            run(device, *(x.detach().clone().to(device).requires_grad_() for x in inputs))
+        )
     return results
 
 
@@ -53,7 +55,9 @@ def test_backward_with_a_gradient_and_of_a_subset():
     (x * y).backward(torch.tensor([1.0, 2.0, 3.0], device="xla"), inputs=[x])
     assert x.grad.tolist() == [1, 2, 3]
     assert y.grad is None
-    with pytest.raises(RuntimeError, match="grad can be implicitly created only for scalar outputs"):
+    with pytest.raises(
+        RuntimeError, match="grad can be implicitly created only for scalar outputs"
+    ):
         (x * y).backward()
 
 
@@ -355,7 +359,9 @@ def test_pruning_and_weight_tying():
 
 def test_clip_grad():
     for norm_type in (2.0, 1.0, float("inf")):
-        parameters = {d: [nn.Parameter(torch.ones(3, device=d)) for _ in range(2)] for d in ("cpu", "xla")}
+        parameters = {
+            d: [nn.Parameter(torch.ones(3, device=d)) for _ in range(2)] for d in ("cpu", "xla")
+        }
         totals = {}
         for device, ps in parameters.items():
             for scale, p in enumerate(ps, 1):
@@ -392,7 +398,9 @@ def test_module_that_is_frozen_learns_nothing():
 
 OPTIMIZERS = {
     "SGD": lambda ps: torch.optim.SGD(ps, lr=0.1),
-    "SGD momentum": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "SGD momentum": lambda ps: torch.optim.SGD(
+        ps, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1
+    ),
     "Adam": lambda ps: torch.optim.Adam(ps, lr=0.01),
     "Adam amsgrad": lambda ps: torch.optim.Adam(ps, lr=0.01, amsgrad=True, weight_decay=0.1),
     "AdamW": lambda ps: torch.optim.AdamW(ps, lr=0.01),
@@ -417,7 +425,10 @@ def test_optimizer_follows_the_cpu(make):
     data = torch.randn(6, 4)
     optimizers = make(host.parameters()), make(model.parameters())
     for _ in range(6):
-        for m, optimizer, x in ((host, optimizers[0], data), (model, optimizers[1], data.to("xla"))):
+        for m, optimizer, x in (
+            (host, optimizers[0], data),
+            (model, optimizers[1], data.to("xla")),
+        ):
             optimizer.zero_grad()
             m(x).pow(2).mean().backward()
             optimizer.step()
@@ -468,7 +479,12 @@ def test_optimizer_state_dict_continues_where_it_stopped(name):
     train(through, third, 3)
     assert torch.equal(twin.weight, model.weight)
     assert torch.equal(through.weight, model.weight)
-    kinds = {v.device.type for s in third.state.values() for v in s.values() if torch.is_tensor(v) and v.dim()}
+    kinds = {
+        v.device.type
+        for s in third.state.values()
+        for v in s.values()
+        if torch.is_tensor(v) and v.dim()
+    }
     assert kinds == {"xla"}
 
 

@@ -23,7 +23,12 @@ def test_the_device_by_all_its_names():
     assert xr.device_type() == "CPU"
     assert xm.xla_device_hw(device) == xm.xla_device_hw("xla") == xm.xla_device_hw("cpu") == "CPU"
     assert xm.is_master_ordinal() and xm.is_master_ordinal(local=False)
-    assert (xr.global_ordinal(), xr.world_size(), xr.process_index(), xr.process_count()) == (0, 1, 0, 1)
+    assert (xr.global_ordinal(), xr.world_size(), xr.process_index(), xr.process_count()) == (
+        0,
+        1,
+        0,
+        1,
+    )
     assert xm.is_xla_tensor(torch.ones(1, device=device)) and not xm.is_xla_tensor(torch.ones(1))
 
 
@@ -139,15 +144,21 @@ HOST = torch.ones(2)
     ],
 )
 def test_other_tensors_on_the_cpu_are_refused(mixed):
-    message = r"Input tensor is not an XLA tensor: torch\.\w+Tensor\. .* move them to one device first"
+    message = (
+        r"Input tensor is not an XLA tensor: torch\.\w+Tensor\. .* move them to one device first"
+    )
     with pytest.raises(RuntimeError, match=message):
         mixed(torch.ones(2, device="xla"))
 
 
 def test_a_linear_layer_that_was_left_on_the_cpu():
-    with pytest.raises(RuntimeError, match=r"Input tensor is not an XLA tensor: torch\.FloatTensor"):
+    with pytest.raises(
+        RuntimeError, match=r"Input tensor is not an XLA tensor: torch\.FloatTensor"
+    ):
         torch.nn.Linear(10, 20)(torch.randn(10, device="xla"))
-    with pytest.raises(RuntimeError, match=r"Input tensor is not an XLA tensor: torch\.FloatTensor"):
+    with pytest.raises(
+        RuntimeError, match=r"Input tensor is not an XLA tensor: torch\.FloatTensor"
+    ):
         torch.nn.Linear(10, 20).to("xla")(torch.randn(10))
 
 
@@ -407,13 +418,18 @@ def unregistered(monkeypatch):
 
 def names_the_version(error):
     text = str(error)
-    return f"cannot attach itself to torch {torch.__version__}" in text and "torch 2.11 to 2.15" in text
+    return (
+        f"cannot attach itself to torch {torch.__version__}" in text
+        and "torch 2.11 to 2.15" in text
+    )
 
 
 def test_a_header_without_the_methods(unregistered, monkeypatch):
     meta = 1  # never dereferenced: the header is looked at first
     monkeypatch.setattr(_torch_guard, "_METHODS", (*_torch_guard._METHODS, "noSuchMethod"))
-    with pytest.raises(RuntimeError, match="the device guard interface lacks noSuchMethod") as caught:
+    with pytest.raises(
+        RuntimeError, match="the device guard interface lacks noSuchMethod"
+    ) as caught:
         _torch_guard._build_guard(meta, _torch_guard._method_order())
     assert names_the_version(caught.value)
 
@@ -459,5 +475,7 @@ def test_a_library_without_the_registry(unregistered, monkeypatch, what):
 
 
 def test_another_package_with_the_device(unregistered):
-    with pytest.raises(RuntimeError, match=r"already registered the xla device.*pip uninstall torch_xla"):
+    with pytest.raises(
+        RuntimeError, match=r"already registered the xla device.*pip uninstall torch_xla"
+    ):
         _torch_guard.register()

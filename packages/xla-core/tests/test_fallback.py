@@ -36,12 +36,15 @@ def test_the_warning_names_operator_and_line_once(fallbacks):
     for _ in range(3):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            OPS.halves(x); line = inspect.currentframe().f_lineno  # noqa: E702 - one line on purpose
+            OPS.halves(x)
+            line = inspect.currentframe().f_lineno  # noqa: E702 - one line on purpose
         if _ == 0:
             (warning,) = caught
             assert warning.category is FallbackWarning
             assert (warning.filename, warning.lineno) == (__file__, line)
-            assert "xla_core_tests::halves has no XLA lowering and runs on the CPU" in str(warning.message)
+            assert "xla_core_tests::halves has no XLA lowering and runs on the CPU" in str(
+                warning.message
+            )
             assert f"First called at {__file__}:{line}" in str(warning.message)
         else:
             assert caught == []

@@ -104,7 +104,9 @@ def test_dropout_drops_its_share_and_scales_the_rest(p):
     dropped = (values == 0).double().mean().item()
     # five standard deviations of a binomial share
     assert abs(dropped - p) < 5 * (p * (1 - p) / n) ** 0.5
-    torch.testing.assert_close(values[values != 0], torch.full((), 1 / (1 - p)).expand(int((values != 0).sum())))
+    torch.testing.assert_close(
+        values[values != 0], torch.full((), 1 / (1 - p)).expand(int((values != 0).sum()))
+    )
     assert torch.equal(x.grad.cpu(), values)  # the mask of forward, not a new one
     assert torch.equal(F.dropout(x, p, training=False), x)
     assert F.dropout(x, 0.0).sum().item() == n

@@ -54,7 +54,22 @@ def test_numbers_that_vary_do_not_compile(name, kind, compile_count, fallbacks):
 
 # No denormal numbers: XLA treats them as zero. No tensors of bools: XLA turns float(b) * c into
 # "c where b, else 0", which is another zero, or no nan, for some c.
-SPECIAL = [0, 1, -1, 0.0, -0.0, 1.0, True, False, math.nan, math.inf, -math.inf, 1e-37, 2**40, -(2**63)]
+SPECIAL = [
+    0,
+    1,
+    -1,
+    0.0,
+    -0.0,
+    1.0,
+    True,
+    False,
+    math.nan,
+    math.inf,
+    -math.inf,
+    1e-37,
+    2**40,
+    -(2**63),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.float64], ids=str)
@@ -82,7 +97,9 @@ def test_equal_numbers_of_different_kinds_are_told_apart(function, dtype):
         assert found.dtype == expected.dtype, value
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, msg=repr(value))
         if expected.is_floating_point():
-            assert torch.equal(torch.signbit(found), torch.signbit(expected)) or math.isnan(value), value
+            assert torch.equal(torch.signbit(found), torch.signbit(expected)) or math.isnan(
+                value
+            ), value
 
 
 def test_numbers_out_of_range_are_refused_as_on_the_cpu():

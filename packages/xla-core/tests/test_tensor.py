@@ -132,7 +132,13 @@ def test_to_the_device_and_back_keeps_every_bit(dtype):
 
 def test_views_and_strange_strides_arrive_as_they_look():
     host = torch.arange(24.0).view(2, 3, 4)
-    for view in (host.transpose(0, 2), host[:, ::2], host[1], host.expand(2, 2, 3, 4), host.flip(0)):
+    for view in (
+        host.transpose(0, 2),
+        host[:, ::2],
+        host[1],
+        host.expand(2, 2, 3, 4),
+        host.flip(0),
+    ):
         same(view.to("xla"), view.contiguous())
     z = torch.tensor([1 + 2j, 3 - 1j])
     same(z.conj().to("xla"), z.conj().resolve_conj())
@@ -219,12 +225,18 @@ def test_modules_are_built_on_the_device():
 # -- printing -----------------------------------------------------------------------------------
 
 PRINTED = {
-    "floats": (lambda: torch.tensor([1.0, 2.5], device="xla"), "tensor([1.0000, 2.5000], device='xla:0')"),
+    "floats": (
+        lambda: torch.tensor([1.0, 2.5], device="xla"),
+        "tensor([1.0000, 2.5000], device='xla:0')",
+    ),
     "ints": (lambda: torch.arange(3, device="xla"), "tensor([0, 1, 2], device='xla:0')"),
     "bools": (lambda: torch.tensor([True], device="xla"), "tensor([True], device='xla:0')"),
     "number": (lambda: torch.tensor(7, device="xla"), "tensor(7, device='xla:0')"),
     "empty": (lambda: torch.ones(0, device="xla"), "tensor([], device='xla:0')"),
-    "empty 2-d": (lambda: torch.ones(2, 0, device="xla"), "tensor([], device='xla:0', size=(2, 0))"),
+    "empty 2-d": (
+        lambda: torch.ones(2, 0, device="xla"),
+        "tensor([], device='xla:0', size=(2, 0))",
+    ),
     "dtype": (
         lambda: torch.ones(1, dtype=torch.int32, device="xla"),
         "tensor([1], device='xla:0', dtype=torch.int32)",
@@ -303,7 +315,9 @@ def test_reading_what_is_no_number_fails_as_on_the_cpu(read, shape):
             assert len(list(found)) == len(list(expected))
 
 
-@pytest.mark.parametrize("convert", [lambda x: x.numpy(), np.array, np.asarray], ids=["m", "a", "as"])
+@pytest.mark.parametrize(
+    "convert", [lambda x: x.numpy(), np.array, np.asarray], ids=["m", "a", "as"]
+)
 def test_numpy_says_to_copy_to_the_cpu_first(convert):
     message = (
         r"can't convert xla:0 device type tensor to numpy. "

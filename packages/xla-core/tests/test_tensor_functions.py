@@ -250,7 +250,11 @@ def test_writing_by_index(name, value):
     host = torch.arange(60.0).view(3, 4, 5)
     x = host.to("xla")
     index = INDICES[name](torch.tensor)
-    new = -1.5 if value == "number" else -torch.arange(1.0, host[index].numel() + 1).view(host[index].shape)
+    new = (
+        -1.5
+        if value == "number"
+        else -torch.arange(1.0, host[index].numel() + 1).view(host[index].shape)
+    )
     host[index] = new
     x[INDICES[name](lambda *a, **k: torch.tensor(*a, device="xla", **k))] = (
         new if value == "number" else new.to("xla")

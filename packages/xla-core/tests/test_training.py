@@ -31,7 +31,9 @@ class Block(nn.Module):
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x):
         n, t, d = x.shape
@@ -92,7 +94,10 @@ class Residual(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.conv1, self.norm1 = (
+            nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(8),
+        )
         self.conv2, self.norm2 = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
         self.shortcut = nn.Sequential(nn.Conv2d(3, 8, 1, stride=2, bias=False), nn.BatchNorm2d(8))
         self.head = nn.Linear(8, 4)
@@ -104,7 +109,9 @@ class Residual(nn.Module):
 
 
 def mlp():
-    return nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 4))
+    return nn.Sequential(
+        nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 4)
+    )
 
 
 def cnn():
@@ -211,4 +218,6 @@ def test_training_follows_the_cpu(name, compile_count, fallbacks):
     with torch.no_grad():
         logits = model(batches[0][0].to("xla")).cpu()
         # what 200 steps' rounding did to the parameters, seen through one forward pass
-        torch.testing.assert_close(logits, twins[torch.float32](batches[0][0]), rtol=0.02, atol=0.02)
+        torch.testing.assert_close(
+            logits, twins[torch.float32](batches[0][0]), rtol=0.02, atol=0.02
+        )

@@ -53,6 +53,8 @@ LoadedExecutable: TypeAlias = _xla_client.LoadedExecutable
 
 # jaxlib 0.10.2: the host array is read before the call returns, so that the caller may change it.
 _READ_DURING_CALL: Final = _xla_client.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
+# The map among XLA's options that holds those which only one backend knows.
+EXTRA_OPTIONS: Final = "xla_backend_extra_options"
 _STRIP_LOCATIONS: Final = "builtin.module(strip-debuginfo)"
 
 
@@ -462,9 +464,13 @@ def compile_options(
 ) -> CompileOptions:
     """Options for a program over ``device_ids`` (replicas x partitions), IEEE arithmetic.
 
-    ``overrides`` are XLA's own option names; an unknown one makes the compilation fail.
+    ``overrides`` are XLA's own option names; an unknown one makes the compilation fail. The value
+    of ``xla_backend_extra_options`` is a comma-separated list of ``name`` or ``name=value``, the
+    names being the backend's; there, XLA ignores what it does not know.
     """
     # jaxlib 0.10.2: all names below
+    overrides = dict(overrides)
+    extra = str(overrides.pop(EXTRA_OPTIONS, ""))
     options = CompileOptions()
     options.num_replicas, options.num_partitions = device_ids.shape
     options.device_assignment = DeviceAssignment.create(device_ids)
@@ -483,7 +489,37 @@ def compile_options(
     build.debug_options.xla_cpu_enable_fast_math = False
     build.debug_options.xla_gpu_enable_fast_min_max = False
     options.env_option_overrides = list(overrides.items())
-    return options
+    return _with_extra_options(options, extra) if extra else options
+
+
+def _with_extra_options(options: CompileOptions, extra: str) -> CompileOptions:
+    """``options`` with entries added to the map of the backend's own options.
+
+    The map has no setter, so the entries are appended in serialized form: protocol buffers merge
+    what is parsed twice (https://protobuf.dev/programming-guides/encoding/#last-one-wins).
+    """
+    patch = b""
+    for item in extra.split(","):
+        name, _, value = item.partition("=")
+        entry = _proto_field(1, name.encode()) + _proto_field(2, value.encode())
+        # jaxlib 0.10.2: CompileOptionsProto.executable_build_options, .debug_options,
+        # .xla_backend_extra_options
+        patch += _proto_field(3, _proto_field(3, _proto_field(500, entry)))
+    return CompileOptions.ParseFromString(options.SerializeAsString() + patch)
+
+
+def _proto_field(number: int, payload: bytes) -> bytes:
+    """A length-delimited field of a protocol buffer."""
+    return _proto_varint(number << 3 | 2) + _proto_varint(len(payload)) + payload
+
+
+def _proto_varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 127:
+        encoded.append(value & 127 | 128)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def hlo_sharding_of(sharding: Any) -> HloSharding:

@@ -56,6 +56,7 @@ class Marker:
 LIFT_FLOAT: Final = Marker("lifted-float")
 LIFT_INT: Final = Marker("lifted-int")
 LIST: Final = Marker("list")
+SAME: Final = Marker("same")
 
 
 class Ref:
@@ -282,6 +283,9 @@ class Trace:
                     append(s.vid)
                 else:
                     self._encode(append, a, lift, plan)
+        elif _uniform(items):
+            append(SAME)
+            self._encode(append, first, lift, plan)
         else:
             for a in items:
                 self._encode(append, a, lift, plan)
@@ -525,6 +529,8 @@ class Trace:
         if type(a) is int and lift and a != 0 and a != 1 and _INT64_MIN <= a <= _INT64_MAX:
             return self._lift(False, 2, counts)
         if isinstance(a, (list, tuple)):
+            if _uniform(a):
+                return [self._template(a[0], lift, counts)] * len(a)
             return [self._template(item, lift, counts) for item in a]
         return a
 
@@ -532,6 +538,19 @@ class Trace:
         index = 0 if is_float else 1
         counts[index] += 1
         return Lift(is_float, counts[index] - 1, example)
+
+
+def _uniform(items: Sequence[Any]) -> bool:
+    """Whether a list is one float several times, and recorded as one.
+
+    An optimizer gives a number per parameter (its bias correction), nearly always the same one.
+    """
+    return (
+        len(items) > 1
+        and type(items[0]) is float
+        and items.count(items[0]) == len(items)
+        and set(map(type, items)) == {float}
+    )
 
 
 ZEROS: Final = "zeros"

@@ -45,6 +45,9 @@ def find(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> E
     suspicious = _SUSPICIONS.get(overload)
     if suspicious is not None and suspicious(args):
         return in_cpu_words(overload, args, kwargs)
+    if overload._schema.name.startswith("aten::_foreach_") and overload._schema.is_mutable:
+        whole = any(not x.is_floating_point() for x in _tensors(tuple(args)))
+        return in_cpu_words(overload, args, kwargs) if whole else None
     if torch.Tag.pointwise in overload.tags and _has_common_dtypes(args):
         # One element decides about dtypes as well as many.
         return _attempt(overload, args, kwargs, _one_element)
@@ -71,7 +74,9 @@ def _attempt(
     if not are_small(args, named):
         return None
     try:
-        overload(*_replace(tuple(args), stand_in), **{k: _replace(v, stand_in) for k, v in named.items()})
+        overload(
+            *_replace(tuple(args), stand_in), **{k: _replace(v, stand_in) for k, v in named.items()}
+        )
     except Exception as error:  # noqa: BLE001 - whatever the CPU says is what the user should read
         return error.with_traceback(None)
     return None
@@ -109,9 +114,15 @@ def _is_no_softmax(args: Sequence[Any]) -> bool:
     return not x.dtype.is_floating_point or not -max(x.dim(), 1) <= dim < max(x.dim(), 1)
 
 
+def _is_not_empty(args: Sequence[Any]) -> bool:
+    return args[0].numel() != 0  # else index 0, which stands in for all, would be out of range
+
+
 def _do_values_misfit(args: Sequence[Any]) -> bool:
-    """Whether ``index_put`` cannot broadcast its values to what the indices choose."""
+    """Whether ``index_put`` cannot broadcast its values to what the indices choose, or their dtype."""
     target, indices, values = args[:3]
+    if values.dtype != target.dtype:
+        return True
     chosen = torch.empty(target.shape, device="meta")[
         tuple(
             slice(None) if i is None else torch.empty(i.shape, dtype=i.dtype, device="meta")
@@ -132,6 +143,10 @@ _SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
     aten.baddbmm.default: _mixes_dtypes,
     aten.linear.default: _mixes_dtypes,
     aten.convolution.default: _mixes_dtypes,
+    aten.index_add.default: _is_not_empty,
+    aten.index_add_.default: _is_not_empty,
+    aten.index_copy.default: _is_not_empty,
+    aten.index_copy_.default: _is_not_empty,
     aten.index_put.default: _do_values_misfit,
     aten.index_put_.default: _do_values_misfit,
     aten.max.default: _is_empty,

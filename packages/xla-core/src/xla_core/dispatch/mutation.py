@@ -118,7 +118,10 @@ def _check_dtypes(overload: Any, args: Any, kwargs: dict[str, Any]) -> None:
         warnings.simplefilter("ignore")  # of shapes: _store() says it
         told = mistakes.in_cpu_words(overload, args, kwargs)
     if told is not None:
-        raise told
+        try:
+            raise told
+        finally:
+            del told  # a frame that names its own exception is a cycle
 
 
 def _store(out: Any, result: XLATensor, name: str) -> None:

@@ -99,10 +99,16 @@ class Plan:
                 isinstance(error, NotImplementedError) or mistakes.are_small(args, kwargs)
             ):
                 return _ONLY_ON_CPU
-            raise (told or error) from None
+            try:
+                raise (told or error) from None
+            finally:
+                del told  # a frame that names its own exception is a cycle that keeps operands alive
         mistake = mistakes.find(self.overload, args, kwargs)
         if mistake is not None:
-            raise mistake
+            try:
+                raise mistake
+            finally:
+                del mistake
         return metas
 
     def _run_meta(

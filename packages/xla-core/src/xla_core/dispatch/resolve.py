@@ -49,6 +49,7 @@ _OWN: dict[OpOverload, Handler] = {
     aten.zero_.default: mutation.zero_,
     aten.fill_.Scalar: mutation.fill_,
     aten.set_.source_Tensor: views.set_source,
+    aten.set_.default: views.set_nothing,
 }
 
 

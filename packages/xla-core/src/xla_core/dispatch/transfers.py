@@ -102,9 +102,17 @@ def copy_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
         if source.dtype != meta.dtype:
             source = handler_of(torch.ops.aten._to_copy.default)((source,), {"dtype": meta.dtype})
         if source.shape != meta.shape:
+            check_copy(source.shape, meta.shape)
             source = handler_of(torch.ops.aten.expand.default)((source, list(meta.shape)), None)
         trace.write(target, trace.value_of(source))
     return target
+
+
+def check_copy(source: tuple[int, ...], target: tuple[int, ...]) -> None:
+    """Raise what ``copy_`` raises on the CPU where a shape does not broadcast to the target's."""
+    fits = zip(reversed(source), reversed(target), strict=False)
+    if len(source) > len(target) or any(have not in (1, want) for have, want in fits):
+        torch.empty(target).copy_(torch.empty(()).expand(source))
 
 
 def copy_from(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
@@ -118,6 +126,7 @@ def _copy_from_host(
     if source.device.type != "cpu":
         raise errors.not_an_xla_tensor(source, "aten.copy_", trace.device)
     if tuple(source.shape) != meta.shape:
+        check_copy(source.shape, meta.shape)
         source = source.expand(meta.shape)
     fresh = upload(source, trace, meta.dtype)
     with trace.lock:

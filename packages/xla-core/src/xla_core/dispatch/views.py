@@ -10,6 +10,7 @@ from xla_core._torch_compat import current_backward, make_wrapper, set_data
 from xla_core.dispatch.plan import Plan
 from xla_core.dispatch.schemas import Signature
 from xla_core.lowering.registry import MultiViewRule
+from xla_core.metas import tensor_meta
 from xla_core.storage import View
 from xla_core.tensor import Handler, XLATensor, handler_of
 
@@ -119,6 +120,16 @@ def set_source(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
         raise RuntimeError(
             f"set_ of a tensor on {target.device} needs a tensor there, got one on {source.device}"
         )
+    return _become(target, source)
+
+
+def set_nothing(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+    """``set_()``: a storage of its own, without elements."""
+    target = args[0]
+    return _become(target, target._s.trace.from_buffer(None, tensor_meta((0,), target.dtype)))
+
+
+def _become(target: XLATensor, source: XLATensor) -> XLATensor:
     target._s = source._s
     target._v = source._v
     set_data(target, source)

@@ -97,12 +97,15 @@ class Graph:
 
 def build_graph(entries: Sequence[Entry], outputs: Sequence[int]) -> Graph:
     """The graph of ``entries``, which are all needed for ``outputs``."""
-    return _Builder(entries).graph(outputs)
+    return _Builder(entries, outputs).graph()
 
 
 class _Builder:
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[Entry], outputs: Sequence[int]) -> None:
         self.entries = entries
+        self.outputs = outputs
+        # A view that leaves the program is computed anyway: best where its base is.
+        self.leaving = frozenset(outputs)
         self.inputs: list[int] = []
         self.given: set[int] = set()
         self.lazy: dict[int, Entry] = {}
@@ -111,7 +114,7 @@ class _Builder:
         self.roots: dict[int, tuple[int | None, int, int]] = {}
         self.described: dict[Hashable, int] = {}
 
-    def graph(self, outputs: Sequence[int]) -> Graph:
+    def graph(self) -> Graph:
         parts: list[Part] = []
         series = _Series()
         for entry in self.entries:
@@ -128,7 +131,7 @@ class _Builder:
                     parts.append(Part(entry))
         parts += series.drain()
         nodes = [self._node(part) for part in parts]
-        return Graph(nodes, self.inputs, self.lazy, self.early, [self._root(v) for v in outputs])
+        return Graph(nodes, self.inputs, self.lazy, self.early, [self._root(v) for v in self.outputs])
 
     def _root(self, vid: int) -> int:
         root = self.roots.get(vid)
@@ -155,6 +158,8 @@ class _Builder:
                 self.early[entry.first] = entry
                 self.given.add(entry.first)
                 return True
+            return False
+        if entry.first in self.leaving:
             return False
         return length < _MAX_CHAIN and self._file_lazy(entry, root, length + 1)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -31,6 +32,9 @@ _UNCHECKED: Final = frozenset({"index_put_", "masked_fill_", "__setitem__", "ind
 _ONLY_ON_THE_CPU: Final = (
     "view size is not compatible", "out of bounds for dimension", "not implemented for"
 )  # fmt: skip
+
+
+_MINUS_ZERO: Final = re.compile(r"-(0\.0*)(?!\d)")
 
 
 class UndefinedProgramError(Exception):
@@ -226,6 +230,8 @@ class Machine:
                     operand, target
                 ):
                     raise UndefinedProgramError
+        if "_foreach_" in instruction.target and not self._succeeds(instruction):
+            raise UndefinedProgramError  # the CPU has written to some of its tensors by then
         if instruction.target == "swap" and any(
             self._resolve(a)._is_view() for a in instruction.args
         ):
@@ -237,6 +243,17 @@ class Machine:
             detached = self._resolve(instruction.args[0])
             if any(t._base is detached for t in self.slots.values()):
                 raise UndefinedProgramError
+
+    def _succeeds(self, instruction: Instruction) -> bool:
+        """Whether an operator on a list of CPU tensors works, tried on copies."""
+        tensors, *rest = (self._resolve(a) for a in instruction.args)
+        try:
+            with torch.no_grad():
+                function = getattr(torch, instruction.target.removeprefix("torch."))
+                function([t.clone() for t in tensors], *rest)
+        except RuntimeError:
+            return False
+        return True
 
     # -- observing -----------------------------------------------------------------------------
 
@@ -390,7 +407,8 @@ def _item(machine: Machine, t: torch.Tensor) -> None:
 def _text(machine: Machine, t: torch.Tensor) -> None:
     # the CPU's text lacks the device and breaks lines elsewhere
     text = repr(t.detach()).replace(f", device='{t.device}'", "")
-    machine.log.append("".join(text.split()))
+    # XLA computes x + 0 as x, which keeps the sign of a zero
+    machine.log.append(_MINUS_ZERO.sub(r"\1", "".join(text.split())))
 
 
 def _garbage(_machine: Machine, t: torch.Tensor) -> None:
@@ -412,7 +430,9 @@ def _backward(_machine: Machine, outputs: Sequence[torch.Tensor], weight: float,
 def _gradients(
     _machine: Machine, output: torch.Tensor, leaves: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor | None]:
-    return torch.autograd.grad(output.sum(), list(leaves), allow_unused=True, retain_graph=True)
+    found = torch.autograd.grad(output.sum(), list(leaves), allow_unused=True, retain_graph=True)
+    # whether the engine hands out a view is nowhere promised
+    return [None if g is None else g.clone() for g in found]
 
 
 def _has_grad(t: torch.Tensor) -> bool:
