@@ -68,7 +68,7 @@ def test_module(info: ModuleInfo, training: bool) -> None:
         for given in inputs_of(info, training):
             module = prepared(info, given, training)
             pairs.append([pass_through(module, given, device) for device in ("cpu", "xla")])
-        torch_xla.sync()
+            torch_xla.sync()
     assert pairs, "the database has no input for this module"
     for expected, got in pairs:
         assert_same(got, expected)

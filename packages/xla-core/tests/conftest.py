@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import textwrap
 import pytest
 import torch
 
-from xla_core import counters, report
+from xla_core import counters, report, runtime
 
 # What would change the meaning of a test if it came from the developer's own environment.
 _CLEARED = ("XLA_", "CPU_NUM_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD", "PJRT_DEVICE")
@@ -24,9 +25,23 @@ os.environ["PJRT_DEVICE"] = "CPU"
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def new_step():
+    """What an earlier test left pending is no part of this one's steps."""
+    if runtime.started():
+        for trace in runtime.traces():
+            trace.flush(trace)
+
+
 @pytest.fixture
 def compile_count():
-    """A function that says how many programs this process has compiled."""
+    """A function that says how many programs this process has compiled.
+
+    What earlier tests left in reference cycles would be part of the first step that is counted.
+    """
+    gc.collect()
+    for trace in runtime.traces():
+        trace.flush(trace)
     return lambda: counters.all_counters().get("UncachedCompile", 0)
 
 
@@ -45,7 +60,7 @@ def fallbacks():
 def run_python(tmp_path):
     """Run a program in a process of its own, in ``tmp_path``; its output, or with ``fails`` its error."""
 
-    def run(code, *, fails=False, timeout=120, **environment):
+    def run(code, *, fails=False, timeout=240, **environment):
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(_CLEARED)}
         result = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code)],

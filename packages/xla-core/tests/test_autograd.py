@@ -327,7 +327,7 @@ def test_state_dict_round_trip():
         model[0].weight.zero_()
     assert torch.equal(twin[0].weight.cpu(), twin.state_dict()["0.weight"].cpu())
     assert twin[0].weight.abs().sum() > 0
-    with pytest.raises(RuntimeError, match="size mismatch for 0.weight"):
+    with pytest.raises(RuntimeError, match=r"size mismatch for 0\.weight"):
         nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3)).to("xla").load_state_dict(state)
 
 
@@ -374,7 +374,7 @@ def test_clip_grad():
     assert max(p.grad.abs().max().item() for p in parameters["xla"]) <= 0.1 + 1e-7
     p = nn.Parameter(torch.ones(1, device="xla"))
     p.grad = torch.full((1,), float("nan"), device="xla")
-    with pytest.raises(RuntimeError, match="The total norm of order 2.0 for gradients"):
+    with pytest.raises(RuntimeError, match=r"The total norm of order 2\.0 for gradients"):
         torch.nn.utils.clip_grad_norm_([p], 1.0, error_if_nonfinite=True)
 
 

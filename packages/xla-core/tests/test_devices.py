@@ -102,6 +102,7 @@ def test_a_number_on_the_cpu_may_take_part(mixed, expected):
 
 def test_the_number_can_differ_from_step_to_step_without_compiling(compile_count):
     x = torch.ones(2, device="xla")
+    torch_xla.sync()
     assert (x * torch.tensor(2.0)).tolist() == [2.0] * 2
     compiled = compile_count()
     for value in (3.5, 0.0, 1.0, float("inf"), -1e30):
@@ -259,7 +260,6 @@ def test_four_devices_train_at_once_in_threads(run_python):
         from torch import nn
 
         def train(device):
-            torch.manual_seed(0)
             with lock:  # torch's CPU generator is shared by the threads
                 torch.manual_seed(0)
                 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(device)
@@ -330,25 +330,24 @@ BACKWARD_FIRST = """
     x = torch.ones(2, requires_grad=True)
     (x * 2).sum().backward()
     import torch_xla
-    y = torch.ones(2, device='xla', requires_grad=True)
-    {loss}.backward()
-    assert y.grad.tolist() == [3, 3]
+    for finish in (lambda y: y.sum(), lambda y: y.cpu().sum()):
+        y = torch.ones(2, device='xla', requires_grad=True)
+        try:
+            finish(y * 3).backward()
+            assert y.grad.tolist() == [3, 3]
+        except RuntimeError as error:
+            print(error)
 """
-LOSSES = {"on the device": "(y * 3).sum()", "on the cpu": "(y * 3).cpu().sum()"}
 
 
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_a_backward_on_the_cpu_may_come_first(run_python, loss):
-    run_python(BACKWARD_FIRST.format(loss=loss))
+def test_a_backward_on_the_cpu_may_come_first(run_python):
+    assert run_python(BACKWARD_FIRST) == ""
 
 
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_without_autoload_a_backward_that_came_first_is_explained(run_python, loss):
-    error = run_python(
-        BACKWARD_FIRST.format(loss=loss), fails=True, TORCH_DEVICE_BACKEND_AUTOLOAD="0"
-    )
-    assert error.splitlines()[-1] == f"RuntimeError: {_torch_compat.MSG_LATE_BACKWARD}"
-    assert "Import torch_xla first" in error
+def test_without_autoload_a_backward_that_came_first_is_explained(run_python):
+    output = run_python(BACKWARD_FIRST, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert output.splitlines() == [_torch_compat.MSG_LATE_BACKWARD] * 2
+    assert "Import torch_xla first" in output
 
 
 def test_without_autoload_the_import_attaches_the_device(run_python):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 
 import pytest
 import torch
 
+import torch_xla
 from xla_core import events
 from xla_core.dispatch import fallback
 from xla_core.dispatch.fallback import FallbackWarning
@@ -33,27 +33,22 @@ def nothing_warned_yet(monkeypatch):
 
 def test_the_warning_names_operator_and_line_once(fallbacks):
     x = torch.arange(4, device="xla")
-    for _ in range(3):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            OPS.halves(x)
-            line = inspect.currentframe().f_lineno  # noqa: E702 - one line on purpose
-        if _ == 0:
-            (warning,) = caught
-            assert warning.category is FallbackWarning
-            assert (warning.filename, warning.lineno) == (__file__, line)
-            assert "xla_core_tests::halves has no XLA lowering and runs on the CPU" in str(
-                warning.message
-            )
-            assert f"First called at {__file__}:{line}" in str(warning.message)
-        else:
-            assert caught == []
+    call = lambda: OPS.halves(x)  # noqa: E731 - its line is the one to be named
+    line = call.__code__.co_firstlineno
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            call()
+    (warning,) = caught
+    assert warning.category is FallbackWarning
+    assert (warning.filename, warning.lineno) == (__file__, line)
+    message = str(warning.message)
+    assert "xla_core_tests::halves has no XLA lowering and runs on the CPU" in message
+    assert f"First called at {__file__}:{line}" in message
     assert fallbacks() == {}  # counted under its own namespace, not aten's
 
 
 def test_the_counter_is_in_the_metrics_report():
-    import torch_xla
-
     with pytest.warns(FallbackWarning):
         before = torch_xla._XLAC._xla_metrics_report()
         OPS.halves(torch.ones(1, device="xla"))

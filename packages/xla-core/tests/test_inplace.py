@@ -69,7 +69,9 @@ WRITES = {
     "positions": lambda x, o: x.__setitem__(torch.tensor([1, 0]), o),
     "positions on the device": lambda x, o: x.__setitem__((o[:, 0].long(), [2, 1]), 5),
     "index_put": lambda x, o: x.index_put_((o[1].long(), o[0].long()), o[1], accumulate=True),
-    "index_put with a mask": lambda x, o: x.index_put_((o > 1,), torch.tensor(3.0, device=o.device)),
+    "index_put with a mask": lambda x, o: x.index_put_(
+        (o > 1,), torch.tensor(3.0, device=o.device)
+    ),
     "index_add": lambda x, o: x.index_add_(1, o[:, 0].long(), o[:, :2]),
     "index_fill": lambda x, o: x.index_fill_(0, o[:1, 0].long(), 8),
     "scatter": lambda x, o: x.scatter_(1, o.long(), 6),
@@ -100,7 +102,9 @@ def test_write(write, whole):
     same_on_both(run)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float64]
+)
 def test_write_keeps_the_dtype(dtype):
     def run(device):
         x = table(device, dtype)
@@ -126,7 +130,9 @@ def test_numbers_that_change_do_not_compile(compile_count):
     x = table("xla")
     counts = []
     for step in range(6):
-        x.add_(x, alpha=0.1 * step + 0.45).mul_(1.0 + 0.3 * (step + 1)).clamp_(-step - 2.5, step + 90.5)
+        x.add_(x, alpha=0.1 * step + 0.45).mul_(1.0 + 0.3 * (step + 1)).clamp_(
+            -step - 2.5, step + 90.5
+        )
         x[0] += 0.25 + step
         torch_xla.sync()
         counts.append(compile_count())
@@ -245,7 +251,10 @@ def test_a_view_saved_for_backward_and_then_a_write_to_its_base(device):
     v = y[0]
     loss = (v * v).sum()
     y.add_(1)
-    with pytest.raises(RuntimeError, match=r"modified by an inplace operation.* is at version 1; expected version 0"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"modified by an inplace operation.* is at version 1; expected version 0",
+    ):
         loss.backward()
 
 
@@ -290,7 +299,9 @@ def test_set_data_takes_value_shape_and_dtype():
 
 def test_set_data_refuses_another_device():
     x = table("xla")
-    with pytest.raises(RuntimeError, match=r"cannot set \.data of a tensor on xla:0 to a tensor on cpu"):
+    with pytest.raises(
+        RuntimeError, match=r"cannot set \.data of a tensor on xla:0 to a tensor on cpu"
+    ):
         x.data = torch.ones(2)
     assert x.tolist() == [[0, 1, 2], [3, 4, 5]]
 

@@ -24,7 +24,7 @@ def outcome(run, device):
         warnings.simplefilter("always")
         try:
             results = run(device)
-        except Exception as error:  # noqa: BLE001 - the exception is what is compared
+        except Exception as error:  # the exception is what is compared
             return type(error), str(error)
     results = results if isinstance(results, tuple) else (results,)
     seen = [(r.dtype, tuple(r.shape), r.tolist()) for r in results]
@@ -41,7 +41,9 @@ CASES = {
     "resized, product": lambda d: torch.mm(table(d), table(d).t(), out=empty(d, 5, 1)),
     "cast to double": lambda d: torch.add(table(d), 1, out=empty(d, 2, 3, dtype=torch.float64)),
     "cast to bfloat16": lambda d: torch.mul(table(d), 2, out=empty(d, 2, 3, dtype=torch.bfloat16)),
-    "cast to int is refused": lambda d: torch.add(table(d), 1, out=empty(d, 2, 3, dtype=torch.int64)),
+    "cast to int is refused": lambda d: torch.add(
+        table(d), 1, out=empty(d, 2, 3, dtype=torch.int64)
+    ),
     "ints into float": lambda d: torch.add(table(d, torch.int64), 1, out=empty(d, 2, 3)),
     "an operator that casts nothing": lambda d: torch.neg(
         table(d), out=empty(d, 2, 3, dtype=torch.float64)
@@ -69,7 +71,9 @@ CASES = {
     "matrix product into a transpose": lambda d: _into_transpose(d),
     "its own operand": lambda d: _own_operand(d),
     "operand's dtype": lambda d: torch.mm(table(d), table(d, torch.int64).t(), out=empty(d, 2, 2)),
-    "operands that require grad": lambda d: torch.add(table(d).requires_grad_(), 1, out=empty(d, 2, 3)),
+    "operands that require grad": lambda d: torch.add(
+        table(d).requires_grad_(), 1, out=empty(d, 2, 3)
+    ),
     "an output that requires grad": lambda d: torch.add(
         table(d), 1, out=empty(d, 2, 3).requires_grad_()
     ),
@@ -122,7 +126,7 @@ def test_views_of_a_resized_output_keep_what_they_look_at():
 
 
 def test_an_output_on_the_host_is_refused():
-    with pytest.raises(RuntimeError, match="not an XLA tensor: torch.FloatTensor"):
+    with pytest.raises(RuntimeError, match=r"not an XLA tensor: torch\.FloatTensor"):
         torch.add(table("xla"), 1, out=torch.empty(0))
 
 

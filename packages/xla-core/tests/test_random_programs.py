@@ -24,7 +24,7 @@ def run(program):
     """How ``xla`` differs from the CPU on a program, None if it does not."""
     try:
         return difference(program, torch.device("xla:0"), torch_xla.sync)
-    except Exception as error:  # noqa: BLE001 - an error outside the program's own calls: a failure too
+    except Exception as error:  # an error outside the program's own calls: a failure too
         return f"{type(error).__name__}: {error}"
 
 
@@ -50,7 +50,7 @@ def test_many_random_programs_equal_the_cpu(first):
 def test_cycles_and_closures_without_the_garbage_collector():
     gc.disable()
     try:
-        check(seed for seed in range(5000, 5200) if _keeps_values_alive(make_program(seed)))
+        check(seed for seed in range(5000, 5120) if _keeps_values_alive(make_program(seed)))
     finally:
         gc.enable()
 

@@ -120,7 +120,7 @@ def test_distributions_have_their_moments():
     normal = torch.randn(n, device="xla").cpu().double()
     assert abs(normal.mean()) < error and abs(normal.std() - 1) < error
     uniform = torch.rand(n, device="xla").cpu().double()
-    assert 0 <= uniform.min() and uniform.max() < 1
+    assert uniform.min() >= 0 and uniform.max() < 1
     assert abs(uniform.mean() - 0.5) < error and abs(uniform.var() - 1 / 12) < error
     integers = torch.randint(-3, 3, (n,), device="xla").cpu()
     assert torch.bincount(integers + 3).min() > n / 6 * 0.9

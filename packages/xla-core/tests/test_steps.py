@@ -160,7 +160,7 @@ def test_a_failed_lowering_costs_only_what_depends_on_it(broken_digamma):
     assert (x.tolist(), other.tolist(), kept.tolist()) == ([3, 3], [6, 6], [5, 5])
     for gone in (y, z, lost, view):
         for use in (gone.cpu, gone.sum, gone.exp, gone.clone):
-            with pytest.raises(RuntimeError, match="value was never computed.*no such luck"):
+            with pytest.raises(RuntimeError, match=r"value was never computed.*no such luck"):
                 use()
     lost.fill_(4)
     assert (lost.tolist(), view.item()) == ([4, 4], 4)

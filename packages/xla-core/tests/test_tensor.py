@@ -272,7 +272,6 @@ def test_formatting_a_number():
     assert f"{torch.tensor(1.239, device='xla'):.2f}" == "1.24"
     assert f"{torch.tensor(3, device='xla'):03d} {torch.tensor(3, device='xla')}" == "003 3"
     assert f"{torch.ones(1, device='xla')}" == "tensor([1.], device='xla:0')"
-    assert "loss %.1f" % torch.tensor(0.25, device="xla") == "loss 0.2"
 
 
 # -- reading ------------------------------------------------------------------------------------
@@ -447,8 +446,7 @@ def test_cpu_checkpoints_load_into_models_on_the_device():
 
 def test_load_of_a_device_that_is_not_there_names_those_that_are(run_python, tmp_path):
     run_python(
-        "import torch, torch_xla; torch.save(torch.ones(2, device='xla:2'), 'x.pt')",
-        CPU_NUM_DEVICES="3",
+        "import torch; torch.save(torch.ones(2, device='xla:2'), 'x.pt')", CPU_NUM_DEVICES="3"
     )
-    error = run_python("import torch, torch_xla; torch.load('x.pt')", fails=True)
-    assert "there is no device xla:2; this process has xla:0" in error
+    with pytest.raises(RuntimeError, match="there is no device xla:2; this process has xla:0"):
+        torch.load(tmp_path / "x.pt")

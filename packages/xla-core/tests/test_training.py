@@ -81,8 +81,8 @@ class WholeSequence(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.lstm = nn.LSTM(3, 8, num_layers=2, batch_first=True)
-        self.gru = nn.GRU(8, 6, batch_first=True, bidirectional=True)
+        self.lstm = nn.LSTM(3, 8, batch_first=True)
+        self.gru = nn.GRU(8, 12, batch_first=True)
         self.head = nn.Linear(12, 4)
 
     def forward(self, sequence):
@@ -155,7 +155,7 @@ CASES = {
     "CNN SGD momentum": (cnn, momentum, classes(3, 8, 8)),
     "GPT AdamW schedule": (GPT, adamw_with_schedule, text),
     "LSTM cells Adam": (CellByCell, adam, classes(6, 3)),
-    "LSTM and GRU RMSprop": (WholeSequence, rmsprop, classes(5, 3)),
+    "LSTM and GRU RMSprop": (WholeSequence, rmsprop, classes(4, 3)),
     "ResNet block SGD momentum": (Residual, momentum, classes(3, 8, 8)),
 }
 

@@ -221,9 +221,13 @@ def gradients(run):
 
 RUNS = {
     "in place through a row": lambda x, d: _then(x * 2, lambda y: y[1].mul_(3)),
-    "through a transpose of a slice": lambda x, d: _then(x * 2, lambda y: y[:, 1:].t().add_(1).mul_(2)),
+    "through a transpose of a slice": lambda x, d: _then(
+        x * 2, lambda y: y[:, 1:].t().add_(1).mul_(2)
+    ),
     "base after view": lambda x, d: _base_after_view(x),
-    "copy into a view": lambda x, d: _then(torch.zeros(6, 4, device=d), lambda y: y[::2].copy_(x * x)),
+    "copy into a view": lambda x, d: _then(
+        torch.zeros(6, 4, device=d), lambda y: y[::2].copy_(x * x)
+    ),
     "fill a view": lambda x, d: _then(x * x, lambda y: y.diagonal().fill_(2)),
     "masked": lambda x, d: _then(x * x, lambda y: y.masked_fill_(y > 9, 0)),
     "expand": lambda x, d: (x[:1].expand(5, 4) * x[0]).sum(),

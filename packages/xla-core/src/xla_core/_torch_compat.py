@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
@@ -52,6 +53,17 @@ def allow_list_kernels(tensor_class: type) -> None:
     for module in modules:
         if tensor_class not in module._foreach_supported_types:
             module._foreach_supported_types.append(tensor_class)
+    _allow_capturable_lists()
+
+
+def _allow_capturable_lists() -> None:
+    """Let ``capturable=True`` have its ``foreach`` form too, which is the default one."""
+    name = "_get_capturable_supported_devices"  # torch 2.13: lists xla for single tensors only
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("torch.optim."):
+            listed = getattr(module, name, None)
+            if listed is not None:
+                setattr(module, name, lambda supports_xla=True, listed=listed: listed(True))
 
 
 def _with_xla(original: Callable[[], list[str]]) -> Callable[[], list[str]]:

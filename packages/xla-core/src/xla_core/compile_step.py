@@ -12,12 +12,14 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from xla_core import _jax_compat, compile_notice, counters, events
+from xla_core import _jax_compat, compile_notice, counters, events, flags
 from xla_core.dtypes import numpy_dtype
-from xla_core.lowering.step import needed_entries, step_function
+from xla_core.lowering.outline import KEPT_PREFIX
+from xla_core.lowering.repeats import CostModel
+from xla_core.lowering.step import needed_entries, outlined_step_function, step_function
 from xla_core.metas import TensorMeta
 from xla_core.programs import StepProgram
-from xla_core.protocol import ArraySpec, DeviceClient, Program
+from xla_core.protocol import ArraySpec, DeviceClient, Outlining, Program
 from xla_core.trace import Entry, Marker, Trace
 
 
@@ -29,7 +31,8 @@ def build(
     entries = trace.cur.path()
     index = {vid: i for i, vid in enumerate(outputs)}
     aliases = tuple((slot, index[vid]) for slot, vid in pairs)
-    text = key_text(entries, outputs, aliases)
+    outlining = outlining_of(trace.backend.client)
+    text = key_text(entries, outputs, aliases) + f"\n{outlining}".encode()
     name = f"step_{hashlib.sha256(text).hexdigest()[:12]}"
     backend = trace.backend
     key = backend.cache_key(text, lowering_version(), name)
@@ -38,7 +41,7 @@ def build(
     program = None
     if executable is None:
         with compile_notice.watching(name, len(entries)) as notice:
-            program = _lower(trace, entries, outputs, aliases, name)
+            program, notice.functions = _lower(trace, entries, outputs, aliases, name)
             lowered = time.perf_counter()
             counters.sample("LoweringTime", (lowered - started) * 1e9)
             notice.stage = "compiling"
@@ -98,22 +101,42 @@ def _lower(
     outputs: tuple[int, ...],
     aliases: tuple[tuple[int, int], ...],
     name: str,
-) -> Program:
+) -> tuple[Program, int]:
+    """The program, and how many functions it has."""
     needed = needed_entries(entries, outputs)
     backend = trace.backend
     client = backend.client
     last = entries[-1]
     inputs = _input_specs(client, entries)
     metas = {e.first + i: m for e in entries for i, m in enumerate(e.metas)}
-    function = step_function(needed, outputs, bool(last.floats), bool(last.ints))
-    return Program(
+    scalars = (bool(last.floats), bool(last.ints))
+    outlining = outlining_of(client)
+    functions = 0
+    if outlining is None:
+        function = step_function(needed, outputs, *scalars)
+    else:
+        model = CostModel(float(outlining.min_operations), float(outlining.min_saved))
+        function, functions = outlined_step_function(needed, outputs, *scalars, model)
+    stablehlo = _jax_compat.lower(
+        function, inputs, aliases, backend.platform, name, kept_prefix=KEPT_PREFIX
+    )
+    program = Program(
         name=name,
-        stablehlo=_jax_compat.lower(function, inputs, aliases, backend.platform, name),
+        stablehlo=stablehlo,
         inputs=inputs,
         outputs=tuple(_spec(client, metas[vid]) for vid in outputs),
         aliases=aliases,
         placement=backend.placement,
+        options=outlining.options if outlining is not None and functions else {},
     )
+    return program, 1 + functions
+
+
+def outlining_of(client: DeviceClient) -> Outlining | None:
+    """How repeats become functions on this device, or None if they do not; the user may decide."""
+    found: Outlining = getattr(client, "outlining", Outlining())
+    chosen = flags.OUTLINE_REPEATS.get()
+    return found if (found.wanted if chosen is None else chosen) else None
 
 
 def key_text(

@@ -43,6 +43,17 @@ def parse_bool(text: str) -> bool:
     raise ValueError("expected one of 1, true, yes, on, 0, false, no, off")
 
 
+def parse_auto(text: str) -> bool | None:
+    """``auto`` is None, else as ``parse_bool``. Raises ValueError for the rest."""
+    return None if text.strip().lower() == "auto" else parse_bool(text)
+
+
+OUTLINE_REPEATS: Final = Flag(
+    "XLA_OUTLINE_REPEATS",
+    parse_auto,
+    None,
+    "compile what repeats in a step once, as functions; auto leaves it to the device",
+)
 SYNC_WAIT: Final = Flag(
     "XLA_SYNC_WAIT", parse_bool, False, "sync() returns when the step has finished"
 )

@@ -105,6 +105,22 @@ class Program:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Outlining:
+    """Whether and how a device's compiler gains from repeats lowered as functions that it keeps.
+
+    ``wanted`` is the default where the user says nothing (``XLA_OUTLINE_REPEATS``). A run of
+    operations becomes a function if it has at least ``min_operations`` and if that leaves at least
+    ``min_saved`` operations fewer to compile, all repeats counted. ``options`` are added to
+    ``Program.options`` for programs with such functions.
+    """
+
+    wanted: bool = False
+    min_operations: int = 12
+    min_saved: int = 40
+    options: Mapping[str, str | int | float | bool] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class MemoryInfo:
     """Bytes in use, the device's limit (None: not known) and the peak since the start."""
 
@@ -174,6 +190,7 @@ class DeviceClient(Protocol):
 
     interface_version: int
     device_type: str
+    # A client may have ``outlining``, an ``Outlining``; one without is treated as ``Outlining()``.
 
     def devices(self) -> Sequence[DeviceDescription]:
         """All devices of the job, by id."""

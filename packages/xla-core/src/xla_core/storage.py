@@ -42,6 +42,7 @@ class LostValue(int):
     error: Exception
 
     def __new__(cls, error: Exception) -> LostValue:
+        """A value number that no value has."""
         made = super().__new__(cls, -1)
         made.error = error
         return made

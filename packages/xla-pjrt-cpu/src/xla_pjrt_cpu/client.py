@@ -20,6 +20,7 @@ from xla_core.protocol import (
     DeviceDescription,
     Executable,
     MemoryInfo,
+    Outlining,
     Placement,
     Program,
     Topology,
@@ -55,6 +56,11 @@ class CpuClient:
 
     interface_version = INTERFACE_VERSION
     device_type = "CPU"
+    # XLA clones a function for each of its calls before it optimizes; with this option (jaxlib
+    # 0.10.2), after, which halves the compile time of a 48-layer GPT.
+    outlining = Outlining(
+        wanted=True, options={compat.EXTRA_OPTIONS: "xla_cpu_flatten_after_fusion"}
+    )
 
     def __init__(
         self, topology: Topology | None = None, *, num_devices: int = 1, asynchronous: bool = True

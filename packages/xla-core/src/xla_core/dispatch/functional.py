@@ -91,11 +91,11 @@ def factory_handler(plan: Plan) -> Handler:
     def factory(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         device = kwargs.get("device") if kwargs else None
         if device is not None and device.type != "xla":
-            return plan.overload(*host_shapes(args), **(kwargs or {}))
+            return plan.overload(*_on_host(plan, args), **(kwargs or {}))
         own = _search(args)
         trace = trace_of(device) if device is not None else own or find_trace(args, kwargs)
         if own is not None and own is not trace:
-            args = tuple(stand_in(a, trace) for a in args)
+            args = tuple(_on_device(plan, i, a, trace) for i, a in enumerate(args))
         with trace.lock:
             entry = trace.record(plan, args, kwargs)
             return wrap_results(trace, entry, "tensor")
@@ -105,15 +105,27 @@ def factory_handler(plan: Plan) -> Handler:
     return factory
 
 
-def host_shapes(args: tuple[Any, ...]) -> list[Any]:
-    """The arguments with ``xla`` tensors as CPU tensors of the same shape and dtype, not the values."""
-    return [torch.empty(a.shape, dtype=a.dtype) if isinstance(a, XLATensor) else a for a in args]
+def _is_pattern(plan: Plan, position: int) -> bool:
+    """Whether a factory looks at an argument's shape and dtype only (``full_like(x, ...)``)."""
+    return bool(plan.overload._schema.arguments[position].name == "self")
 
 
-def stand_in(a: Any, trace: Trace) -> Any:
-    """For ``full_like(x, device='xla:1')``: an unwritten tensor like ``x`` on that device."""
+def _on_host(plan: Plan, args: tuple[Any, ...]) -> list[Any]:
+    """The arguments for the CPU; of a pattern not the values."""
+    return [
+        (torch.empty(a.shape, dtype=a.dtype) if _is_pattern(plan, i) else a.cpu())
+        if isinstance(a, XLATensor)
+        else a
+        for i, a in enumerate(args)
+    ]
+
+
+def _on_device(plan: Plan, position: int, a: Any, trace: Trace) -> Any:
+    """An argument for another ``xla`` device; a pattern as a tensor that nobody has written to."""
     if not isinstance(a, XLATensor):
         return a
+    if not _is_pattern(plan, position):
+        return a.to(trace.device)
     return trace.from_buffer(None, a._v.meta if a._v is not None else a._s.meta)
 
 

@@ -59,7 +59,7 @@ def _as_large(x: torch.Tensor) -> torch.Tensor:
 
 
 def _one_element(x: torch.Tensor) -> torch.Tensor:
-    return torch.zeros((1,) * x.dim(), dtype=x.dtype)
+    return torch.ones((1,) * x.dim(), dtype=x.dtype)  # not zero: integers may be divided by it
 
 
 def _attempt(
@@ -77,7 +77,7 @@ def _attempt(
         overload(
             *_replace(tuple(args), stand_in), **{k: _replace(v, stand_in) for k, v in named.items()}
         )
-    except Exception as error:  # noqa: BLE001 - whatever the CPU says is what the user should read
+    except Exception as error:  # whatever the CPU says is what the user should read
         return error.with_traceback(None)
     return None
 
@@ -109,9 +109,21 @@ def _is_empty(args: Sequence[Any]) -> bool:
     return args[0].numel() == 0
 
 
+def _has_no_row_numbers(args: Sequence[Any]) -> bool:
+    return args[1].dtype not in (torch.int32, torch.int64)
+
+
 def _is_no_softmax(args: Sequence[Any]) -> bool:
     x, dim = args[0], args[1]
     return not x.dtype.is_floating_point or not -max(x.dim(), 1) <= dim < max(x.dim(), 1)
+
+
+def _pads_negatively(args: Sequence[Any]) -> bool:
+    return any(size < 0 for size in args[4])
+
+
+def _is_not_a_line(args: Sequence[Any]) -> bool:
+    return args[1].dim() != 1
 
 
 def _is_not_empty(args: Sequence[Any]) -> bool:
@@ -142,13 +154,15 @@ _SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
     aten.addmv.default: _mixes_dtypes,
     aten.baddbmm.default: _mixes_dtypes,
     aten.linear.default: _mixes_dtypes,
-    aten.convolution.default: _mixes_dtypes,
+    aten.bucketize.Tensor: _is_not_a_line,
+    aten.convolution.default: lambda args: _mixes_dtypes(args) or _pads_negatively(args),
     aten.index_add.default: _is_not_empty,
     aten.index_add_.default: _is_not_empty,
     aten.index_copy.default: _is_not_empty,
     aten.index_copy_.default: _is_not_empty,
     aten.index_put.default: _do_values_misfit,
     aten.index_put_.default: _do_values_misfit,
+    aten.embedding.default: _has_no_row_numbers,
     aten.max.default: _is_empty,
     aten.min.default: _is_empty,
     aten._softmax.default: _is_no_softmax,

@@ -12,7 +12,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from xla_core import errors
-from xla_core._torch_compat import make_wrapper, set_data
+from xla_core._torch_compat import set_data
 from xla_core.dispatch import mistakes
 from xla_core.dispatch.functional import find_trace, seeded, wrap_results
 from xla_core.dispatch.plan import Plan
@@ -203,7 +203,5 @@ def _without_repeats(target: XLATensor) -> XLATensor:
     s = target._s
     assert target._v is not None  # a whole tensor repeats nothing
     stride, start = strides(s.meta, target._v)
-    shape = [
-        1 if step == 0 else size for size, step in zip(target.shape, stride, strict=True)
-    ]
+    shape = [1 if step == 0 else size for size, step in zip(target.shape, stride, strict=True)]
     return handler_of(_AS_STRIDED)((s.trace.whole(s), shape, stride, start), None)

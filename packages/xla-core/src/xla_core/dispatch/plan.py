@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch._ops import OpOverload
 
-from xla_core import dtypes, errors
+from xla_core import dtypes
 from xla_core.dispatch import mistakes
 from xla_core.lowering.decompose import DecomposedRule
 from xla_core.lowering.driver import STORAGE_ARGUMENTS
@@ -102,7 +102,9 @@ class Plan:
             try:
                 raise (told or error) from None
             finally:
-                del told  # a frame that names its own exception is a cycle that keeps operands alive
+                del (
+                    told
+                )  # a frame that names its own exception is a cycle that keeps operands alive
         mistake = mistakes.find(self.overload, args, kwargs)
         if mistake is not None:
             try:
@@ -136,7 +138,11 @@ class Plan:
             result = None  # an operator that only writes: its results look like its arguments
         for i in self.written:
             # meta kernels written in Python resize what they write to where others refuse
-            if i < len(args) and isinstance(args[i], XLATensor) and converted[i].shape != args[i].shape:
+            if (
+                i < len(args)
+                and isinstance(args[i], XLATensor)
+                and converted[i].shape != args[i].shape
+            ):
                 raise RuntimeError(
                     MSG_TOO_SMALL.format(had=list(args[i].shape), needed=list(converted[i].shape))
                 )

@@ -90,7 +90,9 @@ class Scope(dict[int, Any]):
                 if isinstance(rule, ViewRule):
                     function = rule.put if plan.is_put else rule.get
                     assert function is not None
-                    return [conform(function(*args, **kwargs), outputs[0], plan.name)]
+                    (meta,) = outputs
+                    assert meta is not None
+                    return [conform(function(*args, **kwargs), meta, plan.name)]
                 metas = tuple(map(_meta, recorded))
                 if isinstance(rule, DecomposedRule):
                     named = {name: _meta(a) for name, a in recorded_named.items()}

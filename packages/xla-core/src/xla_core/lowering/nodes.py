@@ -112,6 +112,8 @@ class _Builder:
         self.early: dict[int, Entry] = {}
         # For every lazy value: the value at its root (None for a constant), its description, length.
         self.roots: dict[int, tuple[int | None, int, int]] = {}
+        self.bases: dict[int, Ref] = {}
+        self.folded: dict[int, int] = {}
         self.described: dict[Hashable, int] = {}
 
     def graph(self) -> Graph:
@@ -130,12 +132,49 @@ class _Builder:
                     parts += series.drain()
                     parts.append(Part(entry))
         parts += series.drain()
+        self._fold_views(parts)
         nodes = [self._node(part) for part in parts]
         return Graph(nodes, self.inputs, self.lazy, self.early, [self._root(v) for v in self.outputs])
 
     def _root(self, vid: int) -> int:
+        """The value that a reader of ``vid`` takes: the base of its views, or what that folds to."""
+        root = self._base(vid)
+        return self.folded.get(root, root)
+
+    def _base(self, vid: int) -> int:
         root = self.roots.get(vid)
         return vid if root is None or root[0] is None else root[0]
+
+    def _fold_views(self, parts: Iterable[Part]) -> None:
+        """Where all readers look through one view, the view is the value, not its base.
+
+        Handed over as its base it would be computed twice: for the readers at hand, whose fusion
+        contains the view, and for those elsewhere.
+        """
+        common: dict[int, list[Ref]] = {}
+        for part in parts:
+            args, kwargs = part.arguments()
+            for ref in _refs((args, tuple(kwargs.values()))):
+                chain = self._chain(ref)
+                base = chain[0].vid
+                known = common.setdefault(base, chain)
+                if known is not chain:
+                    shared = sum(1 for _ in _while_equal(known, chain))
+                    common[base] = known[:shared]
+        for vid in self.outputs:
+            common.pop(self._base(vid), None)
+        for base, chain in common.items():
+            same_size = [r for r in chain if r.meta.numel == chain[0].meta.numel]
+            if base not in self.given and len(same_size) == len(chain) > 1:
+                self.folded[base] = chain[-1].vid
+
+    def _chain(self, ref: Ref) -> list[Ref]:
+        """The views from a value's base to the value."""
+        chain = [ref]
+        while (base := self.bases.get(chain[-1].vid)) is not None:
+            chain.append(base)
+        chain.reverse()
+        return chain
 
     def _without_node(self, entry: Entry) -> bool:
         """File views and constants, which get no node."""
@@ -146,7 +185,7 @@ class _Builder:
             return False
         view = isinstance(plan.rule, ViewRule) and not plan.is_put
         if not refs:
-            return self._file_lazy(entry, None, 0)
+            return self._file_lazy(entry, None, None, 0)
         if len(refs) != 1 or not (view or plan.name in _MOVES):
             return False
         base = refs[0]
@@ -161,11 +200,13 @@ class _Builder:
             return False
         if entry.first in self.leaving:
             return False
-        return length < _MAX_CHAIN and self._file_lazy(entry, root, length + 1)
+        return length < _MAX_CHAIN and self._file_lazy(entry, base, root, length + 1)
 
-    def _file_lazy(self, entry: Entry, root: int | None, length: int) -> bool:
+    def _file_lazy(self, entry: Entry, base: Ref | None, root: int | None, length: int) -> bool:
         described = self._describe((entry.plan, self._frozen(entry.args), self._frozen(tuple(entry.kwargs.items()))))
         self.lazy[entry.first] = entry
+        if base is not None:
+            self.bases[entry.first] = base
         self.roots[entry.first] = (root, described, length)
         return True
 
@@ -177,14 +218,17 @@ class _Builder:
         named = tuple(kwargs.items())
         metas = part.metas()
         every = (args, tuple(kwargs.values()))
-        key = self._describe((part.entry.plan, self._frozen(args), self._frozen(named), metas, part.index is None))
+        results = part.results()
+        folds = tuple(self.roots[self.folded[v]][1] if v in self.folded else 0 for v in results)
+        what = (part.entry.plan, part.index is None, metas, folds)
+        key = self._describe((what, self._frozen(args), self._frozen(named)))
         operands = tuple(
             self._root(ref.vid)
             for ref in _refs(every)
             if self.roots.get(ref.vid, (0,))[0] is not None
         )
         sizes = tuple(0 if m is None else m.nbytes for m in metas)
-        return Node(key, operands, part.results(), 1.0, sizes, part)
+        return Node(key, operands, tuple(self.folded.get(v, v) for v in results), 1.0, sizes, part)
 
     def _frozen(self, a: Any) -> Hashable:
         """An argument without the values it refers to: metas, view chains, kinds of scalars."""
@@ -238,6 +282,13 @@ class _Series:
         self.entries = []
         self.element_of = {}
         return parts
+
+
+def _while_equal(left: Sequence[Ref], right: Sequence[Ref]) -> Iterator[Ref]:
+    for a, b in zip(left, right, strict=False):
+        if a.vid != b.vid:
+            return
+        yield a
 
 
 def _refs(a: Any) -> Iterator[Ref]:

@@ -12,6 +12,8 @@ few rounds.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
@@ -48,7 +50,7 @@ class Function:
     parameters: tuple[int, ...]
     results: tuple[int, ...]
     weight: float
-    calls: int = 0
+    calls: int
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -79,20 +81,25 @@ Item: TypeAlias = Node | Call
 class CostModel:
     """When a run is worth a function of its own; the unit is the compile cost of one plain node.
 
-    A run of weight w that occurs k times saves (k - 1) * w and costs ``per_call`` for each call and
-    ``per_value`` for each value that is handed over between neighbours at one of its ends. It must
-    weigh ``min_weight``, and save ``min_saving`` in all.
+    A run of weight w that occurs k times saves (k - 1) * w, and costs ``per_call`` for each call in
+    each run of the program, and ``per_value`` for each value that a call hands to its neighbour. It
+    must weigh ``min_weight``, and save ``min_saving`` in all.
     """
 
-    min_weight: float = 4.0
+    min_weight: float = 12.0
     min_saving: float = 40.0
     per_call: float = 1.0
     per_value: float = 1.0
 
 
-# What one round looks at closely, and how many rounds there are: bounds on time, not on quality.
+# Bounds on time, not on quality: how many groups of windows one round looks at closely, how many
+# positions per position of the sequence, how many rotations of a run, how many rounds there are.
 _CANDIDATES: Final = 256
+_LOOKS: Final = 6
+_PLACES: Final = 8
 _MAX_ROUNDS: Final = 24
+# A call is next to nothing to compile: runs of calls are no reason for a function.
+_CALL_WEIGHT: Final = 0.1
 # In one round, runs are only taken if they save at least this part of what the best one saves:
 # taking small ones early would cut up larger ones.
 _ROUND_SHARE: Final = 0.3
@@ -159,7 +166,7 @@ class _Search:
                 break
             starts = [s for s in run.starts if not taken[s : s + run.length].any()]
             if len(starts) < len(run.starts):
-                run = self._scored(view, run.length, starts)
+                run = _Run(run.length, starts, self._saving(view, starts, run.length))
                 if run.saving < max(self.model.min_saving, _ROUND_SHARE * runs[0].saving):
                     continue
             for start in run.starts:
@@ -172,62 +179,83 @@ class _Search:
 
     def _runs(self, view: _View) -> list[_Run]:
         """The most promising runs, best first."""
-        found: dict[tuple[int, int], _Run] = {}
-        for length, starts in self._candidates(view):
-            for run in self._by_data_flow(view, length, starts):
-                run = self._placed(view, run)
-                if run.saving >= self.model.min_saving:
-                    found.setdefault((run.length, run.starts[0]), run)
-        return sorted(found.values(), key=lambda r: (-r.saving, r.starts[0], -r.length))
-
-    def _candidates(self, view: _View) -> Iterator[tuple[int, list[int]]]:
-        """Windows of equal keys: length and starts, for the groups that could save most."""
-        groups: list[tuple[float, int, np.ndarray, np.ndarray]] = []
-        for level in range(len(view.ranks)):
-            for bound, starts, lengths in view.groups(level):
-                groups.append((bound, level, starts, lengths))
-        groups.sort(key=lambda g: (-g[0], g[1], g[2][0]))
-        seen: set[tuple[int, int, int]] = set()
-        for bound, _, starts, lengths in groups[:_CANDIDATES]:
-            if bound < self.model.min_saving:
+        found: list[_Run] = []
+        budget = self.work + _LOOKS * len(view.items)
+        covered = np.zeros(len(view.items), bool)
+        for level, starts, lengths in self._groups(view):
+            if self.work > budget:
                 break
-            self.work += len(starts)
+            # The rotations of one repeat are equally good candidates; ``_placed`` chooses.
+            if covered[starts].mean() > 0.5:
+                continue
+            best = _Run(0, [], 0.0)
             for length in _useful_lengths(lengths):
                 for same in view.classes(starts, length):
-                    if len(same) > 1 and (length, same[0], len(same)) not in seen:
-                        seen.add((length, same[0], len(same)))
-                        yield length, same
+                    for run in self._by_data_flow(view, length, same):
+                        best = max(best, run, key=lambda r: r.saving)
+            if best.saving >= self.model.min_saving:
+                best = self._placed(view, best)
+                found.append(best)
+                for start in best.starts:
+                    covered[start : start + best.length] = True
+        return sorted(found, key=lambda r: (-r.saving, r.starts[0], -r.length))
+
+    def _groups(self, view: _View) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """Positions with equal windows: those first that could save most."""
+        shortest = math.ceil(self.model.min_weight)
+        groups: list[tuple[float, int, np.ndarray, np.ndarray]] = []
+        for level in range(len(view.ranks)):
+            for bound, starts, lengths in view.groups(level, shortest):
+                if bound >= self.model.min_saving:
+                    groups.append((bound, level, starts, lengths))
+        groups.sort(key=lambda g: (-g[0], g[1], int(g[2][0])))
+        return [(level, starts, lengths) for _, level, starts, lengths in groups[:_CANDIDATES]]
 
     def _by_data_flow(self, view: _View, length: int, starts: Sequence[int]) -> list[_Run]:
         """Split windows of equal keys into runs whose data flow inside is equal, too."""
-        classes: dict[Hashable, list[int]] = {}
-        self.work += length * len(starts)
-        for start in starts:
-            classes.setdefault(view.flow(start, length), []).append(start)
-        return [self._scored(view, length, same) for same in classes.values() if len(same) > 1]
-
-    def _scored(self, view: _View, length: int, starts: Sequence[int]) -> _Run:
-        """Non-overlapping windows from left to right, and what they save."""
         chosen: list[int] = []
-        end = -1
         for start in starts:
-            if start >= end:
+            if not chosen or start >= chosen[-1] + length:
                 chosen.append(start)
-                end = start + length
-        return _Run(length, chosen, self._saving(view, chosen, length))
+        if self._saving(view, chosen, length) < self.model.min_saving:
+            return []
+        classes: dict[Hashable, list[int]] = {}
+        self.work += length * len(chosen)
+        for start in chosen:
+            classes.setdefault(view.flow(start, length), []).append(start)
+        runs = (_Run(length, c, self._saving(view, c, length)) for c in classes.values())
+        return [run for run in runs if run.saving >= self.model.min_saving]
 
     def _saving(self, view: _View, starts: Sequence[int], length: int) -> float:
-        model = self.model
+        """What windows at ``starts``, which do not overlap, save as calls of one function."""
         if len(starts) < 2:
             return 0.0
         weight = float(view.weights[starts[0] + length] - view.weights[starts[0]])
-        if weight < model.min_weight:
+        if weight < self.model.min_weight:
             return 0.0
-        return (len(starts) - 1) * (weight - model.per_call)
+        calls = sum(view.times[view.segment_of[start]] for start in starts)
+        return (len(starts) - 1) * weight - calls * self.model.per_call
 
     def _placed(self, view: _View, run: _Run) -> _Run:
         """The rotation of a run that cuts the fewest values which neighbours hand to each other."""
-        return run
+        length, first = run.length, run.starts[0]
+        cuts = view.cuts(first, length)
+        price = 2.0 * self.model.per_value * len(run.starts)
+        best, best_score = run, run.saving - price * cuts[0]
+        order = sorted(range(1, length), key=lambda shift: (cuts[shift], shift))
+        for shift in order[:_PLACES]:
+            if run.saving - price * cuts[shift] <= best_score:
+                break
+            starts = [s + shift for s in (first - length, *run.starts) if s + shift >= 0]
+            self.work += len(starts)
+            for same in view.classes(np.array(starts), length):
+                if len(same) < len(run.starts) - 1:
+                    continue
+                for other in self._by_data_flow(view, length, same):
+                    score = other.saving - price * cuts[shift]
+                    if score > best_score:
+                        best, best_score = other, score
+        return best
 
     # -- replacing -------------------------------------------------------------------------------
 
@@ -258,7 +286,7 @@ class _Search:
                     tuple(values[i] for i in results),
                     tuple(sizes[i] for i in results if i < len(sizes)),
                     tuple(_nodes(window)),
-                    self.model.per_call,
+                    _CALL_WEIGHT,
                 ),
             )
             for start, window, values, operands in zip(run.starts, windows, flat, parameters, strict=True)
@@ -347,6 +375,7 @@ class _View:
             self.segment_of += [index] * (len(segment.items) + 1)
         self.weights = np.concatenate([[0.0], np.cumsum([item.weight for item in self.items])])
         self.last_use = self._last_uses()
+        self.times = self._times()
         self.ranks = _number_windows(np.array(symbols, np.int64))
 
     def _last_uses(self) -> list[dict[int, int]]:
@@ -358,15 +387,56 @@ class _View:
                 last[value] = position
         return uses
 
+    def _times(self) -> list[int]:
+        """How often one run of the program runs each segment."""
+        index = {id(s.function): i for i, s in enumerate(self.segments) if s.function is not None}
+        callers: list[Counter[int]] = [Counter() for _ in self.segments]
+        for position, item in enumerate(self.items):
+            if isinstance(item, Call):
+                callers[index[id(item.function)]][self.segment_of[position]] += 1
+        known = {0: 1}
+
+        def times(segment: int) -> int:
+            if segment not in known:
+                known[segment] = sum(n * times(c) for c, n in callers[segment].items())
+            return known[segment]
+
+        return [times(i) for i in range(len(self.segments))]
+
+    def cuts(self, first: int, length: int) -> list[int]:
+        """For each of ``length`` positions from ``first``: how many values a cut there divides.
+
+        Only values made and read within a distance of ``length`` count: those that one occurrence
+        of a repeat hands to the next, not those that are kept for long.
+        """
+        change = [0] * (2 * length + 1)
+        made: dict[int, int] = {}
+        until: dict[int, int] = {}
+        low = max(first - length, 0)
+        for position in range(low, min(first + 2 * length, len(self.items))):
+            item = self.items[position]
+            for value in item.operands:
+                if value in made and position - made[value] <= length:
+                    until[value] = position
+            for value in item.results:
+                made[value] = position
+        for value, last in until.items():
+            begin, end = max(made[value] + 1, first), min(last, first + length)
+            if begin <= end:
+                change[begin - first] += 1
+                change[end + 1 - first] -= 1
+        return list(itertools.accumulate(change[:length]))
+
     def needed_after(self, segment: int, value: int, end: int) -> bool:
         """Whether ``value`` is read at ``end`` or later, or is wanted from the segment."""
         return self.last_use[segment].get(value, -1) >= end or value in self.segments[segment].wanted
 
-    def groups(self, level: int) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
+    def groups(self, level: int, shortest: int) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
         """Positions whose windows of 2**level keys are equal.
 
         Yields an upper bound of what they can save, the positions, and for each but the first how
-        long a window it shares with the position before it, at most up to where they would overlap.
+        long a window it shares with the position before it: at most up to where they would overlap,
+        or, where that is shorter than ``shortest``, several such distances.
         """
         ranks = self.ranks[level]
         order = np.argsort(ranks, kind="stable")
@@ -374,8 +444,9 @@ class _View:
         before, after = order[:-1][same], order[1:][same]
         if not len(after):
             return
-        lengths = np.minimum(self._common(before, after), after - before)
-        bounds = self.weights[after + lengths] - self.weights[after]
+        gaps = after - before
+        lengths = np.minimum(self._common(before, after), gaps * -(-shortest // gaps))
+        bounds = self.weights[after + np.minimum(lengths, gaps)] - self.weights[after]
         pairs = np.flatnonzero(same)
         first = np.flatnonzero(np.diff(pairs, prepend=-2) > 1)
         totals = np.add.reduceat(bounds, first)

@@ -27,6 +27,11 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {
 }
 
 
+# How many roundings of a result's largest number count as none, for sums of many terms; the CPU may
+# happen to have no error at all. One of bfloat16 is half a percent already.
+ROUNDINGS: dict[torch.dtype, int] = {torch.bfloat16: 2, torch.float16: 4}
+
+
 def copy_to(value: Any, device: str) -> Any:
     """``value`` with every tensor in it detached, copied to ``device``, and each CPU device replaced.
 
@@ -82,7 +87,8 @@ def assert_as_accurate(
     """As ``assert_same``; results that differ more may be as near to the truth as the CPU's are.
 
     ``reference`` computes the truth, in a wider dtype. Raises the first difference when the error of
-    a result, at its largest, is more than twice the CPU's own plus a rounding of the largest number.
+    a result, at its largest, is more than twice the CPU's own plus some roundings of the largest
+    number (``ROUNDINGS``).
     """
     try:
         assert_same(got, expected)
@@ -100,15 +106,17 @@ def _as_near(got: torch.Tensor, expected: torch.Tensor, truth: torch.Tensor) -> 
         return got.shape == expected.shape and got.dtype == expected.dtype
     if not (got.is_floating_point() or got.is_complex()):
         return torch.equal(got, expected)
-    finite = truth.isfinite() & expected.isfinite()
+    finite = truth.to(got.dtype).isfinite()
     if not torch.equal(got[~finite].nan_to_num(), expected[~finite].nan_to_num()):
         return False
     exact = truth[finite]
     if not exact.numel():
         return True
-    wide = exact.dtype
-    error, own = ((x[finite].to(wide) - exact).abs().max() for x in (got, expected))
-    return bool(error <= 2 * own + 2 * torch.finfo(got.dtype).eps * exact.abs().max())
+    error, own = ((x[finite].to(exact.dtype) - exact).abs() for x in (got, expected))
+    # Where only the CPU overflows, its error is no measure.
+    error, own = error.max(), own[own.isfinite()].max() if own.isfinite().any() else own.new_zeros(())
+    slack = ROUNDINGS.get(got.dtype, 8) * torch.finfo(got.dtype).eps
+    return bool(error <= 2 * own + slack * exact.abs().max())
 
 
 @dataclasses.dataclass

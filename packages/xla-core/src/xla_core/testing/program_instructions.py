@@ -144,20 +144,24 @@ def _gather(g: Generator) -> Instruction | None:
     dim = g.dim(g.tensor(a))
     size = g.tensor(a).shape[dim]
     index = g.positions(size, min(size, g.random.randint(1, 3)))
-    return index and _call(g, "index_select", a, dim, index)
+    return _call(g, "index_select", a, dim, index) if index else None
 
 
 def _advanced(g: Generator) -> Instruction | None:
     a = g.slot(_has_dims)
     size = g.tensor(a).shape[0]
     index = g.positions(size, min(size, 2))
-    return index and _call(g, "__getitem__", a, index)
+    return _call(g, "__getitem__", a, index) if index else None
 
 
 def _cast(g: Generator) -> Instruction:
     dtype = g.random.choice((torch.float32, torch.float64, torch.int64, torch.bfloat16))
     # bfloat16 would round fractions: they stay on a coarser grid
-    a = g.slot(_is_exact) if dtype != torch.bfloat16 else g.slot(lambda t: t.dtype == torch.int64, torch.int64)
+    a = (
+        g.slot(_is_exact)
+        if dtype != torch.bfloat16
+        else g.slot(lambda t: t.dtype == torch.int64, torch.int64)
+    )
     return _call(g, "cast", a, dtype)
 
 
@@ -453,7 +457,7 @@ def _gradients(g: Generator) -> Instruction | None:
 
 def _grad(g: Generator) -> Instruction | None:
     a = g.maybe(lambda t: t.is_leaf and t.grad is not None)
-    return a and _call(g, "grad", a)
+    return _call(g, "grad", a) if a else None
 
 
 def _use_grad(g: Generator) -> Instruction | None:
@@ -483,7 +487,7 @@ def _set_data(g: Generator) -> Instruction:
 def _swap(g: Generator) -> Instruction | None:
     a = g.slot()
     b = g.maybe(lambda u: u is not g.tensor(a))
-    return b and Instruction("swap", (a, b))
+    return Instruction("swap", (a, b)) if b else None
 
 
 def _resize(g: Generator) -> Instruction:
@@ -498,7 +502,7 @@ def _rebind(g: Generator) -> Instruction | None:
     a = g.slot()
     t = g.tensor(a)
     b = g.maybe(lambda u: (u.shape, u.dtype, u.stride()) == (t.shape, t.dtype, t.stride()))
-    return b and Instruction("rebind", (b,), results=(a.index,))
+    return Instruction("rebind", (b,), results=(a.index,)) if b else None
 
 
 def _drop(g: Generator) -> Instruction:

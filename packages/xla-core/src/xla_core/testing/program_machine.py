@@ -37,6 +37,10 @@ _ONLY_ON_THE_CPU: Final = (
 _MINUS_ZERO: Final = re.compile(r"-(0\.0*)(?!\d)")
 
 
+FACTS: Final = "(dtype, requires_grad, leaf, writes, view, no grad_fn)"
+"""The facts of an ``Observation``, in order."""
+
+
 class UndefinedProgramError(Exception):
     """The next instruction has no defined result: it reads memory that it overwrites."""
 
@@ -421,7 +425,9 @@ def _capture(machine: Machine, t: torch.Tensor) -> None:
     machine.closures.append(lambda: t)
 
 
-def _backward(_machine: Machine, outputs: Sequence[torch.Tensor], weight: float, keep: bool) -> None:
+def _backward(
+    _machine: Machine, outputs: Sequence[torch.Tensor], weight: float, keep: bool
+) -> None:
     loss = sum((o * weight).sum() for o in outputs)
     assert isinstance(loss, torch.Tensor)
     loss.backward(retain_graph=keep)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import Array
 
 from xla_core.lowering.registry import RuleContext, aten, rule
@@ -29,6 +30,21 @@ def add_rows(count: int, index: Array, rows: Array) -> Array:
     """A table of ``count`` rows that sums ``rows`` by ``index``; others are dropped."""
     table = jnp.zeros((count, *rows.shape[index.ndim :]), rows.dtype)
     return table.at[index].add(rows, mode="drop", wrap_negative_indices=False)
+
+
+def _same_table(self: torch.Tensor, *_settings: Any) -> torch.Tensor:
+    return torch.empty_like(self)
+
+
+@rule(aten.embedding_renorm.default, meta=_same_table)
+def embedding_renorm(self: Array, indices: Array, max_norm: float, norm_type: float) -> Array:
+    """The rows that ``indices`` name scaled down to a norm of at most ``max_norm``."""
+    wide = opmath(self)
+    norms = jnp.linalg.norm(wide, ord=norm_type, axis=1, keepdims=True)
+    # PyTorch's kernel keeps the same distance from a division by zero.
+    scale = select(norms > max_norm, max_norm / (norms + 1e-7), 1)
+    named = jnp.zeros((self.shape[0], 1), bool).at[indices.reshape(-1)].set(True)
+    return select(named, wide * scale, wide)
 
 
 @rule(aten.embedding.default)

@@ -93,6 +93,9 @@ def _linspace(context: RuleContext, start: Any, end: Any, steps: int) -> Array:
     """``steps`` even steps, counted from the nearer end so that both ends are exact."""
     dtype = output_dtype(context)
     compute = opmath_dtype(dtype) if is_float(dtype) else np.dtype(np.float64)
+    if not is_float(dtype):
+        # PyTorch casts the ends before it computes anything.
+        start, end = convert(jnp.asarray(start), dtype), convert(jnp.asarray(end), dtype)
     start, end = jnp.asarray(start).astype(compute), jnp.asarray(end).astype(compute)
     if steps == 1:
         return start.reshape(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,9 +73,12 @@ def narrow_copy(self: Array, dim: int, start: int, length: int) -> Array:
 @rule(aten._chunk_cat.default)
 def chunk_cat(tensors: Sequence[Array], dim: int, num_chunks: int) -> Array:
     """Each tensor in ``num_chunks`` parts along ``dim``, zero-padded; the parts side by side."""
+    dim = dim % tensors[0].ndim
     rows = []
     for tensor in tensors:
         missing = -tensor.shape[dim] % num_chunks
         padding = [(0, missing if a == dim else 0) for a in range(tensor.ndim)]
-        rows.append(jnp.pad(tensor, padding).reshape(*tensor.shape[:dim], num_chunks, -1))
+        padded = jnp.pad(tensor, padding)
+        length = math.prod(padded.shape[dim:]) // num_chunks
+        rows.append(padded.reshape(*padded.shape[:dim], num_chunks, length))
     return jnp.concatenate(rows, dim + 1)

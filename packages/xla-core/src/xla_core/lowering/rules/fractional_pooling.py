@@ -12,6 +12,7 @@ from jax import Array
 
 from xla_core.lowering.registry import aten, rule
 from xla_core.lowering.rules.common import opmath
+from xla_core.lowering.rules.common import where as select
 
 
 def _planes(a: Array, rank: int) -> Array:
@@ -38,6 +39,9 @@ def _fractional(
     """Maxima and flat places; ``order`` says which random number belongs to which dimension."""
     rank = len(kernel)
     sizes = x.shape[x.ndim - rank :]
+    if x.size == 0:
+        shape = (*x.shape[: x.ndim - rank], *output)
+        return jnp.zeros(shape, x.dtype), jnp.zeros(shape, np.int64)
     planes = opmath(x).reshape(-1, *sizes)
     drawn = samples.reshape(-1, rank).astype(planes.dtype)
     flat: Any = jnp.zeros((planes.shape[0], *[1] * 2 * rank), np.int32)
@@ -50,8 +54,10 @@ def _fractional(
     flat = flat.reshape(planes.shape[0], int(np.prod(output)), int(np.prod(kernel)))
     values = planes.reshape(planes.shape[0], -1)
     seen = jnp.take_along_axis(values, flat.reshape(planes.shape[0], -1), 1).reshape(flat.shape)
-    # jnp.argmax takes the first maximum and prefers NaN, as PyTorch does.
-    best = jnp.argmax(seen, 2)[:, :, None]
+    # As in PyTorch's kernel the first maximum wins, but the last NaN.
+    nans = jnp.isnan(seen)
+    last = seen.shape[2] - 1 - jnp.argmax(nans[:, :, ::-1], 2)
+    best = select(jnp.any(nans, 2), last, jnp.argmax(seen, 2))[:, :, None]
     shape = (*x.shape[: x.ndim - rank], *output)
     found = jnp.take_along_axis(flat, best, 2).reshape(shape)
     return jnp.take_along_axis(seen, best, 2).reshape(shape), found

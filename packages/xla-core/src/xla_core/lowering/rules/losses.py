@@ -225,7 +225,7 @@ def multi_margin_loss(
 ) -> Array:
     """Hinge loss over classes, with exponent ``p`` of 1 or 2."""
     wide = opmath(self)
-    rows = wide if wide.ndim > 1 else wide[None]
+    rows = wide if wide.ndim > 1 else wide.reshape(1, -1)
     labels = jnp.reshape(target, (-1, 1))
     own = jnp.take_along_axis(rows, labels, 1, mode="promise_in_bounds")
     gap = margin - own + rows

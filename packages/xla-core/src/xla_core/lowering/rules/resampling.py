@@ -196,12 +196,21 @@ _register("upsample_trilinear3d", _register_interpolation, 3, _linear_taps)
 _register("upsample_bicubic2d", _register_interpolation, 2, _cubic_taps)
 
 
-@rule(aten.max_unpool2d.default)
-def max_unpool2d(self: Array, indices: Array, output_size: Sequence[int]) -> Array:
-    """Maxima put back at their places, zeros elsewhere."""
-    planes = math.prod(self.shape[:-2])
+def _unpooled(
+    self: torch.Tensor, indices: torch.Tensor, output_size: Sequence[int], *_settings: Any
+) -> torch.Tensor:
+    return self.new_empty(*self.shape[: self.dim() - len(output_size)], *output_size)
+
+
+@rule(aten.max_unpool2d.default, aten.max_unpool3d.default, meta=_unpooled)
+def max_unpool(
+    self: Array, indices: Array, output_size: Sequence[int], *settings: Sequence[int]
+) -> Array:
+    """Maxima put back at their places, zeros elsewhere; the indices say all that matters."""
+    lead = self.shape[: self.ndim - len(output_size)]
+    planes = math.prod(lead)
     flat = jnp.zeros((planes, math.prod(output_size)), self.dtype)
-    place = indices.reshape(planes, -1)
+    place = indices.reshape(planes, math.prod(indices.shape[len(lead) :]))
     rows = np.arange(planes)[:, None]
     whole = flat.at[rows, place].set(self.reshape(place.shape))
-    return whole.reshape(*self.shape[:-2], *output_size)
+    return whole.reshape(*lead, *output_size)

@@ -104,28 +104,38 @@ _FAR: Final = 25.0
 _MILLER_START: Final = 80
 
 
+def _neumann_row(order: int) -> tuple[float, float, float]:
+    half, odd = divmod(order, 2)
+    sign = -1.0 if half % 2 else 1.0
+    if odd:
+        return 0.0, 0.0, sign * order / (half * (half + 1)) if half else 0.0
+    return 2.0, -sign / half if half else 0.0, 0.0
+
+
+# What J of each order contributes to the norm (their sum is 1), to Y0 and to Y1.
+_NEUMANN: Final = np.array([_neumann_row(order) for order in range(_MILLER_START + 1)])
+
+
 def _miller(x: Array) -> tuple[Array, Array, Array, Array]:
     """J0, J1, Y0 and Y1 for 0 < x <= 25, by backward recurrence and Neumann's series.
 
     DLMF 10.8 and Abramowitz & Stegun 9.1.87 and 9.1.88 for Y0 and Y1.
     """
-    after, here = jnp.zeros_like(x), jnp.full_like(x, 1e-290)
-    norm = y0 = y1 = jnp.zeros_like(x)
-    for order in range(_MILLER_START, 0, -1):
+
+    def descend(index: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+        after, here, norm, y0, y1 = sums
+        order = _MILLER_START - index
         # ``here`` is J of this order, up to a common factor
-        half, odd = divmod(order, 2)
-        sign = -1 if half % 2 else 1
-        if odd and half:
-            y1 = y1 + sign * order / (half * (half + 1)) * here
-        if not odd:
-            norm = norm + 2 * here
-            y0 = y0 - sign / half * here
+        for_norm, for_y0, for_y1 = jnp.asarray(_NEUMANN)[order]
+        norm, y0, y1 = norm + for_norm * here, y0 + for_y0 * here, y1 + for_y1 * here
         after, here = here, 2 * order / x * here - after
         # The recurrence grows without bound for small x.
-        large = jnp.abs(here) > 1e200
-        after, here, norm, y0, y1 = (
-            select(large, part * 1e-200, part) for part in (after, here, norm, y0, y1)
-        )
+        scale = select(jnp.abs(here) > 1e200, 1e-200, jnp.ones_like(x))
+        return after * scale, here * scale, norm * scale, y0 * scale, y1 * scale
+
+    nothing = jnp.zeros_like(x)
+    start = (nothing, jnp.full_like(x, 1e-290), nothing, nothing, nothing)
+    after, here, norm, y0, y1 = lax.fori_loop(0, _MILLER_START, descend, start)
     norm = norm + here
     j0, j1, y0, y1 = here / norm, after / norm, y0 / norm, y1 / norm
     log = jnp.log(x / 2) + _EULER_GAMMA
