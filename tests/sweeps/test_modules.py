@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch_xla
 from torch.testing._internal.common_modules import ModuleInfo, ModuleInput, module_db
 from torch.utils import _pytree
 
+import torch_xla
 from xla_core.testing.against_cpu import assert_same, copy_to, fallbacks, gradients
 
 pytestmark = [

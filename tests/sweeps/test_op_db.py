@@ -13,15 +13,15 @@ from unittest import mock
 import pytest
 import scipy.stats
 import torch
-import torch_xla
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree
+
+import torch_xla
 from xla_core.lowering.registry import find_rule
 from xla_core.testing.against_cpu import (
     Outcome,
     assert_as_accurate,
-    assert_same,
     attempt,
     copy_to,
     fallbacks,
@@ -109,7 +109,10 @@ def _product(left: torch.Tensor, values: torch.Tensor, right: torch.Tensor) -> t
 # Factors are determined up to signs and order: what they multiply to is compared, and the values.
 FACTORS: dict[str, Callable[..., Any]] = {
     "linalg.eigh": lambda w, v: (w, _product(v, w.to(v.dtype), v.mH)),
-    "linalg.svd": lambda u, s, vh: (s, _product(u[..., : s.shape[-1]], s, vh[..., : s.shape[-1], :])),
+    "linalg.svd": lambda u, s, vh: (
+        s,
+        _product(u[..., : s.shape[-1]], s, vh[..., : s.shape[-1], :]),
+    ),
     "svd": lambda u, s, v: (s, _product(u[..., : s.shape[-1]], s, v[..., : s.shape[-1]].mH)),
 }
 
@@ -117,7 +120,9 @@ FACTORS: dict[str, Callable[..., Any]] = {
 OTHER_DTYPE = {
     (name, torch.bfloat16): "saved statistics stay float32, as PyTorch has on CUDA"
     for name in (
-        "_batch_norm_with_update", "_native_batch_norm_legit", "native_batch_norm",
+        "_batch_norm_with_update",
+        "_native_batch_norm_legit",
+        "native_batch_norm",
         "native_layer_norm",
     )
 }

@@ -6,6 +6,7 @@ import io
 import time
 
 import pytest
+
 from xla_core import compile_notice
 
 

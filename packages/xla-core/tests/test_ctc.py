@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 import torch_xla
 from xla_core import counters
 from xla_core.testing.against_cpu import assert_same, copy_to, fallbacks

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch_xla
 from torch import nn
 from torch.optim import lr_scheduler as schedules
+
+import torch_xla
 from xla_core import counters
 from xla_core.testing.against_cpu import fallbacks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+
 import xla_core.lowering.rules  # noqa: F401  (registers the rules)
 from xla_core.testing.rules import Call
 from xla_core.testing.together import together

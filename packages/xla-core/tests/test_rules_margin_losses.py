@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
 import xla_core.lowering.rules  # noqa: F401  (registers the rules)
 from xla_core.testing.rules import Call
 from xla_core.testing.together import together

@@ -103,9 +103,9 @@ def lower(
     HLO text (``{devices=[2,1]<=[2]}``) or Shardy's (``#sdy.sharding<mesh<["x"=2]>, [{"x"}, {}]>``);
     a program uses one of the two forms. 64-bit types are on, whatever jax's configuration says, and
     no jax backend is started. Calls of inner functions (``jax.jit``) whose names begin with
-    ``kept_prefix`` tell XLA to keep them as functions, each compiled once. Locations are left out unless ``debug_locations``, so that equal
-    programs give equal bytes wherever they were traced. Raises ValueError for an alias that does
-    not fit, or if the function calls back into Python.
+    ``kept_prefix`` tell XLA to keep them as functions, each compiled once. Locations are left out
+    unless ``debug_locations``, so that equal programs give equal bytes wherever they were traced.
+    Raises ValueError for an alias that does not fit, or if the function calls back into Python.
     """
     module = lower_to_module(
         function, avals, aliases, platform, name,

@@ -40,7 +40,9 @@ class Lifted:
         if value is None:
             value = self._read[slot] = self._element(slot)
         example = lift.example
-        return value.astype(numpy_dtype(example.dtype)) if isinstance(example, TensorMeta) else value
+        return (
+            value.astype(numpy_dtype(example.dtype)) if isinstance(example, TensorMeta) else value
+        )
 
     def _element(self, slot: tuple[bool, int]) -> Any:
         vector = self.vectors[slot[0]]

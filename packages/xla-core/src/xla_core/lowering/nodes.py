@@ -134,7 +134,9 @@ class _Builder:
         parts += series.drain()
         self._fold_views(parts)
         nodes = [self._node(part) for part in parts]
-        return Graph(nodes, self.inputs, self.lazy, self.early, [self._root(v) for v in self.outputs])
+        return Graph(
+            nodes, self.inputs, self.lazy, self.early, [self._root(v) for v in self.outputs]
+        )
 
     def _root(self, vid: int) -> int:
         """The value that a reader of ``vid`` takes: the base of its views, or what that folds to."""
@@ -203,7 +205,9 @@ class _Builder:
         return length < _MAX_CHAIN and self._file_lazy(entry, base, root, length + 1)
 
     def _file_lazy(self, entry: Entry, base: Ref | None, root: int | None, length: int) -> bool:
-        described = self._describe((entry.plan, self._frozen(entry.args), self._frozen(tuple(entry.kwargs.items()))))
+        described = self._describe(
+            (entry.plan, self._frozen(entry.args), self._frozen(tuple(entry.kwargs.items())))
+        )
         self.lazy[entry.first] = entry
         if base is not None:
             self.bases[entry.first] = base

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xla_core.lowering.evaluate import Lifted, Scope
-from xla_core.lowering.nodes import Graph, Part, lifts_of
+from xla_core.lowering.nodes import Graph, lifts_of
 from xla_core.lowering.repeats import Call, Function, Item, Node, Plan
 
 # A lifted number of a call: whether it is a float, and where in the step's vector it is.
@@ -67,6 +67,7 @@ class _Emitter:
     def _function(self, function: Function, kinds: Sequence[bool]) -> Callable[..., Any]:
         found = self.jitted.get(function)
         if found is None:
+
             def run(vectors: list[Any], indices: list[Any], operands: list[Any]) -> list[Any]:
                 of = dict(zip(kinds, vectors, strict=True))
                 lifted = Lifted(of.get(True), of.get(False), self._positions(function, indices))

@@ -166,7 +166,14 @@ def rule(
                 continue
             _claim(overload, where)
             _rules[overload] = Rule(
-                overload, function, promotion, frozenset(lift), context or random, random, where, meta
+                overload,
+                function,
+                promotion,
+                frozenset(lift),
+                context or random,
+                random,
+                where,
+                meta,
             )
         return function
 
@@ -204,7 +211,9 @@ def rule_of(overload: OpOverload) -> Rule:
     """Return the rule of ``overload``, which another rule builds on. Raises LookupError without one."""
     found = _rules.get(overload)
     if found is None:
-        raise LookupError(f"another lowering rule needs that of {overload}, which is not registered")
+        raise LookupError(
+            f"another lowering rule needs that of {overload}, which is not registered"
+        )
     return found
 
 

@@ -148,7 +148,7 @@ class _Run:
 
 class _Search:
     def __init__(self, nodes: list[Node], wanted: frozenset[int], model: CostModel) -> None:
-        self.segments = [_Segment(nodes, wanted)]
+        self.segments = [_Segment(list(nodes), wanted)]
         self.model = model
         self.work = 0
 
@@ -182,7 +182,7 @@ class _Search:
         found: list[_Run] = []
         budget = self.work + _LOOKS * len(view.items)
         covered = np.zeros(len(view.items), bool)
-        for level, starts, lengths in self._groups(view):
+        for _level, starts, lengths in self._groups(view):
             if self.work > budget:
                 break
             # The rotations of one repeat are equally good candidates; ``_placed`` chooses.
@@ -289,7 +289,9 @@ class _Search:
                     _CALL_WEIGHT,
                 ),
             )
-            for start, window, values, operands in zip(run.starts, windows, flat, parameters, strict=True)
+            for start, window, values, operands in zip(
+                run.starts, windows, flat, parameters, strict=True
+            )
         ]
 
     def _results(self, view: _View, run: _Run, windows: Sequence[Sequence[Item]]) -> list[int]:
@@ -429,7 +431,9 @@ class _View:
 
     def needed_after(self, segment: int, value: int, end: int) -> bool:
         """Whether ``value`` is read at ``end`` or later, or is wanted from the segment."""
-        return self.last_use[segment].get(value, -1) >= end or value in self.segments[segment].wanted
+        return (
+            self.last_use[segment].get(value, -1) >= end or value in self.segments[segment].wanted
+        )
 
     def groups(self, level: int, shortest: int) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
         """Positions whose windows of 2**level keys are equal.

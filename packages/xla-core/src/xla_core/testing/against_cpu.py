@@ -42,7 +42,11 @@ def copy_to(value: Any, device: str) -> Any:
     def one(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             if id(leaf) not in copies:
-                copied = leaf.detach().to(device) if leaf.device.type != device else leaf.detach().clone()
+                copied = (
+                    leaf.detach().to(device)
+                    if leaf.device.type != device
+                    else leaf.detach().clone()
+                )
                 copies[id(leaf)] = copied.requires_grad_(leaf.requires_grad)
             return copies[id(leaf)]
         return torch.device(device) if isinstance(leaf, torch.device) else leaf
@@ -81,9 +85,7 @@ def assert_same(got: Any, expected: Any, tolerance: Tolerance | None = None) -> 
         )
 
 
-def assert_as_accurate(
-    got: Any, expected: Any, reference: Callable[[], Any] | None = None
-) -> None:
+def assert_as_accurate(got: Any, expected: Any, reference: Callable[[], Any] | None = None) -> None:
     """As ``assert_same``; results that differ more may be as near to the truth as the CPU's are.
 
     ``reference`` computes the truth, in a wider dtype. Raises the first difference when the error of
@@ -114,7 +116,10 @@ def _as_near(got: torch.Tensor, expected: torch.Tensor, truth: torch.Tensor) -> 
         return True
     error, own = ((x[finite].to(exact.dtype) - exact).abs() for x in (got, expected))
     # Where only the CPU overflows, its error is no measure.
-    error, own = error.max(), own[own.isfinite()].max() if own.isfinite().any() else own.new_zeros(())
+    error, own = (
+        error.max(),
+        own[own.isfinite()].max() if own.isfinite().any() else own.new_zeros(()),
+    )
     slack = ROUNDINGS.get(got.dtype, 8) * torch.finfo(got.dtype).eps
     return bool(error <= 2 * own + slack * exact.abs().max())
 
