@@ -237,24 +237,26 @@ class _Search:
         return (len(starts) - 1) * weight - calls * self.model.per_call
 
     def _placed(self, view: _View, run: _Run) -> _Run:
-        """The rotation of a run that cuts the fewest values which neighbours hand to each other."""
+        """The rotation of a run that saves most and cuts the fewest values between neighbours."""
         length, first = run.length, run.starts[0]
         cuts = view.cuts(first, length)
-        price = 2.0 * self.model.per_value * len(run.starts)
-        best, best_score = run, run.saving - price * cuts[0]
-        order = sorted(range(1, length), key=lambda shift: (cuts[shift], shift))
-        for shift in order[:_PLACES]:
-            if run.saving - price * cuts[shift] <= best_score:
-                break
+        price = 2.0 * self.model.per_value
+        rotations: list[tuple[float, int, list[int]]] = []
+        for shift in range(length):
             starts = [s + shift for s in (first - length, *run.starts) if s + shift >= 0]
-            self.work += len(starts)
-            for same in view.classes(np.array(starts), length):
-                if len(same) < len(run.starts) - 1:
-                    continue
-                for other in self._by_data_flow(view, length, same):
-                    score = other.saving - price * cuts[shift]
-                    if score > best_score:
-                        best, best_score = other, score
+            same = max(view.classes(np.array(starts), length), key=len, default=[])
+            score = self._saving(view, same, length) - price * cuts[shift] * len(same)
+            rotations.append((-score, shift, same))
+        rotations.sort()
+        self.work += length * len(run.starts)
+        best, best_score = run, run.saving - price * cuts[0] * len(run.starts)
+        for estimate, shift, same in rotations[:_PLACES]:
+            if -estimate <= best_score:
+                break
+            for other in self._by_data_flow(view, length, same):
+                score = other.saving - price * cuts[shift] * len(other.starts)
+                if score > best_score:
+                    best, best_score = other, score
         return best
 
     # -- replacing -------------------------------------------------------------------------------

@@ -221,32 +221,35 @@ class Machine:
         if _out_of_range(instruction.target, [self._resolve(a) for a in instruction.args]):
             raise UndefinedProgramError  # not even the CPU checks this everywhere
         for index in instruction.writes:
-            target = self.slots[index]
-            if overlaps_itself(target) and not (
-                refused_by_torch(target) and instruction.target not in _UNCHECKED
-            ):
+            self._check_memory(instruction, index)
+        self._check_promised(instruction)
+
+    def _check_memory(self, instruction: Instruction, written: int) -> None:
+        """Whether an instruction reads nothing else of the memory that it writes."""
+        target = self.slots[written]
+        checked = refused_by_torch(target) and instruction.target not in _UNCHECKED
+        if overlaps_itself(target) and not checked:
+            raise UndefinedProgramError
+        operands = list(_slots_in((instruction.args, instruction.kwargs)))
+        operands.remove(written)  # the target itself; a second mention is an operand
+        for operand in (self.slots[other] for other in operands):
+            alike = _geometry(operand) == _geometry(target) and instruction.target in ELEMENTWISE
+            if not alike and shares_memory(operand, target):
                 raise UndefinedProgramError
-            operands = list(_slots_in((instruction.args, instruction.kwargs)))
-            operands.remove(index)  # the target itself; a second mention is an operand
-            for operand in (self.slots[other] for other in operands):
-                same = _geometry(operand) == _geometry(target)
-                if not (same and instruction.target in ELEMENTWISE) and shares_memory(
-                    operand, target
-                ):
-                    raise UndefinedProgramError
-        if "_foreach_" in instruction.target and not self._succeeds(instruction):
+
+    def _check_promised(self, instruction: Instruction) -> None:
+        """Whether PyTorch says anywhere what an instruction does to these tensors."""
+        target = instruction.target
+        if "_foreach_" in target and not self._succeeds(instruction):
             raise UndefinedProgramError  # the CPU has written to some of its tensors by then
-        if instruction.target == "swap" and any(
-            self._resolve(a)._is_view() for a in instruction.args
-        ):
-            raise UndefinedProgramError  # refused if anything refers to it, views of views among them
-        if instruction.target == "requires_grad_" and self._resolve(instruction.args[0])._is_view():
-            raise UndefinedProgramError  # a leaf in the middle of a chain of views
-        if instruction.target == "detach_":
-            # what becomes of views of a tensor that is detached is nowhere said
-            detached = self._resolve(instruction.args[0])
-            if any(t._base is detached for t in self.slots.values()):
-                raise UndefinedProgramError
+        if target not in ("swap", "requires_grad_", "detach_"):
+            return
+        tensors = [self._resolve(a) for a in instruction.args]
+        if target != "detach_" and any(t._is_view() for t in tensors):
+            # refused if anything refers to them, views of views among it; a leaf amid views
+            raise UndefinedProgramError
+        if target == "detach_" and any(t._base is tensors[0] for t in self.slots.values()):
+            raise UndefinedProgramError  # views of what is detached
 
     def _succeeds(self, instruction: Instruction) -> bool:
         """Whether an operator on a list of CPU tensors works, tried on copies."""

@@ -16,9 +16,15 @@ from xla_core.lowering.rules.common import where as select
 
 
 def _loss_meta(
-    log_probs: torch.Tensor, targets: torch.Tensor, *_settings: Any
+    log_probs: torch.Tensor, targets: torch.Tensor, *settings: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    steps, batch = log_probs.shape[0], log_probs.shape[1]
+    steps, batch, classes = log_probs.shape
+    blank = settings[2] if len(settings) > 2 else 0
+    if not 0 <= blank < classes:
+        raise RuntimeError(f"blank must be in label range, got {blank} of {classes} classes")
+    for name, lengths in zip(("input_lengths", "target_lengths"), settings, strict=False):
+        if lengths.shape != (batch,):
+            raise RuntimeError(f"{name} must be of size batch_size: {batch}, got {tuple(lengths.shape)}")
     states = 2 * targets.shape[-1] + 1
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, states)
 

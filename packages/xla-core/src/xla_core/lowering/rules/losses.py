@@ -1,8 +1,7 @@
 """Losses and their gradients.
 
 ``reduction`` is 0 for none, 1 for the mean, 2 for the sum. Class indices outside the classes
-follow XLA (clamped) where PyTorch on the CPU raises. ``multi_margin_loss`` has no rule for its
-gradient: PyTorch has no meta kernel for it, so nothing promises its shape.
+follow XLA (clamped) where PyTorch on the CPU raises.
 """
 
 from __future__ import annotations
@@ -212,29 +211,6 @@ def soft_margin_loss_backward(
     """The gradient of ``soft_margin_loss``."""
     x, t = _operands(self, target)
     return -t * jax.nn.sigmoid(-t * x) * _scale(grad_output, reduction, x)
-
-
-@rule(aten.multi_margin_loss.default)
-def multi_margin_loss(
-    self: Array,
-    target: Array,
-    p: Any = 1,
-    margin: Any = 1,
-    weight: Array | None = None,
-    reduction: int = 1,
-) -> Array:
-    """Hinge loss over classes, with exponent ``p`` of 1 or 2."""
-    wide = opmath(self)
-    rows = wide if wide.ndim > 1 else wide.reshape(1, -1)
-    labels = jnp.reshape(target, (-1, 1))
-    own = jnp.take_along_axis(rows, labels, 1, mode="promise_in_bounds")
-    gap = margin - own + rows
-    gap = select((gap > 0) & (jnp.arange(rows.shape[1])[None] != labels), gap, 0)
-    gap = gap if p == 1 else gap * gap
-    if weight is not None:
-        gap = gap * weight[labels].astype(gap.dtype)
-    loss = jnp.sum(gap, axis=1) / rows.shape[1]
-    return _reduce(jnp.reshape(loss, target.shape), reduction)
 
 
 # Distances.

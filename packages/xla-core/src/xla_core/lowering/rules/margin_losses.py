@@ -1,7 +1,8 @@
-"""Margin losses whose gradients PyTorch has no meta kernels for."""
+"""Margin losses, for which PyTorch's meta kernels are missing or tell wrong shapes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,9 +14,30 @@ from jax import Array
 from xla_core.lowering.registry import aten, rule
 from xla_core.lowering.rules.common import opmath
 from xla_core.lowering.rules.common import where as select
-from xla_core.lowering.rules.losses import multi_margin_loss
 
-_NONE, _MEAN = 0, 1
+_NONE, _MEAN, _SUM = range(3)
+
+
+def _loss_meta(overload: Any, labels: int = 0) -> Callable[..., Any]:
+    """The shapes that ``overload`` has on the CPU: its meta kernel makes one number a vector.
+
+    The first ``labels`` results after the loss keep what the meta kernel says.
+    """
+
+    def meta(self: torch.Tensor, target: torch.Tensor, *settings: Any, **named: Any) -> Any:
+        told = overload(self, target, *settings, **named)  # raises what PyTorch raises
+        reduction = named.get("reduction", settings[-1] if settings else _MEAN)
+        batch = target.shape if not labels else target.shape[:-1]
+        loss = self.new_empty(batch if reduction == _NONE else ())
+        return (loss, *told[1:]) if labels else loss
+
+    return meta
+
+
+def _reduce(loss: Array, reduction: int) -> Array:
+    if reduction == _MEAN:
+        return jnp.mean(loss)
+    return jnp.sum(loss) if reduction == _SUM else loss
 
 
 def _like_scores(grad_output: Any, self: torch.Tensor, *_settings: Any) -> torch.Tensor:
@@ -25,6 +47,29 @@ def _like_scores(grad_output: Any, self: torch.Tensor, *_settings: Any) -> torch
 def _rows(a: Array) -> Array:
     """A batch of rows: an unbatched operand is a batch of one."""
     return a.reshape(-1, a.shape[-1]) if a.ndim else a.reshape(1, 1)
+
+
+@rule(aten.multi_margin_loss.default, meta=_loss_meta(aten.multi_margin_loss.default))
+def multi_margin_loss(
+    self: Array,
+    target: Array,
+    p: Any = 1,
+    margin: Any = 1,
+    weight: Array | None = None,
+    reduction: int = 1,
+) -> Array:
+    """Hinge loss over classes, with exponent ``p`` of 1 or 2."""
+    wide = opmath(self)
+    rows = wide if wide.ndim > 1 else wide.reshape(1, -1)
+    labels = jnp.reshape(target, (-1, 1))
+    own = jnp.take_along_axis(rows, labels, 1, mode="promise_in_bounds")
+    gap = margin - own + rows
+    gap = select((gap > 0) & (jnp.arange(rows.shape[1])[None] != labels), gap, 0)
+    gap = gap if p == 1 else gap * gap
+    if weight is not None:
+        gap = gap * weight[labels].astype(gap.dtype)
+    loss = jnp.sum(gap, axis=1) / rows.shape[1]
+    return _reduce(jnp.reshape(loss, target.shape), reduction)
 
 
 @rule(aten.multi_margin_loss_backward.default, meta=_like_scores)
@@ -58,7 +103,10 @@ def _hinges(x: Array, counts: Array, is_target: Array) -> tuple[Array, Array]:
     return gaps, pairs / x.shape[1]
 
 
-@rule(aten.multilabel_margin_loss_forward.default)
+@rule(
+    aten.multilabel_margin_loss_forward.default,
+    meta=_loss_meta(aten.multilabel_margin_loss_forward.default, labels=1),
+)
 def multilabel_margin_loss_forward(
     self: Array, target: Array, reduction: int
 ) -> tuple[Array, Array]:
@@ -67,10 +115,7 @@ def multilabel_margin_loss_forward(
     counts = _target_counts(target)
     gaps, weights = _hinges(x, counts, counts > 0)
     loss = jnp.sum(jnp.maximum(gaps, 0) * weights, (1, 2))
-    if reduction == _NONE:
-        loss = loss.reshape(target.shape[:-1])
-    else:
-        loss = jnp.mean(loss) if reduction == _MEAN else jnp.sum(loss)
+    loss = _reduce(loss.reshape(target.shape[:-1]), reduction)
     return loss, (counts > 0).reshape(target.shape)
 
 
