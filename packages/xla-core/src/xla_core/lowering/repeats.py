@@ -239,7 +239,8 @@ class _Search:
     def _placed(self, view: _View, run: _Run) -> _Run:
         """The rotation of a run that saves most and cuts the fewest values between neighbours."""
         length, first = run.length, run.starts[0]
-        cuts = view.cuts(first, length)
+        # The first and the last occurrence have other neighbours than the rest.
+        cuts = view.cuts(run.starts[len(run.starts) // 2], length)
         price = 2.0 * self.model.per_value
         rotations: list[tuple[float, int, list[int]]] = []
         for shift in range(length):
