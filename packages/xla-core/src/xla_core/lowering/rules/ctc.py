@@ -24,7 +24,9 @@ def _loss_meta(
         raise RuntimeError(f"blank must be in label range, got {blank} of {classes} classes")
     for name, lengths in zip(("input_lengths", "target_lengths"), settings, strict=False):
         if lengths.shape != (batch,):
-            raise RuntimeError(f"{name} must be of size batch_size: {batch}, got {tuple(lengths.shape)}")
+            raise RuntimeError(
+                f"{name} must be of size batch_size: {batch}, got {tuple(lengths.shape)}"
+            )
     states = 2 * targets.shape[-1] + 1
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, states)
 

@@ -6,8 +6,6 @@ follow XLA (clamped) where PyTorch on the CPU raises.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
