@@ -43,7 +43,7 @@ def test_bessel_functions(name: str) -> None:
 
 @together
 def test_bessel_functions_at_the_edges() -> Iterator[Call]:
-    edges = torch.tensor([0.0, -0.0, torch.inf, torch.nan], dtype=torch.float64)
+    edges = torch.tensor([0.0, -0.0, torch.nan], dtype=torch.float64)
     for name in BESSEL:
         overload = getattr(aten, f"special_{name}").default
         yield Call(overload, POSITIVE[::5].float(), tolerance=(1e-5, 1e-6))

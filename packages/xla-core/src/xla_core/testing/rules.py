@@ -52,12 +52,14 @@ def _to_meta(value: Any) -> Any:
 def _expected_metas(
     overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[TensorMeta | None, ...]:
-    """What the meta kernel promises, or what the CPU kernel gives where there is no meta kernel."""
+    """What the rule's or PyTorch's meta kernel promises, else what the CPU kernel gives."""
     meta_kwargs = {name: _to_meta(value) for name, value in kwargs.items()}
     if any(argument.name == "device" for argument in overload._schema.arguments):
         meta_kwargs["device"] = torch.device("meta")
     try:
-        leaves = _flatten(overload(*_to_meta(args), **meta_kwargs))
+        rule = find_rule(overload)
+        infer = rule.meta if rule is not None and rule.meta is not None else overload
+        leaves = _flatten(infer(*_to_meta(args), **meta_kwargs))
     except (NotImplementedError, RuntimeError):
         leaves = _flatten(overload(*_map_tensors(args, torch.clone), **kwargs))
     return tuple(None if leaf is None else _meta(leaf) for leaf in leaves)

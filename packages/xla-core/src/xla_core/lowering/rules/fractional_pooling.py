@@ -43,7 +43,8 @@ def _fractional(
         shape = (*x.shape[: x.ndim - rank], *output)
         return jnp.zeros(shape, x.dtype), jnp.zeros(shape, np.int64)
     planes = opmath(x).reshape(-1, *sizes)
-    drawn = samples.reshape(-1, rank).astype(planes.dtype)
+    # An unbatched input takes the numbers of the first image, however many there are.
+    drawn = samples.reshape(-1, rank)[: planes.shape[0]].astype(planes.dtype)
     flat: Any = jnp.zeros((planes.shape[0], *[1] * 2 * rank), np.int32)
     for axis, (size, window, count) in enumerate(zip(sizes, kernel, output, strict=True)):
         first = _starts(drawn[:, order[axis]], size, count, window)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,20 +17,27 @@ from xla_core.lowering.rules.common import where as select
 _NONE, _MEAN, _SUM = range(3)
 
 
-def _loss_meta(overload: Any, labels: int = 0) -> Callable[..., Any]:
-    """The shapes that ``overload`` has on the CPU: its meta kernel makes one number a vector.
+# PyTorch's meta kernels make a vector of the one number that an unbatched input gives. They are
+# called all the same: they raise what PyTorch raises.
 
-    The first ``labels`` results after the loss keep what the meta kernel says.
-    """
 
-    def meta(self: torch.Tensor, target: torch.Tensor, *settings: Any, **named: Any) -> Any:
-        told = overload(self, target, *settings, **named)  # raises what PyTorch raises
-        reduction = named.get("reduction", settings[-1] if settings else _MEAN)
-        batch = target.shape if not labels else target.shape[:-1]
-        loss = self.new_empty(batch if reduction == _NONE else ())
-        return (loss, *told[1:]) if labels else loss
+def _multi_margin_meta(
+    self: torch.Tensor,
+    target: torch.Tensor,
+    p: Any = 1,
+    margin: Any = 1,
+    weight: torch.Tensor | None = None,
+    reduction: int = _MEAN,
+) -> torch.Tensor:
+    aten.multi_margin_loss.default(self, target, p, margin, weight, reduction)
+    return self.new_empty(target.shape if reduction == _NONE else ())
 
-    return meta
+
+def _multilabel_margin_meta(
+    self: torch.Tensor, target: torch.Tensor, reduction: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    _, is_target = aten.multilabel_margin_loss_forward.default(self, target, reduction)
+    return self.new_empty(target.shape[:-1] if reduction == _NONE else ()), is_target
 
 
 def _reduce(loss: Array, reduction: int) -> Array:
@@ -49,7 +55,7 @@ def _rows(a: Array) -> Array:
     return a.reshape(-1, a.shape[-1]) if a.ndim else a.reshape(1, 1)
 
 
-@rule(aten.multi_margin_loss.default, meta=_loss_meta(aten.multi_margin_loss.default))
+@rule(aten.multi_margin_loss.default, meta=_multi_margin_meta)
 def multi_margin_loss(
     self: Array,
     target: Array,
@@ -103,10 +109,7 @@ def _hinges(x: Array, counts: Array, is_target: Array) -> tuple[Array, Array]:
     return gaps, pairs / x.shape[1]
 
 
-@rule(
-    aten.multilabel_margin_loss_forward.default,
-    meta=_loss_meta(aten.multilabel_margin_loss_forward.default, labels=1),
-)
+@rule(aten.multilabel_margin_loss_forward.default, meta=_multilabel_margin_meta)
 def multilabel_margin_loss_forward(
     self: Array, target: Array, reduction: int
 ) -> tuple[Array, Array]:

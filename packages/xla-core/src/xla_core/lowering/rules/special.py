@@ -207,7 +207,7 @@ def _modified_second_kind(x: Array, order: int) -> Array:
 
     total = lax.fori_loop(1, _NODES, add_node, jnp.full_like(safe, 0.5)) * step
     total = select(wide == 0, jnp.full_like(total, np.inf), total)
-    return select(wide < 0, jnp.full_like(total, np.nan), total)
+    return select((wide < 0) | jnp.isnan(wide), jnp.full_like(total, np.nan), total)
 
 
 def _register_modified(name: Any, order: int, scaled: bool) -> None:
