@@ -118,7 +118,12 @@ def _lower(
         model = CostModel(float(outlining.min_operations), float(outlining.min_saved))
         function, functions = outlined_step_function(needed, outputs, *scalars, model)
     stablehlo = _jax_compat.lower(
-        function, inputs, aliases, backend.platform, name, kept_prefix=KEPT_PREFIX
+        function,
+        inputs,
+        aliases,
+        backend.platform,
+        name,
+        kept_prefix=KEPT_PREFIX if functions else None,
     )
     program = Program(
         name=name,

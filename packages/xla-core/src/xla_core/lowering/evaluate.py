@@ -13,7 +13,7 @@ from xla_core.dispatch.plan import SEED
 from xla_core.dtypes import numpy_dtype
 from xla_core.lowering.decompose import DecomposedRule
 from xla_core.lowering.driver import LoweringError, conform, run_rule
-from xla_core.lowering.nodes import Part
+from xla_core.lowering.nodes import FILLS, Part
 from xla_core.lowering.registry import ViewRule
 from xla_core.metas import TensorMeta
 from xla_core.trace import Entry, Lift, Ref
@@ -85,7 +85,9 @@ class Scope(dict[int, Any]):
         recorded, recorded_named = part.arguments()
         outputs = part.metas()
         rule = plan.rule
-        args = tuple(map(self.value, recorded))
+        # A fill is computed in scopes that need not have its operand, only whose shape it reads.
+        fill = plan.name in FILLS
+        args = tuple(_zeros(a) if fill and isinstance(a, Ref) else self.value(a) for a in recorded)
         kwargs = {name: self.value(a) for name, a in recorded_named.items() if name != SEED}
         try:
             with jax.named_scope(plan.name):
@@ -116,6 +118,10 @@ class Scope(dict[int, Any]):
             )
             failure.plan = plan
             raise failure from error
+
+
+def _zeros(ref: Ref) -> Any:
+    return jnp.zeros(ref.meta.shape, numpy_dtype(ref.meta.dtype))
 
 
 def _key(seed: Any) -> Any:

@@ -23,8 +23,14 @@ from xla_core.trace import Entry, Lift, Ref
 _MOVES: Final = frozenset({"aten._unsafe_view.default", "aten.clone.default"})
 # Longer chains of views are cut, as every reader computes a chain again.
 _MAX_CHAIN: Final = 16
-# What compiling an operator costs, in plain element-wise operators, where it is not one.
-_WEIGHTS: Final = {"mm": 1.0, "bmm": 1.0, "addmm": 1.5, "convolution": 2.0}
+# Operators that look at the shapes of their operands only: constants.
+FILLS: Final = frozenset(
+    f"aten.{name}.default"
+    for name in (
+        "empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like",
+        "zeros_like",
+    )
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,9 +45,10 @@ class Part:
         entry, index = self.entry, self.index
         if index is None:
             return entry.args, entry.kwargs
+        count = _elements(entry)
         return (
-            tuple(_cut(a, index) for a in entry.args),
-            {name: _cut(a, index) for name, a in entry.kwargs.items()},
+            tuple(_cut(a, index, count) for a in entry.args),
+            {name: _cut(a, index, count) for name, a in entry.kwargs.items()},
         )
 
     def results(self) -> tuple[int, ...]:
@@ -57,8 +64,8 @@ class Part:
         return entry.metas if index is None else entry.metas[index :: _elements(entry)]
 
 
-def _cut(a: Any, index: int) -> Any:
-    return [a[index]] if isinstance(a, list) and a and isinstance(a[0], (Ref, Lift)) else a
+def _cut(a: Any, index: int, count: int) -> Any:
+    return [a[index]] if isinstance(a, list) and len(a) == count else a
 
 
 def _elements(entry: Entry) -> int:
@@ -186,7 +193,7 @@ class _Builder:
         if len(entry.metas) != 1 or any(_lifts((entry.args, tuple(entry.kwargs.values())))):
             return False
         view = isinstance(plan.rule, ViewRule) and not plan.is_put
-        if not refs:
+        if not refs or plan.name in FILLS:
             return self._file_lazy(entry, None, None, 0)
         if len(refs) != 1 or not (view or plan.name in _MOVES):
             return False
@@ -222,6 +229,7 @@ class _Builder:
         named = tuple(kwargs.items())
         metas = part.metas()
         every = (args, tuple(kwargs.values()))
+        lifts = tuple(map(lift_number, _lifts(every)))
         results = part.results()
         folds = tuple(self.roots[self.folded[v]][1] if v in self.folded else 0 for v in results)
         what = (part.entry.plan, part.index is None, metas, folds)
@@ -231,8 +239,9 @@ class _Builder:
             for ref in _refs(every)
             if self.roots.get(ref.vid, (0,))[0] is not None
         )
-        sizes = tuple(0 if m is None else m.nbytes for m in metas)
-        return Node(key, operands, tuple(self.folded.get(v, v) for v in results), 1.0, sizes, part)
+        return Node(
+            key, (*operands, *lifts), tuple(self.folded.get(v, v) for v in results), 1.0, part
+        )
 
     def _frozen(self, a: Any) -> Hashable:
         """An argument without the values it refers to: metas, view chains, kinds of scalars."""
@@ -311,10 +320,12 @@ def _lifts(a: Any) -> Iterator[Lift]:
             yield from _lifts(item)
 
 
-def lifts_of(parts: Iterable[Part]) -> list[Lift]:
-    """The lifted scalars that parts read, in order."""
-    found: list[Lift] = []
-    for part in parts:
-        args, kwargs = part.arguments()
-        found += _lifts((args, tuple(kwargs.values())))
-    return found
+def lift_number(lift: Lift) -> int:
+    """The number under which nodes have a lifted scalar among their operands: below zero."""
+    return -1 - (2 * lift.position + lift.is_float)
+
+
+def lifted_slot(number: int) -> tuple[bool, int]:
+    """Whether the scalar is a float, and its position in the step's vector of floats or ints."""
+    position, is_float = divmod(-1 - number, 2)
+    return bool(is_float), position

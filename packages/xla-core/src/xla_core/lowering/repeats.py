@@ -26,23 +26,21 @@ class Node:
     """One operation: ``key`` says everything about it but which values it reads.
 
     ``operands`` and ``results`` are value numbers, every value being the result of at most one node
-    of a sequence. ``weight`` is what compiling it costs, ``sizes`` the bytes of each result.
-    ``payload`` is the caller's.
+    of a sequence. ``weight`` is what compiling it costs, ``payload`` is the caller's.
     """
 
     key: Hashable
     operands: tuple[int, ...]
     results: tuple[int, ...]
     weight: float = 1.0
-    sizes: tuple[int, ...] = ()
     payload: Any = None
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Function:
-    """A run that is compiled once: the items of its first occurrence, and what crosses its border.
+    """A run that is compiled once: the items of one occurrence, and what crosses its border.
 
-    ``parameters`` and ``results`` are value numbers of that first occurrence.
+    ``parameters`` and ``results`` are value numbers of that occurrence.
     """
 
     index: int
@@ -64,7 +62,6 @@ class Call:
     function: Function
     operands: tuple[int, ...]
     results: tuple[int, ...]
-    sizes: tuple[int, ...]
     nodes: tuple[Node, ...]
     weight: float
 
@@ -166,8 +163,9 @@ class _Search:
                 break
             starts = [s for s in run.starts if not taken[s : s + run.length].any()]
             if len(starts) < len(run.starts):
-                run = _Run(run.length, starts, self._saving(view, starts, run.length))
-                if run.saving < max(self.model.min_saving, _ROUND_SHARE * runs[0].saving):
+                left = self._by_data_flow(view, run.length, starts)
+                run = max(left, key=lambda r: r.saving, default=_Run(0, [], 0.0))
+                if run.saving < _ROUND_SHARE * runs[0].saving:
                     continue
             for start in run.starts:
                 taken[start : start + run.length] = True
@@ -219,11 +217,16 @@ class _Search:
                 chosen.append(start)
         if self._saving(view, chosen, length) < self.model.min_saving:
             return []
-        classes: dict[Hashable, list[int]] = {}
+        classes: dict[Hashable, dict[tuple[int, ...], list[int]]] = {}
         self.work += length * len(chosen)
         for start in chosen:
-            classes.setdefault(view.flow(start, length), []).append(start)
-        runs = (_Run(length, c, self._saving(view, c, length)) for c in classes.values())
+            inside, outside = view.flow(start, length)
+            classes.setdefault(inside, {}).setdefault(outside, []).append(start)
+        runs = [
+            _Run(length, starts, self._saving(view, starts, length))
+            for patterns in classes.values()
+            for starts in _with_a_model(patterns)
+        ]
         return [run for run in runs if run.saving >= self.model.min_saving]
 
     def _saving(self, view: _View, starts: Sequence[int], length: int) -> float:
@@ -267,14 +270,15 @@ class _Search:
         windows = [view.items[s : s + run.length] for s in run.starts]
         results = self._results(view, run, windows)
         parameters = _parameters(windows)
+        # The body is the occurrence that tells all parameters apart.
+        model = next(i for i, p in enumerate(parameters) if len(set(p)) == len(p))
         weight = float(view.weights[run.starts[0] + run.length] - view.weights[run.starts[0]])
         flat = [[v for item in window for v in item.results] for window in windows]
-        sizes = [size for item in windows[0] for size in item.sizes]
         function = Function(
             index=len(self.segments),
-            body=list(windows[0]),
-            parameters=parameters[0],
-            results=tuple(flat[0][i] for i in results),
+            body=list(windows[model]),
+            parameters=parameters[model],
+            results=tuple(flat[model][i] for i in results),
             weight=weight,
             calls=len(windows),
         )
@@ -287,8 +291,7 @@ class _Search:
                     function,
                     operands,
                     tuple(values[i] for i in results),
-                    tuple(sizes[i] for i in results if i < len(sizes)),
-                    tuple(_nodes(window)),
+                    tuple(flat_nodes(window)),
                     _CALL_WEIGHT,
                 ),
             )
@@ -312,22 +315,42 @@ class _Search:
         return sorted(needed)
 
     def _replace(self, view: _View, replaced: list[tuple[int, int, Call]]) -> None:
-        by_segment: dict[int, list[tuple[int, int, Call]]] = {}
-        for start, end, call in replaced:
-            by_segment.setdefault(view.segment_of[start], []).append((start, end, call))
-        for index, calls in by_segment.items():
-            first = view.offsets[index]
-            items = self.segments[index].items
-            for start, end, call in sorted(calls, key=lambda c: -c[0]):
-                items[start - first : end - first] = [call]
+        """Put calls where their windows were."""
+        calls = {start: (end, call) for start, end, call in replaced}
+        for index in {view.segment_of[start] for start in calls}:
+            position = view.offsets[index]
+            end_of_segment = position + len(self.segments[index].items)
+            items: list[Item] = []
+            while position < end_of_segment:
+                if position in calls:
+                    position, call = calls[position]
+                    items.append(call)
+                else:
+                    items.append(view.items[position])
+                    position += 1
+            self.segments[index].items[:] = items
 
 
-def _nodes(items: Iterable[Item]) -> Iterator[Node]:
+def flat_nodes(items: Iterable[Item]) -> Iterator[Node]:
+    """The operations of items, those that calls stand for included."""
     for item in items:
         if isinstance(item, Call):
             yield from item.nodes
         else:
             yield item
+
+
+def _with_a_model(patterns: dict[tuple[int, ...], list[int]]) -> Iterator[list[int]]:
+    """Starts of windows, given by which of the values they read from outside are the same.
+
+    All together where one of them tells apart what any of them does: it can be the body of all.
+    """
+    together = tuple(zip(*patterns, strict=True))
+    most = max(len(set(p)) for p in patterns)
+    if len(set(together)) == most:
+        yield sorted(start for starts in patterns.values() for start in starts)
+    else:
+        yield from patterns.values()
 
 
 def _parameters(windows: Sequence[Sequence[Item]]) -> list[tuple[int, ...]]:
@@ -489,15 +512,24 @@ class _View:
                 found.setdefault(tuple(int(ranks[start + o]) for o in offsets), []).append(start)
         return list(found.values())
 
-    def flow(self, start: int, length: int) -> Hashable:
-        """The data flow inside a window: for each operand the position of its value, or -1."""
+    def flow(self, start: int, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The data flow of a window: for each operand the position of its value in it, or -1.
+
+        Then, for each operand from outside, the number of its value in order of appearance.
+        """
         own: dict[int, int] = {}
-        pattern: list[int] = []
+        others: dict[int, int] = {}
+        inside: list[int] = []
+        outside: list[int] = []
         for item in self.items[start : start + length]:
-            pattern.extend(own.get(v, -1) for v in item.operands)
+            for value in item.operands:
+                position = own.get(value, -1)
+                inside.append(position)
+                if position < 0:
+                    outside.append(others.setdefault(value, len(others)))
             for value in item.results:
                 own[value] = len(own)
-        return tuple(pattern)
+        return tuple(inside), tuple(outside)
 
 
 def _number_windows(symbols: np.ndarray) -> list[np.ndarray]:

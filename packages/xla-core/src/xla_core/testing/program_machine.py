@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import random
 import re
 import warnings
@@ -242,9 +243,14 @@ class Machine:
         target = instruction.target
         if "_foreach_" in target and not self._succeeds(instruction):
             raise UndefinedProgramError  # the CPU has written to some of its tensors by then
-        if target not in ("swap", "requires_grad_", "detach_"):
+        if target not in ("resize_", "swap", "requires_grad_", "detach_"):
             return
         tensors = [self._resolve(a) for a in instruction.args]
+        if target == "resize_":
+            # in a later iteration a mask may have selected fewer elements than it is resized to
+            if math.prod(tensors[1]) > tensors[0].numel():
+                raise UndefinedProgramError
+            return
         if target != "detach_" and any(t._is_view() for t in tensors):
             # refused if anything refers to them, views of views among it; a leaf amid views
             raise UndefinedProgramError

@@ -1,0 +1,91 @@
+"""Operators for which PyTorch's meta kernels do not tell the result, and operands XLA has no type for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from xla_core.dispatch.fallback import FallbackWarning
+from xla_core.testing.against_cpu import assert_same, fallbacks
+
+
+def on_xla(*values: float) -> torch.Tensor:
+    return torch.tensor(values, device="xla")
+
+
+def test_a_result_that_only_the_values_tell_is_computed_on_the_cpu() -> None:
+    # The meta kernel raises RuntimeError: it cannot know the sum of the repeats.
+    with fallbacks() as ran_on_cpu, pytest.warns(FallbackWarning, match="repeat_interleave"):
+        for _ in range(2):
+            got = torch.repeat_interleave(on_xla(1.0, 2.0, 3.0), torch.tensor([2, 0, 1]).to("xla"))
+    assert got.tolist() == [1.0, 1.0, 3.0]
+    assert got.device.type == "xla"
+    assert ran_on_cpu == {"aten::repeat_interleave": 2}
+
+
+def test_a_mistake_is_no_reason_to_fall_back() -> None:
+    with fallbacks() as ran_on_cpu, pytest.raises(RuntimeError, match="must match the size"):
+        _ = on_xla(1.0, 2.0, 3.0) + on_xla(1.0, 2.0)
+    assert not ran_on_cpu
+
+
+def test_a_dtype_that_xla_lacks_is_refused_where_it_is_asked_for() -> None:
+    x = on_xla(1.0, 2.0)
+    message = "cannot have dtype torch.complex32"
+    with pytest.warns(UserWarning, match="ComplexHalf"), pytest.raises(TypeError, match=message):
+        x.to(torch.complex32)
+    with pytest.raises(TypeError, match=message):
+        torch.zeros(2, dtype=torch.complex32).to("xla")
+    with pytest.raises(TypeError, match=message):
+        torch.empty(2, dtype=torch.complex32, device="xla")
+    assert (x + 1).tolist() == [2.0, 3.0]
+
+
+# PyTorch takes the sparse tensor apart first, and its parts go to the device and back.
+@pytest.mark.filterwarnings("ignore::xla_core.dispatch.fallback.FallbackWarning")
+def test_a_sparse_tensor_is_refused() -> None:
+    with pytest.raises(TypeError, match="to_dense"):
+        torch.eye(2).to_sparse().to("xla")
+
+
+def test_a_factory_reads_the_numbers_it_is_given_in_tensors() -> None:
+    start, end = on_xla(1.0)[0], on_xla(3.0)[0]
+    assert torch.linspace(start, end, 3, device="cpu").tolist() == [1.0, 2.0, 3.0]
+    assert torch.linspace(start, end, 3, device="xla").tolist() == [1.0, 2.0, 3.0]
+
+
+def test_factorisations_report_errors_without_a_fallback() -> None:
+    with fallbacks() as ran_on_cpu:
+        assert_same(torch.linalg.inv(2 * torch.eye(2, device="xla")), torch.eye(2) / 2)
+        with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+            torch.linalg.inv(torch.zeros(2, 2, device="xla"))
+        with pytest.raises(torch.linalg.LinAlgError, match="positive-definite"):
+            torch.linalg.cholesky(-torch.eye(2, device="xla"))
+    assert not ran_on_cpu
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_saved_statistics_of_batch_norm_have_the_shapes_of_the_cpu(training: bool) -> None:
+    x, statistics = torch.randn(4, 3), torch.tensor([0.5, 1.0, 2.0])
+    args = (None, None, statistics, statistics, training, 0.1, 1e-5)
+    on_device = [a.to("xla") if isinstance(a, torch.Tensor) else a for a in args]
+    expected = torch.native_batch_norm(x, *[a.clone() if a is statistics else a for a in args])
+    assert_same(torch.native_batch_norm(x.to("xla"), *on_device), expected)
+
+
+def test_random_slopes_of_a_leaky_rectifier() -> None:
+    x = torch.linspace(-2, 2, 9).to("xla").requires_grad_()
+    y = torch.nn.functional.rrelu(x, 0.1, 0.3, training=True)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    slopes = (y / x).detach().cpu()
+    assert ((slopes[:4] >= 0.1 - 1e-6) & (slopes[:4] <= 0.3 + 1e-6)).all()
+    torch.testing.assert_close(gradient.cpu()[:4], slopes[:4])
+    assert gradient.cpu()[5:].tolist() == [1.0] * 4
+
+
+def test_selecting_under_a_mask_fetches_the_mask_alone() -> None:
+    x = torch.arange(6.0).reshape(2, 3).to("xla")
+    with fallbacks() as ran_on_cpu, pytest.warns(FallbackWarning):
+        picked = torch.masked_select(x, x > 2)
+    assert picked.tolist() == [3.0, 4.0, 5.0]
+    assert set(ran_on_cpu) == {"aten::nonzero"}
