@@ -6,7 +6,9 @@ from torch_xla._packages import lazy_names, package_module
 
 
 def test_a_missing_package_is_named():
-    with pytest.raises(ImportError, match="xm.frob needs the package xla-frob, .*pip install xla-frob"):
+    with pytest.raises(
+        ImportError, match=r"xm.frob needs the package xla-frob, .*pip install xla-frob"
+    ):
         package_module("xla_frob.inner", "xm.frob")
 
 
@@ -20,5 +22,5 @@ def test_an_error_inside_the_package_is_its_own(tmp_path, monkeypatch):
 def test_names_come_from_their_home():
     getter = lazy_names("some.module", {"sqrt": "math"})
     assert getter("sqrt")(4.0) == 2.0
-    with pytest.raises(AttributeError, match="'some.module' has no attribute 'cbrt'"):
+    with pytest.raises(AttributeError, match=r"'some.module' has no attribute 'cbrt'"):
         getter("cbrt")
