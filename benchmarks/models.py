@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -29,21 +31,57 @@ class ResidualBlock(nn.Module):
         return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
-class ResNet18(nn.Module):
-    """ResNet-18 for 32x32 images; ``width`` is the channels of the first stage (64 originally)."""
+class BottleneckBlock(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions beside a shortcut (He et al. 2015, figure 5); four times wider."""
 
-    def __init__(self, width: int, classes: int) -> None:
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, stride=stride, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels)
+        self.conv3 = nn.Conv2d(channels, 4 * channels, 1, bias=False)
+        self.norm3 = nn.BatchNorm2d(4 * channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels_in != 4 * channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels_in, 4 * channels, 1, stride=stride, bias=False),
+                nn.BatchNorm2d(4 * channels),
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(N, channels_in, H, W) to (N, 4 * channels, H / stride, W / stride)."""
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = F.relu(self.norm2(self.conv2(y)))
+        return F.relu(self.norm3(self.conv3(y)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """A ResNet for 32x32 images; ``width`` is the channels of the first stage (64 originally).
+
+    ``blocks`` per stage: (2, 2, 2, 2) is ResNet-18, (3, 4, 6, 3) with ``bottleneck`` ResNet-50.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        classes: int,
+        blocks: Sequence[int] = (2, 2, 2, 2),
+        *,
+        bottleneck: bool = False,
+    ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, width, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(width)
-        blocks: list[nn.Module] = []
+        kind, wider = (BottleneckBlock, 4) if bottleneck else (ResidualBlock, 1)
+        made: list[nn.Module] = []
         channels = width
-        for stage in range(4):
-            stage_channels = width * 2**stage
-            blocks.append(ResidualBlock(channels, stage_channels, stride=1 if stage == 0 else 2))
-            blocks.append(ResidualBlock(stage_channels, stage_channels, stride=1))
-            channels = stage_channels
-        self.blocks = nn.Sequential(*blocks)
+        for stage, count in enumerate(blocks):
+            for number in range(count):
+                stride = 2 if stage > 0 and number == 0 else 1
+                made.append(kind(channels, width * 2**stage, stride))
+                channels = width * 2**stage * wider
+        self.blocks = nn.Sequential(*made)
         self.head = nn.Linear(channels, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from systems import SYSTEMS
+from systems import ENVIRONMENTS, SYSTEMS
 from tables import print_tables
-from workloads import WORKLOADS
+from workloads import ALL_WORKLOADS, DEPTH_WORKLOADS, WORKLOADS
 
 HERE: Final = Path(__file__).resolve().parent
 ROUND_FIGURES: Final = ("trace_ms", "sync_ms", "step_ms", "async_ms", "executable_ms")
@@ -36,6 +36,9 @@ START_FIGURES: Final = (
 )
 LOSS_TOLERANCE: Final = 2e-2
 """Relative; five steps of float32 training, convolutions summed in another order."""
+
+TOO_DEEP: Final = {("gpt_48_layers", "xla_inlined"), ("gpt_96_layers", "xla_inlined")}
+"""Pairs that are left out: XLA needs minutes to compile these, and more than a laptop's memory."""
 
 _MSG_DIED: Final = "{system} on {workload} ended early (status {status}); its last output:\n{tail}"
 
@@ -54,6 +57,7 @@ class Child:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
         environment = {**os.environ, "PJRT_DEVICE": os.environ.get("PJRT_DEVICE", "CPU")}
         environment.pop("XLA_PERSISTENT_CACHE_PATH", None)
+        environment.update(ENVIRONMENTS.get(system, {}))
         if cache is not None:
             environment["XLA_PERSISTENT_CACHE_PATH"] = str(cache)
         self._process = subprocess.Popen(
@@ -205,7 +209,7 @@ def machine() -> Figures:
     }
 
 
-def interpreters(wanted: Sequence[str]) -> dict[str, str]:
+def interpreters(wanted: Sequence[str], *, depth: bool = False) -> dict[str, str]:
     """The interpreter of each system that can run here. SystemExit where one asked for cannot."""
     peer = os.environ.get("TORCH_XLA_PYTHON")
     if "torch_xla" in wanted and not peer:
@@ -213,7 +217,8 @@ def interpreters(wanted: Sequence[str]) -> dict[str, str]:
             "torch_xla needs TORCH_XLA_PYTHON: the python of an environment with the official "
             "torch_xla 2.9.0 and torch 2.9.0; benchmarks/README.md says how to make one"
         )
-    names = wanted or [name for name in SYSTEMS if peer or name != "torch_xla"]
+    usual = ["xla", *(["xla_inlined"] if depth else []), "torch_xla", "cpu"]
+    names = wanted or [name for name in usual if peer or name != "torch_xla"]
     return {name: peer if name == "torch_xla" and peer else sys.executable for name in names}
 
 
@@ -223,7 +228,10 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--workload", action="append", choices=list(WORKLOADS), help="repeatable (default: all)"
+        "--workload", action="append", choices=list(ALL_WORKLOADS), help="repeatable (default: all)"
+    )
+    parser.add_argument(
+        "--depth", action="store_true", help="shallow and deep models, repeats outlined and inlined"
     )
     parser.add_argument(
         "--system", action="append", choices=list(SYSTEMS), help="repeatable (default: all here)"
@@ -237,12 +245,13 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, write; 1 if any system failed on any workload."""
     options = parse_arguments(argv)
-    pythons = interpreters(options.system or [])
+    pythons = interpreters(options.system or [], depth=options.depth)
     began = time.strftime("%Y-%m-%dT%H:%M:%S")
     results: dict[str, dict[str, Figures]] = {}
-    for workload in options.workload or WORKLOADS:
+    for workload in options.workload or (DEPTH_WORKLOADS if options.depth else WORKLOADS):
         print(f"measuring {workload} ...", file=sys.stderr, flush=True)
-        results[workload] = measure(workload, pythons, options.rounds, options.seconds)
+        systems = {s: python for s, python in pythons.items() if (workload, s) not in TOO_DEEP}
+        results[workload] = measure(workload, systems, options.rounds, options.seconds)
     print_tables(results)
     target = options.json or HERE / "results" / f"{began.replace(':', '')}.json"
     target.parent.mkdir(parents=True, exist_ok=True)

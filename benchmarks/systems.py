@@ -1,7 +1,8 @@
 """The systems a workload is measured on, behind one small interface.
 
-``xla`` is this project, ``torch_xla`` the official package (same API, another interpreter), ``cpu``
-PyTorch's eager CPU. Runs on torch 2.9 and later.
+``xla`` is this project, ``xla_inlined`` the same with its outlining of repeats turned off,
+``torch_xla`` the official package (same API, another interpreter), ``cpu`` PyTorch's eager CPU.
+Runs on torch 2.9 and later.
 """
 
 from __future__ import annotations
@@ -152,7 +153,11 @@ class OfficialTorchXLA(LazyXLA):
 
 SYSTEMS: dict[str, type[EagerCPU] | type[ThisProject] | type[OfficialTorchXLA]] = {
     "xla": ThisProject,
+    "xla_inlined": ThisProject,
     "torch_xla": OfficialTorchXLA,
     "cpu": EagerCPU,
 }
 """All systems by the name the command line uses, in the order of the table."""
+
+ENVIRONMENTS: dict[str, dict[str, str]] = {"xla_inlined": {"XLA_OUTLINE_REPEATS": "0"}}
+"""What is added to the environment of a system's processes."""

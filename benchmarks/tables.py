@@ -22,6 +22,7 @@ COLUMNS: list[tuple[str, Callable[[Figures], Any], str]] = [
     ("from start cold s", lambda f: f.get("cold", {}).get("start_to_first_step_s"), "{:.1f}"),
     ("from start warm s", lambda f: f.get("warm", {}).get("start_to_first_step_s"), "{:.1f}"),
     ("programs", lambda f: f.get("programs"), "{:d}"),
+    ("peak MiB", lambda f: f.get("peak_memory_mib"), "{:.0f}"),
     ("cached warm", lambda f: f.get("warm", {}).get("cached_programs"), "{:d}"),
 ]
 RATIOS: list[tuple[str, str, Callable[[Figures], Any]]] = [
@@ -29,6 +30,9 @@ RATIOS: list[tuple[str, str, Callable[[Figures], Any]]] = [
     ("step", "torch_xla", lambda f: f.get("step_ms")),
     ("async step", "torch_xla", lambda f: f.get("async_ms")),
     ("first step, cold", "torch_xla", lambda f: f.get("cold", {}).get("first_step_s")),
+    ("step", "xla_inlined", lambda f: f.get("step_ms")),
+    ("first step, cold", "xla_inlined", lambda f: f.get("cold", {}).get("first_step_s")),
+    ("peak memory", "xla_inlined", lambda f: f.get("peak_memory_mib")),
     ("step", "cpu", lambda f: f.get("step_ms")),
     ("async step", "cpu", lambda f: f.get("async_ms")),
 ]
@@ -64,12 +68,14 @@ def ratios_table(results: Results) -> Table:
     """This project's figures divided by the others', and warm by cold; below 1 is better."""
     table = Table(title="xla, divided by the others (less is better)")
     table.add_column("workload")
-    for name, other, _ in RATIOS:
+    measured = {system for row in results.values() for system in row}
+    ratios = [r for r in RATIOS if r[1] in measured]
+    for name, other, _ in ratios:
         table.add_column(f"{name} / {other}", justify="right")
     table.add_column("first step, warm / cold", justify="right")
     for workload, row in results.items():
         ours = row.get("xla", {})
-        cells = [ratio(read(ours), read(row.get(other, {}))) for _, other, read in RATIOS]
+        cells = [ratio(read(ours), read(row.get(other, {}))) for _, other, read in ratios]
         starts = [ours.get(kind, {}).get("first_step_s") for kind in ("warm", "cold")]
         table.add_row(workload, *cells, ratio(*starts))
     return table

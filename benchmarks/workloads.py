@@ -8,6 +8,7 @@ This file must also run on torch 2.9 (the last one with an official torch_xla).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from models import GPT, LSTMClassifier, ResNet18
+from models import GPT, LSTMClassifier, ResNet
 
 Step = Callable[[], torch.Tensor]
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -77,10 +78,10 @@ def mnist_cnn(device: torch.device) -> Step:
     return classifier_step(model, optimizer, image_batches(device, 64, (1, 28, 28), 10))
 
 
-def mlp_adam(device: torch.device) -> Step:
-    """Eight linear layers of width 128 on (64, 128), Adam."""
+def mlp_adam(device: torch.device, depth: int = 8) -> Step:
+    """``depth`` linear layers of width 128 on (64, 128), Adam."""
     layers: list[nn.Module] = []
-    for _ in range(7):
+    for _ in range(depth - 1):
         layers += [nn.Linear(128, 128), nn.ReLU()]
     model = nn.Sequential(*layers, nn.Linear(128, 10)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -89,7 +90,17 @@ def mlp_adam(device: torch.device) -> Step:
 
 def resnet18(device: torch.device) -> Step:
     """ResNet-18 of width 16 on (16, 3, 32, 32), SGD with momentum and weight decay."""
-    model = ResNet18(width=16, classes=10).to(device)
+    return resnet_step(ResNet(width=16, classes=10), device)
+
+
+def resnet50(device: torch.device) -> Step:
+    """ResNet-50 of width 16 on (16, 3, 32, 32), SGD with momentum and weight decay."""
+    return resnet_step(ResNet(width=16, classes=10, blocks=(3, 4, 6, 3), bottleneck=True), device)
+
+
+def resnet_step(model: nn.Module, device: torch.device) -> Step:
+    """One step of SGD with momentum and weight decay."""
+    model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     return classifier_step(model, optimizer, image_batches(device, 16, (3, 32, 32), 10))
 
@@ -125,17 +136,17 @@ def gpt_4_layers(device: torch.device) -> Step:
     return gpt_step(model, token_batches(device, 8, 64, 256))
 
 
-def gpt_12_layers(device: torch.device) -> Step:
-    """GPT d=64, 12 layers, 4 heads, 32 tokens, batch 2, AdamW with a schedule."""
-    model = GPT(vocabulary=256, width=64, layers=12, heads=4, length=32).to(device)
+def small_gpt(device: torch.device, layers: int) -> Step:
+    """GPT d=64, 4 heads, 32 tokens, batch 2, AdamW with a schedule."""
+    model = GPT(vocabulary=256, width=64, layers=layers, heads=4, length=32).to(device)
     return gpt_step(model, token_batches(device, 2, 32, 256))
 
 
-def lstm_32_steps(device: torch.device) -> Step:
-    """LSTMCell (32 -> 64) over 32 time steps on (16, 32, 32), a linear head, Adam."""
+def lstm(device: torch.device, steps: int) -> Step:
+    """LSTMCell (32 -> 64) over (16, steps, 32), a linear head, Adam."""
     model = LSTMClassifier(features=32, hidden=64, classes=10).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    return classifier_step(model, optimizer, image_batches(device, 16, (32, 32), 10))
+    return classifier_step(model, optimizer, image_batches(device, 16, (steps, 32), 10))
 
 
 def views_loop(device: torch.device) -> Step:
@@ -161,14 +172,30 @@ WORKLOADS: dict[str, Callable[[torch.device], Step]] = {
     "mlp_adam": mlp_adam,
     "resnet18": resnet18,
     "gpt_4_layers": gpt_4_layers,
-    "gpt_12_layers": gpt_12_layers,
-    "lstm_32_steps": lstm_32_steps,
+    "gpt_12_layers": functools.partial(small_gpt, layers=12),
+    "lstm_32_steps": functools.partial(lstm, steps=32),
     "views_loop": views_loop,
 }
-"""All workloads by the name the command line uses, in the order of the table."""
+"""The workloads that are measured by default, in the order of the table."""
+
+DEPTH_WORKLOADS: dict[str, Callable[[torch.device], Step]] = {
+    "gpt_12_layers": functools.partial(small_gpt, layers=12),
+    "gpt_24_layers": functools.partial(small_gpt, layers=24),
+    "gpt_48_layers": functools.partial(small_gpt, layers=48),
+    "gpt_96_layers": functools.partial(small_gpt, layers=96),
+    "lstm_32_steps": functools.partial(lstm, steps=32),
+    "lstm_128_steps": functools.partial(lstm, steps=128),
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+    "mlp_adam": mlp_adam,
+    "mlp_64_layers": functools.partial(mlp_adam, depth=64),
+}
+"""The workloads of ``--depth``: the same models, shallow and deep."""
+
+ALL_WORKLOADS = {**WORKLOADS, **DEPTH_WORKLOADS}
 
 
 def build(name: str, device: torch.device) -> Step:
     """The step of workload ``name`` on ``device``, from the same seed each time."""
     torch.manual_seed(0)
-    return WORKLOADS[name](device)
+    return ALL_WORKLOADS[name](device)
