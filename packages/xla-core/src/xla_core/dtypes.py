@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import ml_dtypes
@@ -45,14 +47,36 @@ class UnsupportedDtypeError(TypeError):
     """A dtype that XLA has no type for."""
 
 
+class _Lowering(threading.local):
+    keep: Callable[[np.dtype], np.dtype] | None = None
+
+
+_lowering = _Lowering()
+
+
+@contextlib.contextmanager
+def kept_as(keep: Callable[[np.dtype], np.dtype]) -> Iterator[None]:
+    """Inside, ``numpy_dtype`` gives what a device keeps a dtype as: for lowering, in this thread."""
+    former = _lowering.keep
+    _lowering.keep = keep
+    try:
+        yield
+    finally:
+        _lowering.keep = former
+
+
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
-    """The numpy dtype of ``dtype``. Raises UnsupportedDtypeError where XLA tensors have none."""
+    """The numpy dtype of ``dtype``; while a step is lowered, the one its device keeps it as.
+
+    Raises UnsupportedDtypeError where XLA tensors have none.
+    """
     found = NUMPY_DTYPES.get(dtype)
     if found is None:
         raise UnsupportedDtypeError(
             f"an xla tensor cannot have dtype {dtype}; use one of {', '.join(map(str, NUMPY_DTYPES))}"
         )
-    return found
+    keep = _lowering.keep
+    return found if keep is None else keep(found)
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:

@@ -57,3 +57,15 @@ OUTLINE_REPEATS: Final = Flag(
 SYNC_WAIT: Final = Flag(
     "XLA_SYNC_WAIT", parse_bool, False, "sync() returns when the step has finished"
 )
+USE_BF16: Final = Flag(
+    "XLA_USE_BF16", parse_bool, False, "keep float and double values as bfloat16 on the device"
+)
+LTC_USE_BF16: Final = Flag(
+    "LTC_USE_BF16", parse_bool, False, "Lazy Tensor Core's name of XLA_USE_BF16"
+)
+DOWNCAST_BF16: Final = Flag(
+    "XLA_DOWNCAST_BF16", parse_bool, False, "keep float values as bfloat16, double as float32"
+)
+USE_32BIT_LONG: Final = Flag(
+    "XLA_USE_32BIT_LONG", parse_bool, False, "keep 64-bit integers as 32-bit ones on the device"
+)

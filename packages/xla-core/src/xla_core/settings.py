@@ -1,0 +1,90 @@
+"""What the running process chose for how its programs are lowered and compiled.
+
+A change applies to programs made after it. ``token`` identifies the choice: the same step under another
+choice is another program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+PRECISIONS: Final = ("default", "high", "highest")
+
+MSG_PRECISION: Final = "matmul precision {got!r} is unknown; choose one of {known}"
+MSG_OPTION: Final = (
+    "compile option {name!r} has the value {value!r}; an option is a str, int, float or bool"
+)
+
+_Options = Mapping[str, str | int | float | bool]
+
+
+class _Chosen:
+    precision: str = "default"
+    options: _Options = {}
+    token: str = ""
+
+
+def _changed() -> None:
+    precision = "" if _Chosen.precision == "default" else _Chosen.precision
+    options = sorted(_Chosen.options.items())
+    _Chosen.token = f"{precision} {options}" if precision or options else ""
+
+
+def token() -> str:
+    """A text that is equal for equal choices; empty for the defaults."""
+    return _Chosen.token
+
+
+def set_mat_mul_precision(precision: str) -> None:
+    """How exactly float32 matrix products and convolutions are computed on the device.
+
+    ``'default'``: as the hardware likes best (one bfloat16 pass on a TPU); ``'high'``: three
+    bfloat16 passes; ``'highest'``: float32. The CPU always computes in float32. Raises ValueError
+    for anything else.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(MSG_PRECISION.format(got=precision, known=", ".join(PRECISIONS)))
+    _Chosen.precision = precision
+    _changed()
+
+
+def get_mat_mul_precision() -> str:
+    """What ``set_mat_mul_precision`` set; ``'default'`` at first."""
+    return _Chosen.precision
+
+
+def set_custom_compile_options(options: Mapping[str, Any]) -> None:
+    """Hand ``options`` (the compiler's own names) to every compilation from now on.
+
+    They replace those set before; an empty mapping ends it. Raises TypeError for a value that is
+    no str, int, float or bool. What the compiler does not know it refuses when it compiles.
+    """
+    for name, value in options.items():
+        if not isinstance(value, (str, int, float, bool)):
+            raise TypeError(MSG_OPTION.format(name=name, value=value))
+    _Chosen.options = dict(options)
+    _changed()
+
+
+def custom_compile_options() -> dict[str, str | int | float | bool]:
+    """What ``set_custom_compile_options`` set."""
+    return dict(_Chosen.options)
+
+
+@contextlib.contextmanager
+def matmul_precision() -> Iterator[None]:
+    """Lower matrix products with the chosen precision inside; jax's own setting stays the user's."""
+    chosen = _Chosen.precision
+    with jax.default_matmul_precision(None if chosen == "default" else chosen):
+        yield
+
+
+def key_text(formats: Mapping[np.dtype, np.dtype]) -> bytes:
+    """The choices, and the number formats of the device, as part of a program's cache key."""
+    changed = sorted((source.name, kept.name) for source, kept in formats.items())
+    return f"\nsettings {_Chosen.token} formats {changed}".encode()
