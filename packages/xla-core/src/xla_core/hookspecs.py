@@ -26,8 +26,9 @@ def xla_core_topology(device_type: str, options: Mapping[str, str]) -> Topology 
     """This process's place in the job, asked once before the client of ``device_type`` starts.
 
     ``device_type`` is upper-case (``"CPU"``), ``options`` the environment. The first answer that
-    is not None counts; without one the process is alone. An implementation may connect to a
-    coordinator and wait for other processes here.
+    is not None counts; without one it is ``distributed.topology``: what the environment says of a
+    job of several processes. An implementation may connect to a coordinator and wait for other
+    processes here.
     """
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 import pluggy
 
-from xla_core import hookspecs
+from xla_core import distributed, hookspecs
 from xla_core.protocol import INTERFACE_VERSION, ClientFactory, DeviceClient, Topology
 
 logger = logging.getLogger(__name__)
@@ -116,6 +116,7 @@ def start_client(
     factory = load_factory(device_type)
     point = _device_point(device_type)
     topology = manager.hook.xla_core_topology(device_type=device_type.upper(), options=options)
+    topology = topology or distributed.topology(device_type, options)
     try:
         client = factory(topology or Topology(), options)
     except Exception as error:  # vendors raise what they like; the user needs the package's name

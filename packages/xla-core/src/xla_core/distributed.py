@@ -1,0 +1,351 @@
+"""A job of several processes: what the environment says of it, and jaxlib's distributed runtime.
+
+Replicas (xla-dist) and meshes over several hosts (xla-spmd) start the same way: the environment
+names a coordinator, the number of processes and this process's number; the processes meet there
+through jaxlib's runtime, whose key-value store also carries what they tell each other outside of
+programs. Nothing here is used by a process that is alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from torch.distributed import TCPStore
+
+from xla_core import _jax_compat as compat
+from xla_core import flags
+from xla_core.protocol import Topology
+
+logger = logging.getLogger(__name__)
+
+COORDINATOR_VARIABLE: Final = "XLA_COORDINATOR_ADDRESS"
+COUNT_VARIABLE: Final = "XLA_PROCESS_COUNT"
+INDEX_VARIABLE: Final = "XLA_PROCESS_INDEX"
+LOCAL_INDEX_VARIABLE: Final = "PJRT_LOCAL_PROCESS_RANK"
+LOCAL_COUNT_VARIABLE: Final = "PJRT_LOCAL_PROCESS_COUNT"
+SERVED_VARIABLE: Final = "XLA_COORDINATOR_IS_LAUNCHER"
+"""Set by a launcher that runs the coordinator itself; otherwise process 0 does."""
+TPU_PORT: Final = 8476
+"""Where process 0 of a TPU pod listens when the environment names no coordinator."""
+
+_OWN: Final = (COORDINATOR_VARIABLE, COUNT_VARIABLE, INDEX_VARIABLE)
+_TORCHRUN: Final = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+
+START_TIMEOUT: Final = flags.Flag(
+    "XLA_DIST_START_TIMEOUT", int, 120, "seconds that a process waits for all others to start"
+)
+FAILURE_TIMEOUT: Final = flags.Flag(
+    "XLA_DIST_FAILURE_TIMEOUT", int, 6, "seconds without a sign of life that make a process dead"
+)
+
+MSG_INCOMPLETE: Final = (
+    "{found} is set and {missing} is not; a job of several processes needs all of "
+    "XLA_COORDINATOR_ADDRESS (host:port), XLA_PROCESS_COUNT and XLA_PROCESS_INDEX"
+)
+MSG_NOT_A_NUMBER: Final = "{name}={text!r} in the environment: expected a whole number {expected}"
+MSG_ADDRESS: Final = "{name}={text!r} in the environment: expected host:port"
+MSG_NO_COORDINATOR: Final = (
+    "process {index} of {count} could not reach the coordinator at {address} within {seconds} s: "
+    "{error}. {who} runs it; look whether that one started, and whether the address is right"
+)
+MSG_WAITING: Final = (
+    "process {index} of {count} has waited {seconds} s (XLA_DIST_START_TIMEOUT) for all {count} "
+    "processes to meet at {address}; the job ends. The runtime's message below names those that "
+    "never arrived (as 'timed out task names')"
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Job:
+    """This process's place among those that the environment describes.
+
+    Process ``index`` of ``count``; ``local_index`` of the ``local_count`` on this host. ``served``
+    says that a launcher runs the coordinator at ``address`` (``host:port``), else process 0 does.
+    """
+
+    index: int
+    count: int
+    address: str
+    local_index: int = 0
+    local_count: int = 1
+    served: bool = False
+
+    @property
+    def host_index(self) -> int:
+        """Number of this host, where every host runs equally many processes."""
+        return (self.index - self.local_index) // self.local_count
+
+
+@dataclasses.dataclass(slots=True)
+class Connection:
+    """A process that has met the others: ``client`` is jaxlib's, ``service`` is here if we run it."""
+
+    job: Job
+    client: Any
+    service: Any
+
+
+class _State:
+    connection: Connection | None = None
+
+
+_lock = threading.RLock()
+
+
+def job_from_environment(options: Mapping[str, str], device_type: str = "CPU") -> Job | None:
+    """The job this process belongs to, or None when it is alone.
+
+    Looked at in this order: ``XLA_COORDINATOR_ADDRESS`` and its companions, torchrun's variables,
+    and for a TPU what its virtual machine sets. Raises ValueError for an incomplete or malformed
+    description, naming the variable.
+    """
+    found = [name for name in _OWN if options.get(name)]
+    if found:
+        missing = [name for name in _OWN if not options.get(name)]
+        if missing:
+            raise ValueError(MSG_INCOMPLETE.format(found=found[0], missing=missing[0]))
+        return _own_job(options)
+    if all(options.get(name) for name in _TORCHRUN):
+        return _torchrun_job(options)
+    return _tpu_job(options) if device_type.upper() == "TPU" else None
+
+
+def _number(options: Mapping[str, str], name: str, default: int, least: int, below: int) -> int:
+    text = options.get(name) or str(default)
+    if not text.strip().isdecimal() or not least <= int(text) < below:
+        expected = f"from {least}" + (f" to {below - 1}" if below < 1 << 30 else "")
+        raise ValueError(MSG_NOT_A_NUMBER.format(name=name, text=text, expected=expected))
+    return int(text)
+
+
+def _own_job(options: Mapping[str, str]) -> Job | None:
+    address = options[COORDINATOR_VARIABLE]
+    if not address.rpartition(":")[0] or not address.rpartition(":")[2].isdecimal():
+        raise ValueError(MSG_ADDRESS.format(name=COORDINATOR_VARIABLE, text=address))
+    count = _number(options, COUNT_VARIABLE, 1, 1, 1 << 30)
+    local_count = _number(options, LOCAL_COUNT_VARIABLE, 1, 1, count + 1)
+    return _several(
+        Job(
+            index=_number(options, INDEX_VARIABLE, 0, 0, count),
+            count=count,
+            address=address,
+            local_index=_number(options, LOCAL_INDEX_VARIABLE, 0, 0, local_count),
+            local_count=local_count,
+            served=options.get(SERVED_VARIABLE) == "1",
+        )
+    )
+
+
+def _several(job: Job) -> Job | None:
+    return job if job.count > 1 or job.served else None
+
+
+def _torchrun_job(options: Mapping[str, str]) -> Job | None:
+    count = _number(options, "WORLD_SIZE", 1, 1, 1 << 30)
+    local_count = _number(options, "LOCAL_WORLD_SIZE", 1, 1, count + 1)
+    return _several(
+        Job(
+            index=_number(options, "RANK", 0, 0, count),
+            count=count,
+            address="",  # agreed through torchrun's store when connecting
+            local_index=_number(options, "LOCAL_RANK", 0, 0, local_count),
+            local_count=local_count,
+        )
+    )
+
+
+def _tpu_job(options: Mapping[str, str]) -> Job | None:
+    """From what a TPU virtual machine, or a launcher of several processes on one, sets for libtpu."""
+    processes = [a for a in options.get("TPU_PROCESS_ADDRESSES", "").split(",") if a.strip()]
+    hosts = [h for h in options.get("TPU_WORKER_HOSTNAMES", "").split(",") if h.strip()]
+    several = processes if len(processes) > 1 else hosts
+    if len(several) < 2:
+        return None
+    task = "CLOUD_TPU_TASK_ID" if options.get("CLOUD_TPU_TASK_ID") else "TPU_WORKER_ID"
+    index = _number(options, task, 0, 0, len(several))
+    first = several[0].strip().partition(":")[0]
+    same_host = [i for i, a in enumerate(several) if _host(a) == _host(several[index])]
+    return Job(
+        index, len(several), f"{first}:{TPU_PORT}", same_host.index(index), len(same_host)
+    )  # fmt: skip
+
+
+def _host(address: str) -> str:
+    return address.strip().rpartition(":")[0] or address.strip()
+
+
+# --- meeting ------------------------------------------------------------------------------------
+
+
+def connection() -> Connection | None:
+    """The connection to the other processes, or None while there is none."""
+    return _State.connection
+
+
+def connect(job: Job) -> Connection:
+    """Meet the other processes of ``job``; returns once all have arrived. Later calls return the first's.
+
+    Raises RuntimeError when the coordinator cannot be reached. A process that never arrives ends
+    the others after ``XLA_DIST_START_TIMEOUT`` seconds: the runtime aborts them.
+    """
+    with _lock:
+        if _State.connection is None:
+            if not job.address:
+                job = dataclasses.replace(job, address=_agreed_address(job))
+            service = None
+            if job.index == 0 and not job.served:
+                service = serve(job.address, job.count)
+            _State.connection = Connection(job, _meet(job), service)
+            atexit.register(disconnect)
+        return _State.connection
+
+
+def serve(address: str, count: int) -> Any:
+    """Run the coordinator of ``count`` processes at ``address`` until ``shutdown()`` of the result."""
+    return compat.start_coordinator(
+        _bind_address(address), count, FAILURE_TIMEOUT.get(), START_TIMEOUT.get()
+    )
+
+
+def _bind_address(address: str) -> str:
+    """Where to listen: loopback stays loopback, so that a laptop's job is not seen from outside."""
+    host, _, port = address.rpartition(":")
+    return address if host in ("127.0.0.1", "localhost", "[::1]") else f"[::]:{port}"
+
+
+def _meet(job: Job) -> Any:
+    seconds = START_TIMEOUT.get()
+    _await_coordinator(job, seconds)
+    client = compat.coordination_client(job.address, job.index, seconds, FAILURE_TIMEOUT.get())
+    with _explaining(job, seconds):
+        client.connect()
+    return client
+
+
+@contextlib.contextmanager
+def _explaining(job: Job, seconds: int) -> Iterator[None]:
+    """Say in our words what is the matter just before the runtime gives up and aborts the process."""
+    text = MSG_WAITING.format(
+        index=job.index, count=job.count, seconds=seconds, address=job.address
+    )
+    timer = threading.Timer(max(seconds - 0.5, 0.1), logger.error, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _await_coordinator(job: Job, seconds: int) -> None:
+    """Wait until somebody listens at the coordinator's address.
+
+    Raises RuntimeError saying who should: the runtime itself would abort the process.
+    """
+    host, _, port = job.address.rpartition(":")
+    pause = threading.Event()
+    error: OSError | None = None
+    for _ in range(max(seconds * 10, 1)):
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+            return
+        except OSError as failure:
+            error = failure
+        pause.wait(0.1)
+    who = "the launcher" if job.served else "Process 0"
+    raise RuntimeError(
+        MSG_NO_COORDINATOR.format(
+            index=job.index, count=job.count, address=job.address, seconds=seconds, error=error,
+            who=who,
+        )
+    )  # fmt: skip
+
+
+def _agreed_address(job: Job) -> str:
+    """Under torchrun: a free port that process 0 chooses, told to the others through its store."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        # No agent keeps a store there; the port itself is for torch.distributed.
+        return f"{host}:{port + 1}"
+    store = TCPStore(
+        host, port, is_master=False, timeout=timedelta(seconds=START_TIMEOUT.get())
+    )  # fmt: skip
+    key = f"xla/coordinator/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    if job.index == 0:
+        store.set(key, f"{host}:{free_port()}")
+    return str(store.get(key).decode())
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def disconnect() -> None:
+    """Leave the job: the others no longer count on this process. Does nothing when alone."""
+    with _lock:
+        left, _State.connection = _State.connection, None
+    if left is None:
+        return
+    with contextlib.suppress(RuntimeError):  # the coordinator may be gone already
+        left.client.shutdown()
+    if left.service is not None:
+        left.service.shutdown()
+
+
+def topology(device_type: str, options: Mapping[str, str]) -> Topology | None:
+    """The topology of the job in the environment, after meeting the others; None for one process.
+
+    This is what a client starts with where no extension answers the hook ``xla_core_topology``.
+    """
+    job = job_from_environment(options, device_type)
+    if job is None:
+        return None
+    met = connect(job)
+    return Topology(
+        process_index=met.job.index,
+        process_count=met.job.count,
+        coordinator_address=met.job.address,
+        distributed_client=met.client,
+    )
+
+
+# --- the key-value store ------------------------------------------------------------------------
+
+
+def publish(key: str, value: bytes) -> None:
+    """Store ``value`` under ``key`` for all processes; a former value is replaced.
+
+    Raises RuntimeError when not connected.
+    """
+    _client().key_value_set_bytes(key, value, True)
+
+
+def published(folder: str) -> dict[str, bytes]:
+    """What all processes have published under ``folder/``, by the rest of the key."""
+    prefix = f"{folder}/"
+    items: Sequence[tuple[str, bytes]] = _client().key_value_dir_get_bytes(prefix)
+    return {key.removeprefix(prefix): bytes(value) for key, value in items}
+
+
+def withdraw(key: str) -> None:
+    """Remove ``key``, or all of a folder."""
+    _client().key_value_delete(key)
+
+
+def _client() -> Any:
+    met = _State.connection
+    if met is None:
+        raise RuntimeError("this process has not met other processes: it is alone, or has left")
+    return met.client
