@@ -1,22 +1,21 @@
-"""Compiled CPU programs: running them, what the compiler says of them, and their stored form."""
+"""Compiled programs on a PJRT runtime: running them, what the compiler says of them, their stored form."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
+
+import numpy as np
 
 from xla_core import _jax_compat as compat
-from xla_core import stored
+from xla_core import _jax_pjrt, stored
 from xla_core.protocol import Program
 
-PLUGIN: Final = "xla-pjrt-cpu"
-"""The name that stored executables carry."""
 
+class PjrtExecutable:
+    """A compiled program on the device of its placement; ``plugin`` marks its stored form."""
 
-class CpuExecutable:
-    """A compiled program on the device of its placement."""
-
-    __slots__ = ("_client", "_handlers", "_loaded", "_program", "_run", "program_name")
+    __slots__ = ("_client", "_handlers", "_loaded", "_plugin", "_program", "_run", "program_name")
 
     def __init__(
         self,
@@ -24,10 +23,12 @@ class CpuExecutable:
         loaded: compat.LoadedExecutable,
         program: Program,
         devices: Sequence[compat.Device],
+        plugin: str,
     ) -> None:
         self.program_name = program.name
         self._client = client
         self._loaded = loaded
+        self._plugin = plugin
         self._program = program
         # bound once: execute() runs for every training step
         self._run = loaded.execute_sharded
@@ -46,41 +47,76 @@ class CpuExecutable:
         return self._run(arguments).consume_with_handlers(self._handlers)
 
     def serialize(self) -> bytes:
-        """Program description and machine code, for ``deserialize`` on an equal processor."""
-        return stored.pack(PLUGIN, self._program, self._client.serialize_executable(self._loaded))
+        """Program description and machine code, for ``deserialize`` of an equal client.
+
+        Raises NotImplementedError where the runtime cannot write its code down.
+        """
+        try:
+            code = self._client.serialize_executable(self._loaded)
+        except RuntimeError as error:
+            if _jax_pjrt.is_unimplemented(error):
+                raise NotImplementedError(f"{self._plugin}: {error}") from error
+            raise
+        return stored.pack(self._plugin, self._program, code)
 
     def memory_analysis(self) -> Mapping[str, int]:
         """Bytes by use: ``arguments, outputs, temporaries, aliased, code``."""
-        stats = self._loaded.get_compiled_memory_stats()
-        return {
-            "arguments": stats.argument_size_in_bytes,
-            "outputs": stats.output_size_in_bytes,
-            "temporaries": stats.temp_size_in_bytes,
-            "aliased": stats.alias_size_in_bytes,
-            "code": stats.generated_code_size_in_bytes,
-        }
+        return memory_figures(self._loaded)
 
     def cost_analysis(self) -> Mapping[str, float]:
         """XLA's estimates for one run (``flops``, ``bytes accessed``, ``transcendentals``, ...)."""
-        analysis = self._loaded.cost_analysis()
-        return {name: float(value) for name, value in dict(analysis).items()}
+        return cost_figures(self._loaded)
 
     def optimized_hlo(self) -> str:
         """The module that XLA compiled, after its passes, as HLO text."""
-        return "\n\n".join(module.to_string() for module in self._loaded.hlo_modules())
+        return hlo_text(self._loaded)
 
     def input_shardings(self) -> tuple[str | None, ...]:
         """HLO sharding of each input as compiled; None where the whole value is on each device."""
         found = self._loaded.get_parameter_shardings()
-        return _sharding_texts(found, len(self._program.inputs))
+        return sharding_texts(found, len(self._program.inputs))
 
     def output_shardings(self) -> tuple[str | None, ...]:
         """HLO sharding of each output as compiled; None where the whole value is on each device."""
         found = self._loaded.get_output_shardings()
-        return _sharding_texts(found, len(self._program.outputs))
+        return sharding_texts(found, len(self._program.outputs))
 
 
-class ShardedCpuExecutable(CpuExecutable):
+class CheckedExecutable(PjrtExecutable):
+    """Refuses arguments of another shape, dtype or device itself, for runtimes that do not.
+
+    A PJRT C API library is handed the buffers as they are.
+    """
+
+    __slots__ = ("_inputs",)
+
+    def __init__(
+        self,
+        client: compat.Client,
+        loaded: compat.LoadedExecutable,
+        program: Program,
+        devices: Sequence[compat.Device],
+        plugin: str,
+    ) -> None:
+        super().__init__(client, loaded, program, devices, plugin)
+        self._inputs = [(tuple(s.shape), np.dtype(s.dtype)) for s in program.inputs]
+
+    def execute(self, arguments: Sequence[Any]) -> list[Any]:
+        """Enqueue one run; see ``PjrtExecutable.execute``."""
+        if len(arguments) != len(self._inputs):
+            raise RuntimeError(
+                f"{self.program_name} takes {len(self._inputs)} arguments, got {len(arguments)}"
+            )
+        for index, (argument, wanted) in enumerate(zip(arguments, self._inputs, strict=True)):
+            if (argument.shape, argument.dtype) != wanted:
+                raise RuntimeError(
+                    f"{self.program_name}: argument {index} is {argument.dtype}{argument.shape}, "
+                    f"the program takes {wanted[1]}{wanted[0]}"
+                )
+        return super().execute(arguments)
+
+
+class ShardedPjrtExecutable(PjrtExecutable):
     """A compiled program over several devices; refuses arguments that are laid out otherwise."""
 
     __slots__ = ("_expected", "_known")
@@ -91,15 +127,16 @@ class ShardedCpuExecutable(CpuExecutable):
         loaded: compat.LoadedExecutable,
         program: Program,
         devices: Sequence[compat.Device],
+        plugin: str,
     ) -> None:
-        super().__init__(client, loaded, program, devices)
+        super().__init__(client, loaded, program, devices, plugin)
         texts = self.input_shardings()
         self._expected = [compat.sharding_over(devices, compat.hlo_sharding(t)) for t in texts]
         # the sharding object last seen per argument: an identity test replaces the comparison
         self._known: list[Any] = list(self._expected)
 
     def execute(self, arguments: Sequence[Any]) -> list[Any]:
-        """Enqueue one run on every addressable device; see ``CpuExecutable.execute``.
+        """Enqueue one run on every addressable device; see ``PjrtExecutable.execute``.
 
         Raises RuntimeError for an argument whose layout is not ``input_shardings``: the runtime
         itself would read past the end of a smaller shard.
@@ -121,15 +158,43 @@ class ShardedCpuExecutable(CpuExecutable):
         self._known[index] = found
 
 
-def make_executable(
-    client: compat.Client,
-    loaded: compat.LoadedExecutable,
-    program: Program,
-    devices: Sequence[compat.Device],
-) -> CpuExecutable:
-    """The executable class that fits the number of devices."""
-    kind = CpuExecutable if len(devices) == 1 else ShardedCpuExecutable
-    return kind(client, loaded, program, devices)
+# --- what a compiler says of a program, loaded on devices or not -----------------------------------
+
+
+def memory_figures(compiled: Any) -> dict[str, int]:
+    """Bytes by use: ``arguments, outputs, temporaries, aliased, code``, of one device's program."""
+    stats = compiled.get_compiled_memory_stats()
+    return {
+        "arguments": stats.argument_size_in_bytes,
+        "outputs": stats.output_size_in_bytes,
+        "temporaries": stats.temp_size_in_bytes,
+        "aliased": stats.alias_size_in_bytes,
+        "code": stats.generated_code_size_in_bytes,
+    }
+
+
+def cost_figures(compiled: Any) -> dict[str, float]:
+    """The compiler's estimates for one run; empty where it offers none."""
+    try:
+        analysis = compiled.cost_analysis()
+    except RuntimeError as error:
+        if _jax_pjrt.is_unimplemented(error):
+            return {}
+        raise
+    return {name: float(value) for name, value in dict(analysis).items()}
+
+
+def hlo_text(compiled: Any) -> str:
+    """The compiled module as HLO text."""
+    return "\n\n".join(module.to_string() for module in compiled.hlo_modules())
+
+
+def sharding_texts(found: Sequence[Any] | None, count: int) -> tuple[str | None, ...]:
+    """HLO shardings as text; None where the whole value is on each device."""
+    if found is None:
+        return (None,) * count
+    shardings = map(compat.hlo_sharding_of, found)
+    return tuple(None if s.is_replicated() else repr(s) for s in shardings)
 
 
 def _result_shardings(
@@ -143,10 +208,3 @@ def _result_shardings(
         # each replica holds a value of its own: one shard per device, none of them tiled
         return [replicated] * len(program.outputs)
     return [compat.sharding_over(devices, compat.hlo_sharding_of(s)) for s in found]
-
-
-def _sharding_texts(found: Sequence[Any] | None, count: int) -> tuple[str | None, ...]:
-    if found is None:
-        return (None,) * count
-    shardings = map(compat.hlo_sharding_of, found)
-    return tuple(None if s.is_replicated() else repr(s) for s in shardings)

@@ -1,0 +1,112 @@
+"""jaxlib's private names for PJRT C API libraries: loading one, its clients, its topologies.
+
+The rest of what this project uses of jax and jaxlib is in ``_jax_compat``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+# jax 0.10.2: a context in which all dialects that XLA accepts are loaded
+from jax._src.interpreters import mlir as _mlir
+
+# jaxlib 0.10.2: the registry of loaded libraries, clients and topologies.
+from jaxlib import xla_client as _xla_client
+from jaxlib.mlir import ir
+
+from xla_core._jax_compat import Client, CompileOptions, Device, DeviceList
+
+# jaxlib 0.10.2: a compiled program that is not loaded on any device.
+CompiledProgram: TypeAlias = _xla_client.Executable
+CreateOptions: TypeAlias = Mapping[str, str | int | float | bool | list[int]]
+
+_UNIMPLEMENTED: Final = "UNIMPLEMENTED"
+_lock = threading.Lock()
+
+
+def load_library(name: str, path: str) -> None:
+    """Load the PJRT C API library at ``path`` under ``name``, once in this process.
+
+    The registry is jaxlib's, one per process: what jax has loaded under the same name is used.
+    Raises RuntimeError when the file is no such library or its API version does not fit jaxlib's.
+    """
+    with _lock:
+        # jaxlib 0.10.2: all names below
+        if not _xla_client.pjrt_plugin_loaded(name):
+            _xla_client.load_pjrt_plugin_dynamically(name, path)
+        if not _xla_client.pjrt_plugin_initialized(name):
+            _xla_client.initialize_pjrt_plugin(name)
+
+
+def library_loaded(name: str) -> bool:
+    """Whether a library is loaded under ``name``, by us or by jax."""
+    # jaxlib 0.10.2
+    return bool(_xla_client.pjrt_plugin_loaded(name))
+
+
+def make_client(name: str, options: CreateOptions, distributed_client: Any = None) -> Client:
+    """A client of a loaded library. Raises RuntimeError with the library's message."""
+    # jaxlib 0.10.2
+    return _xla_client.make_c_api_client(name, dict(options), distributed_client)
+
+
+def topology_devices(name: str, topology: str, options: CreateOptions) -> list[Device]:
+    """The devices of a topology that a loaded library can compile for; no hardware is needed.
+
+    Raises RuntimeError with the library's message when it does not know the topology.
+    """
+    # jaxlib 0.10.2: what jax.experimental.topologies calls, for any library's name
+    found = _xla_client._xla.get_default_c_api_topology(name, topology, dict(options))
+    return list(found._make_compile_only_devices())
+
+
+def compile_for_topology(
+    devices: Sequence[Device], stablehlo: bytes, options: CompileOptions
+) -> CompiledProgram:
+    """Compile for ``devices`` of a topology. Raises RuntimeError with the compiler's message."""
+    with _mlir.make_ir_context():
+        module = ir.Module.parse(stablehlo)
+        # jaxlib 0.10.2: takes a module where clients with hardware take bytecode
+        return devices[0].client.compile(module, DeviceList(tuple(devices)), options)
+
+
+def copy_to_devices(array: Any, sharding: Any, devices: Sequence[Device]) -> Any:
+    """A copy of ``array`` laid out as ``sharding``, made by the runtime without the host."""
+    # jaxlib 0.10.2
+    (copied,) = _xla_client.batched_copy_array_to_devices_with_sharding(
+        [array],
+        [DeviceList(tuple(devices))],
+        [sharding],
+        [_xla_client.ArrayCopySemantics.ALWAYS_COPY],
+    )
+    return copied
+
+
+def memory_stats(device: Device) -> Mapping[str, int] | None:
+    """The allocator's figures (``bytes_in_use``, ``bytes_limit``, ...); None where it keeps none."""
+    try:
+        # jaxlib 0.10.2: None on the CPU, an error from libraries without the call
+        return device.memory_stats()
+    except RuntimeError as error:
+        if is_unimplemented(error):
+            return None
+        raise
+
+
+def device_attributes(device: Device) -> dict[str, Any]:
+    """What the runtime tells of a device beyond its number (``coords``, ``core_on_chip``, ...)."""
+    # jaxlib 0.10.2: attributes of the library's own, found by name
+    names = ("coords", "core_on_chip", "num_cores", "slice_index", "compute_capability")
+    found = {name: getattr(device, name, None) for name in names}
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in found.items()
+        if value is not None
+    }
+
+
+def is_unimplemented(error: Exception) -> bool:
+    """Whether a runtime error says that the library lacks the function."""
+    return str(error).startswith(_UNIMPLEMENTED)

@@ -1,0 +1,288 @@
+"""``PjrtClient``: the device contract on a jaxlib client, what is common to all hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from xla_core import _jax_compat as compat
+from xla_core import _jax_pjrt, stored
+from xla_core.pjrt.executable import (
+    CheckedExecutable,
+    PjrtExecutable,
+    ShardedPjrtExecutable,
+)
+from xla_core.protocol import (
+    INTERFACE_VERSION,
+    ArraySpec,
+    DeviceDescription,
+    Executable,
+    MemoryInfo,
+    Outlining,
+    Placement,
+    Program,
+)
+
+
+class PjrtClient:
+    """One jaxlib client as a ``DeviceClient``; a plugin subclasses it and adds what is its own.
+
+    ``client`` runs already. ``plugin`` is the plugin's name, which stored executables carry, and
+    ``version`` is part of the fingerprint. ``platform`` is the one of jax's platforms (``cpu``,
+    ``tpu``, ``cuda``) whose lowering rules suit the device.
+    """
+
+    interface_version = INTERFACE_VERSION
+    device_type = ""
+    outlining = Outlining()
+    plugin: ClassVar[str] = ""
+    version: ClassVar[str] = ""
+    platform: ClassVar[str] = "cpu"
+    checks_arguments: ClassVar[bool] = True
+    """False: the runtime itself refuses arguments of another shape, dtype or number."""
+    missing_device: ClassVar[str] = ""
+    """What to do where a device id is not there, for the error's end."""
+
+    def __init__(self, client: compat.Client, *, process_index: int = 0) -> None:
+        self._client = client
+        local = client.local_devices()
+        self._local: list[compat.Device] = list(local)
+        self._by_id = {device.id: device for device in client.devices()}
+        self._descriptions = tuple(
+            self._describe(device, local.index(device) if device in local else -1)
+            for device in client.devices()
+        )
+        self._process_index = process_index
+        self._peak_bytes = [0] * len(self._local)
+        # placement -> (sharding, addressable devices); a plain dict because put() is hot
+        self._layouts: dict[Placement, tuple[Any, list[compat.Device]]] = {}
+
+    # --- devices ---
+
+    def _describe(self, device: compat.Device, local_index: int) -> DeviceDescription:
+        return DeviceDescription(
+            id=device.id,
+            local_index=local_index,
+            process_index=device.process_index,
+            platform=self.platform,
+            kind=self._kind(device),
+            attributes=_jax_pjrt.device_attributes(device),
+        )
+
+    def _kind(self, device: compat.Device) -> str:
+        return device.device_kind or self.platform
+
+    def devices(self) -> Sequence[DeviceDescription]:
+        """All devices of the job, by id."""
+        return self._descriptions
+
+    def local_devices(self) -> Sequence[DeviceDescription]:
+        """The devices of this process; ``xla:N`` is the Nth."""
+        mine = [d for d in self._descriptions if d.local_index >= 0]
+        return tuple(sorted(mine, key=lambda d: d.local_index))
+
+    def _devices_of(self, placement: Placement) -> list[compat.Device]:
+        try:
+            return [self._by_id[i] for i in placement.devices]
+        except KeyError as error:
+            raise ValueError(
+                f"there is no {self.device_type} device {error.args[0]}; this job has "
+                f"{sorted(self._by_id)}{self.missing_device}"
+            ) from error
+
+    def _layout(self, placement: Placement) -> tuple[Any, list[compat.Device]]:
+        devices = self._devices_of(placement)
+        if len(devices) == 1:
+            sharding = compat.single_device_sharding(devices[0])
+        else:
+            sharding = compat.sharding_over(devices, compat.hlo_sharding(placement.sharding))
+        mine = [device for device in devices if device.process_index == self._process_index]
+        self._layouts[placement] = found = (sharding, mine)
+        return found
+
+    # --- transfers ---
+
+    def put(self, array: np.ndarray, placement: Placement) -> Any:
+        """Copy a host array to the device; the array may be changed once this returns."""
+        sharding, devices = self._layouts.get(placement) or self._layout(placement)
+        aval = compat.shaped_array(array.shape, array.dtype)
+        if len(devices) == 1 and placement.sharding is None:
+            return compat.device_put(aval, sharding, [array], devices)
+        indices = sharding.addressable_devices_indices_map(array.shape)
+        # one by one: jaxlib 0.10.2 fails on several at once when the value is partly replicated
+        shards = [self._put_whole(array[indices[device]], device) for device in devices]
+        return compat.assemble(aval, sharding, shards)
+
+    def _put_whole(self, array: np.ndarray, device: compat.Device) -> Any:
+        aval = compat.shaped_array(array.shape, array.dtype)
+        return compat.device_put(aval, compat.single_device_sharding(device), [array], [device])
+
+    def get(self, buffer: Any) -> np.ndarray:
+        """Wait for a value and copy it to fresh host memory.
+
+        Raises RuntimeError if its computation failed, or if this process lacks a part of it.
+        """
+        pieces = compat.single_device_arrays(buffer)
+        if len(pieces) == 1 and pieces[0].shape == buffer.shape:
+            return compat.to_host(pieces[0])
+        indices = buffer.sharding.addressable_devices_indices_map(buffer.shape)
+        if not (buffer.is_fully_addressable or buffer.is_fully_replicated):
+            raise RuntimeError(
+                f"the value of shape {buffer.shape} is spread over several processes; gather it "
+                "in the program, or read shards()"
+            )
+        if buffer.is_fully_replicated:
+            return compat.to_host(pieces[0])
+        host = np.empty(buffer.shape, buffer.dtype)
+        for piece in pieces:
+            (device,) = piece.devices()
+            host[indices[device]] = compat.to_host(piece)
+        return host
+
+    def copy(self, buffer: Any, placement: Placement) -> Any:
+        """A second buffer with the same value on ``placement``; also on the same device."""
+        sharding, devices = self._layouts.get(placement) or self._layout(placement)
+        pieces = compat.single_device_arrays(buffer)
+        if len(pieces) == 1 and len(devices) == 1 and placement.sharding is None:
+            return _jax_pjrt.copy_to_devices(pieces[0], sharding, devices)
+        # through the host: jaxlib copies between layouts only inside its own backends
+        return self.put(self.get(buffer), placement)
+
+    def allocate(self, spec: ArraySpec, placement: Placement) -> Any:
+        """A zero-filled buffer; the host array it comes from is untouched zero pages."""
+        return self.put(np.zeros(spec.shape, spec.dtype), placement)
+
+    def shards(self, buffer: Any) -> list[tuple[int, Any]]:
+        """The addressable pieces as (device id, single-device buffer), sharing memory."""
+        pieces = compat.single_device_arrays(buffer)
+        return [(next(iter(piece.devices())).id, piece) for piece in pieces]
+
+    def assemble(self, shards: Sequence[Any], spec: ArraySpec, placement: Placement) -> Any:
+        """One logical buffer of this process's ``shards``, in the order of the placement's devices.
+
+        Raises ValueError when their number or a shape does not fit.
+        """
+        sharding, devices = self._layouts.get(placement) or self._layout(placement)
+        wanted = sharding.shard_shape(spec.shape)
+        if len(shards) != len(devices) or any(s.shape != wanted for s in shards):
+            raise ValueError(
+                f"{[s.shape for s in shards]} are not {len(devices)} shards of shape {wanted}"
+            )
+        return compat.assemble(compat.shaped_array(spec.shape, spec.dtype), sharding, shards)
+
+    def wait(self, buffers: Sequence[Any]) -> None:
+        """Block until every buffer is computed. Raises RuntimeError if one failed."""
+        compat.block_until_ready(buffers)
+
+    # --- programs ---
+
+    def compile(self, program: Program) -> Executable:
+        """Compile for the program's placement. Raises RuntimeError with the compiler's message."""
+        devices = self._devices_of(program.placement)
+        options = compile_options(program, shardy=uses_shardy(program))
+        loaded = self._client.compile_and_load(
+            program.stablehlo, compat.DeviceList(tuple(devices)), options
+        )
+        return self._executable(loaded, program, devices)
+
+    def deserialize(self, payload: bytes, program_name: str, placement: Placement) -> Executable:
+        """Load a serialized executable, which runs code from ``payload``.
+
+        Raises ValueError when it does not fit this client.
+        """
+        program, code = stored.unpack(self.plugin, payload, program_name, placement)
+        self._prepare(code)
+        devices = self._devices_of(placement)
+        options = compile_options(program, shardy=uses_shardy(program))
+        try:
+            loaded = self._client.deserialize_executable(
+                code, compat.DeviceList(tuple(devices)), options
+            )
+        except RuntimeError as error:
+            raise ValueError(
+                f"{program_name}: the stored executable was refused: {error}"
+            ) from error
+        return self._executable(loaded, program, devices)
+
+    def _prepare(self, code: bytes) -> None:
+        """Get ready what stored ``code`` calls by name; a plugin's own."""
+
+    def _executable(
+        self, loaded: Any, program: Program, devices: Sequence[compat.Device]
+    ) -> PjrtExecutable:
+        if len(devices) > 1:
+            kind: type[PjrtExecutable] = ShardedPjrtExecutable
+        else:
+            kind = CheckedExecutable if self.checks_arguments else PjrtExecutable
+        return kind(self._client, loaded, program, devices, self.plugin)
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Versions of plugin, jaxlib and runtime, and the devices."""
+        return {
+            "plugin": f"{self.plugin} {self.version}",
+            "jaxlib": compat.JAXLIB_VERSION,
+            "platform_version": self._client.platform_version,
+            "devices": f"{len(self._local)} of {len(self._by_id)}",
+        }
+
+    def numpy_dtype(self, dtype: np.dtype) -> np.dtype:
+        """``dtype`` itself, where a device keeps every number format."""
+        return dtype
+
+    def memory_info(self, local_index: int) -> MemoryInfo:
+        """The allocator's figures; where it keeps none, the bytes of live buffers.
+
+        A runtime without figures keeps no peak either: then ``peak_bytes_used`` is the most that
+        any call so far has seen.
+        """
+        device = self._local[local_index]
+        stats = _jax_pjrt.memory_stats(device)
+        if stats:
+            used = stats["bytes_in_use"]
+            peak = max(used, stats.get("peak_bytes_in_use", 0))
+            return MemoryInfo(used, stats.get("bytes_limit"), peak)
+        used = self._live_bytes(device)
+        self._peak_bytes[local_index] = max(self._peak_bytes[local_index], used)
+        return MemoryInfo(used, self._memory_limit(), self._peak_bytes[local_index])
+
+    def _live_bytes(self, device: compat.Device) -> int:
+        return sum(
+            piece.nbytes
+            for array in self._client.live_arrays()
+            if not array.is_deleted()
+            for piece in compat.single_device_arrays(array)
+            if device in piece.devices()
+        )
+
+    def _memory_limit(self) -> int | None:
+        return None
+
+    def shutdown(self) -> None:
+        """Drop the client; its threads end when the last buffer and executable are gone."""
+        self._layouts.clear()
+        self._by_id.clear()
+        self._local.clear()
+        self._client = None
+
+
+def compile_options(program: Program, *, shardy: bool) -> compat.CompileOptions:
+    """The runtime's options for a program. Raises ValueError where placement and counts do not agree."""
+    ids = np.array(program.placement.devices, dtype=np.int64)
+    shape = (program.num_replicas, program.num_partitions)
+    if ids.size != shape[0] * shape[1]:
+        raise ValueError(
+            f"{program.name}: {shape[0]} replicas of {shape[1]} partitions need "
+            f"{shape[0] * shape[1]} devices, the placement names {ids.size}"
+        )
+    return compat.compile_options(
+        ids.reshape(shape), program.options, num_inputs=len(program.inputs), shardy=shardy
+    )
+
+
+def uses_shardy(program: Program) -> bool:
+    """Whether a program's shardings are Shardy's; only several partitions need a partitioner."""
+    # bytecode lists the dialects it uses, NUL-terminated; the two partitioners do not read each
+    # other's annotations.
+    return program.num_partitions > 1 and b"sdy\0" in program.stablehlo
