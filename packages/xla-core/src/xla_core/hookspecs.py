@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pluggy
 
-from xla_core.protocol import DeviceClient, Program, Topology
+from xla_core.protocol import DeviceClient, Executable, Program, Topology
 
 PROJECT: Final = "xla_core"
 
@@ -48,6 +48,17 @@ def xla_core_partition_program(program: Program) -> Program | None:
 
     The replacement may change placement, counts, shardings and options. Called only for a program
     that neither the memory cache nor the persistent cache has.
+    """
+
+
+@hookspec(firstresult=True)
+def xla_core_replicated_executable(
+    executable: Executable, name: str, collectives: Any, backend: Any
+) -> Executable | None:
+    """What runs a program over all replicas in place of ``executable``; called once for each.
+
+    ``collectives`` are the trace's entries, in order, that talk to other replicas, ``backend`` is
+    this replica's device. The answer takes and gives buffers of this device alone.
     """
 
 

@@ -36,7 +36,7 @@ class Plan:
 
     __slots__ = (
         "name", "overload", "rule", "is_put", "random", "lift_mask", "lift_names",
-        "storage_arguments", "written", "host_tensors", "_metas", "_put",
+        "storage_arguments", "written", "host_tensors", "needs_all_replicas", "_metas", "_put",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +56,7 @@ class Plan:
         self.rule = rule
         self.is_put = is_put
         self.random = isinstance(rule, Rule) and rule.random
+        self.needs_all_replicas = isinstance(rule, Rule) and rule.all_replicas
         self.lift_mask = tuple(a.name in lift for a in arguments)
         self.lift_names = lift | {SEED}
         self.storage_arguments = STORAGE_ARGUMENTS

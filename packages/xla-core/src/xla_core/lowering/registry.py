@@ -74,7 +74,8 @@ class Rule:
     ``lift`` names scalar arguments that reach the rule as 0-d arrays, because their value may
     change from step to step. With ``context`` the first argument is a ``RuleContext``.
     ``meta`` stands in for a meta kernel that PyTorch lacks: it takes the operator's arguments
-    with meta tensors and returns what the operator returns, as meta tensors.
+    with meta tensors and returns what the operator returns, as meta tensors. With ``all_replicas``
+    the operator talks to other replicas: a program with it runs on all of them.
     """
 
     overload: OpOverload
@@ -85,6 +86,7 @@ class Rule:
     random: bool
     where: str
     meta: Callable[..., Any] | None = None
+    all_replicas: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ def rule(
     context: bool = False,
     random: bool = False,
     meta: Callable[..., Any] | None = None,
+    all_replicas: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as the rule of each overload. Raises ValueError on a duplicate."""
 
@@ -174,6 +177,7 @@ def rule(
                 random,
                 where,
                 meta,
+                all_replicas,
             )
         return function
 
