@@ -69,3 +69,12 @@ DOWNCAST_BF16: Final = Flag(
 USE_32BIT_LONG: Final = Flag(
     "XLA_USE_32BIT_LONG", parse_bool, False, "keep 64-bit integers as 32-bit ones on the device"
 )
+EAGER_DEBUG_MODE: Final = Flag(
+    "XLA_USE_EAGER_DEBUG_MODE", parse_bool, False, "start in eager mode: operators run one by one"
+)
+GET_OPBYOP: Final = Flag(
+    "GET_TENSORS_OPBYOP", parse_bool, False, "reading a value runs each operator on its own"
+)
+SYNC_OPBYOP: Final = Flag(
+    "SYNC_TENSORS_OPBYOP", parse_bool, False, "a sync runs each operator as a program of its own"
+)

@@ -77,6 +77,17 @@ def custom_compile_options() -> dict[str, str | int | float | bool]:
 
 
 @contextlib.contextmanager
+def compile_options(options: Mapping[str, Any]) -> Iterator[None]:
+    """Hand ``options``, beside those set before, to every compilation inside the block."""
+    former = _Chosen.options
+    set_custom_compile_options({**former, **options})
+    try:
+        yield
+    finally:
+        set_custom_compile_options(former)
+
+
+@contextlib.contextmanager
 def matmul_precision() -> Iterator[None]:
     """Lower matrix products with the chosen precision inside; jax's own setting stays the user's."""
     chosen = _Chosen.precision

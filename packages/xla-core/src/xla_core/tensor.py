@@ -51,11 +51,26 @@ def set_handler_factory(
     _make_fallback = on_cpu
 
 
+_plain: dict[int, Handler] = {}
+_wrap: Callable[[Handler], Handler] | None = None
+
+
+def set_handler_wrapper(wrap: Callable[[Handler], Handler] | None) -> None:
+    """Let every handler be called through ``wrap(handler)`` from now on, or as it is (None)."""
+    global _wrap
+    _wrap = wrap
+    handlers.clear()
+
+
 def handler_of(overload: Any) -> Handler:
     """The function that carries out ``overload`` on ``xla`` tensors."""
     found = handlers.get(id(overload))
     if found is None:
-        found = _make_handler(overload)
+        found = _plain.get(id(overload))
+        if found is None:
+            found = _plain[id(overload)] = _make_handler(overload)
+        if _wrap is not None:
+            found = _wrap(found)
         handlers[id(overload)] = found
     return found
 

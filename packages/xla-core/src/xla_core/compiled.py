@@ -1,0 +1,158 @@
+"""``torch_xla.compile``: a function, or a block, that runs as one program."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+from xla_core import eager, hlo_names, model_api, runtime, settings
+from xla_core.trace import Entry, Trace
+
+MSG_UNEXPECTED: Final = (
+    "Unexpected execution happens inside the compiled function, exiting. With full_graph=True nothing "
+    "inside may read a value (print, .item(), .cpu(), a Python condition on a tensor) or sync"
+)
+MSG_GRAPHS: Final = (
+    "Maximum number of different graphs allowed per function exceeded: {limit}\n"
+    "Got: {got}\nExpected: {expected}\n"
+)
+MSG_LIMIT: Final = "max_different_graphs is {got!r}; give a whole number of at least 1"
+END_OF_GRAPH: Final = "[] the end of the function"
+
+
+class _Region(contextlib.ContextDecorator):
+    """One use of ``compile``: as a context manager, or around every call of a function."""
+
+    def __init__(
+        self,
+        full_graph: bool,
+        name: str | None,
+        limit: int | None,
+        known: list[Entry],
+        options: dict[str, Any] | None,
+    ) -> None:
+        self.full_graph = full_graph
+        self.name = name
+        self.limit = limit
+        self.known = known
+        self.options = options
+        self._undo = contextlib.ExitStack()
+
+    def _recreate_cm(self) -> _Region:
+        return _Region(self.full_graph, self.name, self.limit, self.known, self.options)
+
+    def __enter__(self) -> None:
+        trace = self.trace = runtime.trace_of(None)
+        self.outermost = trace.region is None
+        if self.outermost:
+            runtime.sync(trace.device)  # what was pending before is no part of this program
+        self._undo.callback(_restore, trace, trace.region, trace.graph_name, trace.forbidden)
+        trace.region = self
+        trace.graph_name = self.name or trace.graph_name
+        if self.full_graph:
+            trace.forbidden = MSG_UNEXPECTED
+        self._undo.enter_context(eager.mode(False))
+        if self.options is not None:
+            self._undo.enter_context(settings.compile_options(self.options))
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        trace = self.trace
+        try:
+            if error is None:
+                if self.limit is not None:
+                    self._check(trace)
+                if self.outermost:
+                    trace.forbidden = None
+                    model_api.sync()
+        finally:
+            self._undo.close()
+
+    def _check(self, trace: Trace) -> None:
+        """Raise RuntimeError when this is one graph more than allowed; it stays pending then."""
+        last = trace.cur
+        if any(last is known or _keys(last) == _keys(known) for known in self.known):
+            return
+        assert self.limit is not None
+        if len(self.known) >= self.limit:
+            got, expected = _difference(last, self.known)
+            raise RuntimeError(MSG_GRAPHS.format(limit=self.limit, got=got, expected=expected))
+        self.known.append(last)
+
+
+def _restore(trace: Trace, region: Any, name: str | None, forbidden: str | None) -> None:
+    trace.region = region
+    trace.graph_name = name
+    trace.forbidden = forbidden
+
+
+def _keys(last: Entry) -> list[Any]:
+    return [entry.key for entry in last.path()]
+
+
+def _difference(last: Entry, known: list[Entry]) -> tuple[str, str]:
+    """The first operation that differs from the nearest known graph, and what is there in that."""
+    path = last.path()
+    nearest: list[Entry] = []
+    shared = -1
+    for other in (entry.path() for entry in known):
+        common = _common(path, other)
+        if common > shared:
+            nearest, shared = other, common
+    texts = [
+        hlo_names.node_text(found[shared]) if shared < len(found) else END_OF_GRAPH
+        for found in (path, nearest)
+    ]
+    return texts[0], texts[1]
+
+
+def _common(path: list[Entry], other: list[Entry]) -> int:
+    for count, (a, b) in enumerate(zip(path, other, strict=False)):
+        if a.key != b.key:
+            return count
+    return min(len(path), len(other))
+
+
+def compile(
+    f: Callable[..., Any] | None = None,
+    full_graph: bool = False,
+    name: str | None = None,
+    max_different_graphs: int | None = None,
+    custom_compile_options: dict[str, Any] | None = None,
+) -> Any:
+    """Run a function (or a block) as one program: pending work is run before it and its own after it.
+
+    Three uses: ``step = torch_xla.compile(step)``, the decorator ``@torch_xla.compile`` or
+    ``@torch_xla.compile(full_graph=True)``, and ``with torch_xla.compile():``. ``name`` (default: the
+    function's) is the program's name in debug output. Inside eager mode is off.
+
+    ``full_graph``: RuntimeError when something inside needs a value before the end.
+    ``max_different_graphs``: RuntimeError, naming the first operation that differs, when the
+    function records more different programs than that; nothing of it is run then.
+    ``custom_compile_options``: the compiler's own options, for this function's programs.
+    Raises ValueError for a limit below 1.
+    """
+    if max_different_graphs is not None and (
+        not isinstance(max_different_graphs, int) or max_different_graphs < 1
+    ):
+        raise ValueError(MSG_LIMIT.format(got=max_different_graphs))
+    if name is None and f is not None:
+        name = getattr(f, "__name__", None) or type(f).__name__
+    region = _Region(full_graph, name, max_different_graphs, [], custom_compile_options)
+    if f is None:
+        return region
+    wrapped = region(_as_function(f))
+    return wrapped
+
+
+def _as_function(f: Callable[..., Any]) -> Callable[..., Any]:
+    """``f``, or for a callable object (a module) a function that calls it."""
+    if hasattr(f, "__name__"):
+        return f
+
+    @functools.wraps(f, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return f(*args, **kwargs)
+
+    return call

@@ -1,0 +1,81 @@
+"""Eager mode: every operator runs when it is called, as a program of its own.
+
+Switching it replaces the table of handlers, so that recording costs nothing more while it is off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from xla_core import flags, runtime
+from xla_core import tensor as tensor_module
+from xla_core.tensor import Handler
+
+
+class _Depth(threading.local):
+    value = 0
+
+
+_depth = _Depth()
+_state = {"on": False}
+_lock = threading.Lock()
+
+
+def is_on() -> bool:
+    """Whether operators run one by one."""
+    return _state["on"]
+
+
+def switch(on: bool) -> None:
+    """Turn eager mode on or off for the process; what is pending is run when it is turned on."""
+    with _lock:
+        if on == _state["on"]:
+            return
+        if on and runtime.started():
+            _run_pending()
+        _state["on"] = on
+        tensor_module.set_handler_wrapper(_run_at_once if on else None)
+
+
+@contextlib.contextmanager
+def mode(on: bool) -> Iterator[None]:
+    """Eager mode on or off inside a ``with`` block."""
+    former = _state["on"]
+    switch(on)
+    try:
+        yield
+    finally:
+        switch(former)
+
+
+def _run_at_once(handler: Handler) -> Handler:
+    """``handler`` that runs what it recorded, unless another handler called it."""
+
+    @functools.wraps(handler)
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        _depth.value += 1
+        try:
+            result = handler(args, kwargs)
+        finally:
+            _depth.value -= 1
+        if _state["on"] and not _depth.value:
+            _run_pending()
+        return result
+
+    return run
+
+
+def _run_pending() -> None:
+    for trace in runtime.traces():
+        if trace.cur.depth:
+            trace.flush(trace)
+
+
+def switch_on_if_asked() -> None:
+    """Eager mode from the start, where ``XLA_USE_EAGER_DEBUG_MODE`` says so."""
+    if flags.EAGER_DEBUG_MODE.get():
+        switch(True)
