@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from xla_core import _torch_guard
+from xla_core import _torch_guard, rng
 
 _failure: list[RuntimeError] = []
 _early: list[bool] = []  # not empty once the guard's registration was tried at import torch
@@ -28,7 +28,10 @@ def autoload() -> None:
 
 def _attach() -> None:
     _torch_guard.register()
-    importlib.import_module("xla_core._torch_compat").register_factory_fallback(_factory)
+    compat = importlib.import_module("xla_core._torch_compat")
+    compat.register_factory_fallback(_factory)
+    # before torch_xla is imported: a seed that was set earlier counts
+    compat.seed_with_torch(rng.seed_all)
 
 
 def ensure() -> None:

@@ -87,6 +87,24 @@ def register_factory_fallback(function: Any) -> None:
     _libraries.extend((library, below))
 
 
+_seeded: list[bool] = []
+
+
+def seed_with_torch(seed_all: Callable[[int], None]) -> None:
+    """Let ``torch.manual_seed`` and ``torch.seed`` call ``seed_all(seed)`` too."""
+    if _seeded:
+        return
+    _seeded.append(True)
+    # torch 2.13: the last of the functions with which they seed the devices that torch knows
+    seed_custom = torch.random._seed_custom_device
+
+    def seed_devices(seed: Any) -> None:
+        seed_custom(seed)
+        seed_all(int(seed))
+
+    torch.random._seed_custom_device = seed_devices
+
+
 def register_device_module(module: ModuleType) -> None:
     """Make ``module`` known as ``torch.xla``, unless there is one (torch 2.13)."""
     if not hasattr(torch, "xla"):

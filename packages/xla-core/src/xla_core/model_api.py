@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
-import tempfile
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 import torch
 
-from xla_core import _torch_guard, counters, events, flags, rng, runtime, step_closures, transfer
+from xla_core import (
+    _torch_guard,
+    counters,
+    events,
+    flags,
+    rng,
+    runtime,
+    saving,
+    step_closures,
+    transfer,
+)
 from xla_core.tensor import XLATensor
 
 
@@ -112,13 +120,33 @@ def get_rng_state(of: torch.device | str | None = None) -> int:
 
 
 def memory_info(of: torch.device | str | None = None) -> dict[str, int | None]:
-    """``bytes_used``, ``bytes_limit`` (None where the device has none) and ``peak_bytes_used``."""
+    """``bytes_used``, ``bytes_limit`` and ``peak_bytes_used`` of a device (default: the current one).
+
+    Also ``kb_total`` and ``kb_free``, the names of releases before 2.3. The limit is None, and with it
+    those two, where the device tells none.
+    """
     info = runtime.client().memory_info(runtime.trace_of(of).device.index)
+    limit = info.bytes_limit
     return {
         "bytes_used": info.bytes_used,
-        "bytes_limit": info.bytes_limit,
+        "bytes_limit": limit,
         "peak_bytes_used": info.peak_bytes_used,
+        "kb_total": None if limit is None else limit // 1024,
+        "kb_free": None if limit is None else max(0, limit - info.bytes_used) // 1024,
     }
+
+
+@contextlib.contextmanager
+def fork_rng(of: torch.device | str | None = None, enabled: bool = True) -> Iterator[None]:
+    """Put the random state of a device (default: the current one) back after the block."""
+    if not enabled:
+        yield
+        return
+    state = get_rng_state(of)
+    try:
+        yield
+    finally:
+        set_rng_state(state, of)
 
 
 def is_master_ordinal(local: bool = True) -> bool:
@@ -164,28 +192,14 @@ def to_cpu(data: Any, convert: bool = True) -> Any:
 def save(
     data: Any, file_or_path: Any, master_only: bool = True, global_master: bool = False
 ) -> None:
-    """``torch.save`` of ``data`` with its tensors moved to the CPU, by the master ordinal only.
+    """Write ``data`` so that ``torch.load`` gives it back with CPU tensors, from the master only.
 
-    A path is written beside and then renamed: an interrupted save leaves the former file.
+    ``data`` is any nesting of objects. A path is written beside and then renamed: an interrupted
+    save leaves the former file. Host memory grows by about one tensor. ``master_only=False`` saves
+    from every process (to paths of their own), ``global_master`` from the first one of the job.
     """
-    if master_only and not is_master_ordinal(local=not global_master):
-        return
-    host = to_cpu(data)
-    if not isinstance(file_or_path, (str, os.PathLike)):
-        torch.save(host, file_or_path)
-        return
-    path = Path(file_or_path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".saving-")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            torch.save(host, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink()
-        raise
+    if not master_only or is_master_ordinal(local=not global_master):
+        saving.save(data, file_or_path)
 
 
 def is_xla_tensor(tensor: Any) -> bool:

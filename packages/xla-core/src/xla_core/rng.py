@@ -16,6 +16,7 @@ _MASK: Final = 2**64 - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 
 _states: dict[int, int] = {}
+_common: list[int] = []  # the seed of devices without a state of their own, after seed_all()
 _lock = threading.Lock()
 
 
@@ -43,7 +44,7 @@ def next_seed(device_index: int) -> int:
 
 
 def _fresh(device_index: int) -> int:
-    state = secrets.randbits(63)
+    state = _common[0] if _common else secrets.randbits(63)
     _states[device_index] = state
     return state
 
@@ -52,6 +53,13 @@ def set_state(seed: int, device_index: int) -> None:
     """Set the generator of ``xla:device_index``. ``seed`` is any int; its low 64 bits count."""
     with _lock:
         _states[device_index] = int(seed) & _MASK
+
+
+def seed_all(seed: int) -> None:
+    """Set the generators of all devices, those not started yet included."""
+    with _lock:
+        _states.clear()
+        _common[:] = [int(seed) & _MASK]
 
 
 def get_state(device_index: int) -> int:

@@ -1,0 +1,63 @@
+"""Files that are either the old one or the new one, whatever interrupts the writing."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_PREFIX: Final = ".saving-"
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside ``path`` to write to, which takes the place of ``path`` at the end of the block.
+
+    It is on the disk before it is renamed. After an exception, or a process that was killed, the
+    former file is still there; what a killed process left beside it is removed by the next save.
+    """
+    path = Path(os.path.realpath(path))  # a link keeps pointing where it points
+    _remove_leftovers(path)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{_PREFIX}{path.name}-")
+    temporary = Path(name)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # says that the file's writer is alive
+        yield temporary
+        os.fsync(handle)
+        temporary.chmod(_mode(path))
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(handle)
+    _sync_folder(path.parent)
+
+
+def _mode(path: Path) -> int:
+    """The permissions of the file that is replaced, or those that ``open`` would give."""
+    if path.exists():
+        return path.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def _remove_leftovers(path: Path) -> None:
+    for left in path.parent.glob(f"{_PREFIX}{path.name}-*"):
+        with contextlib.suppress(OSError), left.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its writer is alive
+            left.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # some file systems refuse to sync a folder
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
