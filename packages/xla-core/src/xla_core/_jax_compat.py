@@ -33,11 +33,17 @@ from jax._src.interpreters import mlir as _mlir
 
 # jaxlib 0.10.2: the extension module with clients, executables and arrays.
 from jaxlib import _jax as _jaxlib
+
+# jaxlib 0.10.2: the profiler without the parts of jax.profiler that start a backend.
+from jaxlib import _profiler
 from jaxlib import xla_client as _xla_client
 
 # jaxlib 0.10.2: MLIR bindings; ``ir`` edits attributes, ``passmanager`` strips locations.
 from jaxlib.mlir import ir
 from jaxlib.mlir import passmanager as _passmanager
+
+# jaxlib 0.10.2: builders of StableHLO operations, for lowering rules that jax has no primitive for.
+from jaxlib.mlir.dialects import stablehlo as stablehlo
 
 JAXLIB_VERSION: Final[str] = jaxlib.version.__version__
 
@@ -62,6 +68,10 @@ MSG_DONATED: Final = (
     "the buffer of shape {shape} and dtype {dtype} was donated to a program, which has reused its "
     "memory; read it before that run, or compile the program without this alias"
 )
+
+
+Relocation: TypeAlias = Callable[[str], "tuple[str, str, int] | None"]
+"""From an operation's name to its new name, file and line; None leaves it as it is."""
 
 
 class HasShape(Protocol):
@@ -94,6 +104,7 @@ def lower(
     output_shardings: Sequence[str | None] = (),
     debug_locations: bool = False,
     kept_prefix: str | None = None,
+    relocate: Relocation | None = None,
 ) -> bytes:
     """Lower ``function`` of ``len(avals)`` arrays to StableHLO bytecode for one ``platform``.
 
@@ -105,6 +116,7 @@ def lower(
     no jax backend is started. Calls of inner functions (``jax.jit``) whose names begin with
     ``kept_prefix`` tell XLA to keep them as functions, each compiled once. Locations are left out
     unless ``debug_locations``, so that equal programs give equal bytes wherever they were traced.
+    With ``relocate`` operations keep their names (of ``jax.named_scope``) as it changes them.
     Raises ValueError for an alias that does not fit, or if the function calls back into Python.
     """
     module = lower_to_module(
@@ -113,7 +125,9 @@ def lower(
         input_shardings=input_shardings, output_shardings=output_shardings,
         debug_locations=debug_locations, kept_prefix=kept_prefix,
     )  # fmt: skip
-    return module_to_bytecode(module, debug_locations=debug_locations)
+    if relocate is not None:
+        _relocate(module, relocate)
+    return module_to_bytecode(module, debug_locations=debug_locations or relocate is not None)
 
 
 def lower_to_module(
@@ -170,6 +184,14 @@ def module_text(stablehlo: bytes) -> str:
         return str(ir.Module.parse(stablehlo))
 
 
+def hlo_text(stablehlo: bytes) -> str:
+    """StableHLO bytecode as the text of the HLO module that XLA makes of it, not optimised."""
+    # jaxlib 0.10.2
+    computation = _jaxlib.mlir.mlir_module_to_xla_computation(stablehlo, False, False)
+    text: str = computation.get_hlo_module().to_string()
+    return text
+
+
 def backends_started() -> tuple[str, ...]:
     """Names of the backends that jax itself has started in this process (none because of us)."""
     return tuple(_xla_bridge._backends)
@@ -219,6 +241,23 @@ def _keep_functions(module: ir.Module, prefix: str) -> None:
                     if callee.startswith(prefix):
                         # jaxlib 0.10.2: XLA's call inliner reads this attribute
                         operation.attributes["mhlo.frontend_attributes"] = attributes
+
+
+def _relocate(module: ir.Module, relocate: Relocation) -> None:
+    """Give operations the names and lines that ``relocate`` makes of the names they have."""
+
+    def visit(operation: Any) -> Any:
+        location = operation.location
+        if isinstance(location, ir.NameLoc):
+            placed = relocate(location.name_str)
+            if placed is not None:
+                name, filename, line = placed
+                inner = ir.Location.file(filename, line, 0) if filename else None
+                operation.location = ir.Location.name(name, childLoc=inner)
+        return ir.WalkResult.ADVANCE
+
+    with module.context:
+        module.operation.walk(visit)
 
 
 def _set_module_counts(module: ir.Module, num_replicas: int, num_partitions: int) -> None:
@@ -329,6 +368,41 @@ def _pin_unannotated_inputs(module: ir.Module) -> None:
         main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in arguments])
 
 
+# --- profiling ----------------------------------------------------------------------------------
+
+Session: TypeAlias = _profiler.ProfilerSession
+
+
+def profiler_session(*, python_frames: bool = False) -> Session:
+    """Start to record what the runtimes and this process's threads do; no jax backend is started.
+
+    Raises RuntimeError while another session records.
+    """
+    # jaxlib 0.10.2: jax.profiler.start_trace would start a backend of jax's own
+    options = _profiler.ProfileOptions()
+    options.python_tracer_level = int(python_frames)
+    options.raise_error_on_start_failure = True
+    return _profiler.ProfilerSession(options)
+
+
+def profiler_export(session: Session, directory: str) -> None:
+    """End a session and write it below ``directory`` as TensorBoard's profile plugin expects."""
+    # jaxlib 0.10.2
+    session.stop_and_export(directory)
+
+
+def profiler_server(port: int) -> Any:
+    """A server that records when asked over the network, while the returned object lives."""
+    # jaxlib 0.10.2
+    return _profiler.start_server(port)
+
+
+def trace_me(name: str, **details: Any) -> Any:
+    """A context manager whose time shows as ``name`` in profiles; nearly free when none is taken."""
+    # jaxlib 0.10.2
+    return _profiler.TraceMe(name, **details)
+
+
 # --- clients ------------------------------------------------------------------------------------
 
 
@@ -412,6 +486,7 @@ def shaped_array(shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return _jax_core.ShapedArray(shape, dtype)
 
 
+@functools.lru_cache(maxsize=4096)
 def single_device_sharding(device: Device) -> Any:
     """The sharding of a whole value on one device."""
     return jax.sharding.SingleDeviceSharding(device)
@@ -430,10 +505,21 @@ def hlo_sharding(text: str | None) -> HloSharding:
         ) from error
 
 
+_shardings: dict[Any, Any] = {}
+
+
 def sharding_over(devices: Sequence[Device], sharding: HloSharding) -> Any:
-    """``sharding`` laid over ``devices`` in that order, as arrays carry it."""
-    # jax 0.10.2: the sharding class that holds a plain HLO sharding
-    return _sharding_impls.GSPMDSharding(DeviceList(tuple(devices)), sharding)
+    """``sharding`` laid over ``devices`` in that order, as arrays carry it.
+
+    Equal arguments give the same object, so that equal layouts can be told by identity.
+    """
+    key = (tuple(devices), repr(sharding))
+    found = _shardings.get(key)
+    if found is None:
+        # jax 0.10.2: the sharding class that holds a plain HLO sharding
+        found = _sharding_impls.GSPMDSharding(DeviceList(tuple(devices)), sharding)
+        _shardings[key] = found
+    return found
 
 
 def device_put(

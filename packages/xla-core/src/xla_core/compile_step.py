@@ -9,18 +9,23 @@ import pathlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from xla_core import _jax_compat, compile_notice, counters, events, flags
-from xla_core.dtypes import numpy_dtype
+from xla_core import _jax_compat, compile_notice, counters, events, flags, settings, where
+from xla_core.dtypes import kept_as, numpy_dtype
 from xla_core.lowering.outline import KEPT_PREFIX
 from xla_core.lowering.repeats import CostModel
 from xla_core.lowering.step import needed_entries, outlined_step_function, step_function
 from xla_core.metas import TensorMeta
 from xla_core.programs import StepProgram
 from xla_core.protocol import ArraySpec, DeviceClient, Outlining, Program
+from xla_core.replication import collective_entries, placement_of
 from xla_core.trace import Entry, Marker, Trace
+
+if TYPE_CHECKING:
+    from xla_core.runtime import Backend
 
 
 def build(
@@ -28,35 +33,47 @@ def build(
 ) -> StepProgram:
     """The program that computes ``outputs`` of the step that ends at the trace's current entry."""
     started = time.perf_counter()
+    compiling = 0.0
     entries = trace.cur.path()
     index = {vid: i for i, vid in enumerate(outputs)}
     aliases = tuple((slot, index[vid]) for slot, vid in pairs)
     outlining = outlining_of(trace.backend.client)
     text = key_text(entries, outputs, aliases) + f"\n{outlining}".encode()
-    name = f"step_{hashlib.sha256(text).hexdigest()[:12]}"
+    text += settings.key_text(trace.backend.formats)
+    digest = hashlib.sha256(text).hexdigest()[:32]
+    name = f"step_{digest[:12]}"
+    step = {"trace": trace, "digest": digest, "entries": entries}
+    events.emit("program_missing", **step, name=name, outputs=outputs, aliases=aliases)
     backend = trace.backend
-    key = backend.cache_key(text, lowering_version(), name)
-    executable = backend.load(key, name)
+    collectives = collective_entries(entries, outputs)
+    placement = placement_of(backend, collectives)
+    key = backend.cache_key(text, lowering_version(), name, placement)
+    executable = backend.load(key, name, placement)
     from_cache = executable is not None
     program = None
+    lowered = time.perf_counter()
     if executable is None:
         with compile_notice.watching(name, len(entries)) as notice:
-            program, notice.functions = _lower(trace, entries, outputs, aliases, name)
+            program, notice.functions = lower(trace, entries, outputs, aliases, name)
             lowered = time.perf_counter()
             counters.sample("LoweringTime", (lowered - started) * 1e9)
             notice.stage = "compiling"
             executable = backend.compile(program)
-        counters.sample("CompileTime", (time.perf_counter() - lowered) * 1e9)
+        compiling = time.perf_counter() - lowered
+        counters.sample("CompileTime", compiling * 1e9)
+        counters.sample("InputOutputAliasCount", len(aliases), counters.render_number)
         counters.increment("UncachedCompile")
         backend.store(key, executable)
     else:
         counters.increment("PersistentCacheHit")
+    if placement != backend.placement:
+        executable = backend.over_replicas(executable, name, collectives)
     sizes = _sizes(entries)
     built = StepProgram(
         name=name,
         executable=executable,
         program=program,
-        inputs=_input_specs(backend.client, entries),
+        inputs=_input_specs(backend, entries),
         output_index=index,
         aliases=aliases,
         histogram=Counter(e.plan.name for e in entries if e.plan is not None),
@@ -65,10 +82,16 @@ def build(
         output_bytes={vid: sizes[vid] for vid in outputs},
         backend=backend,
     )
-    events.emit(
-        "program_loaded" if from_cache else "program_compiled", program=built, entries=entries
-    )
+    if from_cache:
+        events.emit("program_loaded", **step, program=built, loading=_ns(lowered - started))
+    else:
+        times = {"lowering": _ns(lowered - started), "compiling": _ns(compiling)}
+        events.emit("program_compiled", **step, program=built, **times)
     return built
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
 def _sizes(entries: Sequence[Entry]) -> dict[int, int]:
@@ -80,34 +103,35 @@ def _sizes(entries: Sequence[Entry]) -> dict[int, int]:
     }
 
 
-def _spec(client: DeviceClient, meta: TensorMeta | None) -> ArraySpec:
+def _spec(backend: Backend, meta: TensorMeta | None) -> ArraySpec:
     assert meta is not None
-    return ArraySpec(meta.shape, client.numpy_dtype(numpy_dtype(meta.dtype)))
+    return ArraySpec(meta.shape, backend.numpy_dtype(numpy_dtype(meta.dtype)))
 
 
-def _input_specs(client: DeviceClient, entries: Sequence[Entry]) -> tuple[ArraySpec, ...]:
+def _input_specs(backend: Backend, entries: Sequence[Entry]) -> tuple[ArraySpec, ...]:
     """The program's arguments: the step's inputs, then the vectors of lifted floats and ints."""
-    inputs = [_spec(client, e.metas[0]) for e in entries if e.plan is None]
+    inputs = [_spec(backend, e.metas[0]) for e in entries if e.plan is None]
     last = entries[-1]
     for count, dtype in ((last.floats, torch.float64), (last.ints, torch.int64)):
         if count:
-            inputs.append(ArraySpec((count,), client.numpy_dtype(numpy_dtype(dtype))))
+            inputs.append(ArraySpec((count,), backend.client.numpy_dtype(numpy_dtype(dtype))))
     return tuple(inputs)
 
 
-def _lower(
+def lower(
     trace: Trace,
-    entries: list[Entry],
+    entries: Sequence[Entry],
     outputs: tuple[int, ...],
     aliases: tuple[tuple[int, int], ...],
     name: str,
 ) -> tuple[Program, int]:
-    """The program, and how many functions it has."""
+    """The program that computes ``outputs`` of a step, and how many functions it has."""
     needed = needed_entries(entries, outputs)
     backend = trace.backend
+    placement = placement_of(backend, collective_entries(entries, outputs))
     client = backend.client
     last = entries[-1]
-    inputs = _input_specs(client, entries)
+    inputs = _input_specs(backend, entries)
     metas = {e.first + i: m for e in entries for i, m in enumerate(e.metas)}
     scalars = (bool(last.floats), bool(last.ints))
     outlining = outlining_of(client)
@@ -117,22 +141,29 @@ def _lower(
     else:
         model = CostModel(float(outlining.min_operations), float(outlining.min_saved))
         function, functions = outlined_step_function(needed, outputs, *scalars, model)
-    stablehlo = _jax_compat.lower(
-        function,
-        inputs,
-        aliases,
-        backend.platform,
-        name,
-        kept_prefix=KEPT_PREFIX if functions else None,
-    )
+    with kept_as(backend.numpy_dtype), settings.matmul_precision():
+        stablehlo = _jax_compat.lower(
+            function,
+            inputs,
+            aliases,
+            backend.platform,
+            name,
+            num_replicas=len(placement.devices),
+            kept_prefix=KEPT_PREFIX if functions else None,
+            relocate=where.relocation(entries),
+        )
     program = Program(
         name=name,
         stablehlo=stablehlo,
         inputs=inputs,
-        outputs=tuple(_spec(client, metas[vid]) for vid in outputs),
+        outputs=tuple(_spec(backend, metas[vid]) for vid in outputs),
         aliases=aliases,
-        placement=backend.placement,
-        options=outlining.options if outlining is not None and functions else {},
+        placement=placement,
+        num_replicas=len(placement.devices),
+        options={
+            **(outlining.options if outlining is not None and functions else {}),
+            **settings.custom_compile_options(),
+        },
     )
     return program, 1 + functions
 

@@ -5,15 +5,39 @@ from __future__ import annotations
 import collections
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-SAMPLES: Final = 1024  # torch_xla keeps the last 1024 samples of a metric for its percentiles
-PERCENTILES: Final = (0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99)
+from xla_core import flags
 
-_lock = threading.Lock()
+
+def _fractions(text: str) -> tuple[float, ...]:
+    return tuple(sorted(float(part) for part in text.split(":")))
+
+
+SAMPLES: Final = flags.Flag(
+    "XLA_METRICS_SAMPLES", int, 1024, "samples that each metric keeps for its percentiles"
+)
+PERCENTILES: Final = flags.Flag(
+    "XLA_METRICS_PERCENTILES",
+    _fractions,
+    (0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99),
+    "the percentiles that reports show, as fractions: 0.5:0.9",
+)
+# torch_xla's report is two lists, its tracing layer's and then its runtime's; these are the latter.
+RUNTIME_NAMES: Final = frozenset({
+    "CompileTime", "ExecuteTime", "ExecuteReplicatedTime", "InboundData", "OutboundData",
+    "TransferToDeviceTime", "TransferFromDeviceTime", "CreateCompileHandles", "CreateDataHandles",
+    "MarkStep", "PersistentCacheHit",
+})  # fmt: skip
+
+lock: Final = threading.Lock()
+"""Held while a counter or a metric changes."""
+
 _counters: dict[str, int] = {}
 _collectors: list[Callable[[], dict[str, int]]] = []
+# What the collectors said when the counters were cleared last.
+_cleared: dict[str, int] = {}
 
 
 class Metric:
@@ -26,7 +50,9 @@ class Metric:
         self.render = render
         self.total = 0
         self.accumulator = 0.0
-        self.samples: collections.deque[tuple[float, float]] = collections.deque(maxlen=SAMPLES)
+        self.samples: collections.deque[tuple[float, float]] = collections.deque(
+            maxlen=SAMPLES.get()
+        )
 
     def add(self, value: float) -> None:
         """Take one sample."""
@@ -70,13 +96,13 @@ def render_number(value: float) -> str:
 
 def increment(name: str, by: int = 1) -> None:
     """Add to a counter, which exists from its first increment on."""
-    with _lock:
+    with lock:
         _counters[name] = _counters.get(name, 0) + by
 
 
 def sample(name: str, value: float, render: Callable[[float], str] = render_time) -> None:
     """Take one sample of a metric: nanoseconds, or what ``render`` prints."""
-    with _lock:
+    with lock:
         metric = _metrics.get(name)
         if metric is None:
             metric = _metrics[name] = Metric(name, render)
@@ -88,51 +114,108 @@ def add_collector(collector: Callable[[], dict[str, int]]) -> None:
     _collectors.append(collector)
 
 
+def _collected() -> collections.Counter[str]:
+    collected: collections.Counter[str] = collections.Counter()
+    for collector in _collectors:
+        collected.update(collector())
+    return collected
+
+
 def all_counters() -> dict[str, int]:
     """Every counter above zero, sorted by name."""
-    with _lock:
-        merged = dict(_counters)
-    for collector in _collectors:
-        for name, value in collector().items():
-            merged[name] = merged.get(name, 0) + value
+    with lock:
+        merged = collections.Counter(_counters)
+        cleared = dict(_cleared)
+    merged.update(_collected())
+    merged.subtract(cleared)
     return {name: merged[name] for name in sorted(merged) if merged[name] > 0}
 
 
 def all_metrics() -> dict[str, Metric]:
     """Every metric with a sample, sorted by name."""
-    with _lock:
+    with lock:
         return {name: _metrics[name] for name in sorted(_metrics)}
+
+
+def clear_counters() -> None:
+    """Set all counters to zero."""
+    collected = _collected()
+    with lock:
+        _counters.clear()
+        _cleared.clear()
+        _cleared.update(collected)
+
+
+def clear_metrics() -> None:
+    """Forget all metrics."""
+    with lock:
+        _metrics.clear()
 
 
 def clear() -> None:
     """Forget all counters and metrics."""
-    with _lock:
-        _counters.clear()
-        _metrics.clear()
+    clear_counters()
+    clear_metrics()
 
 
-def report() -> str:
-    """The metrics report in torch_xla's text format: metrics, then counters; empty if there are none."""
-    blocks = [_metric_block(metric) for metric in all_metrics().values()]
-    blocks += [f"Counter: {name}\n  Value: {value}\n" for name, value in all_counters().items()]
+def report(
+    metric_names: Iterable[str] | None = None, counter_names: Iterable[str] | None = None
+) -> str:
+    """The metrics report in torch_xla's text format; empty if there is nothing to report.
+
+    Two parts, the tracing layer's and the runtime's, each with its metrics and then its counters: all
+    of them by name, or those named in the order given. Layout and units follow torch_xla 2.9.
+    """
+    metrics = all_metrics()
+    counted = all_counters()
+    chosen = [
+        metrics[n] for n in (metrics if metric_names is None else metric_names) if n in metrics
+    ]
+    names = [n for n in (counted if counter_names is None else counter_names) if n in counted]
+    blocks = []
+    for runtime in (False, True):
+        blocks += [_metric_block(m) for m in chosen if (m.name in RUNTIME_NAMES) == runtime]
+        blocks += [counter_text(n, counted[n]) for n in names if (n in RUNTIME_NAMES) == runtime]
     return "".join(blocks)
 
 
+def counter_text(name: str, value: int) -> str:
+    """One counter's lines in the report."""
+    return f"Counter: {name}\n  Value: {value}\n"
+
+
 def _metric_block(metric: Metric) -> str:
-    samples = list(metric.samples)
-    render = metric.render
-    lines = [
-        f"Metric: {metric.name}",
-        f"  TotalSamples: {metric.total}",
-        f"  Accumulator: {render(metric.accumulator)}",
-    ]
+    with lock:
+        total, accumulator = metric.total, metric.accumulator
+        samples = list(metric.samples)
+    values = [value for _, value in samples]
     span = samples[-1][0] - samples[0][0]
+    return metric_text(
+        metric.name, metric.render, total, accumulator, sum(values), span, sorted(values)
+    )
+
+
+def metric_text(
+    name: str,
+    render: Callable[[float], str],
+    total: int,
+    accumulator: float,
+    kept_sum: float,
+    span: float,
+    ordered: Sequence[float],
+) -> str:
+    """One metric's lines in the report.
+
+    ``kept_sum`` is the sum of the samples kept, ``span`` the seconds between the first and the last of
+    them, ``ordered`` their values from small to large.
+    """
+    count = len(ordered)
+    lines = [f"Metric: {name}", f"  TotalSamples: {total}", f"  Accumulator: {render(accumulator)}"]
     if span > 0:
-        lines.append(f"  ValueRate: {render(sum(v for _, v in samples) / span)} / second")
-        lines.append(f"  Rate: {len(samples) / span:g} / second")
-    ordered = sorted(v for _, v in samples)
+        lines.append(f"  ValueRate: {render(kept_sum / span)} / second")
+        lines.append(f"  Rate: {count / span:g} / second")
     percentiles = "; ".join(
-        f"{p * 100:g}%={render(ordered[int(p * len(ordered))])}" for p in PERCENTILES
+        f"{p * 100:g}%={render(ordered[min(int(p * count), count - 1)])}" for p in PERCENTILES.get()
     )
     lines.append(f"  Percentiles: {percentiles}")
     return "\n".join(lines) + "\n"

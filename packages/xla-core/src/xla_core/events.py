@@ -1,8 +1,20 @@
 """What the core tells whoever listens: named events, emitted where something rare happens.
 
-Events: ``program_compiled(program, entries)``, ``program_loaded(program, entries)``,
-``program_executed(program)``, ``transfer_to_device(nbytes)``, ``transfer_from_device(nbytes)``,
-``fallback(operator, filename, line)``, ``step_marked(device)``. Nothing is emitted per operator.
+Times are nanoseconds. What a listener raises is raised where the event happened.
+
+- ``program_missing(trace, name, digest, entries, outputs, aliases)``: a step that no known program
+  computes; emitted before anything is lowered. Raising here refuses it, the trace stays as it was.
+- ``program_compiled(trace, program, digest, entries, lowering, compiling)`` and
+  ``program_loaded(trace, program, digest, entries, loading)``: its program is there.
+- ``program_executed(trace, program, results, nanoseconds)``: a run was enqueued.
+- ``flushed(trace, operations, nanoseconds)``: what was pending was run, all of the above included.
+- ``transfer_to_device(buffer, nbytes, nanoseconds)``, ``transfer_from_device(nbytes, nanoseconds,
+  waited)``: ``waited`` is the part until the value was computed.
+- ``waited(nanoseconds)``: the host waited for programs to finish.
+- ``fallback(operator, filename, line)``: an operator runs on the CPU.
+- ``step_marked(device)``: the user ended a step.
+
+Nothing is emitted per operator.
 """
 
 from __future__ import annotations
@@ -26,7 +38,7 @@ def subscribe(listener: Listener) -> Callable[[], None]:
     return unsubscribe
 
 
-def emit(name: str, **details: Any) -> None:
+def emit(name: str, /, **details: Any) -> None:
     """Tell all listeners; costs one test of an empty list when there are none."""
     for listener in tuple(_listeners):
         listener(name, details)

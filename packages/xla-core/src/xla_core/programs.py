@@ -78,6 +78,15 @@ def operator_counts() -> dict[str, int]:
     return dict(counts)
 
 
+def handle_counts() -> dict[str, int]:
+    """How many executables and how many results of programs there were, as torch_xla names them."""
+    known = all_programs()
+    return {
+        "CreateCompileHandles": sum(not p.from_cache for p in known),
+        "CreateDataHandles": sum(len(p.output_index) * p.runs for p in known),
+    }
+
+
 def all_programs() -> list[StepProgram]:
     """Every program compiled or loaded in this process, oldest first."""
     with _lock:
@@ -85,3 +94,4 @@ def all_programs() -> list[StepProgram]:
 
 
 counters.add_collector(operator_counts)
+counters.add_collector(handle_counts)

@@ -13,7 +13,15 @@ import numpy as np
 import pluggy
 import torch
 
-from xla_core import _torch_guard, counters, events, persistent_cache, plugins, step
+from xla_core import (
+    _torch_guard,
+    counters,
+    events,
+    number_formats,
+    persistent_cache,
+    plugins,
+    step,
+)
 from xla_core.lowering import registry
 from xla_core.persistent_cache import CacheKey
 from xla_core.protocol import DeviceClient, Executable, Placement, Program
@@ -29,33 +37,64 @@ class Backend:
         description = client.local_devices()[index]
         self.placement = Placement((description.id,))
         self.platform = description.platform  # the name that jax lowers for
+        self.replicas: tuple[int, ...] = ()
+        self.formats = number_formats.chosen()
+        self.numpy_dtype = number_formats.device_format(self.formats, client.numpy_dtype)
         self._last: list[weakref.ref[Any]] = []
 
     def put(self, array: np.ndarray) -> Any:
         """Copy a host array to the device, in the dtype the device keeps."""
-        wanted = self.client.numpy_dtype(array.dtype)
+        return self._put(array, self.numpy_dtype(array.dtype))
+
+    def put_numbers(self, array: np.ndarray) -> Any:
+        """Copy lifted numbers to the device: the user's number formats are for tensors only."""
+        return self._put(array, self.client.numpy_dtype(array.dtype))
+
+    def _put(self, array: np.ndarray, wanted: np.dtype) -> Any:
         if wanted != array.dtype:
             array = array.astype(wanted)
         started = time.perf_counter_ns()
         buffer = self.client.put(array, self.placement)
-        counters.sample("TransferToDeviceTime", time.perf_counter_ns() - started)
+        elapsed = time.perf_counter_ns() - started
+        counters.sample("TransferToDeviceTime", elapsed)
         counters.sample("OutboundData", array.nbytes, counters.render_bytes)
-        events.emit("transfer_to_device", nbytes=array.nbytes)
+        events.emit("transfer_to_device", nbytes=array.nbytes, nanoseconds=elapsed, buffer=buffer)
         return buffer
 
     def get(self, buffer: Any) -> np.ndarray:
         """Wait for a buffer and copy it to the host."""
-        started = time.perf_counter_ns()
+        started = ready = time.perf_counter_ns()
+        if events.listening():  # the time until there is a value, apart from copying it
+            self.client.wait([buffer])
+            ready = time.perf_counter_ns()
         array = self.client.get(buffer)
-        counters.sample("TransferFromDeviceTime", time.perf_counter_ns() - started)
+        elapsed = time.perf_counter_ns() - started
+        counters.sample("TransferFromDeviceTime", elapsed)
         counters.sample("InboundData", array.nbytes, counters.render_bytes)
-        events.emit("transfer_from_device", nbytes=array.nbytes)
+        events.emit(
+            "transfer_from_device",
+            nbytes=array.nbytes,
+            nanoseconds=elapsed,
+            waited=ready - started,
+        )
         return array
 
     def compile(self, program: Program) -> Executable:
         """Compile a program, after the extensions that partition programs had their say."""
         partitioned = extensions().hook.xla_core_partition_program(program=program)
         return self.client.compile(partitioned or program)
+
+    def over_replicas(self, executable: Executable, name: str, collectives: Any) -> Executable:
+        """What runs ``executable``, which is over all replicas, on this replica's buffers.
+
+        Raises RuntimeError when no extension knows how.
+        """
+        found = extensions().hook.xla_core_replicated_executable(
+            executable=executable, name=name, collectives=collectives, backend=self
+        )
+        if found is None:
+            raise RuntimeError(f"{name} talks to other replicas: pip install xla-dist")
+        return found
 
     def copy(self, buffer: Any) -> Any:
         """A second buffer with the same value on this device."""
@@ -73,9 +112,13 @@ class Backend:
         """Block until the last program has finished."""
         alive = [b for b in (ref() for ref in self._last) if b is not None]
         if alive:
+            started = time.perf_counter_ns()
             self.client.wait(alive)
+            events.emit("waited", nanoseconds=time.perf_counter_ns() - started)
 
-    def cache_key(self, text: bytes, lowering: bytes, name: str) -> CacheKey | None:
+    def cache_key(
+        self, text: bytes, lowering: bytes, name: str, placement: Placement
+    ) -> CacheKey | None:
         """The persistent cache's key of a step, or None when no cache is in use."""
         if persistent_cache.current() is None:
             return None
@@ -85,17 +128,17 @@ class Backend:
         ]
         for found in extensions().hook.xla_core_cache_key_entries():
             entries += [(f"extension:{k}", v) for k, v in sorted(found.items())]
-        entries.append(("placement", repr(self.placement).encode()))
+        entries.append(("placement", repr(placement).encode()))
         return CacheKey(tuple(entries), name)
 
-    def load(self, key: CacheKey | None, name: str) -> Any:
+    def load(self, key: CacheKey | None, name: str, placement: Placement) -> Any:
         """The executable stored under ``key``, or None."""
         stored = persistent_cache.current()
         payload = stored.get(key) if stored is not None and key is not None else None
         if key is None or payload is None:
             return None
         try:
-            return self.client.deserialize(payload, name, self.placement)
+            return self.client.deserialize(payload, name, placement)
         except (ValueError, RuntimeError) as error:
             persistent_cache.warn_unusable(key, error)
             return None
@@ -168,11 +211,30 @@ def _start() -> DeviceClient:
             for index in range(len(new.local_devices())):
                 trace = Trace(torch.device("xla", index), step.flush)
                 trace.backend = Backend(new, index)
+                trace.backend.replicas = _replicas_at_start(new)
                 traces.append(trace)
             _torch_guard.set_device_count(len(traces))
             _Runtime.traces = traces
             _Runtime.client = new
         return _Runtime.client
+
+
+def _replicas_at_start(client: DeviceClient) -> tuple[int, ...]:
+    """One replica per process, on its first device, in the order of devices; alone, none."""
+    first: dict[int, int] = {}
+    for description in sorted(client.devices(), key=lambda d: d.id):
+        first.setdefault(description.process_index, description.id)
+    return tuple(sorted(first.values())) if len(first) > 1 else ()
+
+
+def set_replicas(device_ids: Sequence[int]) -> None:
+    """Let the devices with these ids be the replicas, in ordinal order; none: each is on its own.
+
+    Programs that talk to other replicas run on all of them at once, from now on.
+    """
+    for trace in traces():
+        known = trace.backend.placement.devices[0] in device_ids
+        trace.backend.replicas = tuple(device_ids) if known else ()
 
 
 def traces() -> list[Trace]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xla_core import compile_step, counters, events, lost
+from xla_core import compile_step, counters, events, lost, settings
 from xla_core.lowering.driver import LoweringError
 from xla_core.programs import StepProgram, register
 from xla_core.storage import Storage
@@ -28,6 +28,10 @@ def flush(trace: Trace) -> None:
     and the trace stays as it was: nothing that was recorded is lost.
     """
     with trace.lock:
+        if trace.forbidden is not None and trace.cur.depth:
+            raise RuntimeError(trace.forbidden)
+        started = time.perf_counter_ns()
+        operations = trace.cur.depth
         try:
             _flush(trace)
         except LoweringError as error:
@@ -37,15 +41,23 @@ def flush(trace: Trace) -> None:
                 except LoweringError as another:
                     error.plan = another.plan
             raise
+        if operations:
+            elapsed = time.perf_counter_ns() - started
+            events.emit("flushed", trace=trace, operations=operations, nanoseconds=elapsed)
 
 
 def _flush(trace: Trace) -> None:
-    alive, passed, outputs = _wanted(trace)
+    alive, passed, outputs = wanted(trace)
     for s, slot in passed:
         s.buffer = trace.inputs[slot]
     if outputs:
-        key = (tuple(outputs), _donations(trace, outputs))
-        program = trace.cur.programs.get(key) or _find_or_build(trace, key)
+        key = (tuple(outputs), _donations(trace, outputs), settings.token())
+        counters.sample("TensorsGraphSize", trace.cur.depth, counters.render_number)
+        program = trace.cur.programs.get(key)
+        if program is None:
+            program = _find_or_build(trace, key)
+        else:
+            counters.increment("CachedCompile")
         results = _run(trace, program)
         index = program.output_index
         for s in alive:
@@ -54,7 +66,7 @@ def _flush(trace: Trace) -> None:
     trace.reset()
 
 
-def _wanted(trace: Trace) -> tuple[list[Storage], list[tuple[Storage, int]], dict[int, None]]:
+def wanted(trace: Trace) -> tuple[list[Storage], list[tuple[Storage, int]], dict[int, None]]:
     """Storages to bind, storages that just take an input's value, and the values to compute."""
     epoch = trace.epoch
     input_vids = trace.input_vids
@@ -92,9 +104,12 @@ def _find_or_build(trace: Trace, key: Any) -> StepProgram:
     that computes more than is wanted is as good, and saves a compilation.
     """
     wanted = set(key[0])
-    for program in trace.cur.programs.values():
+    for known, program in list(trace.cur.programs.items()):
+        if known[2] != key[2]:
+            continue
         if wanted <= program.output_index.keys() and not program.wasteful(wanted):
             trace.cur.programs[key] = program
+            counters.increment("CachedCompile")
             return program
     program = compile_step.build(trace, key[0], key[1])
     trace.cur.programs[key] = program
@@ -110,12 +125,15 @@ def _run(trace: Trace, program: StepProgram) -> list[Any]:
             arguments[slot] = trace.backend.copy(arguments[slot])
             program.copied_donations += 1
     if trace.floats:
-        arguments.append(trace.backend.put(np.array(trace.floats, np.float64)))
+        arguments.append(trace.backend.put_numbers(np.array(trace.floats, np.float64)))
     if trace.ints:
-        arguments.append(trace.backend.put(np.array(trace.ints, np.int64)))
+        arguments.append(trace.backend.put_numbers(np.array(trace.ints, np.int64)))
     started = time.perf_counter_ns()
     results = program.executable.execute(arguments)
-    counters.sample("ExecuteTime", time.perf_counter_ns() - started)
+    elapsed = time.perf_counter_ns() - started
+    counters.sample("ExecuteTime", elapsed)
     program.runs += 1
-    events.emit("program_executed", program=program)
+    events.emit(
+        "program_executed", program=program, trace=trace, results=results, nanoseconds=elapsed
+    )
     return results

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from xla_core import errors
+from xla_core import errors, where
 from xla_core._torch_compat import make_wrapper
 from xla_core.metas import TensorMeta, tensor_meta
 from xla_core.storage import Storage, View, check_lost, strides
@@ -89,12 +89,13 @@ class Entry:
 
     ``metas`` are its results, numbered from ``first``; ``single`` is the meta when there is just
     one. ``floats`` and ``ints`` count the numbers lifted up to and including this entry, ``depth``
-    the entries. ``programs`` holds the compiled programs of the step that ends here.
+    the entries. ``programs`` holds the compiled programs of the step that ends here. ``where`` is the
+    place in the user's program that recorded it first, if somebody asks for that.
     """
 
     __slots__ = (
         "parent", "key", "plan", "args", "kwargs", "metas", "single", "first", "end",
-        "floats", "ints", "depth", "next", "programs",
+        "floats", "ints", "depth", "next", "programs", "where",
     )  # fmt: skip
 
     def __init__(
@@ -122,6 +123,7 @@ class Entry:
         self.depth: int = parent.depth + 1 if parent is not None else 0
         self.next: dict[Any, Entry] = {}
         self.programs: dict[Any, Any] = {}
+        self.where = where.locate() if where.locate is not None else None
 
     def path(self) -> list[Entry]:
         """The step's entries in program order, up to and including this one."""
@@ -138,10 +140,14 @@ class Trace:
     """What one device has recorded and not yet run.
 
     ``flush`` runs what is pending and ``backend`` transfers and compiles; both are given by the
-    runtime when the device is made.
+    runtime when the device is made. Inside ``torch_xla.compile`` ``region`` is that use of it,
+    ``graph_name`` its name, and ``forbidden`` the error to raise when something would run (or None).
     """
 
     backend: Backend
+    region: Any = None
+    graph_name: str | None = None
+    forbidden: str | None = None
 
     def __init__(self, device: torch.device, flush: Callable[[Trace], None]) -> None:
         self.device = device

@@ -17,6 +17,7 @@ from xla_core.lowering.nodes import FILLS, Part
 from xla_core.lowering.registry import ViewRule
 from xla_core.metas import TensorMeta
 from xla_core.trace import Entry, Lift, Ref
+from xla_core.where import scope_name
 
 
 class Lifted:
@@ -90,7 +91,7 @@ class Scope(dict[int, Any]):
         args = tuple(_zeros(a) if fill and isinstance(a, Ref) else self.value(a) for a in recorded)
         kwargs = {name: self.value(a) for name, a in recorded_named.items() if name != SEED}
         try:
-            with jax.named_scope(plan.name):
+            with jax.named_scope(scope_name(part.entry)):
                 if isinstance(rule, ViewRule):
                     function = rule.put if plan.is_put else rule.get
                     assert function is not None

@@ -1,0 +1,118 @@
+"""Where in the user's program an operation was recorded, for packages that explain programs.
+
+Nobody asks by default. With a locator, each entry that is new to the trace's tree is located once,
+when it is made: a step that repeats itself never is. ``detail`` says what of it programs carry.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from xla_core.trace import Entry
+
+
+class Frame(NamedTuple):
+    """One line of a Python stack."""
+
+    function: str
+    filename: str
+    line: int
+
+
+class Where:
+    """The place that recorded an operation.
+
+    ``frames`` are the innermost frames of the stack outside PyTorch and this project, innermost
+    first; ``inner`` is the innermost one of all, in PyTorch perhaps. ``scope`` names the modules
+    around it (``encoder/layers.0/fc1``), ``optimizer`` is set inside an optimizer's step, and
+    ``backward`` for an operation of the backward pass, whose frames are those of the forward
+    operation.
+    """
+
+    __slots__ = ("frames", "inner", "scope", "optimizer", "backward")
+
+    def __init__(
+        self,
+        frames: tuple[Frame, ...],
+        inner: Frame | None,
+        scope: str,
+        optimizer: bool,
+        backward: bool,
+    ) -> None:
+        self.frames = frames
+        self.inner = inner
+        self.scope = scope
+        self.optimizer = optimizer
+        self.backward = backward
+
+
+class Detail(enum.Enum):
+    """What programs say of where their operations come from: nothing, scopes, or lines as well."""
+
+    NONE = 0
+    SCOPES = 1
+    LINES = 2
+
+
+class _Settings:
+    detail = Detail.NONE
+
+
+locate: Callable[[], Where | None] | None = None
+"""Called for every new entry of a trace; None (the default): nobody asks."""
+
+MARK: Final = "@"
+
+
+def set_locator(locator: Callable[[], Where | None] | None) -> None:
+    """Have new entries located by ``locator``, or by nobody."""
+    global locate
+    locate = locator
+
+
+def set_detail(detail: Detail) -> None:
+    """Say what the programs that are lowered from now on carry as metadata."""
+    _Settings.detail = detail
+
+
+def detail() -> Detail:
+    """What programs carry as metadata."""
+    return _Settings.detail
+
+
+def scope_name(entry: Entry) -> str:
+    """The name that an entry's operations get in the lowered program."""
+    plan = entry.plan
+    assert plan is not None
+    found: Where | None = entry.where
+    name = plan.name
+    if _Settings.detail is Detail.LINES:
+        name = f"{name}{MARK}{entry.depth}"
+    return f"{found.scope}/{name}" if found is not None and found.scope else name
+
+
+def relocation(
+    entries: Sequence[Entry],
+) -> Callable[[str], tuple[str, str, int] | None] | None:
+    """What turns the name of a lowered operation into name, file and line; None without detail.
+
+    The function gives None for operations whose line is not known.
+    """
+    if _Settings.detail is Detail.NONE:
+        return None
+
+    def place(name: str) -> tuple[str, str, int] | None:
+        head, mark, tail = name.rpartition(MARK)
+        number, slash, rest = tail.partition("/")
+        if not (mark and number.isdecimal()):
+            return None
+        found: Where | None = entries[int(number) - 1].where
+        clean = f"{head}{slash}{rest}"
+        if found is None or not found.frames:
+            return clean, "", 0
+        return clean, found.frames[0].filename, found.frames[0].line
+
+    return place
