@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import weakref
@@ -22,9 +23,11 @@ from xla_core import (
     plugins,
     step,
 )
+from xla_core.dtypes import numpy_dtype
 from xla_core.lowering import registry
+from xla_core.metas import TensorMeta
 from xla_core.persistent_cache import CacheKey
-from xla_core.protocol import DeviceClient, Executable, Placement, Program
+from xla_core.protocol import ArraySpec, DeviceClient, Executable, Placement, Program
 from xla_core.trace import Trace
 
 
@@ -37,6 +40,8 @@ class Backend:
         description = client.local_devices()[index]
         self.placement = Placement((description.id,))
         self.platform = description.platform  # the name that jax lowers for
+        # ahead of time: buffers have no values
+        self.shapes_only: bool = getattr(client, "shapes_only", False)
         self.replicas: tuple[int, ...] = ()
         self.formats = number_formats.chosen()
         self.numpy_dtype = number_formats.device_format(self.formats, client.numpy_dtype)
@@ -95,6 +100,11 @@ class Backend:
         if found is None:
             raise RuntimeError(f"{name} talks to other replicas: pip install xla-dist")
         return found
+
+    def allocate(self, meta: TensorMeta) -> Any:
+        """A buffer of zeros for a tensor of this shape and dtype."""
+        spec = ArraySpec(meta.shape, self.numpy_dtype(numpy_dtype(meta.dtype)))
+        return self.client.allocate(spec, self.placement)
 
     def copy(self, buffer: Any) -> Any:
         """A second buffer with the same value on this device."""
@@ -155,6 +165,7 @@ class Backend:
 class _Runtime:
     client: DeviceClient | None = None
     device_type: str | None = None
+    options: dict[str, str] = {}
     manager: pluggy.PluginManager | None = None
     traces: list[Trace] = []
 
@@ -198,6 +209,17 @@ def set_device_type(name: str) -> None:
         _Runtime.device_type = name.upper()
 
 
+def set_options(options: Mapping[str, str]) -> None:
+    """Options for the plugin besides the environment. Raises RuntimeError when the client runs."""
+    with _lock:
+        if _Runtime.client is not None:
+            raise RuntimeError(
+                f"the {_Runtime.device_type} client runs already; say {', '.join(options)} before "
+                "the first xla tensor is made"
+            )
+        _Runtime.options |= options
+
+
 def started() -> bool:
     """Whether the client runs already."""
     return _Runtime.client is not None
@@ -206,7 +228,8 @@ def started() -> bool:
 def _start() -> DeviceClient:
     with _lock:
         if _Runtime.client is None:
-            new = plugins.start_client(device_type(), extensions())
+            options = {**os.environ, **_Runtime.options}
+            new = plugins.start_client(device_type(), extensions(), options)
             traces = []
             for index in range(len(new.local_devices())):
                 trace = Trace(torch.device("xla", index), step.flush)

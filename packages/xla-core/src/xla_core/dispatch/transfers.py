@@ -52,8 +52,16 @@ def materialise(trace: Trace, s: Any) -> Any:
 def upload(tensor: torch.Tensor, trace: Trace, dtype: torch.dtype | None = None) -> XLATensor:
     """A new ``xla`` tensor with the values of a CPU tensor, in ``dtype`` if given."""
     dtype = dtype or tensor.dtype
+    if _only_shape(tensor, trace):
+        meta = tensor_meta(tuple(tensor.shape), dtype)
+        return trace.from_buffer(trace.backend.allocate(meta), meta)
     array = dtypes.to_numpy(tensor if tensor.dtype == dtype else tensor.to(dtype))
     return trace.from_buffer(trace.backend.put(array), tensor_meta(tuple(array.shape), dtype))
+
+
+def _only_shape(tensor: torch.Tensor, trace: Trace) -> bool:
+    """Whether a ``meta`` tensor goes to a device whose values are shapes only, too."""
+    return tensor.device.type == "meta" and trace.backend.shapes_only
 
 
 def across(tensor: XLATensor, trace: Trace) -> XLATensor:
@@ -124,7 +132,7 @@ def copy_from(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
 def _copy_from_host(
     target: XLATensor, source: torch.Tensor, meta: TensorMeta, trace: Trace
 ) -> None:
-    if source.device.type != "cpu":
+    if source.device.type != "cpu" and not _only_shape(source, trace):
         raise errors.not_an_xla_tensor(source, "aten.copy_", trace.device)
     if tuple(source.shape) != meta.shape:
         check_copy(source.shape, meta.shape)
