@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -27,6 +28,72 @@ def program_runs() -> list[ProgramRuns]:
         ProgramRuns(p.name, p.operations, p.runs, p.compile_seconds, p.from_cache)
         for p in programs.all_programs()
     ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProgramFigures:
+    """What the compiler says of one program on one device: bytes by use, and costs of one run.
+
+    ``total`` is what the program needs while it runs, ``limit`` the device's memory (None: not
+    known). ``flops``, ``bytes_accessed`` and ``seconds`` are the compiler's estimates, None where it
+    offers none.
+    """
+
+    name: str
+    runs: int
+    arguments: int
+    outputs: int
+    temporaries: int
+    aliased: int
+    code: int
+    limit: int | None
+    flops: float | None
+    bytes_accessed: float | None
+    seconds: float | None
+
+    @property
+    def total(self) -> int:
+        """Arguments, results that do not take over an argument's memory, temporaries and code."""
+        return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
+
+    def __str__(self) -> str:
+        render = counters.render_bytes
+        of = f" of {render(self.limit)} ({self.total / self.limit:.1%})" if self.limit else ""
+        flops = "?" if self.flops is None else f"{self.flops:.3g}"
+        accessed = "?" if self.bytes_accessed is None else render(self.bytes_accessed)
+        seconds = "?" if self.seconds is None else counters.render_time(self.seconds * 1e9)
+        return (
+            f"{self.name}: {render(self.total)}{of} = arguments {render(self.arguments)} + outputs "
+            f"{render(self.outputs)} - aliased {render(self.aliased)} + temporaries "
+            f"{render(self.temporaries)} + code {render(self.code)}; {flops} FLOPs, {accessed} "
+            f"accessed, estimated {seconds}"
+        )
+
+
+def program_figures() -> list[ProgramFigures]:
+    """Memory and cost figures of every program of this process, oldest first."""
+    return [_figures(program) for program in programs.all_programs()]
+
+
+def _figures(program: programs.StepProgram) -> ProgramFigures:
+    memory = program.executable.memory_analysis()
+    cost = program.executable.cost_analysis()
+    backend = program.backend
+    return ProgramFigures(
+        name=program.name,
+        runs=program.runs,
+        **{use: memory[use] for use in ("arguments", "outputs", "temporaries", "aliased", "code")},
+        limit=backend.client.memory_info(backend.index).bytes_limit,
+        flops=_known(cost, "flops"),
+        bytes_accessed=_known(cost, "bytes accessed"),
+        seconds=_known(cost, "optimal_seconds"),
+    )
+
+
+def _known(cost: Mapping[str, float], name: str) -> float | None:
+    """An estimate, if there is one: XLA writes negative numbers for what it cannot say."""
+    value = cost.get(name)
+    return value if value is not None and value >= 0 else None
 
 
 def fallback_counts() -> dict[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from typing import Any, Final
 
 import ml_dtypes  # noqa: F401  (makes numpy know "bfloat16" and the float8 types by name)
@@ -26,9 +27,15 @@ MSG_OTHER_COUNT: Final = (
 )
 
 
-def pack(plugin: str, program: Program, code: bytes) -> bytes:
-    """Description of ``program`` followed by ``code``, marked as written by ``plugin``."""
-    header = json.dumps({"plugin": plugin} | _describe(program)).encode()
+def pack(
+    plugin: str, program: Program, code: bytes, report: Mapping[str, Any] | None = None
+) -> bytes:
+    """Description of ``program`` followed by ``code``, marked as written by ``plugin``.
+
+    ``report`` is kept beside the description: what a compiler said of a program that no device
+    here can load.
+    """
+    header = json.dumps({"plugin": plugin, "report": report} | _describe(program)).encode()
     return b"".join((_MAGIC, _LENGTH.pack(len(header)), header, code))
 
 
@@ -54,6 +61,14 @@ def unpack(plugin: str, payload: bytes, name: str, placement: Placement) -> tupl
     if needed != given:
         raise ValueError(MSG_OTHER_COUNT.format(name=name, needed=needed, given=given))
     return program, payload[start + length :]
+
+
+def report(payload: bytes) -> dict[str, Any] | None:
+    """The report that ``pack`` was given, of a payload that ``unpack`` takes; None without one."""
+    start = len(_MAGIC) + _LENGTH.size
+    (length,) = _LENGTH.unpack_from(payload, len(_MAGIC))
+    found: dict[str, Any] | None = json.loads(payload[start : start + length]).get("report")
+    return found
 
 
 def _describe(program: Program) -> dict[str, Any]:

@@ -1,0 +1,167 @@
+"""The TPU as a device: a client of chips that are here, or of a topology to compile for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from xla_core import _jax_compat as compat
+from xla_core import _jax_pjrt
+from xla_core.pjrt.client import PjrtClient
+from xla_core.pjrt.topology_client import TopologyClient
+from xla_core.protocol import INTERFACE_VERSION, DeviceClient, Topology
+from xla_pjrt_tpu import chips as chips_of_host
+from xla_pjrt_tpu import libtpu
+from xla_pjrt_tpu.topology import TpuTopology, parse_topology
+
+PLUGIN: Final = "xla-pjrt-tpu"
+VERSION: Final = "0.1.0"
+
+MSG_NO_TPU: Final = (
+    "there is no TPU on this machine. libtpu: {library}. Found: {found}. On a machine without a TPU "
+    "set XLA_AOT_TOPOLOGY (for example v5e:2x2) to compile for one, or PJRT_DEVICE=CPU to compute"
+)
+MSG_NOT_STARTED: Final = (
+    "libtpu could not open the TPU: {error}. Found: {found}. Another process may hold it (a TPU chip "
+    "belongs to one process at a time), or TPU_VISIBLE_CHIPS and TPU_PROCESS_BOUNDS may not fit "
+    "this host"
+)
+
+_F64: Final = np.dtype(np.float64)
+_C128: Final = np.dtype(np.complex128)
+_REPLACED: Final[Mapping[np.dtype, np.dtype]] = {
+    _F64: np.dtype(np.float32),
+    _C128: np.dtype(np.complex64),
+}
+
+
+class Factory:
+    """The plugin's entry point: callable, with what the core asks before it calls."""
+
+    interface_version = INTERFACE_VERSION
+
+    def __call__(self, topology: Topology, options: Mapping[str, str]) -> DeviceClient:
+        """Start a client of this host's chips, or of ``XLA_AOT_TOPOLOGY`` without any.
+
+        ``options`` is usually the environment; see the package's README for what is read. Raises
+        RuntimeError that says what was looked for when there is no TPU, ValueError for a topology
+        that does not exist.
+        """
+        wanted = topology.aot_topology or options.get("XLA_AOT_TOPOLOGY", "").strip()
+        if wanted:
+            reads = options.get("XLA_AOT_READS", "").strip().lower() or "error"
+            return TpuTopologyClient(parse_topology(wanted, options), options, reads=reads)
+        return TpuClient(topology, options)
+
+    def is_available(self, options: Mapping[str, str]) -> bool:
+        """Whether libtpu and a chip (or a topology to compile for) are here; asks no network."""
+        if libtpu.find_library(options) is None:
+            return False
+        return bool(options.get("XLA_AOT_TOPOLOGY") or chips_of_host.find_chips().count)
+
+
+create_client: Final = Factory()
+
+
+def _numpy_dtype(dtype: np.dtype) -> np.dtype:
+    return _REPLACED.get(dtype, dtype)
+
+
+def _fingerprint(platform_version: str, devices: Sequence[Any], flags: str) -> dict[str, str]:
+    """What compiled code depends on, the same for chips and for a topology like theirs."""
+    ids = sorted(devices, key=lambda d: d.id)
+    places = [
+        (d.id, d.kind, d.attributes.get("coords"), d.attributes.get("core_on_chip", 0)) for d in ids
+    ]
+    return {
+        "plugin": f"{PLUGIN} {VERSION}",
+        "jaxlib": compat.JAXLIB_VERSION,
+        "platform_version": platform_version,
+        "devices": repr(places),
+        "libtpu_flags": flags,
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    }
+
+
+class TpuClient(PjrtClient):
+    """The TPU chips that this process may use."""
+
+    device_type = "TPU"
+    plugin = PLUGIN
+    version = VERSION
+    platform = "tpu"
+    missing_device = ": TPU_VISIBLE_CHIPS and TPU_PROCESS_BOUNDS set which each process has"
+
+    def __init__(self, topology: Topology, options: Mapping[str, str]) -> None:
+        found = chips_of_host.find_chips()
+        described = chips_of_host.describe(options, found)
+        if not found.count and not found.nodes:
+            path = libtpu.find_library(options)
+            library = f"{path} (version {libtpu.package_version()})" if path else "not installed"
+            raise RuntimeError(MSG_NO_TPU.format(library=library, found=described))
+        version = chips_of_host.version_name(options, found)
+        self._flags = libtpu.load(options, chips=True, megacore=version == "v4")
+        try:
+            client = _jax_pjrt.make_client(
+                libtpu.LIBRARY, create_options(options), topology.distributed_client
+            )
+        except RuntimeError as error:
+            raise RuntimeError(MSG_NOT_STARTED.format(error=error, found=described)) from error
+        super().__init__(client, process_index=client.process_index())
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Versions, chips and their places, flags."""
+        return _fingerprint(self._client.platform_version, self._descriptions, self._flags)
+
+    def numpy_dtype(self, dtype: np.dtype) -> np.dtype:
+        """float32 for float64 and complex64 for complex128, which a TPU does not compute with."""
+        return _numpy_dtype(dtype)
+
+
+class TpuTopologyClient(TopologyClient):
+    """TPU chips to compile for, with libtpu's compiler; none of them is needed."""
+
+    device_type = "TPU"
+    plugin = PLUGIN
+    platform = "tpu"
+
+    def __init__(
+        self, topology: TpuTopology, options: Mapping[str, str], *, reads: str = "error"
+    ) -> None:
+        self._flags = libtpu.load(options, chips=False)
+        try:
+            devices = _jax_pjrt.topology_devices(
+                libtpu.LIBRARY, topology.library_name, topology.library_options()
+            )
+        except RuntimeError as error:
+            raise ValueError(f"libtpu has no topology {topology.name}: {error}") from error
+        self._platform_version = devices[0].client.platform_version
+        super().__init__(
+            devices, topology=topology.name, reads=reads, memory_bytes=topology.memory_bytes
+        )
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Equal to that of a client of such chips, so that a TPU host finds the cache's entries."""
+        return _fingerprint(self._platform_version, self._descriptions, self._flags)
+
+    def numpy_dtype(self, dtype: np.dtype) -> np.dtype:
+        """As on the chips: float32 for float64, complex64 for complex128."""
+        return _numpy_dtype(dtype)
+
+
+def create_options(options: Mapping[str, str]) -> dict[str, str | int | float | bool | list[int]]:
+    """What libtpu is told when a client starts. Raises ValueError for a malformed number."""
+    created: dict[str, str | int | float | bool | list[int]] = {
+        "ml_framework_name": "PyTorch/XLA",
+        "ml_framework_version": VERSION,
+    }
+    for variable in ("PJRT_TPU_MAX_INFLIGHT_COMPUTATIONS", "XLA_TPU_MAX_INFLIGHT_COMPUTATIONS"):
+        text = options.get(variable, "").strip()
+        if text:
+            if not text.isdecimal() or int(text) < 1:
+                raise ValueError(f"{variable} is {text!r}; set it to a whole number of at least 1")
+            created["max_inflight_computations"] = int(text)
+    return created

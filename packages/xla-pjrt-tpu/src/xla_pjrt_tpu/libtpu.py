@@ -1,0 +1,139 @@
+"""Finding libtpu and loading it, with the settings it reads from the environment.
+
+The environment is changed only while libtpu initializes, and is then what it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from xla_core import _jax_pjrt
+
+logger = logging.getLogger(__name__)
+
+LIBRARY: Final = "tpu"
+"""The name under which jaxlib keeps the library; jax's own."""
+
+# torch_xla 2.9 adds these to LIBTPU_INIT_ARGS where the user does not set them.
+DEFAULT_FLAGS: Final[Mapping[str, str]] = {
+    "xla_tpu_use_enhanced_launch_barrier": "false",
+    "xla_latency_hiding_scheduler_rerun": "1",
+    "xla_tpu_prefer_async_allgather_to_allreduce": "true",
+    "xla_tpu_enable_flash_attention": "false",
+}
+
+# Without a TPU nobody answers for the host, and libtpu would ask the network for minutes.
+_WITHOUT_CHIPS: Final[Mapping[str, str]] = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # its lock file is for chips
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+}
+
+MSG_NO_LIBRARY: Final = (
+    "libtpu, the TPU's compiler and runtime, was not found: TPU_LIBRARY_PATH is {variable}, and the "
+    "package libtpu {package}. It exists for Linux on x86-64. Run: pip install xla-pjrt-tpu"
+)
+
+_lock = threading.Lock()
+
+
+def find_library(options: Mapping[str, str]) -> Path | None:
+    """libtpu.so: ``TPU_LIBRARY_PATH``, else the one of the package ``libtpu``; None without either.
+
+    The package is not imported, which would set environment variables.
+    """
+    named = options.get("TPU_LIBRARY_PATH", "").strip()
+    if named:
+        return Path(named) if Path(named).is_file() else None
+    spec = importlib.util.find_spec("libtpu")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = Path(folder) / "libtpu.so"
+        if path.is_file():
+            return path
+    return None
+
+
+def package_version() -> str | None:
+    """The version of the installed package ``libtpu``; None without it."""
+    try:
+        return importlib.metadata.version("libtpu")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def init_args(options: Mapping[str, str]) -> str:
+    """``LIBTPU_INIT_ARGS`` with the defaults for flags that it does not name."""
+    given = options.get("LIBTPU_INIT_ARGS", "")
+    added = [f"--{name}={value}" for name, value in DEFAULT_FLAGS.items() if name not in given]
+    return " ".join([given.strip(), *added]).strip()
+
+
+def load(options: Mapping[str, str], *, chips: bool, megacore: bool = False) -> str:
+    """Load and initialize libtpu once; returns the flags in force.
+
+    ``chips`` False: only to compile, so that nothing is asked of the host or the network.
+    Raises RuntimeError when the library is not there or does not fit jaxlib.
+    """
+    path = find_library(options)
+    if path is None:
+        named = options.get("TPU_LIBRARY_PATH", "").strip()
+        variable = f"{named}, where no file is" if named else "not set"
+        installed = package_version()
+        package = f"{installed} lacks libtpu.so" if installed else "is not installed"
+        raise RuntimeError(MSG_NO_LIBRARY.format(variable=variable, package=package))
+    flags = init_args(options)
+    with _lock:
+        if LIBRARY in _flags_in_force:
+            return _flags_in_force[LIBRARY]
+        if _jax_pjrt.library_loaded(LIBRARY):
+            flags = _flags_in_force[LIBRARY] = _foreign_flags(options, flags)
+            return flags
+        settings = {"LIBTPU_INIT_ARGS": flags, "TPU_ML_PLATFORM": "PyTorch/XLA"}
+        if not chips:
+            settings |= _WITHOUT_CHIPS
+        elif megacore:
+            settings["TPU_MEGACORE"] = options.get("TPU_MEGACORE", "megacore_dense")
+        with environment(settings):
+            _jax_pjrt.load_library(LIBRARY, str(path))
+        _flags_in_force[LIBRARY] = flags
+    return flags
+
+
+_flags_in_force: dict[str, str] = {}
+
+
+def _foreign_flags(options: Mapping[str, str], wanted: str) -> str:
+    """The flags of a libtpu that jax has loaded in this process before."""
+    found = options.get("LIBTPU_INIT_ARGS", "").strip()
+    logger.warning(
+        "libtpu was loaded by jax before the xla device was used: its flags are %r, not %r. "
+        "Make the first xla tensor before jax is used to have the latter",
+        found,
+        wanted,
+    )
+    return found
+
+
+@contextlib.contextmanager
+def environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """The process's environment with ``settings``, which C++ libraries read, for a while."""
+    former = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

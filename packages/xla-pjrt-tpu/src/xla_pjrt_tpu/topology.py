@@ -1,0 +1,87 @@
+"""Names of topologies to compile for: ``v5e:4x4``, ``v5litepod-16``, ``v4:2x2x1``, ``v6e:16x16*2``."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from xla_pjrt_tpu.hardware import Generation, generation, parse_accelerator_type
+
+MSG_BAD_TOPOLOGY: Final = (
+    "XLA_AOT_TOPOLOGY={text!r} is no TPU topology: {reason}. Write a generation and the shape of its "
+    "chips (v5e:4x4, v4:2x2x1, v5p:2x2x2), an accelerator type (v5litepod-16), and *N for N slices"
+)
+_FORM: Final = re.compile(r"(?P<name>[\w ]+):(?P<shape>\d+(x\d+){1,2})")
+
+# v4 chips are used as one device with both cores' memory, unless TPU_MEGACORE says otherwise.
+_MEGACORE: Final = "megacore_dense"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TpuTopology:
+    """Chips to compile for: their generation, the shape of a slice, and how many slices."""
+
+    generation: Generation
+    shape: tuple[int, ...]
+    slices: int = 1
+    chip_config: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The usual name of one slice, such as ``v5e:4x4``."""
+        return f"{self.generation.name}:{'x'.join(map(str, self.shape))}"
+
+    @property
+    def library_name(self) -> str:
+        """The name that libtpu knows one slice by."""
+        return f"{self.generation.library_name}:{'x'.join(map(str, self.shape))}"
+
+    @property
+    def memory_bytes(self) -> int:
+        """HBM of one device: half a v4 chip's where its two cores are devices of their own."""
+        split = self.chip_config == "default" and self.generation.devices < self.generation.cores
+        return self.generation.memory_bytes // (self.generation.cores if split else 1)
+
+    def library_options(self) -> dict[str, str | int | list[int]]:
+        """What libtpu is told beside the name."""
+        shape = (*self.shape, 1, 1)[:3]
+        host = self.generation.chips_per_host
+        options: dict[str, str | int | list[int]] = {
+            "chips_per_host_bounds": [min(a, b) for a, b in zip(shape, host, strict=True)]
+        }
+        if self.chip_config is not None:
+            options["chip_config_name"] = self.chip_config
+        if self.slices > 1:
+            options["num_slices"] = self.slices
+        return options
+
+
+def parse_topology(text: str, options: Mapping[str, str]) -> TpuTopology:
+    """The topology that ``text`` names; ``TPU_MEGACORE`` in ``options`` chooses how v4 chips are used.
+
+    Raises ValueError that shows the accepted forms.
+    """
+    name, _, count = text.partition("*")
+    try:
+        if count and not (count.strip().isdecimal() and int(count) > 0):
+            raise ValueError(f"{count!r} is no number of slices")
+        found, shape = _parse_slice(name.strip())
+    except ValueError as error:
+        raise ValueError(MSG_BAD_TOPOLOGY.format(text=text, reason=error)) from None
+    config = options.get("TPU_MEGACORE", _MEGACORE).lower() if found.name == "v4" else None
+    return TpuTopology(found, shape, int(count or 1), config)
+
+
+def _parse_slice(text: str) -> tuple[Generation, tuple[int, ...]]:
+    match = _FORM.fullmatch(text)
+    if match is None:
+        return parse_accelerator_type(text)
+    found = generation(match["name"])
+    shape = tuple(map(int, match["shape"].split("x")))
+    if len(shape) == 2 and found.dimensions == 3:
+        raise ValueError(f"{found.name} chips form a network of three dimensions")
+    if min(shape) < 1:
+        raise ValueError("a dimension is 0")
+    return found, shape
