@@ -486,7 +486,6 @@ def shaped_array(shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return _jax_core.ShapedArray(shape, dtype)
 
 
-@functools.lru_cache(maxsize=4096)
 def single_device_sharding(device: Device) -> Any:
     """The sharding of a whole value on one device."""
     return jax.sharding.SingleDeviceSharding(device)
@@ -505,7 +504,8 @@ def hlo_sharding(text: str | None) -> HloSharding:
         ) from error
 
 
-_shardings: dict[Any, Any] = {}
+# by devices and HLO text; a client that ends removes its own
+_shardings: dict[tuple[tuple[Device, ...], str], Any] = {}
 
 
 def sharding_over(devices: Sequence[Device], sharding: HloSharding) -> Any:
@@ -520,6 +520,13 @@ def sharding_over(devices: Sequence[Device], sharding: HloSharding) -> Any:
         found = _sharding_impls.GSPMDSharding(DeviceList(tuple(devices)), sharding)
         _shardings[key] = found
     return found
+
+
+def forget_shardings(devices: Sequence[Device]) -> None:
+    """Let go of what ``sharding_over`` keeps for these devices, when their client ends."""
+    ended = set(devices)
+    for key in [key for key in _shardings if not ended.isdisjoint(key[0])]:
+        del _shardings[key]
 
 
 def device_put(

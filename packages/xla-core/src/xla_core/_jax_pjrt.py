@@ -84,6 +84,14 @@ def copy_to_devices(array: Any, sharding: Any, devices: Sequence[Device]) -> Any
     return copied
 
 
+def devices_and_sharding(sharding: Any) -> tuple[tuple[int, ...], str | None]:
+    """Ids of an array's devices in order, and its HLO sharding's text; None where it is whole."""
+    # jax 0.10.2: both names; the order is that in which shards lie
+    ids = tuple(device.id for device in sharding._device_assignment)
+    hlo = sharding._to_xla_hlo_sharding(1)
+    return ids, None if hlo.is_replicated() else repr(hlo)
+
+
 def memory_stats(device: Device) -> Mapping[str, int] | None:
     """The allocator's figures (``bytes_in_use``, ``bytes_limit``, ...); None where it keeps none."""
     try:

@@ -15,13 +15,13 @@ import torch
 
 from xla_core import _jax_compat, compile_notice, counters, events, flags, settings, where
 from xla_core.dtypes import kept_as, numpy_dtype
+from xla_core.layout import Layout
 from xla_core.lowering.outline import KEPT_PREFIX
 from xla_core.lowering.repeats import CostModel
 from xla_core.lowering.step import needed_entries, outlined_step_function, step_function
 from xla_core.metas import TensorMeta
 from xla_core.programs import StepProgram
 from xla_core.protocol import ArraySpec, DeviceClient, Outlining, Program
-from xla_core.replication import collective_entries, placement_of
 from xla_core.trace import Entry, Marker, Trace
 
 if TYPE_CHECKING:
@@ -37,24 +37,23 @@ def build(
     entries = trace.cur.path()
     index = {vid: i for i, vid in enumerate(outputs)}
     aliases = tuple((slot, index[vid]) for slot, vid in pairs)
-    outlining = outlining_of(trace.backend.client)
-    text = key_text(entries, outputs, aliases) + f"\n{outlining}".encode()
-    text += settings.key_text(trace.backend.formats)
+    backend = trace.backend
+    layout = backend.layout(trace, entries, outputs, aliases)
+    aliases = layout.aliases
+    text = key_text(entries, outputs, aliases) + f"\n{outlining_of(backend.client)}".encode()
+    text += settings.key_text(backend.formats) + layout.key_text()
     digest = hashlib.sha256(text).hexdigest()[:32]
     name = f"step_{digest[:12]}"
     step = {"trace": trace, "digest": digest, "entries": entries}
     events.emit("program_missing", **step, name=name, outputs=outputs, aliases=aliases)
-    backend = trace.backend
-    collectives = collective_entries(entries, outputs)
-    placement = placement_of(backend, collectives)
-    key = backend.cache_key(text, lowering_version(), name, placement)
-    executable = backend.load(key, name, placement)
+    key = backend.cache_key(text, lowering_version(), name, layout.placement)
+    executable = backend.load(key, name, layout.placement)
     from_cache = executable is not None
     program = None
     lowered = time.perf_counter()
     if executable is None:
         with compile_notice.watching(name, len(entries)) as notice:
-            program, notice.functions = lower(trace, entries, outputs, aliases, name)
+            program, notice.functions = lower(trace, entries, outputs, layout, name)
             lowered = time.perf_counter()
             counters.sample("LoweringTime", (lowered - started) * 1e9)
             notice.stage = "compiling"
@@ -66,14 +65,14 @@ def build(
         backend.store(key, executable)
     else:
         counters.increment("PersistentCacheHit")
-    if placement != backend.placement:
-        executable = backend.over_replicas(executable, name, collectives)
+    if layout.num_replicas > 1:
+        executable = backend.over_replicas(executable, name, layout.collectives)
     sizes = _sizes(entries)
     built = StepProgram(
         name=name,
         executable=executable,
         program=program,
-        inputs=_input_specs(backend, entries),
+        inputs=layout.input_specs(_input_specs(backend, entries)),
         output_index=index,
         aliases=aliases,
         histogram=Counter(e.plan.name for e in entries if e.plan is not None),
@@ -122,44 +121,47 @@ def lower(
     trace: Trace,
     entries: Sequence[Entry],
     outputs: tuple[int, ...],
-    aliases: tuple[tuple[int, int], ...],
+    layout: Layout,
     name: str,
 ) -> tuple[Program, int]:
     """The program that computes ``outputs`` of a step, and how many functions it has."""
     needed = needed_entries(entries, outputs)
     backend = trace.backend
-    placement = placement_of(backend, collective_entries(entries, outputs))
-    client = backend.client
     last = entries[-1]
     inputs = _input_specs(backend, entries)
     metas = {e.first + i: m for e in entries for i, m in enumerate(e.metas)}
     scalars = (bool(last.floats), bool(last.ints))
-    outlining = outlining_of(client)
+    # partitioners look at one call at a time: a function of its own would have to be as each calls it
+    outlining = outlining_of(backend.client) if layout.num_partitions == 1 else None
     functions = 0
     if outlining is None:
         function = step_function(needed, outputs, *scalars)
     else:
         model = CostModel(float(outlining.min_operations), float(outlining.min_saved))
         function, functions = outlined_step_function(needed, outputs, *scalars, model)
-    with kept_as(backend.numpy_dtype), settings.matmul_precision():
+    with kept_as(backend.numpy_dtype), settings.matmul_precision(), layout.lowering():
         stablehlo = _jax_compat.lower(
             function,
             inputs,
-            aliases,
+            layout.aliases,
             backend.platform,
             name,
-            num_replicas=len(placement.devices),
+            num_replicas=layout.num_replicas,
+            num_partitions=layout.num_partitions,
+            input_shardings=layout.input_annotations,
+            output_shardings=layout.output_annotations,
             kept_prefix=KEPT_PREFIX if functions else None,
             relocate=where.relocation(entries),
         )
     program = Program(
         name=name,
         stablehlo=stablehlo,
-        inputs=inputs,
-        outputs=tuple(_spec(backend, metas[vid]) for vid in outputs),
-        aliases=aliases,
-        placement=placement,
-        num_replicas=len(placement.devices),
+        inputs=layout.input_specs(inputs),
+        outputs=layout.output_specs(tuple(_spec(backend, metas[vid]) for vid in outputs)),
+        aliases=layout.aliases,
+        placement=layout.placement,
+        num_replicas=layout.num_replicas,
+        num_partitions=layout.num_partitions,
         options={
             **(outlining.options if outlining is not None and functions else {}),
             **settings.custom_compile_options(),

@@ -41,7 +41,9 @@ def _program(tensors: Sequence[torch.Tensor] | None) -> Program:
         if not outputs:
             raise RuntimeError(MSG_NO_GRAPH.format(device=trace.device))
         name = trace.graph_name or "graph"
-        return compile_step.lower(trace, trace.cur.path(), outputs, (), name)[0]
+        entries = trace.cur.path()
+        layout = trace.backend.layout(trace, entries, outputs, ())
+        return compile_step.lower(trace, entries, outputs, layout, name)[0]
 
 
 def _outputs(trace: Trace, tensors: Sequence[torch.Tensor] | None) -> tuple[int, ...]:

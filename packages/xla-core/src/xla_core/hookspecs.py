@@ -37,6 +37,14 @@ def xla_core_client_started(client: DeviceClient) -> None:
     """The client runs: its devices can be looked at. Called once, before the first transfer."""
 
 
+@hookspec(firstresult=True)
+def xla_core_make_backends(client: DeviceClient) -> Any:
+    """The devices that PyTorch sees, as a sequence of ``runtime.Backend``; None: one per local device.
+
+    Asked when the client starts, and again when an extension calls ``runtime.reattach``.
+    """
+
+
 @hookspec
 def xla_core_register_operators(registry: Any) -> None:
     """Add lowering rules to ``registry``; a second rule for one overload is an error there."""

@@ -175,6 +175,10 @@ class NullClient:
         """A buffer of zeros."""
         return self.put(np.zeros(spec.shape, spec.dtype), placement)
 
+    def placement_of(self, buffer: NullBuffer) -> Placement:
+        """Where the buffer was put, or the program that made it ran."""
+        return buffer.placement
+
     def shards(self, buffer: NullBuffer) -> list[tuple[int, NullBuffer]]:
         """The value as the one part of each device that holds it whole.
 

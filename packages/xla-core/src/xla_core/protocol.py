@@ -220,6 +220,10 @@ class DeviceClient(Protocol):
         """A zero-filled buffer, made without a host array of that size where the device can."""
         ...
 
+    def placement_of(self, buffer: Buffer) -> Placement:
+        """Where a buffer lies: its devices, and its sharding if it is split over them."""
+        ...
+
     def shards(self, buffer: Buffer) -> Sequence[tuple[int, Buffer]]:
         """The parts of a buffer that this process holds, uncopied: device id, one-device buffer."""
         ...

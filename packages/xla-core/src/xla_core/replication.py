@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from xla_core.layout import Layout
 from xla_core.lowering.step import needed_entries
 from xla_core.protocol import Placement
 from xla_core.trace import Entry
@@ -28,8 +29,19 @@ def _talks(entry: Entry) -> bool:
     return entry.plan is not None and entry.plan.needs_all_replicas
 
 
-def placement_of(backend: Backend, collectives: Sequence[Entry]) -> Placement:
-    """Where a program with these collectives runs: on the device of every replica, or just here."""
+def layout_of(
+    backend: Backend,
+    entries: Sequence[Entry],
+    outputs: Sequence[int],
+    aliases: tuple[tuple[int, int], ...],
+) -> Layout:
+    """The layout of a program that is not partitioned: on the device of every replica, or just here."""
+    collectives = tuple(collective_entries(entries, outputs))
     if not collectives or len(backend.replicas) < 2:
-        return backend.placement
-    return Placement(backend.replicas)
+        return Layout(backend.placement, aliases, collectives=collectives)
+    return Layout(
+        Placement(backend.replicas),
+        aliases,
+        num_replicas=len(backend.replicas),
+        collectives=collectives,
+    )

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,16 @@ from xla_core import (
     number_formats,
     persistent_cache,
     plugins,
+    replication,
     step,
 )
 from xla_core.dtypes import numpy_dtype
+from xla_core.layout import Layout
 from xla_core.lowering import registry
 from xla_core.metas import TensorMeta
 from xla_core.persistent_cache import CacheKey
 from xla_core.protocol import ArraySpec, DeviceClient, Executable, Placement, Program
-from xla_core.trace import Trace
+from xla_core.trace import Entry, Trace
 
 
 class Backend:
@@ -83,6 +85,20 @@ class Backend:
             waited=ready - started,
         )
         return array
+
+    def input_layouts(self, trace: Trace) -> Hashable:
+        """How the step's inputs are laid out: part of its program's identity. Called for every step."""
+        return None
+
+    def layout(
+        self,
+        trace: Trace,
+        entries: Sequence[Entry],
+        outputs: Sequence[int],
+        aliases: tuple[tuple[int, int], ...],
+    ) -> Layout:
+        """The layout of a program that is about to be made of ``entries``."""
+        return replication.layout_of(self, entries, outputs, aliases)
 
     def compile(self, program: Program) -> Executable:
         """Compile a program, after the extensions that partition programs had their say."""
@@ -230,16 +246,46 @@ def _start() -> DeviceClient:
         if _Runtime.client is None:
             options = {**os.environ, **_Runtime.options}
             new = plugins.start_client(device_type(), extensions(), options)
-            traces = []
-            for index in range(len(new.local_devices())):
-                trace = Trace(torch.device("xla", index), step.flush)
-                trace.backend = Backend(new, index)
-                trace.backend.replicas = _replicas_at_start(new)
-                traces.append(trace)
-            _torch_guard.set_device_count(len(traces))
-            _Runtime.traces = traces
+            _attach(_backends(new))
             _Runtime.client = new
         return _Runtime.client
+
+
+def _backends(client: DeviceClient) -> Sequence[Backend]:
+    """One per device that PyTorch shall see."""
+    found = extensions().hook.xla_core_make_backends(client=client)
+    if found is not None:
+        return found
+    backends = [Backend(client, index) for index in range(len(client.local_devices()))]
+    for backend in backends:
+        backend.replicas = _replicas_at_start(client)
+    return backends
+
+
+def _attach(backends: Sequence[Backend]) -> None:
+    """Let ``backends`` be ``xla:0``, ``xla:1``, ...; a device that exists keeps its tensors."""
+    traces = _Runtime.traces[: len(backends)]
+    for index, backend in enumerate(backends):
+        if index == len(traces):
+            traces.append(Trace(torch.device("xla", index), step.flush))
+        traces[index].backend = backend
+    _torch_guard.set_device_count(len(traces))
+    _Runtime.traces = traces
+
+
+def reattach() -> None:
+    """Ask the extensions again which devices there are; what is pending runs first.
+
+    For an extension whose answer to ``xla_core_make_backends`` has changed while the client runs.
+    Programs made so far are forgotten.
+    """
+    with _lock:
+        if _Runtime.client is None:
+            return
+        for trace in _Runtime.traces:
+            trace.flush(trace)
+            trace.forget()
+        _attach(_backends(_Runtime.client))
 
 
 def _replicas_at_start(client: DeviceClient) -> tuple[int, ...]:

@@ -51,7 +51,11 @@ def _flush(trace: Trace) -> None:
     for s, slot in passed:
         s.buffer = trace.inputs[slot]
     if outputs:
-        key = (tuple(outputs), _donations(trace, outputs), settings.token())
+        key = (
+            tuple(outputs),
+            _donations(trace, outputs),
+            (settings.token(), trace.backend.input_layouts(trace)),
+        )
         counters.sample("TensorsGraphSize", trace.cur.depth, counters.render_number)
         program = trace.cur.programs.get(key)
         if program is None:

@@ -19,10 +19,12 @@ class Storage:
     A value is either pending or materialised. While ``epoch`` equals the trace's, ``vid`` is the
     number of the value in that trace. Otherwise ``buffer`` holds the value in device memory;
     None is a tensor that nobody has written to yet (``torch.empty``). ``version`` counts
-    writes, so that views know whether what they read last is still true.
+    writes, so that views know whether what they read last is still true. ``annotation`` is not
+    there unless an extension sets it: what it knows of this one tensor.
     """
 
-    __slots__ = ("trace", "meta", "vid", "epoch", "buffer", "version")
+    __slots__ = ("trace", "meta", "vid", "epoch", "buffer", "version", "annotation")
+    annotation: Any
 
     def __init__(self, trace: Trace, meta: TensorMeta, vid: int, epoch: int) -> None:
         self.trace = trace

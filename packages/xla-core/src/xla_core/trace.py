@@ -161,8 +161,7 @@ class Trace:
         """Begin a new step: nothing recorded, nothing lifted, no inputs."""
         self.epoch = next(_epochs)
         if self.entries > MAX_ENTRIES:
-            self.root = Entry(None, None, None, (), {}, (), 0, 0)
-            self.entries = 0
+            self.forget()
         self.cur = self.root
         self.inputs: list[Any] = []
         self.input_vids: dict[int, int] = {}
@@ -170,6 +169,11 @@ class Trace:
         self.touched: list[Storage] = []
         self.floats: list[float] = []
         self.ints: list[int] = []
+
+    def forget(self) -> None:
+        """Drop all steps ever recorded, with their programs. Nothing may be pending."""
+        self.cur = self.root = Entry(None, None, None, (), {}, (), 0, 0)
+        self.entries = 0
 
     # -- recording -----------------------------------------------------------------------------
 

@@ -58,6 +58,8 @@ class PjrtClient:
         self._peak_bytes = [0] * len(self._local)
         # placement -> (sharding, addressable devices); a plain dict because put() is hot
         self._layouts: dict[Placement, tuple[Any, list[compat.Device]]] = {}
+        # id of a sharding over several devices -> itself, to keep the id, and its placement
+        self._placements: dict[int, tuple[Any, Placement]] = {}
 
     # --- devices ---
 
@@ -153,6 +155,17 @@ class PjrtClient:
     def allocate(self, spec: ArraySpec, placement: Placement) -> Any:
         """A zero-filled buffer; the host array it comes from is untouched zero pages."""
         return self.put(np.zeros(spec.shape, spec.dtype), placement)
+
+    def placement_of(self, buffer: Any) -> Placement:
+        """The buffer's devices in order, and its sharding if it is split over them."""
+        sharding = buffer.sharding
+        found = self._placements.get(id(sharding))
+        if found is not None:
+            return found[1]
+        placement = Placement(*_jax_pjrt.devices_and_sharding(sharding))
+        if len(placement.devices) > 1:
+            self._placements[id(sharding)] = (sharding, placement)
+        return placement
 
     def shards(self, buffer: Any) -> list[tuple[int, Any]]:
         """The addressable pieces as (device id, single-device buffer), sharing memory."""
@@ -262,6 +275,8 @@ class PjrtClient:
     def shutdown(self) -> None:
         """Drop the client; its threads end when the last buffer and executable are gone."""
         self._layouts.clear()
+        self._placements.clear()
+        compat.forget_shardings(list(self._by_id.values()))
         self._by_id.clear()
         self._local.clear()
         self._client = None

@@ -420,6 +420,7 @@ class DeviceConformance:
         moved = client.copy(client.put(sample((4,), "float32"), first(client)), second)
         (found,) = client.compile(program).execute([moved])
         assert [device for device, _ in client.shards(found)] == list(second.devices)
+        assert client.placement_of(found) == second
         if self.computes:
             np.testing.assert_array_equal(client.get(found), sample((4,), "float32") + 1)
 
@@ -430,6 +431,7 @@ class DeviceConformance:
         tiled = pair(client, "{devices=[2,1]<=[2]}")
         buffer = client.put(x, tiled)
         np.testing.assert_array_equal(client.get(buffer), x)
+        assert client.placement_of(buffer) == tiled
         parts = client.shards(buffer)
         assert [device for device, _ in parts] == list(tiled.devices)
         np.testing.assert_array_equal(client.get(parts[1][1]), x[2:])
