@@ -251,7 +251,7 @@ def used():
 
 def test_memory_info_counts_what_lives():
     info = xm.get_memory_info()
-    assert set(info) == {"bytes_used", "bytes_limit", "peak_bytes_used"}
+    assert set(info) == {"bytes_used", "bytes_limit", "peak_bytes_used", "kb_total", "kb_free"}
     before = used()
     x = torch.ones(1000, 256, device="xla")
     torch_xla.sync()

@@ -14,13 +14,18 @@ from xla_core import _autoload
 _autoload.ensure()
 
 from torch_xla import _XLAC as _XLAC  # noqa: E402 - the device must be attached before
+from torch_xla import backends as backends  # noqa: E402
 from torch_xla import core as core  # noqa: E402
+from torch_xla import experimental as experimental  # noqa: E402
 from torch_xla import runtime as runtime  # noqa: E402
 from torch_xla import utils as utils  # noqa: E402
+from torch_xla.torch_xla import compile as compile  # noqa: E402
 from torch_xla.torch_xla import device as device  # noqa: E402
 from torch_xla.torch_xla import device_count as device_count  # noqa: E402
 from torch_xla.torch_xla import devices as devices  # noqa: E402
 from torch_xla.torch_xla import manual_seed as manual_seed  # noqa: E402
 from torch_xla.torch_xla import real_devices as real_devices  # noqa: E402
+from torch_xla.torch_xla import set_custom_compile_options as set_custom_compile_options  # noqa: E402
+from torch_xla.torch_xla import step as step  # noqa: E402
 from torch_xla.torch_xla import sync as sync  # noqa: E402
 from torch_xla.version import __version__ as __version__  # noqa: E402

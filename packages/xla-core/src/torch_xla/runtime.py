@@ -3,20 +3,48 @@
 from __future__ import annotations
 
 from xla_core import persistent_cache, runtime
-from xla_core.model_api import device_count as addressable_device_count
-from xla_core.model_api import global_ordinal as global_ordinal
-from xla_core.model_api import process_count as process_count
-from xla_core.model_api import process_index as process_index
-from xla_core.model_api import world_size as world_size
+from xla_core.deprecated import using_pjrt as using_pjrt
+from xla_core.device_info import cached_program_count as get_num_cached_compilation_graph
+from xla_core.device_info import clear_program_cache as clear_computation_cache
+from xla_core.device_info import device_attributes as runtime_device_attributes
+from xla_core.ordinals import addressable_device_count as addressable_device_count
+from xla_core.ordinals import addressable_device_count as addressable_runtime_device_count
+from xla_core.ordinals import global_device_attributes as global_runtime_device_attributes
+from xla_core.ordinals import global_device_count as global_device_count
+from xla_core.ordinals import global_device_count as global_runtime_device_count
+from xla_core.ordinals import global_ordinal as global_ordinal
+from xla_core.ordinals import host_index as host_index
+from xla_core.ordinals import local_device_count as local_device_count
+from xla_core.ordinals import local_ordinal as local_ordinal
+from xla_core.ordinals import local_process_count as local_process_count
+from xla_core.ordinals import master_ip as get_master_ip
+from xla_core.ordinals import process_count as process_count
+from xla_core.ordinals import process_index as process_index
+from xla_core.ordinals import world_size as world_size
+from xla_core.runtime import device_type as _maybe_select_default_device
 from xla_core.runtime import set_device_type as set_device_type
+from xla_core.runtime import traces as _init_world_size_ordinal
 
 __all__ = [
     "addressable_device_count",
+    "addressable_runtime_device_count",
+    "clear_computation_cache",
     "device_type",
+    "get_master_ip",
+    "get_num_cached_compilation_graph",
+    "global_device_count",
     "global_ordinal",
+    "global_runtime_device_attributes",
+    "global_runtime_device_count",
+    "host_index",
     "initialize_cache",
+    "is_bf16_supported",
+    "local_device_count",
+    "local_ordinal",
+    "local_process_count",
     "process_count",
     "process_index",
+    "runtime_device_attributes",
     "set_device_type",
     "world_size",
 ]
@@ -27,10 +55,15 @@ def device_type() -> str:
     return runtime.device_type()
 
 
+def is_bf16_supported() -> bool:
+    """True: bfloat16 is computed with on every device, natively or through float32."""
+    return True
+
+
 def initialize_cache(path: str, readonly: bool = False) -> None:
     """Keep compiled programs in the directory ``path`` and look for them there.
 
     With ``readonly`` nothing is written. Call it before the first computation. Loading a program
     runs code from its file: use a directory that only you can write to.
     """
-    persistent_cache.initialize(path, readonly=readonly)
+    runtime.initialize_cache(path, readonly=readonly)

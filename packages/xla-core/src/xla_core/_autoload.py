@@ -7,9 +7,13 @@ on ``xla`` is made. An exception here would break ``import torch``; it is kept f
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
 
 from xla_core import _torch_guard, rng
 
@@ -41,13 +45,34 @@ def ensure() -> None:
     """
     if _failure:
         raise _failure[0]
-    _attach()
-    importlib.import_module("xla_core.dispatch.resolve").install()
+    with _without_collections():
+        _attach()
+        importlib.import_module("xla_core.dispatch.resolve").install()
+        if torch.distributed.is_available():
+            # torch 2.11 to 2.15: its dispatcher imports this at a subclass's first operator
+            importlib.import_module("torch.distributed.tensor")
     compat = importlib.import_module("xla_core._torch_compat")
     compat.register_device_module(importlib.import_module("xla_core.device_module"))
     if not _early:
         _early.append(True)
         compat.explain_late_backward()
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Pause Python's cyclic garbage collector, if it runs.
+
+    Importing makes some hundred thousand objects and no garbage; each full collection on the way
+    looks at all of them, a third of the time that the imports take.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 _handler_of: list[Callable[[Any], Callable[..., Any]]] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final
 
@@ -28,6 +28,16 @@ _data = (
 
 # The number of the backward pass that the calling thread works for, -1 outside of one (torch 2.13).
 current_backward = torch._C._current_graph_task_id
+
+
+# The number that autograd will give to the next node of this thread's graph (torch 2.13).
+next_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+
+def backward_sequence() -> int | None:
+    """The sequence number of the backward node that this thread computes, None outside of backward."""
+    node = torch._C._current_autograd_node()  # torch 2.13
+    return None if node is None else int(node._sequence_nr())
 
 
 def get_data(tensor: torch.Tensor) -> torch.Tensor:
@@ -85,6 +95,31 @@ def register_factory_fallback(function: Any) -> None:
     for overload in (torch.ops.aten._copy_from.default, torch.ops.aten._local_scalar_dense.default):
         below.impl(overload, functools.partial(function, overload), "XLA")
     _libraries.extend((library, below))
+
+
+# torch 2.13: the key between the caller and autograd while torch.autocast('xla') is on
+_AUTOCAST: Final = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("AutocastXLA"))
+
+
+_autocast: list[bool] = []
+
+
+def without_autocast() -> Any:
+    """A context manager inside which ``torch.autocast('xla')`` casts nothing."""
+    return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)  # torch 2.13
+
+
+def register_autocast(kernels: Mapping[Any, Callable[..., Any]]) -> None:
+    """Call ``kernels[overload]`` for these operators while autocast is on, and leave the others alone."""
+    if _autocast:
+        return
+    _autocast.append(True)
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(torch.library.fallthrough_kernel, "AutocastXLA")
+    casts = torch.library.Library("aten", "IMPL")
+    for overload, kernel in kernels.items():
+        casts.impl(overload, kernel, "AutocastXLA")
+    _libraries.extend((library, casts))
 
 
 _seeded: list[bool] = []

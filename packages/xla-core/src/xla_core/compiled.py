@@ -142,8 +142,12 @@ def compile(
     region = _Region(full_graph, name, max_different_graphs, [], custom_compile_options)
     if f is None:
         return region
-    wrapped = region(_as_function(f))
-    return wrapped
+    return region(_as_function(f))
+
+
+def step() -> Any:
+    """A block that runs as one program: ``with torch_xla.step():``, also as a decorator."""
+    return compile()
 
 
 def _as_function(f: Callable[..., Any]) -> Callable[..., Any]:

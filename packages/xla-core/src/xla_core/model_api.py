@@ -207,6 +207,27 @@ def is_xla_tensor(tensor: Any) -> bool:
     return isinstance(tensor, XLATensor)
 
 
+def gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The gradients of an optimizer's parameters, in their order, without those that have none."""
+    groups = optimizer.__getstate__()["param_groups"]
+    return [p.grad for group in groups for p in group["params"] if p.grad is not None]
+
+
+def check_view_sharing(data: Any) -> None:
+    """Raise RuntimeError when two tensors inside ``data`` are different views of one storage.
+
+    Such tensors are separate once they are on another device.
+    """
+    seen: dict[int, XLATensor] = {}
+    for tensor in transfer.collect(data, is_xla_tensor):
+        other = seen.setdefault(id(tensor._s), tensor)
+        if other is not tensor and other._v is not tensor._v:
+            raise RuntimeError(
+                f"tensors of shapes {tuple(other.shape)} and {tuple(tensor.shape)} are views of one storage; "
+                "clone() one of them, or make the view again where they are used"
+            )
+
+
 def unlazy(tensors: Iterable[torch.Tensor]) -> None:
     """Run what is pending on the devices of ``tensors`` and wait for it."""
     for trace in {t._s.trace for t in tensors if isinstance(t, XLATensor)}:

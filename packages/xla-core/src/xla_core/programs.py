@@ -87,6 +87,12 @@ def handle_counts() -> dict[str, int]:
     }
 
 
+def clear() -> None:
+    """Forget all programs; their runs are no longer counted."""
+    with _lock:
+        _programs.clear()
+
+
 def all_programs() -> list[StepProgram]:
     """Every program compiled or loaded in this process, oldest first."""
     with _lock:

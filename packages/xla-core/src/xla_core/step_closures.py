@@ -14,24 +14,42 @@ _async_pending: dict[torch.device, list[Callable[[], Any]]] = {}
 _lock = threading.Lock()
 
 
-class _Runner:
-    """One thread that runs closures in order; the first exception is kept and raised at the next sync."""
+class ClosureHandler:
+    """Runs closures one after the other, in the calling thread."""
 
-    def __init__(self) -> None:
-        self.queue: queue.Queue[list[Callable[[], Any]]] = queue.Queue()
+    def run(self, closure: Callable[[], Any]) -> None:
+        """Call ``closure()``; what it raises is raised here."""
+        closure()
+
+    def run_all(self, closures: Sequence[Callable[[], Any]]) -> None:
+        """Call all of them in order."""
+        for closure in closures:
+            self.run(closure)
+
+
+class AsyncClosureHandler(ClosureHandler):
+    """One thread that runs closures in order; the first exception is kept and raised at the next call."""
+
+    def __init__(self, max_queue_size: int = 0) -> None:
+        self.queue: queue.Queue[Callable[[], Any]] = queue.Queue(max_queue_size)
         self.error: BaseException | None = None
         threading.Thread(target=self._work, name="xla-step-closures", daemon=True).start()
 
     def _work(self) -> None:
         while True:
-            closures = self.queue.get()
+            closure = self.queue.get()
             try:
-                for closure in closures:
+                if self.error is None:
                     closure()
             except BaseException as error:
-                self.error = self.error or error
+                self.error = error
             finally:
                 self.queue.task_done()
+
+    def run(self, closure: Callable[[], Any]) -> None:
+        """Enqueue ``closure``. Raises RuntimeError when an earlier one failed."""
+        self.raise_error()
+        self.queue.put(closure)
 
     def raise_error(self) -> None:
         """Raise what a closure raised since the last call."""
@@ -40,7 +58,7 @@ class _Runner:
             raise RuntimeError(f"a step closure with run_async=True failed: {error}") from error
 
 
-_runners: dict[torch.device, _Runner] = {}
+_runners: dict[torch.device, AsyncClosureHandler] = {}
 
 
 def add(
@@ -64,13 +82,11 @@ def run(device: torch.device) -> None:
         later = _async_pending.pop(device, [])
         runner = _runners.get(device)
         if later and runner is None:
-            runner = _runners[device] = _Runner()
+            runner = _runners[device] = AsyncClosureHandler()
     if runner is not None:
         runner.raise_error()
-        if later:
-            runner.queue.put(later)
-    for closure in now:
-        closure()
+        runner.run_all(later)
+    ClosureHandler().run_all(now)
 
 
 def wait() -> None:

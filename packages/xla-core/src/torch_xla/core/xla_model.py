@@ -1,4 +1,4 @@
-"""torch_xla.core.xla_model (xm), as far as one process and one device go."""
+"""torch_xla.core.xla_model (xm): the functions that training scripts call."""
 
 from __future__ import annotations
 
@@ -8,15 +8,30 @@ from typing import Any
 import torch
 
 from xla_core import model_api, step_closures
+from xla_core.barrier import optimization_barrier_ as optimization_barrier_
+from xla_core.deprecated import get_ordinal as get_ordinal
+from xla_core.deprecated import xrt_world_size as xrt_world_size
+from xla_core.device_info import device_kind as xla_device_kind
+from xla_core.graph_text import stablehlo_bytecode as get_stablehlo_bytecode
+from xla_core.graph_text import stablehlo_text as get_stablehlo
+from xla_core.model_api import check_view_sharing as check_view_sharing
+from xla_core.model_api import fork_rng as fork_rng
 from xla_core.model_api import get_rng_state as get_rng_state
+from xla_core.model_api import gradients as _fetch_gradients
 from xla_core.model_api import is_master_ordinal as is_master_ordinal
 from xla_core.model_api import is_xla_tensor as is_xla_tensor
 from xla_core.model_api import master_print as master_print
 from xla_core.model_api import optimizer_step as optimizer_step
+from xla_core.model_api import real_name as _xla_real_device
 from xla_core.model_api import save as save
 from xla_core.model_api import set_rng_state as set_rng_state
 from xla_core.model_api import unlazy as unlazy
 from xla_core.model_api import wait_device_ops as wait_device_ops
+from xla_core.operators import XLA_LIB as XLA_LIB
+from xla_core.ordinals import local_ordinal as get_local_ordinal
+from xla_core.rates import RateTracker as RateTracker
+from xla_core.transfer import ToXlaTensorArena as ToXlaTensorArena
+from xla_core.transfer import send_cpu_data_to_device as send_cpu_data_to_device
 
 mark_step = model_api.sync
 _maybe_convert_to_cpu = model_api.to_cpu
@@ -50,7 +65,7 @@ def get_xla_supported_devices(max_devices: int | None = None) -> list[str]:
 
 
 def get_memory_info(device: torch.device | str | None = None) -> dict[str, int | None]:
-    """``bytes_used``, ``bytes_limit`` and ``peak_bytes_used`` of a device."""
+    """``bytes_used``, ``bytes_limit`` and ``peak_bytes_used`` of a device; also ``kb_free, kb_total``."""
     return model_api.memory_info(device)
 
 

@@ -1,0 +1,7 @@
+"""torch_xla.amp: automatic mixed precision."""
+
+from __future__ import annotations
+
+from torch_xla.amp import syncfree as syncfree
+from torch_xla.amp.autocast_mode import autocast as autocast
+from xla_core.deprecated import GradScaler as GradScaler

@@ -1,0 +1,5 @@
+"""torch_xla.amp.autocast_mode: see ``torch_xla.amp``."""
+
+from __future__ import annotations
+
+from xla_core.autocast import autocast as autocast

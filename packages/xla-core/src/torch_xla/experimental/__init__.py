@@ -1,0 +1,8 @@
+"""torch_xla.experimental: eager mode, and names that later releases moved elsewhere."""
+
+from __future__ import annotations
+
+from xla_core.compiled import compile as compile
+from xla_core.eager import is_on as is_eager_mode
+from xla_core.eager import mode as eager_mode_context
+from xla_core.eager import switch as eager_mode

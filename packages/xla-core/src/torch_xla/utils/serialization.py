@@ -1,0 +1,7 @@
+"""torch_xla.utils.serialization (xser): saving and loading models one tensor at a time."""
+
+from __future__ import annotations
+
+from xla_core.model_api import save as save
+from xla_core.saving import TensorReference as TensorReference
+from xla_core.saving import load as load
