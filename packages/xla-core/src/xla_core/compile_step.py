@@ -46,7 +46,7 @@ def build(
     name = f"step_{digest[:12]}"
     step = {"trace": trace, "digest": digest, "entries": entries}
     events.emit("program_missing", **step, name=name, outputs=outputs, aliases=aliases)
-    key = backend.cache_key(text, lowering_version(), name, layout.placement)
+    key = backend.cache_key(text, name, layout.placement)
     executable = backend.load(key, name, layout.placement)
     from_cache = executable is not None
     program = None

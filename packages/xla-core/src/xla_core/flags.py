@@ -54,6 +54,12 @@ OUTLINE_REPEATS: Final = Flag(
     None,
     "compile what repeats in a step once, as functions; auto leaves it to the device",
 )
+CACHE_PREFETCH: Final = Flag(
+    "XLA_CACHE_PREFETCH",
+    parse_bool,
+    True,
+    "load the programs of the script's last run from the persistent cache ahead of their use",
+)
 SYNC_WAIT: Final = Flag(
     "XLA_SYNC_WAIT", parse_bool, False, "sync() returns when the step has finished"
 )

@@ -100,6 +100,20 @@ class CacheKey:
             parts += (_LENGTHS.pack(len(label), len(value)), label, value)
         return b"".join(parts)
 
+    @classmethod
+    def decode(cls, encoded: bytes) -> CacheKey:
+        """The key that ``encoded`` is of. Raises struct.error or ValueError if it is of none."""
+        (count,) = _COUNT.unpack_from(encoded)
+        position = _COUNT.size
+        entries = []
+        for _ in range(count):
+            label, value = _LENGTHS.unpack_from(encoded, position)
+            position += _LENGTHS.size
+            name = encoded[position : position + label].decode()
+            entries.append((name, encoded[position + label : position + label + value]))
+            position += label + value
+        return cls(tuple(entries))
+
     @functools.cached_property
     def file_name(self) -> str:
         """The SHA-256 of all entries, and the suffix."""
@@ -168,6 +182,19 @@ class PersistentCache:
         except (OSError, MemoryError) as error:
             self._warn_once("read", MSG_UNUSABLE.format(path=path, action="read", error=error))
         return None
+
+    def entry(self, file_name: str) -> tuple[CacheKey, bytes] | None:
+        """Key and payload of the file of this name; None, without a word, if it is not usable."""
+        if not self._usable:
+            return None
+        try:
+            content = (self.path / file_name).read_bytes()
+            packed_size, _, _ = _decode_header(content)
+            start = _HEADER.size + _HEADER_SUM.size
+            key = CacheKey.decode(_unpacked(memoryview(content)[start : start + packed_size]))
+            return (key, _decode(content, key)) if key.file_name == file_name else None
+        except (OSError, MemoryError, ValueError, struct.error, _BadEntryError):
+            return None
 
     def put(self, key: CacheKey, payload: bytes) -> bool:
         """Store ``payload``; whether it is on the disk now. False at once for a read-only cache."""

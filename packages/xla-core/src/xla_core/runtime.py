@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -16,11 +17,13 @@ import torch
 
 from xla_core import (
     _torch_guard,
+    compile_step,
     counters,
     events,
     number_formats,
     persistent_cache,
     plugins,
+    prefetch,
     replication,
     step,
 )
@@ -60,8 +63,11 @@ class Backend:
     def _put(self, array: np.ndarray, wanted: np.dtype) -> Any:
         if wanted != array.dtype:
             array = array.astype(wanted)
+        return self._transfer(array, self.placement)
+
+    def _transfer(self, array: np.ndarray, placement: Placement) -> Any:
         started = time.perf_counter_ns()
-        buffer = self.client.put(array, self.placement)
+        buffer = self.client.put(array, placement)
         elapsed = time.perf_counter_ns() - started
         counters.sample("TransferToDeviceTime", elapsed)
         counters.sample("OutboundData", array.nbytes, counters.render_bytes)
@@ -142,27 +148,27 @@ class Backend:
             self.client.wait(alive)
             events.emit("waited", nanoseconds=time.perf_counter_ns() - started)
 
-    def cache_key(
-        self, text: bytes, lowering: bytes, name: str, placement: Placement
-    ) -> CacheKey | None:
+    def cache_key(self, text: bytes, name: str, placement: Placement) -> CacheKey | None:
         """The persistent cache's key of a step, or None when no cache is in use."""
         if persistent_cache.current() is None:
             return None
-        entries = [("program", text), ("lowering", lowering)]
-        entries += [
-            (f"device:{k}", v.encode()) for k, v in sorted(self.client.fingerprint().items())
-        ]
-        for found in extensions().hook.xla_core_cache_key_entries():
-            entries += [(f"extension:{k}", v) for k, v in sorted(found.items())]
-        entries.append(("placement", repr(placement).encode()))
-        return CacheKey(tuple(entries), name)
+        entries = (
+            ("program", text),
+            *environment(self.client),
+            ("placement", repr(placement).encode()),
+        )
+        return CacheKey(entries, name)
 
     def load(self, key: CacheKey | None, name: str, placement: Placement) -> Any:
         """The executable stored under ``key``, or None."""
         stored = persistent_cache.current()
-        payload = stored.get(key) if stored is not None and key is not None else None
-        if key is None or payload is None:
+        if stored is None or key is None:
             return None
+        prefetch.note(key, placement)
+        found = prefetch.take(key)
+        payload = stored.get(key) if found is None else None
+        if payload is None:
+            return found
         try:
             return self.client.deserialize(payload, name, placement)
         except (ValueError, RuntimeError) as error:
@@ -176,6 +182,15 @@ class Backend:
             return
         with contextlib.suppress(NotImplementedError):
             stored.put(key, executable.serialize())
+
+
+def environment(client: DeviceClient) -> tuple[tuple[str, bytes], ...]:
+    """The entries of the persistent cache's keys that are the same for all of a process's programs."""
+    entries = [("lowering", compile_step.lowering_version())]
+    entries += [(f"device:{k}", v.encode()) for k, v in sorted(client.fingerprint().items())]
+    for found in extensions().hook.xla_core_cache_key_entries():
+        entries += [(f"extension:{k}", v) for k, v in sorted(found.items())]
+    return tuple(entries)
 
 
 class _Runtime:
@@ -248,6 +263,7 @@ def _start() -> DeviceClient:
             new = plugins.start_client(device_type(), extensions(), options)
             _attach(_backends(new))
             _Runtime.client = new
+            prefetch.start(new, functools.partial(environment, new))
         return _Runtime.client
 
 
@@ -273,6 +289,18 @@ def _attach(backends: Sequence[Backend]) -> None:
     _Runtime.traces = traces
 
 
+def initialize_cache(path: str | os.PathLike[str], readonly: bool = False) -> None:
+    """Use the persistent cache in ``path`` from now on; what this script used last is loaded.
+
+    Raises CacheRefusedError for a directory that other users can write to.
+    """
+    persistent_cache.initialize(path, readonly)
+    with _lock:
+        found = _Runtime.client
+        if found is not None:
+            prefetch.start(found, functools.partial(environment, found))
+
+
 def reattach() -> None:
     """Ask the extensions again which devices there are; what is pending runs first.
 
@@ -289,11 +317,11 @@ def reattach() -> None:
 
 
 def _replicas_at_start(client: DeviceClient) -> tuple[int, ...]:
-    """One replica per process, on its first device, in the order of devices; alone, none."""
+    """One replica per process, on its first device, in the order of processes; alone, none."""
     first: dict[int, int] = {}
     for description in sorted(client.devices(), key=lambda d: d.id):
         first.setdefault(description.process_index, description.id)
-    return tuple(sorted(first.values())) if len(first) > 1 else ()
+    return tuple(first[process] for process in sorted(first)) if len(first) > 1 else ()
 
 
 def set_replicas(device_ids: Sequence[int]) -> None:
