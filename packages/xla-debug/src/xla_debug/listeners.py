@@ -1,0 +1,62 @@
+"""Hands the core's events to the parts of this package that the environment or the user turned on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from xla_debug import recompile
+
+Handler = Callable[[dict[str, Any]], None]
+
+_handlers: dict[str, list[Handler]] = {}
+
+
+def add(event: str, handler: Handler) -> Callable[[], None]:
+    """Call ``handler(details)`` for every ``event``; returns a function that ends it."""
+    _handlers.setdefault(event, []).append(handler)
+
+    def remove() -> None:
+        if handler in _handlers[event]:
+            _handlers[event].remove(handler)
+
+    return remove
+
+
+def dispatch(event: str, details: dict[str, Any]) -> None:
+    """The one listener that the core knows."""
+    handlers = _handlers.get(event)
+    if handlers:
+        for handler in tuple(handlers):
+            handler(details)
+
+
+def _missing(details: dict[str, Any]) -> None:
+    recompile.on_missing(details["trace"], details["name"], details["entries"], details["outputs"])
+
+
+def _made(details: dict[str, Any]) -> None:
+    recompile.on_made(details["trace"], details["program"])
+
+
+def _executed(details: dict[str, Any]) -> None:
+    recompile.on_executed(details["trace"], details["program"])
+
+
+def _step_marked(details: dict[str, Any]) -> None:
+    recompile.on_step_marked(details["device"].index)
+
+
+_started: list[bool] = []
+
+
+def start() -> None:
+    """Begin with what is always on: the causes of compilations."""
+    if _started:
+        return
+    _started.append(True)
+    add("program_missing", _missing)
+    add("program_compiled", _made)
+    add("program_loaded", _made)
+    add("program_executed", _executed)
+    add("step_marked", _step_marked)

@@ -1,0 +1,226 @@
+"""Finds the place in the user's program where an operation is recorded, from Python's stack.
+
+Runs once per entry that is new to a trace's tree, never in a step that repeats a former one. An
+operation of the backward pass runs in a thread of autograd's that has no Python frames of the
+user; it gets the place of the forward operation whose gradient it computes, which autograd's
+sequence numbers tell.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import linecache
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from xla_core import _torch_compat
+from xla_core.where import Frame, Where
+
+KEPT_FRAMES: Final = 4
+# More forward operations than this in one step, and the oldest are forgotten.
+MAX_SEQUENCES: Final = 200_000
+
+OURS: Final = (
+    "xla_core",
+    "xla_debug",
+    "xla_dist",
+    "xla_spmd",
+    "torch_xla",
+    "lazy_tensor_core",
+    "_XLAC",
+)
+_USER, _TORCH, _OWN, _PYTHON = range(4)
+
+
+def _folder(package: str) -> str | None:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.origin:
+        return None
+    path = Path(spec.origin)
+    return str(path.parent) + os.sep if path.name == "__init__.py" else str(path)
+
+
+@functools.cache
+def _folders() -> tuple[tuple[str, int], ...]:
+    owned = [(_folder(name), _OWN) for name in OURS]
+    stdlib = sysconfig.get_path("stdlib") + os.sep
+    found = [*owned, (_folder("torch"), _TORCH), (stdlib, _PYTHON), ("<frozen ", _PYTHON)]
+    return tuple((path, kind) for path, kind in found if path is not None)
+
+
+@functools.lru_cache(maxsize=65_536)
+def _kind(filename: str) -> int:
+    if "site-packages" in filename or "dist-packages" in filename:
+        # an installed package may lie below the standard library's folder
+        return next((k for p, k in _folders() if k != _PYTHON and filename.startswith(p)), _USER)
+    return next((kind for path, kind in _folders() if filename.startswith(path)), _USER)
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether a file belongs neither to PyTorch, to this project nor to Python itself."""
+    return _kind(filename) == _USER
+
+
+def is_own_file(filename: str) -> bool:
+    """Whether a file belongs to this project."""
+    return _kind(filename) == _OWN
+
+
+def frames(start: FrameType | None) -> Iterator[FrameType]:
+    """A stack from ``start`` outwards."""
+    while start is not None:
+        yield start
+        start = start.f_back
+
+
+def described(frame: FrameType) -> Frame:
+    """Function, file and current line of a frame."""
+    return Frame(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
+
+
+def user_frames(start: FrameType | None, limit: int = KEPT_FRAMES) -> tuple[Frame, ...]:
+    """The innermost frames of the user's own code, innermost first."""
+    found: list[Frame] = []
+    for frame in frames(start):
+        if is_user_file(frame.f_code.co_filename):
+            found.append(described(frame))
+            if len(found) == limit:
+                break
+    return tuple(found)
+
+
+def source(frame: Frame) -> str:
+    """The text of a line without indentation, empty where its file cannot be read."""
+    return linecache.getline(frame.filename, frame.line).strip()
+
+
+class _Scopes(threading.local):
+    """Names pushed by the user (``xp.Trace``), outermost first, per thread."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+
+_scopes = _Scopes()
+_children: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
+_interned: dict[tuple[Any, ...], Where] = {}
+_forward: dict[int, Where] = {}
+_backward_calls: dict[int, tuple[Frame, ...]] = {}
+
+
+def push_scope(name: str) -> None:
+    """Put ``name`` around the operations that this thread records from now on."""
+    _scopes.names.append(name)
+
+
+def pop_scope() -> None:
+    """Undo the last ``push_scope`` of this thread."""
+    _scopes.names.pop()
+
+
+def locate() -> Where | None:
+    """The place that records an operation right now; None outside of any user's code."""
+    start = sys._getframe(2)
+    node = _torch_compat.backward_sequence()
+    if node is not None:
+        return _of_backward(node, start)
+    found, inner, modules, optimizer = _walk(start)
+    if not found and inner is None:
+        return None
+    where = _intern(found, inner, _scope_of(modules), optimizer, False)
+    if len(_forward) > MAX_SEQUENCES:
+        _forward.clear()
+    # the node of this operation was made just before it was dispatched; the first to ask has it
+    _forward.setdefault(_torch_compat.next_sequence() - 1, where)
+    return where
+
+
+def _walk(start: FrameType | None) -> tuple[list[Frame], Frame | None, list[Any], bool]:
+    found: list[Frame] = []
+    inner: Frame | None = None
+    modules: list[Any] = []
+    optimizer = False
+    for frame in frames(start):
+        filename = frame.f_code.co_filename
+        kind = _kind(filename)
+        if kind in (_OWN, _PYTHON):
+            continue
+        if inner is None:
+            inner = described(frame)
+        if kind == _USER:
+            if len(found) < KEPT_FRAMES:
+                found.append(described(frame))
+        elif frame.f_code.co_name == "_call_impl" and filename.endswith("nn/modules/module.py"):
+            modules.append(frame.f_locals.get("self"))
+        elif not optimizer and f"torch{os.sep}optim{os.sep}" in filename:
+            optimizer = True
+    modules.reverse()
+    return found, inner, modules, optimizer
+
+
+def _intern(
+    found: list[Frame] | tuple[Frame, ...],
+    inner: Frame | None,
+    scope: str,
+    optimizer: bool,
+    backward: bool,
+) -> Where:
+    key = (tuple(found), inner, scope, optimizer, backward)
+    where = _interned.get(key)
+    if where is None:
+        where = _interned[key] = Where(*key)
+    return where
+
+
+def _scope_of(modules: list[Any]) -> str:
+    """``Net/encoder/layers.0/fc1``: the outermost module's class, then names inside each other."""
+    names = list(_scopes.names)
+    parent = None
+    for module in modules:
+        if module is None:
+            continue
+        name = _names_in(parent).get(id(module)) if parent is not None else None
+        names.append(name or type(module).__name__)
+        parent = module
+    return "/".join(names)
+
+
+def _names_in(parent: Any) -> dict[int, str]:
+    names = _children.get(parent)
+    if names is None:
+        names = _children[parent] = {id(m): name for name, m in parent.named_modules() if name}
+    return names
+
+
+def _of_backward(sequence: int, start: FrameType) -> Where:
+    forward = _forward.get(sequence)
+    inner = next(
+        (described(f) for f in frames(start) if not is_own_file(f.f_code.co_filename)), None
+    )
+    if forward is not None:
+        scope = f"backward/{forward.scope}" if forward.scope else "backward"
+        return _intern(forward.frames, inner, scope, False, True)
+    return _intern(backward_call(), inner, "backward", False, True)
+
+
+def backward_call() -> tuple[Frame, ...]:
+    """The user's frames around the ``backward()`` that is running, in whatever thread it waits."""
+    task = _torch_compat.current_backward()
+    found = _backward_calls.get(task)
+    if found is None:
+        found = ()
+        for top in list(sys._current_frames().values()):
+            if any(f.f_code.co_name == "_engine_run_backward" for f in frames(top)):
+                found = user_frames(top)
+                break
+        _backward_calls.clear()
+        _backward_calls[task] = found
+    return found

@@ -1,0 +1,310 @@
+"""Why did it compile? Compares every new program with the nearest one known, and keeps the answers.
+
+Nothing runs per operation or per step that repeats: the comparison is made when a program is missing,
+which costs far more anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from xla_core.trace import Entry
+from xla_core.where import Frame, Where
+from xla_debug import sync_causes
+from xla_debug.differences import Difference, Kind, common_length, compare, name_of
+from xla_debug.sync_causes import SyncCause
+from xla_debug.wording import Cause, Explanation, operator_text, place_of, words
+
+logger = logging.getLogger(__name__)
+
+# The programs that a new one is compared with; in a loop that always recompiles, the latest do.
+COMPARED: Final = 64
+# Less in common than this part of both, and two programs have nothing to do with each other.
+ALIKE: Final = 0.5
+# So many operators at its end show that a step is the rest of another.
+_TAIL: Final = 20
+# A cause that comes back so often at one line is told without being asked.
+TOLD_AT: Final = (3, 10, 100)
+
+MSG_AGAIN: Final = (
+    "compiled %d programs for one reason: %s at %s. The last: %s. Advice: %s. All of them: "
+    "xla_debug.recompile.report()"
+)
+MSG_LIMIT: Final = "this block may make {limit} new program{s} and needs one more. {report}"
+MSG_UNNAMED: Final = "(not compiled yet)"
+
+
+class RecompilationError(RuntimeError):
+    """A program was missing where no more may be compiled; ``explanation`` says why it was."""
+
+    def __init__(self, text: str, explanation: Explanation) -> None:
+        super().__init__(text)
+        self.explanation = explanation
+
+
+@dataclasses.dataclass
+class Known:
+    """A program that exists, as far as comparing needs it."""
+
+    name: str
+    last: Entry
+    outputs: tuple[int, ...]
+    histogram: Counter[str]
+    after: Frame | None
+    line: Frame | None
+
+
+class _History:
+    """All that was compiled in this process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.known: list[Known] = []
+        self.explanations: list[Explanation] = []
+        self.counts: Counter[tuple[Cause, str, int]] = Counter()
+        # Programs that reading a value in the middle of a step made, with the line that read it.
+        self.early: dict[str, Frame | None] = {}
+        # Per device index: the line that ran the beginning of the step in hand.
+        self.split: dict[int, Frame | None] = {}
+        self.pending: dict[int, tuple[Known, Explanation]] = {}
+        self.limits: list[list[int]] = []
+
+
+_history = _History()
+
+
+def explanations() -> list[Explanation]:
+    """Why each program of this process was made, oldest first."""
+    return list(_history.explanations)
+
+
+def summary() -> dict[Cause, int]:
+    """How many programs were made for each cause, the most frequent first."""
+    counted = Counter(e.cause for e in _history.explanations)
+    return dict(counted.most_common())
+
+
+def report() -> str:
+    """The summary by cause, then every explanation; empty if nothing was compiled."""
+    if not _history.explanations:
+        return ""
+    lines = [f"{count:5} {cause.value}" for cause, count in summary().items()]
+    return "\n".join(["programs by cause:", *lines, "", *(e.report() for e in explanations())])
+
+
+def clear() -> None:
+    """Forget all explanations; the programs themselves stay known."""
+    with _history.lock:
+        _history.explanations.clear()
+        _history.counts.clear()
+
+
+@contextlib.contextmanager
+def limit(max_different_graphs: int = 0) -> Iterator[None]:
+    """Inside the block, RecompilationError when more new programs are needed than this.
+
+    The error is raised at the line that runs the step, before anything is compiled, and says why the
+    program is new. What was recorded stays pending. Raises ValueError below 0.
+    """
+    if max_different_graphs < 0:
+        raise ValueError(f"max_different_graphs is {max_different_graphs}; give 0 or more")
+    mine = [max_different_graphs, 0]
+    _history.limits.append(mine)
+    try:
+        yield
+    finally:
+        _history.limits.remove(mine)
+
+
+def no_recompile() -> contextlib.AbstractContextManager[None]:
+    """Inside the block, RecompilationError for every program that is not known yet."""
+    return limit(0)
+
+
+# -- what the core tells ------------------------------------------------------------------------
+
+
+def on_missing(
+    trace: Any, name: str, entries: Sequence[Entry], outputs: tuple[int, ...]
+) -> Explanation:
+    """A step has no program: find out why, and refuse it inside ``limit``."""
+    index = trace.device.index
+    with _history.lock:
+        known, explanation = _explain(name, entries, outputs, index)
+        for mine in _history.limits:
+            if mine[1] >= mine[0]:
+                text = MSG_LIMIT.format(
+                    limit=mine[0], s="s" * (mine[0] != 1), report=explanation.report()
+                )
+                raise RecompilationError(text, explanation)
+            mine[1] += 1
+        _history.pending[index] = (known, explanation)
+    return explanation
+
+
+def on_made(trace: Any, program: Any) -> None:
+    """The missing program is there: keep why it was made."""
+    with _history.lock:
+        found = _history.pending.pop(trace.device.index, None)
+        if found is None:
+            return
+        known, explanation = found
+        explanation = dataclasses.replace(
+            explanation, seconds=program.compile_seconds, from_cache=program.from_cache
+        )
+        _history.known.append(known)
+        _history.explanations.append(explanation)
+        key = (explanation.cause, explanation.filename, explanation.line)
+        _history.counts[key] += 1
+        count = _history.counts[key]
+    logger.info("%s", explanation.report())
+    normal = explanation.cause in (Cause.FIRST, Cause.NEW)
+    if count in TOLD_AT and not normal:
+        cause = explanation.cause.value
+        where, advice = explanation.where(), explanation.advice
+        logger.warning(MSG_AGAIN, count, cause, where, explanation.text, advice)
+
+
+def on_executed(trace: Any, program: Any) -> None:
+    """A program runs; what follows one that a value was read from is the rest of a step."""
+    if program.name in _history.early:
+        _history.split[trace.device.index] = _history.early[program.name]
+
+
+def on_step_marked(index: int) -> None:
+    """The user ended a step."""
+    _history.split.pop(index, None)
+
+
+# -- finding the nearest ------------------------------------------------------------------------
+
+
+def _explain(
+    name: str, entries: Sequence[Entry], outputs: tuple[int, ...], index: int
+) -> tuple[Known, Explanation]:
+    cause, stack = sync_causes.current()
+    line = stack[0] if stack else None
+    after = _history.split.get(index)
+    histogram = Counter(name_of(e) for e in entries)
+    mine = Known(name, entries[-1], outputs, histogram, after, line)
+    if not cause.ends_step:
+        _history.early[name] = line
+    nearest = _nearest(mine, entries)
+    if nearest is None:
+        return mine, _without_peer(mine, entries, stack)
+    found = _against(mine, entries, nearest, cause, stack)
+    return mine, found
+
+
+def _alike(a: Counter[str], b: Counter[str]) -> float:
+    """The part of two programs' operators that they have in common, from 0 to 1."""
+    total = max(a.total(), b.total())
+    return (a & b).total() / total if total else 1.0
+
+
+def _nearest(mine: Known, entries: Sequence[Entry]) -> Known | None:
+    """The known program most like this one; one whose beginning this is, or the reverse, first."""
+    best: tuple[Any, ...] | None = None
+    chosen = None
+    for age, known in enumerate(reversed(_history.known[-COMPARED:])):
+        path = known.last.path()
+        shared = common_length(path, entries)
+        alike = _alike(mine.histogram, known.histogram)
+        prefix = shared == len(entries) and shared > 2
+        if alike < ALIKE and not prefix:
+            continue
+        rank = (prefix or shared == len(path), alike, shared, -age)
+        if best is None or rank > best:
+            best, chosen = rank, known
+    return chosen
+
+
+def _without_peer(mine: Known, entries: Sequence[Entry], stack: tuple[Frame, ...]) -> Explanation:
+    first = not _history.known
+    operator = next((e for e in entries if e.plan is not None), entries[0])
+    text = (
+        "nothing was compiled before"
+        if first
+        else f"it begins with {operator_text(operator)} and is like no program before"
+    )
+    cause = Cause.FIRST if first else Cause.NEW
+    place = place_of(operator)
+    frames = place.frames if place is not None and place.frames else stack[:1]
+    return Explanation(
+        program=mine.name, cause=cause, text=text, frames=frames,
+        scope=place.scope if place is not None else "", operator=name_of(operator),
+        operations=len(entries), position=0, nearest=None,
+    )  # fmt: skip
+
+
+def _against(
+    mine: Known,
+    entries: Sequence[Entry],
+    nearest: Known,
+    cause: SyncCause,
+    stack: tuple[Frame, ...],
+) -> Explanation:
+    difference = compare(nearest.last.path(), entries)
+    told = words(difference)
+    subject = told.entry
+    place = place_of(subject)
+    frames = place.frames if place is not None and place.frames else stack[:1]
+    result, text = told.cause, told.text
+    early = not cause.ends_step and difference.kind in (Kind.ENDS, Kind.RESULTS)
+    if early and stack:
+        result, frames = Cause.EARLY_SYNC, stack[:4]
+        text = (
+            f"a value was needed here, so the {len(entries)} operations recorded before it ran as a "
+            f"program of their own; {operator_text(subject)} would have come next"
+        )
+    elif mine.after is not None and nearest.after is None and _is_rest(entries, nearest):
+        result, frames = Cause.EARLY_SYNC, (mine.after,)
+        text = (
+            "the rest of a step whose beginning ran at this line, where a value was needed; it is "
+            f"compared with a whole step: {text}"
+        )
+    elif difference.kind is Kind.RESULTS:
+        text, frames = _results_text(mine, nearest, entries, stack)
+    return Explanation(
+        program=mine.name, cause=result, text=text, frames=frames,
+        scope=place.scope if place is not None else "",
+        operator=name_of(subject) if subject is not None else "", operations=len(entries),
+        position=difference.position, nearest=nearest.name,
+    )  # fmt: skip
+
+
+def _is_rest(entries: Sequence[Entry], whole: Known) -> bool:
+    """Whether a step's operators are how a longer one ends."""
+    mine = [name_of(e) for e in entries if e.plan is not None]
+    theirs = [name_of(e) for e in whole.last.path() if e.plan is not None]
+    tail = min(len(mine), _TAIL)
+    return 0 < tail and len(mine) < len(theirs) and mine[-tail:] == theirs[-tail:]
+
+
+def _results_text(
+    mine: Known, nearest: Known, entries: Sequence[Entry], stack: tuple[Frame, ...]
+) -> tuple[str, tuple[Frame, ...]]:
+    added = sorted(set(mine.outputs) - set(nearest.outputs))
+    gone = sorted(set(nearest.outputs) - set(mine.outputs))
+    for vids, what in ((added, "is kept now and was not before"), (gone, "is not kept any more")):
+        if vids:
+            maker = next(e for e in entries if e.first <= vids[0] < e.end)
+            place: Where | None = place_of(maker)
+            more = f" (and {len(vids) - 1} more)" if len(vids) > 1 else ""
+            frames = place.frames if place is not None and place.frames else stack[:1]
+            return f"the result of {operator_text(maker)}{more} {what}", frames
+    return "the same results, but memory of other inputs is reused for them", stack[:1]
+
+
+def difference_from_nearest(entries: Sequence[Entry]) -> Difference | None:
+    """The first difference of a step from the known program most like it; None without one."""
+    histogram = Counter(name_of(e) for e in entries)
+    mine = Known(MSG_UNNAMED, entries[-1], (), histogram, None, None)
+    nearest = _nearest(mine, entries)
+    return None if nearest is None else compare(nearest.last.path(), entries)

@@ -1,0 +1,43 @@
+"""The environment variables of debugging, each declared once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from xla_core.flags import Flag, parse_bool
+
+FORMATS: Final = ("text", "dot", "hlo", "stablehlo")
+
+
+def _parse_format(text: str) -> str:
+    if text not in FORMATS:
+        raise ValueError(f"expected one of {', '.join(FORMATS)}")
+    return text
+
+
+DEBUG: Final = Flag(
+    "PT_XLA_DEBUG", parse_bool, False, "report compilations, executions and slow habits"
+)
+DEBUG_LEVEL: Final = Flag(
+    "PT_XLA_DEBUG_LEVEL", int, 0, "1 reports compilations, 2 executions as well"
+)
+DEBUG_FILE: Final = Flag("PT_XLA_DEBUG_FILE", str, "", "append the reports here, not to stderr")
+MAX_FRAME: Final = Flag("PT_XLA_DEBUG_MAX_FRAME", int, 8, "frames of the Python stack in reports")
+IR_DEBUG: Final = Flag("XLA_IR_DEBUG", parse_bool, False, "dumps of the trace name Python lines")
+HLO_DEBUG: Final = Flag(
+    "XLA_HLO_DEBUG", parse_bool, False, "programs carry scopes and Python lines as HLO metadata"
+)
+SAVE_TENSORS_FILE: Final = Flag(
+    "XLA_SAVE_TENSORS_FILE", str, "", "append every step that is run to this file"
+)
+SAVE_TENSORS_FMT: Final = Flag(
+    "XLA_SAVE_TENSORS_FMT", _parse_format, "text", "its format: text, dot, hlo or stablehlo"
+)
+METRICS_FILE: Final = Flag(
+    "XLA_METRICS_FILE", str, "", "append the metrics report of every step; STDERR, STDOUT"
+)
+
+
+def level() -> int:
+    """How much is reported: 0 nothing, 1 compilations, 2 executions, 100 what PT_XLA_DEBUG=1 adds."""
+    return 100 if DEBUG.get() else DEBUG_LEVEL.get()

@@ -1,0 +1,62 @@
+"""Who asked for what was pending: which call made a step run, from Python's stack."""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+from types import FrameType
+
+from xla_core.where import Frame
+from xla_debug import places
+
+
+class SyncCause(enum.Enum):
+    """What made pending operations run, in torch_xla's words."""
+
+    SYNC = "user torch_xla.sync"
+    LOADER = "torch_xla.sync in parallel loader at step end"
+    STEP_TRACE = "torch_xla.sync when exiting a profiler StepTrace region"
+    DYNAMO_INPUTS = "torch_xla.sync when dynamo processing input graphs"
+    COMPILE = "torch_xla.compile"
+    COMPILE_CLEAR = "torch_xla.compile clear the pending graph prior calling the target function"
+    DYNAMO_COMPILE = "dynamo is compiling a FX graph to HLO"
+    DYNAMO_RUN = "dynamo is executing a compiled program"
+    VALUE = "most likely user code trying to access tensor value before torch_xla.sync"
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether this is how a step is meant to end."""
+        return self is not SyncCause.VALUE
+
+
+def current(start: FrameType | None = None) -> tuple[SyncCause, tuple[Frame, ...]]:
+    """Why a flush runs right now, and the user's frames that led to it."""
+    start = start or sys._getframe(1)
+    own: list[tuple[str, str]] = []
+    for frame in places.frames(start):
+        filename = frame.f_code.co_filename
+        if places.is_own_file(filename):
+            own.append((frame.f_code.co_name, filename))
+        elif places.is_user_file(filename):
+            break  # what called the user's code did not ask for this
+    return _cause(own), places.user_frames(start, limit=64)
+
+
+def _cause(own: list[tuple[str, str]]) -> SyncCause:
+    if any("dynamo" in file for _, file in own):
+        inputs = any("input" in name for name, file in own if "dynamo" in file)
+        compiling = any(name.startswith("extract") for name, file in own if "dynamo" in file)
+        if inputs:
+            return SyncCause.DYNAMO_INPUTS
+        return SyncCause.DYNAMO_COMPILE if compiling else SyncCause.DYNAMO_RUN
+    if any("loader" in file.rpartition(os.sep)[2] for _, file in own):
+        return SyncCause.LOADER
+    if any(file.endswith(f"xla_debug{os.sep}profiler.py") for _, file in own):
+        return SyncCause.STEP_TRACE
+    if any(file.endswith(f"xla_core{os.sep}compiled.py") for _, file in own):
+        entering = any(name in ("__enter__", "_clear_pending") for name, _ in own)
+        return SyncCause.COMPILE_CLEAR if entering else SyncCause.COMPILE
+    if any(name in ("sync", "mark_step", "optimizer_step") for name, _ in own):
+        return SyncCause.SYNC
+    return SyncCause.VALUE
