@@ -9,6 +9,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+# jax 0.10.2: loads the plugins that are installed for jax
+from jax._src import xla_bridge as _xla_bridge
+
 # jax 0.10.2: a context in which all dialects that XLA accepts are loaded
 from jax._src.interpreters import mlir as _mlir
 
@@ -16,6 +19,7 @@ from jax._src.interpreters import mlir as _mlir
 from jaxlib import xla_client as _xla_client
 from jaxlib.mlir import ir
 
+from xla_core._jax_compat import JAXLIB_VERSION as JAXLIB_VERSION
 from xla_core._jax_compat import Client, CompileOptions, Device, DeviceList
 
 # jaxlib 0.10.2: a compiled program that is not loaded on any device.
@@ -36,8 +40,29 @@ def load_library(name: str, path: str) -> None:
         # jaxlib 0.10.2: all names below
         if not _xla_client.pjrt_plugin_loaded(name):
             _xla_client.load_pjrt_plugin_dynamically(name, path)
-        if not _xla_client.pjrt_plugin_initialized(name):
-            _xla_client.initialize_pjrt_plugin(name)
+        initialize_library(name)
+
+
+def initialize_library(name: str) -> None:
+    """Let a loaded library set itself up, once."""
+    # jaxlib 0.10.2: both names
+    if not _xla_client.pjrt_plugin_initialized(name):
+        _xla_client.initialize_pjrt_plugin(name)
+
+
+def load_jax_plugins() -> None:
+    """Let jax load the plugins that are installed for it, as it does before its first computation.
+
+    No backend is started. A plugin that fails leaves an error in the log, as with jax alone.
+    """
+    # jax 0.10.2: does its work once, whoever asks first
+    _xla_bridge._discover_and_register_pjrt_plugins()
+
+
+def gpu_options() -> CreateOptions:
+    """What jax tells a GPU's client: the allocator's settings from the environment."""
+    # jaxlib 0.10.2
+    return _xla_client.generate_pjrt_gpu_plugin_options()
 
 
 def library_loaded(name: str) -> bool:
