@@ -339,6 +339,16 @@ def published(folder: str) -> dict[str, bytes]:
     return {key.removeprefix(prefix): bytes(value) for key, value in items}
 
 
+def lookup(key: str) -> bytes | None:
+    """What is published under ``key``, or None."""
+    try:
+        return bytes(_client().key_value_try_get_bytes(key))
+    except RuntimeError as error:
+        if "NOT_FOUND" in str(error):
+            return None
+        raise
+
+
 def withdraw(key: str) -> None:
     """Remove ``key``, or all of a folder."""
     _client().key_value_delete(key)

@@ -277,6 +277,8 @@ class ClientFactory(Protocol):
     It may carry the attribute ``interface_version``, checked before it is called, and
     ``is_available(options) -> bool``, a cheap look (no client, no network) that decides whether
     this device is chosen when the user names none.
+    ``launch_environments(options) -> list[dict[str, str]]`` says what a launcher of one process per
+    device adds to the environment of each process of this host; without it there is one process.
     """
 
     def __call__(self, topology: Topology, options: Mapping[str, str]) -> DeviceClient:

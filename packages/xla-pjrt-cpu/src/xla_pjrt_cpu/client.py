@@ -31,11 +31,20 @@ def create_client(topology: Topology, options: Mapping[str, str]) -> CpuClient:
     )
 
 
+def launch_environments(options: Mapping[str, str]) -> list[dict[str, str]]:
+    """What a launcher adds to the environment of each process of this host: one device each."""
+    return [{"CPU_NUM_DEVICES": "1"}] * _device_count(options)
+
+
 def _device_count(options: Mapping[str, str]) -> int:
     text = options.get("CPU_NUM_DEVICES", "1")
     if not text.strip().isdecimal() or int(text) < 1:
         raise ValueError(f"CPU_NUM_DEVICES is {text!r}; set it to a whole number of at least 1")
     return int(text)
+
+
+# where launchers look for it: beside the entry point
+create_client.launch_environments = launch_environments  # type: ignore[attr-defined]
 
 
 class CpuClient(PjrtClient):

@@ -1,0 +1,248 @@
+"""What each process runs together with others, in order, and whether they all run the same.
+
+A collective waits for the same collective of the other replicas; if they run another one, the job
+hangs or computes nonsense. So every process keeps a log of the collectives that it launched. It
+shows the log to the others through the coordinator: at once when a program runs for the first
+time, which then waits until the others show theirs, and otherwise from the watchdog twice a second, which
+costs the training loop nothing.
+
+What has to agree is the order of the collectives, not the programs around them: one replica may
+compute a log line more than the others, or end its step earlier. Logs are compared pair by pair,
+and only the collectives that have both replicas in one group count.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import json
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from xla_core import distributed
+from xla_dist.primitives import Groups
+
+LOG_FOLDER: Final = "xla/collectives/log"
+PROGRAM_FOLDER: Final = "xla/collectives/program"
+
+# A log keeps this many different programs in a row; the rest has long been compared.
+_MOST_RUNS: Final = 256
+# Steps cut at different places are compared one collective at a time; not endlessly at once.
+_MOST_COMPARED: Final = 100_000
+
+MSG_DIFFERENT: Final = (
+    "the replicas run different programs: their collectives differ at number {position}.\n"
+    "{first}\n{second}\n"
+    "Every replica has to call the same collectives in the same order; look for a branch that "
+    "depends on the ordinal, or on data, around the call."
+)
+_SIDE: Final = "  ordinal {ordinal}: {item}{before}"
+
+
+class Collectives:
+    """The collectives of one program, in order: a text for each, and its replica groups."""
+
+    __slots__ = ("digest", "items", "_shared")
+
+    def __init__(self, items: Sequence[tuple[str, Groups]]) -> None:
+        self.items = tuple(items)
+        self.digest = hashlib.sha256(repr(self.items).encode()).hexdigest()[:16]
+        self._shared: dict[tuple[int, int], tuple[str, ...]] = {}
+
+    def shared(self, a: int, b: int) -> tuple[str, ...]:
+        """Those that have both replicas in one group."""
+        found = self._shared.get((a, b))
+        if found is None:
+            found = self._shared[a, b] = tuple(
+                text for text, groups in self.items if any(a in g and b in g for g in groups)
+            )
+        return found
+
+    def encode(self) -> bytes:
+        """As the other processes read it."""
+        return zlib.compress(json.dumps(self.items).encode())
+
+    @classmethod
+    def decode(cls, data: bytes) -> Collectives:
+        """The inverse of ``encode``."""
+        items = json.loads(zlib.decompress(data))
+        return cls([(text, tuple(map(tuple, groups))) for text, groups in items])
+
+
+class Log:
+    """The programs one replica launched, as runs of equal ones; what is old is only counted."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.runs: collections.deque[tuple[Collectives, int]] = collections.deque()
+        self.forgotten: collections.Counter[int] = collections.Counter()
+
+    def append(self, program: Collectives) -> None:
+        """One more launch."""
+        if self.runs and self.runs[-1][0] is program:
+            self.runs[-1] = (program, self.runs[-1][1] + 1)
+            return
+        self.runs.append((program, 1))
+        if len(self.runs) > _MOST_RUNS:
+            old, times = self.runs.popleft()
+            for other in {r for _, groups in old.items for g in groups for r in g}:
+                self.forgotten[other] += times * len(old.shared(self.ordinal, other))
+
+    def encode(self) -> bytes:
+        """As the other processes read it; the programs themselves go separately."""
+        runs = [(program.digest, times) for program, times in self.runs]
+        return zlib.compress(json.dumps({"runs": runs, "forgotten": self.forgotten}).encode())
+
+    def length(self, other: int) -> int:
+        """How many collectives with replica ``other`` were launched."""
+        return self.forgotten[other] + sum(
+            times * len(program.shared(self.ordinal, other)) for program, times in self.runs
+        )
+
+    def pieces(self, other: int) -> Iterator[tuple[int, tuple[str, ...], int]]:
+        """Start, collectives with ``other``, and repetitions of each run."""
+        start = self.forgotten[other]
+        for program, times in self.runs:
+            items = program.shared(self.ordinal, other)
+            if items:
+                yield start, items, times
+                start += times * len(items)
+
+
+class Difference(RuntimeError):
+    """Two replicas launched different collectives; the message shows both sides."""
+
+
+def first_difference(a: Log, b: Log, start: int) -> tuple[int, str | None, str | None]:
+    """Where two logs differ first at or after ``start``, and what is there in each.
+
+    Where one of the logs ends: its length, and None for both.
+    """
+    left, right = list(a.pieces(b.ordinal)), list(b.pieces(a.ordinal))
+    i = j = 0
+    position = max(start, left[0][0] if left else start, right[0][0] if right else start)
+    for _ in range(_MOST_COMPARED):
+        while i < len(left) and position >= left[i][0] + len(left[i][1]) * left[i][2]:
+            i += 1
+        while j < len(right) and position >= right[j][0] + len(right[j][1]) * right[j][2]:
+            j += 1
+        if i == len(left) or j == len(right):
+            break
+        (from_a, items_a, times_a), (from_b, items_b, times_b) = left[i], right[j]
+        at_a, at_b = (position - from_a) % len(items_a), (position - from_b) % len(items_b)
+        if items_a == items_b and at_a == at_b:
+            position = min(from_a + times_a * len(items_a), from_b + times_b * len(items_b))
+        elif items_a[at_a] != items_b[at_b]:
+            return position, items_a[at_a], items_b[at_b]
+        else:
+            position += 1
+    return position, None, None
+
+
+def _item_at(log: Log, other: int, position: int) -> str | None:
+    for start, items, times in log.pieces(other):
+        if start <= position < start + len(items) * times:
+            return items[(position - start) % len(items)]
+    return None
+
+
+class Agreement:
+    """This process's log, and what it knows of the others'."""
+
+    def __init__(self, ordinal: int, world: int) -> None:
+        self.log = Log(ordinal)
+        self.world = world
+        self.programs: dict[str, Collectives] = {}
+        self.foreign: dict[str, Collectives] = {}
+        self.compared: collections.Counter[int] = collections.Counter()
+        self.others: dict[int, Log] = {}
+        self._lock = threading.RLock()
+        self._shown: bytes | None = None
+
+    def launch(self, program: Collectives) -> bool:
+        """Note one launch; True when it is the program's first, which the others have to see."""
+        with self._lock:
+            new = program.digest not in self.programs
+            known = self.programs.setdefault(program.digest, program)
+            self.log.append(known)
+        if new:
+            distributed.publish(f"{PROGRAM_FOLDER}/{program.digest}", program.encode())
+            self.show()
+        return new
+
+    def show(self) -> None:
+        """Publish the log, if there is anything new in it."""
+        with self._lock:
+            encoded = self.log.encode()
+            if encoded == self._shown:
+                return
+            self._shown = encoded
+        distributed.publish(f"{LOG_FOLDER}/{self.log.ordinal}", encoded)
+
+    def look(self) -> None:
+        """Read the others' logs and compare. Raises Difference."""
+        for name, data in distributed.published(LOG_FOLDER).items():
+            ordinal = int(name)
+            if ordinal != self.log.ordinal:
+                self._compare(self._read(ordinal, data))
+
+    def behind(self, program: Collectives) -> list[int]:
+        """Replicas that ``program``, the latest launched, talks to and that have not come so far."""
+        with self._lock:
+            me = self.log.ordinal
+            waiting = []
+            for other in range(self.world):
+                shared = len(program.shared(me, other)) if other != me else 0
+                if shared:
+                    reached = self.others[other].length(me) if other in self.others else 0
+                    if reached <= self.log.length(other) - shared:
+                        waiting.append(other)
+            return waiting
+
+    def _read(self, ordinal: int, data: bytes) -> Log:
+        content = json.loads(zlib.decompress(data))
+        log = Log(ordinal)
+        log.forgotten.update({int(k): v for k, v in content["forgotten"].items()})
+        log.runs.extend((self._program(digest), times) for digest, times in content["runs"])
+        self.others[ordinal] = log
+        return log
+
+    def _program(self, digest: str) -> Collectives:
+        found = self.programs.get(digest) or self.foreign.get(digest)
+        if found is None:
+            for name, data in distributed.published(PROGRAM_FOLDER).items():
+                self.foreign.setdefault(name, Collectives.decode(data))
+            found = self.foreign[digest]
+        return found
+
+    def last(self) -> str:
+        """The collective launched last, for reports."""
+        with self._lock:
+            return self.log.runs[-1][0].items[-1][0] if self.log.runs else "no collective so far"
+
+    def _compare(self, other: Log) -> None:
+        with self._lock:
+            mine, theirs = self.log.ordinal, other.ordinal
+            start = self.compared[theirs]
+            position, left, right = first_difference(self.log, other, start)
+            self.compared[theirs] = max(start, position)
+            if left is None or right is None:
+                return
+            sides = []
+            for log, item, partner in ((self.log, left, theirs), (other, right, mine)):
+                former = _item_at(log, partner, position - 1)
+                before = f", after {former}" if former else ", its first"
+                sides.append(_SIDE.format(ordinal=log.ordinal, item=item, before=before))
+        first, second = sides if mine < theirs else reversed(sides)
+        raise Difference(
+            MSG_DIFFERENT.format(position=position + 1, first=first, second=second)
+        )  # fmt: skip
+
+
+def describe(name: str, arguments: Sequence[Any], groups: Groups, world: int) -> str:
+    """A collective as reports show it: ``all_reduce sum of float32[3, 4] over all 2 replicas``."""
+    words = " ".join(str(a) for a in arguments)
+    over = f"all {world} replicas" if len(groups) == 1 else f"groups {[list(g) for g in groups]}"
+    return f"{name} {words} over {over}"

@@ -1,0 +1,101 @@
+"""What runs in a process of a job: it joins the others, calls the user's function, reports the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from xla_core import distributed, runtime, step_closures
+from xla_core.distributed import Job
+from xla_dist import failures, session
+from xla_dist.patience import Patience
+
+# A collective that fails because its partner is gone says so in these words (gloo, gRPC).
+_CONSEQUENCES: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report:
+    """How a process ended: its traceback (empty: well), whether another's end caused it, and when."""
+
+    traceback: str
+    consequence: bool
+    when: float
+    result: Any = None
+
+
+def run_child(
+    job: Job,
+    environment: dict[str, str],
+    pipe: Any,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+) -> None:
+    """Call ``fn(ordinal, *args)`` as one of the job's processes; the entry of each of them."""
+    os.environ.update(environment)
+    try:
+        distributed.connect(job)
+        current = session.begin()
+        if current is not None and current.watchdog is not None:
+            current.watchdog.on_end = lambda text: _send(pipe, Report(text, True, time.time()))
+        result = fn(job.index, *args)
+        step_closures.wait()
+        finish()
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            _fail(pipe, f"SystemExit: {end.code}", end)
+        finish()
+        _send(pipe, Report("", False, time.time()))
+    except BaseException as error:
+        _fail(pipe, traceback.format_exc(), error)
+    else:
+        _send(pipe, Report("", False, time.time(), result))
+    distributed.disconnect()
+
+
+def finish() -> None:
+    """Finish what runs on the device, and wait until all others have come as far.
+
+    A process that left earlier would take its end of their collectives with it.
+    """
+    if runtime.started():
+        runtime.wait()
+    current = session.begin()
+    if current is None or current.world == 1:
+        return
+    failures.publish_done()
+    everyone = set(range(current.world))
+    with Patience("the end of the job", endless=True) as patience:
+        while missing := sorted(everyone - failures.finished()):
+            patience.wait(missing)
+    if current.watchdog is not None:
+        current.watchdog.stop()
+
+
+def _fail(pipe: Any, text: str, error: BaseException) -> None:
+    """Report to the launcher and to the other processes, and exit."""
+    consequence = any(words in str(error) for words in _CONSEQUENCES)
+    _send(pipe, Report(text, consequence, time.time()))
+    current = session.begin() if distributed.connection() is not None else None
+    if current is not None and current.watchdog is not None:
+        current.watchdog.stop()
+        if not consequence:
+            failures.publish(text)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # no interpreter shutdown: buffers of programs that will never finish would be waited for
+    os._exit(1)
+
+
+def _send(pipe: Any, report: Report) -> None:
+    try:
+        pipe.send(report)
+    except (OSError, ValueError):
+        return  # the launcher is gone; the watchdog's business
+    except Exception:  # a result that does not pickle is nobody's failure: launch() returns nothing
+        pipe.send(dataclasses.replace(report, result=None))

@@ -1,0 +1,204 @@
+"""How the processes of a job learn that one of them failed, and end together.
+
+A process that fails publishes its traceback; one that is killed stops giving signs of life. A
+watchdog thread in every process looks twice a second, and ends its process with a message that
+names the culprit: the main thread may be waiting inside a collective that never comes, where no
+exception reaches it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from xla_core import distributed
+from xla_dist.agreement import Agreement, Difference
+
+FAILURE_FOLDER: Final = "xla/failure"
+DONE_FOLDER: Final = "xla/done"
+STATUS_FOLDER: Final = "xla/status"
+TICK_SECONDS: Final = 0.5
+EXIT_CODE: Final = 70
+"""Exit status of a process that ends because another one failed (EX_SOFTWARE of sysexits.h)."""
+
+MSG_FAILED: Final = "ordinal {ordinal} ends, because ordinal {culprit} failed:\n{text}"
+MSG_DEAD: Final = (
+    "process {culprit} of the job has died without a word (killed, or out of memory): no sign of "
+    "life for {seconds} s (XLA_DIST_FAILURE_TIMEOUT). {doing}"
+)
+MSG_COORDINATOR: Final = (
+    "the job's coordinator at {address} is gone, and with it {who}: {error}. {doing}"
+)
+MSG_ORPHAN: Final = "the launcher of this job has ended"
+
+
+@dataclasses.dataclass(slots=True)
+class Waiting:
+    """What the main thread waits for: shown to the others, and in reports."""
+
+    what: str
+    since: float
+
+
+class _State:
+    watchdog: Watchdog | None = None
+    waiting: Waiting | None = None
+
+
+class Watchdog(threading.Thread):
+    """Looks after the other processes; ``agreement`` is compared with theirs on the way."""
+
+    def __init__(self, connection: distributed.Connection, agreement: Agreement) -> None:
+        super().__init__(name="xla-dist-watchdog", daemon=True)
+        self.connection = connection
+        self.agreement = agreement
+        self.on_end: Callable[[str], None] = lambda text: None
+        self._stopped = threading.Event()
+        self._shown: bytes = b""
+        self._lost_since: float | None = None
+
+    def run(self) -> None:
+        """Look until ``stop()``."""
+        while not self._stopped.wait(TICK_SECONDS):
+            text = self._look()
+            if text is not None and not self._stopped.is_set():
+                self.end(text)
+
+    def stop(self) -> None:
+        """Look no more: the job is over."""
+        self._stopped.set()
+
+    def end(self, text: str) -> None:
+        """End this process now, whatever its main thread does; ``text`` goes to stderr."""
+        self._stopped.set()
+        sys.stdout.flush()
+        print(f"xla-dist: {text}", file=sys.stderr, flush=True)  # noqa: T201 - last words
+        self.on_end(text)
+        for child in multiprocessing.active_children():
+            child.terminate()
+        os._exit(EXIT_CODE)
+
+    def _look(self) -> str | None:
+        parent = multiprocessing.parent_process()
+        if parent is not None and self.connection.job.served and not parent.is_alive():
+            return MSG_ORPHAN
+        try:
+            return self._failure() or self._silent() or self._difference()
+        except Difference as difference:
+            publish(str(difference))
+            return str(difference)
+        except RuntimeError as error:
+            return self._unreachable(error)
+
+    def _failure(self) -> str | None:
+        self._lost_since = None
+        self._show_status()
+        for name, data in sorted(distributed.published(FAILURE_FOLDER).items()):
+            if int(name) != self.connection.job.index:
+                return MSG_FAILED.format(
+                    ordinal=self.connection.job.index, culprit=name, text=data.decode()
+                )
+        return None
+
+    def _silent(self) -> str | None:
+        everyone = range(self.connection.job.count)
+        alive = self.connection.client.get_live_nodes(list(everyone))
+        done = distributed.published(DONE_FOLDER)
+        for index in everyone:
+            if index not in alive and str(index) not in done:
+                seconds = distributed.FAILURE_TIMEOUT.get()
+                return MSG_DEAD.format(culprit=index, seconds=seconds, doing=self._doing())
+        return None
+
+    def _difference(self) -> str | None:
+        self.agreement.show()
+        self.agreement.look()
+        return None
+
+    def _unreachable(self, error: Exception) -> str | None:
+        """The coordinator does not answer; once may be chance."""
+        now = time.monotonic()
+        if self._lost_since is None:
+            self._lost_since = now
+        if now - self._lost_since < 2 * TICK_SECONDS:
+            return None
+        job = self.connection.job
+        who = "the launcher" if job.served else "process 0"
+        first = str(error).splitlines()[0]
+        return MSG_COORDINATOR.format(
+            address=job.address, who=who, error=first, doing=self._doing()
+        )
+
+    def _doing(self) -> str:
+        waiting = _State.waiting
+        if waiting is not None:
+            return f"This process waited at {waiting.what}"
+        return f"This process last launched: {self.agreement.last()}"
+
+    def _show_status(self) -> None:
+        waiting = _State.waiting
+        status = json.dumps(waiting.what if waiting else None).encode()
+        if status != self._shown:
+            self._shown = status
+            distributed.publish(f"{STATUS_FOLDER}/{self.connection.job.index}", status)
+
+
+def watch(agreement: Agreement) -> Watchdog | None:
+    """Start the watchdog, once; None for a process that is alone."""
+    connection = distributed.connection()
+    if connection is None or connection.job.count < 2:
+        return None
+    if _State.watchdog is None:
+        _State.watchdog = Watchdog(connection, agreement)
+        _State.watchdog.start()
+    return _State.watchdog
+
+
+def watchdog() -> Watchdog | None:
+    """The running watchdog."""
+    return _State.watchdog
+
+
+def publish(text: str) -> None:
+    """Tell the others that this process failed and why; they end within a second."""
+    connection = distributed.connection()
+    if connection is not None:
+        distributed.publish(f"{FAILURE_FOLDER}/{connection.job.index}", text.encode())
+
+
+def publish_done() -> None:
+    """Tell the others that this process has finished well: its silence is no failure."""
+    connection = distributed.connection()
+    if connection is not None:
+        distributed.publish(f"{DONE_FOLDER}/{connection.job.index}", b"")
+
+
+def finished() -> set[int]:
+    """The processes that have finished well."""
+    return {int(name) for name in distributed.published(DONE_FOLDER)}
+
+
+class waiting:
+    """``with waiting("rendezvous 'x'"):`` says what the main thread waits for meanwhile."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __enter__(self) -> None:
+        _State.waiting = Waiting(self.what, time.monotonic())
+
+    def __exit__(self, *_: Any) -> None:
+        _State.waiting = None
+
+
+def others_wait_for() -> dict[int, str]:
+    """What the main threads of other processes wait for, by process, as far as they wait."""
+    found = {int(n): json.loads(data) for n, data in distributed.published(STATUS_FOLDER).items()}
+    return {index: what for index, what in found.items() if what is not None}

@@ -1,0 +1,138 @@
+"""Runs a program over all replicas on this replica's buffers, after the replicas agreed on it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from xla_core import runtime
+from xla_core.protocol import ArraySpec, Executable, Placement
+from xla_core.trace import Entry
+from xla_dist import session
+from xla_dist.agreement import Collectives, describe
+from xla_dist.patience import Patience
+from xla_dist.threads import Team, team_of
+
+_WORDS_BEFORE_GROUPS: Final = {"collective_permute": 1}
+
+
+def collectives_of(entries: Sequence[Entry], world: int) -> Collectives:
+    """What the others have to agree with: the program's collectives in order."""
+    return Collectives([_described(entry, world) for entry in entries])
+
+
+def _described(entry: Entry, world: int) -> tuple[str, tuple[tuple[int, ...], ...]]:
+    assert entry.plan is not None
+    name = entry.plan.name.removeprefix("xla_dist.").removesuffix(".default")
+    args = entry.args
+    if name == "collective_permute":
+        inputs, pairs = args[0], args[1]
+        nested = tuple(tuple(pairs[i : i + 2]) for i in range(0, len(pairs), 2))
+        everyone = (tuple(range(world)),)
+        return f"{name} {list(map(list, nested))} of {inputs.meta}", everyone
+    flat, size = args[-3], args[-2]
+    groups = tuple(tuple(flat[i : i + size]) for i in range(0, len(flat), size))
+    inputs = args[0] if isinstance(args[0], list) else [args[0]]
+    words = [*args[1:-3], "of", ", ".join(str(x.meta) for x in inputs)]
+    return describe(name, words, groups, world), groups
+
+
+class ReplicaExecutable:
+    """A program over all replicas, as this replica's process runs it: its own buffers in and out."""
+
+    def __init__(
+        self, executable: Executable, collectives: Collectives, placement: Placement, device: int
+    ) -> None:
+        self.program_name = executable.program_name
+        self._executable = executable
+        self._collectives = collectives
+        self._placement = placement
+        self._device = device
+        self._run: Callable[[Sequence[Any]], list[Any]] = self._through_arrays
+        shards = getattr(executable, "execute_shards", None)
+        if shards is not None:
+            self._run = lambda arguments: [r[0] for r in shards([[a] for a in arguments])]
+
+    def __getattr__(self, name: str) -> Any:
+        """What the compiler says of the program (``memory_analysis``, ``optimized_hlo``, ...)."""
+        return getattr(self._executable, name)
+
+    def execute(self, arguments: Sequence[Any]) -> list[Any]:
+        """Enqueue this replica's run. The first waits until all others run a program that agrees.
+
+        Raises RuntimeError when they run another, or do not come.
+        """
+        agreement = session.current().agreement
+        if agreement.launch(self._collectives):
+            self._meet(agreement)
+        return self._run(arguments)
+
+    def _meet(self, agreement: Any) -> None:
+        patience = Patience(self._collectives.items[-1][0])
+        with patience:
+            while True:
+                agreement.look()
+                missing = agreement.behind(self._collectives)
+                if not missing:
+                    return
+                patience.wait(missing)
+
+    def _through_arrays(self, arguments: Sequence[Any]) -> list[Any]:
+        client = runtime.client()
+        whole = [
+            client.assemble([a], ArraySpec(a.shape, a.dtype), self._placement) for a in arguments
+        ]
+        results = self._executable.execute(whole)
+        return [dict(client.shards(r))[self._device] for r in results]
+
+
+class ThreadExecutable(ReplicaExecutable):
+    """The same with a thread per replica in one process: the last thread to arrive runs it for all."""
+
+    def __init__(
+        self,
+        executable: Executable,
+        collectives: Collectives,
+        placement: Placement,
+        device: int,
+        team: Team,
+    ) -> None:
+        super().__init__(executable, collectives, placement, device)
+        self._team = team
+
+    def execute(self, arguments: Sequence[Any]) -> list[Any]:
+        """Wait for the other threads, and enqueue one run for all of them."""
+        ordinal = self._placement.devices.index(self._device)
+        what = self._collectives.items[-1][0]
+        described = "; ".join(text for text, _ in self._collectives.items)
+        results = self._team.meet(ordinal, described, (what, list(arguments)), self._run_all)
+        return results[ordinal]
+
+    def _run_all(self, given: list[Any]) -> list[list[Any]]:
+        """``given`` is every replica's arguments in ordinal order; so are the results."""
+        client = runtime.client()
+        columns = zip(*(arguments for _, arguments in given), strict=True)
+        whole = [
+            client.assemble(list(c), ArraySpec(c[0].shape, c[0].dtype), self._placement)
+            for c in columns
+        ]
+        results = [dict(client.shards(r)) for r in self._executable.execute(whole)]
+        return [[r[device] for r in results] for device in self._placement.devices]
+
+
+_lock = threading.Lock()
+
+
+def replicated_executable(
+    executable: Executable, name: str, collectives: Sequence[Entry], backend: Any
+) -> ReplicaExecutable:
+    """The answer to the hook ``xla_core_replicated_executable``."""
+    del name
+    placement = Placement(backend.replicas)
+    described = collectives_of(collectives, len(backend.replicas))
+    device = backend.placement.devices[0]
+    team = team_of(backend.replicas)
+    if team is not None:
+        return ThreadExecutable(executable, described, placement, device, team)
+    return ReplicaExecutable(executable, described, placement, device)
