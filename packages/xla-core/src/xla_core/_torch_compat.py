@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final
 
@@ -191,3 +191,61 @@ def tensor_text(host: torch.Tensor, shown: torch.Tensor) -> str:
     elif shown.requires_grad:
         suffixes.append("requires_grad=True")
     return _tensor_str._add_suffixes(prefix + body, suffixes, len(prefix), force_newline=False)
+
+
+# -- torch.compile ----------------------------------------------------------------------------------
+
+
+_waiting_for_dynamo: list[bool] = []
+
+
+def when_dynamo_is_used(prepare: Callable[[], None]) -> None:
+    """Call ``prepare()`` before Dynamo first looks at anything: now, or at the first ``torch.compile``.
+
+    Importing Dynamo takes a second or two, which programs without ``torch.compile`` need not spend.
+    """
+    if "torch._dynamo" in sys.modules:
+        prepare()
+        return
+    if _waiting_for_dynamo:
+        return
+    _waiting_for_dynamo.append(True)
+    original = torch.compile
+
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        torch.compile = original
+        prepare()
+        return original(*args, **kwargs)
+
+    torch.compile = compile
+
+
+def let_dynamo_take(tensor_type: type, packages: Sequence[str]) -> None:
+    """Let Dynamo trace tensors of a class with the metaclass ``tensor_type`` like torch's own.
+
+    Dynamo takes a subclass whose ``__torch_dispatch__`` is torch's disabled one; what is asked of
+    the class while this thread compiles is answered so, and nothing else changes. Code of
+    ``packages`` is not traced.
+    """
+    dynamo = importlib.import_module("torch._dynamo")
+    callbacks = importlib.import_module("torch._dynamo.callback").callback_handler  # torch 2.13
+    context = importlib.import_module("torch._guards").CompileContext  # torch 2.13
+    disabled = torch._C._disabled_torch_dispatch_impl  # torch 2.13
+
+    def seen_by_dynamo(cls: Any) -> Any:
+        if context.current_compile_id() is not None:
+            return disabled
+        return cls.__dict__["__torch_dispatch__"].__func__
+
+    def start(_args: Any) -> None:
+        tensor_type.__torch_dispatch__ = property(seen_by_dynamo)  # type: ignore[attr-defined]
+
+    def end(_args: Any) -> None:
+        if "__torch_dispatch__" in tensor_type.__dict__:
+            del tensor_type.__torch_dispatch__  # type: ignore[attr-defined]
+
+    callbacks.register_start_callback(start)
+    callbacks.register_end_callback(end)
+    for package in packages:
+        dynamo.trace_rules.add(package)

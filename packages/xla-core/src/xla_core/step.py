@@ -51,15 +51,11 @@ def _flush(trace: Trace) -> None:
     for s, slot in passed:
         s.buffer = trace.inputs[slot]
     if outputs:
-        key = (
-            tuple(outputs),
-            _donations(trace, outputs),
-            (settings.token(), trace.backend.input_layouts(trace)),
-        )
+        key = program_key(trace, tuple(outputs), _donations(trace, outputs))
         counters.sample("TensorsGraphSize", trace.cur.depth, counters.render_number)
         program = trace.cur.programs.get(key)
         if program is None:
-            program = _find_or_build(trace, key)
+            program = find_or_build(trace, key)
         else:
             counters.increment("CachedCompile")
         results = _run(trace, program)
@@ -101,7 +97,14 @@ def _donations(trace: Trace, outputs: dict[int, None]) -> tuple[tuple[int, int],
     return tuple(pairs)
 
 
-def _find_or_build(trace: Trace, key: Any) -> StepProgram:
+def program_key(
+    trace: Trace, outputs: tuple[int, ...], pairs: tuple[tuple[int, int], ...]
+) -> tuple[Any, ...]:
+    """What tells the programs of one step apart: results, donations, settings, layouts."""
+    return outputs, pairs, (settings.token(), trace.backend.input_layouts(trace))
+
+
+def find_or_build(trace: Trace, key: Any) -> StepProgram:
     """A known program that computes at least the wanted values, or a new one.
 
     A reference cycle that the garbage collector has not met yet keeps values alive; a program
@@ -132,6 +135,11 @@ def _run(trace: Trace, program: StepProgram) -> list[Any]:
         arguments.append(trace.backend.put_numbers(np.array(trace.floats, np.float64)))
     if trace.ints:
         arguments.append(trace.backend.put_numbers(np.array(trace.ints, np.int64)))
+    return launch(trace, program, arguments)
+
+
+def launch(trace: Trace, program: StepProgram, arguments: list[Any]) -> list[Any]:
+    """Enqueue one run of a program, and count it."""
     started = time.perf_counter_ns()
     results = program.executable.execute(arguments)
     elapsed = time.perf_counter_ns() - started

@@ -75,7 +75,11 @@ def handler_of(overload: Any) -> Handler:
     return found
 
 
-class XLATensor(torch.Tensor):
+class XLATensorType(type(torch.Tensor)):  # type: ignore[misc]
+    """The class of ``XLATensor``; while torch.compile looks at tensors it answers for them."""
+
+
+class XLATensor(torch.Tensor, metaclass=XLATensorType):
     """A tensor on an ``xla`` device; made by factories and ``.to('xla')``, never by calling the class."""
 
     __slots__ = ("_s", "_v")
@@ -142,6 +146,10 @@ class XLATensor(torch.Tensor):
         if is_parameter:
             return _rebuild_parameter, (self.data, self.requires_grad, {})
         return _rebuild_device_tensor_from_cpu_tensor, rebuilt
+
+    def __coerce_same_metadata_as_tangent__(self, _metadata: Any, _type: Any = None) -> XLATensor:
+        # torch.compile traced plain tensors; a gradient of this class is what it expects
+        return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if id(self) in memo:

@@ -142,12 +142,15 @@ class Trace:
     ``flush`` runs what is pending and ``backend`` transfers and compiles; both are given by the
     runtime when the device is made. Inside ``torch_xla.compile`` ``region`` is that use of it,
     ``graph_name`` its name, and ``forbidden`` the error to raise when something would run (or None).
+    ``unreadable`` is the error to raise when a value would be read: while a graph is recorded once
+    for values of all kinds.
     """
 
     backend: Backend
     region: Any = None
     graph_name: str | None = None
     forbidden: str | None = None
+    unreadable: str | None = None
 
     def __init__(self, device: torch.device, flush: Callable[[Trace], None]) -> None:
         self.device = device

@@ -1,0 +1,17 @@
+"""torch_xla.distributed.spmd.debugging: pictures of shardings, and what a sharded program costs."""
+
+from __future__ import annotations
+
+from torch_xla._packages import lazy_names
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "visualize_sharding": "xla_spmd.visualize",
+        "visualize_tensor_sharding": "xla_spmd.visualize",
+        "bytes_per_device": "xla_spmd.report",
+        "collectives": "xla_spmd.report",
+        "live_tensors": "xla_spmd.report",
+        "sharding_report": "xla_spmd.report",
+    },
+)

@@ -1,0 +1,8 @@
+"""torch_xla.distributed.spmd.xla_sharded_tensor: names of ``torch_xla.distributed.spmd``, where scripts import them from."""
+
+from __future__ import annotations
+
+from torch_xla._packages import lazy_names
+from torch_xla.distributed.spmd import HOMES
+
+__getattr__ = lazy_names(__name__, HOMES)

@@ -1,0 +1,349 @@
+"""Graphs of ``torch.compile``: recorded once, compiled to one program, and run without recording again.
+
+``extract_compiled_graph`` is what PyTorch's own backend ``openxla`` calls. The graph is run once on stand-ins
+of its arguments, whose values nothing may read; what that records becomes the program. A graph that needs
+a value on the way (an operator that runs on the CPU) cannot be one program: it is recorded on every call
+like any other code on ``xla`` tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from sys import getrefcount
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.autograd.graph import increment_version
+from torch.utils import _pytree as pytree
+
+from xla_core import counters, eager, rng, runtime, step
+from xla_core._torch_compat import make_wrapper
+from xla_core.dispatch.plan import SEED
+from xla_core.metas import TensorMeta
+from xla_core.programs import StepProgram
+from xla_core.storage import Storage, View, chain
+from xla_core.tensor import XLATensor
+from xla_core.trace import Lift, Trace
+
+MSG_UNREADABLE: Final = "a graph that is recorded once cannot depend on a value"
+
+# References to an argument's buffer when its storage alone keeps it: the storage, the list of
+# arguments, getrefcount's own.
+_STORAGE_ONLY: Final = 3
+
+
+class NotOneProgramError(Exception):
+    """A graph whose results this module cannot take from one program."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Fresh:
+    """A result that the program computes: its position there, and its shape and dtype."""
+
+    position: int
+    meta: TensorMeta
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Passed:
+    """A result that is an argument, or a view of one."""
+
+    argument: int
+    view: View | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Constant:
+    """A result that is no tensor."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A graph as one program, for arguments of certain shapes.
+
+    ``sources`` gives each of the program's inputs: the number of an argument, or a storage that the graph
+    itself holds. ``written`` pairs arguments with the results that are their new values. ``seeds`` are
+    the positions among ``ints`` that need a new number for every run.
+    """
+
+    program: StepProgram | None
+    sources: tuple[int | Storage, ...]
+    results: tuple[_Fresh | _Passed | _Constant, ...]
+    written: tuple[tuple[int, int], ...]
+    spec: Any
+    floats: Any
+    ints: np.ndarray | None
+    seeds: tuple[int, ...]
+
+
+class CompiledGraph:
+    """A callable that runs an FX graph on ``xla`` tensors, one program per set of argument shapes."""
+
+    def __init__(self, model: Callable[..., Any]) -> None:
+        self._model = model
+        self._known: dict[Any, _Recorded | None] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        args = _with_scalars_on_device(args)
+        key = tuple(map(_signature, args))
+        trace = _trace_of(args)
+        with trace.lock, torch.no_grad():
+            if key not in self._known:
+                counters.increment("DynamoExtractCompiledGraph")
+                self._known[key] = _record(self._model, args, trace)
+            recorded = self._known[key]
+            if recorded is not None:
+                return _run(recorded, args, trace)
+        counters.increment("DynamoGraphRecordedAgain")
+        return self._model(*args)
+
+
+def extract_compiled_graph(xla_model: Callable[..., Any], xla_args: Sequence[Any]) -> CompiledGraph:
+    """A callable that computes ``xla_model(*xla_args)`` with one program, and again for other values.
+
+    ``xla_model`` is an FX graph module. The program is made now, for the shapes of ``xla_args``; other
+    shapes (and other numbers among the arguments) make another one.
+    """
+    graph = CompiledGraph(xla_model)
+    args = _with_scalars_on_device(tuple(xla_args))
+    trace = _trace_of(args)
+    with trace.lock, torch.no_grad():
+        counters.increment("DynamoExtractCompiledGraph")
+        graph._known[tuple(map(_signature, args))] = _record(xla_model, args, trace)
+    return graph
+
+
+def _with_scalars_on_device(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """CPU tensors without dimensions (Python floats, to Dynamo) as arguments of the program."""
+    if all(type(a) is not torch.Tensor or a.dim() for a in args):
+        return args
+    device = _trace_of(args).device
+    return tuple(a.to(device) if type(a) is torch.Tensor and not a.dim() else a for a in args)
+
+
+def _trace_of(args: Sequence[Any]) -> Trace:
+    for a in args:
+        if isinstance(a, XLATensor):
+            return a._s.trace
+    return runtime.trace_of(None)
+
+
+def _signature(a: Any) -> Any:
+    """What of an argument is fixed in a program."""
+    if isinstance(a, XLATensor):
+        if a._v is None:
+            return a._s.meta
+        return (a._s.meta, *((v.plan, v.tail) for v in chain(a._v)))
+    if isinstance(a, torch.Tensor):
+        return (a.device, a.dtype, a.shape)
+    return (type(a), repr(a) if isinstance(a, (int, float, complex)) else a)
+
+
+# -- recording ------------------------------------------------------------------------------------
+
+
+def _record(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) -> _Recorded | None:
+    """The graph as one program, or None where it cannot be one."""
+    _buffers(args, trace)  # runs what is pending: it is no part of the graph
+    if trace.cur.depth:
+        trace.flush(trace)
+    trace.unreadable = trace.forbidden = MSG_UNREADABLE
+    try:
+        with eager.mode(False):
+            return _recorded(model, args, trace)
+    except (NotOneProgramError, RuntimeError) as error:
+        if not isinstance(error, NotOneProgramError) and MSG_UNREADABLE not in str(error):
+            raise
+        return None
+    finally:
+        trace.unreadable = trace.forbidden = None
+        trace.reset()
+
+
+def _recorded(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) -> _Recorded:
+    stand_ins = [_stand_in(a, trace) if isinstance(a, XLATensor) else a for a in args]
+    numbers = {id(t._s): i for i, t in enumerate(stand_ins) if isinstance(t, XLATensor)}
+    results, spec = pytree.tree_flatten(model(*stand_ins))
+    written = _written(stand_ins, trace)
+    tensors = [r for r in results if isinstance(r, torch.Tensor)]
+    vids = {id(r): _value(r, numbers, written, trace) for r in tensors}
+    computed = [v for v in vids.values() if v is not None] + list(written.values())
+    outputs = tuple(dict.fromkeys(computed))
+    index = {vid: i for i, vid in enumerate(outputs)}
+    sources = tuple(_source(trace.touched[p], numbers) for p in trace.input_storages)
+    program = None
+    if outputs:
+        slots = {number: slot for slot, number in enumerate(sources)}
+        key = step.program_key(trace, outputs, _pairs(written, slots))
+        program = trace.cur.programs.get(key) or step.find_or_build(trace, key)
+        index = program.output_index
+    return _Recorded(
+        program=program,
+        sources=sources,
+        results=tuple(_result(r, vids, index, numbers) for r in results),
+        written=tuple((number, index[vid]) for number, vid in written.items()),
+        spec=spec,
+        floats=trace.backend.put_numbers(np.array(trace.floats)) if trace.floats else None,
+        ints=np.array(trace.ints, np.int64) if trace.ints else None,
+        seeds=_seeds(trace),
+    )
+
+
+def _stand_in(a: XLATensor, trace: Trace) -> XLATensor:
+    """A tensor of its own that shows what ``a`` shows."""
+    if a._s.trace is not trace:
+        raise NotOneProgramError(f"arguments on {a._s.trace.device} and {trace.device}")
+    view: View | None = None
+    for v in chain(a._v):
+        view = View(view, v.plan, v.tail, v.args, v.meta, -1, -1, -1)
+    base = trace.from_buffer(a._s.buffer, a._s.meta)
+    return base if view is None else _shown(base._s, view, trace)
+
+
+def _shown(s: Storage, view: View | None, trace: Trace) -> XLATensor:
+    meta = s.meta if view is None else view.meta
+    t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=trace.device)
+    t._s, t._v = s, view
+    return t
+
+
+def _written(stand_ins: Sequence[Any], trace: Trace) -> dict[int, int]:
+    """The arguments that the graph wrote to, and the numbers of their storages' new values."""
+    found = {}
+    for number, t in enumerate(stand_ins):
+        if isinstance(t, XLATensor) and t._s.version:
+            if t._s.epoch != trace.epoch or t._s.buffer is not None:
+                raise NotOneProgramError("an argument gets a value from the host")
+            found[number] = t._s.vid
+    return found
+
+
+def _value(
+    r: torch.Tensor, numbers: dict[int, int], written: dict[int, int], trace: Trace
+) -> int | None:
+    """The number of a result's value, None for one that is an unchanged argument or a view of it."""
+    if not isinstance(r, XLATensor):
+        raise NotOneProgramError(f"a result on {r.device}")
+    number = numbers.get(id(r._s))
+    if number is not None and number not in written:
+        return None
+    return trace.value_of(r)
+
+
+def _source(s: Storage, numbers: dict[int, int]) -> int | Storage:
+    return numbers.get(id(s), s)
+
+
+def _pairs(written: dict[int, int], slots: dict[Any, int]) -> tuple[tuple[int, int], ...]:
+    """Inputs whose memory their new values may take over."""
+    taken: set[int] = set()
+    pairs = []
+    for number, vid in written.items():
+        if number in slots and vid not in taken:
+            taken.add(vid)
+            pairs.append((slots[number], vid))
+    return tuple(pairs)
+
+
+def _result(
+    r: Any, vids: dict[int, int | None], index: dict[int, int], numbers: dict[int, int]
+) -> _Fresh | _Passed | _Constant:
+    if not isinstance(r, XLATensor):
+        return _Constant(r)
+    vid = vids[id(r)]
+    if vid is None:
+        return _Passed(numbers[id(r._s)], r._v)
+    return _Fresh(index[vid], r._v.meta if r._v is not None else r._s.meta)
+
+
+def _seeds(trace: Trace) -> tuple[int, ...]:
+    found = []
+    for entry in trace.cur.path():
+        seed = entry.kwargs.get(SEED)
+        if entry.plan is not None and isinstance(seed, Lift):
+            found.append(seed.position)
+    return tuple(found)
+
+
+# -- running --------------------------------------------------------------------------------------
+
+
+def _buffers(args: Sequence[Any], trace: Trace) -> None:
+    """Give every argument's storage a buffer: runs what is pending, and zeros what nobody wrote to."""
+    pending = False
+    for a in args:
+        if isinstance(a, XLATensor) and a._s.buffer is None:
+            pending = True
+            if a._s.epoch != trace.epoch:
+                trace.bring(a._s)
+    if pending:
+        counters.increment("DynamoSyncInputExecuteTime")
+        trace.flush(trace)
+
+
+def _run(recorded: _Recorded, args: tuple[Any, ...], trace: Trace) -> Any:
+    _buffers(args, trace)
+    program = recorded.program
+    if program is None:
+        results: list[Any] = []
+    else:
+        results = step.launch(trace, program, _arguments(recorded, program, args, trace))
+        trace.backend.launched(results)
+    given = [_give(r, results, args, trace) for r in recorded.results]
+    for number, position in recorded.written:
+        a = args[number]
+        s = a._s
+        s.buffer = results[position]
+        s.epoch = -1
+        s.version += 1
+        if not a.is_inference():
+            increment_version(a)
+    return pytree.tree_unflatten(given, recorded.spec)
+
+
+def _arguments(
+    recorded: _Recorded, program: StepProgram, args: tuple[Any, ...], trace: Trace
+) -> list[Any]:
+    arguments = [
+        args[source]._s.buffer if isinstance(source, int) else _captured(source, trace)
+        for source in recorded.sources
+    ]
+    for slot in program.donated:
+        if getrefcount(arguments[slot]) > _STORAGE_ONLY:
+            arguments[slot] = trace.backend.copy(arguments[slot])
+            program.copied_donations += 1
+    if recorded.floats is not None:
+        arguments.append(recorded.floats)
+    if recorded.ints is not None:
+        ints = recorded.ints.copy()
+        for position in recorded.seeds:
+            ints[position] = rng.next_seed(trace.device.index)
+        arguments.append(trace.backend.put_numbers(ints))
+    return arguments
+
+
+def _captured(s: Storage, trace: Trace) -> Any:
+    """The buffer of a tensor that the graph holds itself."""
+    if s.buffer is None and s.epoch == trace.epoch:
+        trace.flush(trace)
+    return s.buffer
+
+
+def _give(
+    r: _Fresh | _Passed | _Constant, results: list[Any], args: tuple[Any, ...], trace: Trace
+) -> Any:
+    if isinstance(r, _Fresh):
+        return trace.from_buffer(results[r.position], r.meta)
+    if isinstance(r, _Constant):
+        return r.value
+    # What an argument holds is a value of its own here: writing to one of them changes just that one.
+    source = args[r.argument]._s
+    own = trace.from_buffer(source.buffer, source.meta)
+    view: View | None = None
+    for v in chain(r.view):
+        view = View(view, v.plan, v.tail, v.args, v.meta, -1, -1, -1)
+    return own if view is None else _shown(own._s, view, trace)
