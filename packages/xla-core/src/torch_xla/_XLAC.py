@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from torch_xla._packages import lazy_names
 from xla_core import counters, model_api
 from xla_core.tensor import XLATensor
 
@@ -25,3 +26,32 @@ def _xla_get_tensor_id(tensor: Any) -> int:
     if not isinstance(tensor, XLATensor):
         raise RuntimeError(f"Input tensor is not an XLA tensor: {torch.Tensor.type(tensor)}")
     return id(tensor._s)
+
+
+__getattr__ = lazy_names(
+    "torch_xla._XLAC",
+    {
+        "_get_local_shard_replica_and_indices": "xla_spmd.names",
+        "_get_local_shards": "xla_spmd.names",
+        "_get_xla_sharding_spec": "xla_spmd.names",
+        "_get_xla_sharding_specs": "xla_spmd.names",
+        "_get_xla_sharding_type": "xla_spmd.names",
+        "_xla_clear_sharding": "xla_spmd.names",
+        "_get_xla_tensors_text": "xla_debug.xlac",
+        "_get_xla_tensors_dot": "xla_debug.xlac",
+        "_get_xla_tensors_hlo": "xla_debug.xlac",
+        "_get_xla_tensor_debug_info": "xla_debug.xlac",
+        "_get_graph_hash": "xla_debug.xlac",
+        "_set_ir_debug": "xla_debug.xlac",
+        "_get_ir_debug": "xla_debug.xlac",
+        "_short_xla_metrics_report": "xla_debug.xlac",
+        "_xla_counter_names": "xla_debug.xlac",
+        "_xla_counter_value": "xla_debug.xlac",
+        "_xla_metric_names": "xla_debug.xlac",
+        "_xla_metric_data": "xla_debug.xlac",
+        "_xla_increment_counter": "xla_debug.xlac",
+        "_clear_xla_counters": "xla_debug.xlac",
+        "_clear_xla_metrics": "xla_debug.xlac",
+        "_get_executed_fallback_ops": "xla_debug.xlac",
+    },
+)

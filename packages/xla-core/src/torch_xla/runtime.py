@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from torch_xla._packages import lazy_names
 from xla_core import persistent_cache, runtime
 from xla_core.deprecated import using_pjrt as using_pjrt
 from xla_core.device_info import cached_program_count as get_num_cached_compilation_graph
 from xla_core.device_info import clear_program_cache as clear_computation_cache
 from xla_core.device_info import device_attributes as runtime_device_attributes
 from xla_core.ordinals import addressable_device_count as addressable_device_count
-from xla_core.ordinals import addressable_device_count as addressable_runtime_device_count
+from xla_core.ordinals import addressable_runtime_device_count as addressable_runtime_device_count
 from xla_core.ordinals import global_device_attributes as global_runtime_device_attributes
 from xla_core.ordinals import global_device_count as global_device_count
-from xla_core.ordinals import global_device_count as global_runtime_device_count
 from xla_core.ordinals import global_ordinal as global_ordinal
+from xla_core.ordinals import global_runtime_device_count as global_runtime_device_count
 from xla_core.ordinals import host_index as host_index
 from xla_core.ordinals import local_device_count as local_device_count
 from xla_core.ordinals import local_ordinal as local_ordinal
@@ -24,6 +25,7 @@ from xla_core.ordinals import world_size as world_size
 from xla_core.runtime import device_type as _maybe_select_default_device
 from xla_core.runtime import set_device_type as set_device_type
 from xla_core.runtime import traces as _init_world_size_ordinal
+from xla_core.spmd_mode import is_spmd as is_spmd
 
 __all__ = [
     "addressable_device_count",
@@ -39,6 +41,7 @@ __all__ = [
     "host_index",
     "initialize_cache",
     "is_bf16_supported",
+    "is_spmd",
     "local_device_count",
     "local_ordinal",
     "local_process_count",
@@ -48,6 +51,9 @@ __all__ = [
     "set_device_type",
     "world_size",
 ]
+
+# not in __all__: `from torch_xla.runtime import *` must not need the package
+__getattr__ = lazy_names(__name__, {"use_spmd": "xla_spmd.mode"})
 
 
 def device_type() -> str:

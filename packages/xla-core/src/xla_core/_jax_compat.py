@@ -433,7 +433,7 @@ def _lower_layout(
     # jax 0.10.2; XLA's partitioner (GSPMD) knows these calls by name
     call = _mlir.custom_call(
         target,
-        result_types=[_mlir.aval_to_ir_type(ctx.avals_out[0])],
+        result_types=[_mlir.aval_to_ir_type(ctx.module_context, ctx.avals_out[0])],
         operands=[value],
         api_version=1,
         extra_attributes={"mhlo.sharding": ir.StringAttr.get(text)},

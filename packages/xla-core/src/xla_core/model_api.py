@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 import torch
@@ -14,12 +14,18 @@ from xla_core import (
     counters,
     events,
     flags,
+    ordinals,
     rng,
     runtime,
     saving,
     step_closures,
     transfer,
 )
+from xla_core.ordinals import global_ordinal as global_ordinal
+from xla_core.ordinals import is_master_ordinal as is_master_ordinal
+from xla_core.ordinals import process_count as process_count
+from xla_core.ordinals import process_index as process_index
+from xla_core.ordinals import world_size as world_size
 from xla_core.tensor import XLATensor
 
 
@@ -45,7 +51,8 @@ def devices() -> list[torch.device]:
 
 def real_devices() -> list[str]:
     """The runtime's names of this process's devices, such as ``CPU:0``."""
-    return [real_name(d) for d in devices()]
+    kind = runtime.device_type()
+    return [f"{kind}:{d.id}" for d in runtime.client().local_devices()]
 
 
 def real_name(of: torch.device | str) -> str:
@@ -93,20 +100,27 @@ def optimizer_step(
     groups: Any = None,
     pin_layout: bool = True,
 ) -> Any:
-    """Run ``optimizer.step(**optimizer_args)`` and return what it returns; with ``barrier`` end the step.
+    """Reduce the gradients over the replicas, then run ``optimizer.step(**optimizer_args)``.
 
-    With one process there are no gradients to reduce. Raises RuntimeError for ``groups``, which need
-    the package xla-dist.
+    Returns what ``step`` returns; with ``barrier`` the step ends here. Raises RuntimeError where
+    several replicas train and the package xla-dist, which reduces over them, is not installed.
     """
-    del pin_layout
-    if groups:
-        raise RuntimeError(
-            "optimizer_step(groups=...) reduces over processes; install xla-dist for that"
-        )
+    if groups or ordinals.world_size() > 1:
+        if not _gradient_reducers:
+            raise RuntimeError("optimizer_step() reduces over processes: pip install xla-dist")
+        _gradient_reducers[0](optimizer, groups, pin_layout)
     loss = optimizer.step(**(optimizer_args or {}))
     if barrier:
         sync()
     return loss
+
+
+_gradient_reducers: list[Callable[[torch.optim.Optimizer, Any, bool], None]] = []
+
+
+def set_gradient_reducer(reduce: Callable[[torch.optim.Optimizer, Any, bool], None]) -> None:
+    """Let ``optimizer_step`` call ``reduce(optimizer, groups, pin_layout)`` before the step."""
+    _gradient_reducers[:] = [reduce]
 
 
 def set_rng_state(seed: int, of: torch.device | str | None = None) -> None:
@@ -147,33 +161,6 @@ def fork_rng(of: torch.device | str | None = None, enabled: bool = True) -> Iter
         yield
     finally:
         set_rng_state(state, of)
-
-
-def is_master_ordinal(local: bool = True) -> bool:
-    """Whether this process is the first (of its host, or with ``local=False`` of the job)."""
-    if not local:
-        return process_index() == 0
-    return True
-
-
-def process_index() -> int:
-    """This process's number in the job, as the running client knows it."""
-    return runtime.client().local_devices()[0].process_index
-
-
-def process_count() -> int:
-    """The number of processes in the job, as the running client knows it."""
-    return len({d.process_index for d in runtime.client().devices()})
-
-
-def global_ordinal() -> int:
-    """The number of this process's replica; 0 in a job of one process."""
-    return process_index()
-
-
-def world_size() -> int:
-    """The number of replicas that train together; 1 in a job of one process."""
-    return process_count()
 
 
 def master_print(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from xla_core import distributed, runtime
+from xla_core import distributed, runtime, spmd_mode
 from xla_core.distributed import Job
 
 
@@ -80,8 +80,18 @@ def host_count() -> int:
 
 
 def global_device_count() -> int:
-    """The number of devices of all processes."""
+    """The number of devices of all processes; 1 in SPMD mode, which shows all of them as one."""
+    return 1 if spmd_mode.is_spmd() else global_runtime_device_count()
+
+
+def global_runtime_device_count() -> int:
+    """The number of devices of all processes, as the runtime counts them."""
     return len(runtime.client().devices())
+
+
+def addressable_runtime_device_count() -> int:
+    """The number of devices this process addresses, as the runtime counts them."""
+    return len(runtime.client().local_devices())
 
 
 def addressable_device_count() -> int:
@@ -95,7 +105,13 @@ def local_device_count() -> int:
 
 
 def is_master_ordinal(local: bool = True) -> bool:
-    """Whether this replica is the first of its host, or with ``local=False`` of the job."""
+    """Whether this replica is the first of its host, or with ``local=False`` of the job.
+
+    In SPMD mode, where there are no replicas, the same of processes.
+    """
+    if spmd_mode.is_spmd():
+        job = _job()
+        return job is None or (job.local_index if local else job.index) == 0
     return (local_ordinal() if local else global_ordinal()) == 0
 
 

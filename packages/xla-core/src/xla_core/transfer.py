@@ -112,11 +112,8 @@ def send_cpu_data_to_device(
         )
 
     def convert(tensors: list[Any]) -> list[torch.Tensor]:
-        moved = [t.to(device) for t in tensors]
-        if input_sharding is not None:
-            for tensor in moved:
-                if input_sharding.can_apply(tensor):
-                    input_sharding.apply(tensor)
-        return moved
+        if input_sharding is None:
+            return [t.to(device) for t in tensors]
+        return [input_sharding.send(t, device) for t in tensors]
 
     return ToXlaTensorArena(convert, _on_cpu).transform(datas)

@@ -1,4 +1,4 @@
-"""torch_xla.distributed.spmd.xla_sharding: names of ``torch_xla.distributed.spmd``, where scripts import them from."""
+"""torch_xla.distributed.spmd.xla_sharding: the names of ``torch_xla.distributed.spmd`` once more."""
 
 from __future__ import annotations
 

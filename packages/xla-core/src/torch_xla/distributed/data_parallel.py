@@ -1,0 +1,14 @@
+"""torch_xla.distributed.data_parallel (dp): a thread per device (package xla-dist)."""
+
+from __future__ import annotations
+
+from torch_xla._packages import lazy_names
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "DataParallel": "xla_dist.data_parallel",
+        "Context": "xla_dist.data_parallel",
+        "ParallelLoader": "xla_dist.parallel_loader",
+    },
+)

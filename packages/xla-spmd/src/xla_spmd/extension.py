@@ -1,0 +1,30 @@
+"""What xla-core calls: the hooks of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xla_core import spmd_mode
+from xla_core.hookspecs import hookimpl
+from xla_core.protocol import DeviceClient
+from xla_spmd import __version__, operators
+from xla_spmd.backend import MeshBackend
+
+
+@hookimpl
+def xla_core_make_backends(client: DeviceClient) -> Sequence[MeshBackend] | None:
+    """In SPMD mode one device: all of the job."""
+    return [MeshBackend(client)] if spmd_mode.is_spmd() else None
+
+
+@hookimpl
+def xla_core_register_operators(registry: Any) -> None:
+    """The operators that carry annotations."""
+    operators.register(registry)
+
+
+@hookimpl
+def xla_core_cache_key_entries() -> Mapping[str, bytes]:
+    """Annotations are lowered here: another version may lower them otherwise."""
+    return {"xla-spmd": __version__.encode()}

@@ -1,0 +1,37 @@
+"""Gradients lie as the leaves that they belong to."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from xla_core.tensor import XLATensor
+from xla_core.trace import Trace
+from xla_spmd.annotation import annotation_of
+
+# The tensors that were annotated, as the objects that users hold: only these have a .grad. By id,
+# as comparing tensors compares their values.
+_leaves: dict[int, weakref.ref[torch.Tensor]] = {}
+
+
+def watch(tensor: torch.Tensor) -> None:
+    """Let the gradient of an annotated tensor lie as the tensor does, if it is a leaf that gets one."""
+    if tensor.is_leaf and tensor.requires_grad and id(tensor) not in _leaves:
+        key = id(tensor)
+        _leaves[key] = weakref.ref(tensor, lambda _: _leaves.pop(key, None))
+
+
+def shardings(trace: Trace) -> dict[int, str]:
+    """Value numbers of pending gradients and their leaves' shardings."""
+    found = {}
+    for leaf in [ref() for ref in list(_leaves.values())]:
+        gradient = leaf.grad if leaf is not None else None
+        if not isinstance(gradient, XLATensor) or gradient._v is not None:
+            continue
+        storage = gradient._s
+        annotation = annotation_of(leaf)
+        pending = storage.buffer is None and storage.epoch == trace.epoch
+        if annotation is not None and pending and storage.trace is trace:
+            found[storage.vid] = annotation.sharding.text
+    return found

@@ -1,0 +1,105 @@
+"""Manual sharding: inside, a tensor is the part that each device holds, and nothing is partitioned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from xla_core.tensor import XLATensor, handler_of
+from xla_spmd.annotation import Annotation
+from xla_spmd.marking import checked, checked_sharding
+from xla_spmd.mesh import Mesh, get_global_mesh
+from xla_spmd.operators import TO_SHARD, TO_WHOLE
+from xla_spmd.partition_spec import Spec
+from xla_spmd.sharded_tensor import (
+    XLAShardedTensor,
+    unwrap_sharded_tensor,
+    wrap_as_sharded_tensor,
+)
+from xla_spmd.shardings import MANUAL
+
+MSG_NO_MESH: Final = (
+    "{function} got no mesh, and there is no global one; "
+    "pass mesh=, or call xs.set_global_mesh(mesh)"
+)
+MSG_SHAPE: Final = (
+    "disable_manual_sharding: parts of shape {part} do not make up a tensor of shape {full} split as "
+    "{spec}, whose parts have shape {wanted}"
+)
+
+
+def _mesh(mesh: Mesh | None, function: str) -> Mesh:
+    found = mesh or get_global_mesh()
+    if found is None:
+        raise ValueError(MSG_NO_MESH.format(function=function))
+    return found
+
+
+class _ToShard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, text: str) -> torch.Tensor:
+        ctx.text, ctx.shape = text, tuple(tensor.shape)
+        return handler_of(TO_SHARD)((tensor, text), None)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return handler_of(TO_WHOLE)((gradients[0], ctx.text, ctx.shape), None), None
+
+
+class _ToWhole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, text: str, shape: tuple[int, ...]) -> torch.Tensor:
+        ctx.text = text
+        return handler_of(TO_WHOLE)((tensor, text, shape), None)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return handler_of(TO_SHARD)((gradients[0], ctx.text), None), None, None
+
+
+def enable_manual_sharding(
+    t: torch.Tensor, partition_spec: Spec, *, mesh: Mesh | None = None
+) -> XLAShardedTensor:
+    """The part of ``t`` that each device holds when it is split by ``partition_spec``.
+
+    Operators on it run on every device by itself, until ``disable_manual_sharding`` makes a whole tensor
+    of the parts again. ``mesh`` defaults to the global one. Raises ValueError without a mesh, and
+    what ``mark_sharding`` raises.
+    """
+    found = _mesh(mesh, "enable_manual_sharding")
+    tensor = checked(unwrap_sharded_tensor(t))
+    sharding = checked_sharding(found, partition_spec, tuple(tensor.shape))
+    part = _ToShard.apply(tensor, sharding.text)
+    return _manual(part, found)
+
+
+def disable_manual_sharding(
+    t: torch.Tensor,
+    partition_spec: Spec,
+    full_shape: Sequence[int],
+    *,
+    mesh: Mesh | None = None,
+) -> XLAShardedTensor:
+    """The whole tensor of shape ``full_shape`` whose parts ``t`` is, split by ``partition_spec``.
+
+    Raises ValueError without a mesh or for parts of another shape, and what ``mark_sharding`` raises.
+    """
+    found = _mesh(mesh, "disable_manual_sharding")
+    tensor = checked(unwrap_sharded_tensor(t))
+    shape = tuple(full_shape)
+    sharding = checked_sharding(found, partition_spec, shape)
+    wanted = sharding.shard_shape(shape)
+    if tuple(tensor.shape) != wanted:
+        text = MSG_SHAPE.format(
+            part=tuple(tensor.shape), full=shape, spec=tuple(partition_spec), wanted=wanted
+        )
+        raise ValueError(text)
+    whole = _ToWhole.apply(tensor, sharding.text, shape)
+    return wrap_as_sharded_tensor(whole, found, partition_spec)
+
+
+def _manual(part: XLATensor, mesh: Mesh) -> XLAShardedTensor:
+    part._s.annotation = Annotation(MANUAL, MANUAL.text, mesh, (None,) * part.dim())
+    return wrap_as_sharded_tensor(part, mesh, (None,) * part.dim())

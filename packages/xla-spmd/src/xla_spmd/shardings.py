@@ -1,0 +1,169 @@
+"""``Sharding``: how the elements of one value are split over the devices, and its text forms.
+
+The text is XLA's (``HloSharding``): ``{replicated}``, or ``{devices=[2,1,2]0,1,2,3
+last_tile_dim_replicate}`` with the devices listed, as torch_xla prints it, or generated
+(``<=[2,2]T(1,0)``), as newer compilers do. Both are read; what is written is the first, so that
+equal shardings are equal texts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import math
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+MSG_NOT_A_SHARDING: Final = (
+    "{text!r} is not an HLO sharding such as '{{devices=[2,1]0,1}}' or '{{replicated}}'"
+)
+
+_TILED: Final = re.compile(
+    r"\{devices=\[(?P<tiles>[\d,]+)\]"
+    r"(?:<=\[(?P<iota>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?|(?P<listed>[\d,]+))"
+    r"(?:\s+(?P<last>last_tile_dim_replicate|last_tile_dims=\{[^}]*\}))?\s*\}"
+)
+_MAXIMAL: Final = re.compile(r"\{maximal device=(\d+)\}")
+
+
+class ShardingType(enum.IntEnum):
+    """The kinds of sharding, with torch_xla's numbers."""
+
+    REPLICATED = 0
+    MAXIMAL = 1
+    TUPLE = 2
+    TILED = 3
+    MANUAL = 4
+    PARTIAL = 5
+    UNKNOWN = 6
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sharding:
+    """One value's sharding over the devices ``0 .. n-1`` of a job.
+
+    ``tiles`` counts the parts along each dimension of the value; where ``last`` is set, its last
+    number does not belong to a dimension: so many devices hold the same part (``"replicated"``)
+    or each a part of its own making (``"manual"``). ``devices`` lists the parts' devices in C
+    order. Replicated values have neither.
+    """
+
+    type: ShardingType
+    tiles: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
+    last: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The HLO text, devices listed."""
+        match self.type:
+            case ShardingType.REPLICATED:
+                return "{replicated}"
+            case ShardingType.MANUAL:
+                return "{manual}"
+            case ShardingType.MAXIMAL:
+                return f"{{maximal device={self.devices[0]}}}"
+        tiles, devices = (",".join(map(str, x)) for x in (self.tiles, self.devices))
+        last = {None: "", "replicated": " last_tile_dim_replicate"}.get(
+            self.last, f" last_tile_dims={{{self.last}}}"
+        )
+        return f"{{devices=[{tiles}]{devices}{last}}}"
+
+    @property
+    def per_dimension(self) -> tuple[int, ...]:
+        """How many parts each dimension of the value is cut into; empty when it is whole."""
+        return self.tiles[:-1] if self.last else self.tiles
+
+    def shard_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of one part of a value of ``shape``; where it does not divide, of the first."""
+        if not self.tiles:
+            return tuple(shape)
+        return tuple(-(-n // parts) for n, parts in zip(shape, self.per_dimension, strict=True))
+
+    def divides(self, shape: Sequence[int]) -> bool:
+        """Whether all parts of a value of ``shape`` are of one size."""
+        return all(n % parts == 0 for n, parts in zip(shape, self.per_dimension, strict=False))
+
+    def indices(self, shape: Sequence[int]) -> dict[int, tuple[slice, ...]]:
+        """Per device, which part of a value of ``shape`` it holds. Empty for whole values."""
+        if not self.tiles:
+            return {}
+        part = self.shard_shape(shape)
+        grid = np.array(self.devices).reshape(self.tiles)
+        found = {}
+        for place in np.ndindex(grid.shape):
+            found[int(grid[place])] = tuple(
+                slice(min(i * size, n), min((i + 1) * size, n))
+                for i, size, n in zip(place, part, shape, strict=False)
+            )
+        return found
+
+
+REPLICATED: Final = Sharding(ShardingType.REPLICATED)
+MANUAL: Final = Sharding(ShardingType.MANUAL)
+
+
+def tiled(grid: np.ndarray, rank: int) -> Sharding:
+    """The sharding whose parts lie as in ``grid``: a dimension per one of the value, or one more.
+
+    The additional last dimension counts the devices that hold the same part.
+    """
+    tiles = tuple(map(int, grid.shape))
+    if math.prod(tiles[:rank]) == 1:
+        return REPLICATED
+    devices = tuple(map(int, grid.flat))
+    if len(tiles) > rank and tiles[-1] > 1:
+        return Sharding(ShardingType.PARTIAL, tiles, devices, "replicated")
+    return Sharding(ShardingType.TILED, tiles[:rank], devices)
+
+
+@functools.lru_cache(maxsize=4096)
+def parse(text: str | None) -> Sharding:
+    """The sharding that a text (or None: the whole value everywhere) stands for.
+
+    Raises ValueError for a text that is no HLO sharding.
+    """
+    if text is None or text == "{replicated}":
+        return REPLICATED
+    if text == "{manual}":
+        return MANUAL
+    single = _MAXIMAL.fullmatch(text)
+    if single is not None:
+        return Sharding(ShardingType.MAXIMAL, (), (int(single[1]),))
+    found = _TILED.fullmatch(text)
+    if found is None:
+        raise ValueError(MSG_NOT_A_SHARDING.format(text=text))
+    return _parse_tiled(text, found)
+
+
+def _parse_tiled(text: str, found: re.Match[str]) -> Sharding:
+    tiles = _numbers(found["tiles"])
+    if found["listed"] is not None:
+        ids = np.array(_numbers(found["listed"]))
+    else:
+        ids = np.arange(math.prod(_numbers(found["iota"]))).reshape(_numbers(found["iota"]))
+        if found["order"] is not None:
+            ids = ids.transpose(_numbers(found["order"]))
+    if ids.size != math.prod(tiles):
+        raise ValueError(MSG_NOT_A_SHARDING.format(text=text))
+    last = found["last"]
+    if last is not None and last.startswith("last_tile_dims="):
+        kinds = last.removeprefix("last_tile_dims={").removesuffix("}")
+        if kinds != "replicated":
+            return Sharding(ShardingType.PARTIAL, tiles, tuple(map(int, ids.flat)), kinds)
+    return tiled(ids.reshape(tiles), len(tiles) - (last is not None))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split(","))
+
+
+@functools.lru_cache(maxsize=4096)
+def canonical(text: str | None) -> str | None:
+    """One text per sharding; None for the whole value everywhere."""
+    sharding = parse(text)
+    return None if sharding.type is ShardingType.REPLICATED else sharding.text
