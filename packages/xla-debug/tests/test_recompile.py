@@ -6,9 +6,10 @@ import sys
 
 import pytest
 import torch
-import torch_xla
 from torch import nn
 from torch.nn import functional as F
+
+import torch_xla
 from xla_core import runtime
 from xla_core.trace import Entry
 from xla_debug import recompile
@@ -93,7 +94,7 @@ def test_a_sequence_gets_longer():
     for length in (5, 5, 7):
         tokens = torch.zeros(2, length, dtype=torch.long).to(DEVICE)
         embedding(tokens).sum(1)
-        here = line()  # noqa: E702 - one line, for its number
+        here = line(-1)
         out = embedding(tokens).sum(1)
         torch_xla.sync()
     assert out.shape == (2, 4)
@@ -104,7 +105,7 @@ def test_a_python_number_in_a_shape():
     x = torch.randn(8, 4).to(DEVICE)
     for end in (5, 5, 6):
         y = x[:end] * 2
-        here = line()  # noqa: E702
+        here = line(-1)
         torch_xla.sync()
     assert y.shape == (6, 4)
     check(last(), Cause.SIZE, here, "'end'", "from 5 to 6", "aten.slice")
@@ -114,7 +115,7 @@ def test_a_changing_constant():
     x = torch.rand(8).to(DEVICE)
     for power in (2, 2, 3):
         y = x**power
-        here = line()  # noqa: E702
+        here = line(-1)
         torch_xla.sync()
     assert y.shape == (8,)
     check(last(), Cause.CONSTANT, here, "'exponent'", "from 2 to 3", "aten.pow")
@@ -126,7 +127,7 @@ def test_a_branch():
         y = x + x
         if flag:
             y = y.sin()
-            here = line()  # noqa: E702
+            here = line(-1)
         y = y * x
         z = (y - x).exp()
         torch_xla.sync()
@@ -152,7 +153,7 @@ def test_a_new_dtype():
     for dtype in (torch.int32, torch.int32, torch.int64):
         x = torch.ones(4, 8, dtype=dtype).to(DEVICE)
         z = x * 2
-        here = line()  # noqa: E702
+        here = line(-1)
         torch_xla.sync()
     assert z.dtype == torch.int64
     check(last(), Cause.DTYPE, here, "torch.int32 became torch.int64")
@@ -165,7 +166,7 @@ def test_a_print_that_syncs_early():
         z = (y * x).exp()
         if show:
             str(z)
-            here = line()  # noqa: E702 - what print does
+            here = line(-1)
         w = (z - x).cos().sum() + y.sum()
         torch_xla.sync()
     assert w.shape == ()
@@ -181,7 +182,7 @@ def test_a_list_that_grows():
         kept.append((x * 2).sum())
         torch_xla.sync()
         mean = torch.stack(kept).mean()
-        here = line()  # noqa: E702
+        here = line(-1)
         torch_xla.sync()
     assert mean.shape == ()
     check(last(), Cause.LIST, here, "aten.stack takes 4 tensors instead of 3")
@@ -215,7 +216,7 @@ def test_other_results_are_kept():
     held = []
     for keep in (False, False, True):
         y = x + x
-        here = line()  # noqa: E702
+        here = line(-1)
         if keep:
             held.append(y)
         z = y * 3
@@ -270,7 +271,7 @@ def test_a_block_that_may_not_compile():
 
 
 def test_backward_operations_name_the_forward_line():
-    model, optimizer = make()
+    model, _ = make()
     x = torch.randn(3, 8).to(DEVICE)
     model(x).pow(4).sum().backward()
     trace = runtime.trace_of(None)

@@ -16,6 +16,7 @@ _autoload.ensure()
 from torch_xla import _XLAC as _XLAC  # noqa: E402 - the device must be attached before
 from torch_xla import backends as backends  # noqa: E402
 from torch_xla import core as core  # noqa: E402
+from torch_xla import debug as debug  # noqa: E402
 from torch_xla import experimental as experimental  # noqa: E402
 from torch_xla import runtime as runtime  # noqa: E402
 from torch_xla import utils as utils  # noqa: E402

@@ -19,7 +19,7 @@ class StepProgram:
 
     __slots__ = (
         "name", "executable", "program", "inputs", "output_index", "aliases", "donated", "operations", "histogram",
-        "runs", "copied_donations", "compile_seconds", "from_cache", "output_bytes", "backend",
+        "runs", "counted_runs", "copied_donations", "compile_seconds", "from_cache", "output_bytes", "backend",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +46,7 @@ class StepProgram:
         self.operations = histogram.total()
         self.histogram = histogram
         self.runs = 0
+        self.counted_runs = 0
         self.copied_donations = 0
         self.compile_seconds = compile_seconds
         self.from_cache = from_cache
@@ -60,6 +61,7 @@ class StepProgram:
 
 
 _programs: list[StepProgram] = []
+_operators: Counter[str] = Counter()
 _lock = threading.Lock()
 
 
@@ -71,11 +73,15 @@ def register(program: StepProgram) -> None:
 
 def operator_counts() -> dict[str, int]:
     """How often each operator ran on the device, under torch_xla's counter names (``xla::add``)."""
-    counts: Counter[str] = Counter()
-    for program in all_programs():
-        for name, count in program.histogram.items():
-            counts["xla::" + name.removeprefix("put:").split(".")[1]] += count * program.runs
-    return dict(counts)
+    with _lock:
+        for program in _programs:
+            # reports may be wanted every step: only what ran since the last one is added
+            ran = program.runs - program.counted_runs
+            if ran:
+                program.counted_runs += ran
+                for name, count in program.histogram.items():
+                    _operators["xla::" + name.removeprefix("put:").split(".")[1]] += count * ran
+        return dict(_operators)
 
 
 def handle_counts() -> dict[str, int]:

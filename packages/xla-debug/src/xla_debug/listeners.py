@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from xla_debug import recompile
+from xla_debug import analysis, metrics_file, recompile, saved_graphs, settings
 
 Handler = Callable[[dict[str, Any]], None]
 
@@ -51,7 +51,7 @@ _started: list[bool] = []
 
 
 def start() -> None:
-    """Begin with what is always on: the causes of compilations."""
+    """Begin with the causes of compilations, and with what the environment asks for."""
     if _started:
         return
     _started.append(True)
@@ -60,3 +60,19 @@ def start() -> None:
     add("program_loaded", _made)
     add("program_executed", _executed)
     add("step_marked", _step_marked)
+    add("program_missing", analysis.on_missing)
+    if settings.level():
+        _start_reports()
+    if settings.SAVE_TENSORS_FILE.get():
+        add("program_executed", saved_graphs.on_executed)
+    if settings.METRICS_FILE.get():
+        add("step_marked", metrics_file.on_step)
+
+
+def _start_reports() -> None:
+    add("program_compiled", analysis.on_compiled)
+    add("program_executed", analysis.on_executed)
+    if settings.level() >= 100:
+        add("step_marked", analysis.on_step)
+        add("fallback", analysis.on_fallback)
+        analysis.report_at_exit()

@@ -284,7 +284,7 @@ def _is_rest(entries: Sequence[Entry], whole: Known) -> bool:
     mine = [name_of(e) for e in entries if e.plan is not None]
     theirs = [name_of(e) for e in whole.last.path() if e.plan is not None]
     tail = min(len(mine), _TAIL)
-    return 0 < tail and len(mine) < len(theirs) and mine[-tail:] == theirs[-tail:]
+    return tail > 0 and len(mine) < len(theirs) and mine[-tail:] == theirs[-tail:]
 
 
 def _results_text(

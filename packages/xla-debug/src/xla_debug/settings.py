@@ -33,6 +33,9 @@ SAVE_TENSORS_FILE: Final = Flag(
 SAVE_TENSORS_FMT: Final = Flag(
     "XLA_SAVE_TENSORS_FMT", _parse_format, "text", "its format: text, dot, hlo or stablehlo"
 )
+SAVE_GRAPH_FMT: Final = Flag(
+    "SAVE_GRAPH_FMT", _parse_format, "text", "format of graph_saver: text, dot or hlo"
+)
 METRICS_FILE: Final = Flag(
     "XLA_METRICS_FILE", str, "", "append the metrics report of every step; STDERR, STDOUT"
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -113,7 +114,7 @@ class Explanation:
             ),
             f"  {self.text}",
         ]
-        for frame in self.frames[1:]:
+        for frame in filter(_is_of_script, self.frames[1:]):
             lines.append(f"    called from {frame.filename}:{frame.line} in {frame.function}")
         if self.nearest is not None:
             lines.append(
@@ -121,6 +122,10 @@ class Explanation:
             )
         lines.append(f"  advice: {self.advice}")
         return "\n".join(lines)
+
+
+def _is_of_script(frame: Frame) -> bool:
+    return f"-packages{os.sep}" not in frame.filename
 
 
 @dataclasses.dataclass(frozen=True)

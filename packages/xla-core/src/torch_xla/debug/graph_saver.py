@@ -1,0 +1,12 @@
+"""torch_xla.debug.graph_saver: recorded graphs in files, from the package xla-debug."""
+
+from __future__ import annotations
+
+from torch_xla._packages import lazy_names
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "save_tensors_graph": "xla_debug.saved_graphs",
+    },
+)

@@ -1,0 +1,12 @@
+"""torch_xla.debug.metrics_saver: metrics reports in a file, from the package xla-debug."""
+
+from __future__ import annotations
+
+from torch_xla._packages import lazy_names
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "save_metrics": "xla_debug.metrics_file",
+    },
+)

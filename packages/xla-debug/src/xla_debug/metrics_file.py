@@ -1,0 +1,134 @@
+"""``XLA_METRICS_FILE``: the metrics report of every step, appended to a file.
+
+A full report sorts every metric's samples; doing that per step would cost as much as a small step.
+So what changed since the last step is kept up to date: samples in order, sums, rendered numbers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import functools
+import itertools
+import sys
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from xla_core import counters, model_api, runtime
+from xla_debug import settings
+
+
+class _View:
+    """One metric as reported last: its kept samples in order of time and in order of size."""
+
+    def __init__(self, metric: counters.Metric) -> None:
+        self.metric = metric
+        self.total = 0
+        self.kept: collections.deque[float] = collections.deque()
+        self.ordered: list[float] = []
+        self.sum = 0.0
+        self.render: Callable[[float], str] = functools.lru_cache(maxsize=4096)(metric.render)
+        self.text = ""
+
+    def updated(self) -> str:
+        """The metric's lines in the report, as of now."""
+        metric = self.metric
+        with counters.lock:
+            added = metric.total - self.total
+            if not added:
+                return self.text
+            samples = metric.samples
+            fresh = [v for _, v in itertools.islice(reversed(samples), min(added, len(samples)))]
+            count, span = len(samples), samples[-1][0] - samples[0][0]
+            self.total, accumulator = metric.total, metric.accumulator
+        for value in reversed(fresh):
+            self.kept.append(value)
+            insort(self.ordered, value)
+            self.sum += value
+        while len(self.kept) > count:
+            oldest = self.kept.popleft()
+            del self.ordered[bisect_left(self.ordered, oldest)]
+            self.sum -= oldest
+        self.text = counters.metric_text(
+            metric.name, self.render, self.total, accumulator, self.sum, span, self.ordered
+        )
+        return self.text
+
+
+class MetricsFile:
+    """Appends ``[MetricsData; step=N]`` and the report to ``stream``, once per call."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.step = 0
+        self._views: dict[str, _View] = {}
+
+    def write(self, _details: dict[str, Any] | None = None) -> None:
+        """One record, for the step that has just ended."""
+        self.step += 1
+        self.stream.write(f"[MetricsData; step={self.step}]\n{self.report()}\n")
+        self.stream.flush()
+
+    def report(self) -> str:
+        """The same text as ``xla_core.counters.report()``."""
+        metrics = counters.all_metrics()
+        counted = counters.all_counters()
+        first: list[str] = []
+        second: list[str] = []
+        for name, metric in metrics.items():
+            view = self._views.get(name)
+            if view is None or view.metric is not metric:
+                view = self._views[name] = _View(metric)
+            (second if name in counters.RUNTIME_NAMES else first).append(view.updated())
+        cut = len(second)
+        for name, value in counted.items():
+            target = second if name in counters.RUNTIME_NAMES else first
+            target.append(counters.counter_text(name, value))
+        return "".join(first) + "".join(second[:cut]) + "".join(second[cut:])
+
+
+def path_of_process(path: str) -> Path:
+    """The file of this process: with several, its ordinal is appended to the name."""
+    if model_api.world_size() > 1:
+        return Path(f"{path}.{model_api.global_ordinal()}")
+    return Path(path)
+
+
+def opened(path: str) -> TextIO:
+    """The stream for ``path``: a file to append to, or ``STDERR`` or ``STDOUT``."""
+    special = {"STDERR": sys.stderr, "STDOUT": sys.stdout}
+    if path in special:
+        return special[path]
+    stream = path_of_process(path).open("a")
+    atexit.register(stream.close)
+    return stream
+
+
+class _OfEnvironment:
+    file: MetricsFile | None = None
+
+
+def on_step(_details: dict[str, Any]) -> None:
+    """A step ended: write its record to the file that the environment names."""
+    if _OfEnvironment.file is None:
+        if not runtime.started():
+            return
+        _OfEnvironment.file = MetricsFile(opened(settings.METRICS_FILE.get()))
+    _OfEnvironment.file.write()
+
+
+def save_metrics(metrics_file: str | None = None) -> None:
+    """Append the metrics report to ``metrics_file`` (default: the one ``XLA_METRICS_FILE`` names).
+
+    Does nothing when there is neither.
+    """
+    path = metrics_file or settings.METRICS_FILE.get()
+    if not path:
+        return
+    if path in ("STDERR", "STDOUT"):
+        opened(path).write(f"{counters.report()}\n")
+        return
+    with path_of_process(path).open("a") as stream:
+        stream.write(f"{counters.report()}\n")
