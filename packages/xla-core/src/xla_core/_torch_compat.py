@@ -234,7 +234,10 @@ def let_dynamo_take(tensor_type: type, packages: Sequence[str]) -> None:
     disabled = torch._C._disabled_torch_dispatch_impl  # torch 2.13
 
     def seen_by_dynamo(cls: Any) -> Any:
-        if context.current_compile_id() is not None:
+        # Dynamo also runs real code while it compiles (an optimizer makes its state): tensors are then
+        # made as always.
+        asked_by = sys._getframe(1).f_globals.get("__name__", "")
+        if asked_by.startswith("torch.") and context.current_compile_id() is not None:
             return disabled
         return cls.__dict__["__torch_dispatch__"].__func__
 
@@ -245,7 +248,28 @@ def let_dynamo_take(tensor_type: type, packages: Sequence[str]) -> None:
         if "__torch_dispatch__" in tensor_type.__dict__:
             del tensor_type.__torch_dispatch__  # type: ignore[attr-defined]
 
-    callbacks.register_start_callback(start)
-    callbacks.register_end_callback(end)
+    # torch 2.13: without this, what comes out of a graph would be cast to torch.Tensor
+    builder = importlib.import_module("torch._dynamo.variables.builder")
+    infer = builder.infer_subclass_type
+
+    def infer_subclass_type(value: Any) -> Any:
+        return None if type(type(value)) is tensor_type else infer(value)
+
+    builder.infer_subclass_type = infer_subclass_type
+    clear = callbacks.clear
+
+    def register() -> None:
+        callbacks.register_start_callback(start)
+        callbacks.register_end_callback(end)
+
+    def clear_others() -> None:
+        clear()
+        register()
+
+    register()
+    callbacks.clear = clear_others  # torch._dynamo.reset() clears all callbacks
     for package in packages:
         dynamo.trace_rules.add(package)
+    # torch 2.13: writes to arguments stay in the graph, whose program can then reuse their memory
+    backend = importlib.import_module("torch._dynamo.backends.torchxla").openxla
+    backend.kwargs.setdefault("keep_inference_input_mutations", True)

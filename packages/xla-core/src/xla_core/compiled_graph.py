@@ -88,6 +88,7 @@ class CompiledGraph:
         self._known: dict[Any, _Recorded | None] = {}
 
     def __call__(self, *args: Any) -> Any:
+        """The graph's results for these arguments, enqueued."""
         args = _with_scalars_on_device(args)
         key = tuple(map(_signature, args))
         trace = _trace_of(args)
