@@ -17,9 +17,11 @@ from torch_xla import _XLAC as _XLAC  # noqa: E402 - the device must be attached
 from torch_xla import backends as backends  # noqa: E402
 from torch_xla import core as core  # noqa: E402
 from torch_xla import debug as debug  # noqa: E402
+from torch_xla import distributed as distributed  # noqa: E402
 from torch_xla import experimental as experimental  # noqa: E402
 from torch_xla import runtime as runtime  # noqa: E402
 from torch_xla import utils as utils  # noqa: E402
+from torch_xla._packages import lazy_names  # noqa: E402
 from torch_xla.torch_xla import compile as compile  # noqa: E402
 from torch_xla.torch_xla import device as device  # noqa: E402
 from torch_xla.torch_xla import device_count as device_count  # noqa: E402
@@ -30,3 +32,5 @@ from torch_xla.torch_xla import set_custom_compile_options as set_custom_compile
 from torch_xla.torch_xla import step as step  # noqa: E402
 from torch_xla.torch_xla import sync as sync  # noqa: E402
 from torch_xla.version import __version__ as __version__  # noqa: E402
+
+__getattr__ = lazy_names(__name__, {"launch": "xla_dist.launching"})

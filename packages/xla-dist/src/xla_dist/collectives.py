@@ -7,15 +7,16 @@ With one replica each gives what a group of one gives. None of them is different
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 
 from xla_core.tensor import XLATensor
 from xla_core.trace import Trace
-from xla_dist import primitives
+from xla_dist import host_collectives, primitives
 from xla_dist.operators import REDUCTIONS, operators
+from xla_dist.threads import team_of
 
 REDUCE_SUM: Final = "sum"
 REDUCE_MUL: Final = "mul"
@@ -34,6 +35,10 @@ MSG_OUTPUT: Final = "{name}: output has shape {got}, the result has {wanted}"
 MSG_SHARDS: Final = "{name}: {argument}={got}, but the groups have {wanted} replicas each"
 MSG_REDUCTION: Final = "{name}: the reduction {kind!r} is none of {known}"
 MSG_DTYPE: Final = "{name}: there is no reduction {kind!r} of {dtype}"
+MSG_ONE_SIDED: Final = (
+    "{name}(channel_id={channel}): programs have no one-sided transfers; let all replicas call "
+    "xm.collective_permute(value, pairs)"
+)
 
 # The order of the collectives recorded last, by device: (the step's epoch, a scalar).
 _orders: Final[dict[Trace, tuple[int, torch.Tensor]]] = {}
@@ -51,11 +56,18 @@ def _trace(name: str, tensors: Sequence[Any]) -> Trace:
     return trace
 
 
-def record(trace: Trace, operator: Callable[..., Any], *arguments: Any) -> list[torch.Tensor]:
-    """Record one collective after all that were recorded before it on this device."""
+def record(trace: Trace, name: str, tensors: Any, *arguments: Any) -> list[torch.Tensor]:
+    """Record one collective after all that were recorded before it on this device.
+
+    Between threads of one process it is computed at once.
+    """
+    team = team_of(trace.backend.replicas)
+    if team is not None:
+        return host_collectives.run(team, trace, name, tensors, arguments)
     with trace.lock, torch.no_grad():
         epoch, after = _orders.get(trace, (-1, None))
-        results = list(operator(*arguments, after if epoch == trace.epoch else None))
+        operator = getattr(operators, name)
+        results = list(operator(tensors, *arguments, after if epoch == trace.epoch else None))
         _orders[trace] = (trace.epoch, results.pop())
     return results
 
@@ -94,7 +106,7 @@ def reduced(
     world = world_of(trace)
     if world == 1:
         return [x.detach().clone() for x in inputs]
-    return record(trace, operators.all_reduce, list(inputs), kind, *flat_groups(groups, world))
+    return record(trace, "all_reduce", list(inputs), kind, *flat_groups(groups, world))
 
 
 def all_reduce(
@@ -119,9 +131,17 @@ def all_reduce(
         return inputs
     results = reduced(reduce_type, inputs, groups)
     with torch.no_grad():
-        for target, result in zip(inputs, results, strict=True):
-            target.copy_(result if scale == 1.0 else _scaled(result, scale))
+        for target, result in zip(inputs, _all_scaled(results, scale), strict=True):
+            target.copy_(result)
     return inputs
+
+
+def _all_scaled(tensors: list[torch.Tensor], scale: float) -> Sequence[torch.Tensor]:
+    if scale == 1.0:
+        return tensors
+    if all(t.is_floating_point() for t in tensors):
+        return torch._foreach_mul(tensors, scale)
+    return [_scaled(t, scale) for t in tensors]
 
 
 def _scaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:
@@ -179,7 +199,7 @@ def all_gather(
         results = [x.detach().clone() for x in values]
     else:
         where = flat_groups(groups, world)
-        results = record(trace, operators.all_gather, values, _positive(dim, values[0]), *where)
+        results = record(trace, "all_gather", values, _positive(dim, values[0]), *where)
     stored = [_stored("all_gather", o, r) for o, r in zip(outputs, results, strict=True)]
     return stored[0] if isinstance(value, torch.Tensor) else stored
 
@@ -211,7 +231,7 @@ def reduce_scatter(
         results = [x.detach().clone() for x in values]
     else:
         dim = _positive(scatter_dim, values[0])
-        results = record(trace, operators.reduce_scatter, values, reduce_type, dim, flat, size)
+        results = record(trace, "reduce_scatter", values, reduce_type, dim, flat, size)
     results = [r if scale == 1.0 else _scaled(r, scale) for r in results]
     stored = [_stored("reduce_scatter", o, r) for o, r in zip(outputs, results, strict=True)]
     return stored[0] if isinstance(input, torch.Tensor) else stored
@@ -241,7 +261,7 @@ def all_to_all(
     if size == 1:
         return value.detach().clone()
     dims = (_positive(split_dimension, value), _positive(concat_dimension, value))
-    (result,) = record(trace, operators.all_to_all, value, *dims, flat, size)
+    (result,) = record(trace, "all_to_all", value, *dims, flat, size)
     return result
 
 
@@ -262,7 +282,7 @@ def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> t
     flat = [int(r) for pair in pairs for r in pair]
     if world == 1:
         return value.detach().clone() if flat else torch.zeros_like(value)
-    (result,) = record(trace, operators.collective_permute, value, flat)
+    (result,) = record(trace, "collective_permute", value, flat)
     return result
 
 
@@ -297,4 +317,14 @@ def broadcast(
         raise ValueError(f"collective_broadcast: there is no ordinal {root} among {world} replicas")
     if world == 1:
         return [x.detach().clone() for x in tensors]
-    return record(trace, operators.broadcast, list(tensors), root, *flat_groups(groups, world))
+    return record(trace, "broadcast", list(tensors), root, *flat_groups(groups, world))
+
+
+def send(value: torch.Tensor, channel_id: int) -> None:
+    """Not here: raises NotImplementedError that names ``collective_permute``."""
+    raise NotImplementedError(MSG_ONE_SIDED.format(name="send", channel=channel_id))
+
+
+def recv(output: torch.Tensor, channel_id: int) -> None:
+    """Not here: raises NotImplementedError that names ``collective_permute``."""
+    raise NotImplementedError(MSG_ONE_SIDED.format(name="recv", channel=channel_id))

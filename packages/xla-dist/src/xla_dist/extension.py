@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from xla_core import model_api
 from xla_core.hookspecs import hookimpl
 from xla_core.protocol import Executable
 from xla_core.trace import Entry
-from xla_dist import operators, replicated, session
+from xla_dist import gradients, operators, replicated, session
 
 
 @hookimpl
 def xla_core_register_operators() -> None:
-    """Register the collectives' lowering rules."""
+    """Register the collectives' lowering rules, and who reduces gradients."""
     operators.register()
+    model_api.set_gradient_reducer(gradients.reduce_gradients)
 
 
 @hookimpl

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from xla_core import runtime
 from xla_core.protocol import ArraySpec, Executable, Placement
@@ -12,9 +11,6 @@ from xla_core.trace import Entry
 from xla_dist import session
 from xla_dist.agreement import Collectives, describe
 from xla_dist.patience import Patience
-from xla_dist.threads import Team, team_of
-
-_WORDS_BEFORE_GROUPS: Final = {"collective_permute": 1}
 
 
 def collectives_of(entries: Sequence[Entry], world: int) -> Collectives:
@@ -87,43 +83,6 @@ class ReplicaExecutable:
         return [dict(client.shards(r))[self._device] for r in results]
 
 
-class ThreadExecutable(ReplicaExecutable):
-    """The same with a thread per replica in one process: the last thread to arrive runs it for all."""
-
-    def __init__(
-        self,
-        executable: Executable,
-        collectives: Collectives,
-        placement: Placement,
-        device: int,
-        team: Team,
-    ) -> None:
-        super().__init__(executable, collectives, placement, device)
-        self._team = team
-
-    def execute(self, arguments: Sequence[Any]) -> list[Any]:
-        """Wait for the other threads, and enqueue one run for all of them."""
-        ordinal = self._placement.devices.index(self._device)
-        what = self._collectives.items[-1][0]
-        described = "; ".join(text for text, _ in self._collectives.items)
-        results = self._team.meet(ordinal, described, (what, list(arguments)), self._run_all)
-        return results[ordinal]
-
-    def _run_all(self, given: list[Any]) -> list[list[Any]]:
-        """``given`` is every replica's arguments in ordinal order; so are the results."""
-        client = runtime.client()
-        columns = zip(*(arguments for _, arguments in given), strict=True)
-        whole = [
-            client.assemble(list(c), ArraySpec(c[0].shape, c[0].dtype), self._placement)
-            for c in columns
-        ]
-        results = [dict(client.shards(r)) for r in self._executable.execute(whole)]
-        return [[r[device] for r in results] for device in self._placement.devices]
-
-
-_lock = threading.Lock()
-
-
 def replicated_executable(
     executable: Executable, name: str, collectives: Sequence[Entry], backend: Any
 ) -> ReplicaExecutable:
@@ -132,7 +91,4 @@ def replicated_executable(
     placement = Placement(backend.replicas)
     described = collectives_of(collectives, len(backend.replicas))
     device = backend.placement.devices[0]
-    team = team_of(backend.replicas)
-    if team is not None:
-        return ThreadExecutable(executable, described, placement, device, team)
     return ReplicaExecutable(executable, described, placement, device)

@@ -103,8 +103,14 @@ _teams: dict[tuple[int, ...], Team] = {}
 
 
 def team_of(devices: Sequence[int]) -> Team | None:
-    """The team of threads on these devices, if they are threads of one process."""
-    return _teams.get(tuple(devices))
+    """The team of the threads on these devices, if this process has them all."""
+    ids = tuple(devices)
+    found = _teams.get(ids)
+    if found is None and len(ids) > 1:
+        mine = {trace.backend.placement.devices[0] for trace in runtime.traces()}
+        if mine.issuperset(ids):
+            found = _teams.setdefault(ids, Team(ids))
+    return found
 
 
 def run_threads(
@@ -140,7 +146,7 @@ def run_threads(
             thread.join()
     finally:
         runtime.set_replicas(())
-        del _teams[ids]
+        _teams.pop(ids, None)
     if errors:
         raise next(iter(errors.values()))
     return results

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torch_xla._packages import lazy_names
 from xla_core import model_api, step_closures
 from xla_core.barrier import optimization_barrier_ as optimization_barrier_
 from xla_core.deprecated import get_ordinal as get_ordinal
@@ -32,6 +33,25 @@ from xla_core.ordinals import local_ordinal as get_local_ordinal
 from xla_core.rates import RateTracker as RateTracker
 from xla_core.transfer import ToXlaTensorArena as ToXlaTensorArena
 from xla_core.transfer import send_cpu_data_to_device as send_cpu_data_to_device
+
+# What several replicas do together is in the package xla-dist.
+_HOMES = {
+    "xla_dist.buckets": (
+        "CoalescingBuckets all_gather_bucketized all_reduce_bucketized_gradients "
+        "reduce_scatter_bucketized"
+    ),
+    "xla_dist.collectives": (
+        "REDUCE_AND REDUCE_MAX REDUCE_MIN REDUCE_MUL REDUCE_OR REDUCE_SUM all_gather all_reduce "
+        "all_to_all collective_broadcast collective_permute recv reduce_scatter send"
+    ),
+    "xla_dist.gradients": (
+        "broadcast_master_param reduce_gradients set_replication xla_replication_devices"
+    ),
+    "xla_dist.rendezvous": "do_on_ordinals mesh_reduce rendezvous xla_rendezvous",
+}
+__getattr__ = lazy_names(
+    __name__, {name: home for home, names in _HOMES.items() for name in names.split()}
+)
 
 mark_step = model_api.sync
 _maybe_convert_to_cpu = model_api.to_cpu

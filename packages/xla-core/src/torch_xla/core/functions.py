@@ -1,0 +1,11 @@
+"""torch_xla.core.functions: collectives that autograd goes through (package xla-dist)."""
+
+from __future__ import annotations
+
+from torch_xla._packages import lazy_names
+
+_NAMES = (
+    "AllGather", "AllReduce", "AllReduceSumLayer", "SyncBatchNorm", "all_gather", "all_reduce",
+    "distributed_mm",
+)  # fmt: skip
+__getattr__ = lazy_names(__name__, dict.fromkeys(_NAMES, "xla_dist.functions"))

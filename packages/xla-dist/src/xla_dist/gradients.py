@@ -1,0 +1,68 @@
+"""Data parallel training: gradients reduced over the replicas, parameters made equal on all."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from xla_core import flags, model_api, ordinals, runtime
+from xla_dist.buckets import all_reduce_bucketized_gradients
+from xla_dist.collectives import Groups, collective_broadcast
+
+BUCKET_SIZE: Final = flags.Flag(
+    "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB",
+    int,
+    0,
+    "MiB of gradients in one collective of reduce_gradients; 0 is all in one",
+)
+
+
+def reduce_gradients(
+    optimizer: torch.optim.Optimizer, groups: Groups = None, pin_layout: bool = True
+) -> None:
+    """Replace the gradients of an optimizer's parameters by their mean over all replicas.
+
+    With ``groups`` the sum over the group, divided by the number of all replicas, as torch_xla does.
+    """
+    gradients = model_api.gradients(optimizer)
+    world = ordinals.replica_of(gradients[0].device)[1] if gradients else 1
+    if world > 1:
+        all_reduce_bucketized_gradients(
+            gradients, 1.0 / world, groups, pin_layout, BUCKET_SIZE.get()
+        )
+
+
+def broadcast_master_param(model: torch.nn.Module) -> None:
+    """Give the model's parameters and buffers the values of ordinal 0 on every replica; ends the step."""
+    tensors = [t.detach() for t in itertools.chain(model.parameters(), model.buffers())]
+    collective_broadcast(tensors)
+    model_api.sync()
+
+
+def set_replication(
+    device: torch.device | str, devices: Sequence[torch.device | str]
+) -> None:  # fmt: skip
+    """Make ``devices`` of this process replicas of each other; none, or one: each on its own.
+
+    Each is then driven by a thread of its own, which waits for the others in every collective.
+    Raises ValueError when ``device`` is not among them.
+    """
+    known = [torch.device(d) for d in devices]
+    if known and torch.device(device) not in known:
+        raise ValueError(f"set_replication: {device} is not among {[str(d) for d in known]}")
+    ids = [runtime.trace_of(d).backend.placement.devices[0] for d in known]
+    runtime.set_replicas(ids if len(ids) > 1 else ())
+
+
+def xla_replication_devices(
+    local_devices: Sequence[torch.device | str] = (),
+) -> list[str]:
+    """The runtime's names of all replicas' devices; of ``local_devices`` while there are none."""
+    devices = [torch.device(d) for d in local_devices] or model_api.devices()
+    replicas = runtime.trace_of(devices[0]).backend.replicas
+    if not replicas:
+        return [model_api.real_name(d) for d in devices]
+    return [f"{runtime.device_type()}:{i}" for i in replicas]
