@@ -35,7 +35,11 @@ def _collect_refs(a: Any, found: set[int]) -> None:
 
 
 def step_function(
-    entries: Sequence[Entry], outputs: Sequence[int], floats: bool, ints: bool
+    entries: Sequence[Entry],
+    outputs: Sequence[int],
+    floats: bool,
+    ints: bool,
+    scope_class: type[Scope] = Scope,
 ) -> Callable[..., tuple[Any, ...]]:
     """A jax function of the step: inputs in order, then the lifted floats and ints if there are any."""
     given = [entry.first for entry in entries if entry.plan is None]
@@ -43,7 +47,7 @@ def step_function(
     def step(*arrays: Any) -> tuple[Any, ...]:
         rest = list(arrays[len(given) :])
         ints_vector = rest.pop() if ints else None
-        scope = Scope({}, Lifted(rest.pop() if floats else None, ints_vector))
+        scope = scope_class({}, Lifted(rest.pop() if floats else None, ints_vector))
         scope.update(zip(given, arrays, strict=False))
         for entry in entries:
             if entry.plan is not None:
