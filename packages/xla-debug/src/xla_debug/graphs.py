@@ -63,10 +63,10 @@ class _Node:
         self.where: Where | None = entry.where if entry is not None else None
         self.roots: list[int] = []
 
-    def tags(self) -> Iterator[str]:
-        """What follows the operands."""
+    def tags(self, located: bool) -> Iterator[str]:
+        """What follows the operands; ``located`` adds scope and Python line."""
         yield from self.attributes
-        if ir_debug() and self.where is not None:
+        if located and self.where is not None:
             frame = self.where.inner or (self.where.frames[0] if self.where.frames else None)
             if self.where.scope:
                 yield f"scope={self.where.scope}"
@@ -140,13 +140,19 @@ def _collect(a: Any, found: set[int]) -> None:
             _collect(item, found)
 
 
-def graph_as_text(entries: Sequence[Entry], outputs: Sequence[int]) -> str:
-    """The operations that ``outputs`` need as torch_xla's ``IR { ... }``."""
-    lines = ["IR {"]
+def graph_as_text(
+    entries: Sequence[Entry], outputs: Sequence[int], lines: bool | None = None
+) -> str:
+    """The operations that ``outputs`` need as torch_xla's ``IR { ... }``.
+
+    ``lines``: whether Python lines are named; default: as ``XLA_IR_DEBUG`` says.
+    """
+    located = ir_debug() if lines is None else lines
+    rows = ["IR {"]
     for number, node in enumerate(_Graph(entries, outputs).nodes):
-        tags = ", ".join(node.tags())
-        lines.append(f"  %{number} = {node.shape} {node.name}({', '.join(node.operands)}), {tags}")
-    return "\n".join([*lines, "}", ""])
+        tags = ", ".join(node.tags(located))
+        rows.append(f"  %{number} = {node.shape} {node.name}({', '.join(node.operands)}), {tags}")
+    return "\n".join([*rows, "}", ""])
 
 
 def graph_as_dot(entries: Sequence[Entry], outputs: Sequence[int]) -> str:
@@ -154,7 +160,7 @@ def graph_as_dot(entries: Sequence[Entry], outputs: Sequence[int]) -> str:
     nodes = _Graph(entries, outputs).nodes
     lines = ["digraph G {"]
     for number, node in enumerate(nodes):
-        parts = [node.name, node.shape, *(t[:_LONGEST] for t in node.tags())]
+        parts = [node.name, node.shape, *(t[:_LONGEST] for t in node.tags(ir_debug()))]
         label = "\\n".join(part.replace('"', '\\"') for part in parts)
         lines.append(f'  node{number} [label="{label}"]')
     for number, node in enumerate(nodes):
@@ -246,8 +252,8 @@ def tensors_stablehlo(tensors: Sequence[torch.Tensor]) -> bytes:
 def graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:
     """16 bytes that are equal for equal graphs, in every process."""
     with pending.graph_of(tensors) as (_, entries, outputs):
-        needed = needed_entries(entries, outputs)
-        return hashlib.sha256(compile_step.key_text(needed, outputs, ())).digest()[:16]
+        text = graph_as_text(entries, outputs, lines=False)
+    return hashlib.sha256(text.encode()).digest()[:16]
 
 
 def tensor_debug_info(tensor: Any) -> str:

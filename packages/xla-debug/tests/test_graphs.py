@@ -1,0 +1,159 @@
+"""Graph dumps and what a tensor is made of, in torch_xla's formats."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import torch_xla
+from torch_xla import _XLAC
+from torch_xla.debug import graph_saver
+from xla_core import runtime
+from xla_core.where import Detail, detail, set_detail
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch_xla.sync()
+
+
+@pytest.fixture
+def ab():
+    a, b = torch.ones(2, 3).to("xla"), torch.full((2, 3), 4.0).to("xla")
+    torch_xla.sync()
+    return a, b
+
+
+def test_text(ab):
+    a, b = ab
+    text = _XLAC._get_xla_tensors_text([(a + b) * a])
+    assert text.split("\n") == [
+        "IR {",
+        "  %0 = f32[2,3]{1,0} xla::device_data(), xla_shape=f32[2,3]{1,0}",
+        "  %1 = f32[2,3]{1,0} xla::device_data(), xla_shape=f32[2,3]{1,0}",
+        "  %2 = f32[2,3]{1,0} aten::add(%0, %1), xla_shape=f32[2,3]{1,0}",
+        "  %3 = f32[2,3]{1,0} aten::mul(%2, %0), xla_shape=f32[2,3]{1,0}, ROOT=0",
+        "}",
+        "",
+    ]
+
+
+def test_text_of_several_results_numbers_and_attributes(ab):
+    a, _ = ab
+    values, indices = (a * 2.5).max(1)
+    text = _XLAC._get_xla_tensors_text([indices, values])
+    assert "%1 = f64[] xla::device_data(), xla_shape=f64[]" in text
+    assert "aten::mul(%0, %1), xla_shape" in text
+    (line,) = [line for line in text.split("\n") if "aten::max" in line]
+    assert "(f32[2]{0}, s64[2]{0}) aten::max(%2), dim=1" in line
+    assert line.endswith("ROOT=0, ROOT=1")
+    assert "aten::add(%3.0, %3.1)" in _XLAC._get_xla_tensors_text([values + indices])
+
+
+def test_looking_does_not_change_the_step(ab):
+    a, b = ab
+    z = b[0]
+    torch_xla.sync()
+
+    def step(look):
+        y = a.t() @ b
+        if look:
+            assert "aten::mm" in _XLAC._get_xla_tensors_text([y])
+            assert "aten::select" in _XLAC._get_xla_tensors_text([z])
+            assert _XLAC._get_graph_hash([y])
+        w = y.exp()
+        trace = runtime.trace_of(None)
+        before = trace.cur
+        torch_xla.sync()
+        return before, w
+
+    first, one = step(False)
+    second, two = step(True)
+    third, three = step(False)
+    assert first is second is third
+    assert one.tolist() == two.tolist() == three.tolist()
+
+
+def test_dot(ab):
+    a, b = ab
+    dot = _XLAC._get_xla_tensors_dot([(a + b).relu()])
+    assert dot.startswith("digraph G {\n") and dot.endswith("}\n")
+    assert 'node2 [label="aten::add\\nf32[2,3]{1,0}\\nxla_shape=f32[2,3]{1,0}"]' in dot
+    assert '  node0 -> node2 [label="i=0"]\n  node1 -> node2 [label="i=1"]' in dot
+    assert "  node2 -> node3\n" in dot and "ROOT=0" in dot
+
+
+def test_hlo_without_and_with_lines(ab, monkeypatch):
+    a, b = ab
+    hlo = _XLAC._get_xla_tensors_hlo([a.t() @ b])
+    assert hlo.startswith("HloModule IrToHlo") and "ENTRY %" in hlo
+    assert re.search(r"= f32\[3,3\]\{1,0\} dot\(", hlo)
+    former = detail()
+    set_detail(Detail.LINES)
+    try:
+        layer = nn.Linear(3, 2).to("xla")
+        out = layer(a)
+        hlo = _XLAC._get_xla_tensors_hlo([out])
+    finally:
+        set_detail(former)
+    (line,) = [line for line in hlo.split("\n") if " dot(" in line]
+    number = test_hlo_without_and_with_lines.__code__.co_firstlineno + 9
+    assert (
+        'metadata={op_type="aten__addmm" op_name="Linear/aten__addmm" '
+        f'source_file="{__file__}" source_line={number}}}' in line
+    )
+    assert "stack_frame_id" not in hlo and "FileNames" not in hlo
+
+
+def test_ir_debug_names_the_line(ab):
+    layer = nn.Linear(3, 2).to("xla")
+    out = layer(ab[0])
+    plain = _XLAC._get_xla_tensors_text([out])
+    assert "location=" not in plain
+    _XLAC._set_ir_debug(True)
+    try:
+        assert _XLAC._get_ir_debug()
+        text = _XLAC._get_xla_tensors_text([out])
+    finally:
+        _XLAC._set_ir_debug(False)
+    assert re.search(
+        r"aten::addmm\(.*\), scope=Linear, location=forward@linear\.py:\d+, xla_shape", text
+    )
+
+
+def test_hashes_are_of_the_graph(ab):
+    a, b = ab
+    assert _XLAC._get_graph_hash([a + b]) == _XLAC._get_graph_hash([a + b])
+    assert _XLAC._get_graph_hash([a + b]) != _XLAC._get_graph_hash([a - b])
+    assert len(_XLAC._get_graph_hash([a])) == 16
+
+
+def test_debug_info(ab):
+    a, b = ab
+    info = _XLAC._get_xla_tensor_debug_info(a)
+    assert re.fullmatch(
+        r"XLATensor \{\nTensorID: \d+\nAliasID: \d+\nDevice: CPU:0\nXLA Shape: f32\[2,3\]\n"
+        r"ShardingSpec: None\nIR: None\nXLAData: \n  Data Device: CPU:0\n  Data Shape: f32\[2,3\]\n"
+        r"  Data Handle: \d+\nTensor on host: None\n\}\n",
+        info,
+    )
+    info = _XLAC._get_xla_tensor_debug_info((a + b).relu())
+    assert "IR: [] aten::relu, xla_shape=f32[2,3]{1,0}, dynamic_dims: ()" in info
+    assert "XLAData: None" in info
+    assert _XLAC._get_xla_tensor_debug_info(torch.ones(2)) == "Not a XLATensor\n"
+
+
+def test_other_tensors_are_refused():
+    with pytest.raises(TypeError, match="xla device, got one on cpu"):
+        _XLAC._get_xla_tensors_text([torch.ones(2)])
+
+
+@pytest.mark.parametrize(("form", "suffix"), [("text", "txt"), ("dot", "dot"), ("hlo", "hlo")])
+def test_graph_saver(form, suffix, ab, tmp_path, monkeypatch):
+    monkeypatch.setenv("SAVE_GRAPH_FMT", form)
+    path = graph_saver.save_tensors_graph(str(tmp_path / "new"), "step", [ab[0] + 1])
+    assert path == tmp_path / "new" / f"step.{suffix}"
+    assert {"text": "aten::add", "dot": "digraph", "hlo": "HloModule"}[form] in path.read_text()
