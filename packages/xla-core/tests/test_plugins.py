@@ -17,7 +17,7 @@ GOOD = """
     from xla_core.null_device import NullClient
     def create_client(topology, options):
         client = NullClient(topology, num_devices=2)
-        client.device_type = "ACME"
+        client.device_type = "GLOBEX"
         return client
 """
 
@@ -50,23 +50,23 @@ def manager():
     return plugins.new_manager()
 
 
-def acme(install, source, name="acme-xla", module="acme_xla", device="acme"):
+def globex(install, source, name="globex-xla", module="globex_xla", device="globex"):
     install(name, module, source, devices={device: f"{module}:create_client"})
 
 
 def test_third_party_device_starts(install, manager):
-    acme(install, GOOD)
-    assert "ACME" in plugins.installed_devices()
-    client = plugins.start_client("ACME", manager, {})
-    assert client.device_type == "ACME"
+    globex(install, GOOD)
+    assert "GLOBEX" in plugins.installed_devices()
+    client = plugins.start_client("GLOBEX", manager, {})
+    assert client.device_type == "GLOBEX"
     assert len(client.local_devices()) == 2
 
 
 def test_only_the_chosen_plugin_is_imported(install, manager):
-    acme(install, GOOD)
-    acme(install, "raise SystemError('must not be imported')", "other", "other_xla", "other")
-    assert {"ACME", "OTHER"} <= set(plugins.installed_devices())
-    plugins.start_client("acme", manager, {})
+    globex(install, GOOD)
+    globex(install, "raise SystemError('must not be imported')", "other", "other_xla", "other")
+    assert {"GLOBEX", "OTHER"} <= set(plugins.installed_devices())
+    plugins.start_client("globex", manager, {})
     assert "other_xla" not in sys.modules
 
 
@@ -92,10 +92,10 @@ def test_known_device_without_its_package_names_the_package(monkeypatch):
 
 
 def test_plugin_that_raises_on_import(install):
-    acme(install, "import a_library_that_is_missing")
+    globex(install, "import a_library_that_is_missing")
     with pytest.raises(plugins.PluginError) as caught:
-        plugins.load_factory("acme")
-    for part in ("PJRT_DEVICE=ACME", "acme-xla 2.5", "ModuleNotFoundError", "reinstall"):
+        plugins.load_factory("globex")
+    for part in ("PJRT_DEVICE=GLOBEX", "globex-xla 2.5", "ModuleNotFoundError", "reinstall"):
         assert part in str(caught.value)
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
@@ -111,24 +111,24 @@ def test_plugin_that_raises_on_import(install):
     ids=["on the factory", "on the client"],
 )
 def test_other_interface_version(install, manager, source):
-    acme(install, source)
-    with pytest.raises(plugins.PluginError, match=r"acme-xla 2\.5 .* version 7 .* has version 1"):
-        plugins.start_client("acme", manager, {})
+    globex(install, source)
+    with pytest.raises(plugins.PluginError, match=r"globex-xla 2\.5 .* version 7 .* has version 1"):
+        plugins.start_client("globex", manager, {})
 
 
 def test_two_plugins_of_one_name(install):
-    acme(install, GOOD)
-    acme(install, GOOD, "acme-fork", "acme_fork")
+    globex(install, GOOD)
+    globex(install, GOOD, "globex-fork", "globex_fork")
     with pytest.raises(plugins.PluginError) as caught:
-        plugins.load_factory("acme")
-    assert "acme-xla 2.5" in str(caught.value) and "acme-fork 2.5" in str(caught.value)
+        plugins.load_factory("globex")
+    assert "globex-xla 2.5" in str(caught.value) and "globex-fork 2.5" in str(caught.value)
     assert "Uninstall one" in str(caught.value)
 
 
 def test_plugin_that_cannot_start(install, manager):
-    acme(install, "def create_client(topology, options):\n    raise OSError('no chip on slot 3')")
-    with pytest.raises(plugins.PluginError, match=r"acme-xla 2\.5 .*OSError: no chip on slot 3"):
-        plugins.start_client("acme", manager, {})
+    globex(install, "def create_client(topology, options):\n    raise OSError('no chip on slot 3')")
+    with pytest.raises(plugins.PluginError, match=r"globex-xla 2\.5 .*OSError: no chip on slot 3"):
+        plugins.start_client("globex", manager, {})
 
 
 # --- which device ---
@@ -151,7 +151,7 @@ def test_default_is_the_cpu_with_a_warning(caplog, value):
 def test_default_is_a_tpu_that_is_there(install, monkeypatch, chips):
     found = plugins.metadata.entry_points
     probe = f"create_client.is_available = lambda options: {chips}\n"
-    acme(install, textwrap.dedent(GOOD) + probe, "some-tpu", "some_tpu", "tpu")
+    globex(install, textwrap.dedent(GOOD) + probe, "some-tpu", "some_tpu", "tpu")
     # leave out a TPU plugin that is installed for real
     monkeypatch.setattr(
         plugins.metadata,
@@ -173,8 +173,8 @@ def test_choosing_leaves_the_environment_alone(monkeypatch):
 
 def test_extension_gives_the_topology_and_sees_the_client(install):
     install(
-        "acme-dist",
-        "acme_dist",
+        "globex-dist",
+        "globex_dist",
         """
         from xla_core.hookspecs import hookimpl
         from xla_core.protocol import Topology
@@ -188,16 +188,16 @@ def test_extension_gives_the_topology_and_sees_the_client(install):
             started.append(client)
         @hookimpl
         def xla_core_cache_key_entries():
-            return {"acme-dist": b"2.5"}
+            return {"globex-dist": b"2.5"}
         """,
-        extensions={"dist": "acme_dist"},
+        extensions={"dist": "globex_dist"},
     )
     manager = plugins.load_extensions()
     client = plugins.start_client("NULL", manager, {})
     assert [d.process_index for d in client.devices()] == [0, 1, 2]
     assert [d.id for d in client.local_devices()] == [1]
-    assert sys.modules["acme_dist"].started == [client]
-    assert {"acme-dist": b"2.5"} in manager.hook.xla_core_cache_key_entries()
+    assert sys.modules["globex_dist"].started == [client]
+    assert {"globex-dist": b"2.5"} in manager.hook.xla_core_cache_key_entries()
 
 
 def test_without_extension_a_process_is_alone(manager):
@@ -208,19 +208,19 @@ def test_without_extension_a_process_is_alone(manager):
 
 def test_misspelt_hook_is_named_with_its_package_and_the_likely_one(install):
     install(
-        "acme-dist",
-        "acme_dist",
+        "globex-dist",
+        "globex_dist",
         """
         from xla_core.hookspecs import hookimpl
         @hookimpl
         def xla_core_topolgy(device_type, options):
             return None
         """,
-        extensions={"dist": "acme_dist"},
+        extensions={"dist": "globex_dist"},
     )
     with pytest.raises(RuntimeError) as caught:
         plugins.load_extensions()
-    for part in ("acme-dist 2.5", "'xla_core_topolgy'", "did you mean 'xla_core_topology'"):
+    for part in ("globex-dist 2.5", "'xla_core_topolgy'", "did you mean 'xla_core_topology'"):
         assert part in str(caught.value)
 
 
@@ -231,14 +231,14 @@ def test_hook_with_a_wrong_argument(manager):
             return Topology()
 
     with pytest.raises(
-        plugins.PluginError, match=r"acme 1 has a hook that does not fit.*device_kind"
+        plugins.PluginError, match=r"globex 1 has a hook that does not fit.*device_kind"
     ):
-        plugins.register(manager, Extension(), "acme 1")
+        plugins.register(manager, Extension(), "globex 1")
 
 
 def test_extension_that_raises_on_import(install):
-    install("acme-dist", "acme_dist", "1 / 0", extensions={"dist": "acme_dist"})
-    with pytest.raises(plugins.PluginError, match=r"acme-dist 2\.5 .*ZeroDivisionError"):
+    install("globex-dist", "globex_dist", "1 / 0", extensions={"dist": "globex_dist"})
+    with pytest.raises(plugins.PluginError, match=r"globex-dist 2\.5 .*ZeroDivisionError"):
         plugins.load_extensions()
 
 

@@ -6,7 +6,9 @@ is a ``PluginError`` that names the package, what was found and the next step.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import importlib
 import logging
 import os
 from collections.abc import Iterable, Mapping
@@ -21,6 +23,7 @@ from xla_core.protocol import INTERFACE_VERSION, ClientFactory, DeviceClient, To
 logger = logging.getLogger(__name__)
 
 DEVICE_GROUP: Final = "xla_core.devices"
+TORCH_XLA_GROUP: Final = "torch_xla.plugins"
 EXTENSION_GROUP: Final = "xla_core.extensions"
 
 DEVICE_VARIABLE: Final = "PJRT_DEVICE"
@@ -71,9 +74,54 @@ class PluginError(RuntimeError):
     """A device plugin or extension is missing, broken, of another version, or there twice."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Registered:
+    """A factory given in code, in the place of an entry point."""
+
+    name: str
+    value: str
+    factory: Any
+    dist: Any = None
+
+    def load(self) -> Any:
+        return self.factory
+
+
+_registered: dict[str, _Registered] = {}
+
+
+def register_factory(device_type: str, factory: Any, source: str) -> None:
+    """Let ``PJRT_DEVICE=device_type`` be started by ``factory``, before any installed plugin.
+
+    ``source`` says in errors where it comes from.
+    """
+    name = device_type.lower()
+    _registered[name] = _Registered(name, source, factory)
+
+
+def torch_xla_plugins() -> list[str]:
+    """Names of the installed plugins of torch_xla's kind; ``XLA_REGISTER_INSTALLED_PLUGINS=0``: none."""
+    if os.environ.get("XLA_REGISTER_INSTALLED_PLUGINS", "1").strip() == "0":
+        return []
+    return sorted({point.name.lower() for point in _entry_points(TORCH_XLA_GROUP)})
+
+
+def load_torch_xla_plugin(device_type: str) -> Any:
+    """The ``DevicePlugin`` that an entry point of ``torch_xla.plugins`` names.
+
+    Raises PluginError when it cannot be imported or made.
+    """
+    point = _only(device_type, _named(TORCH_XLA_GROUP, device_type))
+    try:
+        return point.load()()
+    except Exception as error:  # a plugin's import may fail in any way; all of them end here
+        raise PluginError(_failure(MSG_IMPORT_FAILED, device_type, point, error)) from error
+
+
 def installed_devices() -> list[str]:
     """Names that PJRT_DEVICE accepts here, upper-case and sorted; nothing is imported."""
-    return sorted({point.name.upper() for point in _entry_points(DEVICE_GROUP)})
+    names = {point.name.upper() for point in _entry_points(DEVICE_GROUP)}
+    return sorted(names | {n.upper() for n in (*_registered, *torch_xla_plugins())})
 
 
 def chosen_device(options: Mapping[str, str] | None = None) -> str:
@@ -95,6 +143,9 @@ def chosen_device(options: Mapping[str, str] | None = None) -> str:
 def load_factory(device_type: str) -> ClientFactory:
     """Import the plugin of one device. Raises PluginError if that cannot be done."""
     point = _device_point(device_type)
+    if getattr(point, "group", "") == TORCH_XLA_GROUP:
+        adapt = importlib.import_module("xla_core.device_plugin").factory
+        return cast(ClientFactory, adapt(device_type, load_torch_xla_plugin(device_type)))
     try:
         factory = point.load()
     except Exception as error:  # a plugin's import may fail in any way; all of them end here
@@ -184,9 +235,24 @@ def _entry_points(group: str) -> list[metadata.EntryPoint]:
     return list(found.values())
 
 
-def _device_point(device_type: str) -> metadata.EntryPoint:
+def _named(group: str, device_type: str) -> list[metadata.EntryPoint]:
     name = device_type.lower()
-    points = [point for point in _entry_points(DEVICE_GROUP) if point.name.lower() == name]
+    return [point for point in _entry_points(group) if point.name.lower() == name]
+
+
+def _device_point(device_type: str) -> Any:
+    """Who offers a device: a factory given in code, a plugin of ours, or one of torch_xla's kind."""
+    name = device_type.lower()
+    if name in _registered:
+        return _registered[name]
+    points = _named(DEVICE_GROUP, name)
+    if not points and name in torch_xla_plugins():
+        points = _named(TORCH_XLA_GROUP, name)
+    return _only(device_type, points)
+
+
+def _only(device_type: str, points: list[metadata.EntryPoint]) -> metadata.EntryPoint:
+    name = device_type.lower()
     if not points:
         package = INSTALL_HINTS.get(name)
         hint = (
@@ -214,7 +280,7 @@ def _is_available(name: str, options: Mapping[str, str]) -> bool:
     return bool(probe is not None and probe(options))
 
 
-def _check_interface(device_type: str, point: metadata.EntryPoint, theirs: Any) -> None:
+def _check_interface(device_type: str, point: Any, theirs: Any) -> None:
     if theirs != INTERFACE_VERSION:
         raise PluginError(
             MSG_INTERFACE.format(
@@ -227,13 +293,13 @@ def _check_interface(device_type: str, point: metadata.EntryPoint, theirs: Any) 
         )
 
 
-def _failure(text: str, device_type: str, point: metadata.EntryPoint, error: Exception) -> str:
+def _failure(text: str, device_type: str, point: Any, error: Exception) -> str:
     return text.format(
         device=device_type.upper(), source=_source(point), kind=type(error).__name__, error=error
     )
 
 
-def _source(point: metadata.EntryPoint) -> str:
+def _source(point: Any) -> str:
     """Package and version of an entry point, as far as they are known, and where it points."""
     if point.dist is None:
         return f"the plugin {point.value}"

@@ -1,0 +1,1 @@
+"""torch_xla._internal: what well-known clients call of it."""

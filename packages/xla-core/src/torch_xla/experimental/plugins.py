@@ -1,0 +1,15 @@
+"""torch_xla.experimental.plugins: devices that a PJRT library brings."""
+
+from __future__ import annotations
+
+from xla_core.device_plugin import DevicePlugin as DevicePlugin
+from xla_core.device_plugin import default as default
+from xla_core.device_plugin import register_installed_plugins as register_installed_plugins
+from xla_core.device_plugin import register_plugin as register_plugin
+
+use_dynamic_plugins = register_installed_plugins
+
+
+def using_dynamic_plugins() -> bool:
+    """True: every device comes from a plugin."""
+    return True

@@ -1,0 +1,110 @@
+"""How a TPU host learns about its slice: GKE's environment variables, or GCE's metadata server.
+
+The forms are Cloud TPU's (https://cloud.google.com/tpu/docs/troubleshooting/trouble-env-vars); the
+variables are those that libtpu reads itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Final
+
+METADATA_URL: Final = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/"
+_TIMEOUT_SECONDS: Final = 2.0
+_LINE: Final = re.compile(r"(?P<name>\w+):\s*'?(?P<value>[^']*?)'?\s*")
+
+ACCELERATOR_TYPE: Final = "ACCELERATOR_TYPE"
+PROCESS_BOUNDS: Final = "TPU_PROCESS_BOUNDS"
+CHIPS_PER_PROCESS: Final = "TPU_CHIPS_PER_PROCESS_BOUNDS"
+
+# Names in the metadata's tpu-env, and the variables that carry the same where there is no server.
+_VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
+    ACCELERATOR_TYPE: ("TPU_ACCELERATOR_TYPE", "ACCELERATOR_TYPE"),
+    PROCESS_BOUNDS: ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS"),
+    CHIPS_PER_PROCESS: ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS"),
+    "WORKER_ID": ("TPU_WORKER_ID", "CLOUD_TPU_TASK_ID"),
+}
+
+MSG_NO_METADATA: Final = (
+    "this host's TPU slice is unknown: none of {variables} says it, and GCE's metadata server has no "
+    "{name} ({error}). On GKE or outside Google Cloud set these variables"
+)
+
+
+def metadata(name: str) -> str:
+    """An attribute of this virtual machine, from GCE's metadata server.
+
+    Raises RuntimeError when there is no such server or attribute; waits two seconds at most, and
+    asks nothing with ``TPU_SKIP_MDS_QUERY`` in the environment.
+    """
+    variables = ", ".join(sorted({first for first, *_ in _VARIABLES.values()}))
+    if os.environ.get("TPU_SKIP_MDS_QUERY"):
+        error: object = "not asked: TPU_SKIP_MDS_QUERY is set"
+        raise RuntimeError(MSG_NO_METADATA.format(variables=variables, name=name, error=error))
+    request = urllib.request.Request(METADATA_URL + name, headers={"Metadata-Flavor": "Google"})
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
+            return str(answer.read().decode())
+    except (OSError, urllib.error.URLError) as error:
+        raise RuntimeError(
+            MSG_NO_METADATA.format(variables=variables, name=name, error=error)
+        ) from error
+
+
+def parse_tpu_env(text: str) -> dict[str, str]:
+    """The entries of a ``tpu-env`` attribute: lines of ``NAME: 'value'``."""
+    matches = (_LINE.fullmatch(line) for line in text.splitlines())
+    found = {m["name"]: m["value"] for m in matches if m is not None}
+    for old, new in (("HOST_BOUNDS", PROCESS_BOUNDS), ("CHIPS_PER_HOST_BOUNDS", CHIPS_PER_PROCESS)):
+        if old in found:
+            found.setdefault(new, found[old])
+    return found
+
+
+def from_variables(options: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What the environment variables say of the slice, under the names of ``tpu-env``."""
+    options = os.environ if options is None else options
+    found = {}
+    for name, variables in _VARIABLES.items():
+        value = next((options[v] for v in variables if options.get(v, "").strip()), None)
+        if value is not None:
+            found[name] = value.strip()
+    return found
+
+
+def get_tpu_env() -> dict[str, str]:
+    """The slice's description: the environment's if it names the accelerator, else the metadata's.
+
+    Raises RuntimeError when neither is there.
+    """
+    found = from_variables()
+    if ACCELERATOR_TYPE in found:
+        return found
+    return parse_tpu_env(metadata("tpu-env")) | found
+
+
+def get_tpu_type() -> str:
+    """The accelerator type, such as ``v5litepod-16``. Raises RuntimeError when it is unknown."""
+    return get_tpu_env()[ACCELERATOR_TYPE]
+
+
+def worker_id() -> int:
+    """The number of this host in its slice. Raises RuntimeError when it is unknown."""
+    found = from_variables().get("WORKER_ID")
+    return int(found if found is not None else metadata("agent-worker-number"))
+
+
+def worker_ips() -> list[str]:
+    """The addresses of the slice's hosts, by their number; one for a single host.
+
+    Raises RuntimeError when they are unknown.
+    """
+    named = os.environ.get("TPU_WORKER_HOSTNAMES", "").strip()
+    if named:
+        return [host.strip() for host in named.split(",")]
+    endpoints = metadata("worker-network-endpoints").split(",")
+    return [endpoint.split(":")[2] for endpoint in endpoints]
