@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import jax
@@ -47,6 +47,8 @@ from jaxlib.mlir.dialects import sdy
 
 # jaxlib 0.10.2: builders of StableHLO operations, for lowering rules that jax has no primitive for.
 from jaxlib.mlir.dialects import stablehlo as stablehlo
+
+from xla_core import _jax_annotate
 
 JAXLIB_VERSION: Final[str] = jaxlib.version.__version__
 
@@ -158,10 +160,10 @@ def lower_to_module(
             _passmanager.PassManager.parse("builtin.module(func.func(cse,canonicalize))").run(
                 module.operation
             )
-    _set_module_counts(module, num_replicas, num_partitions)
-    _annotate(module, aliases, input_shardings, output_shardings)
+    _jax_annotate.set_module_counts(module, num_replicas, num_partitions)
+    _jax_annotate.annotate(module, aliases, input_shardings, output_shardings)
     if num_partitions > 1:
-        _pin_unannotated_inputs(module)
+        _jax_annotate.pin_unannotated_inputs(module)
     return module
 
 
@@ -261,114 +263,6 @@ def _relocate(module: ir.Module, relocate: Relocation) -> None:
 
     with module.context:
         module.operation.walk(visit)
-
-
-def _set_module_counts(module: ir.Module, num_replicas: int, num_partitions: int) -> None:
-    with module.context:
-        i32 = ir.IntegerType.get_signless(32)
-        module.operation.attributes["mhlo.num_replicas"] = ir.IntegerAttr.get(i32, num_replicas)
-        module.operation.attributes["mhlo.num_partitions"] = ir.IntegerAttr.get(i32, num_partitions)
-
-
-def _annotate(
-    module: ir.Module,
-    aliases: Sequence[tuple[int, int]],
-    input_shardings: Sequence[str | None],
-    output_shardings: Sequence[str | None],
-) -> None:
-    """Write aliases and shardings on the arguments and results of ``main``."""
-    if not (aliases or any(input_shardings) or any(output_shardings)):
-        return
-    main = _main_function(module)
-    with module.context:
-        arguments, results = _attribute_dicts(main)
-        _check_aliases(main, aliases)
-        i32 = ir.IntegerType.get_signless(32)
-        for source, target in aliases:
-            arguments[source]["tf.aliasing_output"] = ir.IntegerAttr.get(i32, target)
-        _add_shardings(arguments, input_shardings, "input")
-        _add_shardings(results, output_shardings, "output")
-        main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in arguments])
-        main.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(r) for r in results])
-
-
-def _main_function(module: ir.Module) -> Any:
-    for operation in module.body.operations:
-        if operation.operation.name == "func.func" and operation.name.value == "main":
-            return operation
-    raise ValueError("the module has no function named main")
-
-
-def _attribute_dicts(main: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    counts = (len(main.type.inputs), len(main.type.results))
-    found = []
-    for key, count in zip(("arg_attrs", "res_attrs"), counts, strict=True):
-        present = main.attributes[key] if key in main.attributes else [{}] * count
-        found.append([_as_dict(attribute) for attribute in present])
-    return found[0], found[1]
-
-
-def _as_dict(attribute: Any) -> dict[str, Any]:
-    if isinstance(attribute, dict):
-        return dict(attribute)
-    return {named.name: named.attr for named in map(attribute.__getitem__, range(len(attribute)))}
-
-
-def _check_aliases(main: Any, aliases: Iterable[tuple[int, int]]) -> None:
-    inputs, outputs = main.type.inputs, main.type.results
-    sources: set[int] = set()
-    targets: set[int] = set()
-    for source, target in aliases:
-        if not (0 <= source < len(inputs) and 0 <= target < len(outputs)):
-            raise ValueError(
-                f"alias ({source}, {target}) is out of range: the program has {len(inputs)} "
-                f"inputs and {len(outputs)} outputs"
-            )
-        if source in sources or target in targets:
-            raise ValueError(f"alias ({source}, {target}) uses an input or output a second time")
-        if inputs[source] != outputs[target]:
-            raise ValueError(
-                f"alias ({source}, {target}) pairs {inputs[source]} with {outputs[target]}; "
-                "donated memory needs the same shape and dtype"
-            )
-        sources.add(source)
-        targets.add(target)
-
-
-def _add_shardings(
-    attributes: list[dict[str, Any]], shardings: Sequence[str | None], what: str
-) -> None:
-    if not shardings:
-        return
-    if len(shardings) != len(attributes):
-        raise ValueError(f"{len(shardings)} shardings for {len(attributes)} {what}s; give one each")
-    for entry, sharding in zip(attributes, shardings, strict=True):
-        if sharding is None:
-            continue
-        if sharding.startswith("#sdy."):
-            entry["sdy.sharding"] = ir.Attribute.parse(sharding)
-        else:
-            entry["mhlo.sharding"] = ir.StringAttr.get(sharding)
-
-
-def _pin_unannotated_inputs(module: ir.Module) -> None:
-    """Declare inputs without a sharding replicated: Shardy would choose one, unseen."""
-    mesh = next(
-        (op.sym_name.value for op in module.body.operations if op.operation.name == "sdy.mesh"),
-        None,
-    )
-    if mesh is None:
-        return
-    main = _main_function(module)
-    with module.context:
-        arguments, _ = _attribute_dicts(main)
-        for entry, kind in zip(arguments, main.type.inputs, strict=True):
-            if "sdy.sharding" not in entry:
-                dimensions = ", ".join(["{}"] * kind.rank)
-                entry["sdy.sharding"] = ir.Attribute.parse(
-                    f"#sdy.sharding<@{mesh}, [{dimensions}]>"
-                )
-        main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in arguments])
 
 
 # --- profiling ----------------------------------------------------------------------------------

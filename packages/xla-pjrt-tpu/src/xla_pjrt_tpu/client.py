@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
+import xla_pjrt_tpu.chips as chips_of_host
+import xla_pjrt_tpu.libtpu as libtpu
 from xla_core import _jax_compat as compat
 from xla_core import _jax_pjrt
 from xla_core.pjrt.client import PjrtClient
 from xla_core.pjrt.topology_client import TopologyClient
 from xla_core.protocol import INTERFACE_VERSION, DeviceClient, Topology
-from xla_pjrt_tpu import chips as chips_of_host
-from xla_pjrt_tpu import libtpu
 from xla_pjrt_tpu.topology import TpuTopology, parse_topology
 
 PLUGIN: Final = "xla-pjrt-tpu"
