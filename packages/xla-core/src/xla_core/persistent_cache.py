@@ -240,6 +240,68 @@ class PersistentCache:
             logger.warning(text)
 
 
+@dataclasses.dataclass(frozen=True)
+class CacheEntry:
+    """One file of a cache, as tools see it: nothing of it was run.
+
+    ``program`` is the step's name, ``operations`` how many it records (0: not known). ``key`` are the
+    entries of its key, empty for a damaged file, where ``fault`` says what is wrong. ``used`` is the
+    Unix time of the last access that the file system remembers.
+    """
+
+    path: Path
+    nbytes: int
+    used: float
+    program: str
+    operations: int
+    key: Mapping[str, bytes]
+    fault: str | None
+
+
+def entries(directory: str | os.PathLike[str]) -> list[CacheEntry]:
+    """Every entry in a cache's directory, checked in full. Raises OSError if it cannot be listed."""
+    return [_inspect(path) for path in sorted(Path(directory).glob("*" + SUFFIX))]
+
+
+def _inspect(path: Path) -> CacheEntry:
+    status = path.stat()
+    key: dict[str, bytes] = {}
+    fault = None
+    try:
+        key = _decode_key(path.read_bytes())
+    except _BadEntryError as error:
+        fault = str(error)
+    except OSError as error:
+        fault = f"not readable: {error}"
+    text = key.get("program", b"")
+    name = f"step_{hashlib.sha256(text).hexdigest()[:12]}" if text else path.stem[:12]
+    used = max(status.st_atime, status.st_mtime)
+    operations = text.partition(b"\noutputs ")[0].count(b"\n") + 1 if text else 0
+    return CacheEntry(path, status.st_size, used, name, operations, key, fault)
+
+
+def _decode_key(content: bytes) -> dict[str, bytes]:
+    """The key entries of a file. Raises _BadEntryError unless all of the file is as written."""
+    packed_size, _, payload_size = _decode_header(content)
+    start = _HEADER.size + _HEADER_SUM.size
+    end = start + packed_size + payload_size
+    if len(content) != end + _DIGEST_SIZE:
+        raise _BadEntryError(f"torn: {len(content)} bytes of {end + _DIGEST_SIZE}")
+    if hashlib.sha256(memoryview(content)[start:end]).digest() != content[end:]:
+        raise _BadEntryError("damaged: its checksum does not match")
+    encoded = _unpacked(memoryview(content)[start : start + packed_size])
+    found: dict[str, bytes] = {}
+    position = _COUNT.size
+    while position < len(encoded):
+        name_size, value_size = _LENGTHS.unpack_from(encoded, position)
+        position += _LENGTHS.size
+        name = encoded[position : position + name_size].decode()
+        position += name_size
+        found[name] = encoded[position : position + value_size]
+        position += value_size
+    return found
+
+
 class _InUse:
     """The process's cache; the environment decides unless ``initialize`` came first."""
 

@@ -32,14 +32,20 @@ def dispatch(event: str, details: dict[str, Any]) -> None:
 
 
 def _missing(details: dict[str, Any]) -> None:
+    if details["trace"].one_by_one:  # eager mode and op-by-op: each operator is meant to be a program
+        return
     recompile.on_missing(details["trace"], details["name"], details["entries"], details["outputs"])
 
 
 def _made(details: dict[str, Any]) -> None:
+    if details["trace"].one_by_one:
+        return
     recompile.on_made(details["trace"], details["program"])
 
 
 def _executed(details: dict[str, Any]) -> None:
+    if details["trace"].one_by_one:
+        return
     recompile.on_executed(details["trace"], details["program"])
 
 

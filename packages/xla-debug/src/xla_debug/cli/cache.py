@@ -1,0 +1,124 @@
+"""``xla-debug cache``: what is in a persistent compilation cache; nothing in it is run."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from xla_core import counters, persistent_cache
+from xla_core.persistent_cache import CacheEntry
+
+_DAY = 86_400.0
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command's arguments."""
+    found = commands.add_parser("cache", help="look into a persistent compilation cache")
+    actions = found.add_subparsers(required=True, metavar="ACTION")
+    for name, command, text in (
+        ("ls", ls, "list its programs, the newest first"),
+        ("stats", stats, "sum them up"),
+        ("prune", prune, "remove old programs"),
+        ("verify", verify, "check every file"),
+    ):
+        action = actions.add_parser(name, help=text)
+        action.add_argument("path", type=Path, help="the cache's folder")
+        action.set_defaults(command=command)
+        if name == "prune":
+            action.add_argument("--days", type=float, help="keep what was used in so many days")
+            action.add_argument("--max-size", type=_size, help="keep at most this: 500MB, 2GB")
+            action.add_argument("--dry-run", action="store_true", help="only say what would go")
+        if name == "verify":
+            action.add_argument("--delete", action="store_true", help="remove damaged files")
+
+
+def _size(text: str) -> int:
+    units = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "B": 1}
+    for unit, factor in units.items():
+        if text.upper().endswith(unit):
+            return int(float(text[: -len(unit)]) * factor)
+    return int(text)
+
+
+def _entries(path: Path) -> list[CacheEntry]:
+    if not path.is_dir():
+        raise SystemExit(f"{path} is not a folder; name the one in XLA_PERSISTENT_CACHE_PATH")
+    return sorted(persistent_cache.entries(path), key=lambda e: -e.used)
+
+
+def ls(chosen: argparse.Namespace) -> int:
+    """One line per program."""
+    table = Table(show_edge=False)
+    for column in ("program", "operations", "size", "used", "device", "file"):
+        table.add_column(column, overflow="fold")
+    for entry in _entries(chosen.path):
+        age = (time.time() - entry.used) / _DAY
+        row = (entry.program, str(entry.operations or ""), counters.render_bytes(entry.nbytes))
+        table.add_row(*row, f"{age:.1f} days ago", _device(entry), Text(entry.path.name[:16]))
+    _console().print(table)
+    return 0
+
+
+def stats(chosen: argparse.Namespace) -> int:
+    """Counts and sizes."""
+    found = _entries(chosen.path)
+    good = [e for e in found if e.fault is None]
+    console = _console()
+    console.print(f"{len(good)} programs, {counters.render_bytes(sum(e.nbytes for e in found))}")
+    console.print(f"{len(found) - len(good)} damaged files")
+    for device in sorted({_device(e) for e in good}):
+        mine = [e for e in good if _device(e) == device]
+        size = counters.render_bytes(sum(e.nbytes for e in mine))
+        console.print(f"  {device}: {len(mine)} programs, {size}")
+    return 0
+
+
+def prune(chosen: argparse.Namespace) -> int:
+    """Remove what was not used for so many days, then the oldest until the size fits."""
+    if chosen.days is None and chosen.max_size is None:
+        raise SystemExit("say what to keep: --days N, --max-size SIZE, or both")
+    kept = _entries(chosen.path)
+    gone: list[CacheEntry] = []
+    if chosen.days is not None:
+        gone = [e for e in kept if time.time() - e.used > chosen.days * _DAY]
+        kept = [e for e in kept if e not in gone]
+    if chosen.max_size is not None:
+        while kept and sum(e.nbytes for e in kept) > chosen.max_size:
+            gone.append(kept.pop())
+    if not chosen.dry_run:
+        for entry in gone:
+            entry.path.unlink(missing_ok=True)
+    size = counters.render_bytes(sum(e.nbytes for e in gone))
+    word = "would be removed" if chosen.dry_run else "removed"
+    _console().print(f"{len(gone)} files, {size}, {word}; {len(kept)} kept")
+    return 0
+
+
+def verify(chosen: argparse.Namespace) -> int:
+    """Check every file's checksum; status 1 if one is damaged and stays."""
+    found = _entries(chosen.path)
+    bad = [e for e in found if e.fault is not None]
+    console = _console()
+    for entry in bad:
+        console.print(Text(f"{entry.path}: {entry.fault}"))
+        if chosen.delete:
+            entry.path.unlink(missing_ok=True)
+    console.print(
+        f"{len(found) - len(bad)} good, {len(bad)} damaged{' and removed' * chosen.delete}"
+    )
+    return int(bool(bad) and not chosen.delete)
+
+
+def _device(entry: CacheEntry) -> str:
+    found = entry.key.get("device:plugin", b"")
+    return found.decode(errors="replace") or ("damaged" if entry.fault else "unknown")
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True)

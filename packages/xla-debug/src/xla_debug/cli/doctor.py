@@ -1,0 +1,190 @@
+"""``xla-debug doctor``: what is installed, what of it does not fit, and how to mend that."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any, Final
+
+from packaging.requirements import Requirement
+from rich.console import Console
+from rich.text import Text
+
+from xla_core import flags, persistent_cache, plugins, runtime
+from xla_core.persistent_cache import CacheRefusedError, PersistentCache
+
+OURS: Final = ("xla-core", "xla-pjrt-cpu", "xla-pjrt-tpu", "xla-dist", "xla-spmd", "xla-debug")
+_OLDEST: Final = (3, 11)
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One thing that was looked at; ``mend`` says what to do, empty where all is well."""
+
+    name: str
+    found: str
+    mend: str = ""
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command's arguments."""
+    found = commands.add_parser("doctor", help="check the installation and the devices")
+    found.add_argument("--no-device", action="store_true", help="do not start the device's client")
+    found.set_defaults(command=command)
+
+
+def command(chosen: argparse.Namespace) -> int:
+    """Print every check; status 1 if something has to be mended."""
+    console = Console(highlight=False, soft_wrap=True)
+    broken = 0
+    for check in checks(with_device=not chosen.no_device):
+        broken += bool(check.mend)
+        mark = Text("FIX " if check.mend else "ok  ", "bold red" if check.mend else "green")
+        console.print(mark + Text(f"{check.name}: {check.found}", ""))
+        if check.mend:
+            console.print(Text(f"      {check.mend}"))
+    console.print(f"{broken} to mend" if broken else "all is well")
+    return int(bool(broken))
+
+
+def checks(with_device: bool = True) -> Iterator[Check]:
+    """All checks; with ``with_device`` the device's client is started and a small program is run."""
+    yield _python()
+    yield from _versions()
+    yield from _requirements()
+    yield from _plugins()
+    yield from _variables()
+    yield _cache()
+    if with_device:
+        yield from _device()
+
+
+def _python() -> Check:
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info[:2] < _OLDEST:
+        return Check("Python", found, "install Python 3.11 or newer")
+    if platform.system() != "Linux":
+        return Check(
+            "Python", found, "the packages are tested on Linux only; use Linux, WSL or a container"
+        )
+    return Check("Python", found)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _versions() -> Iterator[Check]:
+    ours = {name: v for name in OURS if (v := _version(name)) is not None}
+    found = ", ".join(f"{name} {v}" for name, v in ours.items())
+    same = len(set(ours.values())) == 1
+    mend = "" if same else f"install one release of all: pip install -U {' '.join(ours)}"
+    yield Check("packages of this project", found, mend)
+    for name in ("torch", "jax", "jaxlib", "numpy"):
+        version = _version(name)
+        yield Check(name, version or "not installed", "" if version else f"pip install {name}")
+    yield from _official()
+
+
+def _official() -> Iterator[Check]:
+    """The old C++ torch_xla has the same import name: it would hide this one, or be hidden."""
+    module = importlib.import_module("torch_xla")
+    version = str(getattr(module, "__version__", ""))
+    origin = str(getattr(module, "__file__", ""))
+    mend = ""
+    if "xla.core" not in version:
+        mend = "another torch_xla is found first; pip uninstall torch_xla, then reinstall xla-core"
+    yield Check("import torch_xla", f"{version} from {origin}", mend)
+
+
+def _requirements() -> Iterator[Check]:
+    """What this project's packages ask for, against what there is."""
+    unmet = []
+    for name in OURS:
+        if _version(name) is None:
+            continue
+        for text in metadata.requires(name) or ():
+            wanted = Requirement(text)
+            if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+                continue
+            have = _version(wanted.name)
+            if have is None or not wanted.specifier.contains(have, prereleases=True):
+                unmet.append((name, wanted, have))
+    if not unmet:
+        yield Check("requirements", "all met")
+    for name, wanted, have in unmet:
+        specifier = f"{wanted.name}{wanted.specifier}"
+        found = f"{name} needs {specifier}, found {have or 'none'}"
+        yield Check("requirements", found, f"pip install '{specifier}'")
+
+
+def _plugins() -> Iterator[Check]:
+    names = plugins.installed_devices()
+    real = [n for n in names if n != "NULL"]
+    mend = "" if real else "pip install xla-pjrt-cpu (or xla-pjrt-tpu)"
+    yield Check("devices installed", ", ".join(names) or "none", mend)
+    for name in real:
+        try:
+            plugins.load_factory(name)
+        except plugins.PluginError as error:
+            yield Check(f"device plugin {name}", "broken", str(error))
+    try:
+        found = [str(source) for source, _ in plugins.load_extensions().list_name_plugin()]
+    except plugins.PluginError as error:
+        yield Check("extensions", "broken", str(error))
+    else:
+        yield Check("extensions", ", ".join(found) or "none")
+
+
+def _variables() -> Iterator[Check]:
+    for name, flag in sorted(flags.FLAGS.items()):
+        if name in os.environ:
+            try:
+                flag.get()
+            except ValueError as error:
+                yield Check(name, repr(os.environ[name]), str(error))
+            else:
+                yield Check(name, f"{os.environ[name]!r}: {flag.meaning}")
+
+
+def _cache() -> Check:
+    path = os.environ.get(persistent_cache.PATH_VARIABLE, "")
+    if not path:
+        return Check("persistent cache", "not in use (XLA_PERSISTENT_CACHE_PATH is not set)")
+    if not os.path.isdir(path):  # noqa: PTH112 - the text of an environment variable
+        return Check("persistent cache", f"{path}, not made yet")
+    try:
+        PersistentCache(path, readonly=True)
+    except CacheRefusedError as error:
+        return Check("persistent cache", path, str(error))
+    free = shutil.disk_usage(path).free
+    mend = "free some space: xla-debug cache prune" if free < 1 << 30 else ""
+    return Check("persistent cache", f"{path}, {free / 1e9:.1f} GB free on its disk", mend)
+
+
+def _device() -> Iterator[Check]:
+    try:
+        client = runtime.client()
+    except (RuntimeError, ValueError) as error:
+        yield Check("device", "cannot be started", str(error))
+        return
+    names = [f"{d.kind} ({d.platform}:{d.id})" for d in client.local_devices()]
+    yield Check("device", f"{runtime.device_type()}: {', '.join(names)}")
+    torch = importlib.import_module("torch")
+    try:
+        result = (torch.arange(4.0, device="xla") * 2).sum().item()
+    except Exception as error:
+        yield Check("a small program", f"failed: {type(error).__name__}", str(error))
+        return
+    mend = "" if result == 12.0 else "the device computes wrongly; reinstall its plugin and runtime"
+    yield Check("a small program", f"gives {result}", mend)

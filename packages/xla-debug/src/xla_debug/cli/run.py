@@ -1,0 +1,151 @@
+"""``xla-debug run``: runs a script and reports where its time went, as tables and as an HTML page."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from xla_core.counters import render_bytes
+from xla_debug import findings, page
+from xla_debug.findings import Advice, CauseRow
+from xla_debug.recorder import PARTS, Recorder
+
+_WIDTH = 120  # where the output is no terminal: lines of code should not be cut
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command's arguments."""
+    found = commands.add_parser(
+        "run", help="run a script, then say where its time went and what to change first"
+    )
+    found.add_argument(
+        "-o", "--output", default="xla-debug.html", help="the HTML page (%(default)s)"
+    )
+    found.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name")
+    found.add_argument("script", help="the script to run")
+    found.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    found.set_defaults(command=command)
+
+
+def command(chosen: argparse.Namespace) -> int:
+    """Run the script; the status is the script's own, 1 if it raised."""
+    recorder = Recorder()
+    recorder.start()
+    try:
+        status = run_script(chosen.script, chosen.arguments, chosen.module)
+    finally:
+        recorder.stop()
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    title = " ".join([Path(chosen.script).name, *chosen.arguments])
+    show(recorder, console)
+    Path(chosen.output).write_text(page.render(recorder, title), encoding="utf-8")
+    console.print(f"report: {Path(chosen.output).resolve()}")
+    return status
+
+
+def run_script(script: str, arguments: list[str], module: bool) -> int:
+    """Run a script in this process as ``python script`` would; its exit status."""
+    former = sys.argv, list(sys.path)
+    sys.argv = [script, *arguments]
+    try:
+        if module:
+            sys.path.insert(0, "")
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(script).resolve().parent))
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        # the report of what ran so far may be what explains the error
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.argv, sys.path[:] = former
+    return 0
+
+
+def show(recorder: Recorder, console: Console) -> None:
+    """Print the tables."""
+    steps = recorder.steps
+    console.rule(f"xla-debug: {len(steps)} steps in {recorder.seconds:.1f} s")
+    if not steps:
+        console.print("no step was run on an xla device (nothing called torch_xla.sync())")
+        return
+    console.print(_parts_table(recorder))
+    console.print(_causes_table(findings.causes(recorder)))
+    spots = sorted(recorder.spots.values(), key=lambda s: -s.nanoseconds)
+    if spots:
+        table = _table("lines that made the host wait", "what", "times", "seconds", "line")
+        for spot in spots[:10]:
+            row = (spot.what, str(spot.count), f"{spot.nanoseconds / 1e9:.3f}")
+            table.add_row(*row, Text(findings.place(spot.frame)))
+        console.print(table)
+    memory = [s.memory for s in steps if s.memory is not None]
+    if memory:
+        console.print(
+            f"device memory after a step: {render_bytes(memory[0])} in the first, "
+            f"{render_bytes(memory[-1])} in the last, {render_bytes(max(memory))} at most"
+        )
+    _show_advice(findings.advice(recorder), console)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", show_edge=False)
+    for column in columns:
+        numeric = column in (
+            "times",
+            "seconds",
+            "programs",
+            "ms",
+            "share",
+            "ms when nothing compiles",
+        )
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    return table
+
+
+def _parts_table(recorder: Recorder) -> Table:
+    table = _table(
+        "where the time of the steps went", "part", "seconds", "share", "ms when nothing compiles"
+    )
+    totals = findings.totals(recorder)
+    quiet = findings.steady(recorder)
+    whole = sum(totals.values()) or 1.0
+    for part in PARTS:
+        steady = f"{quiet[part]:.2f}" if quiet else ""
+        table.add_row(
+            page.LABELS[part], f"{totals[part]:.2f}", f"{totals[part] / whole:.0%}", steady
+        )
+    mean = f"{sum(quiet.values()):.2f}" if quiet else ""
+    table.add_row("step", f"{sum(totals.values()):.2f}", "100%", mean)
+    return table
+
+
+def _causes_table(rows: list[CauseRow]) -> Table:
+    table = _table(
+        "programs by cause", "cause", "programs", "seconds", "line, and what was different"
+    )
+    for row in rows:
+        text = Text(f"{row.where}\n{row.example.text}")
+        table.add_row(row.cause.value, str(row.count), f"{row.seconds:.2f}", text)
+    return table
+
+
+def _show_advice(found: list[Advice], console: Console) -> None:
+    if not found:
+        console.print("nothing stands out: no change would save 1 % of this run")
+        return
+    console.print("change first:", style="bold")
+    for number, one in enumerate(found, 1):
+        console.print(
+            Text(f"{number}. {one.title} ({one.seconds:.2f} s) at {one.where}\n   {one.how}")
+        )

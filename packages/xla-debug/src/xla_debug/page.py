@@ -1,0 +1,256 @@
+"""The HTML page of ``xla-debug run``: plots and tables in one file that needs nothing else."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import plotly.graph_objects as go
+import plotly.io
+
+from xla_core.counters import render_bytes
+from xla_debug import findings
+from xla_debug.recorder import PARTS, Recorder, Step
+from xla_debug.wording import Explanation
+
+LABELS: Final = {
+    "tracing": "Python and tracing",
+    "sync": "preparing the run",
+    "compile": "compiling",
+    "execute": "launching and waiting for the device",
+    "transfer": "copying to and from the device",
+    "data": "waiting for data",
+}
+# Okabe and Ito's palette, told apart with every kind of colour vision
+_COLOURS: Final = {
+    "tracing": "#56B4E9", "sync": "#F0E442", "compile": "#D55E00", "execute": "#009E73",
+    "transfer": "#CC79A7", "data": "#E69F00",
+}  # fmt: skip
+# More bars than this are narrower than a pixel.
+_MAX_BARS: Final = 400
+
+_STYLE: Final = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; margin: 0 auto; max-width: 1100px; padding: 1.5rem; }
+h1 { font-size: 1.5rem; margin: 0 0 .2rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+p.note { color: #57606a; margin: .2rem 0; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: .35rem .6rem; border-bottom: 1px solid #d8dee4; vertical-align: top; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+code { font: 13px ui-monospace, monospace; overflow-wrap: anywhere; }
+ol.first { padding-left: 1.4rem; } ol.first li { margin-bottom: .7rem; }
+ol.first strong { display: block; }
+.tiles { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1rem 0; }
+.tile { border: 1px solid #d8dee4; border-radius: 8px; padding: .6rem 1rem; min-width: 8rem; }
+.tile b { display: block; font-size: 1.3rem; }
+"""
+
+
+def render(recorder: Recorder, title: str) -> str:
+    """The whole page."""
+    body = [
+        f"<h1>{html.escape(title)}</h1>",
+        '<p class="note">recorded by xla-debug run</p>',
+        _tiles(recorder),
+        "<h2>What to change first</h2>",
+        _advice(recorder),
+    ]
+    if recorder.steps:
+        body += [
+            "<h2>Time per step</h2>",
+            _plot(_time_figure(recorder.steps), first=True),
+            _parts(recorder),
+            "<h2>Compilations and their causes</h2>",
+            _plot(_causes_figure(recorder)),
+            _causes(recorder),
+            "<h2>Device memory after each step</h2>",
+            _plot(_memory_figure(recorder.steps)),
+            "<h2>Fallbacks and reads by line</h2>",
+            _spots(recorder),
+            "<h2>Every compilation</h2>",
+            _compilations(recorder.explanations()),
+        ]
+    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
+    return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>'
+
+
+def _tiles(recorder: Recorder) -> str:
+    quiet = findings.steady(recorder)
+    explanations = recorder.explanations()
+    fallbacks = sum(s.count for s in recorder.spots.values() if s.what.startswith("aten::"))
+    tiles = [
+        ("steps", str(len(recorder.steps))),
+        ("seconds in all", f"{recorder.seconds:.1f}"),
+        ("ms per step that compiles nothing", f"{sum(quiet.values()):.2f}" if quiet else "none"),
+        ("programs made", str(len(explanations))),
+        ("seconds compiling", f"{sum(e.seconds for e in explanations):.1f}"),
+        ("operators run on the CPU", str(fallbacks)),
+    ]
+    if recorder.peak:
+        tiles.append(("of device memory at most", render_bytes(recorder.peak)))
+    shown = "".join(f'<div class="tile"><b>{v}</b>{html.escape(k)}</div>' for k, v in tiles)
+    return f'<div class="tiles">{shown}</div>'
+
+
+def _advice(recorder: Recorder) -> str:
+    found = findings.advice(recorder)
+    if not found:
+        return "<p>Nothing stands out: no change would save 1 % of this run.</p>"
+    items = "".join(
+        f"<li><strong>{html.escape(a.title)} &mdash; {a.seconds:.2f} s</strong>"
+        f"<code>{html.escape(a.where)}</code><br>{html.escape(a.how)}</li>"
+        for a in found
+    )
+    return f'<ol class="first">{items}</ol>'
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[int]) -> str:
+    """A table of cells that are HTML already."""
+
+    def cells(tag: str, values: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag}{' class=n' if i in numeric else ''}>{v}</{tag}>" for i, v in enumerate(values)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f"<table><tr>{cells('th', columns)}</tr>{body}</table>"
+
+
+def _code(text: str) -> str:
+    return f"<code>{html.escape(text)}</code>"
+
+
+def _parts(recorder: Recorder) -> str:
+    totals = findings.totals(recorder)
+    quiet = findings.steady(recorder)
+    whole = sum(totals.values()) or 1.0
+    rows = [
+        [
+            LABELS[p],
+            f"{totals[p]:.2f}",
+            f"{totals[p] / whole:.0%}",
+            f"{quiet[p]:.2f}" if quiet else "",
+        ]
+        for p in PARTS
+    ]
+    return _table(
+        ["part", "seconds", "share", "ms per step that compiles nothing"], rows, (1, 2, 3)
+    )
+
+
+def _causes(recorder: Recorder) -> str:
+    rows = [
+        [
+            html.escape(row.cause.value),
+            str(row.count),
+            f"{row.seconds:.2f}",
+            f"{_code(row.where)}<br>{html.escape(row.example.text)}",
+        ]
+        for row in findings.causes(recorder)
+    ]
+    return _table(["cause", "programs", "seconds", "line, and what was different"], rows, (1, 2))
+
+
+def _spots(recorder: Recorder) -> str:
+    spots = sorted(recorder.spots.values(), key=lambda s: -s.nanoseconds)
+    if not spots:
+        return "<p>Every operator ran on the device, and no value was read.</p>"
+    rows = [
+        [_code(s.what), str(s.count), f"{s.nanoseconds / 1e9:.3f}", _code(findings.place(s.frame))]
+        for s in spots
+    ]
+    return _table(["what", "times", "seconds", "line"], rows, (1, 2))
+
+
+def _compilations(explanations: Sequence[Explanation]) -> str:
+    rows = [
+        [
+            str(number),
+            _code(e.program),
+            str(e.operations),
+            f"{e.seconds:.2f}" + (" (cache)" if e.from_cache else ""),
+            f"<b>{html.escape(e.cause.value)}</b> {_code(e.where())}<br>{html.escape(e.text)}",
+        ]
+        for number, e in enumerate(explanations, 1)
+    ]
+    return _table(["", "program", "operations", "seconds", "why"], rows, (0, 2, 3))
+
+
+# -- plots --------------------------------------------------------------------------------------
+
+
+def _plot(figure: Any, first: bool = False) -> str:
+    figure.update_layout(
+        template="plotly_white",
+        height=340,
+        margin={"l": 60, "r": 20, "t": 20, "b": 45},
+        legend={"orientation": "h", "y": 1.12},
+    )
+    made: str = plotly.io.to_html(
+        figure, full_html=False, include_plotlyjs=first, config={"displaylogo": False}
+    )
+    return made
+
+
+def _binned(steps: Sequence[Step]) -> list[list[Step]]:
+    width = -(-len(steps) // _MAX_BARS)
+    return [list(steps[i : i + width]) for i in range(0, len(steps), width)]
+
+
+def _time_figure(steps: Sequence[Step]) -> Any:
+    bins = _binned(steps)
+    numbers = [group[0].number for group in bins]
+    figure = go.Figure()
+    for part in PARTS:
+        values = [sum(s.parts[part] for s in group) / len(group) / 1e6 for group in bins]
+        figure.add_bar(x=numbers, y=values, name=LABELS[part], marker_color=_COLOURS[part])
+    per = "" if len(bins) == len(steps) else f", mean of {len(bins[0])} steps"
+    figure.update_layout(barmode="stack", bargap=0)
+    figure.update_xaxes(title_text=f"step{per}")
+    # a compiling step takes a hundred times as long as the others, which are to be seen too
+    whole = sorted(sum(s.wall for s in group) / len(group) / 1e6 for group in bins)
+    typical = whole[int(0.9 * (len(whole) - 1))]
+    figure.update_yaxes(title_text="milliseconds", range=[0, 1.3 * typical])
+    if whole[-1] > 1.3 * typical:
+        figure.add_annotation(
+            text=f"highest: {whole[-1]:.0f} ms (double-click shows all)",
+            xref="paper", yref="paper", x=1, y=1, showarrow=False, xanchor="right",
+        )  # fmt: skip
+    return figure
+
+
+def _causes_figure(recorder: Recorder) -> Any:
+    seconds: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for row in findings.causes(recorder):
+        label = row.cause.value
+        seconds[label] = seconds.get(label, 0.0) + row.seconds
+        counts[label] = counts.get(label, 0) + row.count
+    labels = list(seconds)[::-1]
+    figure = go.Figure()
+    figure.add_bar(
+        x=[seconds[label] for label in labels],
+        y=labels,
+        orientation="h",
+        marker_color=_COLOURS["compile"],
+        text=[f"{counts[n]} program{'s' * (counts[n] > 1)}, {seconds[n]:.2f} s" for n in labels],
+        textposition="auto",
+    )
+    figure.update_xaxes(title_text="seconds")
+    figure.update_yaxes(automargin=True)
+    return figure
+
+
+def _memory_figure(steps: Sequence[Step]) -> Any:
+    known = [s for s in steps if s.memory is not None]
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[s.number for s in known],
+        y=[(s.memory or 0) / 1e6 for s in known],
+        mode="lines+markers" if len(known) < 100 else "lines",
+        line={"color": "#0072B2"},
+        name="in use",
+    )
+    figure.update_xaxes(title_text="step")
+    figure.update_yaxes(title_text="MB (1e6 bytes)", rangemode="tozero")
+    return figure
