@@ -193,6 +193,12 @@ def tensor_text(host: torch.Tensor, shown: torch.Tensor) -> str:
     return _tensor_str._add_suffixes(prefix + body, suffixes, len(prefix), force_newline=False)
 
 
+def asked_by_fake_tensors() -> bool:
+    """Whether the caller of our caller is torch's code that makes fake tensors of real ones."""
+    # torch 2.13: it hands the storage on to C++, as the object that torch itself made
+    return sys._getframe(2).f_globals.get("__name__") == "torch._subclasses.meta_utils"
+
+
 # -- torch.compile ----------------------------------------------------------------------------------
 
 
@@ -273,3 +279,11 @@ def let_dynamo_take(tensor_type: type, packages: Sequence[str]) -> None:
     # torch 2.13: writes to arguments stay in the graph, whose program can then reuse their memory
     backend = importlib.import_module("torch._dynamo.backends.torchxla").openxla
     backend.kwargs.setdefault("keep_inference_input_mutations", True)
+
+
+def finished_work(result: Any) -> Any:
+    """The handle of a collective that needs no waiting, with ``result`` in its future."""
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(result)
+    # torch 2.11 to 2.15: how a process group in Python makes what C++ takes for a Work
+    return torch._C._distributed_c10d._create_work_from_future(future)

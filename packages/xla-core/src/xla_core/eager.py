@@ -72,7 +72,10 @@ def _run_at_once(handler: Handler) -> Handler:
 def _run_pending() -> None:
     for trace in runtime.traces():
         if trace.cur.depth:
-            trace.flush(trace)
+            with trace.lock:
+                trace.one_by_one = _state["on"]
+                trace.flush(trace)
+                trace.one_by_one = False
 
 
 def switch_on_if_asked() -> None:

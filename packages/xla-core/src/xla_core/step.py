@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xla_core import compile_step, counters, events, lost, settings
+from xla_core import compile_step, counters, events, flags, lost, opbyop, settings
 from xla_core.lowering.driver import LoweringError
 from xla_core.programs import StepProgram, register
 from xla_core.storage import Storage
@@ -20,24 +20,26 @@ _TRACE_ONLY: Final = 3
 _INPUT_ONLY: Final = 2
 
 
-def flush(trace: Trace) -> None:
+def flush(trace: Trace, reading: bool = False) -> None:
     """Run what is pending on a device and bind the results; returns once the work is enqueued.
 
     When an operator cannot be lowered, the values that depend on it are lost, the others are
     computed, and LoweringError is raised. When compiling or the launch fails, the error is raised
-    and the trace stays as it was: nothing that was recorded is lost.
+    and the trace stays as it was: nothing that was recorded is lost. ``reading`` says that a value is
+    about to be fetched.
     """
     with trace.lock:
         if trace.forbidden is not None and trace.cur.depth:
             raise RuntimeError(trace.forbidden)
         started = time.perf_counter_ns()
         operations = trace.cur.depth
+        one_by_one = (flags.GET_OPBYOP if reading else flags.SYNC_OPBYOP).get()
         try:
-            _flush(trace)
+            _flush(trace, one_by_one)
         except LoweringError as error:
             while lost.lose(trace, error.plan, error):
                 try:
-                    _flush(trace)
+                    _flush(trace, one_by_one)
                 except LoweringError as another:
                     error.plan = another.plan
             raise
@@ -46,11 +48,15 @@ def flush(trace: Trace) -> None:
             events.emit("flushed", trace=trace, operations=operations, nanoseconds=elapsed)
 
 
-def _flush(trace: Trace) -> None:
+def _flush(trace: Trace, one_by_one: bool) -> None:
     alive, passed, outputs = wanted(trace)
     for s, slot in passed:
         s.buffer = trace.inputs[slot]
-    if outputs:
+    if outputs and one_by_one:
+        values = opbyop.run(trace, tuple(outputs))
+        for s in alive:
+            s.buffer = values[s.vid]
+    elif outputs:
         key = program_key(trace, tuple(outputs), _donations(trace, outputs))
         counters.sample("TensorsGraphSize", trace.cur.depth, counters.render_number)
         program = trace.cur.programs.get(key)

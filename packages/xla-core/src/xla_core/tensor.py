@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch._utils import _rebuild_device_tensor_from_cpu_tensor, _rebuild_parameter
 
-from xla_core import _torch_compat
+from xla_core import _torch_compat, storage_handle
 from xla_core.storage import Storage, View
 
 MSG_NOT_NUMPY: Final = (
@@ -124,6 +124,16 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
     def __format__(self, spec: str) -> str:
         # torch formats a number only for its own class
         return format(self.item() if self.dim() == 0 else str(self), spec)
+
+    def untyped_storage(self) -> Any:
+        """An object that tells the identity and size of the storage; there is no memory behind it."""
+        if _torch_compat.asked_by_fake_tensors():
+            return super().untyped_storage()
+        return storage_handle.StorageHandle(self._s)
+
+    def data_ptr(self) -> int:
+        """A number that aliases share, too large for a pointer: see ``storage_handle``."""
+        return storage_handle.address(self._s, self._v)
 
     def numpy(self, *, force: bool = False) -> Any:
         """With ``force`` a numpy array with the values; otherwise TypeError, as PyTorch raises."""

@@ -143,7 +143,7 @@ class Trace:
     runtime when the device is made. Inside ``torch_xla.compile`` ``region`` is that use of it,
     ``graph_name`` its name, and ``forbidden`` the error to raise when something would run (or None).
     ``unreadable`` is the error to raise when a value would be read: while a graph is recorded once
-    for values of all kinds.
+    for values of all kinds. ``one_by_one`` says that each operator is a program of its own now.
     """
 
     backend: Backend
@@ -151,8 +151,9 @@ class Trace:
     graph_name: str | None = None
     forbidden: str | None = None
     unreadable: str | None = None
+    one_by_one: bool = False
 
-    def __init__(self, device: torch.device, flush: Callable[[Trace], None]) -> None:
+    def __init__(self, device: torch.device, flush: Callable[..., None]) -> None:
         self.device = device
         self.flush = flush
         self.lock = threading.RLock()

@@ -32,7 +32,9 @@ def dispatch(event: str, details: dict[str, Any]) -> None:
 
 
 def _missing(details: dict[str, Any]) -> None:
-    if details["trace"].one_by_one:  # eager mode and op-by-op: each operator is meant to be a program
+    if details[
+        "trace"
+    ].one_by_one:  # eager mode and op-by-op: each operator is meant to be a program
         return
     recompile.on_missing(details["trace"], details["name"], details["entries"], details["outputs"])
 

@@ -45,7 +45,7 @@ def materialise(trace: Trace, s: Any) -> Any:
     if trace.unreadable is not None:
         raise RuntimeError(trace.unreadable)
     if s.buffer is None and s.epoch == trace.epoch:
-        trace.flush(trace)
+        trace.flush(trace, True)
     if s.buffer is None:
         check_lost(s)
     return s.buffer
