@@ -349,6 +349,11 @@ def lookup(key: str) -> bytes | None:
         raise
 
 
+def increment(key: str, by: int) -> int:
+    """Add to the number under ``key``, which starts at 0; its new value."""
+    return int(_client().key_value_increment(key, by))
+
+
 def withdraw(key: str) -> None:
     """Remove ``key``, or all of a folder."""
     _client().key_value_delete(key)

@@ -146,6 +146,8 @@ class Executable(Protocol):
     """A compiled program, loaded on the devices of its placement."""
 
     program_name: str
+    # May have ``execute_own(arguments)``: ``execute`` of a program of replicas, of which this process
+    # runs one, with buffers of its own device in and out. Without it they are assembled and taken apart.
 
     def execute(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         """Enqueue one run and return its results at once. Donated arguments are gone afterwards.

@@ -100,17 +100,18 @@ _COLLECTIVES: Final[dict[str, Callable[..., Values]]] = {
 }
 
 
+def compute(name: str, values: Values, arguments: Sequence[Any]) -> Values:
+    """What each replica gets of the collective ``name``; the last arguments are the groups."""
+    return _COLLECTIVES[name](values, *arguments)
+
+
 def run(team: Team, trace: Trace, name: str, tensors: Any, arguments: Sequence[Any]) -> list[Any]:
     """One collective among threads; runs what ``tensors`` need and waits for the other threads."""
     inputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     given = [transfers.read(x) for x in inputs]
     shapes = ", ".join(f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for x in given)
     what = f"{name} {' '.join(map(str, arguments))} of {shapes}"
-    function = functools.partial(_apply, name, arguments)
+    function = functools.partial(compute, name, arguments=arguments)
     ordinal = team.devices.index(trace.backend.placement.devices[0])
     results: Values = team.meet(ordinal, what, given, function)
     return [transfers.upload(x.contiguous(), trace) for x in results[ordinal]]
-
-
-def _apply(name: str, arguments: Sequence[Any], values: Values) -> Values:
-    return _COLLECTIVES[name](values, *arguments)

@@ -199,7 +199,7 @@ def _lower_reduce_scatter(
 
 def _position(groups: Groups) -> Any:
     """This replica's place in its group."""
-    places = {r: i for group in groups for i, r in enumerate(group)}
+    places = {r: i for group in groups for i, r in enumerate(group) if r >= 0}
     table = jnp.array([places[r] for r in sorted(places)], jnp.uint32)
     return table[primitives.replica()]
 
@@ -237,7 +237,7 @@ def _lower_broadcast(
 ) -> list[Any]:
     chain = _Chain(after)
     nested = _nested(groups, group_size)
-    member = jnp.array([root in g for r in sorted(groups) for g in nested if r in g])
+    member = jnp.array([root in g for r in sorted(set(groups) - {-1}) for g in nested if r in g])
     here = primitives.replica()
 
     def spread(x: Any) -> Any:

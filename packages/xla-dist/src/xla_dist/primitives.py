@@ -222,7 +222,9 @@ def _ordered_on_cpu(operand: Any, after: Any) -> Any:
         return operand
     first = operand[(slice(0, 1),) * operand.ndim]
     never = (after | jnp.uint32(1)) == jnp.uint32(0)
-    first = jnp.where(never, jnp.zeros_like(first), first)
+    # another value than it has, whatever it is: the compiler drops a choice between two equal ones
+    other = (first == jnp.zeros_like(first)).astype(first.dtype)
+    first = jnp.where(never, other, first)
     zeros = (jnp.uint32(0),) * operand.ndim
     return jax.lax.dynamic_update_slice(operand, first, zeros) if operand.ndim else first
 

