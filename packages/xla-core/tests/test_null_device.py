@@ -15,6 +15,7 @@ F32 = np.dtype(np.float32)
 
 class TestNull(DeviceConformance):
     computes = False
+    compiles = False
     partitions = False
     counts_memory = False
 

@@ -92,7 +92,10 @@ def compile_for_topology(
 ) -> CompiledProgram:
     """Compile for ``devices`` of a topology. Raises RuntimeError with the compiler's message."""
     with _mlir.make_ir_context():
-        module = ir.Module.parse(stablehlo)
+        try:
+            module = ir.Module.parse(stablehlo)
+        except ir.MLIRError as error:
+            raise RuntimeError(f"this is no StableHLO: {error}") from error
         # jaxlib 0.10.2: takes a module where clients with hardware take bytecode
         return devices[0].client.compile(module, DeviceList(tuple(devices)), options)
 
