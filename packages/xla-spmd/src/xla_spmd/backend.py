@@ -115,7 +115,12 @@ class MeshBackend(Backend):
         return canonical(self.client.placement_of(buffer).sharding)
 
     def move(self, buffer: Any, sharding: str | None) -> Any:
-        """The same value laid out as ``sharding``, by a program: parts go from device to device."""
+        """The same value laid out as ``sharding``, by a program: parts go from device to device.
+
+        A value from before SPMD mode, on one device, goes through the host.
+        """
+        if self.client.placement_of(buffer).devices != self.devices:
+            return self._from_one_device(buffer, sharding)
         source = self.sharding_of(buffer)
         spec = ArraySpec(tuple(buffer.shape), np.dtype(buffer.dtype), source)
         key = (spec, sharding)

@@ -104,8 +104,6 @@ def live_tensors(named: torch.nn.Module | None = None) -> list[LiveTensor]:
     for storage in _storages():
         backend = storage.trace.backend
         buffer = storage.buffer
-        if type(buffer) is HostValue:
-            buffer = buffer.placed
         if buffer is None or not isinstance(backend, MeshBackend):
             continue
         parts = _part_bytes(backend, buffer)
@@ -120,7 +118,11 @@ def live_tensors(named: torch.nn.Module | None = None) -> list[LiveTensor]:
 
 
 def _part_bytes(backend: MeshBackend, buffer: Any) -> dict[int, int]:
-    """Bytes of the parts that this process holds, by the device's number."""
+    """Bytes of the parts that this process holds, by the device's number; none of a host value."""
+    if type(buffer) is HostValue:
+        buffer = buffer.placed
+    if buffer is None:
+        return {}
     parts: Sequence[tuple[int, Any]] = backend.client.shards(buffer)
     return {
         backend.devices.index(device): math.prod(part.shape) * np.dtype(part.dtype).itemsize

@@ -58,7 +58,7 @@ def mutating_handler(plan: Plan, signature: Signature) -> Handler:
 
     def mutate_first(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         target = args[0]
-        if type(target) is not XLATensor:
+        if type(target) is not XLATensor and not isinstance(target, XLATensor):
             raise errors.not_an_xla_tensor(target, plan.name, find_trace(args, kwargs).device)
         trace = target._s.trace
         with trace.lock:

@@ -1,0 +1,102 @@
+"""What the tests of xla-spmd share: eight CPU devices, shown as one."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+DEVICES = 8
+HERE = Path(__file__).parent
+
+# What would change the meaning of a test if it came from the developer's own environment.
+_CLEARED = (
+    "XLA_", "CPU_NUM_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD", "PJRT_", "RANK", "WORLD_SIZE",
+    "MASTER_", "LOCAL_RANK",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    """Show all devices of this process as one, if it runs nothing but the tests of this folder."""
+    mine = [item for item in items if HERE in item.path.parents]
+    if len(mine) == len(items):
+        _enter_spmd_mode()
+        return
+    reason = "this process runs other packages' tests, on single devices; run this folder by itself"
+    for item in mine:
+        item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _enter_spmd_mode():
+    for name in [name for name in os.environ if name.startswith(_CLEARED)]:
+        del os.environ[name]
+    os.environ["PJRT_DEVICE"] = "CPU"
+    os.environ["CPU_NUM_DEVICES"] = str(DEVICES)
+    torch.set_num_threads(1)
+    import torch_xla.runtime as xr
+
+    xr.use_spmd()
+
+
+@pytest.fixture(autouse=True)
+def new_step():
+    """What an earlier test left pending is no part of this one's steps."""
+    from xla_core import runtime
+
+    if runtime.started():
+        gc.collect()
+        for trace in runtime.traces():
+            trace.flush(trace)
+
+
+@pytest.fixture
+def compile_count():
+    """A function that says how many programs this process has compiled."""
+    from xla_core import counters
+
+    return lambda: counters.all_counters().get("UncachedCompile", 0)
+
+
+@pytest.fixture
+def mesh():
+    """Four by two devices: ``data`` and ``model``."""
+    import torch_xla.distributed.spmd as xs
+
+    return xs.Mesh(np.arange(DEVICES), (4, 2), ("data", "model"))
+
+
+@pytest.fixture
+def run_python(tmp_path):
+    """Run a program in a process of its own, in ``tmp_path``; its output, or with ``fails`` its error."""
+
+    def run(code, *, fails=False, timeout=240, **environment):
+        result = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            capture_output=True, text=True, timeout=timeout, cwd=tmp_path,
+            env=clean_environment(**environment),
+        )  # fmt: skip
+        assert (result.returncode != 0) == fails, result.stdout + result.stderr
+        assert result.returncode in (0, 1), result.stdout + result.stderr
+        return result.stderr if fails else result.stdout
+
+    return run
+
+
+def clean_environment(**extra):
+    """The environment without settings of this project, with eight CPU devices."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(_CLEARED)}
+    defaults = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(DEVICES), "OMP_NUM_THREADS": "1"}
+    return {**inherited, **defaults, **extra}
+
+
+@pytest.fixture
+def environment():
+    """``clean_environment``."""
+    return clean_environment

@@ -1,0 +1,213 @@
+"""XLAShardedTensor, its shards, input shardings, manual sharding, pictures, torch.compile, the cache."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import torch_xla
+import torch_xla.distributed.spmd as xs
+import torch_xla.distributed.spmd.debugging as debugging
+import torch_xla.distributed.spmd.xla_sharding as xla_sharding
+from xla_core import transfer
+from xla_spmd.visualize import cells
+
+VALUES = torch.arange(64.0).reshape(8, 8)
+XLAC = torch_xla._XLAC
+
+
+def test_local_shards_say_what_they_are(mesh):
+    marked = xs.mark_sharding(VALUES.to("xla"), mesh, ("data", None))
+    shards = marked.local_shards
+    assert [shard.shard_device for shard in shards] == [f"CPU:{i}" for i in range(8)]
+    assert [shard.replica_id for shard in shards] == [0, 1] * 4
+    for i, shard in enumerate(shards):
+        assert shard.indices == (slice(i // 2 * 2, i // 2 * 2 + 2), slice(0, 8))
+        assert shard.data.device.type == "cpu"
+        torch.testing.assert_close(shard.unpadded_data, VALUES[shard.indices])
+    whole = xs.mark_sharding(VALUES.to("xla"), mesh, (None, None))
+    assert {str(shard.indices) for shard in whole.local_shards} == {"Ellipsis"}
+    assert [shard.replica_id for shard in whole.local_shards] == list(range(8))
+
+
+def test_the_names_of_the_c_module(mesh):
+    tensor = VALUES.to("xla")
+    assert XLAC._get_xla_sharding_spec(tensor) == "" and XLAC._get_xla_sharding_type(tensor) is None
+    xs.mark_sharding(tensor, mesh, ("data", "model"))
+    assert XLAC._get_xla_sharding_type(tensor) == int(xs.ShardingType.TILED)
+    ((shards,), (places,)) = (
+        XLAC._get_local_shards([tensor]),
+        XLAC._get_local_shard_replica_and_indices([tensor]),
+    )
+    for (data, device), (replica, indices), number in zip(shards, places, range(8), strict=True):
+        assert (device, replica) == (f"CPU:{number}", 0)
+        torch.testing.assert_close(data, VALUES[indices])
+    XLAC._xla_clear_sharding(tensor)
+    assert XLAC._get_xla_sharding_specs([tensor]) == [""]
+
+
+def test_repr_and_attributes(mesh):
+    marked = xs.mark_sharding(torch.zeros(2, 2).to("xla"), mesh, (None, "model"))
+    assert repr(marked) == (
+        "XLAShardedTensor(tensor([[0., 0.],\n        [0., 0.]], device='xla:0'))"
+    )
+    assert marked.mesh_shape == (4, 2) and marked.partition_spec == (None, "model")
+    assert marked.sharding_type is xs.ShardingType.PARTIAL
+    assert marked.sharding_spec == "{devices=[1,2,4]0,2,4,6,1,3,5,7 last_tile_dim_replicate}"
+    assert type(marked + 1) is type(marked.global_tensor)
+    assert torch.equal(marked.global_tensor.cpu(), torch.zeros(2, 2))
+
+
+def test_shards_are_loaded_back(mesh):
+    marked = xs.mark_sharding(torch.zeros(8, 8).to("xla"), mesh, ("data", "model"))
+    plain = marked.global_tensor
+    shards = marked.local_shards
+    for shard in shards:
+        shard.data = VALUES[shard.indices]
+    marked.load_local_shards_(shards)
+    torch.testing.assert_close(marked.cpu(), VALUES)
+    torch.testing.assert_close((plain * 2).cpu(), VALUES * 2)
+    with pytest.raises(ValueError, match="got 1 shards; this process holds 8"):
+        marked.load_local_shards_(shards[:1])
+    shards[3].data = torch.zeros(1)
+    with pytest.raises(ValueError, match=r"shard 3 has shape \(1,\)"):
+        marked.load_local_shards_(shards)
+
+
+def test_input_sharding_of_batches(mesh):
+    spec = xs.ShardingSpec(mesh, ("data", None))
+    images, labels = torch.ones(8, 4), torch.zeros(8, dtype=torch.long)
+    assert spec.can_apply(images) and not spec.can_apply(labels)
+    assert spec.xla_spec(images) == mesh.get_op_sharding(("data", None))
+    assert spec.xla_spec(labels) is None
+    sent = transfer.send_cpu_data_to_device({"x": images, "y": labels}, "xla", spec)
+    assert XLAC._get_xla_sharding_spec(sent["x"]) == mesh.get_op_sharding(("data", None)).text
+    assert XLAC._get_xla_sharding_spec(sent["y"]) == ""
+    by_name = {"x": xs.ShardingSpec(mesh, (None, "model")), "y": None}
+    sent = transfer.send_cpu_data_to_device({"x": images, "y": labels}, "xla", by_name)
+    assert XLAC._get_xla_sharding_spec(sent["x"]) == mesh.get_op_sharding((None, "model")).text
+
+
+def test_minibatches_of_one_process_are_the_batch(mesh):
+    spec = xs.ShardingSpec(mesh, ("data", None), minibatch=True)
+    sent = transfer.send_cpu_data_to_device(VALUES, "xla", spec)
+    torch.testing.assert_close(sent.cpu(), VALUES)
+    assert XLAC._get_xla_sharding_spec(sent) == mesh.get_op_sharding(("data", None)).text
+
+
+def test_manual_sharding_computes_on_each_devices_part(mesh):
+    tensor = VALUES.to("xla").requires_grad_()
+    part = xs.enable_manual_sharding(tensor, ("data", None), mesh=mesh)
+    assert part.shape == (2, 8)
+    # a sum over rows is one over the two rows that a device has
+    rows = part.sum(0, keepdim=True) * part
+    whole = xs.disable_manual_sharding(rows, ("data", None), (8, 8), mesh=mesh)
+    assert whole.shape == (8, 8)
+    pairs = VALUES.reshape(4, 2, 8)
+    torch.testing.assert_close(
+        whole.detach().cpu(), (pairs.sum(1, keepdim=True) * pairs).reshape(8, 8)
+    )
+    whole.sum().backward()
+    reference = VALUES.reshape(4, 2, 8).requires_grad_()
+    (reference.sum(1, keepdim=True) * reference).sum().backward()
+    torch.testing.assert_close(tensor.grad.cpu(), reference.grad.reshape(8, 8))
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("{devices=[2,2]0,1,2,3}", [[[0], [1]], [[2], [3]]]),
+        ("{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}", [[[0, 1]], [[2, 3]]]),
+        ("{devices=[1,2,2]0,2,1,3 last_tile_dim_replicate}", [[[0, 2], [1, 3]]]),
+        ("{devices=[4]0,1,2,3}", [[[0], [1], [2], [3]]]),
+        ("{devices=[1,2,2]<=[4]}", [[[0], [1]], [[2], [3]]]),
+        ("{replicated}", [[list(range(8))]]),
+    ],
+)
+def test_pictures_show_which_device_holds_what(text, rows, capsys):
+    assert cells(xla_sharding.ShardingSpec and debugging_parse(text), text) == rows
+    debugging.visualize_sharding(text, use_color=False)
+    shown = capsys.readouterr().out
+    for row in rows:
+        for devices in row:
+            assert f"CPU {devices}" in shown
+
+
+def debugging_parse(text):
+    from xla_spmd.shardings import parse
+
+    return parse(text)
+
+
+def test_pictures_of_tensors(mesh, capsys):
+    tensor = VALUES.to("xla")
+    with pytest.raises(ValueError, match="no sharding to show"):
+        debugging.visualize_tensor_sharding(tensor)
+    xs.mark_sharding(tensor, mesh, ("data", "model"))
+    table = debugging.visualize_tensor_sharding(tensor, use_color=False, max_width=60)
+    assert table.row_count == 4
+    assert re.findall(r"CPU \[(\d)\]", capsys.readouterr().out) == list("01234567")
+    with pytest.raises(ValueError, match="splits 3 dimensions"):
+        debugging.visualize_sharding("{devices=[2,2,2]<=[8]}")
+
+
+def test_the_operator_for_torch_compile(mesh):
+    tensor = VALUES.to("xla")
+    marked = torch.ops.xla.dynamo_mark_sharding(
+        tensor, list(range(8)), [4, 2], "('data', 'model')", "('data', None)"
+    )
+    result = (marked * 2).contiguous()
+    torch_xla.sync()
+    assert XLAC._get_xla_sharding_spec(result) == mesh.get_op_sharding(("data", None)).text
+    torch.testing.assert_close(result.cpu(), VALUES * 2)
+
+
+def test_marking_inside_a_compiled_function(mesh):
+    def function(x):
+        return xs.mark_sharding(x * 2, mesh, ("data", None), use_dynamo_custom_op=True) + 1
+
+    compiled = torch.compile(function, backend="openxla")
+    with torch.no_grad():
+        result = compiled(VALUES.to("xla"))
+    torch.testing.assert_close(result.cpu(), VALUES * 2 + 1)
+    assert XLAC._get_xla_sharding_spec(result) == mesh.get_op_sharding(("data", None)).text
+
+
+def test_the_persistent_cache_serves_sharded_programs(run_python, tmp_path):
+    code = """
+        import sys
+        import numpy as np, torch, torch_xla
+        import torch_xla.runtime as xr, torch_xla.distributed.spmd as xs
+        from xla_core import counters
+        xr.use_spmd()
+        mesh = xs.Mesh(np.arange(8), (4, 2), ("data", "model"))
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(16, 32).to("xla")
+        xs.mark_sharding(layer.weight, mesh, {spec})
+        optimizer = torch.optim.Adam(layer.parameters())
+        losses = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = layer(torch.ones(8, 16).to("xla")).square().mean()
+            loss.backward()
+            optimizer.step()
+            torch_xla.sync()
+            losses.append(loss.item())
+        found = counters.all_counters()
+        state = optimizer.state[layer.weight]["exp_avg"]
+        print(found.get("UncachedCompile", 0), found.get("PersistentCacheHit", 0), losses)
+        print(torch_xla._XLAC._get_xla_sharding_spec(state))
+    """
+    cache = {"XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "cache")}
+    split = code.format(spec="('model', 'data')")
+    first, state = run_python(split, **cache).splitlines()
+    second, again = run_python(split, **cache).splitlines()
+    compiled, _, losses = first.split(" ", 2)
+    assert int(compiled) > 0
+    assert second == f"0 {compiled} {losses}"
+    assert state == again == "{devices=[2,4]0,2,4,6,1,3,5,7}"
+    # another sharding is another program
+    other, _ = run_python(code.format(spec="('data', None)"), **cache).splitlines()
+    assert int(other.split()[0]) > 0
