@@ -255,7 +255,7 @@ def let_dynamo_take(tensor_type: type, packages: Sequence[str]) -> None:
             del tensor_type.__torch_dispatch__  # type: ignore[attr-defined]
 
     # torch 2.13: without this, what comes out of a graph would be cast to torch.Tensor
-    builder = importlib.import_module("torch._dynamo.variables.builder")
+    builder: Any = importlib.import_module("torch._dynamo.variables.builder")
     infer = builder.infer_subclass_type
 
     def infer_subclass_type(value: Any) -> Any:

@@ -40,17 +40,17 @@ class _Recompute(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         """Compute again from the inputs, and from there the gradients."""
         saved = list(ctx.saved_tensors)
-        inputs, grads = _behind_barrier(saved, grads)
+        inputs, fresh_grads = _behind_barrier(saved, grads)
         for fresh, tensor in zip(inputs, saved, strict=True):
             fresh.requires_grad_(tensor.requires_grad)
-        args = list(ctx.others)
+        args: list[Any] = list(ctx.others)
         for position, tensor in zip(ctx.positions, inputs, strict=True):
             args[position] = tensor
         with torch.enable_grad(), _RandomStates(ctx.rng), _autocast(ctx.autocast):
             results = ctx.function(*args)
         pairs = [
             (result, grad)
-            for result, grad in zip(_as_tuple(results), grads, strict=True)
+            for result, grad in zip(_as_tuple(results), fresh_grads, strict=True)
             if isinstance(result, torch.Tensor) and result.requires_grad and grad is not None
         ]
         if not pairs:

@@ -18,7 +18,7 @@ def _fractions(text: str) -> tuple[float, ...]:
 SAMPLES: Final = flags.Flag(
     "XLA_METRICS_SAMPLES", int, 1024, "samples that each metric keeps for its percentiles"
 )
-PERCENTILES: Final = flags.Flag(
+PERCENTILES: Final[flags.Flag[tuple[float, ...]]] = flags.Flag(
     "XLA_METRICS_PERCENTILES",
     _fractions,
     (0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99),

@@ -32,7 +32,9 @@ class _Single:
         counts = (len(self.floats), len(self.ints))
         for meta in self.vids.values():
             last = Entry(last, -meta.index, None, (), {}, (meta,), 0, 0)
-        self.last = Entry(last, (entry.plan, *entry.key[1:]), entry.plan, args, kwargs, entry.metas, *counts)  # fmt: skip
+        self.last = Entry(
+            last, (entry.plan, *entry.key[1:]), entry.plan, args, kwargs, entry.metas, *counts
+        )
         self.key = (entry.plan, _frozen(args), _frozen(tuple(kwargs.items())), entry.metas)
 
     def _renumber(self, a: Any) -> Any:

@@ -93,7 +93,7 @@ class _Pickler(pickle.Pickler):
         if not isinstance(obj, XLATensor):
             return NotImplemented
         if getattr(obj, "_is_param", False):
-            parts = (obj.data, obj.requires_grad, OrderedDict())
+            parts: tuple[Any, ...] = (obj.data, obj.requires_grad, OrderedDict())
             return torch._utils._rebuild_parameter, parts
         if obj.dtype not in _STORED:
             return read(obj).__reduce_ex__(2)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 Closure = Callable[[], Any] | None
-FoundInf = torch.Tensor | float | None
+FoundInf: TypeAlias = torch.Tensor | float | None
 
 
 class _Fused:
@@ -30,11 +30,13 @@ class _Fused:
         with torch.no_grad():
             if found_inf is None:
                 return plain(self, closure)
-            if not isinstance(found_inf, torch.Tensor):
+            if isinstance(found_inf, torch.Tensor):
+                found: torch.Tensor = found_inf
+            else:
                 device = self.param_groups[0]["params"][0].device
-                found_inf = torch.full((), float(found_inf), device=device)
+                found = torch.full((), float(found_inf), device=device)
             # where torch's optimizers look for it, as its GradScaler leaves it
-            self.found_inf = found_inf.to(torch.float32)
+            self.found_inf = found.to(torch.float32)
             try:
                 return plain(self, closure)
             finally:

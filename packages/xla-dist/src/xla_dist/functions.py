@@ -42,7 +42,8 @@ class AllReduce(Function):
         kind, scale, groups = ctx.details
         gradient = gradient * scale
         if kind == "mul":
-            return None, _product_gradient(gradient, *ctx.saved_tensors, groups), None, None
+            value, _ = ctx.saved_tensors
+            return None, _product_gradient(gradient, value, groups), None, None
         (total,) = reduced("sum", [gradient], groups)
         if kind in ("min", "max"):
             value, result = ctx.saved_tensors
@@ -53,9 +54,7 @@ class AllReduce(Function):
         return None, total, None, None
 
 
-def _product_gradient(
-    gradient: torch.Tensor, value: torch.Tensor, _result: torch.Tensor, groups: Groups
-) -> torch.Tensor:
+def _product_gradient(gradient: torch.Tensor, value: torch.Tensor, groups: Groups) -> torch.Tensor:
     """Each replica's factor gets the products of the others', which zeros do not disturb."""
     count = _group_size(value, groups)
     factors = collectives.all_gather(value[None], 0, groups)

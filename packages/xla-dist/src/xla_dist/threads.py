@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from xla_core import runtime
-from xla_dist.patience import WAIT_TIMEOUT
+from xla_dist.settings import WAIT_TIMEOUT
 
 MSG_DIFFERENT: Final = (
     "the replicas run different programs:\n{sides}\nEvery replica has to call the same collectives "
@@ -56,7 +56,7 @@ class Team:
             wanted = self._round
             self._condition.notify_all()
             arrived = self._condition.wait_for(
-                lambda: self._round > wanted or self._failed, timeout=WAIT_TIMEOUT.get()
+                lambda: self._round > wanted or bool(self._failed), timeout=WAIT_TIMEOUT.get()
             )
             if self._round > wanted:
                 return self._outcome()

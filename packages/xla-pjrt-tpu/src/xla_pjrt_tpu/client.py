@@ -53,7 +53,8 @@ class Factory:
         wanted = topology.aot_topology or options.get("XLA_AOT_TOPOLOGY", "").strip()
         if wanted:
             reads = options.get("XLA_AOT_READS", "").strip().lower() or "error"
-            return TpuTopologyClient(parse_topology(wanted, options), options, reads=reads)
+            client: Any = TpuTopologyClient(parse_topology(wanted, options), options, reads=reads)
+            return client
         return TpuClient(topology, options)
 
     def is_available(self, options: Mapping[str, str]) -> bool:

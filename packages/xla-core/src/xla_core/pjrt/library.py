@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from xla_core import _jax_pjrt
 from xla_core.pjrt.client import PjrtClient
@@ -75,7 +75,8 @@ class LibraryPlugin:
         name = self.load(options)
         wanted = topology.aot_topology or options.get("XLA_AOT_TOPOLOGY", "").strip()
         if wanted:
-            return self._topology_client(name, wanted, options)
+            described: Any = self._topology_client(name, wanted, options)
+            return described
         created = dict(self._create_options(options))
         if topology.process_count > 1:
             created |= {"node_id": topology.process_index, "num_nodes": topology.process_count}
