@@ -90,9 +90,9 @@ class CompiledGraph:
     def __call__(self, *args: Any) -> Any:
         """The graph's results for these arguments, enqueued."""
         args = _with_scalars_on_device(args)
-        key = tuple(map(_signature, args))
         trace = _trace_of(args)
         with trace.lock, torch.no_grad():
+            key = _key(args, trace)
             if key not in self._known:
                 counters.increment("DynamoExtractCompiledGraph")
                 self._known[key] = _record(self._model, args, trace)
@@ -114,7 +114,7 @@ def extract_compiled_graph(xla_model: Callable[..., Any], xla_args: Sequence[Any
     trace = _trace_of(args)
     with trace.lock, torch.no_grad():
         counters.increment("DynamoExtractCompiledGraph")
-        graph._known[tuple(map(_signature, args))] = _record(xla_model, args, trace)
+        graph._known[_key(args, trace)] = _record(xla_model, args, trace)
     return graph
 
 
@@ -131,6 +131,12 @@ def _trace_of(args: Sequence[Any]) -> Trace:
         if isinstance(a, XLATensor):
             return a._s.trace
     return runtime.trace_of(None)
+
+
+def _key(args: Sequence[Any], trace: Trace) -> tuple[Any, ...]:
+    """What decides which program runs: shapes, numbers, and how the arguments lie over devices."""
+    layouts = trace.backend.argument_layouts(a._s for a in args if isinstance(a, XLATensor))
+    return (*map(_signature, args), layouts)
 
 
 def _signature(a: Any) -> Any:
@@ -310,7 +316,9 @@ def _arguments(
     recorded: _Recorded, program: StepProgram, args: tuple[Any, ...], trace: Trace
 ) -> list[Any]:
     arguments = [
-        args[source]._s.buffer if isinstance(source, int) else _captured(source, trace)
+        trace.backend.ready(args[source]._s)
+        if isinstance(source, int)
+        else _captured(source, trace)
         for source in recorded.sources
     ]
     for slot in program.donated:
@@ -331,7 +339,7 @@ def _captured(s: Storage, trace: Trace) -> Any:
     """The buffer of a tensor that the graph holds itself."""
     if s.buffer is None and s.epoch == trace.epoch:
         trace.flush(trace)
-    return s.buffer
+    return trace.backend.ready(s)
 
 
 def _give(

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from xla_core.lowering import registry
 from xla_core.metas import TensorMeta
 from xla_core.persistent_cache import CacheKey
 from xla_core.protocol import ArraySpec, DeviceClient, Executable, Placement, Program
+from xla_core.storage import Storage
 from xla_core.trace import Entry, Trace
 
 
@@ -95,6 +96,14 @@ class Backend:
     def input_layouts(self, trace: Trace) -> Hashable:
         """How the step's inputs are laid out: part of its program's identity. Called for every step."""
         return None
+
+    def argument_layouts(self, storages: Iterable[Storage]) -> Hashable:
+        """How tensors are laid out that a recorded graph is called with: part of what it is for."""
+        return None
+
+    def ready(self, storage: Storage) -> Any:
+        """The buffer of a tensor that has a value, as programs take it."""
+        return storage.buffer
 
     def layout(
         self,

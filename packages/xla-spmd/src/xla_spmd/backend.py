@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from xla_core import _jax_compat
 from xla_core.layout import Layout
 from xla_core.protocol import ArraySpec, DeviceClient, Executable, Placement, Program
 from xla_core.runtime import Backend
+from xla_core.storage import Storage
 from xla_core.trace import Entry, Trace
 from xla_spmd import gradients
 from xla_spmd.annotation import storage_annotation
@@ -172,6 +173,29 @@ class MeshBackend(Backend):
                 text = wanted
             found.append(text)
         return tuple(found)
+
+    def argument_layouts(self, storages: Iterable[Storage]) -> Hashable:
+        """The shardings of tensors that a recorded graph is called with; runs what is pending."""
+        found = []
+        for storage in storages:
+            trace = storage.trace
+            if storage.buffer is None and storage.epoch == trace.epoch:
+                trace.flush(trace)
+            unwritten = storage.buffer is None
+            found.append(None if unwritten else self.sharding_of(self.ready(storage)))
+        return tuple(found)
+
+    def ready(self, storage: Storage) -> Any:
+        """The buffer of a tensor over all devices, put there now if need be."""
+        buffer = storage.buffer
+        annotation = storage_annotation(storage)
+        wanted = annotation.text if annotation is not None else None
+        if type(buffer) is HostValue:
+            buffer = storage.buffer = self.place(buffer, wanted)
+            storage.annotation = annotation
+        elif self.client.placement_of(buffer).devices != self.devices:
+            buffer = storage.buffer = self._from_one_device(buffer, wanted)
+        return buffer
 
     def _replace(self, trace: Trace, slot: int, buffer: Any) -> Any:
         """Give a step's input, and the tensor that it came from, another buffer of its value."""
