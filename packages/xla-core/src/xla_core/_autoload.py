@@ -10,12 +10,22 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.metadata
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from xla_core import _torch_guard, rng
+
+OWN_MARK: Final = "xla.core"
+"""In the version of the metadata-only distribution ``torch-xla`` that belongs to this project."""
+
+MSG_OFFICIAL: Final = (
+    "the official package torch_xla {found} is installed beside xla-core; both bring the module torch_xla and "
+    "the device 'xla', and only one can be in an environment: pip uninstall torch_xla, then "
+    "pip install --force-reinstall xla-core (their files overlap)"
+)
 
 _failure: list[RuntimeError] = []
 _early: list[bool] = []  # not empty once the guard's registration was tried at import torch
@@ -30,7 +40,21 @@ def autoload() -> None:
         _failure.append(RuntimeError(str(error)))
 
 
+def _official_package() -> str | None:
+    """Version and place of PyTorch/XLA's own package in this environment, if it is there."""
+    try:
+        found = importlib.metadata.distribution("torch_xla")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if OWN_MARK in found.version:
+        return None
+    return f"{found.version} in {found.locate_file('')}"
+
+
 def _attach() -> None:
+    official = _official_package()
+    if official is not None:
+        raise RuntimeError(MSG_OFFICIAL.format(found=official))
     _torch_guard.register()
     compat = importlib.import_module("xla_core._torch_compat")
     compat.register_factory_fallback(_factory)

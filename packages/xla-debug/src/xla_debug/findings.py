@@ -15,6 +15,8 @@ NORMAL: Final = (Cause.FIRST, Cause.NEW, Cause.OPTIMIZER)
 # Less than this part of the run, and a change is not worth proposing.
 WORTH: Final = 0.01
 SHOWN: Final = 3
+# Reads of values, per step, that are more than a report now and then.
+OFTEN: Final = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +100,8 @@ def _of_spots(recorder: Recorder) -> list[Advice]:
     for spot in recorder.spots.values():
         seconds = spot.nanoseconds / 1e9
         if spot.what.startswith("value"):
+            if spot.count < OFTEN * len(recorder.steps):
+                continue
             title = f"{spot.count} values read while the device was working"
             how = "read rarely: collect tensors in a list and stack them at the end of the epoch"
         else:

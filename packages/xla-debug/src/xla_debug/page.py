@@ -183,11 +183,11 @@ def _plot(figure: Any, first: bool = False) -> str:
     figure.update_layout(
         template="plotly_white",
         height=340,
-        margin={"l": 60, "r": 20, "t": 20, "b": 45},
-        legend={"orientation": "h", "y": 1.12},
+        margin={"l": 60, "r": 20, "t": 60, "b": 45},
+        legend={"orientation": "h", "y": 1.08, "yanchor": "bottom", "traceorder": "normal"},
     )
     made: str = plotly.io.to_html(
-        figure, full_html=False, include_plotlyjs=first, config={"displaylogo": False}
+        figure, full_html=False, include_plotlyjs=first, config={"displayModeBar": False}
     )
     return made
 
@@ -214,7 +214,7 @@ def _time_figure(steps: Sequence[Step]) -> Any:
     if whole[-1] > 1.3 * typical:
         figure.add_annotation(
             text=f"highest: {whole[-1]:.0f} ms (double-click shows all)",
-            xref="paper", yref="paper", x=1, y=1, showarrow=False, xanchor="right",
+            xref="paper", yref="paper", x=1, y=-0.2, showarrow=False, xanchor="right",
         )  # fmt: skip
     return figure
 

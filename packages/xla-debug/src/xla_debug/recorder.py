@@ -109,7 +109,7 @@ class Recorder:
         DataLoader.__iter__ = self._loader_iter  # type: ignore[method-assign]
         self.seconds = (time.perf_counter_ns() - self._origin) / 1e9
         if self._step.operations:
-            self._finish()
+            self._close()
 
     def explanations(self) -> list[Explanation]:
         """Why each program since the start was made."""
@@ -178,11 +178,14 @@ class Recorder:
         info = runtime.client().memory_info(0)
         self._step.memory = info.bytes_used
         self.peak = max(self.peak or 0, info.bytes_used, info.peak_bytes_used)
-        self._step.close(now - self._began)
-        self.steps.append(self._step)
+        self._close(now)
         self._step = Step(len(self.steps) + 1)
         self._copies.clear()
         self._began = time.perf_counter_ns()
+
+    def _close(self, now: int | None = None) -> None:
+        self._step.close((now or time.perf_counter_ns()) - self._began)
+        self.steps.append(self._step)
 
     def _spot(self, what: str, frame: Frame | None) -> Spot:
         return self.spots.setdefault((what, frame), Spot(what, frame))

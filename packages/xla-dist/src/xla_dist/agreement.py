@@ -201,6 +201,17 @@ class Agreement:
                         waiting.append(other)
             return waiting
 
+    def ahead_of(self) -> dict[int, tuple[int, int]]:
+        """Replicas that have launched less with this one than it has with them: both counts."""
+        with self._lock:
+            me = self.log.ordinal
+            counts = {
+                other: (self.log.length(other), self.others[other].length(me))
+                for other in range(self.world)
+                if other in self.others
+            }
+            return {other: pair for other, pair in counts.items() if pair[0] > pair[1]}
+
     def _read(self, ordinal: int, data: bytes) -> Log:
         content = json.loads(zlib.decompress(data))
         log = Log(ordinal)

@@ -1,7 +1,12 @@
-"""What runs in a process of a job: it joins the others, calls the user's function, reports the end."""
+"""How a process of a job begins and ends: it joins the others, and reports how it went.
+
+A launched process is wrapped around the user's function. One that torchrun, or a user on each host,
+has started is looked after from the moment its client starts until the interpreter exits.
+"""
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import os
 import sys
@@ -17,6 +22,8 @@ from xla_dist.patience import Patience
 
 # A collective that fails because its partner is gone says so in these words (gloo, gRPC).
 _CONSEQUENCES: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+
+_READING_SECONDS: Final = 3 * failures.TICK_SECONDS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,6 +45,7 @@ def run_child(
 ) -> None:
     """Call ``fn(ordinal, *args)`` as one of the job's processes; the entry of each of them."""
     os.environ.update(environment)
+    _attended[:] = [True]
     try:
         distributed.connect(job)
         current = session.begin()
@@ -58,6 +66,39 @@ def run_child(
     distributed.disconnect()
 
 
+_attended: Final[list[bool]] = []
+
+
+def attend() -> None:
+    """Look after a process that no launcher of ours has started, until it exits; once."""
+    if _attended or session.begin() is None:
+        return
+    _attended.append(True)
+    failed: list[str] = []
+    shown = sys.excepthook
+
+    def report(kind: Any, error: Any, trace: Any) -> None:
+        text = "".join(traceback.format_exception(kind, error, trace))
+        failed.append(text)
+        shown(kind, error, trace)
+        if not any(words in str(error) for words in _CONSEQUENCES):
+            failures.publish(text)
+
+    def leave() -> None:
+        if not failed:
+            finish()
+            return
+        current = session.begin()
+        if current is not None and current.watchdog is not None:
+            current.watchdog.stop()
+        if current is not None and current.connection.service is not None:
+            # the others still have to read it: the coordinator ends with this process
+            time.sleep(_READING_SECONDS)
+
+    sys.excepthook = report
+    atexit.register(leave)
+
+
 def finish() -> None:
     """Finish what runs on the device, and wait until all others have come as far.
 
@@ -70,7 +111,7 @@ def finish() -> None:
         return
     failures.publish_done()
     everyone = set(range(current.world))
-    with Patience("the end of the job", endless=True) as patience:
+    with Patience("the end of the job", current.ordinal, endless=True) as patience:
         while missing := sorted(everyone - failures.finished()):
             patience.wait(missing)
     if current.watchdog is not None:

@@ -9,7 +9,7 @@ from xla_core import model_api
 from xla_core.hookspecs import hookimpl
 from xla_core.protocol import Executable
 from xla_core.trace import Entry
-from xla_dist import gradients, operators, replicated, session
+from xla_dist import child, gradients, operators, replicated
 
 
 @hookimpl
@@ -22,7 +22,7 @@ def xla_core_register_operators() -> None:
 @hookimpl
 def xla_core_client_started() -> None:
     """Look after the other processes of the job from now on."""
-    session.begin()
+    child.attend()
 
 
 @hookimpl

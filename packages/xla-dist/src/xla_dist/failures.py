@@ -8,6 +8,7 @@ exception reaches it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import multiprocessing
@@ -15,11 +16,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from xla_core import distributed
 from xla_dist.agreement import Agreement, Difference
+from xla_dist.settings import WAIT_TIMEOUT
+from xla_dist.stalls import Stalls
 
 FAILURE_FOLDER: Final = "xla/failure"
 DONE_FOLDER: Final = "xla/done"
@@ -41,10 +44,10 @@ MSG_ORPHAN: Final = "the launcher of this job has ended"
 
 @dataclasses.dataclass(slots=True)
 class Waiting:
-    """What the main thread waits for: shown to the others, and in reports."""
+    """What the main thread waits at, and for which replicas: shown to the others, and in reports."""
 
     what: str
-    since: float
+    missing: tuple[int, ...] = ()
 
 
 class _State:
@@ -59,6 +62,7 @@ class Watchdog(threading.Thread):
         super().__init__(name="xla-dist-watchdog", daemon=True)
         self.connection = connection
         self.agreement = agreement
+        self.stalls = Stalls(agreement, WAIT_TIMEOUT.get())
         self.on_end: Callable[[str], None] = lambda text: None
         self._stopped = threading.Event()
         self._shown: bytes = b""
@@ -120,7 +124,10 @@ class Watchdog(threading.Thread):
     def _difference(self) -> str | None:
         self.agreement.show()
         self.agreement.look()
-        return None
+        text = self.stalls.look(finished(), wait_for(self.agreement.log.ordinal))
+        if text is not None:
+            publish(text)
+        return text
 
     def _unreachable(self, error: Exception) -> str | None:
         """The coordinator does not answer; once may be chance."""
@@ -144,7 +151,8 @@ class Watchdog(threading.Thread):
 
     def _show_status(self) -> None:
         waiting = _State.waiting
-        status = json.dumps(waiting.what if waiting else None).encode()
+        shown = (waiting.what, waiting.missing) if waiting else None
+        status = json.dumps(shown).encode()
         if status != self._shown:
             self._shown = status
             distributed.publish(f"{STATUS_FOLDER}/{self.connection.job.index}", status)
@@ -177,6 +185,8 @@ def publish_done() -> None:
     """Tell the others that this process has finished well: its silence is no failure."""
     connection = distributed.connection()
     if connection is not None:
+        if _State.watchdog is not None:
+            _State.watchdog.agreement.show()
         distributed.publish(f"{DONE_FOLDER}/{connection.job.index}", b"")
 
 
@@ -185,20 +195,17 @@ def finished() -> set[int]:
     return {int(name) for name in distributed.published(DONE_FOLDER)}
 
 
-class waiting:
-    """``with waiting("rendezvous 'x'"):`` says what the main thread waits for meanwhile."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def __enter__(self) -> None:
-        _State.waiting = Waiting(self.what, time.monotonic())
-
-    def __exit__(self, *_: Any) -> None:
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[Waiting]:
+    """Say inside a ``with`` block what the main thread waits at; ``missing`` is filled in meanwhile."""
+    _State.waiting = state = Waiting(what)
+    try:
+        yield state
+    finally:
         _State.waiting = None
 
 
-def others_wait_for() -> dict[int, str]:
-    """What the main threads of other processes wait for, by process, as far as they wait."""
+def wait_for(ordinal: int) -> dict[int, str]:
+    """The replicas whose main threads wait for this one, and where."""
     found = {int(n): json.loads(data) for n, data in distributed.published(STATUS_FOLDER).items()}
-    return {index: what for index, what in found.items() if what is not None}
+    return {n: status[0] for n, status in found.items() if status and ordinal in status[1]}

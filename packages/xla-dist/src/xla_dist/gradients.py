@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Final
 
 import torch
 
-from xla_core import flags, model_api, ordinals, runtime
+from xla_core import model_api, ordinals, runtime
 from xla_dist.buckets import all_reduce_bucketized_gradients
 from xla_dist.collectives import Groups, collective_broadcast
-
-BUCKET_SIZE: Final = flags.Flag(
-    "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB",
-    int,
-    0,
-    "MiB of gradients in one collective of reduce_gradients; 0 is all in one",
-)
+from xla_dist.settings import BUCKET_SIZE
 
 
 def reduce_gradients(

@@ -7,20 +7,15 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from xla_core import flags
 from xla_dist import failures
+from xla_dist.settings import WAIT_TIMEOUT
+from xla_dist.stalls import CROSSED_SECONDS
 
 logger = logging.getLogger(__name__)
 
-WAIT_TIMEOUT: Final = flags.Flag(
-    "XLA_DIST_WAIT_TIMEOUT",
-    int,
-    1800,
-    "seconds that a rendezvous, or a program's first run, waits for living processes",
-)
 WARN_SECONDS: Final = 10.0
 
-MSG_NOT_THERE: Final = "{what}: ordinal {waiting} has not arrived for {seconds:.0f} s{doing}"
+MSG_NOT_THERE: Final = "{what}: ordinal {waiting} has not arrived for {seconds:.0f} s"
 MSG_GAVE_UP: Final = "{text} (XLA_DIST_WAIT_TIMEOUT)"
 MSG_FINISHED: Final = (
     "{what}: ordinal {waiting} never arrives: it has finished. Every replica has to make the same "
@@ -33,36 +28,41 @@ MSG_CROSSED: Final = (
 
 
 class Patience:
-    """Waiting for other replicas: pauses that grow, a warning, an end; and who has finished already.
+    """Waiting for other replicas: pauses that grow, a warning, an end; and who never comes.
 
-    ``endless``: waiting for others is all right, however long (they still train).
+    ``ordinal`` is this replica. ``endless``: waiting for others is all right, however long (they
+    still train).
     """
 
-    def __init__(self, what: str, endless: bool = False) -> None:
+    def __init__(self, what: str, ordinal: int, endless: bool = False) -> None:
         self.what = what
+        self.ordinal = ordinal
         self.endless = endless
         self.started = self.checked = time.monotonic()
         self.warned = False
         self.pause = 0.0005
-        self._waiting = failures.waiting(what)
+        self._context = failures.waiting(what)
+        self._state: failures.Waiting | None = None
 
     def __enter__(self) -> Patience:
-        self._waiting.__enter__()
+        self._state = self._context.__enter__()
         return self
 
     def __exit__(self, *details: Any) -> None:
-        self._waiting.__exit__(*details)
+        self._context.__exit__(*details)
 
     def wait(self, missing: Sequence[int]) -> None:
         """Pause once while ``missing`` replicas are awaited.
 
-        Raises RuntimeError when one of them has finished, or the time is over.
+        Raises RuntimeError when one of them has finished or waits elsewhere for this one, and when the
+        time is over.
         """
+        if self._state is not None and not self.endless:
+            self._state.missing = tuple(missing)
         now = time.monotonic()
-        waited = now - self.started
         if now - self.checked > 1.0 and not self.endless:
             self.checked = now
-            self._check(missing, waited)
+            self._check(missing, now - self.started)
         time.sleep(self.pause)
         self.pause = min(self.pause * 1.5, 0.05)
 
@@ -70,14 +70,14 @@ class Patience:
         gone = sorted(failures.finished() & set(missing))
         if gone:
             raise RuntimeError(MSG_FINISHED.format(what=self.what, waiting=gone[0]))
+        first = missing[0]
+        crossed = failures.wait_for(self.ordinal).get(first)
+        if crossed not in (None, self.what) and waited > CROSSED_SECONDS:
+            facts = {"me": self.ordinal, "what": self.what, "waiting": first, "doing": crossed}
+            raise RuntimeError(MSG_CROSSED.format(**facts))
+        text = MSG_NOT_THERE.format(what=self.what, waiting=first, seconds=waited)
         if waited > WARN_SECONDS and not self.warned:
             self.warned = True
-            logger.warning(self._text(missing, waited))
+            logger.warning("%s", text)
         if waited > WAIT_TIMEOUT.get():
-            raise RuntimeError(MSG_GAVE_UP.format(text=self._text(missing, waited)))
-
-    def _text(self, missing: Sequence[int], waited: float) -> str:
-        first = missing[0]
-        doing = failures.others_wait_for().get(first)
-        suffix = f"; it waits at {doing}" if doing else ""
-        return MSG_NOT_THERE.format(what=self.what, waiting=first, seconds=waited, doing=suffix)
+            raise RuntimeError(MSG_GAVE_UP.format(text=text))

@@ -239,7 +239,7 @@ class ProcessGroupXla(dist.ProcessGroup):
         """Take what rank ``source`` sent, waiting for it."""
         origin = self.ranks[source]
         key = self._mail(origin, self.ranks[self.me], tag)
-        with Patience(f"recv from rank {source}") as patience:
+        with Patience(f"recv from rank {source}", self.ranks[self.me]) as patience:
             data = rendezvous.take(key, origin, patience)
         return _stored(tensors, pickle.loads(data))
 

@@ -92,7 +92,7 @@ def _meet_processes(tag: str, payload: bytes, named: tuple[int, ...]) -> list[by
     folder = f"{_FOLDER}/{'-'.join(map(str, named))}"
     _publish(f"{folder}/{number}/{me}", tag, payload)
     found = []
-    with Patience(f"rendezvous {tag!r}") as patience:
+    with Patience(f"rendezvous {tag!r}", me) as patience:
         for other in named:
             theirs, data = _fetch(f"{folder}/{number}/{other}", other, patience)
             if theirs != tag:

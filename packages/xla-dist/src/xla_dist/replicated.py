@@ -64,7 +64,7 @@ class ReplicaExecutable:
         return self._run(arguments)
 
     def _meet(self, agreement: Any) -> None:
-        patience = Patience(self._collectives.items[-1][0])
+        patience = Patience(self._collectives.items[-1][0], agreement.log.ordinal)
         with patience:
             while True:
                 agreement.look()

@@ -1,0 +1,5 @@
+"""lazy_tensor_core.debug.metrics: what ran, as text."""
+
+from __future__ import annotations
+
+from xla_core.counters import report as metrics_report

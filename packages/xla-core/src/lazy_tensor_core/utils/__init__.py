@@ -1,0 +1,1 @@
+"""lazy_tensor_core.utils: see ``serialization``."""

@@ -1,0 +1,6 @@
+"""lazy_tensor_core.utils.serialization (xser): saving and loading models one tensor at a time."""
+
+from __future__ import annotations
+
+from xla_core.model_api import save as save
+from xla_core.saving import load as load

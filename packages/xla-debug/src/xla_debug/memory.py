@@ -1,0 +1,359 @@
+"""What holds device memory: live tensors by the line that made them, a step's peak, missed donations.
+
+Lines of live tensors are known from ``track()`` on: it remembers, for each result of a program and each
+upload, where it came from, by weak references that keep nothing alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import sys
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from xla_core import model_api, programs
+from xla_core.counters import render_bytes
+from xla_core.lowering.step import needed_entries
+from xla_core.tensor import XLATensor
+from xla_core.trace import Entry, Ref
+from xla_core.where import Frame, Where
+from xla_debug import listeners, places
+from xla_debug.wording import operator_text, tensor_text
+
+UNKNOWN: Final = "(made before memory.track())"
+
+
+@dataclasses.dataclass(frozen=True)
+class LiveTensor:
+    """One value in device memory, held by at least one tensor; ``nbytes`` in the PyTorch dtype."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    device: str
+    made_by: str
+    frame: Frame | None
+    tensors: int
+
+    def where(self) -> str:
+        """``train.py:12``, or that it is not known."""
+        return f"{self.frame.filename}:{self.frame.line}" if self.frame is not None else UNKNOWN
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A value that is alive at the peak of a step, and what made it: an operation or an input."""
+
+    what: str
+    nbytes: int
+    where: str
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPeak:
+    """The memory that one program needs, in bytes.
+
+    ``peak`` is the compiler's own sum: arguments, results and temporaries less what is reused. ``held``
+    are the largest values alive at the operation ``at`` where most is, before the compiler fuses
+    operations: an upper bound of where memory goes, ``unfused`` bytes in all.
+    """
+
+    program: str
+    peak: int
+    by_use: dict[str, int]
+    unfused: int
+    at: str
+    held: tuple[Held, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class MissedDonation:
+    """An input of a program whose memory no result took over, and why."""
+
+    program: str
+    what: str
+    nbytes: int
+    where: str
+    reason: str
+
+
+REASON_HELD: Final = (
+    "something else still held the old value in {count} of {runs} runs, so it was copied first"
+)
+REASON_SHAPE: Final = "no result has its shape and dtype"
+REASON_READ: Final = (
+    "it is only read, and nothing else wants it after the step; a result could have its memory"
+)
+
+
+class _Origins:
+    """From buffers to what made them; entries go with their buffers."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, tuple[weakref.ref[Any], str, Frame | None]] = {}
+        self.undo: list[Any] = []
+
+    def add(self, buffer: Any, made_by: str, frame: Frame | None) -> None:
+        key = id(buffer)
+
+        def gone(_: Any) -> None:
+            self.of.pop(key, None)
+
+        self.of[key] = (weakref.ref(buffer, gone), made_by, frame)
+
+    def get(self, buffer: Any) -> tuple[str, Frame | None]:
+        found = self.of.get(id(buffer))
+        return (found[1], found[2]) if found is not None and found[0]() is buffer else ("", None)
+
+
+_origins = _Origins()
+_last_entries: dict[str, list[Entry]] = {}
+
+
+def track() -> None:
+    """From now on, remember the line that makes each value. Costs time per step, not per operation."""
+    if _origins.undo:
+        return
+    _origins.undo = [
+        listeners.add("program_executed", _on_executed),
+        listeners.add("transfer_to_device", _on_upload),
+    ]
+
+
+def stop_tracking() -> None:
+    """Undo ``track``."""
+    for undo in _origins.undo:
+        undo()
+    _origins.undo.clear()
+    _origins.of.clear()
+
+
+@contextlib.contextmanager
+def tracking() -> Iterator[None]:
+    """``track`` inside a ``with`` block."""
+    track()
+    try:
+        yield
+    finally:
+        stop_tracking()
+
+
+def _on_executed(details: dict[str, Any]) -> None:
+    program, results = details["program"], details["results"]
+    makers = _makers(program, details["trace"].cur)
+    for vid, position in program.output_index.items():
+        entry = makers.get(vid)
+        where: Where | None = entry.where if entry is not None else None
+        frame = where.frames[0] if where is not None and where.frames else None
+        _origins.add(results[position], operator_text(entry), frame)
+
+
+_makers_of: dict[str, dict[int, Entry]] = {}
+
+
+def _makers(program: Any, last: Entry) -> dict[int, Entry]:
+    found = _makers_of.get(program.name)
+    if found is None:
+        wanted = set(program.output_index)
+        entries = _last_entries[program.name] = last.path()
+        found = {vid: e for e in entries for vid in range(e.first, e.end) if vid in wanted}
+        _makers_of[program.name] = found
+    return found
+
+
+def _on_upload(details: dict[str, Any]) -> None:
+    frames = places.user_frames(sys._getframe(1), limit=1)
+    _origins.add(details["buffer"], "uploaded", frames[0] if frames else None)
+
+
+def live_tensors() -> list[LiveTensor]:
+    """Every value in device memory that a tensor holds, the largest first."""
+    storages: dict[int, Any] = {}
+    holders: defaultdict[int, int] = defaultdict(int)
+    for found in gc.get_objects():
+        if type(found) is XLATensor:
+            storages[id(found._s)] = found._s
+            holders[id(found._s)] += 1
+    live = []
+    for key, storage in storages.items():
+        if storage.buffer is None:
+            continue
+        made_by, frame = _origins.get(storage.buffer)
+        meta = storage.meta
+        dtype = str(meta.dtype).removeprefix("torch.")
+        device = str(storage.trace.device)
+        live.append(
+            LiveTensor(meta.shape, dtype, meta.nbytes, device, made_by, frame, holders[key])
+        )
+    return sorted(live, key=lambda t: (-t.nbytes, t.where(), t.shape))
+
+
+def report(limit: int = 20) -> str:
+    """Live tensors grouped by line, shape and dtype, as text; the ``limit`` largest groups."""
+    groups: defaultdict[tuple[Any, ...], list[LiveTensor]] = defaultdict(list)
+    live = live_tensors()
+    for t in live:
+        groups[t.where(), t.made_by, t.device, t.dtype, t.shape].append(t)
+    total = sum(t.nbytes for t in live)
+    lines = [f"{len(live)} live values, {render_bytes(total)}"]
+    ordered = sorted(groups.items(), key=lambda g: -sum(t.nbytes for t in g[1]))
+    for (where, made_by, device, dtype, shape), found in ordered[:limit]:
+        size = render_bytes(sum(t.nbytes for t in found))
+        lines.append(
+            f"{size:>10}  {len(found)} x {dtype}{list(shape)} on {device}  {where}  {made_by}"
+        )
+    if len(ordered) > limit:
+        lines.append(f"and {len(ordered) - limit} more groups")
+    return "\n".join(lines)
+
+
+# -- of one step ---------------------------------------------------------------------------------
+
+
+def step_peak(program: programs.StepProgram | None = None, largest: int = 10) -> StepPeak:
+    """The peak of one program (default: the one with the highest) and what is alive at it.
+
+    Needs ``track()`` before the program runs. Raises RuntimeError when none was seen.
+    """
+    if program is None:
+        seen = [p for p in programs.all_programs() if p.name in _last_entries]
+        if not seen:
+            raise RuntimeError("no program has run since memory.track(); call it before the step")
+        program = max(seen, key=_compiled_peak)
+    entries = needed_entries(_last_entries[program.name], tuple(program.output_index))
+    unfused, at, alive = _peak_of(entries, set(program.output_index))
+    held = sorted((_held(e, nbytes) for e, nbytes in alive), key=lambda h: -h.nbytes)
+    return StepPeak(
+        program=program.name,
+        peak=_compiled_peak(program),
+        by_use=dict(program.executable.memory_analysis()),
+        unfused=unfused,
+        at=operator_text(at),
+        held=tuple(held[:largest]),
+    )
+
+
+def _compiled_peak(program: programs.StepProgram) -> int:
+    sizes = program.executable.memory_analysis()
+    used = sum(sizes.get(key, 0) for key in ("arguments", "outputs", "temporaries"))
+    return int(used - sizes.get("aliased", 0))
+
+
+def _held(entry: Entry, nbytes: int) -> Held:
+    where: Where | None = entry.where
+    frame = where.frames[0] if where is not None and where.frames else None
+    what = "input" if entry.plan is None else operator_text(entry)
+    shape = tensor_text(entry.metas[0])
+    return Held(f"{what} {shape}", nbytes, f"{frame.filename}:{frame.line}" if frame else UNKNOWN)
+
+
+def _peak_of(
+    entries: Sequence[Entry], outputs: set[int]
+) -> tuple[int, Entry, list[tuple[Entry, int]]]:
+    """Bytes alive at the operation where most are, that operation, and the values with their sizes."""
+    last_use: dict[int, int] = {}
+    for position, entry in enumerate(entries):
+        for vid in _read((entry.args, tuple(entry.kwargs.values()))):
+            last_use[vid] = position
+    for vid in outputs:
+        last_use[vid] = len(entries)
+    best, best_at, best_alive = -1, entries[0], dict[int, tuple[Entry, int]]()
+    alive: dict[int, tuple[Entry, int]] = {}
+    total = 0
+    for position, entry in enumerate(entries):
+        for offset, meta in enumerate(entry.metas):
+            if meta is not None:
+                alive[entry.first + offset] = (entry, meta.nbytes)
+                total += meta.nbytes
+        if total > best:
+            best, best_at, best_alive = total, entry, dict(alive)
+        # the caller holds inputs to the end of the step
+        over = [
+            v
+            for v, (e, _) in alive.items()
+            if e.plan is not None and last_use.get(v, -1) <= position
+        ]
+        for vid in over:
+            total -= alive.pop(vid)[1]
+    return best, best_at, list(best_alive.values())
+
+
+def _read(a: Any) -> Iterator[int]:
+    if isinstance(a, Ref):
+        yield a.vid
+    elif isinstance(a, (list, tuple)):
+        for item in a:
+            yield from _read(item)
+
+
+def missed_donations(least: int = 1024) -> list[MissedDonation]:
+    """Inputs of at least ``least`` bytes whose memory could have been reused and was not, largest first.
+
+    Two kinds: inputs that are overwritten in the step but were still held elsewhere, so that they
+    were copied; and inputs that die in the step while a result of their shape gets memory of its
+    own. Programs that ran since ``track()`` are looked at.
+    """
+    found: list[MissedDonation] = []
+    for program in programs.all_programs():
+        entries = _last_entries.get(program.name)
+        if entries:
+            found += _missed(program, entries, least)
+    return sorted(found, key=lambda m: -m.nbytes)
+
+
+def _missed(
+    program: programs.StepProgram, entries: Sequence[Entry], least: int
+) -> Iterator[MissedDonation]:
+    inputs = [e for e in entries if e.plan is None]
+    makers = _makers_of.get(program.name, {})
+    taken = {position for _, position in program.aliases}
+    free = [
+        makers[vid].metas[vid - makers[vid].first]
+        for vid, position in program.output_index.items()
+        if position not in taken and vid in makers
+    ]
+    for slot, entry in enumerate(inputs):
+        meta = entry.metas[0]
+        if meta is None or meta.nbytes < least:
+            continue
+        held = _held(entry, meta.nbytes)
+        if slot in program.donated:
+            if program.copied_donations:
+                reason = REASON_HELD.format(count=program.copied_donations, runs=program.runs)
+                yield MissedDonation(program.name, held.what, meta.nbytes, held.where, reason)
+        elif meta in free and _is_dead(program, slot):
+            free.remove(meta)
+            yield MissedDonation(program.name, held.what, meta.nbytes, held.where, REASON_READ)
+
+
+def _is_dead(program: programs.StepProgram, slot: int) -> bool:
+    return slot in _dead_inputs.get(program.name, ())
+
+
+_dead_inputs: dict[str, frozenset[int]] = {}
+
+
+def note_dead_inputs(trace: Any, name: str) -> None:
+    """Remember which inputs of the step in hand nobody but the step holds."""
+    # two references: the list of inputs, and the argument; a storage that lives on is a third
+    _dead_inputs[name] = frozenset(
+        slot for slot in range(len(trace.inputs)) if sys.getrefcount(trace.inputs[slot]) <= 2
+    )
+
+
+def device_report() -> str:
+    """Bytes in use, limit and peak of every device, as text."""
+    lines = []
+    for device in model_api.devices():
+        info = model_api.memory_info(device)
+        limit = info["bytes_limit"]
+        lines.append(
+            f"{device}: {render_bytes(info['bytes_used'] or 0)} in use, "
+            f"{render_bytes(info['peak_bytes_used'] or 0)} at most"
+            + (f", of {render_bytes(limit)}" if limit else "")
+        )
+    return "\n".join(lines)

@@ -1,0 +1,254 @@
+"""``torch_xla.debug.profiler`` (xp): profiles that TensorBoard's profile plugin and Perfetto open.
+
+The recording is jaxlib's, without starting any of jax's own backends. Operations carry the user's
+module scopes: in the HLO of the profile, and in the trace that Perfetto reads as ``scope`` of each
+device event.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import re
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from xla_core import _jax_compat, model_api, programs, runtime
+from xla_debug import places, remote_profile
+
+MSG_RUNNING: Final = "a profile is being recorded already; stop_trace() ends it"
+MSG_NOT_RUNNING: Final = "no profile is being recorded; start_trace(log_dir) begins one"
+MSG_SERVER: Final = "a profiler server runs on port {port} already; one per process"
+
+_INSTRUCTION: Final = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name="([^"]*)"', re.M)
+
+
+class _State:
+    lock = threading.Lock()
+    session: Any = None
+    folder: Path | None = None
+    server: Any = None
+    port: int | None = None
+    marked_step = True
+
+
+# -- the user's own spans -------------------------------------------------------------------------
+
+
+class Trace:
+    """A named span in profiles; operations recorded inside carry ``name`` as their outermost scope.
+
+    ``kwargs`` are shown with the span.
+    """
+
+    def __init__(self, name: str, **kwargs: Any) -> None:
+        self.name = name
+        self._details = kwargs
+        self._span: Any = None
+
+    def __enter__(self) -> Trace:
+        self._span = _jax_compat.trace_me(self.name, **self._details)
+        self._span.__enter__()
+        places.push_scope(self.name)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        places.pop_scope()
+        self._span.__exit__(kind, error, traceback)
+
+
+class StepTrace(Trace):
+    """A span around one step, which it ends: leaving the block calls ``torch_xla.sync()``.
+
+    ``step_num=N`` lets TensorBoard group events by step. Within the block only.
+    """
+
+    def __init__(self, name: str, **kwargs: Any) -> None:
+        super().__init__(name, **kwargs, _r=1)  # the mark of a step in profiles
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None and runtime.started():
+                model_api.sync()
+        finally:
+            super().__exit__(kind, error, traceback)
+
+
+def trace_me(scope: str) -> Any:
+    """A decorator, or a ``with`` block: what runs inside is a span ``scope`` in profiles."""
+    return _Span(scope)
+
+
+class _Span(contextlib.ContextDecorator):
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._open: list[Trace] = []
+
+    def __enter__(self) -> _Span:
+        self._open.append(Trace(self.name).__enter__())
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._open.pop().__exit__(*details)
+
+
+def set_tracer_marked_step(value: bool) -> None:
+    """Say whether leaving a ``StepTrace`` has ended the step, for loaders that would end it too."""
+    _State.marked_step = value
+
+
+def get_tracer_marked_step() -> bool:
+    """What ``set_tracer_marked_step`` was given last."""
+    return _State.marked_step
+
+
+# -- recording ------------------------------------------------------------------------------------
+
+
+def start_trace(log_dir: str) -> None:
+    """Begin to record; ``stop_trace`` writes below ``log_dir``. Raises RuntimeError if one is running."""
+    with _State.lock:
+        if _State.session is not None:
+            raise RuntimeError(MSG_RUNNING)
+        runtime.client()  # its threads must be there to be seen
+        _State.session = _jax_compat.profiler_session()
+        _State.folder = Path(log_dir)
+
+
+def stop_trace() -> None:
+    """Write the profile to ``LOG_DIR/plugins/profile/TIME/``: an xplane file and one for Perfetto.
+
+    Raises RuntimeError if none is recorded.
+    """
+    with _State.lock:
+        session, folder = _State.session, _State.folder
+        if session is None or folder is None:
+            raise RuntimeError(MSG_NOT_RUNNING)
+        _State.session = _State.folder = None
+        _export(session, folder)
+
+
+def _export(session: Any, folder: Path) -> None:
+    began = time.time() - 2  # file systems with whole seconds
+    _jax_compat.profiler_export(session, str(folder))
+    for path in (folder / "plugins" / "profile").glob("*/*.trace.json.gz"):
+        if path.stat().st_mtime >= began:
+            _add_scopes(path)
+
+
+def _add_scopes(path: Path) -> None:
+    """Give the device's events in a trace for Perfetto the scope of their operation.
+
+    The metadata block, which Perfetto's reader of JSON refuses, is left out.
+    """
+    with gzip.open(path, "rt") as file:
+        content = json.load(file)
+    known = {p.name: p for p in programs.all_programs()}
+    scopes: dict[str, dict[str, str]] = {}
+    for event in content.get("traceEvents", []):
+        arguments = event.get("args") or {}
+        module = arguments.get("hlo_module")
+        if module not in known:
+            continue
+        if module not in scopes:
+            scopes[module] = instruction_scopes(known[module].executable.optimized_hlo())
+        scope = scopes[module].get(arguments.get("hlo_op", ""))
+        if scope:
+            arguments["scope"] = scope
+    content.pop("metadata", None)
+    with gzip.open(path, "wt") as file:
+        json.dump(content, file)
+
+
+def instruction_scopes(hlo: str) -> dict[str, str]:
+    """From the names of a compiled module's instructions to the scopes in their metadata.
+
+    ``{"dot.3": "Net/fc1/aten.mm.default/dot_general"}``; the program's name is left out.
+    """
+    return {name: scope.partition("/")[2] or scope for name, scope in _INSTRUCTION.findall(hlo)}
+
+
+# -- servers --------------------------------------------------------------------------------------
+
+
+def start_server(port: int, only_on_master: bool = True) -> object | None:
+    """Let TensorBoard and ``trace`` record this process through ``port``; returns the server.
+
+    With several processes and ``only_on_master`` only the first has one; the others get None. Raises
+    RuntimeError for a second server.
+    """
+    if only_on_master and runtime.started() and not model_api.is_master_ordinal(local=True):
+        return None
+    with _State.lock:
+        if _State.server is not None:
+            raise RuntimeError(MSG_SERVER.format(port=_State.port))
+        _State.server = _jax_compat.profiler_server(port)
+        _State.port = port
+        return _State.server
+
+
+def stop_server() -> None:
+    """End the server of ``start_server``, if there is one."""
+    with _State.lock:
+        _State.server = _State.port = None
+
+
+def trace(
+    service_addr: str,
+    logdir: str,
+    duration_ms: int = 1000,
+    num_tracing_attempts: int = 3,
+    host_tracer_level: int = 2,
+    device_tracer_level: int = 1,
+    delay_ms: int = 0,
+    timeout_s: int = 120,
+    interval_s: int = 5,
+) -> None:
+    """Record the process that serves at ``service_addr`` (``host:port``) and write below ``logdir``.
+
+    Blocks for ``delay_ms`` + ``duration_ms``. This process's own server is recorded without the network;
+    another's needs grpcio (``pip install xla-debug[remote]``). Raises RuntimeError when that fails
+    ``num_tracing_attempts`` times, ``interval_s`` seconds apart, ValueError for an address without port.
+    """
+    host, separator, port = service_addr.rpartition(":")
+    if not separator or not port.isdecimal():
+        raise ValueError(f"service_addr is {service_addr!r}; give host:port")
+    del device_tracer_level  # devices record all or nothing
+    time.sleep(delay_ms / 1000)
+    if _State.port == int(port) and host in ("localhost", "127.0.0.1", "[::1]"):
+        start_trace(logdir)
+        time.sleep(duration_ms / 1000)
+        stop_trace()
+        return
+    remote_profile.record(
+        service_addr,
+        logdir,
+        duration_ms,
+        attempts=num_tracing_attempts,
+        host_level=host_tracer_level,
+        timeout=timeout_s,
+        interval=interval_s,
+    )
+
+
+def trace_detached(*args: Any, **kwargs: Any) -> threading.Thread:
+    """``trace`` in a thread of its own, which is returned: the script goes on meanwhile."""
+    thread = threading.Thread(
+        target=trace, args=args, kwargs=kwargs, name="xla-profile", daemon=True
+    )
+    thread.start()
+    return thread

@@ -1,0 +1,169 @@
+"""Profiles: files that TensorBoard and Perfetto open, with the user's scopes on device events."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+
+import pytest
+import torch
+from jax.profiler import ProfileData
+from torch import nn
+
+import torch_xla
+import torch_xla.debug.profiler as xp
+from xla_core import _jax_compat, runtime
+from xla_debug import profiler, remote_profile
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(64, 128)
+        self.fc2 = nn.Linear(128, 8)
+
+    def forward(self, x):
+        return self.fc2(torch.relu(self.fc1(x)))
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("profile")
+    model = Net().to("xla")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(256, 64).to("xla")
+    xp.start_trace(str(folder))
+    with pytest.raises(RuntimeError, match="already"):
+        xp.start_trace(str(folder))
+    for step in range(3):
+        with xp.StepTrace("train", step_num=step):
+            with xp.Trace("loss_part"):
+                loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    loss.item()
+    xp.stop_trace()
+    with pytest.raises(RuntimeError, match="start_trace"):
+        xp.stop_trace()
+    (found,) = (folder / "plugins" / "profile").iterdir()
+    return found
+
+
+def test_no_backend_of_jax_was_started(profile):
+    assert _jax_compat.backends_started() == ()
+
+
+def test_the_xplane_file_has_steps_and_programs(profile):
+    (path,) = profile.glob("*.xplane.pb")
+    data = ProfileData.from_file(str(path))
+    events = [e for plane in data.planes for line in plane.lines for e in line.events]
+    steps = [dict(e.stats)["step_num"] for e in events if e.name == "train"]
+    assert sorted(steps) == [0, 1, 2]
+    assert sum(e.name == "loss_part" for e in events) == 3
+    device = [e for e in events if "hlo_op" in dict(e.stats)]
+    assert {dict(e.stats)["hlo_module"] for e in device}
+    # the HLO in the profile, from which XProf takes names, has the scopes
+    content = path.read_bytes()
+    assert b"train/loss_part/Net/fc1/aten.addmm.default" in content
+    assert b"backward/train/loss_part/Net/fc2" in content
+
+
+def test_perfetto_shows_the_scopes_of_device_events(profile):
+    (path,) = profile.glob("*.trace.json.gz")
+    with gzip.open(path, "rt") as file:
+        content = json.load(file)
+    assert "metadata" not in content
+    device = [e for e in content["traceEvents"] if "hlo_op" in (e.get("args") or {})]
+    scoped = [e["args"]["scope"] for e in device if "scope" in e["args"]]
+    assert len(scoped) >= 0.8 * len(device) > 0
+    assert any(s.startswith("train/loss_part/Net/fc1/aten.addmm") for s in scoped)
+    assert any(s.startswith("backward/train/loss_part/Net") for s in scoped)
+
+
+def test_a_step_trace_ends_the_step():
+    x = torch.ones(3).to("xla")
+    with xp.StepTrace("step"):
+        y = x + 1
+        assert runtime.trace_of(None).cur.depth > 0
+    assert runtime.trace_of(None).cur.depth == 0
+    with pytest.raises(ZeroDivisionError), xp.StepTrace("fails"):
+        y = x + 2
+        raise ZeroDivisionError
+    assert runtime.trace_of(None).cur.depth > 0
+    torch_xla.sync()
+    assert y.tolist() == [3, 3, 3]
+
+
+def test_trace_me_decorates_and_encloses():
+    x = torch.ones(3).to("xla")
+
+    @xp.trace_me("decorated")
+    def compute():
+        return x.tan()
+
+    first = compute()
+    with xp.trace_me("block"):
+        second = x.atan()
+    scopes = [e.where.scope for e in runtime.trace_of(None).cur.path() if e.plan is not None]
+    assert scopes == ["decorated", "block"]
+    assert first.shape == second.shape
+    torch_xla.sync()
+
+
+def test_instructions_and_their_scopes():
+    hlo = '  ROOT %dot.3 = f32[4]{0} dot(%a, %b), metadata={op_name="step_1/Net/fc/aten.mm/dot_general"}\n'
+    assert profiler.instruction_scopes(hlo) == {"dot.3": "Net/fc/aten.mm/dot_general"}
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
+def test_a_server_of_this_process_is_recorded(tmp_path):
+    port = free_port()
+    server = xp.start_server(port)
+    try:
+        assert server is not None
+        with pytest.raises(RuntimeError, match=str(port)):
+            xp.start_server(free_port())
+        thread = xp.trace_detached(f"localhost:{port}", str(tmp_path), duration_ms=200)
+        x = torch.ones(8).to("xla")
+        while thread.is_alive():
+            x = x * 1.5
+            torch_xla.sync()
+        thread.join()
+        assert len(list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))) == 1
+    finally:
+        del server
+        xp.stop_server()
+
+
+def test_bad_addresses():
+    with pytest.raises(ValueError, match="host:port"):
+        xp.trace("nowhere", "/nowhere")
+
+
+def test_another_process_without_grpc(monkeypatch):
+    real = remote_profile.importlib.import_module
+
+    def missing(name):
+        if name == "grpc":
+            raise ModuleNotFoundError(name=name)
+        return real(name)
+
+    monkeypatch.setattr(remote_profile.importlib, "import_module", missing)
+    with pytest.raises(ImportError, match=r"xla-debug\[remote\]"):
+        xp.trace(f"localhost:{free_port()}", "/nowhere")
+
+
+def test_messages_are_read_back():
+    request = remote_profile._request(300, 2, "now")
+    fields = remote_profile.read_message(request)
+    assert fields[1] == 300 and fields[6] == b"now" and fields[3] == b"xspace"
+    assert remote_profile.read_message(fields[4]) == {5: 1, 2: 2, 7: 1, 9: 300}
+    with pytest.raises(ValueError, match="unknown kind"):
+        remote_profile.read_message(b"\x0d")

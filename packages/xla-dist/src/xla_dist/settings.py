@@ -1,0 +1,20 @@
+"""The environment variables that xla-dist reads, each declared once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from xla_core import flags
+
+WAIT_TIMEOUT: Final = flags.Flag(
+    "XLA_DIST_WAIT_TIMEOUT",
+    int,
+    1800,
+    "seconds that a rendezvous or a collective waits for replicas that live but do not come",
+)
+BUCKET_SIZE: Final = flags.Flag(
+    "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB",
+    int,
+    0,
+    "MiB of gradients in one collective of reduce_gradients; 0 is all in one",
+)
