@@ -33,12 +33,18 @@ def outcome(run, device):
     return seen, [(w.category, text, w.filename) for w, text in zip(caught, texts, strict=True)]
 
 
+def into_itself(function, first, second):
+    return function(first, second, out=first)
+
+
 CASES = {
     "same shape": lambda d: torch.add(table(d), 1, out=empty(d, 2, 3)),
     "no elements yet": lambda d: torch.mul(table(d), 2, out=empty(d, 0)),
     "resized": lambda d: torch.add(table(d), 1, out=empty(d, 2)),
     "resized to fewer": lambda d: torch.add(table(d)[0], 1, out=empty(d, 4, 4)),
     "resized, product": lambda d: torch.mm(table(d), table(d).t(), out=empty(d, 5, 1)),
+    "an operand too small": lambda d: into_itself(torch.add, table(d)[0, :1], table(d)),
+    "an operand that fits": lambda d: into_itself(torch.sub, table(d), table(d)[0]),
     "cast to double": lambda d: torch.add(table(d), 1, out=empty(d, 2, 3, dtype=torch.float64)),
     "cast to bfloat16": lambda d: torch.mul(table(d), 2, out=empty(d, 2, 3, dtype=torch.bfloat16)),
     "cast to int is refused": lambda d: torch.add(

@@ -7,6 +7,8 @@ when it is made: a step that repeats itself never is. ``detail`` says what of it
 from __future__ import annotations
 
 import enum
+import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -116,3 +118,13 @@ def relocation(
         return clean, found.frames[0].filename, found.frames[0].line
 
     return place
+
+
+def user_line() -> tuple[str, int]:
+    """File and line of the innermost frame outside torch and this project's core."""
+    inside = ("xla_core", "torch", "torch_xla", "contextlib")
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in inside:
+            return frame.f_code.co_filename, line
+    return "<unknown>", 0

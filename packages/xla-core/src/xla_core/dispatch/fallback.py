@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import traceback
 import warnings
 from typing import Any, Final
 
 import torch
 
-from xla_core import counters, events
+from xla_core import counters, events, where
 from xla_core.dispatch.functional import find_trace
 from xla_core.dispatch.schemas import Signature
 from xla_core.dispatch.transfers import read, upload
@@ -60,7 +58,7 @@ def note_fallback(name: str) -> None:
     counters.increment(name)
     if name in _warned and not events.listening():
         return
-    filename, line = user_line()
+    filename, line = where.user_line()
     events.emit("fallback", operator=name, filename=filename, line=line)
     if name in _warned:
         return
@@ -71,16 +69,6 @@ def note_fallback(name: str) -> None:
         filename,
         line,
     )
-
-
-def user_line() -> tuple[str, int]:
-    """File and line of the innermost frame outside torch and this package."""
-    inside = (__package__.partition(".")[0], "torch", "torch_xla", "contextlib")
-    for frame, line in traceback.walk_stack(sys._getframe(1)):
-        module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] not in inside:
-            return frame.f_code.co_filename, line
-    return "<unknown>", 0
 
 
 def _to_host(a: Any, hosts: dict[int, torch.Tensor]) -> Any:

@@ -7,6 +7,7 @@ operator meets operands of these shapes and dtypes for the first time.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -74,9 +75,8 @@ def _attempt(
     if not are_small(args, named):
         return None
     try:
-        overload(
-            *_replace(tuple(args), stand_in), **{k: _replace(v, stand_in) for k, v in named.items()}
-        )
+        same = functools.cache(stand_in)  # an operand given twice is one tensor on the CPU, too
+        overload(*_replace(tuple(args), same), **{k: _replace(v, same) for k, v in named.items()})
     except Exception as error:  # whatever the CPU says is what the user should read
         return error.with_traceback(None)
     return None

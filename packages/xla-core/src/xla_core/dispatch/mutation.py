@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch.autograd.graph import increment_version
 
-from xla_core import errors
+from xla_core import errors, where
 from xla_core._torch_compat import set_data
 from xla_core.dispatch import mistakes
 from xla_core.dispatch.functional import find_trace, seeded, wrap_results
@@ -104,16 +104,20 @@ def out_handler(overload: Any, pure: Any, signature: Signature) -> Handler:
         results = handler_of(pure)(args, named)
         results = results if isinstance(results, (tuple, list)) else (results,)
         for out, result in zip(outs, results, strict=True):
-            if out.dtype != result.dtype:
-                _check_dtypes(overload, args, kwargs or {})
+            if out.dtype != result.dtype or (out.shape != result.shape and _is_among(out, args)):
+                _check_out(overload, args, kwargs or {})
             _store(out, result, str(pure))
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     return into
 
 
-def _check_dtypes(overload: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Let the CPU refuse what some operators refuse: an ``out=`` of another dtype."""
+def _is_among(out: Any, args: tuple[Any, ...]) -> bool:
+    return any(out is one for one in args)
+
+
+def _check_out(overload: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Let the CPU refuse what some operators refuse: an ``out=`` of another dtype, an operand too small."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of shapes: _store() says it
         told = mistakes.in_cpu_words(overload, args, kwargs)
@@ -134,7 +138,8 @@ def _store(out: Any, result: XLATensor, name: str) -> None:
     if out.shape != result.shape:
         if out.numel():
             had, needed = list(out.shape), list(result.shape)
-            warnings.warn(MSG_OUT_RESIZED.format(had=had, needed=needed), stacklevel=6)
+            text = MSG_OUT_RESIZED.format(had=had, needed=needed)
+            warnings.warn_explicit(text, UserWarning, *where.user_line())
         resize(out, tuple(result.shape))
     handler_of(torch.ops.aten.copy_.default)((out, result), None)
 

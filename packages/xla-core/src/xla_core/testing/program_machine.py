@@ -243,9 +243,13 @@ class Machine:
         target = instruction.target
         if "_foreach_" in target and not self._succeeds(instruction):
             raise UndefinedProgramError  # the CPU has written to some of its tensors by then
-        if target not in ("resize_", "swap", "requires_grad_", "detach_"):
+        if target not in ("resize_", "swap", "requires_grad_", "detach_", "set_"):
             return
         tensors = [self._resolve(a) for a in instruction.args]
+        if target == "set_":
+            if tensors[0]._is_view() and tensors[0].requires_grad:
+                raise UndefinedProgramError  # its history is that of a place it no longer shows
+            return
         if target == "resize_":
             # in a later iteration a mask may have selected fewer elements than it is resized to
             if math.prod(tensors[1]) > tensors[0].numel():
@@ -260,6 +264,8 @@ class Machine:
     def _succeeds(self, instruction: Instruction) -> bool:
         """Whether an operator on a list of CPU tensors works, tried on copies."""
         tensors, *rest = (self._resolve(a) for a in instruction.args)
+        if any(overlaps_itself(t) for t in tensors):
+            return False  # refused, which copies would not show
         try:
             with torch.no_grad():
                 function = getattr(torch, instruction.target.removeprefix("torch."))
