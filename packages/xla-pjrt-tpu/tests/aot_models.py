@@ -6,6 +6,7 @@ the programs for other topologies, so that each model is traced once.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import torch_xla
-from xla_core import aot, programs
+from xla_core import aot, programs, report
 
 
 class DigitNet(nn.Module):
@@ -102,11 +103,32 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(x)))
 
 
-def step(model, optimizer, inputs, targets):
+def mlp():
+    """Two layers of 2048 and 8192 units: small enough to compile fast, and little but weights."""
+    return nn.Sequential(nn.Linear(2048, 8192), nn.ReLU(), nn.Linear(8192, 2048))
+
+
+def with_state(optimizer):
+    """Give an optimizer the state that its first step makes, so that the step is a later one."""
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        state = optimizer.state[parameter]
+        if isinstance(optimizer, torch.optim.Adam):
+            state["step"] = torch.tensor(1.0)
+            state["exp_avg"] = torch.empty_like(parameter)
+            state["exp_avg_sq"] = torch.empty_like(parameter)
+        elif optimizer.defaults["momentum"]:
+            state["momentum_buffer"] = torch.empty_like(parameter)
+    return optimizer
+
+
+def cross_entropy(logits, targets):
+    return F.cross_entropy(logits.reshape(-1, logits.size(-1)), targets.reshape(-1))
+
+
+def step(model, optimizer, inputs, targets, loss_of=cross_entropy):
     """One training step: its program, and what the compiler says of it."""
     optimizer.zero_grad()
-    logits = model(inputs)
-    loss = F.cross_entropy(logits.reshape(-1, logits.size(-1)), targets.reshape(-1))
+    loss = loss_of(model(inputs), targets)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -121,6 +143,7 @@ def step(model, optimizer, inputs, targets):
         "memory": executable.memory_analysis(),
         "cost": executable.cost_analysis(),
         "hlo": executable.optimized_hlo(),
+        "figures": report.program_figures()[-1],
     }
 
 
@@ -128,18 +151,27 @@ def shape(*sizes, dtype=torch.float32):
     return torch.empty(sizes, dtype=dtype, device="meta").to("xla")
 
 
-def trace_all():
+def cases():
+    """Name, model, optimizer, inputs, targets and loss of each step; shapes only."""
     with torch.device("meta"):
-        digits, resnet, gpt = DigitNet(), resnet18(), GPT(512, 128, 4, 4, 64)
+        digits, resnet, gpt, wide = DigitNet(), resnet18(), GPT(512, 128, 4, 4, 64), mlp()
+    labels, label = shape(64, dtype=torch.int64), shape(1, dtype=torch.int64)
+    tokens = shape(8, 64, dtype=torch.int64)
+    adam = functools.partial(torch.optim.Adam, lr=1e-3)
+    sgd = functools.partial(torch.optim.SGD, lr=0.1)
+    heavy = functools.partial(sgd, momentum=0.9)
+    yield "digits", digits, adam, shape(64, 1, 8, 8), labels, cross_entropy
+    yield "resnet18", resnet, sgd, shape(1, 3, 32, 32), label, cross_entropy
+    yield "gpt", gpt, sgd, tokens, shape(8, 64, dtype=torch.int64), cross_entropy
+    yield "mlp", wide, heavy, shape(512, 2048), shape(512, 2048), F.mse_loss
+
+
+def trace_all():
     made = {}
-    labels = shape(64, dtype=torch.int64)
-    for name, model, optimizer, inputs, targets in (
-        ("digits", digits, torch.optim.Adam, shape(64, 1, 8, 8), labels),
-        ("resnet18", resnet, torch.optim.SGD, shape(1, 3, 32, 32), shape(1, dtype=torch.int64)),
-        ("gpt", gpt, torch.optim.SGD, shape(8, 64, dtype=torch.int64), shape(8, 64, dtype=torch.int64)),
-    ):  # fmt: skip
+    for name, model, optimizer, inputs, targets, loss_of in cases():
         model.to_empty(device="xla")
-        made[name] = step(model, optimizer(model.parameters(), lr=1e-3), inputs, targets)
+        trained = with_state(optimizer(model.parameters()))
+        made[name] = step(model, trained, inputs, targets, loss_of)
     return made
 
 

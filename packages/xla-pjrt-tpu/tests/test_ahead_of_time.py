@@ -104,36 +104,8 @@ def test_same_step_costs_the_same_everywhere(compiled):
     assert max(found) < 1.1 * min(found)
 
 
-WIDTHS = (1024, 4096, 1024)
-BATCH = 512
-
-MLP = f"""
-import json, torch, torch_xla
-from torch import nn
-from torch.nn import functional as F
-from xla_core import report
-
-with torch.device("meta"):
-    model = nn.Sequential(nn.Linear({WIDTHS[0]}, {WIDTHS[1]}), nn.ReLU(), nn.Linear({WIDTHS[1]}, {WIDTHS[2]}))
-model.to_empty(device="xla")
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-for parameter in model.parameters():
-    optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter)
-x = torch.empty({BATCH}, {WIDTHS[0]}, device="meta").to("xla")
-y = torch.empty({BATCH}, {WIDTHS[2]}, device="meta").to("xla")
-loss = F.mse_loss(model(x), y)
-loss.backward()
-optimizer.step()
-optimizer.zero_grad()
-torch_xla.sync()
-f = report.program_figures()[-1]
-print(json.dumps([f.arguments, f.outputs, f.temporaries, f.aliased, f.total - f.code, f.flops, f.limit]))
-print(f)
-"""
-
-
 def jax_step(*arrays):
-    """The step of ``MLP``, as one writes it in jax."""
+    """The step of aot_models' ``mlp``, as one writes it in jax: rates are constants."""
     x, y, *state = arrays
     weights, momenta = state[:4], state[4:]
 
@@ -147,35 +119,41 @@ def jax_step(*arrays):
     return (loss, *weights, *momenta)
 
 
-@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x2"])
-def test_memory_is_that_of_the_same_model_in_jax(topology):
-    done = aot(MLP, XLA_AOT_TOPOLOGY=topology)
-    assert done.returncode == 0, done.stderr
-    numbers, text = done.stdout.splitlines()[-2:]
-    arguments, outputs, temporaries, aliased, total, flops, limit = eval_numbers(numbers)
-    hidden = [(WIDTHS[1], WIDTHS[0]), (WIDTHS[1],), (WIDTHS[2], WIDTHS[1]), (WIDTHS[2],)]
-    shapes = [(BATCH, WIDTHS[0]), (BATCH, WIDTHS[2]), *hidden, *hidden]
+@pytest.mark.parametrize("topology", [TRACED_FOR, "v5p:2x2x2"])
+def test_memory_is_that_of_the_same_model_in_jax(compiled, topology):
+    """Within 2 %: rates that come in one vector, so that a schedule recompiles nothing, cost some.
+
+    Taking them out is a kernel of its own, for which libtpu reserves up to 1.5 MB of temporaries on
+    v5e whatever the model's size; jax has none of it with rates that are constants.
+    """
+    found, cost, _ = compiled("mlp", topology)
+    batch, (inner, outer) = 512, (2048, 8192)
+    weights = [(outer, inner), (outer,), (inner, outer), (inner,)]
+    shapes = [(batch, inner), (batch, inner), *weights, *weights]
     device = client_of(topology)
-    program = make_program(
-        device,
-        jax_step,
-        [ArraySpec(s, np.dtype(np.float32)) for s in shapes],
-        aliases=[(2 + i, 1 + i) for i in range(8)],
-    )
-    executable = device.compile(program)
-    memory = executable.memory_analysis()
-    wanted = memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"]
-    assert abs(total - wanted) <= 0.02 * wanted, (total, memory)
-    assert abs(arguments - memory["arguments"]) <= 0.02 * memory["arguments"]
-    assert abs(aliased - memory["aliased"]) <= 0.02 * memory["aliased"]
-    assert abs(flops - executable.cost_analysis()["flops"]) <= 0.02 * flops
-    assert limit == generation(topology.split(":")[0]).memory_bytes
-    assert text.startswith("step_") and "FLOPs" in text
-    assert outputs >= aliased and temporaries >= 0
+    specs = [ArraySpec(s, np.dtype(np.float32)) for s in shapes]
+    aliases = [(2 + i, 1 + i) for i in range(8)]
+    executable = device.compile(make_program(device, jax_step, specs, aliases=aliases))
+    wanted = executable.memory_analysis()
+    assert abs(total(found) - total(wanted)) <= 0.02 * total(wanted), (found, wanted)
+    for use in ("arguments", "outputs", "aliased"):
+        assert abs(found[use] - wanted[use]) <= 0.02 * wanted[use], use
+    flops = executable.cost_analysis()["flops"]
+    assert abs(cost["flops"] - flops) <= 0.02 * flops
 
 
-def eval_numbers(text):
-    return [float(word) for word in text.strip("[]").split(",")]
+def total(memory):
+    return memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"]
+
+
+def test_figures_of_a_program(traced):
+    found = traced["mlp"]["figures"]
+    memory = traced["mlp"]["memory"]
+    assert {use: getattr(found, use) for use in USES} == {use: memory[use] for use in USES}
+    assert found.total == total(memory) + memory["code"]
+    assert found.limit == generation(TRACED_FOR.split(":")[0]).memory_bytes
+    assert str(found).startswith("step_") and "FLOPs" in str(found)
+    assert found.flops > 0 and found.bytes_accessed > memory["arguments"]
 
 
 SCRIPT = """
