@@ -105,6 +105,10 @@ class Backend:
         """The buffer of a tensor that has a value, as programs take it."""
         return storage.buffer
 
+    def adopted(self, storage: Storage, buffer: Any) -> Any:
+        """The buffer for a tensor that just takes over another one's value (``copy_``)."""
+        return buffer
+
     def layout(
         self,
         trace: Trace,

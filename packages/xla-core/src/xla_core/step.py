@@ -51,7 +51,7 @@ def flush(trace: Trace, reading: bool = False) -> None:
 def _flush(trace: Trace, one_by_one: bool) -> None:
     alive, passed, outputs = wanted(trace)
     for s, slot in passed:
-        s.buffer = trace.inputs[slot]
+        s.buffer = trace.backend.adopted(s, trace.inputs[slot])
     if outputs and one_by_one:
         values = opbyop.run(trace, tuple(outputs))
         for s in alive:

@@ -197,6 +197,22 @@ class MeshBackend(Backend):
             buffer = storage.buffer = self._from_one_device(buffer, wanted)
         return buffer
 
+    def adopted(self, storage: Storage, buffer: Any) -> Any:
+        """The buffer for a tensor that takes over another one's value: laid out as it was annotated.
+
+        A value that no device has yet goes to them in that layout, for both tensors: it is whole nowhere.
+        """
+        annotation = storage_annotation(storage)
+        return buffer if annotation is None else self.laid(buffer, annotation.text)
+
+    def laid(self, buffer: Any, sharding: str | None) -> Any:
+        """The same value laid out as ``sharding``; one that no device has is not put there to be whole."""
+        if type(buffer) is HostValue and buffer.placed is None:
+            return buffer if sharding is None else self.place(buffer, sharding)
+        if type(buffer) is HostValue:
+            buffer = buffer.placed
+        return buffer if self.sharding_of(buffer) == sharding else self.move(buffer, sharding)
+
     def _replace(self, trace: Trace, slot: int, buffer: Any) -> Any:
         """Give a step's input, and the tensor that it came from, another buffer of its value."""
         former = trace.inputs[slot]

@@ -12,7 +12,7 @@ from xla_core.tensor import XLATensor, handler_of
 from xla_core.trace import Trace
 from xla_spmd import gradients
 from xla_spmd.annotation import Annotation
-from xla_spmd.backend import HostValue, MeshBackend
+from xla_spmd.backend import MeshBackend
 from xla_spmd.dynamo import mark_in_graph
 from xla_spmd.mesh import Mesh
 from xla_spmd.operators import ANNOTATE
@@ -122,17 +122,9 @@ def _lay(tensor: XLATensor, annotation: Annotation | None) -> None:
             sharding = annotation.sharding if annotation is not None else REPLICATED
             _lay_pending(tensor, sharding)
         else:
-            storage.buffer = _moved(mesh_backend(trace), storage.buffer, text)
+            storage.buffer = mesh_backend(trace).laid(storage.buffer, text)
         if tensor._v is None:
             storage.annotation = annotation
-
-
-def _moved(backend: MeshBackend, buffer: Any, text: str | None) -> Any:
-    if type(buffer) is HostValue and buffer.placed is None:
-        return backend.place(buffer, text) if text is not None else buffer
-    if type(buffer) is HostValue:
-        buffer = buffer.placed
-    return buffer if backend.sharding_of(buffer) == text else backend.move(buffer, text)
 
 
 def _lay_pending(tensor: XLATensor, sharding: Sharding) -> None:
