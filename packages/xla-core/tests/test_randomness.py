@@ -72,15 +72,6 @@ def test_the_state_can_be_read_and_set():
         assert torch.rand(3, device="xla").tolist() == y
 
 
-def test_torch_manual_seed_leaves_the_device_alone():
-    """As torch_xla documents: the device is seeded by torch_xla.manual_seed."""
-    torch_xla.manual_seed(0)
-    x = torch.rand(3, device="xla")
-    torch_xla.manual_seed(0)
-    torch.manual_seed(5)
-    assert torch.equal(torch.rand(3, device="xla"), x)
-
-
 def test_the_step_does_not_matter_to_the_numbers():
     """Where the steps are cut changes no draw."""
     torch_xla.manual_seed(7)
