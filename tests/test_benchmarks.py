@@ -68,3 +68,38 @@ def test_a_system_without_its_interpreter_is_refused(tmp_path):
     )
     assert result.returncode != 0
     assert "TORCH_XLA_PYTHON" in result.stderr
+
+
+def test_saving_takes_about_one_tensor_of_memory():
+    """At a size where the tensors outweigh what else moves; the real figures are for 500 MB."""
+    script = RUN.with_name("saving.py")
+    arguments = ["--way", "xser.save", "--megabytes", "120", "--tensors", "5"]
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PJRT_DEVICE": "CPU"},
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["loaded_equal"]
+    assert figures["largest_tensor_megabytes"] == pytest.approx(40)
+    assert figures["ratio"] < 1.3, figures
+
+
+def test_the_ways_to_compile_a_step_agree(tmp_path):
+    target = tmp_path / "figures.json"
+    arguments = ["--model", "mlp_8_layers", "--rounds", "2", "--steps", "2", "--json", str(target)]
+    done = subprocess.run(
+        [sys.executable, str(RUN.with_name("compiled.py")), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env={**os.environ, "PJRT_DEVICE": "CPU"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(target.read_text())["models"]["mlp_8_layers"]
+    assert figures["dynamo_graphs"] == 2  # one forward, one backward
+    assert figures["programs_compiled_while_measuring"] == 0
+    assert all(f["host_ms"] <= f["step_ms"] for f in figures["ways"].values())

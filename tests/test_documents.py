@@ -1,5 +1,8 @@
 """The single-device snippets of the PyTorch/XLA documents, word for word, on real handwritten digits.
 
+The page with the API reference repeats those of PyTorch on XLA Devices; its signatures are in
+``test_api_document.py``. Lazy Tensor Core's document is in ``test_document_ltc.py``.
+
 Each snippet is the documents' own text. What it leaves to its reader (``MNIST``, ``train_loader``,
 ``lr``, ``path``...) is defined around it, with scikit-learn's scanned digits in place of MNIST's.
 """
@@ -18,6 +21,7 @@ from torch.nn import functional as F
 
 import torch_xla
 import torch_xla.core.xla_model as xm
+from torch_xla.amp import autocast
 from xla_core import counters, report
 from xla_core.persistent_cache import _InUse as in_use
 
@@ -305,6 +309,35 @@ def test_xm_save(tmp_path):
     assert torch.equal(twin.fc1.weight, names["model"].fc1.weight.cpu())
 
 
+XSER_SAVE = """
+import torch_xla.utils.serialization as xser
+
+xser.save(model.state_dict(), path)
+"""
+
+XSER_LOAD = """
+import torch_xla.utils.serialization as xser
+
+state_dict = xser.load(path)
+model.load_state_dict(state_dict)
+"""
+
+
+def check_streamed(save, load, tmp_path):
+    names = {"model": MNIST().to("xla"), "path": tmp_path / "model.pt"}
+    run(save, names)
+    expected = names["model"].fc1.weight.tolist()
+    names["model"] = MNIST().to("xla")
+    assert names["model"].fc1.weight.tolist() != expected
+    run(load, names)
+    assert names["model"].fc1.weight.device.type == "xla"
+    assert names["model"].fc1.weight.tolist() == expected
+
+
+def test_streaming_to_a_file_and_back(tmp_path):
+    check_streamed(XSER_SAVE, XSER_LOAD, tmp_path)
+
+
 INITIALIZE_CACHE = """
 import torch_xla.runtime as xr
 xr.initialize_cache('YOUR_CACHE_PATH', readonly=False)
@@ -362,6 +395,54 @@ def test_device_handling_and_lazy_execution(names, capsys):
     assert first == second == names["loss"].item()
 
 
+AMP = """
+from torch_xla.amp import syncfree
+import torch_xla.core.xla_model as xm
+
+# Creates model and optimizer in default precision
+model = Net().to('xla')
+# Pytorch/XLA provides sync-free optimizers for improved performance
+optimizer = syncfree.SGD(model.parameters(), ...)
+
+for input, target in data:
+    optimizer.zero_grad()
+
+    # Enables autocasting for the forward pass
+    with autocast(torch_xla.device()):
+        output = model(input)
+        loss = loss_fn(output, target)
+
+    # Exits the context manager before backward()
+    loss.backward()
+    xm.optimizer_step.(optimizer)
+"""
+
+
+def test_mixed_precision(names, digits):
+    with pytest.raises(SyntaxError):
+        compile(AMP, "<document>", "exec")
+    # as printed it is no Python: a stray dot, and "..." for the arguments that the reader has to give
+    snippet = AMP.replace("optimizer_step.(", "optimizer_step(")
+    snippet = snippet.replace("parameters(), ...)", "parameters(), lr=0.02, momentum=0.9)")
+    images, labels = digits
+    batches = [
+        (images[i : i + 32].to("xla"), labels[i : i + 32].to("xla")) for i in range(0, 960, 32)
+    ]
+    names |= {"torch_xla": torch_xla, "autocast": autocast, "Net": MNIST}
+    names |= {"data": batches, "loss_fn": nn.NLLLoss()}
+    seen = []
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda m, _i, o: seen.append((type(m), o.dtype))
+    )
+    try:
+        run(snippet, names)
+    finally:
+        handle.remove()
+    assert (nn.Linear, torch.bfloat16) in seen and (nn.NLLLoss, torch.float32) in seen
+    assert {p.dtype for p in names["model"].parameters()} == {torch.float32}
+    assert names["loss"].item() < 2.25  # ln(10) = 2.303 at the start
+
+
 SAVING = """
 # Saving
 xm.save(model.state_dict(), "model_xla.pt", master_only=True) # master_only recommended
@@ -388,6 +469,19 @@ def test_saving_and_loading_models(names, tmp_path, monkeypatch):
     assert names["model"].fc1.weight.device.type == "xla"
     assert names["model"].fc1.weight.tolist() == before
     assert torch.load("model_xla.pt").keys() == torch.load("model_cpu.pt").keys()
+
+
+GPU_DEVICE = """
+device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+model.to(device)
+data = data.to(device)
+"""
+
+
+def test_the_code_to_migrate_from_runs_too(names):
+    names |= {"model": MNIST(), "data": torch.zeros(2, 1, 28, 28)}
+    run(GPU_DEVICE, names)
+    assert names["data"].device == names["model"].fc1.weight.device == names["device"]
 
 
 # -- Performance guideline ------------------------------------------------------------------------

@@ -19,7 +19,7 @@ JAX_PRIVATE_HOMES = {"_jax_compat.py", "_jax_annotate.py", "_jax_pjrt.py"}
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
 OWN_CODE = [*SOURCES, *sorted((ROOT / "examples").glob("*.py")), ROOT / "toxfile.py"]
-OWN_CODE += sorted((ROOT / "benchmarks").glob("*.py"))
+OWN_CODE += [*sorted((ROOT / "benchmarks").glob("*.py")), *sorted((ROOT / "tools").glob("*.py"))]
 
 
 @functools.cache

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
 from torch_xla._packages import lazy_names
-from xla_core import counters, model_api
-from xla_core.tensor import XLATensor
-
-
-def _xla_metrics_report() -> str:
-    """The metrics report, as ``torch_xla.debug.metrics.metrics_report()`` gives it."""
-    return counters.report()
-
-
-def _xla_get_default_device() -> str:
-    """The calling thread's current device, as text."""
-    return str(model_api.device())
-
-
-def _xla_get_tensor_id(tensor: Any) -> int:
-    """A number that tensors sharing a storage have in common, and no others do while they live."""
-    if not isinstance(tensor, XLATensor):
-        raise RuntimeError(f"Input tensor is not an XLA tensor: {torch.Tensor.type(tensor)}")
-    return id(tensor._s)
-
+from xla_core.xlac import _check_tensor_need_materialization as _check_tensor_need_materialization
+from xla_core.xlac import _init_computation_client as _init_computation_client
+from xla_core.xlac import (
+    _xla_computation_cache_is_initialized as _xla_computation_cache_is_initialized,
+)
+from xla_core.xlac import _xla_device_kind as _xla_device_kind
+from xla_core.xlac import _xla_get_default_device as _xla_get_default_device
+from xla_core.xlac import _xla_get_devices as _xla_get_devices
+from xla_core.xlac import _xla_get_mat_mul_precision as _xla_get_mat_mul_precision
+from xla_core.xlac import _xla_get_tensor_id as _xla_get_tensor_id
+from xla_core.xlac import _xla_metrics_report as _xla_metrics_report
+from xla_core.xlac import _xla_real_devices as _xla_real_devices
+from xla_core.xlac import _xla_runtime_is_initialized as _xla_runtime_is_initialized
+from xla_core.xlac import _xla_set_mat_mul_precision as _xla_set_mat_mul_precision
+from xla_core.xlac import _xla_step_marker as _xla_step_marker
+from xla_core.xlac import _xla_sync_multi as _xla_sync_multi
+from xla_core.xlac import _xla_wait_device_ops as _xla_wait_device_ops
 
 __getattr__ = lazy_names(
     "torch_xla._XLAC",

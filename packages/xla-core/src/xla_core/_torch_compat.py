@@ -5,6 +5,7 @@ The device guard is in ``_torch_guard``, which must be importable on its own.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import sys
@@ -287,3 +288,15 @@ def finished_work(result: Any) -> Any:
     future.set_result(result)
     # torch 2.11 to 2.15: how a process group in Python makes what C++ takes for a Work
     return torch._C._distributed_c10d._create_work_from_future(future)
+
+
+_malloc_trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl has not
+
+
+def release_free_memory() -> None:
+    """Give memory that is free inside this process back to the system, where the C library can.
+
+    glibc keeps freed blocks of up to 32 MB for later ones of other sizes: they add up.
+    """
+    if _malloc_trim is not None:
+        _malloc_trim(0)

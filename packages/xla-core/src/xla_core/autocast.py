@@ -110,7 +110,7 @@ class autocast(torch.autocast):
         device: torch.device | str = "xla",
         enabled: bool = True,
         dtype: torch.dtype | None = None,
-        cache_enabled: bool | None = None,
+        cache_enabled: bool = True,
     ) -> None:
         kind = torch.device(device).type
         if kind != "xla":

@@ -30,22 +30,22 @@ def is_on() -> bool:
     return _state["on"]
 
 
-def switch(on: bool) -> None:
+def switch(enable: bool) -> None:
     """Turn eager mode on or off for the process; what is pending is run when it is turned on."""
     with _lock:
-        if on == _state["on"]:
+        if enable == _state["on"]:
             return
-        if on and runtime.started():
+        if enable and runtime.started():
             _run_pending()
-        _state["on"] = on
-        tensor_module.set_handler_wrapper(_run_at_once if on else None)
+        _state["on"] = enable
+        tensor_module.set_handler_wrapper(_run_at_once if enable else None)
 
 
 @contextlib.contextmanager
-def mode(on: bool) -> Iterator[None]:
+def mode(enable: bool) -> Iterator[None]:
     """Eager mode on or off inside a ``with`` block."""
     former = _state["on"]
-    switch(on)
+    switch(enable)
     try:
         yield
     finally:

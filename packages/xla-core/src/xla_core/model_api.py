@@ -55,9 +55,9 @@ def real_devices() -> list[str]:
     return [f"{kind}:{d.id}" for d in runtime.client().local_devices()]
 
 
-def real_name(of: torch.device | str) -> str:
+def real_name(device: torch.device | str) -> str:
     """The runtime's name of one ``xla`` device, such as ``CPU:0``."""
-    description = runtime.client().local_devices()[runtime.trace_of(of).device.index]
+    description = runtime.client().local_devices()[runtime.trace_of(device).device.index]
     return f"{runtime.device_type()}:{description.id}"
 
 
@@ -66,10 +66,10 @@ def device_count() -> int:
     return len(runtime.traces())
 
 
-def device_hardware(of: torch.device | str) -> str:
+def device_hardware(device: torch.device | str) -> str:
     """``'CPU'``, ``'TPU'``, ...: what the device really is. A CPU tensor's device gives ``'CPU'``."""
-    of = torch.device(of)
-    return runtime.device_type() if of.type == "xla" else of.type.upper()
+    kind = torch.device(device).type
+    return runtime.device_type() if kind == "xla" else kind.upper()
 
 
 def sync(wait: bool = False, reset_scope: bool = True) -> None:
@@ -88,9 +88,9 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
     step_closures.run(trace.device)
 
 
-def wait_device_ops(wanted: Sequence[torch.device | str] = ()) -> None:
+def wait_device_ops(devices: Sequence[torch.device | str] = ()) -> None:
     """Block until the programs launched on these devices (default: all) have finished."""
-    runtime.wait([torch.device(d) for d in wanted])
+    runtime.wait([torch.device(d) for d in devices])
 
 
 def optimizer_step(
@@ -123,23 +123,23 @@ def set_gradient_reducer(reduce: Callable[[torch.optim.Optimizer, Any, bool], No
     _gradient_reducers[:] = [reduce]
 
 
-def set_rng_state(seed: int, of: torch.device | str | None = None) -> None:
+def set_rng_state(seed: int, device: torch.device | str | None = None) -> None:
     """Set the random state of one device (default: the current one)."""
-    rng.set_state(int(seed), runtime.trace_of(of).device.index)
+    rng.set_state(int(seed), runtime.trace_of(device).device.index)
 
 
-def get_rng_state(of: torch.device | str | None = None) -> int:
+def get_rng_state(device: torch.device | str | None = None) -> int:
     """The random state of one device (default: the current one), as ``set_rng_state`` takes it."""
-    return rng.get_state(runtime.trace_of(of).device.index)
+    return rng.get_state(runtime.trace_of(device).device.index)
 
 
-def memory_info(of: torch.device | str | None = None) -> dict[str, int | None]:
+def memory_info(device: torch.device | str | None = None) -> dict[str, int | None]:
     """``bytes_used``, ``bytes_limit`` and ``peak_bytes_used`` of a device (default: the current one).
 
     Also ``kb_total`` and ``kb_free``, the names of releases before 2.3. The limit is None, and with it
     those two, where the device tells none.
     """
-    info = runtime.client().memory_info(runtime.trace_of(of).device.index)
+    info = runtime.client().memory_info(runtime.trace_of(device).device.index)
     limit = info.bytes_limit
     return {
         "bytes_used": info.bytes_used,
@@ -151,16 +151,16 @@ def memory_info(of: torch.device | str | None = None) -> dict[str, int | None]:
 
 
 @contextlib.contextmanager
-def fork_rng(of: torch.device | str | None = None, enabled: bool = True) -> Iterator[None]:
+def fork_rng(device: torch.device | str | None = None, enabled: bool = True) -> Iterator[None]:
     """Put the random state of a device (default: the current one) back after the block."""
     if not enabled:
         yield
         return
-    state = get_rng_state(of)
+    state = get_rng_state(device)
     try:
         yield
     finally:
-        set_rng_state(state, of)
+        set_rng_state(state, device)
 
 
 def master_print(
@@ -189,6 +189,13 @@ def save(
         saving.save(data, file_or_path)
 
 
+def save_streaming(
+    data: Any, path: Any, master_only: bool = True, global_master: bool = False
+) -> None:
+    """``save`` under the parameter names of ``xser.save``: both stream one tensor at a time."""
+    save(data, path, master_only, global_master)
+
+
 def is_xla_tensor(tensor: Any) -> bool:
     """Whether ``tensor`` lives on an ``xla`` device."""
     return isinstance(tensor, XLATensor)
@@ -200,13 +207,13 @@ def gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [p.grad for group in groups for p in group["params"] if p.grad is not None]
 
 
-def check_view_sharing(data: Any) -> None:
-    """Raise RuntimeError when two tensors inside ``data`` are different views of one storage.
+def check_view_sharing(obj: Any) -> None:
+    """Raise RuntimeError when two tensors inside ``obj`` are different views of one storage.
 
     Such tensors are separate once they are on another device.
     """
     seen: dict[int, XLATensor] = {}
-    for tensor in transfer.collect(data, is_xla_tensor):
+    for tensor in transfer.collect(obj, is_xla_tensor):
         other = seen.setdefault(id(tensor._s), tensor)
         if other is not tensor and other._v is not tensor._v:
             raise RuntimeError(

@@ -242,15 +242,16 @@ def device_type() -> str:
         return _Runtime.device_type
 
 
-def set_device_type(name: str) -> None:
+def set_device_type(pjrt_device: str) -> None:
     """Choose the device before the client starts. Raises RuntimeError when another one runs."""
     with _lock:
-        if _Runtime.client is not None and name.upper() != _Runtime.device_type:
+        name = pjrt_device.upper()
+        if _Runtime.client is not None and name != _Runtime.device_type:
             raise RuntimeError(
-                f"the {_Runtime.device_type} client runs already; choose {name.upper()} before the first "
+                f"the {_Runtime.device_type} client runs already; choose {name} before the first "
                 "xla tensor is made, or set PJRT_DEVICE"
             )
-        _Runtime.device_type = name.upper()
+        _Runtime.device_type = name
 
 
 def set_options(options: Mapping[str, str]) -> None:

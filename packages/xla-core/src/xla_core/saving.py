@@ -19,6 +19,7 @@ import torch
 from torch.storage import TypedStorage
 
 from xla_core import atomic_file, transfer
+from xla_core._torch_compat import release_free_memory
 from xla_core.dispatch.transfers import read
 from xla_core.storage import Storage, View
 from xla_core.tensor import XLATensor
@@ -36,6 +37,10 @@ _STORED: Final = frozenset(
         torch.complex64, torch.complex128,
     }
 )  # fmt: skip
+
+
+_LARGE: Final = 1 << 20
+"""Bytes from which on a tensor is worth handing memory back for."""
 
 
 class DeferredStorage(torch.UntypedStorage):
@@ -64,6 +69,9 @@ class DeferredStorage(torch.UntypedStorage):
 
     def cpu(self) -> torch.UntypedStorage:
         """The value, fetched now."""
+        if self.nbytes() >= _LARGE:
+            # what the tensor before this one lay in
+            release_free_memory()
         return read(self._tensor).contiguous().untyped_storage()
 
 

@@ -28,9 +28,12 @@ class ClosureHandler:
 
 
 class AsyncClosureHandler(ClosureHandler):
-    """One thread that runs closures in order; the first exception is kept and raised at the next call."""
+    """One thread that runs closures in order; the first exception is kept and raised at the next call.
 
-    def __init__(self, max_queue_size: int = 0) -> None:
+    ``run`` waits while ``max_queue_size`` closures (default 100) are waiting; 0 sets no bound.
+    """
+
+    def __init__(self, max_queue_size: int = 100) -> None:
         self.queue: queue.Queue[Callable[[], Any]] = queue.Queue(max_queue_size)
         self.error: BaseException | None = None
         threading.Thread(target=self._work, name="xla-step-closures", daemon=True).start()

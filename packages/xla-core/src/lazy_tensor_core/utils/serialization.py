@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from xla_core.model_api import save as save
+from xla_core.model_api import save_streaming as save
 from xla_core.saving import load as load

@@ -1,0 +1,6 @@
+"""torch_xla.experimental.callback: being called when a value is there."""
+
+from __future__ import annotations
+
+from xla_core.callback import on_ready_callback as on_ready_callback
+from xla_core.callback import on_ready_event as on_ready_event

@@ -1,0 +1,106 @@
+"""Names of torch_xla's C++ module ``_XLAC`` that Python code calls directly, as far as they exist here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from xla_core import counters, model_api, programs, runtime
+from xla_core.device_info import device_kind as _xla_device_kind
+from xla_core.model_api import wait_device_ops as _xla_wait_device_ops
+from xla_core.settings import get_mat_mul_precision as _xla_get_mat_mul_precision
+from xla_core.settings import set_mat_mul_precision as _xla_set_mat_mul_precision
+from xla_core.tensor import XLATensor
+
+MSG_NOT_XLA: Final = "Input tensor is not an XLA tensor: {type}"
+
+
+def _on_xla(tensor: Any) -> XLATensor:
+    if not isinstance(tensor, XLATensor):
+        raise RuntimeError(MSG_NOT_XLA.format(type=torch.Tensor.type(tensor)))
+    return tensor
+
+
+def _xla_metrics_report() -> str:
+    """The metrics report, as ``torch_xla.debug.metrics.metrics_report()`` gives it."""
+    return counters.report()
+
+
+def _xla_get_default_device() -> str:
+    """The calling thread's current device, as text."""
+    return str(model_api.device())
+
+
+def _xla_get_tensor_id(tensor: Any) -> int:
+    """A number that tensors sharing a storage have in common, and no others do while they live."""
+    return id(_on_xla(tensor)._s)
+
+
+def _xla_sync_multi(
+    tensors: Sequence[torch.Tensor],
+    devices: Sequence[str] = (),
+    wait: bool = True,
+    sync_xla_data: bool = True,
+) -> None:
+    """Run what is pending on the devices of ``tensors``; with ``wait`` until it is done.
+
+    One program computes everything that is pending there, not ``tensors`` alone.
+    """
+    del devices, sync_xla_data
+    for device in dict.fromkeys(_on_xla(t)._s.trace.device for t in tensors):
+        runtime.sync(device, wait=wait)
+
+
+def _xla_step_marker(
+    device: str = "", devices: Sequence[str] = (), wait: bool = True, reset_scope: bool = True
+) -> None:
+    """End the step of one device (default: the current one), as ``torch_xla.sync()`` does."""
+    del devices
+    with runtime.current_device(int(runtime.trace_of(device or None).device.index)):
+        model_api.sync(wait, reset_scope)
+
+
+def _xla_get_devices() -> list[str]:
+    """The names of this process's devices: ``['xla:0']``."""
+    return [str(d) for d in model_api.devices()]
+
+
+def _xla_real_devices(devices: Sequence[str] = ()) -> list[str]:
+    """The runtime's names of ``xla`` devices (default: all), such as ``CPU:0``."""
+    return [model_api.real_name(d) for d in devices or model_api.devices()]
+
+
+def _xla_runtime_is_initialized() -> bool:
+    """Whether the device client runs."""
+    return runtime.started()
+
+
+def _init_computation_client() -> None:
+    """Start the device client, unless it runs."""
+    runtime.client()
+
+
+def _xla_computation_cache_is_initialized() -> bool:
+    """Whether programs were compiled or loaded: too late for ``xr.initialize_cache``."""
+    return bool(programs.all_programs())
+
+
+def _check_tensor_need_materialization(tensors: Sequence[torch.Tensor]) -> list[bool]:
+    """For each tensor, whether its value is recorded and not computed yet; False for other devices."""
+    return [isinstance(t, XLATensor) and _pending(t) for t in tensors]
+
+
+def _pending(tensor: XLATensor) -> bool:
+    s = tensor._s
+    return bool(s.epoch == s.trace.epoch and s.buffer is None)
+
+
+__all__ = [
+    "_check_tensor_need_materialization", "_init_computation_client",
+    "_xla_computation_cache_is_initialized", "_xla_device_kind", "_xla_get_default_device",
+    "_xla_get_devices", "_xla_get_mat_mul_precision", "_xla_get_tensor_id", "_xla_metrics_report",
+    "_xla_real_devices", "_xla_runtime_is_initialized", "_xla_set_mat_mul_precision",
+    "_xla_step_marker", "_xla_sync_multi", "_xla_wait_device_ops",
+]  # fmt: skip
