@@ -159,8 +159,7 @@ def test_figures_of_a_program(traced):
 SCRIPT = """
 import torch, torch_xla
 import torch_xla.core.xla_model as xm
-import torch_xla.debug.metrics as met
-from xla_core import aot, report
+from xla_core import aot, counters, report
 
 device = torch_xla.device()
 model = torch.nn.Linear(300, 200).to(device)
@@ -174,7 +173,7 @@ for _ in range(3):
 print(len(torch_xla.devices()), xm.xla_device_hw(device), loss.dtype, aot.active())
 print(xm.get_memory_info(device)["bytes_limit"])
 print([f.name for f in report.program_figures()], [f.total for f in report.program_figures()])
-print(sorted(n for n in met.counter_names() if n in ("UncachedCompile", "PersistentCacheHit")))
+print(sorted(n for n in counters.all_counters() if n in ("UncachedCompile", "PersistentCacheHit")))
 print("value", loss.item(), model.weight.cpu().abs().max().item())
 """
 

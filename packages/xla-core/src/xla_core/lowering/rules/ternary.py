@@ -121,9 +121,9 @@ def igammac(self: Array, other: Array) -> Array:
 
 def interpolate(start: Array, end: Array, weight: Array) -> Array:
     """``start + weight * (end - start)``, from the nearer end so that weight 1 gives ``end``."""
-    difference = end - start
-    near = start + weight * difference
-    return where(lax.abs(weight) < 0.5, near, end - difference * (1 - weight))
+    near = lax.abs(weight) < 0.5
+    # choosing the numbers, not the results: an optimizer's scalar weight is chosen once
+    return where(near, start, end) + (end - start) * where(near, weight, weight - 1)
 
 
 @rule(*present("lerp.Scalar", "lerp.Tensor"), promotion=DEFAULT, lift=("weight",))
