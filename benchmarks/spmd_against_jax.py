@@ -1,26 +1,37 @@
 """A GPT over eight CPU devices: xla-spmd against the same model and shardings written in jax.
 
-    python benchmarks/spmd_against_jax.py [--strategy fsdp] [--steps 20] [--rounds 3]
+    python benchmarks/spmd_against_jax.py [--strategy fsdp] [--rounds 5] [--steps 8] [--json FILE]
 
-Each system trains in a process of its own, in alternating rounds; printed are the median step times,
-the memory of the compiled step on each device, and their ratios.
+Each system trains in a process of its own, which stays while rounds of ``--steps`` steps go from one
+to the other and back (torch jax, jax torch, ...), so that noise of the machine meets both. Printed
+are, per strategy, the median step time over all rounds, the memory of the compiled step on each
+device, and their ratios; the JSON file has every round. The exit status is 1 if the last losses
+differ.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+from child import private_stdout
+
 DEVICES = 8
-VOCABULARY, WIDTH, HEADS, LAYERS, LENGTH, BATCH = 512, 256, 8, 4, 64, 16
+VOCABULARY, HEADS = 512, 8
+LAYERS, WIDTH, LENGTH, BATCH = (
+    int(n) for n in os.environ.get("SPMD_BENCHMARK_SIZE", "4 256 64 16").split()
+)
 STRATEGIES = {
     "data": ((8,), ("data",), ("data", None)),
     "fsdp": ((8,), ("data",), ("data", None)),
@@ -28,6 +39,10 @@ STRATEGIES = {
     "2d": ((4, 2), ("data", "model"), ("data", None)),
 }
 COLUMN, ROW = ("q", "k", "v", "up", "head"), ("out", "down")
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+WARM_UP = 3
+LOSS_TOLERANCE = 1e-3
+"""Relative; some forty steps of float32 training, sums in another order."""
 RATE, BETA1, BETA2, EPSILON, DECAY = 1e-3, 0.9, 0.999, 1e-8, 1e-2
 
 
@@ -95,8 +110,8 @@ def torch_model() -> Any:
     return GPT()
 
 
-def run_torch(strategy: str, steps: int) -> dict[str, Any]:
-    """Train with xla-spmd; median seconds of a step, bytes on a device, the last loss."""
+def torch_system(strategy: str) -> tuple[Callable[[], float], Callable[[], Any]]:
+    """Training with xla-spmd: a step that returns its loss, and the program's memory and text."""
     import numpy as np
     import torch
 
@@ -117,28 +132,26 @@ def run_torch(strategy: str, steps: int) -> dict[str, Any]:
     ids = torch.from_numpy(tokens()).to("xla")
     xs.mark_sharding(ids, mesh, batch)
 
-    def step() -> Any:
+    def step() -> float:
         logits = model(ids[:, :-1]).flatten(0, 1)
         loss = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         torch_xla.sync(wait=True)
-        return loss.detach()
+        return loss.item()
 
-    seconds, loss = timed(step, steps)
-    program = max(programs.all_programs(), key=lambda p: p.runs)
-    return {
-        "seconds": seconds,
-        "bytes": device_bytes(program.executable.memory_analysis()),
-        "loss": loss.item(),
-    }
+    def compiled() -> tuple[Any, str]:
+        executable = max(programs.all_programs(), key=lambda p: p.runs).executable
+        return executable.memory_analysis(), executable.optimized_hlo()
+
+    return step, compiled
 
 
 # -- with jax ----------------------------------------------------------------------------------------
 
 
-def run_jax(strategy: str, steps: int) -> dict[str, Any]:
+def jax_system(strategy: str) -> tuple[Callable[[], float], Callable[[], Any]]:
     """The same with jax; parameters come from the PyTorch module."""
     import jax
     import jax.numpy as jnp
@@ -176,23 +189,25 @@ def run_jax(strategy: str, steps: int) -> dict[str, Any]:
     whole = NamedSharding(mesh, PartitionSpec())
     state = (parameters, *moments, jax.device_put(np.float32(0), whole))
     layouts = ((places, places, places, whole), whole)
-    compiled = jax.jit(step, donate_argnums=0, out_shardings=layouts).lower(state, ids).compile()
+    program = jax.jit(step, donate_argnums=0, out_shardings=layouts).lower(state, ids).compile()
     holder = [state]
 
-    def run() -> Any:
-        holder[0], loss = compiled(holder[0], ids)
+    def run() -> float:
+        holder[0], loss = program(holder[0], ids)
         jax.block_until_ready((holder[0], loss))
-        return loss
+        return float(loss)
 
-    seconds, loss = timed(run, steps)
-    stats = compiled.memory_analysis()
-    memory = {
-        "arguments": stats.argument_size_in_bytes,
-        "outputs": stats.output_size_in_bytes,
-        "temporaries": stats.temp_size_in_bytes,
-        "aliased": stats.alias_size_in_bytes,
-    }
-    return {"seconds": seconds, "bytes": device_bytes(memory), "loss": float(loss)}
+    def compiled() -> tuple[Any, str]:
+        stats = program.memory_analysis()
+        memory = {
+            "arguments": stats.argument_size_in_bytes,
+            "outputs": stats.output_size_in_bytes,
+            "temporaries": stats.temp_size_in_bytes,
+            "aliased": stats.alias_size_in_bytes,
+        }
+        return memory, program.as_text()
+
+    return run, compiled
 
 
 def jax_loss(parameters: dict[str, Any], ids: Any) -> Any:
@@ -238,63 +253,126 @@ def tokens() -> Any:
     return np.random.default_rng(0).integers(VOCABULARY, size=(BATCH, LENGTH + 1))
 
 
-def timed(step: Callable[[], Any], steps: int) -> tuple[float, Any]:
-    """Median seconds of a step after three that are not counted, and the last loss."""
-    for _ in range(3):
-        loss = step()
-    seconds = []
-    for _ in range(steps):
-        started = time.perf_counter()
-        loss = step()
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds), loss
-
-
 def device_bytes(memory: Any) -> int:
     """Bytes of a compiled step on each device: arguments, what is not in their place, temporaries."""
     return int(memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"])
 
 
-def child(system: str, strategy: str, steps: int) -> dict[str, Any]:
-    """Run one system in a process of its own."""
-    command = [sys.executable, __file__, "--child", system, "--strategy", strategy]
-    environment = {
-        **os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(DEVICES),
-    }  # fmt: skip
-    done = subprocess.run(
-        [*command, "--steps", str(steps)], env=environment, stdout=subprocess.PIPE, check=True
+def serve(system: str, strategy: str) -> None:
+    """Be one system: for every number on stdin take so many steps, and answer with their figures."""
+    answer = private_stdout()
+    step, compiled = (torch_system if system == "torch" else jax_system)(strategy)
+    for _ in range(WARM_UP):
+        loss = step()
+    memory, hlo = compiled()
+    kinds = {kind: len(re.findall(rf" {kind}(-start)?\(", hlo)) for kind in COLLECTIVES}
+    answer(
+        {
+            "bytes": device_bytes(memory), "memory": memory, "loss": loss,
+            "collectives": {kind: count for kind, count in kinds.items() if count},
+        }
+    )  # fmt: skip
+    folder = os.environ.get("SPMD_BENCHMARK_HLO")
+    if folder:
+        Path(folder, f"{strategy}-{system}.hlo").write_text(hlo)
+    for line in sys.stdin:
+        seconds = []
+        for _ in range(int(line)):
+            started = time.perf_counter()
+            loss = step()
+            seconds.append(time.perf_counter() - started)
+        answer({"seconds": seconds, "loss": loss})
+
+
+@contextlib.contextmanager
+def started(system: str, strategy: str) -> Iterator[subprocess.Popen[str]]:
+    """One system in a process of its own."""
+    command = [sys.executable, __file__, "--serve", system, "--strategy", strategy]
+    environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(DEVICES)}
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def answer_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next answer. Raises RuntimeError when the process is gone; it said why on stderr."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a measuring process ended early: {process.args}")
+    found: dict[str, Any] = json.loads(line)
     return found
 
 
-def main() -> None:
-    """Compare the systems, or be one of them (``--child``)."""
+def compare(strategy: str, rounds: int, steps: int) -> dict[str, Any]:
+    """Both systems by turns under one strategy."""
+    figures: dict[str, Any] = {}
+    with started("torch", strategy) as torch, started("jax", strategy) as jax:
+        processes = {"torch": torch, "jax": jax}
+        for system, process in processes.items():
+            figures[system] = {**answer_of(process), "rounds": []}
+        for number in range(rounds):
+            for system in list(processes)[:: 1 if number % 2 == 0 else -1]:
+                process = processes[system]
+                assert process.stdin is not None
+                process.stdin.write(f"{steps}\n")
+                process.stdin.flush()
+                found = answer_of(process)
+                figures[system]["rounds"].append(found["seconds"])
+                figures[system]["loss"] = found["loss"]
+    for one in figures.values():
+        one["seconds"] = statistics.median(s for seconds in one["rounds"] for s in seconds)
+    for name, key in (("time_ratio", "seconds"), ("memory_ratio", "bytes")):
+        figures[name] = figures["torch"][key] / figures["jax"][key]
+    return figures
+
+
+def show(strategy: str, figures: dict[str, Any]) -> None:
+    """One strategy's figures as text."""
+    print(f"{strategy}: {LAYERS} layers of width {WIDTH} on {DEVICES} CPU devices")
+    for system in ("torch", "jax"):
+        one = figures[system]
+        medians = ", ".join(f"{statistics.median(r) * 1e3:.1f}" for r in one["rounds"])
+        kinds = ", ".join(f"{count} {kind}" for kind, count in one["collectives"].items())
+        print(f"  {system:<6} {one['seconds'] * 1e3:.1f} ms a step (rounds: {medians})")
+        print(f"         {one['bytes'] / 2**20:.2f} MiB a device, loss {one['loss']:.5f}; {kinds}")
+    print(
+        f"  torch / jax: time {figures['time_ratio']:.3f}, memory {figures['memory_ratio']:.3f}",
+        flush=True,
+    )
+
+
+def main() -> int:
+    """Compare the systems, or be one of them (``--serve``)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--strategy", choices=list(STRATEGIES), default="fsdp")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--child", choices=["torch", "jax"])
+    parser.add_argument("--strategy", choices=list(STRATEGIES), action="append")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--serve", choices=["torch", "jax"], help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        run = run_torch if options.child == "torch" else run_jax
-        print(json.dumps(run(options.strategy, options.steps)))
-        return
-    found: dict[str, list[dict[str, Any]]] = {"torch": [], "jax": []}
-    for _ in range(options.rounds):
-        for system, runs in found.items():
-            runs.append(child(system, options.strategy, options.steps))
-    print(f"{options.strategy}: {LAYERS} layers of width {WIDTH} on {DEVICES} CPU devices")
-    best = {system: min(run["seconds"] for run in runs) for system, runs in found.items()}
-    for system, runs in found.items():
-        times = ", ".join(f"{run['seconds'] * 1e3:.1f}" for run in runs)
-        size = runs[0]["bytes"] / 2**20
-        print(
-            f"  {system:<6} {times} ms a step, {size:.2f} MiB a device, loss {runs[0]['loss']:.5f}"
-        )
-    memory = found["torch"][0]["bytes"] / found["jax"][0]["bytes"]
-    print(f"  torch / jax: time {best['torch'] / best['jax']:.3f}, memory {memory:.3f}")
+    strategies = options.strategy or list(STRATEGIES)
+    if options.serve:
+        serve(options.serve, strategies[0])
+        return 0
+    began = time.strftime("%Y-%m-%dT%H:%M:%S")
+    found = {}
+    for strategy in strategies:
+        found[strategy] = compare(strategy, options.rounds, options.steps)
+        show(strategy, found[strategy])
+    if options.json:
+        size = {"layers": LAYERS, "width": WIDTH, "length": LENGTH, "batch": BATCH}
+        machine = {"cpus": os.cpu_count(), "devices": DEVICES}
+        everything = {"began": began, "machine": machine, "model": size, "strategies": found}
+        options.json.write_text(json.dumps(everything, indent=1) + "\n")
+    losses = [(f["torch"]["loss"], f["jax"]["loss"]) for f in found.values()]
+    return int(any(not math.isclose(a, b, rel_tol=LOSS_TOLERANCE) for a, b in losses))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -103,3 +103,26 @@ def test_the_ways_to_compile_a_step_agree(tmp_path):
     assert figures["dynamo_graphs"] == 2  # one forward, one backward
     assert figures["programs_compiled_while_measuring"] == 0
     assert all(f["host_ms"] <= f["step_ms"] for f in figures["ways"].values())
+
+
+def test_sharded_training_is_held_against_jax(tmp_path):
+    script = RUN.parent / "spmd_against_jax.py"
+    figures = tmp_path / "figures.json"
+    options = ["--strategy", "fsdp", "--rounds", "2", "--steps", "1", "--json", str(figures)]
+    result = subprocess.run(
+        [sys.executable, str(script), *options],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "SPMD_BENCHMARK_SIZE": "1 64 32 16"},
+    )
+    # 1 when the losses of the two differ
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = json.loads(figures.read_text())["strategies"]["fsdp"]
+    for system in ("torch", "jax"):
+        assert [len(steps) for steps in found[system]["rounds"]] == [1, 1]
+        assert found[system]["bytes"] > 0
+        assert {"all-gather", "all-reduce"} <= set(found[system]["collectives"])
+    # not a timing: as many parameters are gathered, and devices hold as much
+    assert found["torch"]["collectives"]["all-gather"] <= found["jax"]["collectives"]["all-gather"]
+    assert found["memory_ratio"] <= 1.1

@@ -167,3 +167,43 @@ def test_a_split_tensor_takes_over_a_whole_one(mesh):
     assert spec(source) == "{replicated}"
     assert [tuple(shard.data.shape) for shard in local_shards(weight)] == [(4, 8)] * 8
     assert weight.cpu().equal(source.cpu())
+
+
+def test_a_weight_is_gathered_once_for_both_directions(mesh):
+    """The layer multiplies by the transposed weight, its gradient by the weight: one value."""
+    weight = torch.randn(16, 8, device="xla")
+    xs.mark_sharding(weight, mesh, ("data", None))
+    x = torch.randn(256, 8, device="xla", requires_grad=True)
+    xs.mark_sharding(x, mesh, ("data", None))
+    torch_xla.sync()
+    torch.nn.functional.linear(torch.nn.functional.linear(x, weight).tanh(), weight.t()).backward(x)
+    torch_xla.sync()
+    found = report.collectives(programs.all_programs()[-1])
+    assert [(one.kind, one.bytes) for one in found] == [("all-gather", 16 * 8 * 4)]
+
+
+PRODUCTS = {
+    "turned left": lambda a, b, c: a.t() @ b,
+    "turned twice": lambda a, b, c: a.t() @ b.t().t(),
+    "both turned": lambda a, b, c: (b.t() @ a) + (c.t() @ c.transpose(0, 1)),
+    "added": lambda a, b, c: torch.addmm(c, a.t(), b.transpose(0, -1).t(), beta=0.5, alpha=2.0),
+    "read by others too": lambda a, b, c: (a.t() @ b) + a.t().sum() + c.t(),
+    "no turn": lambda a, b, c: a.transpose(0, 0).t() @ b,
+    "of a vector": lambda a, b, c: a.t() @ b[:, 0],
+    "of another dtype": lambda a, b, c: a.t().double().float() @ b,
+}
+
+
+@pytest.mark.parametrize("function", PRODUCTS.values(), ids=PRODUCTS)
+def test_products_of_transposes(function):
+    host = [torch.randn(5, 4), torch.randn(5, 4), torch.randn(4, 4)]
+    on_device = [t.to("xla").requires_grad_() for t in host]
+    host = [t.requires_grad_() for t in host]
+    expected, result = function(*host), function(*on_device)
+    expected.square().sum().backward()
+    result.square().sum().backward()
+    torch.testing.assert_close(result.cpu(), expected)
+    for t, other in zip(host, on_device, strict=True):
+        assert (t.grad is None) == (other.grad is None)
+        if t.grad is not None:
+            torch.testing.assert_close(other.grad.cpu(), t.grad)

@@ -16,9 +16,9 @@ import torch
 from xla_core import _jax_compat, compile_notice, counters, events, flags, settings, where
 from xla_core.dtypes import kept_as, numpy_dtype
 from xla_core.layout import Layout
-from xla_core.lowering.batch_dims import UnmergedScope
 from xla_core.lowering.evaluate import Scope
 from xla_core.lowering.outline import KEPT_PREFIX
+from xla_core.lowering.partitioned import PartitionedScope
 from xla_core.lowering.repeats import CostModel
 from xla_core.lowering.step import needed_entries, outlined_step_function, step_function
 from xla_core.metas import TensorMeta
@@ -137,7 +137,7 @@ def lower(
     outlining = outlining_of(backend.client) if layout.num_partitions == 1 else None
     functions = 0
     if outlining is None:
-        scope = UnmergedScope if layout.num_partitions > 1 else Scope
+        scope = PartitionedScope if layout.num_partitions > 1 else Scope
         function = step_function(needed, outputs, *scalars, scope)
     else:
         model = CostModel(float(outlining.min_operations), float(outlining.min_saved))

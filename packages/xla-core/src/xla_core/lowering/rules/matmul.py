@@ -37,10 +37,14 @@ def dot_general(
     return lax.dot_general(left, right, (contract, batch), preferred_element_type=wide)
 
 
-def product(left: Array, right: Array) -> Array:
-    """``left @ right`` of equal rank, over shared batch dimensions, in the accumulator's dtype."""
+def product(left: Array, right: Array, turned: tuple[bool, bool] = (False, False)) -> Array:
+    """``left @ right`` of equal rank, over shared batch dimensions, in the accumulator's dtype.
+
+    ``turned`` says which of the two is given with its last two dimensions swapped.
+    """
     batch = tuple(range(left.ndim - 2))
-    return dot_general(left, right, ((left.ndim - 1,), (left.ndim - 2,)), (batch, batch))
+    over = (left.ndim - 1 - turned[0],), (left.ndim - 2 + turned[1],)
+    return dot_general(left, right, over, (batch, batch))
 
 
 def blend(added: Array, beta: Any, total: Array, alpha: Any) -> Array:
@@ -56,15 +60,23 @@ def blend(added: Array, beta: Any, total: Array, alpha: Any) -> Array:
 
 
 @rule(aten.mm.default, aten.bmm.default)
-def mm(self: Array, mat2: Array) -> Array:
+def mm(self: Array, mat2: Array, *, turned: tuple[bool, bool] = (False, False)) -> Array:
     """Matrix product, batched or not."""
-    return product(self, mat2).astype(self.dtype)
+    return product(self, mat2, turned).astype(self.dtype)
 
 
 @rule(aten.addmm.default, aten.baddbmm.default, lift=_SCALARS)
-def addmm(self: Array, mat1: Array, mat2: Array, *, beta: Any = 1, alpha: Any = 1) -> Array:
+def addmm(
+    self: Array,
+    mat1: Array,
+    mat2: Array,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+    turned: tuple[bool, bool] = (False, False),
+) -> Array:
     """``beta * self + alpha * mat1 @ mat2``, batched or not."""
-    return blend(self, beta, product(mat1, mat2), alpha)
+    return blend(self, beta, product(mat1, mat2, turned), alpha)
 
 
 @rule(aten.addbmm.default, lift=_SCALARS)
