@@ -286,3 +286,27 @@ def test_gradient_of_a_sum_can_be_written_to():
     assert x.grad.tolist() == [[2, 10, 2, 2], [2] * 4, [2] * 4]
     torch.nn.utils.clip_grad_value_([x], 3)
     assert x.grad.max().item() == 3
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        lambda t: t.unfold(0, 2, 1),
+        lambda t: t.as_strided((3, 2, 2), (2, 2, 1)),
+        lambda t: t.t().unfold(1, 2, 2),
+        lambda t: t.unfold(0, 2, 2),
+    ],
+)
+def test_a_write_to_one_of_overlapping_windows(windows):
+    """The other windows show what was written, and write nothing themselves."""
+
+    def run(device):
+        table = torch.arange(8.0).reshape(4, 2).to(device)
+        every = windows(table)
+        every[1].copy_(torch.tensor(-1.0).to(device))
+        every[0, :, 0].mul_(3)
+        table[3] += 1
+        every[1].neg_()
+        return table.tolist(), every.tolist()
+
+    assert run("cpu") == run("xla")

@@ -13,21 +13,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from xla_core import _jax_compat, compile_notice, counters, events, flags, settings, where
-from xla_core.dtypes import kept_as, numpy_dtype
-from xla_core.layout import Layout
-from xla_core.lowering.evaluate import Scope
-from xla_core.lowering.outline import KEPT_PREFIX
-from xla_core.lowering.partitioned import PartitionedScope
-from xla_core.lowering.repeats import CostModel
-from xla_core.lowering.step import needed_entries, outlined_step_function, step_function
-from xla_core.metas import TensorMeta
+from xla_core import compile_notice, counters, events, settings, staged
 from xla_core.programs import StepProgram
-from xla_core.protocol import ArraySpec, DeviceClient, Outlining, Program
+from xla_core.staged import StagedExecutable
+from xla_core.step_lowering import StepLowering, input_specs, outlining_of
 from xla_core.trace import Entry, Marker, Trace
 
 if TYPE_CHECKING:
-    from xla_core.runtime import Backend
+    pass
 
 
 def build(
@@ -55,11 +48,17 @@ def build(
     lowered = time.perf_counter()
     if executable is None:
         with compile_notice.watching(name, len(entries)) as notice:
-            program, notice.functions = lower(trace, entries, outputs, layout, name)
+            lowering = StepLowering(trace, entries, outputs, layout, name)
+            notice.functions = lowering.functions
+            stages = lowering.stages() if lowering.in_stages() else None
+            program = lowering.whole() if stages is None else None
             lowered = time.perf_counter()
             counters.sample("LoweringTime", (lowered - started) * 1e9)
             notice.stage = "compiling"
-            executable = backend.compile(program)
+            if stages is not None:
+                executable = staged.compile(backend, name, *stages)
+            elif program is not None:
+                executable = backend.compile(program)
         compiling = time.perf_counter() - lowered
         counters.sample("CompileTime", compiling * 1e9)
         counters.sample("InputOutputAliasCount", len(aliases), counters.render_number)
@@ -67,6 +66,8 @@ def build(
         backend.store(key, executable)
     else:
         counters.increment("PersistentCacheHit")
+    if isinstance(executable, StagedExecutable):
+        aliases = executable.aliases
     if layout.num_replicas > 1:
         executable = backend.over_replicas(executable, name, layout.collectives)
     sizes = _sizes(entries)
@@ -74,7 +75,7 @@ def build(
         name=name,
         executable=executable,
         program=program,
-        inputs=layout.input_specs(_input_specs(backend, entries)),
+        inputs=layout.input_specs(input_specs(backend, entries)),
         output_index=index,
         aliases=aliases,
         histogram=Counter(e.plan.name for e in entries if e.plan is not None),
@@ -102,82 +103,6 @@ def _sizes(entries: Sequence[Entry]) -> dict[int, int]:
         for i, meta in enumerate(e.metas)
         if meta is not None
     }
-
-
-def _spec(backend: Backend, meta: TensorMeta | None) -> ArraySpec:
-    assert meta is not None
-    return ArraySpec(meta.shape, backend.numpy_dtype(numpy_dtype(meta.dtype)))
-
-
-def _input_specs(backend: Backend, entries: Sequence[Entry]) -> tuple[ArraySpec, ...]:
-    """The program's arguments: the step's inputs, then the vectors of lifted floats and ints."""
-    inputs = [_spec(backend, e.metas[0]) for e in entries if e.plan is None]
-    last = entries[-1]
-    for count, dtype in ((last.floats, torch.float64), (last.ints, torch.int64)):
-        if count:
-            inputs.append(ArraySpec((count,), backend.client.numpy_dtype(numpy_dtype(dtype))))
-    return tuple(inputs)
-
-
-def lower(
-    trace: Trace,
-    entries: Sequence[Entry],
-    outputs: tuple[int, ...],
-    layout: Layout,
-    name: str,
-) -> tuple[Program, int]:
-    """The program that computes ``outputs`` of a step, and how many functions it has."""
-    needed = needed_entries(entries, outputs)
-    backend = trace.backend
-    last = entries[-1]
-    inputs = _input_specs(backend, entries)
-    metas = {e.first + i: m for e in entries for i, m in enumerate(e.metas)}
-    scalars = (bool(last.floats), bool(last.ints))
-    # partitioners look at one call at a time: a function of its own would have to be as each calls it
-    outlining = outlining_of(backend.client) if layout.num_partitions == 1 else None
-    functions = 0
-    if outlining is None:
-        scope = PartitionedScope if layout.num_partitions > 1 else Scope
-        function = step_function(needed, outputs, *scalars, scope)
-    else:
-        model = CostModel(float(outlining.min_operations), float(outlining.min_saved))
-        function, functions = outlined_step_function(needed, outputs, *scalars, model)
-    with kept_as(backend.numpy_dtype), settings.matmul_precision(), layout.lowering():
-        stablehlo = _jax_compat.lower(
-            function,
-            inputs,
-            layout.aliases,
-            backend.platform,
-            name,
-            num_replicas=layout.num_replicas,
-            num_partitions=layout.num_partitions,
-            input_shardings=layout.input_annotations,
-            output_shardings=layout.output_annotations,
-            kept_prefix=KEPT_PREFIX if functions else None,
-            relocate=where.relocation(entries),
-        )
-    program = Program(
-        name=name,
-        stablehlo=stablehlo,
-        inputs=layout.input_specs(inputs),
-        outputs=layout.output_specs(tuple(_spec(backend, metas[vid]) for vid in outputs)),
-        aliases=layout.aliases,
-        placement=layout.placement,
-        num_replicas=layout.num_replicas,
-        num_partitions=layout.num_partitions,
-        options={
-            **(outlining.options if outlining is not None and functions else {}),
-            **settings.custom_compile_options(),
-        },
-    )
-    return program, 1 + functions
-
-
-def outlining_of(client: DeviceClient) -> Outlining | None:
-    """How repeats become functions on this device, or None if they do not; the user may decide."""
-    found: Outlining = getattr(client, "outlining", Outlining())
-    chosen = flags.OUTLINE_REPEATS.get()
-    return found if (found.wanted if chosen is None else chosen) else None
 
 
 def key_text(

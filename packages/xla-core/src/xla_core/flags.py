@@ -54,6 +54,12 @@ OUTLINE_REPEATS: Final = Flag(
     None,
     "compile what repeats in a step once, as functions; auto leaves it to the device",
 )
+STEP_STAGES: Final = Flag(
+    "XLA_STEP_STAGES",
+    parse_auto,
+    None,
+    "run a step with repeats as several programs in a row; auto leaves it to device and step",
+)
 CACHE_PREFETCH: Final = Flag(
     "XLA_CACHE_PREFETCH",
     parse_bool,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from xla_core import _jax_compat, compile_step, runtime, step
+from xla_core import _jax_compat, runtime, step, step_lowering
 from xla_core.protocol import Program
 from xla_core.tensor import XLATensor
 from xla_core.trace import Trace
@@ -43,7 +43,7 @@ def _program(tensors: Sequence[torch.Tensor] | None) -> Program:
         name = trace.graph_name or "graph"
         entries = trace.cur.path()
         layout = trace.backend.layout(trace, entries, outputs, ())
-        return compile_step.lower(trace, entries, outputs, layout, name)[0]
+        return step_lowering.lower(trace, entries, outputs, layout, name)
 
 
 def _outputs(trace: Trace, tensors: Sequence[torch.Tensor] | None) -> tuple[int, ...]:

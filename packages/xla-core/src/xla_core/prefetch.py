@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from xla_core import atomic_file, counters, flags, persistent_cache
+from xla_core import atomic_file, counters, flags, persistent_cache, staged
 from xla_core.persistent_cache import CacheKey, PersistentCache
 from xla_core.protocol import DeviceClient, Executable, Placement
 
@@ -116,7 +116,7 @@ class Prefetch:
         key, payload = found
         if not set(self._environment()) <= set(key.entries):
             return None, 0
-        executable = self._client.deserialize(payload, name, placement)
+        executable = staged.deserialize(self._client, payload, name, placement)
         return (key.encoded, executable), len(payload)
 
 

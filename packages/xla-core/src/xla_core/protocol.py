@@ -111,12 +111,17 @@ class Outlining:
     ``wanted`` is the default where the user says nothing (``XLA_OUTLINE_REPEATS``). A run of
     operations becomes a function if it has at least ``min_operations`` and if that leaves at least
     ``min_saved`` operations fewer to compile, all repeats counted. ``options`` are added to
-    ``Program.options`` for programs with such functions.
+    ``Program.options`` for programs with such functions. A step of at least ``min_staged`` operations
+    is compiled as several programs that run in a row, so that a function is compiled once where the
+    compiler would clone it (None: never), unless these would have fewer than ``min_stage`` operations
+    on average: each costs a launch.
     """
 
     wanted: bool = False
     min_operations: int = 12
     min_saved: int = 40
+    min_staged: int | None = None
+    min_stage: int = 24
     options: Mapping[str, str | int | float | bool] = dataclasses.field(default_factory=dict)
 
 

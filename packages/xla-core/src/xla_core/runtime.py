@@ -25,6 +25,7 @@ from xla_core import (
     plugins,
     prefetch,
     replication,
+    staged,
     step,
 )
 from xla_core.dtypes import numpy_dtype
@@ -183,7 +184,7 @@ class Backend:
         if payload is None:
             return found
         try:
-            return self.client.deserialize(payload, name, placement)
+            return staged.deserialize(self.client, payload, name, placement)
         except (ValueError, RuntimeError) as error:
             persistent_cache.warn_unusable(key, error)
             return None

@@ -438,7 +438,7 @@ class Trace:
             parent = v.parent
             base_meta = parent.meta if parent is not None else s.meta
             put = v.plan.put_plan(v.meta, base_meta)
-            if put is None:
+            if put is None or (shown and put.rule.overlaps):  # type: ignore[union-attr]
                 self._write_strided(tensor, shown[0][1] if shown else vid)
                 return
             base = self.read_view(parent, s) if parent is not None else self._storage_value(s)
@@ -459,7 +459,7 @@ class Trace:
             v.version = s.version
 
     def _write_strided(self, tensor: XLATensor, vid: int) -> None:
-        """Write through a chain of views in which an ``expand`` repeats elements.
+        """Write through a chain of views in which one (``expand``, ``unfold``) repeats elements.
 
         One element of each may be left (``x.expand(3, 4)[0]``), which only the strides tell.
         Raises RuntimeError where PyTorch does: a stride of 0 is left.

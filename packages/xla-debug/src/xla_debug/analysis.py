@@ -110,7 +110,9 @@ def on_compiled(details: dict[str, Any]) -> None:
         return
     program = details["program"]
     sizes = program.executable.memory_analysis()
-    code = hashlib.sha256(program.program.stablehlo).hexdigest()[:32]
+    lowered = program.program  # None: it runs in stages
+    said = program.name.encode() if lowered is None else lowered.stablehlo
+    code = hashlib.sha256(said).hexdigest()[:32]
     _emit(f"\nComputation hash: {code}\n")
     rows = (
         ("Graph input size", "arguments"),

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from xla_core import _jax_compat, compile_step, model_api
+from xla_core import _jax_compat, model_api, step_lowering
 from xla_core.hlo_names import node_text
 from xla_core.hlo_names import shape_text as layout_text
 from xla_core.lowering.step import needed_entries
@@ -246,7 +246,7 @@ def tensors_stablehlo(tensors: Sequence[torch.Tensor]) -> bytes:
     with pending.graph_of(tensors) as (trace, entries, outputs):
         distinct = tuple(dict.fromkeys(outputs))
         layout = trace.backend.layout(trace, entries, distinct, ())
-        return compile_step.lower(trace, entries, distinct, layout, _HLO_NAME)[0].stablehlo
+        return step_lowering.lower(trace, entries, distinct, layout, _HLO_NAME).stablehlo
 
 
 def graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from xla_core import _jax_compat, compile_step, model_api
+from xla_core import _jax_compat, model_api, step_lowering
 from xla_core.trace import Entry, Trace
 from xla_debug import analysis, graphs, settings
 
@@ -44,7 +44,7 @@ def _in_format(
     lowered = program.program
     if lowered is None:  # from the persistent cache: it was not lowered in this process
         layout = trace.backend.layout(trace, entries, outputs, ())
-        lowered = compile_step.lower(trace, entries, outputs, layout, program.name)[0]
+        lowered = step_lowering.lower(trace, entries, outputs, layout, program.name)
     if form == "hlo":
         return graphs.graph_as_hlo(lowered.stablehlo)
     return _jax_compat.module_text(lowered.stablehlo)

@@ -57,9 +57,12 @@ class CpuClient(PjrtClient):
     checks_arguments = False
     missing_device = ": CPU_NUM_DEVICES sets how many each process shows"
     # XLA clones a function for each of its calls before it optimizes; with this option (jaxlib
-    # 0.10.2), after, which halves the compile time of a 48-layer GPT.
+    # 0.10.2), after, which halves the compile time of a 48-layer GPT. Stages take another two thirds
+    # of it; a launch costs 30 to 60 microseconds, which shorter steps would notice.
     outlining = Outlining(
-        wanted=True, options={compat.EXTRA_OPTIONS: "xla_cpu_flatten_after_fusion"}
+        wanted=True,
+        min_staged=3000,
+        options={compat.EXTRA_OPTIONS: "xla_cpu_flatten_after_fusion"},
     )
 
     def __init__(

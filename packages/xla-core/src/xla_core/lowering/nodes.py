@@ -163,7 +163,7 @@ class _Builder:
         common: dict[int, list[Ref]] = {}
         for part in parts:
             args, kwargs = part.arguments()
-            for ref in _refs((args, tuple(kwargs.values()))):
+            for ref in references((args, tuple(kwargs.values()))):
                 chain = self._chain(ref)
                 base = chain[0].vid
                 known = common.setdefault(base, chain)
@@ -189,7 +189,7 @@ class _Builder:
         """File views and constants, which get no node."""
         plan = entry.plan
         assert plan is not None
-        refs = list(_refs((entry.args, tuple(entry.kwargs.values()))))
+        refs = list(references((entry.args, tuple(entry.kwargs.values()))))
         if len(entry.metas) != 1 or any(_lifts((entry.args, tuple(entry.kwargs.values())))):
             return False
         view = isinstance(plan.rule, ViewRule) and not plan.is_put
@@ -236,7 +236,7 @@ class _Builder:
         key = self._describe((what, self._frozen(args), self._frozen(named)))
         operands = tuple(
             self._root(ref.vid)
-            for ref in _refs(every)
+            for ref in references(every)
             if self.roots.get(ref.vid, (0,))[0] is not None
         )
         return Node(
@@ -304,12 +304,13 @@ def _while_equal(left: Sequence[Ref], right: Sequence[Ref]) -> Iterator[Ref]:
         yield a
 
 
-def _refs(a: Any) -> Iterator[Ref]:
+def references(a: Any) -> Iterator[Ref]:
+    """The references in an argument, lists looked into."""
     if isinstance(a, Ref):
         yield a
     elif isinstance(a, (list, tuple)):
         for item in a:
-            yield from _refs(item)
+            yield from references(item)
 
 
 def _lifts(a: Any) -> Iterator[Lift]:

@@ -14,7 +14,7 @@ from xla_core.lowering.nodes import Graph, lifted_slot
 from xla_core.lowering.repeats import Call, Function, Item, Plan, flat_nodes
 
 # A lifted number of a call: whether it is a float, and where in the step's vector it is.
-_Slot = tuple[bool, int]
+Slot = tuple[bool, int]
 
 KEPT_PREFIX: Final = "xla_repeat_"
 """Functions whose name begins so are kept as functions by the compiler."""
@@ -24,7 +24,7 @@ def outlined_function(
     graph: Graph, plan: Plan, outputs: Sequence[int], floats: bool, ints: bool
 ) -> Callable[..., tuple[Any, ...]]:
     """A jax function of the step: inputs in order, then the lifted floats and ints if there are any."""
-    emitter = _Emitter(graph, plan)
+    emitter = Emitter(graph, plan)
 
     def step(*arrays: Any) -> tuple[Any, ...]:
         count = len(graph.inputs)
@@ -39,7 +39,12 @@ def outlined_function(
     return step
 
 
-class _Emitter:
+class Emitter:
+    """Replays items of a plan under jax; functions are traced once.
+
+    ``groups`` holds, for each function, the lifted numbers that are elsewhere in another call.
+    """
+
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.lazy = graph.lazy
         self.groups = _moving_groups(plan)
@@ -55,46 +60,64 @@ class _Emitter:
 
     def _call(self, call: Call, scope: Scope) -> None:
         function = call.function
-        slots = _slots(call.operands)
-        kinds = sorted({is_float for is_float, _ in slots})
-        vectors = [scope.lifted.vectors[kind] for kind in kinds]
-        indices = [_index(slots[group[0]], scope) for group in self.groups[function]]
+        vectors = [scope.lifted.vectors[kind] for kind in kinds_of(call.operands)]
+        indices = [_index(slot, scope) for slot in self.moving_slots(call)]
         operands = [scope[v] for v in call.operands if v >= 0]
-        results = self._function(function, kinds)(vectors, indices, operands)
+        results = self._jitted(function)(vectors, indices, operands)
         scope.update(zip(call.results, results, strict=True))
 
-    def _function(self, function: Function, kinds: Sequence[bool]) -> Callable[..., Any]:
+    def moving_slots(self, call: Call) -> list[Slot]:
+        """For each group of its function's moving numbers, where the first is in this call."""
+        found = slots(call.operands)
+        return [found[group[0]] for group in self.groups[call.function]]
+
+    def _jitted(self, function: Function) -> Callable[..., Any]:
         found = self.jitted.get(function)
         if found is None:
-            parameters = [v for v in function.parameters if v >= 0]
-
-            def run(vectors: list[Any], indices: list[Any], operands: list[Any]) -> list[Any]:
-                of = dict(zip(kinds, vectors, strict=True))
-                lifted = Lifted(of.get(True), of.get(False), self._positions(function, indices))
-                scope = Scope(self.lazy, lifted)
-                scope.update(zip(parameters, operands, strict=True))
-                self.emit(function.body, scope)
-                return [scope[v] for v in function.results]
-
-            run.__name__ = _name(function)
+            run = self.body(function)
+            run.__name__ = KEPT_PREFIX + name_of(function)
             found = self.jitted[function] = jax.jit(run)
         return found
 
-    def _positions(self, function: Function, indices: Sequence[Any]) -> dict[_Slot, Any]:
+    def body(self, function: Function) -> Callable[[list[Any], list[Any], list[Any]], list[Any]]:
+        """What computes a function's results from vectors of numbers, indices, and operands.
+
+        The vectors are those of ``kinds_of`` its parameters, the indices say where each group of
+        its moving numbers begins.
+        """
+        parameters = [v for v in function.parameters if v >= 0]
+        kinds = kinds_of(function.parameters)
+
+        def run(vectors: list[Any], indices: list[Any], operands: list[Any]) -> list[Any]:
+            of = dict(zip(kinds, vectors, strict=True))
+            lifted = Lifted(of.get(True), of.get(False), self._positions(function, indices))
+            scope = Scope(self.lazy, lifted)
+            scope.update(zip(parameters, operands, strict=True))
+            self.emit(function.body, scope)
+            return [scope[v] for v in function.results]
+
+        return run
+
+    def _positions(self, function: Function, indices: Sequence[Any]) -> dict[Slot, Any]:
         """Where the lifted numbers are that the body reads, from its index arguments."""
-        slots = _slots(function.parameters)
-        found: dict[_Slot, Any] = {}
+        places = slots(function.parameters)
+        found: dict[Slot, Any] = {}
         for group, index in zip(self.groups[function], indices, strict=True):
-            base = slots[group[0]][1]
+            base = places[group[0]][1]
             for member in group:
-                offset = slots[member][1] - base
-                found[slots[member]] = index + np.uint32(offset) if offset else index
+                offset = places[member][1] - base
+                found[places[member]] = index + np.uint32(offset) if offset else index
         return found
 
 
-def _slots(values: Sequence[int]) -> list[_Slot]:
+def slots(values: Sequence[int]) -> list[Slot]:
     """The lifted numbers among operands or parameters."""
     return [lifted_slot(v) for v in values if v < 0]
+
+
+def kinds_of(values: Sequence[int]) -> list[bool]:
+    """The vectors that operands or parameters have lifted numbers in: ints (False), floats (True)."""
+    return sorted({is_float for is_float, _ in slots(values)})
 
 
 def _moving_groups(plan: Plan) -> dict[Function, list[list[int]]]:
@@ -102,15 +125,15 @@ def _moving_groups(plan: Plan) -> dict[Function, list[list[int]]]:
 
     Those of a group are equally far apart in all calls: one index argument serves them.
     """
-    calls: dict[Function, list[list[_Slot]]] = {f: [] for f in plan.functions}
+    calls: dict[Function, list[list[Slot]]] = {f: [] for f in plan.functions}
     for items in (plan.items, *(f.body for f in plan.functions)):
         for item in items:
             if isinstance(item, Call):
-                calls[item.function].append(_slots(item.operands))
+                calls[item.function].append(slots(item.operands))
     groups: dict[Function, list[list[int]]] = {}
     for function, occurrences in calls.items():
         found: dict[tuple[bool, tuple[int, ...]], list[int]] = {}
-        for i, (is_float, position) in enumerate(_slots(function.parameters)):
+        for i, (is_float, position) in enumerate(slots(function.parameters)):
             distance = tuple(o[i][1] - position for o in occurrences)
             if any(distance):
                 found.setdefault((is_float, distance), []).append(i)
@@ -118,15 +141,15 @@ def _moving_groups(plan: Plan) -> dict[Function, list[list[int]]]:
     return groups
 
 
-def _name(function: Function) -> str:
+def name_of(function: Function) -> str:
     """For people who read dumps: the operations from which to which, and how many."""
     nodes = list(flat_nodes(function.body))
     ends = (nodes[0].payload.entry.plan.name, nodes[-1].payload.entry.plan.name)
     first, last = (name.replace("put:aten.", "put_aten.").split(".")[1] for name in ends)
-    return f"{KEPT_PREFIX}{function.index}_{first}_to_{last}_{len(nodes)}_operations"
+    return f"{function.index}_{first}_to_{last}_{len(nodes)}_operations"
 
 
-def _index(slot: _Slot, scope: Scope) -> Any:
+def _index(slot: Slot, scope: Scope) -> Any:
     position = scope.lifted.positions.get(slot)
     if position is not None:
         return position

@@ -95,12 +95,15 @@ class ViewRule:
 
     ``get(base, *args)`` returns the view's value; ``put(base, value, *args)`` returns the base
     with ``value`` written where the view looks, or is None where PyTorch refuses such a write.
+    ``overlaps`` says that the view may show an element of its base several times, so that a write to
+    a part of it must not be followed by ``put`` of all of it.
     """
 
     overload: OpOverload
     get: Callable[..., Any]
     put: Callable[..., Any] | None
     where: str
+    overlaps: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -185,14 +188,17 @@ def rule(
 
 
 def view_rule(
-    overload: OpOverload, get: Callable[..., Any], put: Callable[..., Any] | None
+    overload: OpOverload,
+    get: Callable[..., Any],
+    put: Callable[..., Any] | None,
+    overlaps: bool = False,
 ) -> None:
     """Register how to read and write through the view operator ``overload``."""
     where = _where(get)
     if isinstance(overload, Absent):
         return
     _claim(overload, where)
-    _views[overload] = ViewRule(overload, get, put, where)
+    _views[overload] = ViewRule(overload, get, put, where, overlaps)
 
 
 def multi_view_rule(

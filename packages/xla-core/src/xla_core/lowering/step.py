@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xla_core.lowering.evaluate import Lifted, Scope
-from xla_core.lowering.nodes import Part, build_graph
-from xla_core.lowering.outline import outlined_function
-from xla_core.lowering.repeats import CostModel, find_repeats
+from xla_core.lowering.nodes import Graph, Part, build_graph
+from xla_core.lowering.repeats import CostModel, Plan, find_repeats
 from xla_core.trace import Entry, Ref
 
 
@@ -57,19 +56,10 @@ def step_function(
     return step
 
 
-def outlined_step_function(
-    entries: Sequence[Entry],
-    outputs: Sequence[int],
-    floats: bool,
-    ints: bool,
-    model: CostModel,
-) -> tuple[Callable[..., tuple[Any, ...]], int]:
-    """As ``step_function``, with repeats as inner functions; also how many there are.
-
-    When nothing repeats so that a function is worth it, it is ``step_function``'s.
-    """
+def repeats_of(
+    entries: Sequence[Entry], outputs: Sequence[int], model: CostModel
+) -> tuple[Graph, Plan] | None:
+    """The step as a graph and what repeats in it, or None where no function would be worth it."""
     graph = build_graph(entries, outputs)
     plan = find_repeats(graph.nodes, graph.wanted, model)
-    if not plan.functions:
-        return step_function(entries, outputs, floats, ints), 0
-    return outlined_function(graph, plan, outputs, floats, ints), len(plan.functions)
+    return (graph, plan) if plan.functions else None

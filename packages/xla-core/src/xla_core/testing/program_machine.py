@@ -42,6 +42,10 @@ FACTS: Final = "(dtype, requires_grad, leaf, writes, view, no grad_fn)"
 """The facts of an ``Observation``, in order."""
 
 
+# Methods that change a tensor's shape in place, without its elements.
+_RESHAPES: Final = ("t_", "transpose_", "squeeze_", "unsqueeze_")
+
+
 class UndefinedProgramError(Exception):
     """The next instruction has no defined result: it reads memory that it overwrites."""
 
@@ -243,13 +247,17 @@ class Machine:
         target = instruction.target
         if "_foreach_" in target and not self._succeeds(instruction):
             raise UndefinedProgramError  # the CPU has written to some of its tensors by then
-        if target not in ("resize_", "swap", "requires_grad_", "detach_", "set_"):
+        if target in ("set_", *_RESHAPES):
+            first = self._resolve(instruction.args[0])
+            seen_through = any(t._base is first for t in self.slots.values())
+            moved = target == "set_" and first._is_view()
+            if first.requires_grad and (seen_through or moved):
+                # histories of views that are no longer: made anew from strides, or not at all
+                raise UndefinedProgramError
+            return
+        if target not in ("resize_", "swap", "requires_grad_", "detach_"):
             return
         tensors = [self._resolve(a) for a in instruction.args]
-        if target == "set_":
-            if tensors[0]._is_view() and tensors[0].requires_grad:
-                raise UndefinedProgramError  # its history is that of a place it no longer shows
-            return
         if target == "resize_":
             # in a later iteration a mask may have selected fewer elements than it is resized to
             if math.prod(tensors[1]) > tensors[0].numel():

@@ -1,0 +1,160 @@
+"""Steps that run as several programs: the same results, donations and cache hits as one program."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+TRAINING = """
+    import json, sys, torch, torch_xla
+    from torch import nn
+    from xla_core import counters, programs
+
+    class Block(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.norm = nn.LayerNorm(width)
+            self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+            self.dropout = nn.Dropout(0.1)
+
+        def forward(self, x):
+            hidden = nn.functional.gelu(self.up(self.norm(x)))
+            return x + self.dropout(self.down(hidden))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Block(16) for _ in range(LAYERS)], nn.Linear(16, 3)).to("xla")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    data, target = torch.randn(8, 16).to("xla"), torch.randint(3, (8,)).to("xla")
+    torch_xla.manual_seed(7)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(data), target)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        torch_xla.sync()
+        losses.append(loss.item())
+    step = max(programs.all_programs(), key=lambda p: p.operations)
+    executable = step.executable
+    print(json.dumps({
+        "losses": losses,
+        "kind": type(executable).__name__,
+        "hlo": executable.optimized_hlo().count("HloModule "),
+        "aliases": sorted(step.aliases),
+        "memory": executable.memory_analysis(),
+        "flops": executable.cost_analysis()["flops"],
+        "programs": len(programs.all_programs()),
+        "compiled": counters.all_counters().get("UncachedCompile", 0),
+        "grad": model[0].up.weight.grad.sum().item(),
+    }))
+"""
+
+
+@pytest.fixture
+def trained(run_python):
+    """Train in a process of its own, and what it printed."""
+
+    def run(layers: int = 6, **environment: str) -> dict:
+        printed = run_python(TRAINING.replace("LAYERS", str(layers)), **environment)
+        return json.loads(printed.splitlines()[-1])
+
+    return run
+
+
+def test_training_in_stages_is_training_in_one_program(trained):
+    staged, whole = trained(XLA_STEP_STAGES="1"), trained(XLA_STEP_STAGES="0")
+    assert (staged["kind"], whole["kind"]) == ("StagedExecutable", "PjrtExecutable")
+    # float32: another program is fused in another way
+    assert staged["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+    assert staged["grad"] == pytest.approx(whole["grad"], rel=1e-4)
+    for same in ("aliases", "programs", "compiled"):
+        assert staged[same] == whole[same]
+    for same in ("arguments", "aliased"):
+        assert staged["memory"][same] == whole["memory"][same]
+    # XLA counts the table of the results' addresses, too
+    assert (
+        whole["memory"]["outputs"] - 4096
+        < staged["memory"]["outputs"]
+        <= whole["memory"]["outputs"]
+    )
+    # XLA counts a function once, wherever it is called
+    assert staged["flops"] > 0.99 * whole["flops"]
+
+
+def test_depth_adds_runs_and_no_programs(trained):
+    shallow, deep = (trained(layers, XLA_STEP_STAGES="1") for layers in (6, 12))
+    assert 3 <= deep["hlo"] <= shallow["hlo"]
+    assert deep["flops"] > 1.8 * shallow["flops"]  # the head is the same
+
+
+def test_small_steps_are_one_program_unless_asked(trained):
+    assert trained()["kind"] == "PjrtExecutable"
+
+
+def test_a_second_process_finds_the_stages_in_the_cache(trained, tmp_path):
+    cache = {"XLA_STEP_STAGES": "1", "XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "cache")}
+    for prefetch in ("0", "1"):
+        found = [trained(**cache, XLA_CACHE_PREFETCH=prefetch) for _ in range(2)]
+        assert found[0]["losses"] == found[1]["losses"]
+        assert found[1]["compiled"] == 0
+        assert found[0]["aliases"] == found[1]["aliases"]
+    one = trained(XLA_STEP_STAGES="0", XLA_PERSISTENT_CACHE_PATH=str(tmp_path / "cache"))
+    assert one["compiled"] > 0  # another way to run is another program
+
+
+RECURRENT = """
+    import json, torch, torch_xla
+    from torch import nn
+    from xla_core import programs
+
+    torch.manual_seed(0)
+    cell = nn.GRUCell(4, 8).to("xla")
+    optimizer = torch.optim.SGD(cell.parameters(), lr=0.1)
+    series = torch.randn(12, 3, 4).to("xla")
+    found = []
+    for _ in range(3):
+        state = torch.zeros(3, 8, device="xla")
+        kept = []
+        for moment in series.unbind(0):
+            state = cell(moment, state)
+            kept.append(state)
+        loss = torch.stack(kept).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        first, ones = series[0], torch.ones(2, device="xla")  # a slice and a constant as results
+        torch_xla.sync()
+        found.append([loss.item(), kept[3].sum().item(), first.sum().item(), ones.sum().item()])
+    step = max(programs.all_programs(), key=lambda p: p.operations)
+    print(json.dumps([type(step.executable).__name__, found]))
+"""
+
+
+def test_slices_of_inputs_constants_and_values_in_between(run_python):
+    def run(stages: str) -> tuple[str, list]:
+        kind, found = json.loads(run_python(RECURRENT, XLA_STEP_STAGES=stages).splitlines()[-1])
+        return kind, [value for values in found for value in values]
+
+    (staged, values), (_, expected) = run("1"), run("0")
+    assert staged == "StagedExecutable"
+    assert values == pytest.approx(expected, rel=1e-5)  # float32: other fusions
+
+
+def test_damaged_stages_in_the_cache_are_a_miss(trained, tmp_path):
+    cache = {"XLA_STEP_STAGES": "1", "XLA_PERSISTENT_CACHE_PATH": str(tmp_path)}
+    first = trained(**cache)
+    damaged = 0
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            place = content.find(b"XLASTG01")
+            if place >= 0:
+                path.write_bytes(content[: place + 20] + b"#" * 8 + content[place + 28 :])
+                damaged += 1
+    assert damaged
+    again = trained(**cache)
+    assert again["losses"] == first["losses"]
+    assert again["compiled"] >= damaged
