@@ -1,22 +1,15 @@
-"""Run as a script: traces one training step of three models for a TPU, and writes down their programs.
-
-Usage: aot_models.py TOPOLOGY FILE. Each model's program and its figures are pickled; the tests compile
-the programs for other topologies, so that each model is traced once.
-"""
+"""Models, and one training step of each traced for a TPU; the tests compile its program for others."""
 
 from __future__ import annotations
 
 import functools
-import pickle
-import sys
-from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import torch_xla
-from xla_core import aot, programs, report
+from xla_core import programs, report
 
 
 class DigitNet(nn.Module):
@@ -114,10 +107,9 @@ def with_state(optimizer):
         state = optimizer.state[parameter]
         if isinstance(optimizer, torch.optim.Adam):
             state["step"] = torch.tensor(1.0)
-            state["exp_avg"] = torch.empty_like(parameter)
-            state["exp_avg_sq"] = torch.empty_like(parameter)
+            state["exp_avg"], state["exp_avg_sq"] = shape(*parameter.shape), shape(*parameter.shape)
         elif optimizer.defaults["momentum"]:
-            state["momentum_buffer"] = torch.empty_like(parameter)
+            state["momentum_buffer"] = shape(*parameter.shape)
     return optimizer
 
 
@@ -126,7 +118,9 @@ def cross_entropy(logits, targets):
 
 
 def step(model, optimizer, inputs, targets, loss_of=cross_entropy):
-    """One training step: its program, and what the compiler says of it."""
+    """One training step as compiled for the topology in use; its figures by the report."""
+    model.to_empty(device="xla")
+    optimizer = with_state(optimizer(model.parameters()))
     optimizer.zero_grad()
     loss = loss_of(model(inputs), targets)
     loss.backward()
@@ -135,51 +129,35 @@ def step(model, optimizer, inputs, targets, loss_of=cross_entropy):
     torch_xla.sync()
     made = programs.all_programs()[-1]
     assert made.inputs == made.program.inputs
-    executable = made.executable
-    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
-    return {
-        "program": made.program,
-        "parameter_bytes": parameters,
-        "memory": executable.memory_analysis(),
-        "cost": executable.cost_analysis(),
-        "hlo": executable.optimized_hlo(),
-        "figures": report.program_figures()[-1],
-    }
+    state = [t for s in optimizer.state.values() for t in s.values() if t.device.type == "xla"]
+    kept = [*model.parameters(), *model.buffers(), *state]
+    return made, report.program_figures()[-1], sum(t.numel() * t.element_size() for t in kept)
 
 
 def shape(*sizes, dtype=torch.float32):
     return torch.empty(sizes, dtype=dtype, device="meta").to("xla")
 
 
-def cases():
-    """Name, model, optimizer, inputs, targets and loss of each step; shapes only."""
-    with torch.device("meta"):
-        digits, resnet, gpt, wide = DigitNet(), resnet18(), GPT(512, 128, 4, 4, 64), mlp()
-    labels, label = shape(64, dtype=torch.int64), shape(1, dtype=torch.int64)
-    tokens = shape(8, 64, dtype=torch.int64)
-    adam = functools.partial(torch.optim.Adam, lr=1e-3)
+def training_step(name):
+    """The program of one model's training step, its figures, and the bytes of all that it updates.
+
+    Models, data and optimizers' states are shapes only; ``digits`` is examples/train_digits.py's step.
+    """
     sgd = functools.partial(torch.optim.SGD, lr=0.1)
-    heavy = functools.partial(sgd, momentum=0.9)
-    yield "digits", digits, adam, shape(64, 1, 8, 8), labels, cross_entropy
-    yield "resnet18", resnet, sgd, shape(1, 3, 32, 32), label, cross_entropy
-    yield "gpt", gpt, sgd, tokens, shape(8, 64, dtype=torch.int64), cross_entropy
-    yield "mlp", wide, heavy, shape(512, 2048), shape(512, 2048), F.mse_loss
+    if name == "digits":
+        model, optimizer = on_meta(DigitNet), functools.partial(torch.optim.Adam, lr=1e-3)
+        return step(model, optimizer, shape(64, 1, 8, 8), shape(64, dtype=torch.int64))
+    if name == "resnet18":
+        image, label = shape(1, 3, 32, 32), shape(1, dtype=torch.int64)
+        return step(on_meta(resnet18), sgd, image, label)
+    if name == "gpt":
+        tokens, targets = (shape(8, 64, dtype=torch.int64) for _ in range(2))
+        return step(on_meta(GPT, 512, 128, 4, 4, 64), sgd, tokens, targets)
+    assert name == "mlp"
+    momentum = functools.partial(sgd, momentum=0.9)
+    return step(on_meta(mlp), momentum, shape(512, 2048), shape(512, 2048), F.mse_loss)
 
 
-def trace_all():
-    made = {}
-    for name, model, optimizer, inputs, targets, loss_of in cases():
-        model.to_empty(device="xla")
-        trained = with_state(optimizer(model.parameters()))
-        made[name] = step(model, trained, inputs, targets, loss_of)
-    return made
-
-
-def main():
-    topology, path = sys.argv[1:]
-    aot.use_topology(topology)
-    Path(path).write_bytes(pickle.dumps(trace_all()))
-
-
-if __name__ == "__main__":
-    main()
+def on_meta(make, *arguments):
+    with torch.device("meta"):
+        return make(*arguments)

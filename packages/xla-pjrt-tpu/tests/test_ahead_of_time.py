@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from xla_core import aot
 from xla_core.protocol import ArraySpec, Topology
 from xla_core.testing.programs import make_program
 from xla_pjrt_tpu import TpuClient, create_client, libtpu
@@ -23,21 +25,21 @@ pytestmark = pytest.mark.skipif(
     libtpu.find_library({}) is None,
     reason="libtpu is not installed: its wheels are for Linux on x86-64 and CPython 3.11 to 3.14",
 )
-MODELS = Path(__file__).with_name("aot_models.py")
 TRACED_FOR = "v5e:2x2"
 TOPOLOGIES = (TRACED_FOR, "v4:2x2x1", "v5p:2x2x2")
 USES = ("arguments", "outputs", "temporaries", "aliased", "code")
 # A layout pads each array to whole tiles of 8 x 128 elements: 4 KiB for the smallest float32 vector
 # (bias, norm) is 0.5 KiB; the rest of a figure is the weights themselves.
 PADDING = 1.35
+# As HLO spells the dtypes of arguments.
+HLO_NAMES = {"float32": "f32", "int64": "s64"}
 
 
-def aot(code, *arguments, **environment):
+def run(code, **environment):
     """Run Python code with the TPU chosen, as a user would; returns the finished process."""
-    command = [sys.executable, *(("-c", code) if isinstance(code, str) else (str(code),))]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "TPU_", "PJRT_"))}
     return subprocess.run(
-        [*command, *arguments],
+        [sys.executable, "-c", code],
         env=clean | {"PJRT_DEVICE": "TPU"} | environment,
         capture_output=True,
         text=True,
@@ -49,59 +51,62 @@ def client_of(topology):
     return create_client(Topology(), {"XLA_AOT_TOPOLOGY": topology})
 
 
-@pytest.fixture(scope="module")
-def traced(tmp_path_factory):
-    path = tmp_path_factory.mktemp("aot") / "programs.pkl"
-    done = aot(MODELS, TRACED_FOR, str(path))
-    assert done.returncode == 0, done.stderr
-    return pickle.loads(path.read_bytes())
+@functools.cache
+def models():
+    """tests/aot_models.py, with the topology of this process chosen."""
+    aot.use_topology(TRACED_FOR)
+    path = Path(__file__).with_name("aot_models.py")
+    spec = importlib.util.spec_from_file_location("aot_models", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-@pytest.fixture(scope="module")
-def compiled(traced):
-    """(figures, HLO) of a model on a topology; each is compiled once."""
-    known = {}
-
-    def get(model, topology):
-        if topology == TRACED_FOR:
-            return traced[model]["memory"], traced[model]["cost"], traced[model]["hlo"]
-        if (model, topology) not in known:
-            executable = client_of(topology).compile(traced[model]["program"])
-            known[model, topology] = (
-                executable.memory_analysis(),
-                executable.cost_analysis(),
-                executable.optimized_hlo(),
-            )
-        return known[model, topology]
-
-    return get
+@functools.cache
+def traced(model):
+    return models().training_step(model)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("model", ["digits", "gpt", "resnet18"])
-def test_training_step_compiles_for_each_generation(compiled, traced, model, topology):
-    memory, cost, hlo = compiled(model, topology)
-    state = 3 if model == "digits" else 1  # Adam keeps two moments beside each parameter
-    weights = state * traced[model]["parameter_bytes"]
-    assert set(memory) == set(USES)
-    assert weights <= memory["aliased"] <= PADDING * weights + (1 << 20)
-    assert memory["aliased"] <= memory["outputs"] and memory["aliased"] <= memory["arguments"]
-    assert memory["code"] > 0
-    limit = generation(topology.split(":")[0]).memory_bytes
-    assert sum(memory[u] for u in USES) - memory["aliased"] < limit
-    assert cost["flops"] > 0 and cost["bytes accessed"] >= weights
+def executables(model, topologies):
+    """The step compiled for each topology; what it was traced for is compiled already."""
+    made, _, _ = traced(model)
+    yield TRACED_FOR, made.executable
+    for topology in topologies:
+        yield topology, client_of(topology).compile(made.program)
+
+
+@pytest.mark.parametrize("model", ["resnet18", "gpt", "digits"])
+def test_training_step_compiles_for_each_generation(model):
+    made, _, updated = traced(model)
+    flops = []
+    for topology, executable in executables(model, TOPOLOGIES[1:]):
+        memory, cost = executable.memory_analysis(), executable.cost_analysis()
+        assert set(memory) == set(USES)
+        # parameters and the optimizer's state take over the memory that they had
+        assert updated <= memory["aliased"] <= PADDING * updated + (1 << 20), topology
+        assert memory["aliased"] <= memory["outputs"] and memory["aliased"] <= memory["arguments"]
+        assert memory["code"] > 0
+        limit = generation(topology.split(":")[0]).memory_bytes
+        assert total(memory) + memory["code"] < limit
+        assert cost["bytes accessed"] >= updated
+        check_hlo(executable.optimized_hlo(), made.program.inputs)
+        flops.append(cost["flops"])
+    # FLOPs are the program's, not the chip's; 10 % is what generations' rewrites differ by
+    assert 0 < max(flops) < 1.1 * min(flops)
+
+
+def check_hlo(hlo, inputs):
+    """Dtypes, layouts and donation, as the compiler wrote them down."""
     layout = re.search(r"entry_computation_layout=\{\((.*?)\)->", hlo)[1]
-    # 32-bit numbers lie in tiles of 8 rows of 128 lanes
-    assert re.search(r"f32\[\d+,\d+\]\{[01],[01]:T\(8,128\)\}", layout)
+    found = re.findall(r"(\w+)\[([\d,]*)\]\{([\d,]*):T\(([\d,]+)\)", layout)
+    wanted = [(HLO_NAMES[s.dtype.name], ",".join(map(str, s.shape))) for s in inputs]
+    assert [(dtype, shape) for dtype, shape, *_ in found] == wanted
+    # 32-bit matrices lie in tiles of 8 rows of 128 lanes, their rows one after the other
+    matrices = [rest for dtype, shape, *rest in found if dtype == "f32" and shape.count(",") == 1]
+    assert matrices and all(rest == ["1,0", "8,128"] for rest in matrices)
     assert "input_output_alias={" in hlo
     assert "f64[" not in hlo and "c128[" not in hlo
-    assert ("convolution(" in hlo) or model == "gpt"  # on a TPU also what a matmul becomes
-
-
-def test_same_step_costs_the_same_everywhere(compiled):
-    """FLOPs are the program's, not the chip's; 10 % is what generations' rewrites differ by."""
-    found = [compiled("gpt", topology)[1]["flops"] for topology in TOPOLOGIES]
-    assert max(found) < 1.1 * min(found)
+    assert "convolution(" in hlo  # on a TPU also what a matmul becomes
 
 
 def jax_step(*arrays):
@@ -119,41 +124,42 @@ def jax_step(*arrays):
     return (loss, *weights, *momenta)
 
 
-@pytest.mark.parametrize("topology", [TRACED_FOR, "v5p:2x2x2"])
-def test_memory_is_that_of_the_same_model_in_jax(compiled, topology):
+def test_memory_is_that_of_the_same_model_in_jax():
     """Within 2 %: rates that come in one vector, so that a schedule recompiles nothing, cost some.
 
     Taking them out is a kernel of its own, for which libtpu reserves up to 1.5 MB of temporaries on
     v5e whatever the model's size; jax has none of it with rates that are constants.
     """
-    found, cost, _ = compiled("mlp", topology)
     batch, (inner, outer) = 512, (2048, 8192)
     weights = [(outer, inner), (outer,), (inner, outer), (inner,)]
     shapes = [(batch, inner), (batch, inner), *weights, *weights]
-    device = client_of(topology)
     specs = [ArraySpec(s, np.dtype(np.float32)) for s in shapes]
     aliases = [(2 + i, 1 + i) for i in range(8)]
-    executable = device.compile(make_program(device, jax_step, specs, aliases=aliases))
-    wanted = executable.memory_analysis()
-    assert abs(total(found) - total(wanted)) <= 0.02 * total(wanted), (found, wanted)
-    for use in ("arguments", "outputs", "aliased"):
-        assert abs(found[use] - wanted[use]) <= 0.02 * wanted[use], use
-    flops = executable.cost_analysis()["flops"]
-    assert abs(cost["flops"] - flops) <= 0.02 * flops
+    for topology, executable in executables("mlp", ["v5p:2x2x2"]):
+        device = client_of(topology)
+        wanted = device.compile(make_program(device, jax_step, specs, aliases=aliases))
+        found, other = executable.memory_analysis(), wanted.memory_analysis()
+        assert abs(total(found) - total(other)) <= 0.02 * total(other), (found, other)
+        for use in ("arguments", "outputs", "aliased"):
+            assert abs(found[use] - other[use]) <= 0.02 * other[use], use
+        ours, theirs = executable.cost_analysis()["flops"], wanted.cost_analysis()["flops"]
+        assert abs(ours - theirs) <= 0.02 * theirs
+    check_figures(traced("mlp"))
 
 
 def total(memory):
     return memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"]
 
 
-def test_figures_of_a_program(traced):
-    found = traced["mlp"]["figures"]
-    memory = traced["mlp"]["memory"]
-    assert {use: getattr(found, use) for use in USES} == {use: memory[use] for use in USES}
-    assert found.total == total(memory) + memory["code"]
-    assert found.limit == generation(TRACED_FOR.split(":")[0]).memory_bytes
-    assert str(found).startswith("step_") and "FLOPs" in str(found)
-    assert found.flops > 0 and found.bytes_accessed > memory["arguments"]
+def check_figures(step):
+    """What the report says is what the compiler says."""
+    made, figures, _ = step
+    memory = made.executable.memory_analysis()
+    assert {use: getattr(figures, use) for use in USES} == {use: memory[use] for use in USES}
+    assert figures.total == total(memory) + memory["code"]
+    assert figures.limit == generation(TRACED_FOR.split(":")[0]).memory_bytes
+    assert str(figures).startswith("step_") and "FLOPs" in str(figures)
+    assert figures.flops > 0 and figures.bytes_accessed > memory["arguments"]
 
 
 SCRIPT = """
@@ -162,7 +168,7 @@ import torch_xla.core.xla_model as xm
 from xla_core import aot, counters, report
 
 device = torch_xla.device()
-model = torch.nn.Linear(300, 200).to(device)
+model = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.Dropout()).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):
     x = torch.randn(8, 300).to(device)
@@ -170,39 +176,64 @@ for _ in range(3):
     loss = model(x).double().pow(2).mean()
     loss.backward()
     xm.optimizer_step(optimizer, barrier=True)
+print([f.name for f in report.program_figures()])
 print(len(torch_xla.devices()), xm.xla_device_hw(device), loss.dtype, aot.active())
-print(xm.get_memory_info(device)["bytes_limit"])
-print([f.name for f in report.program_figures()], [f.total for f in report.program_figures()])
+print(xm.get_memory_info(device)["bytes_limit"], [f.total for f in report.program_figures()])
 print(sorted(n for n in counters.all_counters() if n in ("UncachedCompile", "PersistentCacheHit")))
-print("value", loss.item(), model.weight.cpu().abs().max().item())
+print("value", loss.item(), model[0].weight.cpu().abs().max().item())
 """
 
 
-def test_script_is_compiled_and_a_read_is_refused():
-    done = aot(SCRIPT, XLA_AOT_TOPOLOGY="v5e:4x4")
-    lines = done.stdout.splitlines()
-    assert lines[0] == "16 TPU torch.float64 True"
-    assert lines[1] == str(generation("v5e").memory_bytes)
-    assert done.returncode == 1
-    assert "there is no value to read" in done.stderr and "float32[]" in done.stderr
-    assert "XLA_AOT_READS=zeros" in done.stderr
-    assert "value" not in done.stdout
-
-
-def test_script_goes_through_with_zeros_and_its_programs_are_kept(tmp_path):
-    settings = {
-        "XLA_AOT_TOPOLOGY": "v5e:4x4",
-        "XLA_AOT_READS": "zeros",
-        "XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "cache"),
-    }
-    first, second = aot(SCRIPT, **settings), aot(SCRIPT, **settings)
-    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-    a, b = first.stdout.splitlines(), second.stdout.splitlines()
-    assert a[3:] == ["['UncachedCompile']", "value 0.0 0.0"]
+def test_script_is_compiled_kept_and_walked_through(tmp_path):
+    """A read is refused; with zeros the whole script runs, with the programs that were kept."""
+    settings = {"XLA_AOT_TOPOLOGY": "v5e:4x4", "XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "cache")}
+    first = run(SCRIPT, **settings)
+    a = first.stdout.splitlines()
+    assert a[1] == "16 TPU torch.float64 True"
+    assert a[2].startswith(str(generation("v5e").memory_bytes))
+    assert a[3:] == ["['UncachedCompile']"]
+    assert first.returncode == 1
+    assert "there is no value to read" in first.stderr and "float32[]" in first.stderr
+    assert "XLA_AOT_READS=zeros" in first.stderr
+    second = run(SCRIPT, **settings, XLA_AOT_READS="zeros")
+    assert second.returncode == 0, second.stderr
+    b = second.stdout.splitlines()
+    assert b[:3] == a[:3]  # names and figures are the stored ones
     assert b[3:] == ["['PersistentCacheHit']", "value 0.0 0.0"]
-    assert a[2] == b[2]  # names and figures are the stored ones
-    other = aot(SCRIPT, **settings | {"XLA_AOT_TOPOLOGY": "v6e:4x4"})
-    assert other.stdout.splitlines()[3] == "['UncachedCompile']"
+
+
+STEPS = """
+import torch, torch_xla
+from xla_core import compile_step, events
+
+def listen(event, of):
+    if event == "program_missing":
+        print(compile_step.key_text(of["entries"], of["outputs"], of["aliases"]).decode())
+
+{choose}
+events.subscribe(listen)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.Dropout()).to("xla")
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+for _ in range(2):
+    x = torch.empty(8, 30, device="xla").normal_()
+    mask = torch.empty(8, 20, device="xla")
+    mask[:, :10] = 1.0
+    (model(x) * mask).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch_xla.sync()
+"""
+
+
+def test_steps_are_those_that_a_device_with_values_records():
+    """Or a host with chips would not find what was compiled for them."""
+    chosen = 'from xla_core import aot; aot.use_topology("v5e:2x2")'
+    ahead = run(STEPS.format(choose=chosen))
+    real = run(STEPS.format(choose=""), PJRT_DEVICE="NULL")
+    assert (ahead.returncode, real.returncode) == (0, 0), ahead.stderr + real.stderr
+    assert ahead.stdout == real.stdout
+    assert ahead.stdout.count("outputs [") == 2 and "bernoulli_" in ahead.stdout
 
 
 def test_chips_have_the_fingerprint_of_their_topology():
@@ -213,6 +244,7 @@ def test_chips_have_the_fingerprint_of_their_topology():
     host._descriptions = tuple(reversed(topology.devices()))
     host._flags = topology._flags
     assert host.fingerprint() == topology.fingerprint()
+    assert host.fingerprint() != client_of("v6e:4x4").fingerprint()
 
 
 def test_stored_program_has_the_runtimes_own_form():
@@ -244,30 +276,32 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def test_model_of_eight_billion_parameters_is_never_allocated():
-    done = aot(MEMORY)
+    done = run(MEMORY)
     assert done.returncode == 0, done.stderr
     numbers, peak = done.stdout.splitlines()
     parameters, arguments = map(int, numbers.split())
     assert parameters > 8e9
     assert arguments >= 2 * parameters
-    assert (
-        int(peak) < 4 << 30
-    )  # the weights would be 17 GB; libraries and compiler are what is left
+    # the weights would be 17 GB; libraries and compiler are what is left
+    assert int(peak) < 4 << 30
 
 
-def test_meta_tensors_stay_an_error_where_values_are():
-    code = "import torch, torch_xla; torch.nn.Linear(2, 2, device='meta').to('xla')"
-    done = aot(code, PJRT_DEVICE="NULL")
-    assert done.returncode == 1
-    assert "meta" in done.stderr
-
-
-def test_topology_cannot_be_chosen_too_late():
-    code = """
+LATE = """
 import torch, torch_xla
 from xla_core import aot
-torch_xla.device()
-aot.use_topology("v5e:2x2")
+for attempt in (
+    lambda: torch.nn.Linear(2, 2, device="meta").to("xla"),
+    lambda: aot.use_topology("v5e:2x2"),
+):
+    try:
+        attempt()
+    except Exception as error:
+        print(type(error).__name__, error)
 """
-    done = aot(code, PJRT_DEVICE="NULL")
-    assert "RuntimeError: the NULL client runs already" in done.stderr
+
+
+def test_with_a_device_that_has_values():
+    """There ``meta`` tensors stay an error, and a topology comes too late."""
+    refused, late = run(LATE, PJRT_DEVICE="NULL").stdout.splitlines()
+    assert "meta" in refused
+    assert late.startswith("RuntimeError the NULL client runs already")

@@ -90,10 +90,16 @@ def register_factory_fallback(function: Any) -> None:
         return
     library = torch.library.Library("_", "IMPL")
     library.fallback(function, "XLA")  # torch 2.13
-    # torch.tensor(data, device='xla') does these two below the Python key, where a fallback that
-    # gets a tensor subclass is not found.
+    # torch.tensor(data, device='xla') does the first two below the Python key, where a fallback that
+    # gets a tensor subclass is not found. The third, which would be a view of an empty tensor, is how
+    # torch.empty_like(on_meta, device='xla') arrives, as Module.to_empty() calls it.
     below = torch.library.Library("aten", "IMPL")
-    for overload in (torch.ops.aten._copy_from.default, torch.ops.aten._local_scalar_dense.default):
+    aten = torch.ops.aten
+    for overload in (
+        aten._copy_from.default,
+        aten._local_scalar_dense.default,
+        aten.empty_permuted.default,
+    ):
         below.impl(overload, functools.partial(function, overload), "XLA")
     _libraries.extend((library, below))
 

@@ -354,11 +354,8 @@ class Trace:
         buffer = s.buffer
         if buffer is None:
             check_lost(s)
-            if not self.backend.shapes_only:
-                self._materialise_empty(s)
-                return
-            # ahead of time: weights that will be loaded where the program runs, not zeros
-            buffer = s.buffer = self.backend.allocate(s.meta)
+            self._materialise_empty(s)
+            return
         cur = self.cur
         meta = s.meta
         entry = cur.next.get(-meta.index)

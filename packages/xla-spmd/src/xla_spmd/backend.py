@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from xla_core import _jax_compat
+from xla_core.dtypes import numpy_dtype
 from xla_core.layout import Layout
+from xla_core.metas import TensorMeta
 from xla_core.protocol import ArraySpec, DeviceClient, Executable, Placement, Program
 from xla_core.runtime import Backend
 from xla_core.storage import Storage
@@ -67,9 +69,16 @@ class MeshBackend(Backend):
 
     # -- transfers -----------------------------------------------------------------------------
 
-    def put(self, array: np.ndarray) -> HostValue:
-        """Keep a copy of a host array until it is used or annotated."""
+    def put(self, array: np.ndarray) -> Any:
+        """Keep a copy of a host array until it is used or annotated; ahead of time, its shape."""
+        if self.shapes_only:
+            return super().put(array)
         return HostValue(np.array(array, self.numpy_dtype(array.dtype)))
+
+    def allocate(self, meta: TensorMeta, sharding: str | None = None) -> Any:
+        """Memory without a value, laid out as ``sharding``; None: whole on every device."""
+        spec = ArraySpec(meta.shape, self.numpy_dtype(numpy_dtype(meta.dtype)), sharding)
+        return self.client.allocate(spec, Placement(self.devices, sharding))
 
     def place(self, value: HostValue, sharding: str | None = None) -> Any:
         """The buffer of a host value, laid out as ``sharding`` if no device has it yet."""

@@ -118,7 +118,10 @@ def _lay(tensor: XLATensor, annotation: Annotation | None) -> None:
     trace = storage.trace
     text = annotation.text if annotation is not None else None
     with trace.lock:
-        if tensor._v is not None or storage.buffer is None or storage.epoch == trace.epoch:
+        if tensor._v is None and storage.epoch != trace.epoch and trace.backend.shapes_only:
+            # weights to be loaded, or a value: either way a shape, which nothing has to move
+            storage.buffer = mesh_backend(trace).allocate(storage.meta, text)
+        elif tensor._v is not None or storage.buffer is None or storage.epoch == trace.epoch:
             sharding = annotation.sharding if annotation is not None else REPLICATED
             _lay_pending(tensor, sharding)
         else:

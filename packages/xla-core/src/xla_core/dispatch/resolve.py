@@ -43,6 +43,7 @@ _OWN: dict[OpOverload, Handler] = {
     aten._linalg_check_errors.default: transfers.check_linalg,
     aten.empty.memory_format: transfers.empty,
     aten.empty_strided.default: transfers.empty,
+    aten.empty_permuted.default: transfers.empty_permuted,
     aten.new_empty.default: transfers.new_empty,
     aten.new_empty_strided.default: transfers.new_empty,
     aten.empty_like.default: transfers.empty_like,

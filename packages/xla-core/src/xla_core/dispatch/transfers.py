@@ -185,6 +185,20 @@ def empty(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     return _unwritten(tuple(args[0]), dtype, trace_of(named.get("device") or torch.device("xla")))
 
 
+def empty_permuted(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """``empty_permuted``: like ``empty``, in whatever order its elements lie.
+
+    It is what ``torch.empty_like(t, device="xla")`` of a ``meta`` tensor does, and so ``to_empty()`` of a
+    model: ahead of time, these are weights that will be loaded where the program runs, not zeros.
+    """
+    named = kwargs or {}
+    made = empty((args[0],), named)
+    trace = made._s.trace
+    if trace.backend.shapes_only:
+        made._s.buffer = trace.backend.allocate(made._s.meta)
+    return made
+
+
 def _unwritten(shape: tuple[int, ...], dtype: torch.dtype, trace: Trace) -> Any:
     if any(size < 0 for size in shape):
         raise RuntimeError(
