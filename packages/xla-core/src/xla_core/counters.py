@@ -114,20 +114,22 @@ def add_collector(collector: Callable[[], dict[str, int]]) -> None:
     _collectors.append(collector)
 
 
-def _collected() -> collections.Counter[str]:
-    collected: collections.Counter[str] = collections.Counter()
+def _collected(into: dict[str, int]) -> dict[str, int]:
+    # plain dicts: with XLA_METRICS_FILE this runs at every step, and collections.Counter adds in Python
     for collector in _collectors:
-        collected.update(collector())
-    return collected
+        for name, value in collector().items():
+            into[name] = into.get(name, 0) + value
+    return into
 
 
 def all_counters() -> dict[str, int]:
     """Every counter above zero, sorted by name."""
     with lock:
-        merged = collections.Counter(_counters)
+        merged = dict(_counters)
         cleared = dict(_cleared)
-    merged.update(_collected())
-    merged.subtract(cleared)
+    _collected(merged)
+    for name, value in cleared.items():
+        merged[name] = merged.get(name, 0) - value
     return {name: merged[name] for name in sorted(merged) if merged[name] > 0}
 
 
@@ -139,7 +141,7 @@ def all_metrics() -> dict[str, Metric]:
 
 def clear_counters() -> None:
     """Set all counters to zero."""
-    collected = _collected()
+    collected = _collected({})
     with lock:
         _counters.clear()
         _cleared.clear()
@@ -214,8 +216,12 @@ def metric_text(
     if span > 0:
         lines.append(f"  ValueRate: {render(kept_sum / span)} / second")
         lines.append(f"  Rate: {count / span:g} / second")
-    percentiles = "; ".join(
-        f"{p * 100:g}%={render(ordered[min(int(p * count), count - 1)])}" for p in PERCENTILES.get()
-    )
+    values = (render(ordered[min(int(p * count), count - 1)]) for p in PERCENTILES.get())
+    percentiles = "; ".join(map("{}={}".format, percentile_labels(), values))
     lines.append(f"  Percentiles: {percentiles}")
     return "\n".join(lines) + "\n"
+
+
+def percentile_labels() -> tuple[str, ...]:
+    """``1%``, ``5%``, ...: what stands before the values in the report's lines of percentiles."""
+    return tuple(f"{p * 100:g}%" for p in PERCENTILES.get())

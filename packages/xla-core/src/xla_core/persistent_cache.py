@@ -268,11 +268,17 @@ def _inspect(path: Path) -> CacheEntry:
     key: dict[str, bytes] = {}
     fault = None
     try:
-        key = _decode_key(path.read_bytes())
-    except _BadEntryError as error:
-        fault = str(error)
+        content = path.read_bytes()
     except OSError as error:
         fault = f"not readable: {error}"
+    else:
+        # looking at a program is no use of it: tools that remove old ones go by this time
+        with contextlib.suppress(OSError):
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        try:
+            key = _decode_key(content)
+        except _BadEntryError as error:
+            fault = str(error)
     text = key.get("program", b"")
     name = f"step_{hashlib.sha256(text).hexdigest()[:12]}" if text else path.stem[:12]
     used = max(status.st_atime, status.st_mtime)

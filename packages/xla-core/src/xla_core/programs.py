@@ -19,7 +19,8 @@ class StepProgram:
 
     __slots__ = (
         "name", "executable", "program", "inputs", "output_index", "aliases", "donated", "operations", "histogram",
-        "runs", "counted_runs", "copied_donations", "compile_seconds", "from_cache", "output_bytes", "backend",
+        "runs", "counted_runs", "counter_rows", "copied_donations", "compile_seconds", "from_cache", "output_bytes",
+        "backend",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +46,11 @@ class StepProgram:
         self.donated = tuple(slot for slot, _ in aliases)
         self.operations = histogram.total()
         self.histogram = histogram
+        # under the names of counters: they are summed up at every step with XLA_METRICS_FILE
+        self.counter_rows = tuple(
+            ("xla::" + name.removeprefix("put:").split(".")[1], count)
+            for name, count in histogram.items()
+        )
         self.runs = 0
         self.counted_runs = 0
         self.copied_donations = 0
@@ -61,7 +67,7 @@ class StepProgram:
 
 
 _programs: list[StepProgram] = []
-_operators: Counter[str] = Counter()
+_operators: dict[str, int] = {}
 _lock = threading.Lock()
 
 
@@ -79,8 +85,8 @@ def operator_counts() -> dict[str, int]:
             ran = program.runs - program.counted_runs
             if ran:
                 program.counted_runs += ran
-                for name, count in program.histogram.items():
-                    _operators["xla::" + name.removeprefix("put:").split(".")[1]] += count * ran
+                for name, count in program.counter_rows:
+                    _operators[name] = _operators.get(name, 0) + count * ran
         return dict(_operators)
 
 

@@ -84,10 +84,11 @@ class MissedDonation:
 REASON_HELD: Final = (
     "something else still held the old value in {count} of {runs} runs, so it was copied first"
 )
-REASON_SHAPE: Final = "no result has its shape and dtype"
 REASON_READ: Final = (
-    "it is only read, and nothing else wants it after the step; a result could have its memory"
+    "it is only read, and nothing wanted it after the step: a result of its shape could have had its "
+    "memory; compute that in place (x.mul_(2), x.copy_(result)), or let the tensor live"
 )
+GRAPH: Final = "a graph of torch.compile"
 
 
 class _Origins:
@@ -143,8 +144,14 @@ def tracking() -> Iterator[None]:
 
 
 def _on_executed(details: dict[str, Any]) -> None:
-    program, results = details["program"], details["results"]
-    makers = _makers(program, details["trace"].cur)
+    program, results, trace = details["program"], details["results"], details["trace"]
+    if not trace.cur.depth:  # a compiled graph, which was recorded long ago
+        frames = places.user_frames(sys._getframe(1), limit=1)
+        for result in results:
+            _origins.add(result, GRAPH, frames[0] if frames else None)
+        return
+    makers = _makers(program, trace.cur)
+    _dead_inputs[program.name] = _dead(trace)
     for vid, position in program.output_index.items():
         entry = makers.get(vid)
         where: Where | None = entry.where if entry is not None else None
@@ -336,13 +343,21 @@ def _is_dead(program: programs.StepProgram, slot: int) -> bool:
 
 _dead_inputs: dict[str, frozenset[int]] = {}
 
+# References to a storage that the trace alone keeps: its list, getrefcount's argument. To such a
+# storage's buffer: the storage, the trace's list of inputs, the run's list of arguments, the argument.
+_TRACE_ONLY: Final = 2
+_RUN_ONLY: Final = 4
 
-def note_dead_inputs(trace: Any, name: str) -> None:
-    """Remember which inputs of the step in hand nobody but the step holds."""
-    # two references: the list of inputs, and the argument; a storage that lives on is a third
-    _dead_inputs[name] = frozenset(
-        slot for slot in range(len(trace.inputs)) if sys.getrefcount(trace.inputs[slot]) <= 2
-    )
+
+def _dead(trace: Any) -> frozenset[int]:
+    """The inputs of the step that is being run that nothing will want after it."""
+    dead = set()
+    touched, inputs = trace.touched, trace.inputs
+    for slot, position in enumerate(trace.input_storages):
+        storage_count = sys.getrefcount(touched[position])
+        if storage_count <= _TRACE_ONLY and sys.getrefcount(inputs[slot]) <= _RUN_ONLY:
+            dead.add(slot)
+    return frozenset(dead)
 
 
 def device_report() -> str:

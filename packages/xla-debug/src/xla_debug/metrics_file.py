@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import atexit
 import collections
-import functools
 import itertools
 import sys
+import time
 from bisect import bisect_left, insort
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 from xla_core import counters, model_api, runtime
 from xla_debug import settings
+
+FLUSH_SECONDS: Final = 0.2
+"""A record is handed to the system with the first one that comes this much later, and at exit."""
 
 
 class _View:
@@ -29,16 +31,19 @@ class _View:
         self.kept: collections.deque[float] = collections.deque()
         self.ordered: list[float] = []
         self.sum = 0.0
-        self.render: Callable[[float], str] = functools.lru_cache(maxsize=4096)(metric.render)
+        self.fractions = counters.PERCENTILES.get()
+        self.labels = counters.percentile_labels()
+        self.shown: list[float | None] = [None] * len(self.labels)
+        self.percentiles = [""] * len(self.labels)
         self.text = ""
 
     def updated(self) -> str:
         """The metric's lines in the report, as of now."""
         metric = self.metric
+        if metric.total == self.total:
+            return self.text
         with counters.lock:
             added = metric.total - self.total
-            if not added:
-                return self.text
             samples = metric.samples
             fresh = [v for _, v in itertools.islice(reversed(samples), min(added, len(samples)))]
             count, span = len(samples), samples[-1][0] - samples[0][0]
@@ -51,42 +56,67 @@ class _View:
             oldest = self.kept.popleft()
             del self.ordered[bisect_left(self.ordered, oldest)]
             self.sum -= oldest
-        self.text = counters.metric_text(
-            metric.name, self.render, self.total, accumulator, self.sum, span, self.ordered
-        )
+        self.text = self._text(accumulator, count, span)
         return self.text
+
+    def _text(self, accumulator: float, count: int, span: float) -> str:
+        """``counters.metric_text``; most percentiles are those of the step before."""
+        render, ordered = self.metric.render, self.ordered
+        for i, fraction in enumerate(self.fractions):
+            value = ordered[min(int(fraction * count), count - 1)]
+            if value != self.shown[i]:
+                self.shown[i] = value
+                self.percentiles[i] = f"{self.labels[i]}={render(value)}"
+        rates = (
+            f"\n  ValueRate: {render(self.sum / span)} / second\n  Rate: {count / span:g} / second"
+            if span > 0
+            else ""
+        )
+        return (
+            f"Metric: {self.metric.name}\n  TotalSamples: {self.total}\n"
+            f"  Accumulator: {render(accumulator)}{rates}\n"
+            f"  Percentiles: {'; '.join(self.percentiles)}\n"
+        )
 
 
 class MetricsFile:
-    """Appends ``[MetricsData; step=N]`` and the report to ``stream``, once per call."""
+    """Appends ``[MetricsData; step=N]`` and the report to ``stream``, once per call.
+
+    Steps that take less than ``FLUSH_SECONDS`` are handed to the system together.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self.step = 0
         self._views: dict[str, _View] = {}
+        self._counters: dict[str, tuple[int, str]] = {}
+        self._flushed = 0.0
 
     def write(self, _details: dict[str, Any] | None = None) -> None:
         """One record, for the step that has just ended."""
         self.step += 1
         self.stream.write(f"[MetricsData; step={self.step}]\n{self.report()}\n")
-        self.stream.flush()
+        now = time.monotonic()
+        if now - self._flushed >= FLUSH_SECONDS:
+            self._flushed = now
+            self.stream.flush()
 
     def report(self) -> str:
         """The same text as ``xla_core.counters.report()``."""
-        metrics = counters.all_metrics()
-        counted = counters.all_counters()
         first: list[str] = []
         second: list[str] = []
-        for name, metric in metrics.items():
+        for name, metric in counters.all_metrics().items():
             view = self._views.get(name)
             if view is None or view.metric is not metric:
                 view = self._views[name] = _View(metric)
             (second if name in counters.RUNTIME_NAMES else first).append(view.updated())
-        cut = len(second)
-        for name, value in counted.items():
-            target = second if name in counters.RUNTIME_NAMES else first
-            target.append(counters.counter_text(name, value))
-        return "".join(first) + "".join(second[:cut]) + "".join(second[cut:])
+        known = self._counters
+        for name, value in counters.all_counters().items():
+            row = known.get(name)
+            if row is None or row[0] != value:
+                row = known[name] = (value, counters.counter_text(name, value))
+            (second if name in counters.RUNTIME_NAMES else first).append(row[1])
+        return "".join(first) + "".join(second)
 
 
 def path_of_process(path: str) -> Path:

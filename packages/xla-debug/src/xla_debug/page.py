@@ -27,6 +27,8 @@ _COLOURS: Final = {
     "tracing": "#56B4E9", "sync": "#F0E442", "compile": "#D55E00", "execute": "#009E73",
     "transfer": "#CC79A7", "data": "#E69F00",
 }  # fmt: skip
+# as the tables count: powers of 1024
+_UNITS: Final = (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10))
 # More bars than this are narrower than a pixel.
 _MAX_BARS: Final = 400
 
@@ -37,6 +39,7 @@ p.note { color: #57606a; margin: .2rem 0; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .35rem .6rem; border-bottom: 1px solid #d8dee4; vertical-align: top; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.p { white-space: nowrap; }
 code { font: 13px ui-monospace, monospace; overflow-wrap: anywhere; }
 ol.first { padding-left: 1.4rem; } ol.first li { margin-bottom: .7rem; }
 ol.first strong { display: block; }
@@ -81,6 +84,7 @@ def _tiles(recorder: Recorder) -> str:
     tiles = [
         ("steps", str(len(recorder.steps))),
         ("seconds in all", f"{recorder.seconds:.1f}"),
+        ("seconds before the device was used", f"{recorder.startup:.1f}"),
         ("ms per step that compiles nothing", f"{sum(quiet.values()):.2f}" if quiet else "none"),
         ("programs made", str(len(explanations))),
         ("seconds compiling", f"{sum(e.seconds for e in explanations):.1f}"),
@@ -109,11 +113,17 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Seque
 
     def cells(tag: str, values: Sequence[str]) -> str:
         return "".join(
-            f"<{tag}{' class=n' if i in numeric else ''}>{v}</{tag}>" for i, v in enumerate(values)
+            f"<{tag}{_class(i, numeric, columns)}>{v}</{tag}>" for i, v in enumerate(values)
         )
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return f"<table><tr>{cells('th', columns)}</tr>{body}</table>"
+
+
+def _class(column: int, numeric: Sequence[int], columns: Sequence[str]) -> str:
+    if column in numeric:
+        return " class=n"
+    return " class=p" if columns[column] == "program" else ""
 
 
 def _code(text: str) -> str:
@@ -180,10 +190,12 @@ def _compilations(explanations: Sequence[Explanation]) -> str:
 
 
 def _plot(figure: Any, first: bool = False) -> str:
+    legend = first  # the other plots have one trace, which their heading names
     figure.update_layout(
         template="plotly_white",
-        height=340,
-        margin={"l": 60, "r": 20, "t": 60, "b": 45},
+        height=340 if legend else 280,
+        margin={"l": 60, "r": 20, "t": 60 if legend else 10, "b": 45},
+        showlegend=legend,
         legend={"orientation": "h", "y": 1.08, "yanchor": "bottom", "traceorder": "normal"},
     )
     made: str = plotly.io.to_html(
@@ -243,14 +255,16 @@ def _causes_figure(recorder: Recorder) -> Any:
 
 def _memory_figure(steps: Sequence[Step]) -> Any:
     known = [s for s in steps if s.memory is not None]
+    most = max((s.memory or 0 for s in known), default=0)
+    unit, size = next((u for u in _UNITS if most >= u[1]), _UNITS[-1])
     figure = go.Figure()
     figure.add_scatter(
         x=[s.number for s in known],
-        y=[(s.memory or 0) / 1e6 for s in known],
+        y=[(s.memory or 0) / size for s in known],
         mode="lines+markers" if len(known) < 100 else "lines",
         line={"color": "#0072B2"},
         name="in use",
     )
     figure.update_xaxes(title_text="step")
-    figure.update_yaxes(title_text="MB (1e6 bytes)", rangemode="tozero")
+    figure.update_yaxes(title_text=unit, rangemode="tozero")
     return figure

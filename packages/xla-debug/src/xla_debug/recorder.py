@@ -59,19 +59,21 @@ class Spot:
 class Recorder:
     """Between ``start`` and ``stop``, a ``Step`` per step that the script ends.
 
-    ``spots`` are fallbacks and value reads by line; ``outside`` is what came after the last step.
+    ``spots`` are fallbacks and value reads by line. ``startup`` is the seconds before the script used a
+    device: imports and reading data, which belong to no step.
     """
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.spots: dict[tuple[str, Frame | None], Spot] = {}
-        self.seconds = 0.0
+        self.seconds = self.startup = 0.0
         self.peak: int | None = None
         self._first_explanation = len(recompile.explanations())
         self._step = Step(1)
         self._began = self._origin = 0
         self._building = 0
         self._ran = 0
+        self._used = False
         self._copies: list[tuple[int, int]] = []
         self._fallback: Spot | None = None
         self._remove: list[Callable[[], None]] = []
@@ -123,7 +125,15 @@ class Recorder:
     def _loaded(self, details: dict[str, Any]) -> None:
         self._made(details["loading"])
 
+    def _uses_device(self, nanoseconds: int) -> None:
+        """The first step begins with the first event, which took so long."""
+        if not self._used:
+            self._used = True
+            self._began = max(self._origin, time.perf_counter_ns() - nanoseconds)
+            self.startup = (self._began - self._origin) / 1e9
+
     def _made(self, nanoseconds: int) -> None:
+        self._uses_device(nanoseconds)
         self._building += nanoseconds
         self._step.parts["compile"] += nanoseconds
         self._step.compilations.append(len(recompile.explanations()) - 1 - self._first_explanation)
@@ -143,6 +153,7 @@ class Recorder:
 
     def _sent(self, details: dict[str, Any]) -> None:
         took = details["nanoseconds"]
+        self._uses_device(took)
         self._copies.append((time.perf_counter_ns(), took))
         self._step.parts["transfer"] += took
         self._step.sent += details["nbytes"]
@@ -162,6 +173,7 @@ class Recorder:
         self._step.parts["execute"] += details["nanoseconds"]
 
     def _data(self, details: dict[str, Any]) -> None:
+        self._uses_device(details["nanoseconds"])
         if threading.current_thread() is threading.main_thread():
             self._step.parts["data"] += details["nanoseconds"]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +15,8 @@ from rich.text import Text
 from xla_core import counters, persistent_cache
 from xla_core.persistent_cache import CacheEntry
 
-_DAY = 86_400.0
+_DAY: Final = 86_400.0
+_WIDTH: Final = 120  # where the output is no terminal
 
 
 def add_parser(commands: Any) -> None:
@@ -56,7 +58,7 @@ def ls(chosen: argparse.Namespace) -> int:
     """One line per program."""
     table = Table(show_edge=False)
     for column in ("program", "operations", "size", "used", "device", "file"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column in ("program", "used", "device"))
     for entry in _entries(chosen.path):
         age = (time.time() - entry.used) / _DAY
         row = (entry.program, str(entry.operations or ""), counters.render_bytes(entry.nbytes))
@@ -70,12 +72,13 @@ def stats(chosen: argparse.Namespace) -> int:
     found = _entries(chosen.path)
     good = [e for e in found if e.fault is None]
     console = _console()
-    console.print(f"{len(good)} programs, {counters.render_bytes(sum(e.nbytes for e in found))}")
-    console.print(f"{len(found) - len(good)} damaged files")
+    size = counters.render_bytes(sum(e.nbytes for e in found))
+    console.print(f"{_counted(len(good), 'program')}, {size}")
+    console.print(_counted(len(found) - len(good), "damaged file"))
     for device in sorted({_device(e) for e in good}):
         mine = [e for e in good if _device(e) == device]
         size = counters.render_bytes(sum(e.nbytes for e in mine))
-        console.print(f"  {device}: {len(mine)} programs, {size}")
+        console.print(f"  {device}: {_counted(len(mine), 'program')}, {size}")
     return 0
 
 
@@ -96,7 +99,7 @@ def prune(chosen: argparse.Namespace) -> int:
             entry.path.unlink(missing_ok=True)
     size = counters.render_bytes(sum(e.nbytes for e in gone))
     word = "would be removed" if chosen.dry_run else "removed"
-    _console().print(f"{len(gone)} files, {size}, {word}; {len(kept)} kept")
+    _console().print(f"{_counted(len(gone), 'file')}, {size}, {word}; {len(kept)} kept")
     return 0
 
 
@@ -115,10 +118,15 @@ def verify(chosen: argparse.Namespace) -> int:
     return int(bool(bad) and not chosen.delete)
 
 
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def _device(entry: CacheEntry) -> str:
     found = entry.key.get("device:plugin", b"")
     return found.decode(errors="replace") or ("damaged" if entry.fault else "unknown")
 
 
 def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    width = None if sys.stdout.isatty() else _WIDTH
+    return Console(highlight=False, soft_wrap=True, width=width)

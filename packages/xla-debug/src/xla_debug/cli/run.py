@@ -80,6 +80,7 @@ def show(recorder: Recorder, console: Console) -> None:
     if not steps:
         console.print("no step was run on an xla device (nothing called torch_xla.sync())")
         return
+    console.print(f"{recorder.startup:.1f} s of it before the script used the device")
     console.print(_parts_table(recorder))
     console.print(_causes_table(findings.causes(recorder)))
     spots = sorted(recorder.spots.values(), key=lambda s: -s.nanoseconds)
