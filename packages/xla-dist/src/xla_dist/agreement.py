@@ -1,10 +1,10 @@
 """What each process runs together with others, in order, and whether they all run the same.
 
 A collective waits for the same collective of the other replicas; if they run another one, the job
-hangs or computes nonsense. So every process keeps a log of the collectives that it launched. It
-shows the log to the others through the coordinator: at once when a program runs for the first
-time, which then waits until the others show theirs, and otherwise from the watchdog twice a second, which
-costs the training loop nothing.
+hangs, aborts or computes nonsense. So every process keeps a log of the collectives that it launched.
+It shows the log to the others through the coordinator: at once when a program runs for the first
+time, or after another one than ever before, which then waits until the others show theirs; and
+otherwise from the watchdog twice a second, which costs the training loop nothing.
 
 What has to agree is the order of the collectives, not the programs around them: one replica may
 compute a log line more than the others, or end its step earlier. Logs are compared pair by pair,
@@ -156,21 +156,29 @@ class Agreement:
         self.world = world
         self.programs: dict[str, Collectives] = {}
         self.foreign: dict[str, Collectives] = {}
+        self.followed: set[tuple[str, str]] = set()
         self.compared: collections.Counter[int] = collections.Counter()
         self.others: dict[int, Log] = {}
         self._lock = threading.RLock()
         self._shown: bytes | None = None
 
     def launch(self, program: Collectives) -> bool:
-        """Note one launch; True when it is the program's first, which the others have to see."""
+        """Note one launch; True when it is the program's first, which the others have to see.
+
+        Also when it never came after the program before: a branch that another replica may not take.
+        """
         with self._lock:
             new = program.digest not in self.programs
             known = self.programs.setdefault(program.digest, program)
+            before = self.log.runs[-1][0].digest if self.log.runs else ""
+            unusual = (before, known.digest) not in self.followed
+            self.followed.add((before, known.digest))
             self.log.append(known)
         if new:
             distributed.publish(f"{PROGRAM_FOLDER}/{program.digest}", program.encode())
+        if unusual:
             self.show()
-        return new
+        return unusual
 
     def show(self) -> None:
         """Publish the log, if there is anything new in it."""

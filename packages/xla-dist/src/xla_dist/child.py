@@ -18,6 +18,7 @@ from typing import Any, Final
 from xla_core import distributed, runtime, step_closures
 from xla_core.distributed import Job
 from xla_dist import failures, session
+from xla_dist.agreement import Difference
 from xla_dist.patience import Patience
 
 # A collective that fails because its partner is gone says so in these words (gloo, gRPC).
@@ -46,6 +47,7 @@ def run_child(
     """Call ``fn(ordinal, *args)`` as one of the job's processes; the entry of each of them."""
     os.environ.update(environment)
     _attended[:] = [True]
+    failures.follow_launcher()
     try:
         distributed.connect(job)
         current = session.begin()
@@ -121,8 +123,11 @@ def finish() -> None:
 def _fail(pipe: Any, text: str, error: BaseException) -> None:
     """Report to the launcher and to the other processes, and exit."""
     consequence = any(words in str(error) for words in _CONSEQUENCES)
-    _send(pipe, Report(text, consequence, time.time()))
     current = session.begin() if distributed.connection() is not None else None
+    difference = _difference(current) if consequence and current is not None else None
+    if difference is not None:
+        text, consequence = difference, False
+    _send(pipe, Report(text, consequence, time.time()))
     if current is not None and current.watchdog is not None:
         current.watchdog.stop()
         if not consequence:
@@ -131,6 +136,17 @@ def _fail(pipe: Any, text: str, error: BaseException) -> None:
     sys.stderr.flush()
     # no interpreter shutdown: buffers of programs that will never finish would be waited for
     os._exit(1)
+
+
+def _difference(current: session.Session) -> str | None:
+    """Whether a collective broke because the other side ran another one, as far as it has shown it."""
+    try:
+        current.agreement.look()
+    except Difference as difference:
+        return str(difference)
+    except RuntimeError:
+        return None  # the coordinator is gone as well
+    return None
 
 
 def _send(pipe: Any, report: Report) -> None:

@@ -17,11 +17,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import connection as pipes
 from typing import Final
 
 from xla_core import distributed
 from xla_dist.agreement import Agreement, Difference
-from xla_dist.settings import WAIT_TIMEOUT
 from xla_dist.stalls import Stalls
 
 FAILURE_FOLDER: Final = "xla/failure"
@@ -53,6 +53,7 @@ class Waiting:
 class _State:
     watchdog: Watchdog | None = None
     waiting: Waiting | None = None
+    shown: bytes = b"null"
 
 
 class Watchdog(threading.Thread):
@@ -62,10 +63,9 @@ class Watchdog(threading.Thread):
         super().__init__(name="xla-dist-watchdog", daemon=True)
         self.connection = connection
         self.agreement = agreement
-        self.stalls = Stalls(agreement, WAIT_TIMEOUT.get())
+        self.stalls = Stalls(agreement)
         self.on_end: Callable[[str], None] = lambda text: None
         self._stopped = threading.Event()
-        self._shown: bytes = b""
         self._lost_since: float | None = None
 
     def run(self) -> None:
@@ -82,17 +82,9 @@ class Watchdog(threading.Thread):
     def end(self, text: str) -> None:
         """End this process now, whatever its main thread does; ``text`` goes to stderr."""
         self._stopped.set()
-        sys.stdout.flush()
-        print(f"xla-dist: {text}", file=sys.stderr, flush=True)  # noqa: T201 - last words
-        self.on_end(text)
-        for child in multiprocessing.active_children():
-            child.terminate()
-        os._exit(EXIT_CODE)
+        _end(text, self.on_end)
 
     def _look(self) -> str | None:
-        parent = multiprocessing.parent_process()
-        if parent is not None and self.connection.job.served and not parent.is_alive():
-            return MSG_ORPHAN
         try:
             return self._failure() or self._silent() or self._difference()
         except Difference as difference:
@@ -103,7 +95,10 @@ class Watchdog(threading.Thread):
 
     def _failure(self) -> str | None:
         self._lost_since = None
-        self._show_status()
+        # the log before the status: whoever reads where this process waits finds in the log what it
+        # launched before it came there
+        self.agreement.show()
+        show_status()
         for name, data in sorted(distributed.published(FAILURE_FOLDER).items()):
             if int(name) != self.connection.job.index:
                 return MSG_FAILED.format(
@@ -122,9 +117,9 @@ class Watchdog(threading.Thread):
         return None
 
     def _difference(self) -> str | None:
-        self.agreement.show()
+        done, waiting_for_this = finished(), wait_for(self.agreement.log.ordinal)
         self.agreement.look()
-        text = self.stalls.look(finished(), wait_for(self.agreement.log.ordinal))
+        text = self.stalls.look(done, waiting_for_this)
         if text is not None:
             publish(text)
         return text
@@ -149,13 +144,26 @@ class Watchdog(threading.Thread):
             return f"This process waited at {waiting.what}"
         return f"This process last launched: {self.agreement.last()}"
 
-    def _show_status(self) -> None:
-        waiting = _State.waiting
-        shown = (waiting.what, waiting.missing) if waiting else None
-        status = json.dumps(shown).encode()
-        if status != self._shown:
-            self._shown = status
-            distributed.publish(f"{STATUS_FOLDER}/{self.connection.job.index}", status)
+
+def _end(text: str, report: Callable[[str], None]) -> None:
+    sys.stdout.flush()
+    print(f"xla-dist: {text}", file=sys.stderr, flush=True)  # noqa: T201 - last words
+    report(text)
+    for child in multiprocessing.active_children():
+        child.terminate()
+    os._exit(EXIT_CODE)
+
+
+def follow_launcher() -> None:
+    """End this process when the one that started it ends, also while it still waits for the others."""
+    launcher = multiprocessing.parent_process()
+    if launcher is not None:
+        threading.Thread(target=_follow, args=(launcher,), name="xla-launcher", daemon=True).start()
+
+
+def _follow(launcher: multiprocessing.process.BaseProcess) -> None:
+    pipes.wait([launcher.sentinel])
+    _end(MSG_ORPHAN, lambda text: None)
 
 
 def watch(agreement: Agreement) -> Watchdog | None:
@@ -203,6 +211,19 @@ def waiting(what: str) -> Iterator[Waiting]:
         yield state
     finally:
         _State.waiting = None
+        if _State.shown != b"null":
+            # at once: the watchdog may not come to it while something keeps the interpreter busy,
+            # and the others would take this process for one that still waits
+            show_status()
+
+
+def show_status() -> None:
+    """Tell the others where this process waits, if that is new."""
+    connection, now = distributed.connection(), _State.waiting
+    status = json.dumps((now.what, now.missing) if now else None).encode()
+    if connection is not None and status != _State.shown:
+        _State.shown = status
+        distributed.publish(f"{STATUS_FOLDER}/{connection.job.index}", status)
 
 
 def wait_for(ordinal: int) -> dict[int, str]:

@@ -235,12 +235,14 @@ def start(
         reserved, address = _reserve_port()
         jobs = [dataclasses.replace(job, address=address) for job in jobs]
     context = torch.multiprocessing.get_context(start_method)
+    # a fork server has the environment of the moment when it was started
+    inherited = dict(os.environ) if start_method == "forkserver" else {}
     children = []
     for job, own in zip(jobs, local, strict=True):
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(
             target=run_child,
-            args=(job, {**own, **_environment(job)}, sender, fn, tuple(args)),
+            args=(job, {**inherited, **own, **_environment(job)}, sender, fn, tuple(args)),
             name=f"xla-{job.index}",
             daemon=daemon,
         )

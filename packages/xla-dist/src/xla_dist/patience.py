@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from xla_dist import failures
-from xla_dist.settings import WAIT_TIMEOUT
+from xla_dist.settings import WAIT_TIMEOUT, WARN_AFTER
 from xla_dist.stalls import CROSSED_SECONDS
 
 logger = logging.getLogger(__name__)
-
-WARN_SECONDS: Final = 10.0
 
 MSG_NOT_THERE: Final = "{what}: ordinal {waiting} has not arrived for {seconds:.0f} s"
 MSG_GAVE_UP: Final = "{text} (XLA_DIST_WAIT_TIMEOUT)"
@@ -76,7 +74,7 @@ class Patience:
             facts = {"me": self.ordinal, "what": self.what, "waiting": first, "doing": crossed}
             raise RuntimeError(MSG_CROSSED.format(**facts))
         text = MSG_NOT_THERE.format(what=self.what, waiting=first, seconds=waited)
-        if waited > WARN_SECONDS and not self.warned:
+        if waited > WARN_AFTER.get() and not self.warned:
             self.warned = True
             logger.warning("%s", text)
         if waited > WAIT_TIMEOUT.get():

@@ -12,6 +12,12 @@ WAIT_TIMEOUT: Final = flags.Flag(
     1800,
     "seconds that a rendezvous or a collective waits for replicas that live but do not come",
 )
+WARN_AFTER: Final = flags.Flag(
+    "XLA_DIST_WARN_AFTER",
+    int,
+    10,
+    "seconds of waiting for another replica after which a warning names it",
+)
 BUCKET_SIZE: Final = flags.Flag(
     "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB",
     int,

@@ -7,6 +7,7 @@ somewhere else for this one, which waits for its device; or when it lasts too lo
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -14,6 +15,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from xla_dist.agreement import Agreement
+from xla_dist.settings import WAIT_TIMEOUT, WARN_AFTER
+
+logger = logging.getLogger(__name__)
 
 CROSSED_SECONDS: Final = 4.0
 
@@ -31,39 +35,56 @@ MSG_CROSSED: Final = (
     "ordinal {me} waits in {what} for ordinal {other}, which waits at {doing} for the others: neither "
     "will come. Every replica has to make the same calls in the same order"
 )
-MSG_LATE: Final = (
-    "ordinal {me} waits in {what}, which ordinal {other} has not reached for {seconds:.0f} s "
-    "(XLA_DIST_WAIT_TIMEOUT)"
+MSG_SLOW: Final = (
+    "ordinal {me} waits in {what}, which ordinal {other} has not reached for {seconds:.0f} s"
 )
+MSG_LATE: Final = f"{MSG_SLOW} (XLA_DIST_WAIT_TIMEOUT)"
 
 
 def waits_for_device() -> bool:
-    """Whether the main thread is inside the runtime at this moment, waiting for a value."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return frame is not None and frame.f_globals.get("__name__") in _DEVICE_MODULES
+    """Whether another thread than this one is inside the runtime at this moment."""
+    me = threading.get_ident()
+    return any(
+        frame.f_globals.get("__name__") in _DEVICE_MODULES
+        for thread, frame in sys._current_frames().items()
+        if thread != me
+    )
 
 
 class Stalls:
     """Looks at one agreement again and again; remembers since when nothing has moved."""
 
-    def __init__(self, agreement: Agreement, timeout: float) -> None:
+    def __init__(self, agreement: Agreement) -> None:
         self.agreement = agreement
-        self.timeout = timeout
         self._seen: object = None
         self._since = 0.0
+        self._warned = False
 
     def look(self, finished: set[int], waiting: Mapping[int, str]) -> str | None:
-        """What is the matter, or None. ``waiting``: where other main threads wait, by ordinal."""
+        """What is the matter, or None; a replica that is only slow is worth a warning.
+
+        ``finished`` replicas, and where others wait for this one (``waiting``, by ordinal), must have
+        been asked for before the agreement read the others' logs: what came later is in the logs.
+        """
         now = time.monotonic()
         ahead = self.agreement.ahead_of()
         if not ahead or ahead != self._seen or not waits_for_device():
-            self._seen, self._since = ahead, now
+            self._seen, self._since, self._warned = ahead, now, False
             return None
-        other, facts = next(iter(ahead)), {"what": self.agreement.last()}
-        facts |= {"me": str(self.agreement.log.ordinal), "other": str(other)}
         waited = now - self._since
-        if other in finished:
+        for other in sorted(ahead, key=lambda r: (r not in finished, r not in waiting, r)):
+            return self._judge(other, waited, other in finished, waiting.get(other))
+        return None
+
+    def _judge(self, other: int, waited: float, finished: bool, doing: str | None) -> str | None:
+        facts = {"me": self.agreement.log.ordinal, "what": self.agreement.last(), "other": other}
+        if finished:
             return MSG_FINISHED.format(**facts)
-        if other in waiting and waited > CROSSED_SECONDS:
-            return MSG_CROSSED.format(doing=waiting[other], **facts)
-        return MSG_LATE.format(seconds=waited, **facts) if waited > self.timeout else None
+        if doing is not None and waited > CROSSED_SECONDS:
+            return MSG_CROSSED.format(doing=doing, **facts)
+        if waited > WAIT_TIMEOUT.get():
+            return MSG_LATE.format(seconds=waited, **facts)
+        if waited > WARN_AFTER.get() and not self._warned:
+            self._warned = True
+            logger.warning(MSG_SLOW.format(seconds=waited, **facts))
+        return None

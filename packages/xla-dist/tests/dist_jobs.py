@@ -1,0 +1,134 @@
+"""What the processes of the tests' jobs run."""
+
+from __future__ import annotations
+
+import atexit
+import io
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import torch_xla.core.xla_model as xm
+import torch_xla.distributed.xla_multiprocessing as xmp
+import torch_xla.runtime as xr
+
+
+def nothing(index):
+    return (
+        xr.global_ordinal(),
+        xr.world_size(),
+        xm.all_reduce("sum", torch.ones(1).to("xla")).item(),
+    )
+
+
+def reduced(*shape, kind="sum"):
+    """One collective, run to its end."""
+    return xm.all_reduce(kind, torch.ones(shape).to("xla")).cpu().sum().item()
+
+
+# --- failures -----------------------------------------------------------------------------------
+
+
+def raises(index, where):
+    reduced(4)
+    if index == 1:
+        raise ValueError("the second process gives up")
+    waits(index, where)
+
+
+def is_killed(index, where):
+    reduced(4)
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    waits(index, where)
+
+
+def waits(index, where):
+    """Comes where the others come never again."""
+    if where == "rendezvous":
+        xm.rendezvous("never reached by all")
+    elif where == "known program":
+        reduced(4)
+    elif where == "new program":
+        reduced(5)
+    elif where == "python":
+        time.sleep(120)
+
+
+def misses(index, where):
+    """The last process finishes early."""
+    reduced(4)
+    if index < xr.world_size() - 1:
+        waits(index, where)
+
+
+def differs(index, how):
+    reduced(4), reduced(5)
+    if how == "new program":
+        reduced(6 + index)
+    elif how == "new reduction":
+        reduced(3, kind="max" if index else "sum")
+    elif how == "known programs":
+        reduced(4 + index)
+    elif how == "crossed":
+        xm.rendezvous("only here") if index else reduced(4)
+    elif how == "crossed new":
+        xm.rendezvous("only here") if index else reduced(6)
+    elif how == "tags":
+        xm.rendezvous(f"place {index}")
+    elif how == "group":
+        xm.all_reduce("sum", torch.ones(2).to("xla"), groups=[[0], [1]] if index else None).cpu()
+
+
+def is_slow(index, where, seconds):
+    reduced(4)
+    log = io.StringIO()
+    logging.getLogger("xla_dist").addHandler(logging.StreamHandler(log))
+    if index == 1:
+        time.sleep(seconds)
+    waits(index, where)
+    return log.getvalue()
+
+
+def hangs(index, where):
+    reduced(4)
+    if index == 1:
+        time.sleep(120)
+    waits(index, where)
+
+
+def as_program(environment, output, fn, args):
+    """Runs ``fn(process index, *args)`` as a program that a user started by himself would."""
+    os.environ.clear()
+    os.environ.update(environment)
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    status = 0
+    try:
+        fn(int(environment.get("XLA_PROCESS_INDEX", "0")), *args)
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = 1
+    atexit._run_exitfuncs()  # multiprocessing leaves them out
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def launches(index, pids, fn, *args):
+    """A launcher in a process of its own; writes down the processes of its job."""
+    launched = xmp.spawn(fn, args, join=False, start_method="forkserver")
+    Path(pids).write_text(" ".join(map(str, launched.pids())))
+    launched.join()
+
+
+def kills_its_coordinator(index, where):
+    reduced(4)
+    if index == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    waits(index, where)
