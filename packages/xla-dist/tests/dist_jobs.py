@@ -6,6 +6,7 @@ import atexit
 import io
 import logging
 import os
+import runpy
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ import torch
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.xla_multiprocessing as xmp
 import torch_xla.runtime as xr
+from xla_dist import launching
 
 
 def nothing(index):
@@ -132,3 +134,12 @@ def kills_its_coordinator(index, where):
     if index == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     waits(index, where)
+
+
+def runs_script(_index, path):
+    """Runs a script whose processes are forked where it does not say how they start."""
+    for function in (launching.spawn, launching.launch):
+        function.__defaults__ = tuple("fork" if d == "spawn" else d for d in function.__defaults__)
+    os.chdir(Path(path).parent)
+    sys.path.insert(0, str(Path(path).parent))
+    runpy.run_path(path, run_name="__main__")

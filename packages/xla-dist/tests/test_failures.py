@@ -60,7 +60,7 @@ def test_a_process_that_finishes_too_early_is_named(launch, where):
         ("new program", "all_reduce sum of float32[6]", "all_reduce sum of float32[7]"),
         ("new reduction", "all_reduce sum of float32[3]", "all_reduce max of float32[3]"),
         ("known programs", "all_reduce sum of float32[4]", "all_reduce sum of float32[5]"),
-        ("tags", "rendezvous 'place 0'", "'place 1'"),
+        ("tags", "'place 0'", "'place 1'"),
     ],
 )
 def test_different_programs_are_shown_side_by_side(launch, how, first, second):

@@ -154,7 +154,13 @@ def _reduced_alike(
 
 def _stacked(chain: _Chain, x: Any, groups: Groups) -> Any:
     """The group's values along a new first dimension."""
-    return chain.run(lambda y: primitives.all_gather(y, 0, groups), x[None])
+    if not any(-1 in group for group in groups):
+        return chain.run(lambda y: primitives.all_gather(y, 0, groups), x[None])
+    # XLA gathers in groups of one size only: every replica writes its row, the others' are zeros
+    bits = _bits(x)
+    rows = jnp.zeros((len(groups[0]), *x.shape), bits.dtype).at[_position(groups)].set(bits)
+    (summed,) = chain.all_reduce([rows], "sum", groups)
+    return _from_bits(summed, x.dtype)
 
 
 def _reduced_complex(chain: _Chain, x: Any, kind: str, groups: Groups) -> Any:

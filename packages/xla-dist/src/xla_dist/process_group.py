@@ -8,7 +8,7 @@ coordinator at once. A group of some ranks is called by these only; the others d
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ MSG_SPLITS: Final = (
     "all_to_all_single on xla tensors splits evenly over the {size} ranks; got sizes {sizes}. Programs "
     "have fixed shapes: pad the parts, or use CPU tensors"
 )
+MSG_MESH: Final = "xla_pg_options: rank {rank} is in no row of mesh={mesh}"
 
 _KINDS: Final[list[tuple[Any, str]]] = [
     (dist.ReduceOp.SUM, "sum"),
@@ -292,12 +293,22 @@ def _work(result: Any) -> Any:
     return _torch_compat.finished_work(result)
 
 
-def create(options: Any, _backend_options: Any) -> ProcessGroupXla:
-    """The process group that torch.distributed asks the backend for."""
+def create(options: Any, backend_options: Any) -> ProcessGroupXla:
+    """The process group that torch.distributed asks the backend for.
+
+    ``backend_options`` is ``pg_options`` of ``dist.new_group``: with ``{"xla_pg_options": {"mesh":
+    rows}}``, rows of ranks, every row is a group of its own. Raises ValueError for a rank in no row.
+    """
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     if distributed.connection() is None:
         ordinals.world_size()  # starts the client, which joins the job of the environment
-    return ProcessGroupXla(options.store, options.group_rank, ranks)
+    mine = ranks[options.group_rank]
+    wanted = backend_options if isinstance(backend_options, Mapping) else {}
+    mesh = wanted.get("xla_pg_options", {}).get("mesh") or [ranks]
+    row = next((list(row) for row in mesh if mine in row), None)
+    if row is None:
+        raise ValueError(MSG_MESH.format(rank=mine, mesh=mesh))
+    return ProcessGroupXla(options.store, row.index(mine), row)
 
 
 def new_xla_process_group(
@@ -309,13 +320,8 @@ def new_xla_process_group(
 ) -> Any:
     """``dist.new_group``, which also takes ``pg_options={'xla_pg_options': {'mesh': rows}}``.
 
-    ``mesh`` is a list of lists of ranks: every row becomes a group, and this rank's is returned.
+    ``mesh`` is a list of lists of ranks: every row is a group of its own. ``dist.new_group`` takes the
+    same option; this is torch_xla's name for it.
     """
-    make: Callable[..., Any] = dist.new_group
-    wanted = pg_options.get("xla_pg_options", {}) if isinstance(pg_options, dict) else {}
-    rest = None if isinstance(pg_options, dict) else pg_options
-    named = {"timeout": timeout, "backend": backend, "pg_options": rest, **kwargs}
-    if not wanted.get("mesh"):
-        return make(list(ranks) if ranks is not None else None, **named)
-    groups = {tuple(row): make(list(row), **named) for row in wanted["mesh"]}
-    return next(group for row, group in groups.items() if dist.get_rank() in row)
+    named = {"timeout": timeout, "backend": backend, "pg_options": pg_options, **kwargs}
+    return dist.new_group(list(ranks) if ranks is not None else None, **named)

@@ -1,0 +1,92 @@
+"""Many launches in a row, of jobs that end well and badly: no process, port, descriptor or file is left."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import dist_jobs
+import pytest
+
+LAUNCHES = 50
+_LISTENING = "0A"
+
+
+def processes():
+    """The ids of all processes that descend from this one or have lost their parent to it."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue  # it has just ended
+        if state != "Z":
+            parents[int(path.parent.name)] = int(parent)
+    found = {os.getpid()}
+    while more := {p for p, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def ports():
+    """The listening TCP ports of those processes."""
+    inodes = set()
+    for pid in processes():
+        for path in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                inodes.add(str(path.readlink()))
+            except OSError:
+                continue
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == _LISTENING and f"socket:[{words[9]}]" in inodes:
+                found.add(int(words[1].rpartition(":")[2], 16))
+    return found
+
+
+def files():
+    """What lies in the folder for temporary files and in shared memory."""
+    folders = [Path(tempfile.gettempdir()), Path("/dev/shm")]
+    return {path for folder in folders if folder.exists() for path in folder.iterdir()}
+
+
+def descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def run(launch, count):
+    for number in range(count):
+        if number % 5 == 3:
+            launch(2, dist_jobs.raises, "new program").error()
+        elif number % 5 == 4:
+            launch(2, dist_jobs.is_killed, "rendezvous").error()
+        else:
+            assert launch(2, dist_jobs.nothing).join() == [(0, 2, 2.0), (1, 2, 2.0)]
+
+
+def check(launch, monkeypatch, tmp_path, count):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run(launch, 1)  # the fork server itself stays
+    before = processes(), ports(), files(), descriptors()
+    started = time.monotonic()
+    run(launch, count)
+    seconds = time.monotonic() - started
+    assert processes() == before[0]
+    assert ports() == before[1]
+    assert files() == before[2]
+    # the launches' objects are kept by the fixture, each with its processes' sentinels
+    assert descriptors() <= before[3] + 4 * count
+    return seconds
+
+
+def test_some_launches_leave_nothing(launch, monkeypatch, tmp_path):
+    check(launch, monkeypatch, tmp_path, 5)
+
+
+@pytest.mark.sweep
+def test_fifty_launches_leave_nothing(launch, monkeypatch, tmp_path, record_property):
+    record_property("seconds", check(launch, monkeypatch, tmp_path, LAUNCHES))
