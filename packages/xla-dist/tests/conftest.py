@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ def launch(fork_server, monkeypatch):
     """Start ``fn(ordinal, *args)`` in so many processes; further keywords are environment variables."""
     from torch_xla.distributed import xla_multiprocessing as xmp
 
-    running = []
+    running = weakref.WeakSet()  # what has been joined and forgotten holds no descriptors
 
     def start(processes, fn, *args, **environment):
         wanted = clean_environment(processes, **environment)
@@ -94,7 +95,7 @@ def launch(fork_server, monkeypatch):
         for name, value in wanted.items():
             monkeypatch.setenv(name, value)
         launched = xmp.spawn(fn, args, join=False, start_method="forkserver")
-        running.append(launched)
+        running.add(launched)
         return Job(launched)
 
     yield start

@@ -77,6 +77,10 @@ def differs(index, how):
         reduced(3, kind="max" if index else "sum")
     elif how == "known programs":
         reduced(4 + index)
+    elif how == "known branch":
+        for kind in (0, 1, 0, 0, 1):  # each branch has been taken after each
+            reduced(4 + kind)
+        reduced(4 + index)
     elif how == "crossed":
         xm.rendezvous("only here") if index else reduced(4)
     elif how == "crossed new":

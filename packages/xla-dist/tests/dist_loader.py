@@ -122,8 +122,10 @@ def marks_steps(_index):
             pass
         return counters.all_counters()["MarkStep"] - before
 
-    assert steps() == 7  # before each batch, and at the end
-    assert steps(batches_per_execution=2) == 4
+    assert (
+        steps() == 6 + 2
+    )  # before each batch, and when asked for one more: before, and at the end
+    assert steps(batches_per_execution=2) == 3 + 2
     assert steps(batches_per_execution=4) == 3
 
 

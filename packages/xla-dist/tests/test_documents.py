@@ -211,7 +211,7 @@ if __name__ == '__main__':
 """  # noqa: E501 - as printed
 
 BEFORE = f"""
-import types
+import sys, types
 import torch, torch_xla
 import torch_xla.distributed.data_parallel as dp
 import torch_xla.runtime as xr
@@ -225,7 +225,8 @@ _dataset = torch.utils.data.TensorDataset(
     torch.from_numpy(_digits.images).float()[:{STEPS * 32}, None] / 16,
     torch.from_numpy(_digits.target).long()[:{STEPS * 32}],
 )
-train_loader = torch.utils.data.DataLoader(_dataset, batch_size=32)
+# with a generator of its own: the reading thread must not take random numbers from the network
+train_loader = torch.utils.data.DataLoader(_dataset, batch_size=32, generator=torch.Generator())
 
 
 class Net(nn.Module):
@@ -246,7 +247,9 @@ def MNIST():
 class _Shown(nn.NLLLoss):
     def forward(self, output, target):
         loss = super().forward(output, target)
-        print("LOSS", torch_xla.device(), xr.global_ordinal(), loss.item(), flush=True)
+        facts = f"LOSS {{torch_xla.device()}} {{xr.global_ordinal()}} {{loss.item()}}\\n"
+        sys.stdout.write(facts)  # in one piece: threads and processes write in between
+        sys.stdout.flush()
         return loss
 
 
@@ -335,7 +338,7 @@ def run_document(start_program, run_script, tmp_path):
 def losses_of(text):
     """The printed losses, by replica."""
     found = {}
-    for device, ordinal, loss in re.findall(r"^LOSS (\S+) (\d+) (\S+)$", text, re.M):
+    for device, ordinal, loss in re.findall(r"LOSS (\S+) (\d+) (\d+\.\d+)", text):
         found.setdefault((int(ordinal), device), []).append(float(loss))
     return [found[key] for key in sorted(found)]
 

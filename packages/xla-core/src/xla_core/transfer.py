@@ -95,8 +95,9 @@ def send_cpu_data_to_device(
 ) -> Any:
     """``datas`` with its CPU tensors moved to ``device``; containers keep their types.
 
-    ``input_sharding`` is a ``torch_xla.distributed.spmd.ShardingSpec``, applied to each tensor
-    that it ``can_apply`` to, or a dict of such specs by the keys of ``datas``.
+    ``input_sharding`` is a ``torch_xla.distributed.spmd.ShardingSpec`` or another object with its
+    ``can_apply`` and ``apply`` (in place), applied to each tensor that it can apply to; or a dict of
+    them by the keys of ``datas``.
     """
     if isinstance(input_sharding, Mapping):
         if not isinstance(datas, Mapping):
@@ -114,6 +115,13 @@ def send_cpu_data_to_device(
     def convert(tensors: list[Any]) -> list[torch.Tensor]:
         if input_sharding is None:
             return [t.to(device) for t in tensors]
-        return [input_sharding.send(t, device) for t in tensors]
+        send = getattr(input_sharding, "send", None)
+        if send is not None:
+            return [send(t, device) for t in tensors]
+        sent = [t.to(device) for t in tensors]
+        for tensor in sent:
+            if input_sharding.can_apply(tensor):
+                input_sharding.apply(tensor)
+        return sent
 
     return ToXlaTensorArena(convert, _on_cpu).transform(datas)

@@ -4,7 +4,8 @@ A collective waits for the same collective of the other replicas; if they run an
 hangs, aborts or computes nonsense. So every process keeps a log of the collectives that it launched.
 It shows the log to the others through the coordinator: at once when a program runs for the first
 time, or after another one than ever before, which then waits until the others show theirs; and
-otherwise from the watchdog twice a second, which costs the training loop nothing.
+otherwise from the watchdog twice a second, which costs the training loop nothing. Processes of one
+host see each other's last launches in shared memory (``ledger``), also those of a process that died.
 
 What has to agree is the order of the collectives, not the programs around them: one replica may
 compute a log line more than the others, or end its step earlier. Logs are compared pair by pair,
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from xla_core import distributed
+from xla_dist.ledger import Ledger
 from xla_dist.primitives import Groups
 
 LOG_FOLDER: Final = "xla/collectives/log"
@@ -78,22 +80,35 @@ class Log:
         self.ordinal = ordinal
         self.runs: collections.deque[tuple[Collectives, int]] = collections.deque()
         self.forgotten: collections.Counter[int] = collections.Counter()
+        self.first = 0
+        """The number of the oldest run that is kept."""
 
-    def append(self, program: Collectives) -> None:
-        """One more launch."""
+    @property
+    def latest(self) -> int:
+        """The number of the latest run."""
+        return self.first + len(self.runs) - 1
+
+    def append(self, program: Collectives) -> int:
+        """One more launch; which repetition of the latest run it is."""
         if self.runs and self.runs[-1][0] is program:
             self.runs[-1] = (program, self.runs[-1][1] + 1)
-            return
+        else:
+            self._begin(program)
+        return self.runs[-1][1]
+
+    def _begin(self, program: Collectives) -> None:
         self.runs.append((program, 1))
         if len(self.runs) > _MOST_RUNS:
             old, times = self.runs.popleft()
+            self.first += 1
             for other in {r for _, groups in old.items for g in groups for r in g}:
                 self.forgotten[other] += times * len(old.shared(self.ordinal, other))
 
     def encode(self) -> bytes:
         """As the other processes read it; the programs themselves go separately."""
         runs = [(program.digest, times) for program, times in self.runs]
-        return zlib.compress(json.dumps({"runs": runs, "forgotten": self.forgotten}).encode())
+        content = {"runs": runs, "first": self.first, "forgotten": self.forgotten}
+        return zlib.compress(json.dumps(content).encode())
 
     def length(self, other: int) -> int:
         """How many collectives with replica ``other`` were launched."""
@@ -159,6 +174,7 @@ class Agreement:
         self.followed: set[tuple[str, str]] = set()
         self.compared: collections.Counter[int] = collections.Counter()
         self.others: dict[int, Log] = {}
+        self.ledger: Ledger | None = None
         self._lock = threading.RLock()
         self._shown: bytes | None = None
 
@@ -173,12 +189,20 @@ class Agreement:
             before = self.log.runs[-1][0].digest if self.log.runs else ""
             unusual = (before, known.digest) not in self.followed
             self.followed.add((before, known.digest))
-            self.log.append(known)
+            self._note(self.log.append(known), known.digest)
         if new:
             distributed.publish(f"{PROGRAM_FOLDER}/{program.digest}", program.encode())
         if unusual:
             self.show()
         return unusual
+
+    def _note(self, times: int, digest: str) -> None:
+        if self.ledger is None:
+            return
+        if times == 1:
+            self.ledger.begin(self.log.ordinal, self.log.latest, digest)
+        else:
+            self.ledger.repeat(self.log.ordinal, self.log.latest, times)
 
     def show(self) -> None:
         """Publish the log, if there is anything new in it."""
@@ -223,8 +247,14 @@ class Agreement:
     def _read(self, ordinal: int, data: bytes) -> Log:
         content = json.loads(zlib.decompress(data))
         log = Log(ordinal)
+        log.first = content["first"]
         log.forgotten.update({int(k): v for k, v in content["forgotten"].items()})
         log.runs.extend((self._program(digest), times) for digest, times in content["runs"])
+        start = max(log.latest, 0)
+        for run, digest, times in self.ledger.since(ordinal, start) if self.ledger else ():
+            if run == log.latest:
+                log.runs.pop()
+            log.runs.append((self._program(digest), times))
         self.others[ordinal] = log
         return log
 

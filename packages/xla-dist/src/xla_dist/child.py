@@ -19,6 +19,7 @@ from xla_core import distributed, runtime, step_closures
 from xla_core.distributed import Job
 from xla_dist import failures, session
 from xla_dist.agreement import Difference
+from xla_dist.ledger import Ledger
 from xla_dist.patience import Patience
 
 # A collective that fails because its partner is gone says so in these words (gloo, gRPC).
@@ -29,10 +30,14 @@ _READING_SECONDS: Final = 3 * failures.TICK_SECONDS
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
-    """How a process ended: its traceback (empty: well), whether another's end caused it, and when."""
+    """How a process ended: its traceback (empty: well), which kind of end that is, and when.
+
+    ``kind`` is ``"own"``, ``"consequence"`` of another process's end, or a ``"difference"`` between
+    the processes' programs.
+    """
 
     traceback: str
-    consequence: bool
+    kind: str
     when: float
     result: Any = None
 
@@ -43,6 +48,7 @@ def run_child(
     pipe: Any,
     fn: Callable[..., Any],
     args: Sequence[Any],
+    ledger: Ledger | None = None,
 ) -> None:
     """Call ``fn(ordinal, *args)`` as one of the job's processes; the entry of each of them."""
     os.environ.update(environment)
@@ -52,7 +58,10 @@ def run_child(
         distributed.connect(job)
         current = session.begin()
         if current is not None and current.watchdog is not None:
-            current.watchdog.on_end = lambda text: _send(pipe, Report(text, True, time.time()))
+            current.agreement.ledger = ledger
+            current.watchdog.on_end = lambda text, cause: _send(
+                pipe, Report(text, "difference" if cause else "consequence", time.time())
+            )
         result = fn(job.index, *args)
         step_closures.wait()
         finish()
@@ -60,11 +69,11 @@ def run_child(
         if end.code not in (None, 0):
             _fail(pipe, f"SystemExit: {end.code}", end)
         finish()
-        _send(pipe, Report("", False, time.time()))
+        _send(pipe, Report("", "own", time.time()))
     except BaseException as error:
         _fail(pipe, traceback.format_exc(), error)
     else:
-        _send(pipe, Report("", False, time.time(), result))
+        _send(pipe, Report("", "own", time.time(), result))
     distributed.disconnect()
 
 
@@ -124,13 +133,14 @@ def _fail(pipe: Any, text: str, error: BaseException) -> None:
     """Report to the launcher and to the other processes, and exit."""
     consequence = any(words in str(error) for words in _CONSEQUENCES)
     current = session.begin() if distributed.connection() is not None else None
+    kind = "consequence" if consequence else "own"
     difference = _difference(current) if consequence and current is not None else None
-    if difference is not None:
-        text, consequence = difference, False
-    _send(pipe, Report(text, consequence, time.time()))
+    if difference is not None or isinstance(error, Difference):
+        text, kind = difference or text, "difference"
+    _send(pipe, Report(text, kind, time.time()))
     if current is not None and current.watchdog is not None:
         current.watchdog.stop()
-        if not consequence:
+        if kind != "consequence":
             failures.publish(text)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -64,7 +64,8 @@ class Watchdog(threading.Thread):
         self.connection = connection
         self.agreement = agreement
         self.stalls = Stalls(agreement)
-        self.on_end: Callable[[str], None] = lambda text: None
+        self.on_end: Callable[[str, bool], None] = lambda text, difference: None
+        """Called with the message, and whether it shows a difference between the programs."""
         self._stopped = threading.Event()
         self._lost_since: float | None = None
 
@@ -73,23 +74,24 @@ class Watchdog(threading.Thread):
         while not self._stopped.wait(TICK_SECONDS):
             text = self._look()
             if text is not None and not self._stopped.is_set():
-                self.end(text)
+                self._end(text, False)
 
     def stop(self) -> None:
         """Look no more: the job is over."""
         self._stopped.set()
 
-    def end(self, text: str) -> None:
+    def _end(self, text: str, difference: bool) -> None:
         """End this process now, whatever its main thread does; ``text`` goes to stderr."""
         self._stopped.set()
-        _end(text, self.on_end)
+        _end(text, lambda: self.on_end(text, difference))
 
     def _look(self) -> str | None:
         try:
             return self._failure() or self._silent() or self._difference()
         except Difference as difference:
             publish(str(difference))
-            return str(difference)
+            self._end(str(difference), True)
+            return None
         except RuntimeError as error:
             return self._unreachable(error)
 
@@ -145,10 +147,10 @@ class Watchdog(threading.Thread):
         return f"This process last launched: {self.agreement.last()}"
 
 
-def _end(text: str, report: Callable[[str], None]) -> None:
+def _end(text: str, report: Callable[[], None]) -> None:
     sys.stdout.flush()
     print(f"xla-dist: {text}", file=sys.stderr, flush=True)  # noqa: T201 - last words
-    report(text)
+    report()
     for child in multiprocessing.active_children():
         child.terminate()
     os._exit(EXIT_CODE)
@@ -163,7 +165,7 @@ def follow_launcher() -> None:
 
 def _follow(launcher: multiprocessing.process.BaseProcess) -> None:
     pipes.wait([launcher.sentinel])
-    _end(MSG_ORPHAN, lambda text: None)
+    _end(MSG_ORPHAN, lambda: None)
 
 
 def watch(agreement: Agreement) -> Watchdog | None:

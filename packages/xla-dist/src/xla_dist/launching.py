@@ -21,10 +21,11 @@ import torch.distributed
 import torch.multiprocessing
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
-from xla_core import distributed, model_api, plugins, runtime
+from xla_core import distributed, model_api, plugins, runtime, spmd_mode
 from xla_core.distributed import Job
 from xla_dist import failures
 from xla_dist.child import Report, run_child
+from xla_dist.ledger import Ledger
 from xla_dist.threads import run_threads
 
 # After the first process has ended badly the others may still say why; then they are ended.
@@ -38,6 +39,10 @@ MSG_NPROCS: Final = (
 MSG_STARTED: Final = (
     "this process has used its xla devices already; call launch() or spawn() before, and use "
     "devices only inside of the function that they run"
+)
+MSG_SPMD: Final = (
+    "launch() and spawn() start replicas, and SPMD mode has one program over all devices: call the "
+    "function directly; on several hosts run the same command on each"
 )
 MSG_RAISED: Final = (
     "\n\n-- ordinal {ordinal} of {count} terminated with the following error:\n{text}"
@@ -162,12 +167,14 @@ class Launch:
 
 
 def _rank(child: _Child) -> tuple[int, float]:
-    """Which failure is the cause: a killed process, then one that raised, then who followed."""
+    """Which failure is the cause: different programs (a process may have been aborted by that), then a
+    killed process, then one that raised, then who followed.
+    """
     report = child.report
     if report is None or not report.traceback:
-        kind = 0 if child.process.exitcode != failures.EXIT_CODE else 3
+        kind = 1 if child.process.exitcode != failures.EXIT_CODE else 4
     else:
-        kind = 2 if report.consequence else 1
+        kind = {"difference": 0, "own": 2, "consequence": 3}[report.kind]
     return kind, report.when if report is not None else child.ended or 0.0
 
 
@@ -224,8 +231,10 @@ def start(
 ) -> Launch:
     """Start ``fn(ordinal, *args)`` in one process per device of this host.
 
-    Raises RuntimeError when this process has used its devices already.
+    Raises RuntimeError when this process has used its devices already, NotImplementedError in SPMD mode.
     """
+    if spmd_mode.is_spmd():
+        raise NotImplementedError(MSG_SPMD)
     if runtime.started():
         raise RuntimeError(MSG_STARTED)
     local = local_environments(os.environ)
@@ -237,12 +246,20 @@ def start(
     context = torch.multiprocessing.get_context(start_method)
     # a fork server has the environment of the moment when it was started
     inherited = dict(os.environ) if start_method == "forkserver" else {}
+    ledger = Ledger.create(context, len(jobs), jobs[0].index)
     children = []
     for job, own in zip(jobs, local, strict=True):
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(
             target=run_child,
-            args=(job, {**inherited, **own, **_environment(job)}, sender, fn, tuple(args)),
+            args=(
+                job,
+                {**inherited, **own, **_environment(job)},
+                sender,
+                fn,
+                tuple(args),
+                ledger,
+            ),
             name=f"xla-{job.index}",
             daemon=daemon,
         )

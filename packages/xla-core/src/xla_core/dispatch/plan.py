@@ -95,6 +95,8 @@ class Plan:
         except dtypes.UnsupportedDtypeError:
             raise
         except Exception as error:
+            if self.needs_all_replicas:  # a collective, which PyTorch's CPU does not have
+                raise
             told = mistakes.in_cpu_words(self.overload, args, kwargs)
             if told is None and (
                 isinstance(error, NotImplementedError) or mistakes.are_small(args, kwargs)
