@@ -32,7 +32,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.distributed.parallel_loader as pl
 import torch_xla.runtime as xr
 from models import GPT
-from torch_xla._internal.pjrt import run_multiprocess
+from xla_dist.launching import run_multiprocess
 
 HERE = Path(__file__).resolve().parent
 GLOBAL_BATCH = 32
@@ -176,7 +176,11 @@ def measure_collectives(port: int, rounds: int, seconds: float) -> dict[str, Any
         def gloo(value: torch.Tensor = host_value) -> None:
             dist.all_reduce(value, dist.ReduceOp.MAX)
 
-        steps = {"xla, a step of one": alone, f"xla, a step of {CHAIN}": chained, "gloo": gloo}
+        steps: dict[str, Step] = {
+            "xla, a step of one": alone,
+            f"xla, a step of {CHAIN}": chained,
+            "gloo": gloo,
+        }
         rows = by_turns(steps, rounds, seconds)
         rows[f"xla, a step of {CHAIN}"]["median_ms"] /= CHAIN
         for row in rows.values():

@@ -7,7 +7,6 @@ survivors read there what the dead one had launched.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -27,7 +26,7 @@ class Ledger:
     @classmethod
     def create(cls, context: Any, count: int, base: int) -> Ledger:
         """A ledger of ``count`` processes that ``context`` (of ``multiprocessing``) will start."""
-        return cls(context.RawArray(ctypes.c_uint64, count * _ROW), base)
+        return cls(context.RawArray("Q", count * _ROW), base)
 
     def begin(self, ordinal: int, run: int, digest: str) -> None:
         """Replica ``ordinal`` launches, as its run number ``run``, the program ``digest`` (16 digits)."""
