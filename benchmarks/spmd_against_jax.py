@@ -304,7 +304,7 @@ def answer_of(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise RuntimeError(f"a measuring process ended early: {process.args}")
+        raise RuntimeError(f"a measuring process ended early: {process.args!r}")
     found: dict[str, Any] = json.loads(line)
     return found
 

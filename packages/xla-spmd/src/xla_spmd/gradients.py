@@ -16,8 +16,11 @@ _leaves: dict[int, weakref.ref[torch.Tensor]] = {}
 
 
 def watch(tensor: torch.Tensor) -> None:
-    """Let the gradient of an annotated tensor lie as the tensor does, if it is a leaf that gets one."""
-    if tensor.is_leaf and tensor.requires_grad and id(tensor) not in _leaves:
+    """Let the gradient of an annotated tensor lie as the tensor does, if it is a leaf that gets one.
+
+    Whether it gets one may be decided later: a parameter is made of a tensor without history.
+    """
+    if tensor.is_leaf and id(tensor) not in _leaves:
         key = id(tensor)
         _leaves[key] = weakref.ref(tensor, lambda _: _leaves.pop(key, None))
 
@@ -26,7 +29,7 @@ def shardings(trace: Trace) -> dict[int, str]:
     """Value numbers of pending gradients and their leaves' shardings."""
     found = {}
     for leaf in [ref() for ref in list(_leaves.values())]:
-        gradient = leaf.grad if leaf is not None else None
+        gradient = leaf.grad if leaf is not None and leaf.is_leaf else None
         if not isinstance(gradient, XLATensor) or gradient._v is not None:
             continue
         storage = gradient._s

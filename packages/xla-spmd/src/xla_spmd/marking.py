@@ -142,6 +142,19 @@ def _lay_pending(tensor: XLATensor, sharding: Sharding) -> None:
         view.vid, view.epoch, view.version = annotated._s.vid, trace.epoch, storage.version
 
 
+def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShardedTensor:
+    """Let the current value of ``t`` be split in the program that uses it next, and nothing else.
+
+    Unlike after ``mark_sharding``, what is written to ``t`` later lies as the compiler chooses. Returns ``t``
+    as an ``XLAShardedTensor``. Raises what ``mark_sharding`` raises.
+    """
+    tensor = checked(unwrap_sharded_tensor(t))
+    sharding = checked_sharding(mesh, partition_spec, tuple(tensor.shape))
+    with tensor._s.trace.lock:
+        _lay_pending(tensor, sharding)
+    return wrap_as_sharded_tensor(tensor, mesh, partition_spec)
+
+
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
     """Take back what ``mark_sharding`` did: ``t`` is whole on every device again.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from types import EllipsisType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -14,8 +14,10 @@ from xla_core._torch_compat import make_wrapper
 from xla_core.dispatch.transfers import materialise
 from xla_core.protocol import ArraySpec, Placement
 from xla_core.tensor import XLATensor
+from xla_spmd import gradients
 from xla_spmd.annotation import is_unannotated, storage_annotation
 from xla_spmd.backend import HostValue, MeshBackend
+from xla_spmd.partition_spec import axes_of
 from xla_spmd.shardings import Sharding, ShardingType, parse
 
 MSG_SHARD_COUNT: Final = (
@@ -93,6 +95,24 @@ class XLAShardedTensor(XLATensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"XLAShardedTensor({super().__repr__()})"
 
+    @property
+    def placements(self) -> tuple[Any, ...]:
+        """Per mesh axis, torch's ``Shard(dimension)`` of what lies on it, or ``Replicate()``."""
+        from torch.distributed.tensor import Replicate, Shard
+
+        groups = axes_of(self.partition_spec, self.mesh.axis_names, len(self.mesh.mesh_shape))
+        dimension = {axis: i for i, group in enumerate(groups) for axis in group}
+        count = len(self.mesh.mesh_shape)
+        return tuple(Shard(dimension[i]) if i in dimension else Replicate() for i in range(count))
+
+    # torch.nn.Parameter(t) is made of what this returns, and wants it to be of the same class
+    def detach(self) -> XLAShardedTensor:
+        """The same tensor without history."""
+        made = _alias(self, XLAShardedTensor)
+        made.mesh, made.partition_spec = self.mesh, self.partition_spec
+        gradients.watch(made)
+        return made
+
     # copies and pickles are plain tensors, as results of operators are
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return unwrap_sharded_tensor(self).__deepcopy__(memo)
@@ -110,7 +130,10 @@ class _Wrap(torch.autograd.Function):
         return gradients[0], None
 
 
-def _alias(tensor: XLATensor, kind: type[XLATensor]) -> XLATensor:
+_Kind = TypeVar("_Kind", bound=XLATensor)
+
+
+def _alias(tensor: XLATensor, kind: type[_Kind]) -> _Kind:
     made = make_wrapper(kind, tensor.shape, dtype=tensor.dtype, device=tensor.device)
     made._s = tensor._s
     made._v = tensor._v

@@ -1,13 +1,17 @@
-"""What is lowered otherwise where a program is partitioned: products read transposed factors as they lie.
+"""What is lowered otherwise where a program is partitioned: products without transposes around them.
 
 PyTorch's linear layer multiplies by a transposed weight, its gradient by the weight itself. A weight
 that is split over the devices has to be whole for both: as two values it would be gathered twice.
 A product over other dimensions of the weight is the same, and one gathered value serves all.
+
+The weight's gradient is a product that is transposed. Devices sum it up in between, so the compiler
+cannot make one operation of the two, and all that reads the gradient would turn it. The factors
+the other way round give the transpose at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import jax
@@ -17,6 +21,8 @@ from xla_core.lowering.batch_dims import UnmergedScope
 from xla_core.lowering.driver import conform
 from xla_core.lowering.evaluate import Lifted
 from xla_core.lowering.nodes import Part
+from xla_core.lowering.registry import Rule
+from xla_core.metas import tensor_meta
 from xla_core.trace import Entry
 from xla_core.where import scope_name
 
@@ -24,27 +30,43 @@ from xla_core.where import scope_name
 class PartitionedScope(UnmergedScope):
     """An ``UnmergedScope`` in which transposed matrices are made only for those who are no products.
 
-    ``turned`` holds the matrices by the number of their transpose.
+    ``turned`` holds the matrices by the number of their transpose; ``waiting`` are products that nobody
+    read yet: whether a transpose reads them first decides in which form they are computed.
     """
 
     def __init__(self, lazy: Mapping[int, Entry], lifted: Lifted) -> None:
         super().__init__(lazy, lifted)
         self.turned: dict[int, Any] = {}
+        self.waiting: dict[int, Part] = {}
 
     def __missing__(self, vid: int) -> Any:
-        found = self.turned.get(vid)
-        if found is None:
+        part = self.waiting.pop(vid, None)
+        if part is not None:
+            found = self[vid] = _product(self, part)
+            return found
+        turned = self.turned.get(vid)
+        if turned is None:
             return super().__missing__(vid)
-        transposed = self[vid] = jnp.swapaxes(found, 0, 1)
-        return transposed
+        found = self[vid] = jnp.swapaxes(turned, 0, 1)
+        return found
 
     def compute(self, part: Part) -> None:
         """Run one operation and keep its results."""
         plan = part.entry.plan
         assert plan is not None
-        known = None if plan.is_put else _KNOWN.get(plan.name)
-        if known is None or not known(self, part):
+        name = "" if plan.is_put else plan.name
+        if name in _PRODUCTS:
+            self.waiting[part.results()[0]] = part
+        elif name not in _TRANSPOSES or not _transpose(self, part):
             super().compute(part)
+
+    def turn(self, vid: int) -> Any:
+        """The transpose of a matrix: as it was given, or computed so now; else None."""
+        part = self.waiting.get(vid)
+        if part is not None and part.entry.plan.name == MM:  # type: ignore[union-attr]
+            del self.waiting[vid]
+            self.turned[vid] = _product(self, part, swapped=True)
+        return self.turned.get(vid)
 
 
 def _transpose(scope: PartitionedScope, part: Part) -> bool:
@@ -52,7 +74,7 @@ def _transpose(scope: PartitionedScope, part: Part) -> bool:
     (vid,) = part.results()
     if len(source.meta.shape) != 2 or len({d % 2 for d in dimensions or (0, 1)}) != 2:
         return False
-    back = scope.turned.get(source.vid)
+    back = scope.turn(source.vid)
     if back is not None:
         scope[vid] = back
     else:
@@ -60,25 +82,24 @@ def _transpose(scope: PartitionedScope, part: Part) -> bool:
     return True
 
 
-def _product(scope: PartitionedScope, part: Part) -> bool:
+def _product(scope: PartitionedScope, part: Part, swapped: bool = False) -> Any:
+    """What ``mm`` or ``addmm`` gives; ``swapped``: the transpose of what ``mm`` gives."""
     args, kwargs = part.arguments()
     *added, left, right = args
     turned = left.vid in scope.turned, right.vid in scope.turned
-    if not any(turned):
-        return False
-    plan, (meta,), (vid,) = part.entry.plan, part.metas(), part.results()
-    assert plan is not None and plan.rule is not None and meta is not None
     factors = [scope.turned.get(ref.vid, ref) for ref in (left, right)]
+    plan, (meta,) = part.entry.plan, part.metas()
+    assert plan is not None and isinstance(plan.rule, Rule) and meta is not None
+    if swapped:  # (a b)' is b' a'
+        factors.reverse()
+        turned = not turned[1], not turned[0]
+        meta = tensor_meta(meta.shape[::-1], meta.dtype)
     named = {name: scope.value(a) for name, a in kwargs.items()}
+    values = list(map(scope.value, (*added, *factors)))
     with jax.named_scope(scope_name(part.entry)):
-        total = plan.rule.function(*map(scope.value, (*added, *factors)), **named, turned=turned)
-    scope[vid] = conform(total, meta, plan.name)
-    return True
+        return conform(plan.rule.function(*values, **named, turned=turned), meta, plan.name)
 
 
-_KNOWN: Final[Mapping[str, Callable[[PartitionedScope, Part], bool]]] = {
-    "aten.t.default": _transpose,
-    "aten.transpose.int": _transpose,
-    "aten.mm.default": _product,
-    "aten.addmm.default": _product,
-}
+MM: Final = "aten.mm.default"
+_PRODUCTS: Final = frozenset({MM, "aten.addmm.default"})
+_TRANSPOSES: Final = frozenset({"aten.t.default", "aten.transpose.int"})

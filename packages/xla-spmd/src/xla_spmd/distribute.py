@@ -1,0 +1,135 @@
+"""``torch.distributed.tensor`` on ``DeviceMesh("xla", ...)``: its two functions call those here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, Shard
+
+from xla_core import runtime
+from xla_spmd.marking import mark_sharding
+from xla_spmd.mesh import Mesh
+from xla_spmd.mode import MSG_AUTO
+from xla_spmd.sharded_tensor import XLAShardedTensor
+
+MSG_DEVICE_TYPE: Final = (
+    "the device mesh is for {kind!r} devices; tensors are split over "
+    "DeviceMesh('xla', list(range(xr.global_runtime_device_count())))"
+)
+MSG_NO_MESH: Final = "xla_distribute_module got no device mesh; pass DeviceMesh('xla', ...)"
+MSG_COUNT: Final = (
+    "{count} placements for a device mesh of {rank} dimensions: write one for each, Replicate() where "
+    "devices hold copies"
+)
+MSG_PLACEMENT: Final = (
+    "the placement {placement} cannot be given to a tensor: it is Shard(dimension) or Replicate(). "
+    "Partial sums exist inside a program only, where XLA chooses them"
+)
+MSG_DIMENSION: Final = "{placement} of a tensor of shape {shape}, which has {rank} dimensions"
+
+
+def convert_to_xla_mesh(dt_mesh: DeviceMesh) -> Mesh:
+    """The ``Mesh`` of the same devices. Raises ValueError for a mesh of another kind of device."""
+    if dt_mesh.device_type != "xla":
+        raise ValueError(MSG_DEVICE_TYPE.format(kind=dt_mesh.device_type))
+    grid = dt_mesh.mesh.numpy()
+    return Mesh(grid.flatten(), grid.shape, dt_mesh.mesh_dim_names)
+
+
+def convert_to_xla_partition_spec(
+    tensor: torch.Tensor, placement_spec: Sequence[Placement]
+) -> tuple[Any, ...]:
+    """The partition spec of ``tensor`` for a placement per mesh dimension, as numbers of mesh axes.
+
+    Raises ValueError for placements besides ``Shard`` and ``Replicate``, and for a dimension that the
+    tensor lacks.
+    """
+    axes: list[list[int]] = [[] for _ in range(tensor.dim())]
+    for axis, placement in enumerate(placement_spec):
+        if isinstance(placement, Shard):
+            if not -tensor.dim() <= placement.dim < tensor.dim():
+                shape = tuple(tensor.shape)
+                text = MSG_DIMENSION.format(placement=placement, shape=shape, rank=len(shape))
+                raise ValueError(text)
+            axes[placement.dim].append(axis)
+        elif not isinstance(placement, Replicate):
+            raise ValueError(MSG_PLACEMENT.format(placement=placement))
+    return tuple(tuple(a) if len(a) > 1 else a[0] if a else None for a in axes)
+
+
+def xla_distribute_tensor(
+    tensor: torch.Tensor,
+    device_mesh: DeviceMesh,
+    placements: Sequence[Placement] | None = None,
+) -> XLAShardedTensor:
+    """``tensor``, moved to the device if it is elsewhere, split as ``placements`` say.
+
+    One placement per mesh dimension; without any, every device holds the whole value. A leaf that
+    needs a gradient comes as a leaf. Raises ValueError for placements that do not fit, and what
+    ``mark_sharding`` raises.
+    """
+    mesh = convert_to_xla_mesh(device_mesh)
+    wanted = list(placements) if placements else [Replicate()] * device_mesh.ndim
+    if len(wanted) != device_mesh.ndim:
+        raise ValueError(MSG_COUNT.format(count=len(wanted), rank=device_mesh.ndim))
+    spec = convert_to_xla_partition_spec(tensor, wanted)
+    return mark_sharding(_on_device(tensor), mesh, spec)
+
+
+def _on_device(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type == "xla":
+        return tensor
+    if tensor.is_leaf:
+        return tensor.detach().to("xla").requires_grad_(tensor.requires_grad)
+    return tensor.to("xla")
+
+
+def xla_distribute_module(
+    module: nn.Module,
+    device_mesh: DeviceMesh | None = None,
+    partition_fn: Callable[[str, nn.Module, DeviceMesh], None] | None = None,
+    input_fn: Callable[..., Any] | None = None,
+    output_fn: Callable[..., Any] | None = None,
+) -> nn.Module:
+    """``module`` on the device, with parameters split by ``partition_fn(name, submodule, device_mesh)``.
+
+    ``input_fn(module, inputs, device_mesh)`` runs before every forward, ``output_fn(module, outputs,
+    device_mesh)`` after it. Parameters that ``partition_fn`` leaves alone are whole on every device.
+    Raises ValueError without a mesh for ``xla`` devices, RuntimeError for ``auto_policy``.
+    """
+    if device_mesh is None:
+        raise ValueError(MSG_NO_MESH)
+    convert_to_xla_mesh(device_mesh)
+    if partition_fn is auto_policy:
+        auto_policy(None, module, device_mesh)
+    module.to("xla")
+    if partition_fn is not None:
+        for name, submodule in module.named_modules():
+            partition_fn(name, submodule, device_mesh)
+    if input_fn is not None:
+        before: Callable[..., Any] = functools.partial(_before, input_fn, device_mesh)
+        module.register_forward_pre_hook(before)
+    if output_fn is not None:
+        after: Callable[..., Any] = functools.partial(_after, output_fn, device_mesh)
+        module.register_forward_hook(after)
+    return module
+
+
+def _before(function: Callable[..., Any], mesh: DeviceMesh, module: nn.Module, inputs: Any) -> Any:
+    return function(module, inputs, mesh)
+
+
+def _after(
+    function: Callable[..., Any], mesh: DeviceMesh, module: nn.Module, _inputs: Any, outputs: Any
+) -> Any:
+    return function(module, outputs, mesh)
+
+
+def auto_policy(*_arguments: Any) -> None:
+    """The ``partition_fn`` that leaves the choice to the compiler. Raises RuntimeError: none offers it."""
+    raise RuntimeError(MSG_AUTO.format(device=runtime.device_type()))
