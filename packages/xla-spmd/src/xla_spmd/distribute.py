@@ -106,7 +106,7 @@ def xla_distribute_module(
         raise ValueError(MSG_NO_MESH)
     convert_to_xla_mesh(device_mesh)
     if partition_fn is auto_policy:
-        auto_policy(None, module, device_mesh)
+        auto_policy("", module, device_mesh)
     module.to("xla")
     if partition_fn is not None:
         for name, submodule in module.named_modules():
