@@ -23,8 +23,6 @@ from tox.tox_env.api import ToxEnv
 ROOT = Path(__file__).resolve().parent
 DEFAULT_ENVIRONMENTS = ("lint", "tests")
 """What a plain ``tox`` runs before the packages' own environments."""
-SHARED_ENVIRONMENTS = ("tests", "sweep")
-"""Environments of tox.ini that hold all packages: what they check needs a device."""
 
 
 def package_folders(root: Path = ROOT) -> dict[str, Path]:
@@ -75,8 +73,6 @@ def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:
     seeds = state.conf.memory_seed_loaders
     for name in folders:
         seeds[name].append(_installs(install_targets(name, folders)))
-    for name in SHARED_ENVIRONMENTS:
-        seeds[name].append(_installs(str(path) for path in folders.values()))
 
 
 @impl

@@ -29,6 +29,7 @@ create_client = LibraryPlugin(
 def installed(tmp_path, monkeypatch):
     """An environment whose only other devices are CPU and NULL."""
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "xla_pjrt_acme", raising=False)  # the example's own
     before = set(sys.modules)
     points = [
         metadata.EntryPoint(name, "xla_core.null_device:create_client", "xla_core.devices")

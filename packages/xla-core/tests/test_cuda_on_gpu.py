@@ -1,0 +1,64 @@
+"""``PJRT_DEVICE=CUDA`` on a GPU: the conformance suite, and training as on the CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from xla_core.pjrt import cuda
+from xla_core.protocol import Topology
+from xla_core.testing.conformance import DeviceConformance
+
+if not cuda.create_client.is_available({}):
+    pytest.skip(
+        'no NVIDIA GPU, or no CUDA plugin of jax for it (pip install "jax[cuda12]")',
+        allow_module_level=True,
+    )
+
+TRAIN = """
+import torch
+import torch_xla
+
+device = torch_xla.device()
+print(torch_xla.real_devices())
+losses = []
+for where in ("cpu", device):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+    x, y = torch.randn(64, 8).to(where), torch.randn(64, 1).to(where)
+    model.to(where)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        torch_xla.sync()
+    losses.append(loss.item())
+# float32 products on a GPU may use TF32: 10 bits of mantissa
+assert abs(losses[0] - losses[1]) < 1e-2 * losses[0], losses
+"""
+
+
+class TestCuda(DeviceConformance):
+    # each client reserves most of a GPU's memory
+    several_clients = False
+
+    @classmethod
+    def make_client(cls):
+        return cuda.create_client(Topology(), os.environ)
+
+
+def test_a_script_trains_as_on_the_cpu():
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN],
+        env=os.environ | {"PJRT_DEVICE": "CUDA"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("['CUDA:0'")

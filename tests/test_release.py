@@ -1,0 +1,178 @@
+"""What users install: the wheels of all packages, one version, and what a bad plugin beside them says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = (ROOT / "docs" / "plugins.md").read_text()
+ERRORS = re.findall(r"^```text\n(.*?)\n```$", DOCUMENT, re.M | re.S)
+FOLDERS = [*sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml")),
+           ROOT / "examples" / "acme"]  # fmt: skip
+NAMES = {
+    tomllib.loads((folder / "pyproject.toml").read_text())["project"]["name"]: folder
+    for folder in FOLDERS
+}
+
+
+@pytest.fixture(params=NAMES)
+def distribution(request):
+    """Each installed distribution and its folder here."""
+    found = metadata.distribution(request.param)
+    origin = json.loads(found.read_text("direct_url.json") or "{}")
+    if not origin.get("url", "").endswith(".whl"):
+        pytest.skip("not installed from a wheel: tox builds the wheels and installs them")
+    return found, NAMES[request.param]
+
+
+def test_the_wheel_has_every_module_and_nothing_else(distribution):
+    found, folder = distribution
+    source = folder / "src"
+    modules = {path.relative_to(source).as_posix() for path in source.rglob("*.py")}
+    typed = {path.relative_to(source).as_posix() for path in source.rglob("py.typed")}
+    files = [f.as_posix() for f in found.files or ()]
+    installed = {f for f in files if ".dist-info/" not in f and "__pycache__" not in f}
+    assert installed == modules | typed
+    assert found.metadata["Requires-Python"] == ">=3.11"
+    assert found.metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_versions_are_in_lock_step():
+    """Packages of one release require exactly each other, with what they say of themselves."""
+    for name, folder in NAMES.items():
+        found = metadata.distribution(name)
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        assert found.version == project["version"]
+        for text in found.requires or ():
+            requirement = Requirement(text)
+            sibling = NAMES.get(requirement.name)
+            # a package's own extras name it again; its tests take the siblings beside it
+            tests = requirement.marker is not None and "test" in str(requirement.marker)
+            if sibling is not None and requirement.name != name and not tests:
+                wanted = metadata.version(requirement.name)
+                assert str(requirement.specifier) == f"=={wanted}", (name, text)
+
+
+def test_every_device_is_found_by_its_entry_point():
+    points = metadata.entry_points(group="xla_core.devices")
+    found = {point.name: point.dist.name for point in points}
+    assert found == {
+        "acme": "xla-pjrt-acme", "cpu": "xla-pjrt-cpu", "cuda": "xla-core",
+        "null": "xla-core", "tpu": "xla-pjrt-tpu",
+    }  # fmt: skip
+
+
+def installed_beside(folder, module, source, *, name=None, version=None):
+    """Put a module, and if it has a name of its own its distribution, on a path."""
+    folder.mkdir(exist_ok=True)
+    (folder / f"{module}.py").write_text(source)
+    if name is not None:
+        info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(
+            f"[xla_core.devices]\nacme = {module}:create_client\n"
+        )
+    return folder
+
+
+def user_reads(folder):
+    """The last line of what a script prints that uses ``PJRT_DEVICE=ACME``."""
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch, torch_xla; torch.ones(2, device='xla')"],
+        env=os.environ | {"PJRT_DEVICE": "ACME", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    return done.stderr.strip().splitlines()[-1]
+
+
+GOOD = "def create_client(topology, options):\n    raise AssertionError('not to be started')\n"
+PREFIX = "xla_core.plugins.PluginError: "
+
+
+def test_a_second_plugin_of_one_name(tmp_path):
+    fork = installed_beside(
+        tmp_path / "fork", "acme_fork", GOOD, name="acme-fork", version="3.0"
+    )  # fmt: skip
+    read = user_reads(fork).removeprefix(PREFIX)
+    # which of the two is named first is the order of the path
+    both = re.fullmatch(r"(.*?: )(.*) and (.*)( both offer.*)", read)
+    assert both is not None, read
+    start, one, other, end = both.groups()
+    assert {read, f"{start}{other} and {one}{end}"} & set(ERRORS)
+
+
+def test_a_plugin_that_raises_on_load(tmp_path):
+    broken = installed_beside(tmp_path, "xla_pjrt_acme", "import acme_driver\n")
+    assert user_reads(broken).removeprefix(PREFIX) in ERRORS
+
+
+def test_a_plugin_of_another_interface(tmp_path):
+    source = GOOD + "create_client.interface_version = 7\n"
+    older = installed_beside(tmp_path, "xla_pjrt_acme", source)
+    assert user_reads(older).removeprefix(PREFIX) in ERRORS
+
+
+KERNELS = """
+import torch
+from xla_core.hookspecs import hookimpl
+
+_library = torch.library.Library("acme_kernels", "DEF")
+_library.define("twice(Tensor self) -> Tensor")
+torch.library.register_fake("acme_kernels::twice", torch.empty_like, lib=_library)
+
+
+@hookimpl
+def xla_core_register_operators(registry):
+    registry.rule(torch.ops.acme_kernels.twice.default)(lambda a: a + a)
+
+
+@hookimpl
+def xla_core_cache_key_entries():
+    return {"acme-kernels": b"2.1"}
+"""
+USES_KERNELS = """
+import torch, torch_xla
+from xla_core import persistent_cache, report
+
+x = torch.arange(3.0).to("xla")
+print(torch.ops.acme_kernels.twice(x).tolist(), report.fallback_counts())
+(entry,) = persistent_cache.entries(persistent_cache.current().path)
+print(entry.key["extension:acme-kernels"])
+"""
+
+
+def test_operators_and_cache_keys_of_a_third_party(tmp_path):
+    """An installed extension gives an operator of its own a rule, and its version to the cache's keys."""
+    folder = tmp_path / "site"
+    installed_beside(folder, "acme_kernels", KERNELS, name="acme-kernels", version="2.1")
+    (folder / "acme_kernels-2.1.dist-info" / "entry_points.txt").write_text(
+        "[xla_core.extensions]\nkernels = acme_kernels\n"
+    )
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", USES_KERNELS],
+        env=os.environ | {
+            "PJRT_DEVICE": "ACME", "PYTHONPATH": path,
+            "XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "cache"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[0.0, 2.0, 4.0] {}", "b'2.1'"]
