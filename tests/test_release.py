@@ -53,6 +53,11 @@ def test_versions_are_in_lock_step():
         found = metadata.distribution(name)
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         assert found.version == project["version"]
+        for path in (folder / "src").glob("*/*.py"):
+            said = re.findall(
+                r'^ *(?:__version__|VERSION|version)\b.*= "(\d.*)"$', path.read_text(), re.M
+            )
+            assert set(said) <= {found.version, metadata.version("torch-xla")}, path
         for text in found.requires or ():
             requirement = Requirement(text)
             sibling = NAMES.get(requirement.name)

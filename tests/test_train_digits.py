@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -92,3 +95,23 @@ def test_padding_of_the_last_batch_changes_no_accuracy(example):
     dataset = torch.utils.data.TensorDataset(images, labels)
     share = example.accuracy(FirstPixels(), dataset, 4, torch.device("cpu"))
     assert share == pytest.approx(6 / 7)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason="libtpu, the compiler, is not installed: its wheels are for Linux on x86-64",
+)
+def test_the_whole_script_is_compiled_for_tpus_that_are_not_here():
+    """Every value read is zero; what is compiled is what a TPU would run, with nothing on the CPU."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), "--epochs", "1"],
+        env=os.environ
+        | {"PJRT_DEVICE": "TPU", "XLA_AOT_TOPOLOGY": "v5e:2x2", "XLA_AOT_READS": "zeros"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "epoch 1/1: train loss 0.0000" in done.stdout
+    assert "ran 21 times" in done.stdout  # the step of all batches but the first
+    assert "Nothing fell back to the CPU." in done.stdout
