@@ -1,11 +1,11 @@
 """A transformer of 8 billion parameters compiled for a slice of TPUs, on a machine that has none.
 
-    python benchmarks/ahead_of_time.py [--topology v5p:2x2x4] [--layers 32] [--json FILE]
+    python benchmarks/ahead_of_time.py [--topology v5p:2x2x4] [--layers 32] [--train] [--json FILE]
 
 The model has Llama 3's shape (width 4096, 32 query and 8 key heads, SwiGLU of 14336, 128256 tokens).
-It is made on ``meta``; parameters and AdamW's state are split over all chips (FSDP) by xla-spmd. One
-training step is traced, lowered and compiled with libtpu. Printed and written as JSON: the host's seconds
-and peak memory, each chip's memory by use, FLOPs, and the collectives.
+It is made on ``meta``, and split over all chips (FSDP) by xla-spmd. The logits of a batch, or with
+``--train`` a training step with AdamW, are traced, lowered and compiled with libtpu. Printed and written as
+JSON: the host's seconds and peak memory, each chip's memory by use, FLOPs, and the collectives.
 """
 
 from __future__ import annotations
@@ -94,20 +94,26 @@ def on_device(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(sizes, dtype=dtype, device="meta").to("xla")
 
 
-def make(layers: int, mesh: xs.Mesh) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The model and its optimizer with the state of a later step, all split over the mesh."""
+def make_model(layers: int, mesh: xs.Mesh) -> nn.Module:
+    """The model in bfloat16, split over the mesh."""
     with torch.device("meta"):
         model = Transformer(layers).to(torch.bfloat16)
     model.to_empty(device="xla")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     for parameter in model.parameters():
         xs.mark_sharding(parameter, mesh, split(parameter))
+    return model
+
+
+def make_optimizer(model: nn.Module, mesh: xs.Mesh) -> torch.optim.Optimizer:
+    """AdamW with the state of a later step, split like the parameters."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    for parameter in model.parameters():
         state = optimizer.state[parameter]
         state["step"] = torch.tensor(1.0)
         for name in ("exp_avg", "exp_avg_sq"):
             state[name] = on_device(*parameter.shape, dtype=parameter.dtype)
             xs.mark_sharding(state[name], mesh, split(parameter))
-    return model, optimizer
+    return optimizer
 
 
 def split(tensor: torch.Tensor) -> tuple[str | None, ...]:
@@ -115,13 +121,17 @@ def split(tensor: torch.Tensor) -> tuple[str | None, ...]:
     return ("fsdp",) + (None,) * (tensor.dim() - 1)
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Tensor) -> None:
-    """One training step, recorded."""
+def record(model: nn.Module, optimizer: torch.optim.Optimizer | None, ids: torch.Tensor) -> Any:
+    """The logits, or with an optimizer a training step; a result that nobody holds is not computed."""
+    if optimizer is None:
+        with torch.no_grad():
+            return model(ids[:, :-1])
     logits = model(ids[:, :-1])
     loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+    return None
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -131,23 +141,25 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     aot.use_topology(options.topology)
     chips = xr.global_runtime_device_count()
     mesh = xs.Mesh(np.arange(chips), (chips,), ("fsdp",))
-    model, optimizer = make(options.layers, mesh)
+    model = make_model(options.layers, mesh)
+    optimizer = make_optimizer(model, mesh) if options.train else None
     ids = on_device(options.batch, options.length + 1, dtype=torch.int64)
     xs.mark_sharding(ids, mesh, ("fsdp", None))
     built = time.perf_counter()
     before = peak_bytes()
-    step(model, optimizer, ids)
+    kept = record(model, optimizer, ids)
     traced = time.perf_counter()
     torch_xla.sync()
     compiled = time.perf_counter()
+    del kept
     program, figures = programs.all_programs()[-1], report.program_figures()[-1]
     kinds = collections.Counter(c.kind for c in debugging.collectives(program))
     samples = counters.all_metrics()
     return {
         "topology": options.topology, "chips": chips,
-        "layers": options.layers, "batch": options.batch, "length": options.length,
+        "train": options.train, "layers": options.layers, "batch": options.batch, "length": options.length,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "state_bytes": 3 * sum(p.numel() * p.element_size() for p in model.parameters()),
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
         "operations": program.operations,
         "seconds": {
             "build": built - began, "trace": traced - built, "sync": compiled - traced,
@@ -182,6 +194,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--train", action="store_true", help="a training step, not only logits")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found = measure(options)

@@ -41,7 +41,12 @@ def test_the_wheel_has_every_module_and_nothing_else(distribution):
     modules = {path.relative_to(source).as_posix() for path in source.rglob("*.py")}
     typed = {path.relative_to(source).as_posix() for path in source.rglob("py.typed")}
     files = [f.as_posix() for f in found.files or ()]
-    installed = {f for f in files if ".dist-info/" not in f and "__pycache__" not in f}
+    # commands lie outside of the packages' folder
+    installed = {
+        f
+        for f in files
+        if ".dist-info/" not in f and "__pycache__" not in f and not f.startswith("../")
+    }
     assert installed == modules | typed
     assert found.metadata["Requires-Python"] == ">=3.11"
     assert found.metadata["License-Expression"] == "Apache-2.0"
