@@ -310,3 +310,12 @@ def test_a_write_to_one_of_overlapping_windows(windows):
         return table.tolist(), every.tolist()
 
     assert run("cpu") == run("xla")
+
+
+def test_a_write_of_nothing_to_repeated_elements():
+    def run(device):
+        row = torch.arange(2.0).to(device)
+        row.expand(2, 2).narrow(1, 2, 0).add_(1)
+        return row.tolist()
+
+    assert run("cpu") == run("xla") == [0, 1]

@@ -464,6 +464,8 @@ class Trace:
         s = tensor._s
         assert tensor._v is not None
         meta = tensor._v.meta
+        if not meta.numel:
+            return  # nothing is written, so nothing twice
         stride, offset = strides(s.meta, tensor._v)
         if any(size > 1 and step == 0 for size, step in zip(meta.shape, stride, strict=True)):
             raise RuntimeError(errors.MSG_OVERLAP)

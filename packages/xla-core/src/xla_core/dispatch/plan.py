@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -12,7 +12,7 @@ from xla_core import dtypes
 from xla_core.dispatch import mistakes
 from xla_core.lowering.decompose import DecomposedRule
 from xla_core.lowering.driver import STORAGE_ARGUMENTS
-from xla_core.lowering.registry import Rule, ViewRule
+from xla_core.lowering.registry import Promotion, Rule, ViewRule
 from xla_core.metas import TensorMeta, tensor_meta
 from xla_core.tensor import NoMetaKernelError, XLATensor
 
@@ -24,6 +24,9 @@ _META: Final = torch.device("meta")
 _ONLY_ON_CPU: Final[tuple[TensorMeta | None, ...]] = (None,) * 64
 
 MSG_TOO_SMALL: Final = "output with shape {had} doesn't match the broadcast shape {needed}"
+
+# How operators convert their operands so that floats of one dtype give that dtype.
+_KEEP_FLOATS: Final = (Promotion.DEFAULT, Promotion.NO_OPMATH, Promotion.INT_TO_FLOAT)
 
 
 class Plan:
@@ -133,6 +136,9 @@ class Plan:
             named["pin_memory"] = None
         own = self.rule.meta if isinstance(self.rule, Rule) else None
         converted = [to_meta(a) for a in args]
+        if own is None and self._is_like_its_operand(converted, named):
+            # Python meta kernels take a millisecond each, and their first one imports torch._dynamo.
+            return (_meta_of(args[0]),)
         try:
             result = (own or self.overload)(*converted, **named)
         except NotImplementedError:
@@ -155,6 +161,36 @@ class Plan:
         fresh = result if isinstance(result, tuple) else (result,)
         return tuple(_meta_of(r) for r in fresh[: _fresh_count(self.overload)]) + tuple(
             _meta_of(w) for w in _flat(written)
+        )
+
+    def _is_like_its_operand(self, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+        """Whether this is an elementwise operator whose result any kernel says is as the first operand.
+
+        That is so of floats of one shape and dtype. An operator that refuses floats is found out
+        later, on one element (``mistakes.find``), where the CPU has kernels for all.
+        """
+        if torch.Tag.pointwise not in self.overload.tags or len(self.overload._schema.returns) != 1:
+            return False
+        if self.written != (0,) and (self.written or not self._keeps_floats()):
+            return False
+        first, *rest = [*args, *named.values()]
+        return (
+            isinstance(first, torch.Tensor)
+            and first.dtype in (torch.float32, torch.float64)
+            and all(
+                a is None
+                or type(a) in (bool, int, float)
+                or (
+                    isinstance(a, torch.Tensor) and (a.dtype, a.shape) == (first.dtype, first.shape)
+                )
+                for a in rest
+            )
+        )
+
+    def _keeps_floats(self) -> bool:
+        rule = self.rule
+        return isinstance(rule, Rule) and (
+            rule.promotion in _KEEP_FLOATS or self.overload is torch.ops.aten.pow.Tensor_Scalar
         )
 
     def put_plan(self, view: TensorMeta, base: TensorMeta) -> Plan | None:

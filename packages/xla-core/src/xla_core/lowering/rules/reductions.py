@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import Array, lax
 
 from xla_core.lowering.registry import RuleContext, rule
@@ -59,7 +60,14 @@ def nansum(
     return sum_over(value, normalize_dims(dim, self.ndim), keepdim)
 
 
-@rule(*present("mean", "mean.dim"), context=True)
+def _mean_meta(self: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """That of the sum, which is written in C++, where the mean is one of floats."""
+    if not (dtype or self.dtype).is_floating_point:
+        return torch.ops.aten.mean.dim(self, dim, keepdim, dtype=dtype)
+    return torch.ops.aten.sum.dim_IntList(self, dim, keepdim, dtype=dtype)
+
+
+@rule(*present("mean", "mean.dim"), context=True, meta=_mean_meta)
 def mean(
     context: RuleContext, self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Array:
