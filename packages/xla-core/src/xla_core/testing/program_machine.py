@@ -432,8 +432,8 @@ def _item(machine: Machine, t: torch.Tensor) -> None:
 
 
 def _text(machine: Machine, t: torch.Tensor) -> None:
-    # the CPU's text lacks the device and breaks lines elsewhere
-    text = repr(t.detach()).replace(f", device='{t.device}'", "")
+    # the CPU's text lacks the device, which may stand in a line of its own, and breaks lines elsewhere
+    text = re.sub(r",\s*device='[^']*'", "", repr(t.detach()))
     # XLA computes x + 0 as x, which keeps the sign of a zero
     machine.log.append(_MINUS_ZERO.sub(r"\1", "".join(text.split())))
 
