@@ -160,6 +160,9 @@ def check_figures(step):
     assert figures.limit == generation(TRACED_FOR.split(":")[0]).memory_bytes
     assert str(figures).startswith("step_") and "FLOPs" in str(figures)
     assert figures.flops > 0 and figures.bytes_accessed > memory["arguments"]
+    # three products of 512 x 2048 x 8192 forward and back, 4 x 128 x 128 x 2 operations a cycle at most
+    assert figures.cycles > figures.flops / (4 * 128 * 128 * 2)
+    assert f"estimated {figures.cycles:.3g} cycles" in str(figures)
 
 
 SCRIPT = """

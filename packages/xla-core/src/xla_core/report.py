@@ -35,8 +35,8 @@ class ProgramFigures:
     """What the compiler says of one program on one device: bytes by use, and costs of one run.
 
     ``total`` is what the program needs while it runs, ``limit`` the device's memory (None: not
-    known). ``flops``, ``bytes_accessed`` and ``seconds`` are the compiler's estimates, None where it
-    offers none.
+    known). ``flops``, ``bytes_accessed``, ``seconds`` and a TPU's ``cycles`` are the compiler's
+    estimates, None where it offers none; each counts the body of a loop once.
     """
 
     name: str
@@ -50,6 +50,7 @@ class ProgramFigures:
     flops: float | None
     bytes_accessed: float | None
     seconds: float | None
+    cycles: float | None
 
     @property
     def total(self) -> int:
@@ -62,6 +63,8 @@ class ProgramFigures:
         flops = "?" if self.flops is None else f"{self.flops:.3g}"
         accessed = "?" if self.bytes_accessed is None else render(self.bytes_accessed)
         seconds = "?" if self.seconds is None else counters.render_time(self.seconds * 1e9)
+        if self.cycles is not None:
+            seconds = f"{self.cycles:.3g} cycles"
         return (
             f"{self.name}: {render(self.total)}{of} = arguments {render(self.arguments)} + outputs "
             f"{render(self.outputs)} - aliased {render(self.aliased)} + temporaries "
@@ -87,6 +90,7 @@ def _figures(program: programs.StepProgram) -> ProgramFigures:
         flops=_known(cost, "flops"),
         bytes_accessed=_known(cost, "bytes accessed"),
         seconds=_known(cost, "optimal_seconds"),
+        cycles=_known(cost, "estimated cycles"),
     )
 
 

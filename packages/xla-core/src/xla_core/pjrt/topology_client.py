@@ -17,7 +17,13 @@ import numpy as np
 from xla_core import _jax_compat as compat
 from xla_core import _jax_pjrt, stored
 from xla_core.pjrt.client import compile_options, uses_shardy
-from xla_core.pjrt.executable import cost_figures, hlo_text, memory_figures, sharding_texts
+from xla_core.pjrt.executable import (
+    cost_figures,
+    hlo_text,
+    memory_figures,
+    sharding_texts,
+    with_cycles,
+)
 from xla_core.protocol import (
     INTERFACE_VERSION,
     ArraySpec,
@@ -148,8 +154,8 @@ class TopologyExecutable:
         return dict(self._report["memory"])
 
     def cost_analysis(self) -> Mapping[str, float]:
-        """The compiler's estimates (``flops``, ``bytes accessed``, ``optimal_seconds``, ...)."""
-        return dict(self._report["cost"])
+        """The compiler's estimates (``flops``, ``bytes accessed``, ``estimated cycles``, ...)."""
+        return with_cycles(self._report["cost"], self.optimized_hlo())
 
     def optimized_hlo(self) -> str:
         """The module that was compiled, after its passes, as HLO text with layouts."""
