@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from xla_core.dispatch import plan
 from xla_core.dispatch.fallback import FallbackWarning
+from xla_core.lowering import registry
 from xla_core.testing.against_cpu import assert_same, fallbacks
 
 
@@ -89,3 +91,38 @@ def test_selecting_under_a_mask_fetches_the_mask_alone() -> None:
         picked = torch.masked_select(x, x > 2)
     assert picked.tolist() == [3.0, 4.0, 5.0]
     assert set(ran_on_cpu) == {"aten::nonzero"}
+
+
+def _floats_for(overload):
+    """Operands of ``overload`` that are floats of one shape, as its schema asks for them."""
+    positional, named = [], {}
+    for argument in overload._schema.arguments:
+        kind = str(argument.type)
+        if kind == "Tensor":
+            value = torch.empty(2, 3, device="meta")
+        elif argument.has_default_value():
+            continue
+        else:
+            value = "floor" if argument.name == "rounding_mode" else 1.0
+        if argument.kwarg_only:
+            named[argument.name] = value
+        else:
+            positional.append(value)
+    return positional, named
+
+
+def _kept():
+    return [
+        overload
+        for overload, rule in registry._rules.items()
+        if torch.Tag.pointwise in overload.tags
+        and (rule.promotion in plan._KEEP_FLOATS or overload is torch.ops.aten.pow.Tensor_Scalar)
+    ]
+
+
+@pytest.mark.parametrize("overload", _kept(), ids=str)
+def test_results_that_are_taken_to_be_like_the_operand_are(overload):
+    """Held against PyTorch's own meta kernel, which is not asked for such operands."""
+    positional, named = _floats_for(overload)
+    result = overload(*positional, **named)
+    assert (result.dtype, result.shape) == (torch.float32, (2, 3))

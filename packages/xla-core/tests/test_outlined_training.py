@@ -30,7 +30,7 @@ TRAINING = """
         data = torch.randn(8, 16).to(device)
         target = torch.randint(3, (8,)).to(device)
         losses = []
-        for _ in range(6):
+        for _ in range(100):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(data), target)
             loss.backward()

@@ -26,7 +26,7 @@ _ONLY_ON_CPU: Final[tuple[TensorMeta | None, ...]] = (None,) * 64
 MSG_TOO_SMALL: Final = "output with shape {had} doesn't match the broadcast shape {needed}"
 
 # How operators convert their operands so that floats of one dtype give that dtype.
-_KEEP_FLOATS: Final = (Promotion.DEFAULT, Promotion.NO_OPMATH, Promotion.INT_TO_FLOAT)
+_KEEP_FLOATS: Final = (Promotion.DEFAULT, Promotion.INT_TO_FLOAT)
 
 
 class Plan:
