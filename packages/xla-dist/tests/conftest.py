@@ -23,29 +23,14 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the job processes import dist_jobs and its like by name
 
 import dist_jobs  # noqa: E402 - found there
+from dist_jobs import clean_environment  # noqa: E402 - likewise
 
-# What would change the meaning of a test if it came from the developer's own environment.
-_CLEARED = (
-    "XLA_", "CPU_NUM_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD", "PJRT_", "RANK", "WORLD_SIZE",
-    "MASTER_", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ALLREDUCE_",
-)  # fmt: skip
 _PRELOADED = [
     "torch", "torch_xla.core.xla_model", "xla_dist.process_group", "xla_dist.launching",
     "xla_dist.functions", "xla_dist.data_parallel", "xla_dist.extension", "xla_core.compile_step",
-    "xla_core.lowering.step", "xla_pjrt_cpu", "dist_jobs",
+    "xla_core.lowering.step", "xla_pjrt_cpu", "dist_jobs", "dist_topology", "dist_loader",
+    "dist_torch", "dist_collectives", "dist_gradients", "sklearn.datasets", "torch._dynamo",
 ]  # fmt: skip
-
-
-def clean_environment(processes, **extra):
-    """The environment without settings of this project, with ``processes`` CPU devices."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(_CLEARED)}
-    defaults = {
-        "PJRT_DEVICE": "CPU",
-        "CPU_NUM_DEVICES": str(processes),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
-    }
-    return {**inherited, **defaults, **extra}
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +70,12 @@ class Job:
 def launch(fork_server, monkeypatch):
     """Start ``fn(ordinal, *args)`` in so many processes; further keywords are environment variables."""
     from torch_xla.distributed import xla_multiprocessing as xmp
+    from xla_core import runtime
 
+    if runtime.started():
+        pytest.skip(
+            "this process runs other packages' tests, on devices; run this folder by itself"
+        )
     running = weakref.WeakSet()  # what has been joined and forgotten holds no descriptors
 
     def start(processes, fn, *args, **environment):

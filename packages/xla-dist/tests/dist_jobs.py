@@ -19,6 +19,26 @@ import torch_xla.distributed.xla_multiprocessing as xmp
 import torch_xla.runtime as xr
 from xla_dist import launching
 
+# What would change the meaning of a test if it came from the developer's own environment.
+_CLEARED = (
+    "XLA_", "CPU_NUM_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD", "PJRT_", "RANK", "WORLD_SIZE",
+    "MASTER_", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ALLREDUCE_",
+)  # fmt: skip
+
+
+def clean_environment(processes, **extra):
+    """The environment without settings of this project, with ``processes`` CPU devices."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(_CLEARED)}
+    defaults = {
+        "PJRT_DEVICE": "CPU",
+        "CPU_NUM_DEVICES": str(processes),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        ),
+    }
+    return {**inherited, **defaults, **extra}
+
 
 def nothing(index):
     return (
@@ -128,7 +148,7 @@ def as_program(environment, output, fn, args):
 
 def launches(index, pids, fn, *args):
     """A launcher in a process of its own; writes down the processes of its job."""
-    launched = xmp.spawn(fn, args, join=False, start_method="forkserver")
+    launched = xmp.spawn(fn, args, join=False, start_method="fork")
     Path(pids).write_text(" ".join(map(str, launched.pids())))
     launched.join()
 

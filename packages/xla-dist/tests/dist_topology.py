@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import time
 
 import dist_collectives
 import pytest
@@ -48,7 +49,7 @@ def counts_to(path):
     """A launcher on one of several hosts: writes down what its processes found."""
     import json
 
-    found = pjrt.run_multiprocess(counts, 0, start_method="forkserver")
+    found = pjrt.run_multiprocess(counts, 0, start_method="fork")
     with open(path, "w") as file:  # noqa: PTH123 - a path as text crosses processes more simply
         json.dump(found, file)
 
@@ -189,3 +190,19 @@ def threads_fail(_index):
         with pytest.raises((ValueError, RuntimeError)) as caught:
             pjrt.spawn_threads(function)
         assert words in str(caught.value), str(caught.value)
+
+
+def wrappers(index, model, executor, path):
+    """What is made once, before the processes start."""
+    with open(path, "a") as file:  # noqa: PTH123 - as above
+
+        def turn():
+            for _ in range(20):
+                file.write(f"{index} ")
+                file.flush()
+                time.sleep(0.001)
+            return index
+
+        assert executor.run(turn) == index
+    mine = model.to(torch_xla.device())
+    return xm.mesh_reduce("weights", mine.weight, lambda all_: [w.tolist() for w in all_])

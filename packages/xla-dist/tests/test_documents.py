@@ -11,7 +11,7 @@ import re
 
 import dist_jobs
 import pytest
-from conftest import clean_environment
+from dist_jobs import clean_environment
 
 STEPS = 10
 
@@ -277,7 +277,7 @@ class _Digits(torch.utils.data.Dataset):
         self.images, self.labels, self.transform = data.images, data.target, transform
 
     def __len__(self):
-        return 768
+        return 384
 
     def __getitem__(self, i):
         return self.transform(self.images[i]), int(self.labels[i])
@@ -397,7 +397,7 @@ def test_launch(run_document, tmp_path, processes):
     for i in range(processes):
         assert f"Process {i} (Global Ordinal {i}): Starting training on CPU...\n" in text
     shown = re.findall(
-        r"^Process 0 - Train Epoch: (\d) \[0/768 \(0%\)\]\tLoss: (\d\.\d{6})$", text, re.M
+        r"^Process 0 - Train Epoch: (\d) \[0/384 \(0%\)\]\tLoss: (\d\.\d{6})$", text, re.M
     )
     assert [epoch for epoch, _ in shown] == ["1", "2"]
     first, second = (float(loss) for _, loss in shown)

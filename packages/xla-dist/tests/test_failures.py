@@ -14,7 +14,7 @@ from pathlib import Path
 
 import dist_jobs
 import pytest
-from conftest import clean_environment
+from dist_jobs import clean_environment
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 LIMIT = 10.0

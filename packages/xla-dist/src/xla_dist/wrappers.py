@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.multiprocessing
@@ -12,6 +12,11 @@ from torch import nn
 from xla_core import ordinals
 
 T = TypeVar("T")
+
+
+def _lock() -> Any:
+    # of the method "spawn": it reaches processes that are started by any method
+    return torch.multiprocessing.get_context("spawn").Lock()
 
 
 class MpModelWrapper:
@@ -23,7 +28,7 @@ class MpModelWrapper:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._lock = torch.multiprocessing.Lock()
+        self._lock = _lock()
 
     def to(self, device: torch.device | str) -> nn.Module:
         """The model on ``device``."""
@@ -36,7 +41,7 @@ class MpSerialExecutor:
     """Lets one process at a time run a function, such as a download or the making of a data set."""
 
     def __init__(self) -> None:
-        self._lock = torch.multiprocessing.Lock()
+        self._lock = _lock()
 
     def run(self, fn: Callable[[], T]) -> T:
         """What ``fn()`` returns, while no other process that has this object runs one."""
