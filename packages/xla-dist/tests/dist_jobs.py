@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import io
 import logging
+import multiprocessing
 import os
 import runpy
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch
 
 import torch_xla.core.xla_model as xm
+import torch_xla.distributed.parallel_loader as pl
 import torch_xla.distributed.xla_multiprocessing as xmp
 import torch_xla.runtime as xr
 from xla_dist import launching
@@ -61,6 +63,17 @@ def raises(index, where):
     if index == 1:
         raise ValueError("the second process gives up")
     waits(index, where)
+
+
+def raises_in_a_loop(index, path):
+    """Fails while the workers of a loader run, of which it writes down the ids."""
+    batches = torch.utils.data.DataLoader(range(10_000), num_workers=2)
+    for _ in pl.MpDeviceLoader(batches, "xla"):
+        workers = [str(child.pid) for child in multiprocessing.active_children()]
+        Path(f"{path} {index}").write_text(" ".join(workers))
+        xm.rendezvous("both have workers")
+        if index == 1:
+            raise ValueError("in the middle of the loop")
 
 
 def is_killed(index, where):

@@ -153,6 +153,19 @@ def test_a_host_that_never_arrives_is_named(start_hosts, present):
     assert seconds < LIMIT
 
 
+def test_no_loaders_worker_survives(launch, tmp_path):
+    path = tmp_path / "workers of"
+    assert "in the middle of the loop" in str(
+        launch(2, dist_jobs.raises_in_a_loop, str(path)).error()
+    )
+    workers = [int(pid) for i in range(2) for pid in Path(f"{path} {i}").read_text().split()]
+    assert len(workers) == 4
+    until = time.monotonic() + LIMIT
+    while any(_runs(pid) for pid in workers):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
 def test_no_process_survives_its_launcher(start_program, tmp_path):
     pids = tmp_path / "pids"
     environment = clean_environment(2)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import multiprocessing
 import os
 import sys
@@ -18,11 +19,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import connection as pipes
-from typing import Final
+from typing import Final, NoReturn
 
 from xla_core import distributed
 from xla_dist.agreement import Agreement, Difference
 from xla_dist.stalls import Stalls
+
+logger = logging.getLogger(__name__)
 
 FAILURE_FOLDER: Final = "xla/failure"
 DONE_FOLDER: Final = "xla/done"
@@ -94,6 +97,11 @@ class Watchdog(threading.Thread):
             return None
         except RuntimeError as error:
             return self._unreachable(error)
+        except Exception:  # a job without a watchdog could hang: look again
+            logger.exception(
+                "xla-dist: the watchdog of ordinal %d failed", self.agreement.log.ordinal
+            )
+            return None
 
     def _failure(self) -> str | None:
         self._lost_since = None
@@ -147,13 +155,23 @@ class Watchdog(threading.Thread):
         return f"This process last launched: {self.agreement.last()}"
 
 
-def _end(text: str, report: Callable[[], None]) -> None:
+def _end(text: str, report: Callable[[], None]) -> NoReturn:
     sys.stdout.flush()
     print(f"xla-dist: {text}", file=sys.stderr, flush=True)  # noqa: T201 - last words
     report()
+    leave(EXIT_CODE)
+
+
+def leave(status: int) -> NoReturn:
+    """End this process and its own children (workers of a loader) now.
+
+    Without the interpreter's shutdown, which would wait for programs that will never finish.
+    """
     for child in multiprocessing.active_children():
         child.terminate()
-    os._exit(EXIT_CODE)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def follow_launcher() -> None:
