@@ -180,6 +180,13 @@ def deals_batches_to_devices(_index):
     assert [b.tolist() for b in first] == [[0, 1], [4, 5]]
     assert [(str(b.device), b.tolist()) for b in second] == [("xla:1", [2, 3]), ("xla:1", [6, 7])]
     assert parallel.next_item(devices[0]) is None
+    assert_nothing_left()
+    parallel = pl.ParallelLoader(loader(400), devices)
+    first, second = (parallel.per_device_loader(d) for d in devices)
+    assert next(first).tolist() == [0, 1]
+    first.close()  # the other loop goes on without it, past all that the queues hold
+    assert sum(1 for _ in second) == 100
+    assert_nothing_left()
     other = pl.ParallelLoader(loader(4), devices[:1])
     with pytest.raises(ValueError, match=r"no queue for xla:1; it has xla:0"):
         other.per_device_loader("xla:1")

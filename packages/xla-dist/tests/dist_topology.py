@@ -12,6 +12,7 @@ import torch
 
 import torch_xla
 import torch_xla.core.xla_model as xm
+import torch_xla.distributed.data_parallel as dp
 import torch_xla.distributed.xla_multiprocessing as xmp
 import torch_xla.runtime as xr
 from torch_xla._internal import pjrt
@@ -206,3 +207,44 @@ def wrappers(index, model, executor, path):
         assert executor.run(turn) == index
     mine = model.to(torch_xla.device())
     return xm.mesh_reduce("weights", mine.weight, lambda all_: [w.tolist() for w in all_])
+
+
+def data_parallel(_index):
+    """DataParallel on some devices, on PyTorch's own CPU, and where a loop fails; set_replication."""
+    batches = [(torch.full((2, 3), float(i)), i) for i in range(5)]
+    seen = []
+
+    def loop(model, loader, device, context):
+        counter = context.getattr_or("counter", lambda: {"runs": 0})
+        counter["runs"] += 1
+        for number, (inputs, label) in loader:
+            assert inputs.device == device == next(model.parameters()).device
+            seen.append((str(device), number, label, model(inputs).shape[0]))
+        return len(loader), counter["runs"]
+
+    native = dp.DataParallel(lambda: torch.nn.Linear(3, 1), device_ids=[])
+    assert native.devices == []
+    assert native(loop, batches) == [(5, 1)]
+    assert seen == [("cpu", i, i, 2) for i in range(5)]
+    seen.clear()
+    parallel = dp.DataParallel(torch.nn.Linear(3, 1), device_ids=["xla:0", "xla:1"])
+    assert [str(d) for d in parallel.devices] == ["xla:0", "xla:1"]
+    assert parallel(loop, batches) == [(2, 1)] * 2
+    assert parallel(loop, batches) == [(2, 2)] * 2  # the context is kept
+    first = [("xla:0", 0, 0, 2), ("xla:0", 1, 2, 2), ("xla:1", 0, 1, 2), ("xla:1", 1, 3, 2)]
+    assert sorted(seen) == sorted(first * 2)
+
+    def fails(model, loader, device, context):
+        for number, _ in loader:
+            if (str(device), number) == ("xla:1", 1):
+                raise ZeroDivisionError("in one of the loops")
+
+    with pytest.raises(ZeroDivisionError, match="in one of the loops"):
+        parallel(fails, batches)
+    devices = torch_xla.devices()
+    xm.set_replication(devices[0], devices)
+    assert xr.world_size() == len(devices)
+    xm.set_replication(devices[0], [])
+    assert xr.world_size() == 1
+    with pytest.raises(ValueError, match="xla:0 is not among"):
+        xm.set_replication("xla:0", ["xla:1", "xla:2"])

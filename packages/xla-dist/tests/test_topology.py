@@ -70,7 +70,9 @@ def test_wrong_arguments_are_named(launch):
     assert launch(2, dist_topology.mistakes).join() == [True] * 2
 
 
-@pytest.mark.parametrize("check", [dist_topology.threads, dist_topology.threads_fail])
+@pytest.mark.parametrize(
+    "check", [dist_topology.threads, dist_topology.threads_fail, dist_topology.data_parallel]
+)
 def test_threads_as_replicas(start_program, check):
     status, text, _ = start_program(clean_environment(4), check).join()
     assert status == 0, text

@@ -72,6 +72,11 @@ class Channel:
             self._items.clear()
             self._condition.notify_all()
 
+    @property
+    def closed(self) -> bool:
+        """Whether ``close()`` was called."""
+        return self._closed
+
     def __len__(self) -> int:
         return len(self._items)
 
@@ -81,7 +86,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._names: collections.Counter[str] = collections.Counter()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a loop may be collected, and end, while its thread is in here
 
     def enter(self, name: str) -> None:
         """One user more."""

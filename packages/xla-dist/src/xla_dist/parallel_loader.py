@@ -36,6 +36,11 @@ class PerDeviceQueue:
         self.queue = Channel(device_prefetch_size)
         self.uploaders = Turns()
 
+    @property
+    def closed(self) -> bool:
+        """Whether nobody takes batches from here any more."""
+        return self.queue.closed
+
     def close(self) -> None:
         """Drop what is under way and wake up the threads."""
         self.loader_queue.close()
@@ -50,9 +55,10 @@ def _read(loader: Iterable[Any], queues: Sequence[PerDeviceQueue]) -> None:
             round_.append(batch)
             if len(round_) < len(queues):
                 continue
-            for queue, item in zip(queues, round_, strict=True):
-                if not queue.loader_queue.put(item):
-                    return
+            # a device whose loop has ended drops what is meant for it; the others go on
+            wanted = [q.loader_queue.put(item) for q, item in zip(queues, round_, strict=True)]
+            if not any(wanted):
+                return
             round_ = []
     except BaseException as error:  # raised in the loops, with this traceback
         for queue in queues:
@@ -91,7 +97,7 @@ class _Pipeline:
     ) -> None:
         self.queues = {queue.device: queue for queue in queues}
         self.closed = False
-        self.readers = Turns()
+        self.loops = Turns()
         self.threads = [
             threading.Thread(target=_read, args=(loader, queues), name="xla-loader", daemon=True)
         ]
@@ -115,10 +121,19 @@ class _Pipeline:
             if thread is not threading.current_thread():
                 thread.join(_JOIN_SECONDS)
 
-    def left(self) -> None:
-        """One loop has ended; after the last one nobody reads any more."""
-        if self.readers.leave("loop"):
-            self.close()
+    def left(self, device: torch.device) -> None:
+        """A loop over a device's batches has ended: nobody reads them any more."""
+        if self.loops.leave(str(device)):
+            self.queues[device].close()
+            if all(queue.closed for queue in self.queues.values()):
+                self.close()
+
+    def unowned(self) -> None:
+        """Nobody can start a loop any more: devices without one will not have one."""
+        for device in self.queues:
+            self.loops.enter(str(device))
+        for device in self.queues:
+            self.left(device)
 
 
 class PerDeviceLoader:
@@ -134,8 +149,8 @@ class PerDeviceLoader:
         self._device = device
         self._batches_per_execution = max(batches_per_execution, 1)
         self._batches_yielded = self._batches_per_execution - 1
-        pipeline.readers.enter("loop")
-        self._end = weakref.finalize(self, pipeline.left)
+        pipeline.loops.enter(str(device))
+        self._end = weakref.finalize(self, pipeline.left, device)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -210,7 +225,7 @@ class ParallelLoader:
 
         threads = max(host_to_device_transfer_threads, 1)
         self._pipeline = _Pipeline(cpu_loader, queues, send, threads)
-        weakref.finalize(self, _close_unread, self._pipeline)
+        weakref.finalize(self, self._pipeline.unowned)
 
     def per_device_loader(self, device: torch.device | str) -> PerDeviceLoader:
         """The iterator over one device's batches. Raises RuntimeError when the loader is closed."""
@@ -218,7 +233,7 @@ class ParallelLoader:
         if wanted not in self._pipeline.queues:
             known = ", ".join(str(d) for d in self._devices)
             raise ValueError(MSG_DEVICE.format(device=wanted, known=known))
-        if self._pipeline.closed:
+        if self._pipeline.queues[wanted].closed:
             raise RuntimeError(MSG_CLOSED)
         return PerDeviceLoader(self._pipeline, wanted, self._batches_per_execution)
 
@@ -238,12 +253,6 @@ class ParallelLoader:
     def close(self) -> None:
         """End the background threads; batches under way are dropped."""
         self._pipeline.close()
-
-
-def _close_unread(pipeline: _Pipeline) -> None:
-    """A loader that nobody iterates over is gone: end its threads."""
-    pipeline.readers.enter("loop")
-    pipeline.left()
 
 
 def _device(device: torch.device | str) -> torch.device:
