@@ -44,6 +44,8 @@ SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24)
 CHAIN = 10
 """Collectives in one step, each waiting for the one before: what one costs inside a program."""
 
+PARTS = ("steps", "all_reduce", "loading")
+
 Step = Callable[[], None]
 
 
@@ -267,11 +269,32 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each system in each round")
     parser.add_argument("--batches", type=int, default=50, help="of the loading loop (default 50)")
-    parser.add_argument("--json", type=Path, help="file to write the figures into")
+    parser.add_argument("--json", type=Path, help="file for the figures; keeps other parts'")
     return parser.parse_args(argv)
+
+
+def take_steps(processes: Sequence[int], rounds: int, seconds: float) -> dict[str, Any]:
+    """Training steps, by number of processes and workload."""
+    found = {}
+    for count in processes:
+        found[str(count)] = run_job(count, measure_steps, free_port(), rounds, seconds)
+        for name, rows in found[str(count)].items():
+            print_rows(f"{name}, a step of {count} processes", rows)
+    return found
+
+
+def take_collectives(processes: Sequence[int], rounds: int, seconds: float) -> dict[str, Any]:
+    """all_reduce, by number of processes and bytes."""
+    found = {}
+    for count in (n for n in processes if n > 1):
+        found[str(count)] = run_job(count, measure_collectives, free_port(), rounds, seconds)
+        for size, rows in found[str(count)].items():
+            print_rows(f"all_reduce of {size} bytes between {count} processes", rows)
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -280,22 +303,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("PJRT_DEVICE", "CPU")
     os.environ["OMP_NUM_THREADS"] = "1"
     lengths = (options.rounds, options.seconds)
-    found: dict[str, Any] = {"began": time.strftime("%Y-%m-%dT%H:%M:%S"), "cpus": os.cpu_count()}
-    found |= {"torch": torch.__version__, "load_average": os.getloadavg(), "steps": {}}
-    found |= {"global_batch": GLOBAL_BATCH, "all_reduce": {}}
-    for processes in options.processes:
-        found["steps"][processes] = run_job(processes, measure_steps, free_port(), *lengths)
-        for name, rows in found["steps"][processes].items():
-            print_rows(f"{name}, a step of {processes} processes", rows)
-    for processes in (n for n in options.processes if n > 1):
-        rows = run_job(processes, measure_collectives, free_port(), *lengths)
-        found["all_reduce"][processes] = rows
-        for size, row in rows.items():
-            print_rows(f"all_reduce of {size} bytes between {processes} processes", row)
-    found["loading"] = run_job(1, measure_loading, options.batches)
-    print("\nloading, per batch:", {name: round(v, 2) for name, v in found["loading"].items()})
+    found: dict[str, Any] = {"cpus": os.cpu_count(), "torch": torch.__version__}
+    found["global_batch"] = GLOBAL_BATCH
+    for part in options.parts:
+        began, load = time.strftime("%Y-%m-%dT%H:%M:%S"), os.getloadavg()[0]
+        if part == "steps":
+            figures = take_steps(options.processes, *lengths)
+        elif part == "all_reduce":
+            figures = take_collectives(options.processes, *lengths)
+        else:
+            figures = run_job(1, measure_loading, options.batches)
+            print("\nloading, per batch:", {name: round(v, 2) for name, v in figures.items()})
+        found[part] = {"began": began, "load_average": load, **figures}
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        former = json.loads(options.json.read_text()) if options.json.exists() else {}
+        options.json.write_text(json.dumps({**former, **found}, indent=1) + "\n")
     return 0
 
 

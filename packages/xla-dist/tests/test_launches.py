@@ -74,15 +74,16 @@ def check(launch, monkeypatch, tmp_path, count):
     run(launch, 1)  # the fork server itself stays
     gc.collect()
     before = processes(), ports(), files(), descriptors()
-    started = time.monotonic()
     run(launch, count)
-    seconds = time.monotonic() - started
     assert processes() == before[0]
     assert ports() == before[1]
-    assert files() == before[2]
+    left = files() - before[2]
+    until = time.monotonic() + 30
+    while any(path.exists() for path in left):  # what other programs have in there comes and goes
+        assert time.monotonic() < until, left
+        time.sleep(0.1)
     gc.collect()
     assert descriptors() <= before[3] + 4  # gRPC's poller, which starts when a connection breaks
-    return seconds
 
 
 def test_some_launches_leave_nothing(launch, monkeypatch, tmp_path):
@@ -90,5 +91,5 @@ def test_some_launches_leave_nothing(launch, monkeypatch, tmp_path):
 
 
 @pytest.mark.sweep
-def test_fifty_launches_leave_nothing(launch, monkeypatch, tmp_path, record_property):
-    record_property("seconds", check(launch, monkeypatch, tmp_path, LAUNCHES))
+def test_fifty_launches_leave_nothing(launch, monkeypatch, tmp_path):
+    check(launch, monkeypatch, tmp_path, LAUNCHES)

@@ -86,7 +86,9 @@ class Turns:
 
     def __init__(self) -> None:
         self._names: collections.Counter[str] = collections.Counter()
-        self._lock = threading.RLock()  # a loop may be collected, and end, while its thread is in here
+        self._lock = (
+            threading.RLock()
+        )  # a loop may be collected, and end, while its thread is in here
 
     def enter(self, name: str) -> None:
         """One user more."""
