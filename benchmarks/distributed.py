@@ -273,7 +273,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each system in each round")
     parser.add_argument("--batches", type=int, default=50, help="of the loading loop (default 50)")
-    parser.add_argument("--json", type=Path, help="file for the figures; keeps other parts'")
+    parser.add_argument("--json", type=Path, help="file for the figures; it keeps others'")
     return parser.parse_args(argv)
 
 
@@ -317,6 +317,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         found[part] = {"began": began, "load_average": load, **figures}
     if options.json:
         former = json.loads(options.json.read_text()) if options.json.exists() else {}
+        for part in set(former) & set(options.parts):  # by number of processes
+            found[part] = {**former[part], **found[part]}
         options.json.write_text(json.dumps({**former, **found}, indent=1) + "\n")
     return 0
 
