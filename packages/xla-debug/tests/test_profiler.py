@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import socket
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -140,6 +142,44 @@ def test_a_server_of_this_process_is_recorded(tmp_path):
     finally:
         del server
         xp.stop_server()
+
+
+SERVED = """
+import sys, time
+import torch, torch_xla
+import torch_xla.debug.profiler as xp
+
+server = xp.start_server(int(sys.argv[1]))
+x = torch.ones(16, 16).to("xla")
+told = False
+while True:
+    with xp.StepTrace("served"):
+        y = (x @ x).tanh()
+    if not told:  # compiled by now
+        told = True
+        print("up", flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_another_process_is_recorded(tmp_path):
+    pytest.importorskip("grpc", reason="asking another process needs grpcio (the extra remote)")
+    port = free_port()
+    command = [sys.executable, "-c", SERVED, str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout.readline() == "up\n"
+            xp.trace(f"localhost:{port}", str(tmp_path), duration_ms=500)
+        finally:
+            child.kill()
+    (path,) = tmp_path.glob("plugins/profile/*/localhost.xplane.pb")
+    data = ProfileData.from_file(str(path))
+    names = [e.name for plane in data.planes for line in plane.lines for e in line.events]
+    assert names.count("served") >= 3
+    with pytest.raises(RuntimeError, match=r"gave no profile in 1 attempts.*start_server"):
+        xp.trace(
+            f"localhost:{port}", str(tmp_path), duration_ms=10, num_tracing_attempts=1, timeout_s=2
+        )
 
 
 def test_bad_addresses():

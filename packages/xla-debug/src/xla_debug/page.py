@@ -32,13 +32,18 @@ _UNITS: Final = (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10))
 # More bars than this are narrower than a pixel.
 _MAX_BARS: Final = 400
 
+_META: Final = (
+    '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+)
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; margin: 0 auto; max-width: 1100px; padding: 1.5rem; }
 h1 { font-size: 1.5rem; margin: 0 0 .2rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
 p.note { color: #57606a; margin: .2rem 0; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .35rem .6rem; border-bottom: 1px solid #d8dee4; vertical-align: top; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+td.n { white-space: nowrap; }
+.wide { overflow-x: auto; }
 td.p { white-space: nowrap; }
 code { font: 13px ui-monospace, monospace; overflow-wrap: anywhere; }
 ol.first { padding-left: 1.4rem; } ol.first li { margin-bottom: .7rem; }
@@ -73,7 +78,7 @@ def render(recorder: Recorder, title: str) -> str:
             "<h2>Every compilation</h2>",
             _compilations(recorder.explanations()),
         ]
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
+    head = f"{_META}<title>{html.escape(title)}</title><style>{_STYLE}</style>"
     return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>'
 
 
@@ -117,7 +122,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Seque
         )
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f"<table><tr>{cells('th', columns)}</tr>{body}</table>"
+    return f'<div class="wide"><table><tr>{cells("th", columns)}</tr>{body}</table></div>'
 
 
 def _class(column: int, numeric: Sequence[int], columns: Sequence[str]) -> str:

@@ -76,13 +76,13 @@ def _save(xspace: bytes, logdir: Path, session: str, address: str) -> None:
 def _request(duration_ms: int, host_level: int, session: str) -> bytes:
     # ProfileOptions: version 5, host_tracer_level 2, enable_hlo_proto 7, duration_ms 9
     options = _number(5, 1) + _number(2, host_level) + _number(7, 1) + _number(9, duration_ms)
-    # ProfileRequest: duration_ms 1, tools 3, opts 4, session_id 6, emit_xspace 10
+    # ProfileRequest: duration_ms 1, tools 3, opts 4, session_id 6, emit_xspace 9
     return (
         _number(1, duration_ms)
         + _text(3, b"xspace")
         + _text(4, options)
         + _text(6, session.encode())
-        + _number(10, 1)
+        + _number(9, 1)
     )
 
 
