@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,3 +93,12 @@ def test_the_virtual_device_wraps_all_devices():
 @pytest.mark.parametrize("name", ["mark_sharding", "clear_sharding", "set_global_mesh", "Mesh"])
 def test_names_of_the_reference_are_documented(name):
     assert getattr(xs, name).__doc__
+
+
+def test_the_readmes_example():
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    names = {}
+    exec(text.split("```python\n")[1].split("```")[0], names)  # noqa: S102 - our own example
+    shards = xs.wrap_if_sharded(names["model"].weight).local_shards
+    assert {tuple(shard.data.shape) for shard in shards} == {(16, 64)}
+    assert names["optimizer"].state[names["model"].weight]["step"] == 1

@@ -227,25 +227,24 @@ def test_errors_say_what_to_do(mesh, mistake):
         attempt(mesh)
 
 
-def test_outside_spmd_mode_the_error_says_how_to_enter_it(run_python):
-    error = run_python(
-        """
-        import torch, numpy as np
-        import torch_xla.distributed.spmd as xs
-        xs.mark_sharding(torch.ones(8).to("xla"), xs.Mesh(np.arange(8), (8,)), (0,))
-        """,
-        fails=True,
-    )
-    assert "torch_xla.runtime.use_spmd()" in error
-
-
-def test_entering_late_takes_the_tensors_along(run_python):
+def test_before_and_after_the_mode_is_entered(run_python):
     found = run_python(
         """
         import warnings
         import torch, torch_xla, numpy as np
         import torch_xla.runtime as xr
         import torch_xla.distributed.spmd as xs
+        assert not xr.is_spmd() and len(torch_xla.devices()) == 8
+        def error_of(function, *arguments):
+            try:
+                function(*arguments)
+            except RuntimeError as error:
+                return str(error)
+        too_early = error_of(xs.mark_sharding, torch.ones(8).to("xla"), xs.get_1d_mesh(), (0,))
+        assert "torch_xla.runtime.use_spmd()" in too_early
+        automatic = error_of(xr.use_spmd, True)
+        assert "auto-sharding is not available" in automatic and "mark_sharding" in automatic
+        assert not xr.is_spmd()
         layer = torch.nn.Linear(8, 8).to("xla")
         before = layer(torch.ones(2, 8, device="xla")).detach()
         pending = before + 1
@@ -267,12 +266,6 @@ def test_entering_late_takes_the_tensors_along(run_python):
 def test_the_environment_variable_is_the_mode_too(run_python):
     code = "import torch_xla, torch_xla.runtime as xr; print(xr.is_spmd(), torch_xla.devices())"
     assert run_python(code, XLA_USE_SPMD="1") == "True [device(type='xla', index=0)]\n"
-    assert "False" in run_python(code)
-
-
-def test_auto_sharding_says_that_the_compiler_lacks_it(run_python):
-    error = run_python("import torch_xla.runtime as xr; xr.use_spmd(auto=True)", fails=True)
-    assert "auto-sharding is not available" in error and "mark_sharding" in error
 
 
 def test_the_report_lists_collectives_and_bytes(mesh):

@@ -112,14 +112,17 @@ def test_without_a_fitting_torus_devices_fill_the_mesh_in_order():
 
 
 def test_jax_mesh_needs_as_many_jax_devices(run_python):
-    code = """
+    found = run_python("""
         import jax, numpy as np
         import torch_xla.distributed.spmd as xs
+        jax.config.update("jax_num_cpu_devices", 4)
         mesh = xs.Mesh(np.arange(4)[::-1], (2, 2), ("data", "model"))
-        jax.config.update("jax_num_cpu_devices", {count})
         found = mesh.get_jax_mesh()
         print(found.axis_names, [d.id for d in found.devices.flat])
-    """
-    assert "('data', 'model') [3, 2, 1, 0]" in run_python(code.format(count=4))
-    error = run_python(code.format(count=2), fails=True)
-    assert "jax_num_cpu_devices" in error
+        try:
+            xs.Mesh(np.arange(8), (8,)).get_jax_mesh()
+        except RuntimeError as error:
+            print(error)
+    """)
+    assert "('data', 'model') [3, 2, 1, 0]" in found
+    assert "mesh of 8 devices" in found and "jax_num_cpu_devices" in found

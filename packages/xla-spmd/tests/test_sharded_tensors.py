@@ -177,7 +177,6 @@ def test_marking_inside_a_compiled_function(mesh):
 
 def test_the_persistent_cache_serves_sharded_programs(run_python, tmp_path):
     code = """
-        import sys
         import numpy as np, torch, torch_xla
         import torch_xla.runtime as xr, torch_xla.distributed.spmd as xs
         from xla_core import counters
@@ -185,29 +184,35 @@ def test_the_persistent_cache_serves_sharded_programs(run_python, tmp_path):
         mesh = xs.Mesh(np.arange(8), (4, 2), ("data", "model"))
         torch.manual_seed(0)
         layer = torch.nn.Linear(16, 32).to("xla")
-        xs.mark_sharding(layer.weight, mesh, {spec})
+        xs.mark_sharding(layer.weight, mesh, ("model", "data"))
         optimizer = torch.optim.Adam(layer.parameters())
-        losses = []
         for _ in range(3):
             optimizer.zero_grad()
             loss = layer(torch.ones(8, 16).to("xla")).square().mean()
             loss.backward()
             optimizer.step()
             torch_xla.sync()
-            losses.append(loss.item())
-        found = counters.all_counters()
-        state = optimizer.state[layer.weight]["exp_avg"]
-        print(found.get("UncachedCompile", 0), found.get("PersistentCacheHit", 0), losses)
-        print(torch_xla._XLAC._get_xla_sharding_spec(state))
+        print(loss.item(), torch_xla._XLAC._get_xla_sharding_spec(optimizer.state[layer.weight]["exp_avg"]))
+
+        def made():
+            found = counters.all_counters()
+            return found.get("UncachedCompile", 0), found.get("PersistentCacheHit", 0)
+
+        def evaluate():
+            return layer(torch.ones(8, 16).to("xla")).square().mean().item()
+
+        evaluate()
+        before = sum(made())
+        evaluate()
+        assert sum(made()) == before
+        xs.mark_sharding(layer.weight, mesh, ("data", None))
+        evaluate()
+        assert sum(made()) == before + 1  # the same step over another sharding is another program
+        print(*made())
     """
     cache = {"XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "cache")}
-    split = code.format(spec="('model', 'data')")
-    first, state = run_python(split, **cache).splitlines()
-    second, again = run_python(split, **cache).splitlines()
-    compiled, _, losses = first.split(" ", 2)
-    assert int(compiled) > 0
-    assert second == f"0 {compiled} {losses}"
-    assert state == again == "{devices=[2,4]0,2,4,6,1,3,5,7}"
-    # another sharding is another program
-    other, _ = run_python(code.format(spec="('data', None)"), **cache).splitlines()
-    assert int(other.split()[0]) > 0
+    (first, compiled), (second, served) = (run_python(code, **cache).splitlines() for _ in range(2))
+    assert first == second and first.endswith("{devices=[2,4]0,2,4,6,1,3,5,7}")
+    count = int(compiled.split()[0])
+    # in this order: two of training, two of evaluation
+    assert (compiled, served) == (f"{count} 0", f"0 {count}") and count == 4
