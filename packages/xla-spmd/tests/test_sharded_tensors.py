@@ -168,7 +168,7 @@ def test_marking_inside_a_compiled_function(mesh):
     def function(x):
         return xs.mark_sharding(x * 2, mesh, ("data", None), use_dynamo_custom_op=True) + 1
 
-    compiled = torch.compile(function, backend="openxla")
+    compiled = torch.compile(function, backend="openxla", fullgraph=True)
     with torch.no_grad():
         result = compiled(VALUES.to("xla"))
     torch.testing.assert_close(result.cpu(), VALUES * 2 + 1)
@@ -216,3 +216,33 @@ def test_the_persistent_cache_serves_sharded_programs(run_python, tmp_path):
     count = int(compiled.split()[0])
     # in this order: two of training, two of evaluation
     assert (compiled, served) == (f"{count} 0", f"0 {count}") and count == 4
+
+
+def test_a_compiled_function_with_marks_is_trained(mesh):
+    """The operator has a gradient; forward and backward are one program each."""
+    torch.manual_seed(0)
+    host = torch.nn.Linear(8, 8)
+    layer = torch.nn.Linear(8, 8)
+    layer.load_state_dict(host.state_dict())
+    layer.to("xla")
+    xs.mark_sharding(layer.weight, mesh, ("model", None))
+
+    def loss_of(x):
+        hidden = xs.mark_sharding(layer(x), mesh, ("data", "model"), use_dynamo_custom_op=True)
+        return hidden.square().mean()
+
+    compiled = torch.compile(loss_of, backend="openxla", fullgraph=True)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    reference = torch.optim.SGD(host.parameters(), lr=0.1)
+    for _ in range(3):
+        compiled(VALUES.to("xla")).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch_xla.sync()
+        host(VALUES).square().mean().backward()
+        reference.step()
+        reference.zero_grad()
+    torch.testing.assert_close(
+        layer.weight.detach().cpu(), host.weight.detach(), rtol=1e-4, atol=1e-3
+    )
+    assert XLAC._get_xla_sharding_spec(layer.weight) == mesh.get_op_sharding(("model", None)).text

@@ -40,10 +40,10 @@ def mark_in_graph(tensor: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> tor
     """``tensor`` annotated by the operator, which torch.compile can trace."""
     return torch.ops.xla.dynamo_mark_sharding(
         tensor,
-        mesh.device_ids.tolist(),
+        mesh.listed_ids,
         list(mesh.mesh_shape),
-        repr(mesh.axis_names),
-        repr(tuple(partition_spec)),
+        mesh.names_text,
+        str(tuple(partition_spec)),
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from xla_core.barrier import behind_barrier
+from xla_core.tensor import XLATensor
 
 MSG_NOT_LINEAR: Final = (
     "apply_xla_patch_to_nn_linear needs a module that holds torch.nn.Linear layers; {kind} has none"
@@ -84,18 +85,29 @@ def apply_xla_patch_to_nn_linear(
 
 
 def apply_backward_optimization_barrier(m: nn.Module) -> None:
-    """Let the gradients by ``m``'s inputs wait for each other in every backward pass.
+    """Let the gradients by ``m``'s positional inputs wait for each other in every backward pass.
 
     The compiler then does not move work of one layer's backward pass into another's, which bounds
     how many gathered weights exist at a time.
     """
-    m.register_full_backward_hook(_barrier)
+    m.register_forward_pre_hook(_behind_barrier)
 
 
-def _barrier(_module: nn.Module, by_input: Any, _by_output: Any) -> Any:
-    present = [g for g in by_input if isinstance(g, torch.Tensor) and g.device.type == "xla"]
-    behind = iter(behind_barrier(present) if present else ())
-    return tuple(
-        next(behind) if isinstance(g, torch.Tensor) and g.device.type == "xla" else g
-        for g in by_input
-    )
+class _Barrier(torch.autograd.Function):
+    """The same tensors; a barrier in front of their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(t.view_as(t) for t in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return tuple(behind_barrier(gradients))
+
+
+def _behind_barrier(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    wanted = [i for i, t in enumerate(inputs) if isinstance(t, XLATensor) and t.requires_grad]
+    if not wanted:
+        return inputs
+    changed = dict(zip(wanted, _Barrier.apply(*(inputs[i] for i in wanted)), strict=True))
+    return tuple(changed.get(i, t) for i, t in enumerate(inputs))

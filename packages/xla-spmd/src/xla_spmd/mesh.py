@@ -53,6 +53,9 @@ class Mesh:
         self.mesh_shape: tuple[int, ...] = tuple(int(n) for n in mesh_shape)
         self.axis_names: tuple[str, ...] | None = tuple(axis_names) if axis_names else None
         _check(self.device_ids, self.mesh_shape, self.axis_names)
+        # as torch.compile takes them into a graph: numpy arrays would end it
+        self.listed_ids: list[int] = self.device_ids.tolist()
+        self.names_text: str = repr(self.axis_names)
 
     def size(self) -> int:
         """The number of devices."""

@@ -1,0 +1,7 @@
+"""torch_xla.experimental.spmd_fully_sharded_data_parallel: from the package xla-spmd."""
+
+from __future__ import annotations
+
+from torch_xla._packages import lazy_names
+
+__getattr__ = lazy_names(__name__, {"SpmdFullyShardedDataParallel": "xla_spmd.fully_sharded"})
