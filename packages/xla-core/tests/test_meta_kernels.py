@@ -7,7 +7,7 @@ import torch
 
 from xla_core.dispatch import plan
 from xla_core.dispatch.fallback import FallbackWarning
-from xla_core.lowering import registry
+from xla_core.lowering import registry, rules  # noqa: F401  (rules registers them)
 from xla_core.testing.against_cpu import assert_same, fallbacks
 
 
@@ -103,7 +103,7 @@ def _floats_for(overload):
         elif argument.has_default_value():
             continue
         else:
-            value = "floor" if argument.name == "rounding_mode" else 1.0
+            value = {"str?": "floor", "int": 1}.get(kind.replace("Optional[str]", "str?"), 1.0)
         if argument.kwarg_only:
             named[argument.name] = value
         else:
