@@ -13,10 +13,10 @@ import torch
 from xla_core import _jax_compat, flags, settings, where
 from xla_core.dtypes import kept_as, numpy_dtype
 from xla_core.layout import Layout
-from xla_core.lowering.batch_dims import UnmergedScope
 from xla_core.lowering.evaluate import Scope
 from xla_core.lowering.nodes import Graph
 from xla_core.lowering.outline import KEPT_PREFIX, outlined_function
+from xla_core.lowering.partitioned import PartitionedScope
 from xla_core.lowering.repeats import CostModel, Plan
 from xla_core.lowering.stages import VECTORS, cut, stage_count
 from xla_core.lowering.step import needed_entries, repeats_of, step_function
@@ -109,7 +109,7 @@ class StepLowering:
         if self.repeats is not None:
             function = outlined_function(*self.repeats, self.outputs, *scalars)
         else:
-            scope = UnmergedScope if self.layout.num_partitions > 1 else Scope
+            scope = PartitionedScope if self.layout.num_partitions > 1 else Scope
             function = step_function(self.needed, self.outputs, *scalars, scope)
         inputs = input_specs(self.backend, self.entries)
         outputs = tuple(_spec(self.backend, self.metas[vid]) for vid in self.outputs)
