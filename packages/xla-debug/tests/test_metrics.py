@@ -176,6 +176,7 @@ def test_the_incremental_report_equals_the_full_one(monkeypatch):
         assert file.report() == counters.report()
     file.write()
     file.write()
+    file.flush()
     text = stream.getvalue()
     assert text == "".join(f"[MetricsData; step={n}]\n{counters.report()}\n" for n in (1, 2))
 

@@ -68,6 +68,8 @@ def render_time(nanoseconds: float) -> str:
     """Nanoseconds the way torch_xla prints times: ``01m02s003ms004.005us``."""
     remaining = nanoseconds
     text = ""
+    if remaining < 1e6:  # most are: reports of every step render hundreds
+        return f"{remaining / 1e3:07.3f}us"
     for unit, size in (("d", 86_400e9), ("h", 3_600e9), ("m", 60e9), ("s", 1e9)):
         if text or remaining >= size:
             whole = int(remaining // size)

@@ -7,6 +7,8 @@ Times are nanoseconds. What a listener raises is raised where the event happened
 - ``program_compiled(trace, program, digest, entries, lowering, compiling)`` and
   ``program_loaded(trace, program, digest, entries, loading)``: its program is there.
 - ``program_executed(trace, program, results, nanoseconds)``: a run was enqueued.
+- ``execution_refused(trace)``: something would run where a block forbids it
+  (``torch_xla.compile(full_graph=True)``); the error is raised next.
 - ``flushed(trace, operations, nanoseconds)``: what was pending was run, all of the above included.
 - ``transfer_to_device(buffer, nbytes, nanoseconds)``, ``transfer_from_device(nbytes, nanoseconds,
   waited)``: ``waited`` is the part until the value was computed.

@@ -30,6 +30,7 @@ def flush(trace: Trace, reading: bool = False) -> None:
     """
     with trace.lock:
         if trace.forbidden is not None and trace.cur.depth:
+            events.emit("execution_refused", trace=trace)
             raise RuntimeError(trace.forbidden)
         started = time.perf_counter_ns()
         operations = trace.cur.depth

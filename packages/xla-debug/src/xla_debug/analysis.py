@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from xla_core import counters, model_api, report, runtime
+from xla_core import counters, model_api, report, runtime, step
 from xla_core.where import Frame
-from xla_debug import places, recompile, settings, sync_causes
+from xla_debug import graphs, places, recompile, settings, sync_causes
 
 DOUBLE: Final = "=" * 80
 SINGLE: Final = "-" * 80
 COMPILATION: Final = "Compilation Analysis: "
 POST: Final = "Post Compilation Analysis: "
 EXECUTION: Final = "Execution Analysis: "
+UNEXPECTED: Final = "Unexpected Execution Analysis: "
 WHY: Final = "Why Compiled: "
 PROFILER: Final = "pt-xla-profiler"
 _GIGABYTE: Final = 1 << 30
@@ -140,6 +141,18 @@ def on_executed(details: dict[str, Any]) -> None:
         len(program.output_index),
     )
     write(lines, EXECUTION)
+
+
+def on_refused(details: dict[str, Any]) -> None:
+    """Something would run inside a function compiled with ``full_graph=True``: always reported."""
+    trace = details["trace"]
+    if not getattr(trace.region, "full_graph", False) or not _heard():
+        return
+    entries, outputs = trace.cur.path(), tuple(step.wanted(trace)[2])
+    text = graphs.graph_as_text(entries, outputs, lines=False)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+    inputs = sum(e.plan is None for e in entries)
+    write(_graph_lines("Execution Cause", trace, digest, inputs, len(outputs)), UNEXPECTED)
 
 
 def on_fallback(details: dict[str, Any]) -> None:

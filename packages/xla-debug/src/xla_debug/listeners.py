@@ -69,6 +69,7 @@ def start() -> None:
     add("program_executed", _executed)
     add("step_marked", _step_marked)
     add("program_missing", analysis.on_missing)
+    add("execution_refused", analysis.on_refused)
     if settings.level():
         _start_reports()
     if settings.SAVE_TENSORS_FILE.get():

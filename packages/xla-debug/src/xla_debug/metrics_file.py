@@ -22,6 +22,10 @@ FLUSH_SECONDS: Final = 0.2
 """A record is handed to the system with the first one that comes this much later, and at exit."""
 
 
+_Taken = tuple[list[float], int, float, int, float]
+"""New samples (the newest first), how many are kept, the seconds they span, total, accumulator."""
+
+
 class _View:
     """One metric as reported last: its kept samples in order of time and in order of size."""
 
@@ -37,17 +41,22 @@ class _View:
         self.percentiles = [""] * len(self.labels)
         self.text = ""
 
-    def updated(self) -> str:
-        """The metric's lines in the report, as of now."""
+    def taken(self) -> _Taken | None:
+        """What was added since the last call; None if nothing was."""
         metric = self.metric
         if metric.total == self.total:
-            return self.text
+            return None
         with counters.lock:
             added = metric.total - self.total
             samples = metric.samples
             fresh = [v for _, v in itertools.islice(reversed(samples), min(added, len(samples)))]
             count, span = len(samples), samples[-1][0] - samples[0][0]
-            self.total, accumulator = metric.total, metric.accumulator
+            self.total = metric.total
+            return fresh, count, span, metric.total, metric.accumulator
+
+    def advance(self, taken: _Taken) -> None:
+        """Bring the metric's lines in the report to the state that ``taken`` found."""
+        fresh, count, span, total, accumulator = taken
         for value in reversed(fresh):
             self.kept.append(value)
             insort(self.ordered, value)
@@ -56,10 +65,9 @@ class _View:
             oldest = self.kept.popleft()
             del self.ordered[bisect_left(self.ordered, oldest)]
             self.sum -= oldest
-        self.text = self._text(accumulator, count, span)
-        return self.text
+        self.text = self._text(total, accumulator, count, span)
 
-    def _text(self, accumulator: float, count: int, span: float) -> str:
+    def _text(self, total: int, accumulator: float, count: int, span: float) -> str:
         """``counters.metric_text``; most percentiles are those of the step before."""
         render, ordered = self.metric.render, self.ordered
         for i, fraction in enumerate(self.fractions):
@@ -73,7 +81,7 @@ class _View:
             else ""
         )
         return (
-            f"Metric: {self.metric.name}\n  TotalSamples: {self.total}\n"
+            f"Metric: {self.metric.name}\n  TotalSamples: {total}\n"
             f"  Accumulator: {render(accumulator)}{rates}\n"
             f"  Percentiles: {'; '.join(self.percentiles)}\n"
         )
@@ -82,7 +90,8 @@ class _View:
 class MetricsFile:
     """Appends ``[MetricsData; step=N]`` and the report to ``stream``, once per call.
 
-    Steps that take less than ``FLUSH_SECONDS`` are handed to the system together.
+    What a step added is noted when it ends; the text of steps that take less than ``FLUSH_SECONDS`` is made
+    and written for several of them at once, which costs half as much.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -90,33 +99,58 @@ class MetricsFile:
         self.step = 0
         self._views: dict[str, _View] = {}
         self._counters: dict[str, tuple[int, str]] = {}
+        self._waiting: list[tuple[int, _State]] = []
         self._flushed = 0.0
 
     def write(self, _details: dict[str, Any] | None = None) -> None:
         """One record, for the step that has just ended."""
         self.step += 1
-        self.stream.write(f"[MetricsData; step={self.step}]\n{self.report()}\n")
-        now = time.monotonic()
-        if now - self._flushed >= FLUSH_SECONDS:
-            self._flushed = now
-            self.stream.flush()
+        self._waiting.append((self.step, self._state()))
+        if time.monotonic() - self._flushed >= FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the records that wait."""
+        waiting, self._waiting = self._waiting, []
+        for step, state in waiting:
+            self.stream.write(f"[MetricsData; step={step}]\n{self._text(state)}\n")
+        self.stream.flush()
+        self._flushed = time.monotonic()
 
     def report(self) -> str:
         """The same text as ``xla_core.counters.report()``."""
-        first: list[str] = []
-        second: list[str] = []
+        self.flush()
+        return self._text(self._state())
+
+    def _state(self) -> _State:
+        views = []
         for name, metric in counters.all_metrics().items():
             view = self._views.get(name)
             if view is None or view.metric is not metric:
                 view = self._views[name] = _View(metric)
-            (second if name in counters.RUNTIME_NAMES else first).append(view.updated())
+            views.append((view, view.taken()))
+        return views, counters.all_counters()
+
+    def _text(self, state: _State) -> str:
+        views, counted = state
+        first: list[str] = []
+        second: list[str] = []
+        for view, taken in views:
+            if taken is not None:
+                view.advance(taken)
+            name = view.metric.name
+            (second if name in counters.RUNTIME_NAMES else first).append(view.text)
         known = self._counters
-        for name, value in counters.all_counters().items():
+        for name, value in counted.items():
             row = known.get(name)
             if row is None or row[0] != value:
                 row = known[name] = (value, counters.counter_text(name, value))
             (second if name in counters.RUNTIME_NAMES else first).append(row[1])
         return "".join(first) + "".join(second)
+
+
+_State = tuple[list[tuple[_View, _Taken | None]], dict[str, int]]
+"""What a report shows: the metrics with what was added to them, the counters."""
 
 
 def path_of_process(path: str) -> Path:
@@ -131,9 +165,7 @@ def opened(path: str) -> TextIO:
     special = {"STDERR": sys.stderr, "STDOUT": sys.stdout}
     if path in special:
         return special[path]
-    stream = path_of_process(path).open("a")
-    atexit.register(stream.close)
-    return stream
+    return path_of_process(path).open("a")
 
 
 class _OfEnvironment:
@@ -146,6 +178,7 @@ def on_step(_details: dict[str, Any]) -> None:
         if not runtime.started():
             return
         _OfEnvironment.file = MetricsFile(opened(settings.METRICS_FILE.get()))
+        atexit.register(_OfEnvironment.file.flush)
     _OfEnvironment.file.write()
 
 

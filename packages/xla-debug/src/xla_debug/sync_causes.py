@@ -6,9 +6,12 @@ import enum
 import os
 import sys
 from types import FrameType
+from typing import Final
 
 from xla_core.where import Frame
 from xla_debug import places
+
+_COMPILED_GRAPH: Final = f"xla_core{os.sep}compiled_graph.py"
 
 
 class SyncCause(enum.Enum):
@@ -44,12 +47,11 @@ def current(start: FrameType | None = None) -> tuple[SyncCause, tuple[Frame, ...
 
 
 def _cause(own: list[tuple[str, str]]) -> SyncCause:
-    if any("dynamo" in file for _, file in own):
-        inputs = any("input" in name for name, file in own if "dynamo" in file)
-        compiling = any(name.startswith("extract") for name, file in own if "dynamo" in file)
-        if inputs:
+    graph = {name for name, file in own if file.endswith(_COMPILED_GRAPH)}
+    if graph:
+        if "_buffers" in graph:  # what its arguments still wait for
             return SyncCause.DYNAMO_INPUTS
-        return SyncCause.DYNAMO_COMPILE if compiling else SyncCause.DYNAMO_RUN
+        return SyncCause.DYNAMO_COMPILE if "_record" in graph else SyncCause.DYNAMO_RUN
     if any("loader" in file.rpartition(os.sep)[2] for _, file in own):
         return SyncCause.LOADER
     if any(file.endswith(f"xla_debug{os.sep}profiler.py") for _, file in own):
