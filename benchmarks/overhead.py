@@ -109,11 +109,11 @@ def main() -> int:
     """Measure, print a table, write the JSON file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--workload", action="append", help="of workloads.py (several times)")
-    parser.add_argument("--rounds", type=int, default=90)
-    parser.add_argument("--seconds", type=float, default=0.15, help="length of a round")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=0.1, help="length of a round")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     chosen = parser.parse_args()
-    workloads = chosen.workload or ["mnist_cnn", "mlp_adam", "gpt_4_layers"]
+    workloads = chosen.workload or ["mnist_cnn", "mlp_adam"]
     with tempfile.TemporaryDirectory() as folder:
         states = States(Path(folder) / "metrics.txt")
         found = {name: measure(name, chosen.rounds, chosen.seconds, states) for name in workloads}

@@ -126,3 +126,18 @@ def test_sharded_training_is_held_against_jax(tmp_path):
     # not a timing: as many parameters are gathered, and devices hold as much
     assert found["torch"]["collectives"]["all-gather"] <= found["jax"]["collectives"]["all-gather"]
     assert found["memory_ratio"] <= 1.1
+
+
+def test_the_cost_of_xla_debug_is_measured(tmp_path):
+    target = tmp_path / "figures.json"
+    arguments = ["--workload", "mlp_adam", "--rounds", "3", "--seconds", "0.02"]
+    done = subprocess.run(
+        [sys.executable, str(RUN.with_name("overhead.py")), *arguments, "--json", str(target)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode in (0, 1), done.stderr  # 1: too slow, which three rounds cannot tell
+    figures = json.loads(target.read_text())["workloads"]["mlp_adam"]
+    assert set(figures["step_ms"]) == {"without", "installed", "metrics_file"}
+    assert 0.2 < figures["installed"]["ratio"] < 5
