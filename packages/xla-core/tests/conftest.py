@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from xla_core import counters, report, runtime
+from xla_core.dispatch import fallback
 
 # What would change the meaning of a test if it came from the developer's own environment.
 _CLEARED = ("XLA_", "CPU_NUM_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD", "PJRT_DEVICE")
@@ -31,6 +32,12 @@ def new_step():
     if runtime.started():
         for trace in runtime.traces():
             trace.flush(trace)
+
+
+@pytest.fixture(autouse=True)
+def warn_again(monkeypatch):
+    """An operator's fallback is warned about once in a process: here, once in a test."""
+    monkeypatch.setattr(fallback, "_warned", set())
 
 
 @pytest.fixture
