@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import random
-import time
 
 import pytest
 import torch
@@ -28,15 +27,6 @@ def no_collector():
 def address(tensor):
     """Where a tensor's value is in device memory."""
     return tensor._s.buffer.unsafe_buffer_pointer()
-
-
-def settles_at(used):
-    """Whether the device's memory comes to ``used`` bytes: a run's arguments go when its thread is done."""
-    for _ in range(200):
-        if xm.get_memory_info()["bytes_used"] == used:
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def newest_program():
@@ -63,13 +53,14 @@ def test_training_overwrites_parameters_and_optimizer_state_in_place():
         step()
     state = [*model.parameters()]
     state += [t for kept in optimizer.state.values() for t in (kept["exp_avg"], kept["exp_avg_sq"])]
-    time.sleep(0.1)  # as in settles_at
+    gc.collect()
     before, used = list(map(address, state)), xm.get_memory_info()["bytes_used"]
     programs = len(all_programs())
     for _ in range(5):
         step()
         assert list(map(address, state)) == before
-        assert settles_at(used)
+        # a run's numbers come and go; a parameter that is not overwritten takes more
+        assert xm.get_memory_info()["bytes_used"] < used + 4096
     assert len(all_programs()) == programs
 
 
