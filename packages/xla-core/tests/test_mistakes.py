@@ -128,3 +128,14 @@ def test_the_error_points_at_the_line_of_the_operation_and_nothing_is_left_behin
         x.mm(x)
     assert caught.traceback[0].path.name == "test_mistakes.py"
     assert (y + 1).tolist() == [[3] * 3] * 2
+
+
+def test_adding_nothing_at_no_index_still_looks_at_the_shapes():
+    def run(device):
+        index = torch.tensor([], dtype=torch.int64, device=device)
+        target, source = torch.zeros(0, 1, device=device), torch.zeros(1, 0, device=device)
+        with pytest.raises(RuntimeError) as caught:
+            target.index_add_(-1, index, source)
+        return str(caught.value)
+
+    assert run("cpu") == run("xla")

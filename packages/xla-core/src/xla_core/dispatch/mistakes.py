@@ -126,8 +126,9 @@ def _is_not_a_line(args: Sequence[Any]) -> bool:
     return args[1].dim() != 1
 
 
-def _is_not_empty(args: Sequence[Any]) -> bool:
-    return args[0].numel() != 0  # else index 0, which stands in for all, would be out of range
+def _can_be_indexed(args: Sequence[Any]) -> bool:
+    # else index 0, which stands in for all, would be out of range
+    return args[0].numel() != 0 or args[2].numel() == 0
 
 
 def _do_values_misfit(args: Sequence[Any]) -> bool:
@@ -156,10 +157,10 @@ _SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
     aten.linear.default: _mixes_dtypes,
     aten.bucketize.Tensor: _is_not_a_line,
     aten.convolution.default: lambda args: _mixes_dtypes(args) or _pads_negatively(args),
-    aten.index_add.default: _is_not_empty,
-    aten.index_add_.default: _is_not_empty,
-    aten.index_copy.default: _is_not_empty,
-    aten.index_copy_.default: _is_not_empty,
+    aten.index_add.default: _can_be_indexed,
+    aten.index_add_.default: _can_be_indexed,
+    aten.index_copy.default: _can_be_indexed,
+    aten.index_copy_.default: _can_be_indexed,
     aten.index_put.default: _do_values_misfit,
     aten.index_put_.default: _do_values_misfit,
     aten.embedding.default: _has_no_row_numbers,
