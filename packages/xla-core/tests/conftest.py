@@ -83,3 +83,26 @@ def run_python(tmp_path):
         return result.stderr if fails else result.stdout
 
     return run
+
+
+BLOCKS = """
+    import json, torch, torch_xla
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.norm = nn.LayerNorm(width)
+            self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+            self.dropout = nn.Dropout(0.1)
+
+        def forward(self, x):
+            hidden = nn.functional.gelu(self.up(self.norm(x)))
+            return x + self.dropout(self.down(hidden))
+"""
+
+
+@pytest.fixture
+def blocks():
+    """What scripts that train repeated blocks begin with."""
+    return BLOCKS

@@ -7,20 +7,7 @@ import json
 import pytest
 
 TRAINING = """
-    import json, torch, torch_xla
-    from torch import nn
     from xla_core import _jax_compat, programs
-
-    class Block(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.norm = nn.LayerNorm(width)
-            self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-            self.dropout = nn.Dropout(0.1)
-
-        def forward(self, x):
-            hidden = nn.functional.gelu(self.up(self.norm(x)))
-            return x + self.dropout(self.down(hidden))
 
     def train(device):
         torch.manual_seed(0)
@@ -54,14 +41,14 @@ TRAINING = """
 """
 
 
-def run_training(run_python, outlined: bool) -> dict:
-    printed = run_python(TRAINING, XLA_OUTLINE_REPEATS=str(int(outlined)))
+def run_training(run_python, script: str, outlined: bool) -> dict:
+    printed = run_python(script, XLA_OUTLINE_REPEATS=str(int(outlined)))
     return json.loads(printed.splitlines()[-1])
 
 
-def test_outlined_and_inlined_training_are_the_same(run_python):
-    outlined = run_training(run_python, outlined=True)
-    inlined = run_training(run_python, outlined=False)
+def test_outlined_and_inlined_training_are_the_same(run_python, blocks):
+    outlined = run_training(run_python, blocks + TRAINING, outlined=True)
+    inlined = run_training(run_python, blocks + TRAINING, outlined=False)
     # float32: other fusions round in another order
     assert outlined["losses"] == pytest.approx(inlined["losses"], rel=1e-4)
     assert outlined["kept"] >= 6  # every block calls the functions of its forward and backward

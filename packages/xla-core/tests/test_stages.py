@@ -7,20 +7,7 @@ import json
 import pytest
 
 TRAINING = """
-    import json, sys, torch, torch_xla
-    from torch import nn
     from xla_core import counters, programs
-
-    class Block(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.norm = nn.LayerNorm(width)
-            self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-            self.dropout = nn.Dropout(0.1)
-
-        def forward(self, x):
-            hidden = nn.functional.gelu(self.up(self.norm(x)))
-            return x + self.dropout(self.down(hidden))
 
     torch.manual_seed(0)
     model = nn.Sequential(*[Block(16) for _ in range(LAYERS)], nn.Linear(16, 3)).to("xla")
@@ -54,11 +41,11 @@ TRAINING = """
 
 
 @pytest.fixture
-def trained(run_python):
+def trained(run_python, blocks):
     """Train in a process of its own, and what it printed."""
 
     def run(layers: int = 6, **environment: str) -> dict:
-        printed = run_python(TRAINING.replace("LAYERS", str(layers)), **environment)
+        printed = run_python(blocks + TRAINING.replace("LAYERS", str(layers)), **environment)
         return json.loads(printed.splitlines()[-1])
 
     return run

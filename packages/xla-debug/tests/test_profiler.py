@@ -16,6 +16,7 @@ from torch import nn
 import torch_xla
 import torch_xla.debug.profiler as xp
 from xla_core import _jax_compat, runtime
+from xla_core.protobuf import read_message
 from xla_debug import profiler, remote_profile
 
 
@@ -202,8 +203,8 @@ def test_another_process_without_grpc(monkeypatch):
 
 def test_messages_are_read_back():
     request = remote_profile._request(300, 2, "now")
-    fields = remote_profile.read_message(request)
+    fields = read_message(request)
     assert fields[1] == 300 and fields[6] == b"now" and fields[3] == b"xspace"
-    assert remote_profile.read_message(fields[4]) == {5: 1, 2: 2, 7: 1, 9: 300}
+    assert read_message(fields[4]) == {5: 1, 2: 2, 7: 1, 9: 300}
     with pytest.raises(ValueError, match="unknown kind"):
-        remote_profile.read_message(b"\x0d")
+        read_message(b"\x0d")

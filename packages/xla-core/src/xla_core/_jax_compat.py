@@ -49,6 +49,7 @@ from jaxlib.mlir.dialects import sdy
 from jaxlib.mlir.dialects import stablehlo as stablehlo
 
 from xla_core import _jax_annotate
+from xla_core.protobuf import bytes_field
 
 JAXLIB_VERSION: Final[str] = jaxlib.version.__version__
 
@@ -567,25 +568,11 @@ def _with_extra_options(options: CompileOptions, extra: str) -> CompileOptions:
     patch = b""
     for item in extra.split(","):
         name, _, value = item.partition("=")
-        entry = _proto_field(1, name.encode()) + _proto_field(2, value.encode())
+        entry = bytes_field(1, name.encode()) + bytes_field(2, value.encode())
         # jaxlib 0.10.2: CompileOptionsProto.executable_build_options, .debug_options,
         # .xla_backend_extra_options
-        patch += _proto_field(3, _proto_field(3, _proto_field(500, entry)))
+        patch += bytes_field(3, bytes_field(3, bytes_field(500, entry)))
     return CompileOptions.ParseFromString(options.SerializeAsString() + patch)
-
-
-def _proto_field(number: int, payload: bytes) -> bytes:
-    """A length-delimited field of a protocol buffer."""
-    return _proto_varint(number << 3 | 2) + _proto_varint(len(payload)) + payload
-
-
-def _proto_varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 127:
-        encoded.append(value & 127 | 128)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
 
 
 def hlo_sharding_of(sharding: Any) -> HloSharding:

@@ -1,8 +1,7 @@
 """Asks another process's profiler server for a profile, over gRPC.
 
 The service is the one of TensorFlow, jax and torch_xla: ``/tensorflow.ProfilerService/Profile`` with
-the messages of ``profiler_service.proto``. Four fields are needed, so they are written by hand and no
-generated code is carried along.
+the messages of ``profiler_service.proto``, of which a few fields are needed.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from xla_core.protobuf import bytes_field, number_field, read_message
+
 METHOD: Final = "/tensorflow.ProfilerService/Profile"
 MSG_GRPC: Final = (
     "xp.trace() of another process needs grpcio, which is not installed; "
@@ -21,8 +22,6 @@ MSG_GRPC: Final = (
 MSG_FAILED: Final = (
     "{address} gave no profile in {attempts} attempts: {error}. Is xp.start_server() called there?"
 )
-_VARINT: Final = 0
-_BYTES: Final = 2
 _EMPTY: Final = 7  # ProfileResponse.empty_trace
 _XSPACE: Final = 8  # ProfileResponse.xspace
 
@@ -75,61 +74,17 @@ def _save(xspace: bytes, logdir: Path, session: str, address: str) -> None:
 
 def _request(duration_ms: int, host_level: int, session: str) -> bytes:
     # ProfileOptions: version 5, host_tracer_level 2, enable_hlo_proto 7, duration_ms 9
-    options = _number(5, 1) + _number(2, host_level) + _number(7, 1) + _number(9, duration_ms)
+    options = (
+        number_field(5, 1)
+        + number_field(2, host_level)
+        + number_field(7, 1)
+        + number_field(9, duration_ms)
+    )
     # ProfileRequest: duration_ms 1, tools 3, opts 4, session_id 6, emit_xspace 9
     return (
-        _number(1, duration_ms)
-        + _text(3, b"xspace")
-        + _text(4, options)
-        + _text(6, session.encode())
-        + _number(9, 1)
+        number_field(1, duration_ms)
+        + bytes_field(3, b"xspace")
+        + bytes_field(4, options)
+        + bytes_field(6, session.encode())
+        + number_field(9, 1)
     )
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 127:
-        encoded.append(value & 127 | 128)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3 | _VARINT) + _varint(value)
-
-
-def _text(field: int, value: bytes) -> bytes:
-    return _varint(field << 3 | _BYTES) + _varint(len(value)) + value
-
-
-def read_message(data: bytes) -> dict[int, Any]:
-    """The numbers and byte strings of a protocol buffer by field; of repeated ones the last.
-
-    Raises ValueError for what is no such message.
-    """
-    found: dict[int, Any] = {}
-    position = 0
-    while position < len(data):
-        tag, position = _read_varint(data, position)
-        kind = tag & 7
-        if kind == _VARINT:
-            found[tag >> 3], position = _read_varint(data, position)
-        elif kind == _BYTES:
-            size, position = _read_varint(data, position)
-            found[tag >> 3] = data[position : position + size]
-            position += size
-        else:
-            raise ValueError(f"field {tag >> 3} has the unknown kind {kind}")
-    return found
-
-
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, position
-        shift += 7
