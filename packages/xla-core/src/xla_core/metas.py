@@ -14,10 +14,11 @@ class TensorMeta:
     """Shape and PyTorch dtype of one traced value.
 
     Instances are interned: two values of equal shape and dtype share one ``TensorMeta``,
-    so ``is`` compares them and ``index`` identifies them in a step key.
+    so ``is`` compares them and ``index`` identifies them in a step key. ``alone`` is the tuple of
+    just this one: most operations have one result.
     """
 
-    __slots__ = ("shape", "dtype", "index", "numel")
+    __slots__ = ("shape", "dtype", "index", "numel", "alone")
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, index: int) -> None:
         self.shape: Final = shape
@@ -27,6 +28,7 @@ class TensorMeta:
         for size in shape:
             numel *= size
         self.numel: Final = numel
+        self.alone: Final = (self,)
 
     @property
     def nbytes(self) -> int:

@@ -89,13 +89,15 @@ class Entry:
 
     ``metas`` are its results, numbered from ``first``; ``single`` is the meta when there is just
     one. ``floats`` and ``ints`` count the numbers lifted up to and including this entry, ``depth``
-    the entries. ``programs`` holds the compiled programs of the step that ends here. ``where`` is the
-    place in the user's program that recorded it first, if somebody asks for that.
+    the entries. ``then`` is the first operation that ever followed, ``others`` are the rest by key:
+    nearly every entry has one child. ``programs`` holds the compiled programs of the step that ends
+    here. ``where`` is the place in the user's program that recorded it first, if somebody asks for
+    that.
     """
 
     __slots__ = (
         "parent", "key", "plan", "args", "kwargs", "metas", "single", "first", "end",
-        "floats", "ints", "depth", "next", "programs", "where",
+        "floats", "ints", "depth", "then", "others", "programs", "where",
     )  # fmt: skip
 
     def __init__(
@@ -121,9 +123,17 @@ class Entry:
         self.floats = floats
         self.ints = ints
         self.depth: int = parent.depth + 1 if parent is not None else 0
-        self.next: dict[Any, Entry] = {}
+        self.then: Entry | None = None
+        self.others: dict[Any, Entry] = {}
         self.programs: dict[Any, Any] = {}
         self.where = where.locate() if where.locate is not None else None
+
+    def add(self, entry: Entry) -> None:
+        """Keep an operation that follows for the first time."""
+        if self.then is None:
+            self.then = entry
+        else:
+            self.others[entry.key] = entry
 
     def path(self) -> list[Entry]:
         """The step's entries in program order, up to and including this one."""
@@ -173,6 +183,7 @@ class Trace:
         self.touched: list[Storage] = []
         self.floats: list[float] = []
         self.ints: list[int] = []
+        self._refs: dict[int, Ref] = {}
 
     def forget(self) -> None:
         """Drop all steps ever recorded, with their programs. Nothing may be pending."""
@@ -228,9 +239,10 @@ class Trace:
             if kwargs:
                 self._encode_kwargs(append, kwargs, plan)
             k = tuple(key)
-            entry = self.cur.next.get(k)
-            if entry is None:
-                entry = self._extend(k, plan, args, kwargs or {})
+            cur = self.cur
+            entry = cur.then
+            if entry is None or entry.key != k:
+                entry = cur.others.get(k) or self._extend(k, plan, args, kwargs or {})
         except BaseException:
             # What this operation lifted must not shift the numbers of the next one.
             del self.floats[self.cur.floats :]
@@ -356,14 +368,8 @@ class Trace:
             check_lost(s)
             self._materialise_empty(s)
             return
-        cur = self.cur
         meta = s.meta
-        entry = cur.next.get(-meta.index)
-        if entry is None:
-            entry = Entry(cur, -meta.index, None, (), {}, (meta,), cur.floats, cur.ints)
-            cur.next[-meta.index] = entry
-            self.entries += 1
-        self.cur = entry
+        entry = self._known(-meta.index) or self._grow(-meta.index, None, (), meta.alone)
         vid = s.vid = entry.first
         s.epoch = self.epoch
         self.input_vids[vid] = len(self.inputs)
@@ -389,29 +395,33 @@ class Trace:
                 self.bring(s)
             base = s.vid
         base_meta = parent.meta if parent is not None else s.meta
-        entry = self.follow(v.plan, (base, *v.tail), (Ref(base, base_meta), *v.args), {}, (v.meta,))
+        key = (v.plan, base, *v.tail)
+        entry = self._known(key) or self._grow(
+            key, v.plan, (self._ref(base, base_meta), *v.args), v.meta.alone
+        )
         v.vid = entry.first
         v.epoch = self.epoch
         v.version = s.version
         return v.vid
 
-    def follow(
-        self,
-        plan: Plan,
-        tail: tuple[Any, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        metas: tuple[TensorMeta | None, ...],
-    ) -> Entry:
-        """Append an operation whose operands are encoded already and whose results are known."""
-        key = (plan, *tail)
-        cur = self.cur
-        entry = cur.next.get(key)
-        if entry is None:
-            entry = Entry(cur, key, plan, args, kwargs, metas, cur.floats, cur.ints)
-            cur.next[key] = entry
-            self.entries += 1
+    def _known(self, key: Any) -> Entry | None:
+        """Go on to the operation with this key, if it once followed here."""
+        entry = self.cur.then
+        if entry is None or entry.key != key:
+            entry = self.cur.others.get(key)
+            if entry is None:
+                return None
         self.cur = entry
+        return entry
+
+    def _grow(
+        self, key: Any, plan: Plan | None, args: tuple[Any, ...], metas: tuple[TensorMeta, ...]
+    ) -> Entry:
+        """Go on to an operation that never followed here, whose results are known."""
+        cur = self.cur
+        entry = self.cur = Entry(cur, key, plan, args, {}, metas, cur.floats, cur.ints)
+        cur.add(entry)
+        self.entries += 1
         return entry
 
     def assign(self, s: Storage, vid: int) -> None:
@@ -440,12 +450,12 @@ class Trace:
                 return
             base = self.read_view(parent, s) if parent is not None else self._storage_value(s)
             shown.append((v, vid))
-            entry = self.follow(
+            key = (put, base, vid, *v.tail)
+            entry = self._known(key) or self._grow(
+                key,
                 put,
-                (base, vid, *v.tail),
-                (Ref(base, base_meta), Ref(vid, v.meta), *v.args),
-                {},
-                (base_meta,),
+                (self._ref(base, base_meta), self._ref(vid, v.meta), *v.args),
+                base_meta.alone,
             )
             vid = entry.first
             v = parent
@@ -472,12 +482,12 @@ class Trace:
         base = self._storage_value(s)
         put = _known_plan(AS_STRIDED).put_plan(meta, s.meta)
         assert put is not None
-        entry = self.follow(
+        key = (put, base, vid, meta.shape, stride, int, offset)
+        entry = self._known(key) or self._grow(
+            key,
             put,
-            (base, vid, meta.shape, stride, int, offset),
-            (Ref(base, s.meta), Ref(vid, meta), meta.shape, stride, offset),
-            {},
-            (s.meta,),
+            (self._ref(base, s.meta), self._ref(vid, meta), meta.shape, stride, offset),
+            s.meta.alone,
         )
         self.assign(s, entry.first)
 
@@ -528,7 +538,7 @@ class Trace:
         }
         metas = plan.infer(args, kwargs)
         entry = Entry(cur, key, plan, template, named, metas, counts[0], counts[1])
-        cur.next[key] = entry
+        cur.add(entry)
         self.entries += 1
         return entry
 
@@ -536,8 +546,8 @@ class Trace:
         if isinstance(a, XLATensor):
             v = a._v
             if v is not None:
-                return Ref(v.vid, v.meta)
-            return Ref(a._s.vid, a._s.meta)
+                return self._ref(v.vid, v.meta)
+            return self._ref(a._s.vid, a._s.meta)
         if isinstance(a, torch.Tensor):
             return self._lift(a.is_floating_point(), tensor_meta((), a.dtype), counts)
         if type(a) is float and lift and a != 0.0 and a != 1.0:
@@ -549,6 +559,13 @@ class Trace:
                 return [self._template(a[0], lift, counts)] * len(a)
             return [self._template(item, lift, counts) for item in a]
         return a
+
+    def _ref(self, vid: int, meta: TensorMeta) -> Ref:
+        """The operand that is value ``vid``: one object per step, since most values are read often."""
+        found = self._refs.get(vid)
+        if found is None:
+            found = self._refs[vid] = Ref(vid, meta)
+        return found
 
     def _lift(self, is_float: bool, example: Any, counts: list[int]) -> Lift:
         index = 0 if is_float else 1

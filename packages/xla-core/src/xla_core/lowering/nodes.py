@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from xla_core.list_operators import is_per_element
 from xla_core.lowering.registry import ViewRule
 from xla_core.lowering.repeats import Node
 from xla_core.metas import TensorMeta
@@ -75,11 +76,8 @@ def _elements(entry: Entry) -> int:
 
 def _splits(entry: Entry) -> bool:
     """Whether an entry applies one function to each element of its lists."""
-    name = entry.plan.name.removeprefix("aten.")  # type: ignore[union-attr]
-    if not name.startswith(("_foreach_", "_fused_")) or not entry.args:
+    if not is_per_element(entry.plan.name) or not entry.args:  # type: ignore[union-attr]
         return False
-    if name.startswith(("_foreach_addcmul", "_foreach_addcdiv")) and name.endswith(".Tensor"):
-        return False  # its numbers are the elements of one tensor
     count = len(entry.args[0]) if isinstance(entry.args[0], list) else 0
     if count < 2 or len(entry.metas) % count:
         return False
