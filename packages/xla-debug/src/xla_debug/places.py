@@ -37,7 +37,9 @@ OURS: Final = (
     "lazy_tensor_core",
     "_XLAC",
 )
-_USER, _TORCH, _OWN, _PYTHON = range(4)
+# Parts of PyTorch that matter here come before PyTorch itself.
+_USER, _OWN, _MODULE, _OPTIMIZER, _TORCH, _PYTHON = range(6)
+_SKIPPED: Final = (_OWN, _PYTHON)
 
 
 def _folder(package: str) -> str | None:
@@ -52,7 +54,12 @@ def _folder(package: str) -> str | None:
 def _folders() -> tuple[tuple[str, int], ...]:
     owned = [(_folder(name), _OWN) for name in OURS]
     stdlib = sysconfig.get_path("stdlib") + os.sep
-    found = [*owned, (_folder("torch"), _TORCH), (stdlib, _PYTHON), ("<frozen ", _PYTHON)]
+    parts = [
+        (_folder("torch.nn.modules.module"), _MODULE),
+        (_folder("torch.optim"), _OPTIMIZER),
+        (_folder("torch"), _TORCH),
+    ]
+    found = [*owned, *parts, (stdlib, _PYTHON), ("<frozen ", _PYTHON)]
     return tuple((path, kind) for path, kind in found if path is not None)
 
 
@@ -149,18 +156,19 @@ def _walk(start: FrameType | None) -> tuple[list[Frame], Frame | None, list[Any]
     modules: list[Any] = []
     optimizer = False
     for frame in frames(start):
-        filename = frame.f_code.co_filename
-        kind = _kind(filename)
-        if kind in (_OWN, _PYTHON):
+        code = frame.f_code
+        kind = _kind(code.co_filename)
+        if kind in _SKIPPED:
             continue
         if inner is None:
             inner = described(frame)
         if kind == _USER:
             if len(found) < KEPT_FRAMES:
                 found.append(described(frame))
-        elif frame.f_code.co_name == "_call_impl" and filename.endswith("nn/modules/module.py"):
-            modules.append(frame.f_locals.get("self"))
-        elif not optimizer and f"torch{os.sep}optim{os.sep}" in filename:
+        elif kind == _MODULE:
+            if code.co_name == "_call_impl":
+                modules.append(frame.f_locals.get("self"))
+        elif kind == _OPTIMIZER:
             optimizer = True
     modules.reverse()
     return found, inner, modules, optimizer
