@@ -198,6 +198,12 @@ def hlo_text(stablehlo: bytes) -> str:
     return text
 
 
+def trace_context() -> Any:
+    """What of jax's configuration decides how a function is traced, hashable."""
+    # jax 0.10.2
+    return _jax_config.trace_context()
+
+
 def backends_started() -> tuple[str, ...]:
     """Names of the backends that jax itself has started in this process (none because of us)."""
     return tuple(_xla_bridge._backends)

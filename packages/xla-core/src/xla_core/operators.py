@@ -14,3 +14,4 @@ XLA_LIB: Final = torch.library.Library("xla", "DEF")
 """The library that defines the namespace ``torch.ops.xla``."""
 
 XLA_LIB.define("optimization_barrier(Tensor[] tensors) -> Tensor[]")
+XLA_LIB.define("computation(Tensor[] tensors, float[] floats, int[] ints) -> Tensor[]")

@@ -75,6 +75,11 @@ def handler_of(overload: Any) -> Handler:
     return found
 
 
+def through_wrapper(handler: Handler) -> Handler:
+    """``handler`` as operators' handlers are called now: itself, or wrapped (eager mode)."""
+    return handler if _wrap is None else _wrap(handler)
+
+
 class XLATensorType(type(torch.Tensor)):  # type: ignore[misc]
     """The class of ``XLATensor``; while torch.compile looks at tensors it answers for them."""
 

@@ -1,0 +1,131 @@
+"""``Computation``: a function of arrays that a step holds as a single operation.
+
+The operator ``xla::computation`` takes tensors, lifted numbers and, if it is random, a seed. What it
+computes is in its plan: one plan per different computation, so that equal ones give equal steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import torch
+
+from xla_core import operators as operators
+from xla_core import rng
+from xla_core.dispatch.functional import find_trace, wrap_results
+from xla_core.dispatch.plan import SEED, Plan
+from xla_core.lowering.registry import Promotion, Rule
+from xla_core.metas import TensorMeta
+from xla_core.tensor import XLATensor, through_wrapper
+from xla_core.trace import Trace
+
+MSG_OPERAND: Final = (
+    "{name}: operand {position} is {got}; operands of a computation are tensors on an xla device"
+)
+_DIGITS: Final = 12
+
+
+class Evaluate(Protocol):
+    """What a computation is: jax arrays of its operands and numbers in, jax arrays out."""
+
+    def __call__(
+        self, tensors: Sequence[Any], floats: Sequence[Any], ints: Sequence[Any], key: Any
+    ) -> Sequence[Any]:
+        """``key`` is a jax PRNG key for this run, None unless the computation is random."""
+        ...
+
+
+class Computation:
+    """A function of arrays with known results, as one operation of a step.
+
+    ``outputs`` are its results' metas. ``text`` has to tell it from every other computation, in the
+    same way in every process: it goes into the key of the persistent cache.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        text: bytes,
+        outputs: Sequence[TensorMeta],
+        evaluate: Evaluate,
+        *,
+        random: bool = False,
+    ) -> None:
+        self.name = name
+        self.outputs = tuple(outputs)
+        described = text + repr((name, self.outputs, random)).encode()
+        self.digest: str = hashlib.sha256(described).hexdigest()
+        self.plan: Plan = _plan_of(self, evaluate, random)
+
+    def __call__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        floats: Sequence[float] = (),
+        ints: Sequence[int] = (),
+        seed: int | None = None,
+    ) -> list[torch.Tensor]:
+        """Tensors of the results, without history; ``seed`` None draws one from the device's generator.
+
+        Raises TypeError for an operand that is not on an ``xla`` device.
+        """
+        for position, tensor in enumerate(tensors):
+            if not isinstance(tensor, XLATensor):
+                got = type(tensor) if not isinstance(tensor, torch.Tensor) else tensor.device
+                raise TypeError(MSG_OPERAND.format(name=self.name, position=position, got=got))
+        kwargs = None if seed is None else {SEED: seed}
+        recorded: list[torch.Tensor] = through_wrapper(self._record)(
+            (list(tensors), list(floats), list(ints)), kwargs
+        )
+        return recorded
+
+    def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        trace: Trace = find_trace(args)
+        if self.plan.random and kwargs is None:
+            kwargs = {SEED: rng.next_seed(trace.device.index)}
+        with trace.lock:
+            return wrap_results(trace, trace.record(self.plan, args, kwargs), "list")
+
+
+_plans: dict[str, Plan] = {}
+_lock = threading.Lock()
+
+
+def _plan_of(computation: Computation, evaluate: Evaluate, random: bool) -> Plan:
+    """The plan of all computations that are equal to this one."""
+    with _lock:
+        found = _plans.get(computation.digest)
+        if found is None:
+            found = _plans[computation.digest] = _make_plan(computation, evaluate, random)
+        return found
+
+
+def _make_plan(computation: Computation, evaluate: Evaluate, random: bool) -> Plan:
+    overload = torch.ops.xla.computation.default
+    outputs = computation.outputs
+
+    def meta(*_args: Any) -> list[torch.Tensor]:
+        return [torch.empty(m.shape, dtype=m.dtype, device="meta") for m in outputs]
+
+    def run(context: Any, tensors: list[Any], floats: list[Any], ints: list[Any]) -> Sequence[Any]:
+        return evaluate(tensors, floats, ints, context.key)
+
+    rule = Rule(
+        overload,
+        run,
+        Promotion.NONE,
+        frozenset({"floats", "ints"}),
+        context=True,
+        random=random,
+        where=_where(evaluate),
+        meta=meta,
+    )
+    return Plan(overload, rule, name=f"xla.{computation.name}-{computation.digest[:_DIGITS]}")
+
+
+def _where(evaluate: Callable[..., Any]) -> str:
+    return (
+        f"{type(evaluate).__module__}.{getattr(evaluate, '__qualname__', type(evaluate).__name__)}"
+    )
