@@ -56,3 +56,32 @@ def test_outlined_and_inlined_training_are_the_same(run_python, blocks):
     assert inlined["kept"] == 0
     assert outlined["donated"] == inlined["donated"]
     assert outlined["programs"] == inlined["programs"]
+
+
+CONVOLUTIONS = """
+    from xla_core import _jax_compat, programs
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution, self.block = nn.Conv2d(4, 4, 3, padding=1), Block(8)
+
+        def forward(self, x):
+            return self.block(self.convolution(x))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Mixed() for _ in range(6)]).to("xla")
+    model(torch.randn(2, 4, 8, 8).to("xla")).sum().backward()
+    torch_xla.sync()
+    step = max(programs.all_programs(), key=lambda p: p.operations)
+    functions = _jax_compat.module_text(step.program.stablehlo).split("func.func private @")[1:]
+    functions = [text for text in functions if text.startswith("xla_repeat")]
+    print(json.dumps({"functions": len(functions),
+        "inside": sum(text.count("stablehlo.convolution") for text in functions)}))
+"""
+
+
+def test_convolutions_stay_where_their_layouts_are_chosen(run_python, blocks):
+    found = run_training(run_python, blocks + CONVOLUTIONS, outlined=True)
+    assert found["functions"] > 0
+    assert found["inside"] == 0

@@ -114,7 +114,8 @@ class Outlining:
     ``Program.options`` for programs with such functions. A step of at least ``min_staged`` operations
     is compiled as several programs that run in a row, so that a function is compiled once where the
     compiler would clone it (None: never), unless these would have fewer than ``min_stage`` operations
-    on average: each costs a launch.
+    on average: each costs a launch. ``never_inside`` names operators (``aten.convolution.default``) that
+    this compiler makes slower inside a function than outside.
     """
 
     wanted: bool = False
@@ -122,6 +123,7 @@ class Outlining:
     min_saved: int = 40
     min_staged: int | None = None
     min_stage: int = 24
+    never_inside: tuple[str, ...] = ()
     options: Mapping[str, str | int | float | bool] = dataclasses.field(default_factory=dict)
 
 

@@ -84,7 +84,8 @@ class StepLowering:
         self.repeats: tuple[Graph, Plan] | None = None
         if self.outlining is not None:
             sizes = (self.outlining.min_operations, self.outlining.min_saved)
-            self.repeats = repeats_of(self.needed, outputs, CostModel(*map(float, sizes)))
+            model = CostModel(*map(float, sizes))
+            self.repeats = repeats_of(self.needed, outputs, model, self.outlining.never_inside)
 
     @property
     def functions(self) -> int:

@@ -11,7 +11,7 @@ in every repeat (the time steps of a recurrent net): it counts as an input.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from xla_core.list_operators import is_per_element
@@ -100,14 +100,22 @@ class Graph:
     wanted: list[int]
 
 
-def build_graph(entries: Sequence[Entry], outputs: Sequence[int]) -> Graph:
-    """The graph of ``entries``, which are all needed for ``outputs``."""
-    return _Builder(entries, outputs).graph()
+def build_graph(
+    entries: Sequence[Entry], outputs: Sequence[int], never_alike: Collection[str] = ()
+) -> Graph:
+    """The graph of ``entries``, which are all needed for ``outputs``.
+
+    Every node of an operator named in ``never_alike`` has a key of its own: it repeats nothing.
+    """
+    return _Builder(entries, outputs, never_alike).graph()
 
 
 class _Builder:
-    def __init__(self, entries: Sequence[Entry], outputs: Sequence[int]) -> None:
+    def __init__(
+        self, entries: Sequence[Entry], outputs: Sequence[int], never_alike: Collection[str]
+    ) -> None:
         self.entries = entries
+        self.never_alike = never_alike
         self.outputs = outputs
         # A view that leaves the program is computed anyway: best where its base is.
         self.leaving = frozenset(outputs)
@@ -230,7 +238,9 @@ class _Builder:
         lifts = tuple(map(lift_number, _lifts(every)))
         results = part.results()
         folds = tuple(self.roots[self.folded[v]][1] if v in self.folded else 0 for v in results)
-        what = (part.entry.plan, part.index is None, metas, folds)
+        plan = part.entry.plan
+        unique = results if plan is not None and plan.name in self.never_alike else None
+        what = (plan, part.index is None, metas, folds, unique)
         key = self._describe((what, self._frozen(args), self._frozen(named)))
         operands = tuple(
             self._root(ref.vid)

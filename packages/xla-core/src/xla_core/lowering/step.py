@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from xla_core.lowering.evaluate import Lifted, Scope
@@ -57,9 +57,15 @@ def step_function(
 
 
 def repeats_of(
-    entries: Sequence[Entry], outputs: Sequence[int], model: CostModel
+    entries: Sequence[Entry],
+    outputs: Sequence[int],
+    model: CostModel,
+    never_inside: Collection[str] = (),
 ) -> tuple[Graph, Plan] | None:
-    """The step as a graph and what repeats in it, or None where no function would be worth it."""
-    graph = build_graph(entries, outputs)
+    """The step as a graph and what repeats in it, or None where no function would be worth it.
+
+    Operators named in ``never_inside`` get into no function.
+    """
+    graph = build_graph(entries, outputs, never_inside)
     plan = find_repeats(graph.nodes, graph.wanted, model)
     return (graph, plan) if plan.functions else None
