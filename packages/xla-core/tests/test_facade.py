@@ -14,7 +14,7 @@ import torch_xla.core.xla_env_vars as xenv
 import torch_xla.utils.utils as xu
 from torch_xla import _XLAC
 from torch_xla._internal import jax_workarounds
-from torch_xla.experimental import callback, custom_kernel
+from torch_xla.experimental import callback
 from torch_xla.utils import dlpack
 
 
@@ -126,40 +126,6 @@ def test_jax_is_handed_out_after_the_client_runs(monkeypatch):
     with jax_workarounds.jax_env_context():
         assert os.environ[name] == "true"
     assert os.environ[name] == "1"
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("segments", [False, True])
-@pytest.mark.parametrize("biased", [False, True])
-def test_flash_attention_is_attention(causal, segments, biased):
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(2, 3, 8, 4) for _ in range(3))
-    ids = torch.tensor([[0, 0, 0, 1, 1, 1, 2, 2], [0] * 8]) if segments else None
-    ab = torch.randn(1, 3, 8, 8) if biased else None
-    scores = 0.5 * q @ k.transpose(-1, -2) + (ab if biased else 0)
-    if causal:
-        scores = scores.masked_fill(torch.ones(8, 8).triu(1).bool(), float("-inf"))
-    if segments:
-        other = ids[:, None, :, None] != ids[:, None, None, :]
-        scores = scores.masked_fill(other, float("-inf"))
-    expected = scores.softmax(-1) @ v
-    device = [t.to("xla").requires_grad_() for t in (q, k, v)]
-    moved = {"q_segment_ids": ids.to("xla"), "kv_segment_ids": ids.to("xla")} if segments else {}
-    found = custom_kernel.flash_attention(
-        *device, causal=causal, sm_scale=0.5, ab=ab.to("xla") if biased else None, **moved
-    )
-    torch.testing.assert_close(found.detach().cpu(), expected, rtol=1e-5, atol=1e-5)
-    found.sum().backward()
-    assert all(torch.isfinite(t.grad).all() for t in device)
-
-
-def test_flash_attention_refuses_half_of_the_segments():
-    q = torch.zeros(2, 1, 4, 4, device="xla")
-    ids = torch.zeros(2, 4, dtype=torch.int32, device="xla")
-    with pytest.raises(ValueError, match="both or not at all"):
-        custom_kernel.flash_attention(q, q, q, q_segment_ids=ids)
-    with pytest.raises(ValueError, match=r"kv_segment_ids has the shape \(4,\)"):
-        custom_kernel.flash_attention(q, q, q, q_segment_ids=ids, kv_segment_ids=ids[0])
 
 
 def test_names_of_the_c_module():

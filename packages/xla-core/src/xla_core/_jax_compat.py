@@ -48,7 +48,7 @@ from jaxlib.mlir.dialects import sdy
 # jaxlib 0.10.2: builders of StableHLO operations, for lowering rules that jax has no primitive for.
 from jaxlib.mlir.dialects import stablehlo as stablehlo
 
-from xla_core import _jax_annotate
+from xla_core import _jax_annotate, _jax_kernels
 from xla_core.protobuf import bytes_field
 
 JAXLIB_VERSION: Final[str] = jaxlib.version.__version__
@@ -229,7 +229,8 @@ def _jaxpr_to_module(jaxpr: Any, platform: str, name: str, num_partitions: int) 
         in_avals=avals,
         ordered_effects=[],
         platforms=(platform,),
-        backend=None,
+        # without one, the lowering of a kernel for TPUs would start jax's own client of the chips
+        backend=_jax_kernels.Compiler(platform) if platform == "tpu" else None,
         axis_context=_sharding_impls.ShardingContext(num_partitions),
         donated_args=[False] * len(avals),
         num_partitions=num_partitions,

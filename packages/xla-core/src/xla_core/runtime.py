@@ -31,6 +31,7 @@ from xla_core import (
 from xla_core.dtypes import numpy_dtype
 from xla_core.layout import Layout
 from xla_core.lowering import registry
+from xla_core.lowering.target import target_of
 from xla_core.metas import TensorMeta
 from xla_core.persistent_cache import CacheKey
 from xla_core.protocol import ArraySpec, DeviceClient, Executable, Placement, Program
@@ -47,6 +48,7 @@ class Backend:
         description = client.local_devices()[index]
         self.placement = Placement((description.id,))
         self.platform = description.platform  # the name that jax lowers for
+        self.target = target_of(description)
         # ahead of time: buffers have no values
         self.shapes_only: bool = getattr(client, "shapes_only", False)
         self.replicas: tuple[int, ...] = ()

@@ -20,6 +20,7 @@ from xla_core.lowering.partitioned import PartitionedScope
 from xla_core.lowering.repeats import CostModel, Plan
 from xla_core.lowering.stages import VECTORS, cut, stage_count
 from xla_core.lowering.step import needed_entries, repeats_of, step_function
+from xla_core.lowering.target import lowering_for
 from xla_core.metas import TensorMeta
 from xla_core.protocol import ArraySpec, DeviceClient, Outlining, Program
 from xla_core.staged import Schedule, schedule
@@ -157,7 +158,12 @@ class StepLowering:
         aliases: tuple[tuple[int, int], ...],
     ) -> Program:
         layout, backend, functions = self.layout, self.backend, self.repeats is not None
-        with kept_as(backend.numpy_dtype), settings.matmul_precision(), layout.lowering():
+        with (
+            kept_as(backend.numpy_dtype),
+            settings.matmul_precision(),
+            lowering_for(backend.target),
+            layout.lowering(),
+        ):
             stablehlo = _jax_compat.lower(
                 function,
                 inputs,

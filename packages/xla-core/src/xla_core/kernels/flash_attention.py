@@ -1,0 +1,360 @@
+"""``flash_attention``: the attention that models written for TPUs call.
+
+On a TPU jax's kernels compute it in blocks, so that memory grows with the lengths and not with their product
+(Dao et al. 2022, https://arxiv.org/abs/2205.14135); elsewhere the scores are computed in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+import jax.numpy as jnp
+import torch
+from jax import Array
+
+from xla_core import _jax_kernels
+from xla_core.kernels.operator import (
+    LANES,
+    MASK_VALUE,
+    block_of,
+    call_kernel,
+    for_tpu,
+    operator,
+    padded,
+    rounded_up,
+    weights_of,
+    wide,
+)
+from xla_core.lowering.target import Target
+from xla_core.operators import XLA_LIB
+
+MSG_SEGMENTS: Final = "q_segment_ids and kv_segment_ids are given both or not at all"
+MSG_SEGMENT_SHAPE: Final = "{name} has the shape {got}; it needs (batch, length), here {wanted}"
+
+_FORWARD: Final = (
+    "flash_attention_forward(Tensor q, Tensor k, Tensor v, Tensor? ab, Tensor? q_segment_ids, "
+    "Tensor? kv_segment_ids, bool causal, float sm_scale, int[] blocks) -> (Tensor, Tensor, Tensor)"
+)
+_BACKWARD: Final = (
+    "flash_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? ab, "
+    "Tensor? q_segment_ids, Tensor? kv_segment_ids, Tensor o, Tensor l, Tensor m, bool causal, "
+    "float sm_scale, int[] blocks, bool with_ab) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+class FlashAttention(torch.autograd.Function):
+    """``flash_attention`` by position; ``DEFAULT_BLOCK_SIZES`` are the kernel's block lengths at most."""
+
+    MIN_BLOCK_SIZE: ClassVar[int] = LANES
+    DEFAULT_MASK_VALUE: ClassVar[float] = MASK_VALUE
+    DEFAULT_BLOCK_SIZES: ClassVar[dict[str, int]] = {
+        "block_q": 512,
+        "block_k_major": 512,
+        "block_k": 512,
+        "block_b": 2,
+        "block_q_major_dkv": 512,
+        "block_k_major_dkv": 512,
+        "block_q_dkv": 512,
+        "block_k_dkv": 512,
+        "block_q_dq": 1024,
+        "block_k_dq": 256,
+        "block_k_major_dq": 512,
+    }
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool,
+        q_segment_ids: torch.Tensor | None,
+        kv_segment_ids: torch.Tensor | None,
+        sm_scale: float,
+        ab: torch.Tensor | None,
+        partition_spec: Any,
+        mesh: Any,
+    ) -> torch.Tensor:
+        """The attention; see ``flash_attention``."""
+        ctx.numbers = (causal, float(sm_scale), list(FlashAttention.DEFAULT_BLOCK_SIZES.values()))
+        operands = (q, k, v, ab, q_segment_ids, kv_segment_ids)
+        o, l, m = torch.ops.xla.flash_attention_forward(*operands, *ctx.numbers)
+        ctx.save_for_backward(*operands, o, l, m)
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Gradients by ``q``, ``k``, ``v`` and, if it is wanted, ``ab``."""
+        with_ab = ctx.needs_input_grad[7]
+        dq, dk, dv, dab = torch.ops.xla.flash_attention_backward(
+            gradients[0], *ctx.saved_tensors, *ctx.numbers, with_ab
+        )
+        return dq, dk, dv, None, None, None, None, dab if with_ab else None, None, None
+
+
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    q_segment_ids: torch.Tensor | None = None,
+    kv_segment_ids: torch.Tensor | None = None,
+    sm_scale: float = 1.0,
+    *,
+    ab: torch.Tensor | None = None,
+    partition_spec: Any = None,
+    mesh: Any = None,
+) -> torch.Tensor:
+    """``softmax(sm_scale * (q @ k.T + ab)) @ v`` over (batch, heads, length, head size), differentiable.
+
+    ``causal`` hides later positions; positions see only those of their own segment (integers (batch,
+    length)); ``ab`` broadcasts to (batch, heads, q length, kv length). There may be further dimensions
+    in front. ``partition_spec`` and ``mesh`` are accepted: XLA partitions the products by itself. Raises
+    ValueError for one kind of segments without the other, or of another shape.
+    """
+    _check_segments(q, k, q_segment_ids, kv_segment_ids)
+    batch = q.shape[:-3]
+    if ab is not None:
+        ab = ab.expand(*batch, q.shape[-3], q.shape[-2], k.shape[-2])
+    flat = [None if t is None else t.reshape(-1, *t.shape[len(batch) :])
+            for t in (q, k, v, q_segment_ids, kv_segment_ids, ab)]  # fmt: skip
+    fq, fk, fv, q_ids, kv_ids, bias = flat
+    result = FlashAttention.apply(
+        fq, fk, fv, causal, q_ids, kv_ids, sm_scale, bias, partition_spec, mesh
+    )
+    return result.reshape(*batch, *result.shape[1:])
+
+
+def _check_segments(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_segments: torch.Tensor | None,
+    kv_segments: torch.Tensor | None,
+) -> None:
+    if (q_segments is None) != (kv_segments is None):
+        raise ValueError(MSG_SEGMENTS)
+    if q_segments is None or kv_segments is None:
+        return
+    for name, ids, of in (("q_segment_ids", q_segments, q), ("kv_segment_ids", kv_segments, k)):
+        wanted = (*of.shape[:-3], of.shape[-2])
+        if tuple(ids.shape) != wanted:
+            text = MSG_SEGMENT_SHAPE.format(name=name, got=tuple(ids.shape), wanted=wanted)
+            raise ValueError(text)
+
+
+def _by_name(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, casual: bool = False
+) -> torch.Tensor:
+    return flash_attention(q, k, v, causal=casual)
+
+
+# "casual": so is it spelled in the schema that graphs of other libraries name the argument by
+XLA_LIB.define("flash_attention(Tensor q, Tensor k, Tensor v, bool casual=False) -> Tensor")
+XLA_LIB.impl("flash_attention", _by_name, "CompositeImplicitAutograd")
+
+
+# -- lowering --------------------------------------------------------------------------------------
+
+
+def _forward_meta(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_rest: Any
+) -> tuple[torch.Tensor, ...]:
+    sums = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), sums, torch.empty_like(sums)
+
+
+def _backward_meta(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ab: torch.Tensor | None,
+    *rest: Any,
+) -> tuple[torch.Tensor, ...]:
+    with_ab = ab is not None and rest[-1]
+    last = torch.empty_like(ab) if with_ab and ab is not None else q.new_empty(())
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), last
+
+
+def _kernel_for(q: Array, k: Array, v: Array) -> Target | None:
+    fits = q.ndim == 4 and q.shape[-1] == k.shape[-1] == v.shape[-1]
+    fits = fits and q.dtype == k.dtype == v.dtype and q.dtype in (jnp.float32, jnp.bfloat16)
+    return for_tpu(fits, "flash_attention")
+
+
+@operator(_FORWARD, _forward_meta)
+def forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    ab: Array | None,
+    q_ids: Array | None,
+    kv_ids: Array | None,
+    causal: bool,
+    sm_scale: float,
+    blocks: Sequence[int],
+) -> tuple[Array, Array, Array]:
+    """The attention, and of each row the sum of its weights and its highest score."""
+    tpu = _kernel_for(q, k, v)
+    if tpu is not None:
+        return _Kernels(tpu, q, k, ab, q_ids, kv_ids, causal, sm_scale, blocks).forward(v)
+    scores, visible = _scores(q, k, ab, q_ids, kv_ids, causal, sm_scale)
+    weights, sums, highest = weights_of(scores, visible)
+    share = (weights / sums).astype(v.dtype)
+    o = jnp.einsum("...qk,...kd->...qd", share, v, preferred_element_type=wide(q))
+    return o.astype(q.dtype), sums[..., 0], highest[..., 0]
+
+
+@operator(_BACKWARD, _backward_meta)
+def backward(
+    grad: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    ab: Array | None,
+    q_ids: Array | None,
+    kv_ids: Array | None,
+    o: Array,
+    sums: Array,
+    highest: Array,
+    causal: bool,
+    sm_scale: float,
+    blocks: Sequence[int],
+    with_ab: bool,
+) -> tuple[Array, Array, Array, Array]:
+    """Gradients by ``q``, ``k``, ``v`` and ``ab`` (a zero where it is not wanted)."""
+    inner = jnp.sum(o.astype(sums.dtype) * grad.astype(sums.dtype), axis=-1)
+    tpu = _kernel_for(q, k, v)
+    if tpu is not None:
+        kernels = _Kernels(tpu, q, k, ab, q_ids, kv_ids, causal, sm_scale, blocks)
+        dq, dk, dv, ds = kernels.backward(v, grad, sums, highest, inner)
+    else:
+        scores, visible = _scores(q, k, ab, q_ids, kv_ids, causal, sm_scale)
+        if visible is not None:
+            scores = jnp.where(visible, scores, MASK_VALUE)
+        share = jnp.exp(scores - highest[..., None]) / sums[..., None]
+        by_share = jnp.einsum("...qd,...kd->...qk", grad, v, preferred_element_type=sums.dtype)
+        ds = share * (by_share - inner[..., None]) * sm_scale
+        dq = jnp.einsum("...qk,...kd->...qd", ds.astype(k.dtype), k)
+        dk = jnp.einsum("...qk,...qd->...kd", ds.astype(q.dtype), q)
+        dv = jnp.einsum("...qk,...qd->...kd", share.astype(grad.dtype), grad)
+    return dq, dk, dv, ds if with_ab and ds is not None else jnp.zeros((), q.dtype)
+
+
+def _scores(
+    q: Array,
+    k: Array,
+    ab: Array | None,
+    q_ids: Array | None,
+    kv_ids: Array | None,
+    causal: bool,
+    sm_scale: float,
+) -> tuple[Array, Array | None]:
+    """Scores (batch, heads, q length, kv length), and which count; None if all do."""
+    scores = jnp.einsum("...qd,...kd->...qk", q, k, preferred_element_type=wide(q))
+    if ab is not None:
+        scores = scores + ab
+    scores = scores * sm_scale
+    visible: Array | None = None
+    if q_ids is not None and kv_ids is not None:
+        visible = (q_ids[..., :, None] == kv_ids[..., None, :])[..., None, :, :]
+    if causal:
+        earlier = jnp.tri(q.shape[-2], k.shape[-2], dtype=bool)
+        visible = earlier if visible is None else visible & earlier
+    return scores, visible
+
+
+class _Kernels:
+    """jax's kernels for one call: operands are padded to whole blocks, results cut to their lengths."""
+
+    def __init__(
+        self,
+        tpu: Target,
+        q: Array,
+        k: Array,
+        ab: Array | None,
+        q_ids: Array | None,
+        kv_ids: Array | None,
+        causal: bool,
+        sm_scale: float,
+        blocks: Sequence[int],
+    ) -> None:
+        self.tpu, self.causal, self.sm_scale = tpu, causal, sm_scale
+        self.kernels = _jax_kernels.flash_attention()
+        self.q_length, self.kv_length = q.shape[2], k.shape[2]
+        self.q_padded = rounded_up(self.q_length, LANES)
+        self.kv_padded = rounded_up(self.kv_length, LANES)
+        self.q, self.k = self._rows(q), self._columns(k)
+        self.ab = None if ab is None else padded(self._rows(ab), 3, self.kv_padded)
+        names = FlashAttention.DEFAULT_BLOCK_SIZES
+        self.blocks = dict(zip(names, blocks, strict=True))
+        self.segments = self._segments(q_ids, kv_ids, q.shape[0])
+
+    def _rows(self, array: Array) -> Array:
+        return padded(array, 2, self.q_padded)
+
+    def _columns(self, array: Array) -> Array:
+        return padded(array, 2, self.kv_padded)
+
+    def _segments(self, q_ids: Array | None, kv_ids: Array | None, batch: int) -> Any:
+        """Segments as the kernels take them: what was padded belongs to none of the given ones."""
+        whole = (self.q_length, self.kv_length) == (self.q_padded, self.kv_padded)
+        if q_ids is None or kv_ids is None:
+            if whole:
+                return None
+            q_ids = jnp.zeros((batch, self.q_length), jnp.int32)
+            kv_ids = jnp.zeros((batch, self.kv_length), jnp.int32)
+        q_ids, kv_ids = q_ids.astype(jnp.int32), kv_ids.astype(jnp.int32)
+        least = jnp.iinfo(jnp.int32).min
+        return self.kernels.SegmentIds(
+            padded(q_ids, 1, self.q_padded, least), padded(kv_ids, 1, self.kv_padded, least + 1)
+        )
+
+    def _block(self, name: str, length: int) -> int:
+        return block_of(self.blocks[name], length)
+
+    def forward(self, v: Array) -> tuple[Array, Array, Array]:
+        """The attention, sums and maxima."""
+        o, sums, highest = call_kernel(
+            self.tpu, self.kernels._flash_attention_impl,
+            self.q, self.k, self._columns(v), self.ab, self.segments,
+            save_residuals=True, causal=self.causal, sm_scale=self.sm_scale,
+            block_b=min(self.blocks["block_b"], self.q.shape[0]),
+            block_q=self._block("block_q", self.q_padded),
+            block_k_major=self._block("block_k_major", self.kv_padded),
+            block_k=self._block("block_k", self._block("block_k_major", self.kv_padded)),
+            debug=False,
+        )  # fmt: skip
+        cut = slice(self.q_length)
+        return o[:, :, cut], sums[:, :, cut], highest[:, :, cut]
+
+    def backward(
+        self, v: Array, grad: Array, sums: Array, highest: Array, inner: Array
+    ) -> tuple[Array, Array, Array, Array | None]:
+        """Gradients by ``q``, ``k``, ``v`` and ``ab`` (None without one)."""
+        # sums of 1: rows that were padded divide by them
+        residuals = (padded(sums, 2, self.q_padded, 1), self._rows(highest))
+        operands = (
+            self.q, self.k, self._columns(v), self.ab, self.segments,
+            *residuals, self._rows(grad), self._rows(inner),
+        )  # fmt: skip
+        numbers = {
+            "sm_scale": self.sm_scale, "causal": self.causal, "mask_value": MASK_VALUE, "debug": False,
+        }  # fmt: skip
+        q_major = self._block("block_q_major_dkv", self.q_padded)
+        k_major = self._block("block_k_major_dkv", self.kv_padded)
+        dk, dv = call_kernel(
+            self.tpu, self.kernels._flash_attention_bwd_dkv, *operands, **numbers,
+            block_q_major=q_major, block_q=self._block("block_q_dkv", q_major),
+            block_k_major=k_major, block_k=self._block("block_k_dkv", k_major),
+        )  # fmt: skip
+        k_major = self._block("block_k_major_dq", self.kv_padded)
+        dq, ds = call_kernel(
+            self.tpu, self.kernels._flash_attention_bwd_dq, *operands, **numbers,
+            block_q_major=self._block("block_q_dq", self.q_padded),
+            block_k_major=k_major, block_k=self._block("block_k_dq", k_major),
+        )  # fmt: skip
+        rows, columns = slice(self.q_length), slice(self.kv_length)
+        ds = None if ds is None else ds[:, :, rows, columns]
+        return dq[:, :, rows], dk[:, :, columns], dv[:, :, columns], ds

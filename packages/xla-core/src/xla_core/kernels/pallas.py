@@ -1,0 +1,171 @@
+"""A user's own Pallas kernels as operations on ``xla`` tensors.
+
+On a TPU the kernel is compiled for it; on any other device the same kernel is interpreted, as plain
+operations, so that a script runs with the right values, only not at a kernel's speed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from xla_core import _jax_compat, _jax_kernels, counters
+from xla_core.computations.jax_calls import call_jax
+from xla_core.dispatch.functional import find_trace
+from xla_core.dtypes import NUMPY_DTYPES
+from xla_core.jax_guard import requires_jax
+from xla_core.lowering.target import Target
+from xla_core.tensor import XLATensor
+
+OutputShapes = Callable[..., list[tuple[Sequence[int], torch.dtype]]]
+
+MSG_NO_DTYPE: Final = "Unsupported dtype: {dtype}; a kernel's arrays can be {known}"
+MSG_NO_LIST: Final = (
+    "output_shape_dtype_fn of {kernel} gave {got}; it has to give a list of (shape, dtype)"
+)
+MSG_OTHER_SHAPES: Final = (
+    "the kernel {kernel} gives arrays of shapes {found}; its output_shape_dtype_fn promised "
+    "{wanted}"
+)
+MSG_NO_KERNEL: Final = "{kernel} calls no Pallas kernel when it is lowered for a TPU"
+MSG_TPU_ONLY: Final = (
+    "a kernel that was compiled for TPUs runs on TPUs only, and this device is {platform}. "
+    "make_kernel_from_pallas runs the same kernel on any device"
+)
+# What payloads are made for where this process has no TPU.
+_DEFAULT_TPU: Final = Target("tpu", "TPU v5 lite")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Traced:
+    """A function with kernels, traced as its device needs them; equal ones compare equal."""
+
+    kernel: Callable[..., Any]
+    target: Target
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tracing = _jax_kernels.interpreted
+        if self.target.platform == "tpu":
+            tracing = _jax_kernels.for_tpu(self.target.kind, self.target.cores)
+        return _jax_kernels.call(self.kernel, tracing, *args, **kwargs)
+
+
+def make_kernel_from_pallas(
+    kernel: Callable[..., Any], output_shape_dtype_fn: OutputShapes
+) -> Callable[..., Any]:
+    """A function on ``xla`` tensors of ``kernel``, a function on jax arrays that calls Pallas kernels.
+
+    Whatever is no tensor among its arguments is constant to the kernel (``static_argnums`` and
+    ``static_argnames`` are accepted; they say the same), and must be hashable.
+    ``output_shape_dtype_fn(*args)`` gives a list of (shape, dtype) of the results; a single result is
+    a tensor, several are a tuple. No gradients: wrap it in a ``torch.autograd.Function`` for those.
+    Calling it raises TypeError for tensors elsewhere, ValueError for results of other shapes.
+    """
+    return functools.partial(_call, kernel, output_shape_dtype_fn)
+
+
+def _call(
+    kernel: Callable[..., Any],
+    output_shape_dtype_fn: OutputShapes,
+    *args: Any,
+    static_argnums: Any = None,
+    static_argnames: Any = None,
+    **kwargs: Any,
+) -> Any:
+    promised = output_shape_dtype_fn(*args)
+    name = getattr(kernel, "__name__", "kernel")
+    if not isinstance(promised, list):
+        raise ValueError(MSG_NO_LIST.format(kernel=name, got=promised))
+    target = find_trace(args, kwargs).backend.target
+    results = jax.tree.leaves(call_jax(_Traced(kernel, target), args, kwargs, name))
+    found, wanted = [tuple(r.shape) for r in results], [tuple(shape) for shape, _ in promised]
+    if found != wanted:
+        raise ValueError(MSG_OTHER_SHAPES.format(kernel=name, found=found, wanted=wanted))
+    outputs = tuple(r.to(dtype) for r, (_, dtype) in zip(results, promised, strict=True))
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+_payloads: dict[Hashable, str] = {}
+
+
+def trace_pallas(
+    kernel: Callable[..., Any],
+    *args: Any,
+    static_argnums: Any = None,
+    static_argnames: Any = None,
+    use_cache: bool = False,
+    **kwargs: Any,
+) -> tuple[str, list[torch.Tensor]]:
+    """The compiled form of the first Pallas kernel that ``kernel`` calls, and the tensors among ``args``.
+
+    The form is what ``_XLAC._xla_tpu_custom_call`` takes. It is made for this process's TPU, else for
+    a TPU v5e, and no chip is needed to make it. With ``use_cache`` it is kept by ``kernel``, shapes,
+    dtypes and the other arguments, which are constants. Raises ValueError if no kernel is called.
+    """
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    target = _target_of(tensors)
+    shapes = tuple(to_jax_shape_dtype_struct(t) for t in tensors)
+    constants = tuple(None if isinstance(a, torch.Tensor) else a for a in args)
+    key = (kernel, target, shapes, constants, repr(sorted(kwargs.items())))
+    if use_cache and key in _payloads:
+        counters.increment("trace_pallas_cache_hit")
+        return _payloads[key], tensors
+
+    def traced(*arrays: Any) -> Any:
+        rest = iter(arrays)
+        filled = [next(rest) if isinstance(a, torch.Tensor) else a for a in args]
+        return _Traced(kernel, target)(*filled, **kwargs)
+
+    module = _jax_compat.lower_to_module(traced, shapes, (), "tpu", "kernel")
+    payload = _jax_kernels.first_payload(module)
+    if payload is None:
+        raise ValueError(MSG_NO_KERNEL.format(kernel=getattr(kernel, "__name__", kernel)))
+    if use_cache:
+        _payloads[key] = payload
+    return payload, tensors
+
+
+def _target_of(tensors: Sequence[torch.Tensor]) -> Target:
+    if any(isinstance(t, XLATensor) for t in tensors):
+        found = find_trace(tensors).backend.target
+        if found.platform == "tpu":
+            return found
+    return _DEFAULT_TPU
+
+
+def tpu_custom_call(
+    tensors: Sequence[torch.Tensor],
+    payload: str,
+    output_shapes: Sequence[Sequence[int]],
+    output_dtypes: Sequence[torch.dtype],
+) -> list[torch.Tensor]:
+    """Run what ``trace_pallas`` compiled. Raises RuntimeError on a device that is no TPU."""
+    target = find_trace(tensors).backend.target
+    if target.platform != "tpu":
+        raise RuntimeError(MSG_TPU_ONLY.format(platform=target.platform))
+    results = tuple(
+        (tuple(shape), convert_torch_dtype_to_jax(dtype))
+        for shape, dtype in zip(output_shapes, output_dtypes, strict=True)
+    )
+    called = functools.partial(_jax_kernels.call_payload, payload, results)
+    return list(call_jax(called, tuple(tensors), None, "tpu_custom_call", (payload, results)))
+
+
+@requires_jax
+def convert_torch_dtype_to_jax(dtype: torch.dtype) -> Any:
+    """Jax's scalar type for a PyTorch dtype. Raises ValueError where XLA has none."""
+    found = NUMPY_DTYPES.get(dtype)
+    if found is None:
+        raise ValueError(MSG_NO_DTYPE.format(dtype=dtype, known=", ".join(map(str, NUMPY_DTYPES))))
+    return getattr(jnp, found.name.replace("bool", "bool_"))
+
+
+def to_jax_shape_dtype_struct(tensor: torch.Tensor) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a tensor as jax describes them. Raises ValueError where XLA has no such dtype."""
+    return jax.ShapeDtypeStruct(tuple(tensor.shape), convert_torch_dtype_to_jax(tensor.dtype))

@@ -1,0 +1,85 @@
+"""Products with weights of 8-bit integers."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import jax.numpy as jnp
+import torch
+from jax import Array, lax
+
+from xla_core.kernels.operator import operator
+
+MSG_NOT_THERE: Final = (
+    "quantized_matmul_int8 has one scale per output; {name} is not supported. Dequantize the weights "
+    "to use it"
+)
+MSG_SHAPES: Final = (
+    "quantized_matmul_int8 multiplies (rows, inner) by int8 (columns, inner) with (columns,) scales; "
+    "got {x}, {dtype} {w} and {scalar}"
+)
+_LARGEST: Final = 127
+
+
+def quantized_matmul_int8(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scalar: torch.Tensor,
+    zero_point: torch.Tensor | None = None,
+    quant_block_size: torch.Tensor | None = None,
+    quantize_activation: bool = False,
+    batch_block_size: int | None = None,
+    out_block_size: int | None = None,
+    in_block_size: int | None = None,
+) -> torch.Tensor:
+    """``(x @ w.T) * scalar`` of int8 weights (columns, inner), in the dtype of ``x`` (rows, inner).
+
+    ``quantize_activation`` rounds each row of ``x`` to int8 too, by its largest value, and multiplies
+    integers. jax has no kernel of this: the block sizes change nothing. Raises NotImplementedError
+    for ``zero_point`` or ``quant_block_size``, ValueError for shapes that do not fit.
+    """
+    for name, given in (("zero_point", zero_point), ("quant_block_size", quant_block_size)):
+        if given is not None:
+            raise NotImplementedError(MSG_NOT_THERE.format(name=name))
+    fits = x.dim() == w.dim() == 2 and x.shape[1] == w.shape[1] and w.dtype == torch.int8
+    if not fits or scalar.shape != w.shape[:1]:
+        shapes = {"x": tuple(x.shape), "w": tuple(w.shape), "scalar": tuple(scalar.shape)}
+        raise ValueError(MSG_SHAPES.format(dtype=w.dtype, **shapes))
+    return torch.ops.xla.quantized_matmul_int8(
+        x, w, scalar, None, None, quantize_activation,
+        batch_block_size, out_block_size, in_block_size,
+    )  # fmt: skip
+
+
+def _meta(x: torch.Tensor, w: torch.Tensor, *_rest: Any, **_named: Any) -> torch.Tensor:
+    return x.new_empty(x.shape[0], w.shape[0])
+
+
+@operator(
+    "quantized_matmul_int8(Tensor x, Tensor w, Tensor scalar, Tensor? zero_point=None, "
+    "Tensor? quant_block_size=None, bool quantize_activation=False, int? batch_block_size=None, "
+    "int? out_block_size=None, int? in_block_size=None) -> Tensor",
+    _meta,
+)
+def lower(
+    x: Array,
+    w: Array,
+    scalar: Array,
+    zero_point: Array | None = None,
+    quant_block_size: Array | None = None,
+    quantize_activation: bool = False,
+    *_blocks: int | None,
+) -> Array:
+    """A product of floats, or of integers with the rows' own scales."""
+    if not quantize_activation:
+        product = _product(x, w.astype(x.dtype), jnp.promote_types(x.dtype, jnp.float32))
+        return product * scalar
+    largest = jnp.abs(x).max(axis=1, keepdims=True).astype(jnp.float32)
+    # a row of zeros has no scale; whatever it is divided by, its products are zeros
+    scale = jnp.where(largest == 0, 1.0, largest / _LARGEST)
+    rounded = jnp.round(x.astype(jnp.float32) / scale).astype(jnp.int8)
+    return _product(rounded, w, jnp.int32).astype(jnp.float32) * scale * scalar
+
+
+def _product(x: Array, w: Array, dtype: Any) -> Array:
+    return lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
