@@ -202,16 +202,57 @@ def test_graph_breaks():
 
 
 @pytest.mark.filterwarnings("ignore:aten..linalg_eig has no XLA lowering")
-def test_a_graph_with_an_operator_that_runs_on_the_cpu():
+def test_a_graph_is_cut_where_an_operator_runs_on_the_cpu(fallbacks):
+    """The parts before and behind are programs that are made once."""
+
     def f(x):
-        return torch.linalg.eigvals(torch.diag(x + 0.0)).real * 2
+        return torch.linalg.eigvals(torch.diag(x.sin() + 1)).real.cos() * 2
 
     g = compiled(f)
-    before = count("DynamoGraphRecordedAgain")
-    for shift in (0.0, 1.0):
+    names = ("DynamoGraphRecordedAgain", "UncachedCompile")
+    for shift in range(4):
         x = torch.tensor([0.5, 0.6, 1.5]) + shift
-        assert torch.equal(g(x.to("xla")).cpu(), f(x))
-    assert count("DynamoGraphRecordedAgain") == before + 2
+        torch.testing.assert_close(g(x.to("xla")).cpu(), f(x))
+        if shift == 0:
+            before = [count(name) for name in names]
+    assert [count(name) for name in names] == before
+    # four calls, and once to find out where to cut
+    assert fallbacks() == {"aten::linalg_eig": 5}
+
+
+@pytest.mark.filterwarnings("ignore:aten..linalg_eig has no XLA lowering")
+def test_writing_to_an_argument_keeps_its_place_among_the_parts():
+    def f(x):
+        before = torch.linalg.eigvals(torch.diag(x)).real
+        x.add_(1)
+        return before * torch.linalg.eigvals(torch.diag(x)).real
+
+    g = compiled(f)
+    x = torch.tensor([0.5, 1.5])
+    on_device = x.to("xla")
+    for _ in range(3):
+        torch.testing.assert_close(g(on_device).cpu(), f(x))
+        torch.testing.assert_close(on_device.cpu(), x)
+
+
+@pytest.mark.filterwarnings("ignore:aten..linalg_eig has no XLA lowering")
+def test_partition_by_hand():
+    model = torch.fx.symbolic_trace(lambda x: torch.linalg.eigvals((x + 1).diag()).real * 2)
+    x = torch.tensor([0.5, 1.5])
+    parts = dynamo_bridge.partition_fx_graph_for_cpu_fallback(model, [x.to("xla")], [], [])
+    calls = [n.target for n in parts.graph.nodes if n.op == "call_module"]
+    assert len(calls) == 3  # before, the operator, behind
+    torch.testing.assert_close(parts((x + 1).to("xla")).cpu(), model(x + 1))
+    whole = torch.fx.symbolic_trace(lambda x, y: x + y)
+    one = dynamo_bridge.partition_fx_graph_for_cpu_fallback(whole, [x.to("xla")] * 2, [], [])
+    assert one(x.to("xla"), x.to("xla")).tolist() == [1, 3]
+
+
+def test_inputs_of_a_program_are_matched_by_id():
+    kept = torch.ones(1)
+    match = dynamo_bridge.GraphInputMatcher({7: 1, 9: 0}, [9, 8, 7], ["x", kept, "y"], {7, 9})
+    assert match(["first", "second"]) == ["first", kept, "second"]
+    assert match.graph_input_xla_values == [None, kept, None]
 
 
 def test_an_error_in_the_graph_is_the_operators_own():

@@ -120,7 +120,7 @@ _patching: Final = threading.RLock()
 @contextlib.contextmanager
 def _known_products() -> Iterator[None]:
     """Keep megablox from asking jax's own devices whether they multiply bfloat16: every TPU since v4 does."""
-    common = importlib.import_module(f"{_OPS}.megablox.common")
+    common: Any = importlib.import_module(f"{_OPS}.megablox.common")
     with _patching:
         # jax 0.10.2: the question would start jax's own client of the chips, which this process has
         former = common.supports_bfloat16_matmul

@@ -2,8 +2,9 @@
 
 ``extract_compiled_graph`` is what PyTorch's own backend ``openxla`` calls. The graph is run once on stand-ins
 of its arguments, whose values nothing may read; what that records becomes the program. A graph that needs
-a value on the way (an operator that runs on the CPU) cannot be one program: it is recorded on every call
-like any other code on ``xla`` tensors.
+a value on the way (an operator that runs on the CPU) cannot be one program: it is cut there, and the parts
+become programs (``graph_parts``). What is left over, such as results on other devices, is recorded on every
+call like any other code on ``xla`` tensors.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import fx
 from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
 from xla_core import counters, eager, rng, runtime, step
 from xla_core._torch_compat import make_wrapper
 from xla_core.dispatch.plan import SEED
+from xla_core.graph_inputs import GraphInputMatcher
+from xla_core.graph_parts import MSG_UNREADABLE, one_part, partition
 from xla_core.metas import TensorMeta
 from xla_core.programs import StepProgram
 from xla_core.storage import Storage, View, chain
 from xla_core.tensor import XLATensor
 from xla_core.trace import Lift, Trace
-
-MSG_UNREADABLE: Final = "a graph that is recorded once cannot depend on a value"
 
 # References to an argument's buffer when its storage alone keeps it: the storage, the list of
 # arguments, getrefcount's own.
@@ -65,13 +67,13 @@ class _Constant:
 class _Recorded:
     """A graph as one program, for arguments of certain shapes.
 
-    ``sources`` gives each of the program's inputs: the number of an argument, or a storage that the graph
-    itself holds. ``written`` pairs arguments with the results that are their new values. ``seeds`` are
+    ``inputs`` gives each of the program's inputs: an argument, or a storage that the graph itself holds.
+    ``written`` pairs arguments with the results that are their new values. ``seeds`` are
     the positions among ``ints`` that need a new number for every run.
     """
 
     program: StepProgram | None
-    sources: tuple[int | Storage, ...]
+    inputs: GraphInputMatcher
     results: tuple[_Fresh | _Passed | _Constant, ...]
     written: tuple[tuple[int, int], ...]
     spec: Any
@@ -81,11 +83,14 @@ class _Recorded:
 
 
 class CompiledGraph:
-    """A callable that runs an FX graph on ``xla`` tensors, one program per set of argument shapes."""
+    """A callable that runs an FX graph on ``xla`` tensors, one program per set of argument shapes.
+
+    Or several, where operators of it run on the CPU in between.
+    """
 
     def __init__(self, model: Callable[..., Any]) -> None:
         self._model = model
-        self._known: dict[Any, _Recorded | None] = {}
+        self._known: dict[Any, _Recorded | Callable[..., Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
         """The graph's results for these arguments, enqueued."""
@@ -93,14 +98,30 @@ class CompiledGraph:
         trace = _trace_of(args)
         with trace.lock, torch.no_grad():
             key = _key(args, trace)
-            if key not in self._known:
-                counters.increment("DynamoExtractCompiledGraph")
-                self._known[key] = _record(self._model, args, trace)
-            recorded = self._known[key]
-            if recorded is not None:
+            recorded = self._known.get(key) or self._extract(key, args, trace)
+            if isinstance(recorded, _Recorded):
                 return _run(recorded, args, trace)
-        counters.increment("DynamoGraphRecordedAgain")
-        return self._model(*args)
+        if recorded is self._model:
+            counters.increment("DynamoGraphRecordedAgain")
+        return recorded(*args)
+
+    def prepare(self, args: Sequence[Any]) -> None:
+        """Make the program for arguments like ``args`` now."""
+        args = _with_scalars_on_device(tuple(args))
+        trace = _trace_of(args)
+        with trace.lock, torch.no_grad():
+            self._extract(_key(args, trace), args, trace)
+
+    def _extract(
+        self, key: Any, args: tuple[Any, ...], trace: Trace
+    ) -> _Recorded | Callable[..., Any]:
+        """The graph as one program, or as several and what lies between, or as it is."""
+        counters.increment("DynamoExtractCompiledGraph")
+        found: Any = _record(self._model, args, trace)
+        if found is None and isinstance(self._model, fx.GraphModule):
+            found = partition(self._model, args, trace, CompiledGraph)
+        found = self._known[key] = self._model if found is None else found
+        return found  # type: ignore[no-any-return]
 
 
 def extract_compiled_graph(xla_model: Callable[..., Any], xla_args: Sequence[Any]) -> CompiledGraph:
@@ -110,12 +131,26 @@ def extract_compiled_graph(xla_model: Callable[..., Any], xla_args: Sequence[Any
     shapes (and other numbers among the arguments) make another one.
     """
     graph = CompiledGraph(xla_model)
+    graph.prepare(xla_args)
+    return graph
+
+
+def partition_fx_graph_for_cpu_fallback(
+    xla_model: fx.GraphModule,
+    xla_args: Sequence[Any],
+    all_xla_args: Sequence[Any] = (),
+    all_xla_args_tensor_only: Sequence[torch.Tensor] = (),
+) -> fx.GraphModule:
+    """``xla_model`` cut where operators run on the CPU, the parts between them compiled to programs.
+
+    A graph without such operators becomes one part. The graph is run once, on copies of ``xla_args``;
+    buffers that it holds itself are found without ``all_xla_args``, which is accepted.
+    """
     args = _with_scalars_on_device(tuple(xla_args))
     trace = _trace_of(args)
     with trace.lock, torch.no_grad():
-        counters.increment("DynamoExtractCompiledGraph")
-        graph._known[_key(args, trace)] = _record(xla_model, args, trace)
-    return graph
+        found = partition(xla_model, args, trace, CompiledGraph)
+    return one_part(xla_model, CompiledGraph) if found is None else found
 
 
 def _with_scalars_on_device(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -181,16 +216,17 @@ def _recorded(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) ->
     computed = [v for v in vids.values() if v is not None] + list(written.values())
     outputs = tuple(dict.fromkeys(computed))
     index = {vid: i for i, vid in enumerate(outputs)}
-    sources = tuple(_source(trace.touched[p], numbers) for p in trace.input_storages)
+    storages = [trace.touched[p] for p in trace.input_storages]
+    inputs = GraphInputMatcher(numbers, [id(s) for s in storages], storages, numbers)
     program = None
     if outputs:
-        slots = {number: slot for slot, number in enumerate(sources)}
+        slots = {number: slot for slot, number in enumerate(inputs.arg_idxs)}
         key = step.program_key(trace, outputs, _pairs(written, slots))
         program = trace.cur.programs.get(key) or step.find_or_build(trace, key)
         index = program.output_index
     return _Recorded(
         program=program,
-        sources=sources,
+        inputs=inputs,
         results=tuple(_result(r, vids, index, numbers) for r in results),
         written=tuple((number, index[vid]) for number, vid in written.items()),
         spec=spec,
@@ -239,10 +275,6 @@ def _value(
     if number is not None and number not in written:
         return None
     return trace.value_of(r)
-
-
-def _source(s: Storage, numbers: dict[int, int]) -> int | Storage:
-    return numbers.get(id(s), s)
 
 
 def _pairs(written: dict[int, int], slots: dict[Any, int]) -> tuple[tuple[int, int], ...]:
@@ -316,10 +348,8 @@ def _arguments(
     recorded: _Recorded, program: StepProgram, args: tuple[Any, ...], trace: Trace
 ) -> list[Any]:
     arguments = [
-        trace.backend.ready(args[source]._s)
-        if isinstance(source, int)
-        else _captured(source, trace)
-        for source in recorded.sources
+        _captured(a, trace) if type(a) is Storage else trace.backend.ready(a._s)
+        for a in recorded.inputs(args)
     ]
     for slot in program.donated:
         if getrefcount(arguments[slot]) > _STORAGE_ONLY:

@@ -34,7 +34,6 @@ def fallback_handler(overload: Any, signature: Signature) -> Handler:
     """A handler that fetches the operands, runs the operator on the CPU and uploads its results."""
 
     def on_cpu(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        note_fallback(counter_name(overload))
         trace = find_trace(args, kwargs)
         named = kwargs or {}
         hosts: dict[int, torch.Tensor] = {}
@@ -43,6 +42,7 @@ def fallback_handler(overload: Any, signature: Signature) -> Handler:
             name: torch.device("cpu") if name == "device" else _to_host(value, hosts)
             for name, value in named.items()
         }
+        note_fallback(counter_name(overload))
         result = overload(*host_args, **host_named)
         _write_back(args, named, signature, hosts)
         originals = {

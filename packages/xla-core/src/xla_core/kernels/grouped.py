@@ -95,7 +95,9 @@ class GMM(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Gradients by ``lhs`` and ``rhs``."""
-        return *gmm_backward(gradients[0], *ctx.saved_tensors, ctx.tiling), None, None
+        lhs, rhs, group_sizes = ctx.saved_tensors
+        found = gmm_backward(gradients[0], lhs, rhs, group_sizes, ctx.tiling)
+        return *found, None, None
 
 
 def _check(function: str, **operands: tuple[torch.Tensor, int]) -> None:

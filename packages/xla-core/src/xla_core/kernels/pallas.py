@@ -50,7 +50,7 @@ class _Traced:
     target: Target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        tracing = _jax_kernels.interpreted
+        tracing: _jax_kernels.Tracing = _jax_kernels.interpreted
         if self.target.platform == "tpu":
             tracing = _jax_kernels.for_tpu(self.target.kind, self.target.cores)
         return _jax_kernels.call(self.kernel, tracing, *args, **kwargs)
