@@ -300,3 +300,52 @@ def test_collectives_are_read_from_hlo():
     assert found == [
         ("all-reduce", 48), ("all-gather", 128), ("all-gather", 64), ("collective-permute", 3),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("marked", ["first", "second"])
+def test_shard_as_lays_both_alike(mesh, marked):
+    """Wherever the sharding comes from, all four tensors lie as it says."""
+    values = torch.arange(64.0).reshape(8, 8)
+    a, b = values.to("xla") * 1, values.to("xla") @ values.to("xla")
+    xs.mark_sharding(a if marked == "first" else b, mesh, ("data", "model"))
+    (c, nothing), (d, _) = xs.shard_as((a, None), (b, None))
+    torch_xla.sync()
+    wanted = mesh.get_op_sharding(("data", "model")).text
+    assert [spec_of(t) for t in (a, b, c, d)] == [wanted] * 4
+    assert nothing is None
+    torch.testing.assert_close(c.cpu(), values)
+    torch.testing.assert_close(d.cpu(), values @ values)
+
+
+def test_shard_as_reaches_what_is_computed_in_the_program(mesh):
+    """The compiler is told too: what no user's tensor shows is split as the value that it is paired with."""
+    values = torch.randn(8, 8)
+    split = values.to("xla")
+    xs.mark_sharding(split, mesh, ("data", None))
+    product, _ = xs.shard_as(values.to("xla") @ values.to("xla").t(), split)
+    total = product.sum()
+    torch_xla.sync()
+    hlo = programs.all_programs()[-1].executable.optimized_hlo()
+    assert "f32[2,8]{1,0} dot" in hlo  # two of eight rows on each device
+    torch.testing.assert_close(total.cpu(), (values @ values.t()).sum(), rtol=1e-5, atol=1e-4)
+
+
+def test_shard_as_passes_gradients(mesh):
+    a, b = (torch.ones(8, 8, device="xla", requires_grad=True) for _ in range(2))
+    c, d = xs.shard_as(a * 2, b * 3)
+    (c + d).sum().backward()
+    assert a.grad.cpu().unique().tolist() == [2] and b.grad.cpu().unique().tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "problem"),
+    [
+        (lambda t: [t], lambda t: (t,), "two trees of one structure"),
+        (lambda t: [t], lambda t: [t[:2]], r"one shape, got \(8, 8\) and \(2, 8\)"),
+        (lambda t: [t], lambda t: [None], "a None stands in one"),
+    ],
+)
+def test_shard_as_needs_pairs(mesh, a, b, problem):
+    t = torch.ones(8, 8, device="xla")
+    with pytest.raises(ValueError, match=problem):
+        xs.shard_as(a(t), b(t))

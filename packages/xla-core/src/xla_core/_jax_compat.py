@@ -327,6 +327,12 @@ def from_manual(value: Any, text: str, shape: tuple[int, ...]) -> Any:
     return _layout_p.bind(part, target="SPMDShardToFullShape", text=text, shape=shape)
 
 
+def shard_alike(a: Any, b: Any, group: int, shardy: bool) -> tuple[Any, Any]:
+    """``a`` and ``b``, of one shape, laid out alike; ``group`` is a number of their own in the program."""
+    first, second = _alike_p.bind(a, b, group=group, shardy=shardy)
+    return first, second
+
+
 def _lower_layout(
     ctx: Any, value: Any, *, target: str, text: str, shape: tuple[int, ...]
 ) -> list[Any]:
@@ -349,6 +355,33 @@ _layout_p.def_abstract_eval(
     lambda aval, *, target, text, shape: _jax_core.ShapedArray(shape, aval.dtype)
 )
 _mlir.register_lowering(_layout_p, _lower_layout)
+
+
+def _lower_alike(ctx: Any, *values: Any, group: int, shardy: bool) -> list[Any]:
+    if shardy:
+        for value in values:
+            sdy.ShardingGroupOp(value, group)
+        return list(values)
+    # jax 0.10.2; a call that may not be dropped, since the other one needs it
+    text = {"mhlo.sharding": ir.StringAttr.get(f"{{unknown shard_as {group}}}")}
+    calls = [
+        _mlir.custom_call(
+            "Sharding",
+            result_types=[value.type],
+            operands=[value],
+            api_version=1,
+            has_side_effect=True,
+            extra_attributes=text,
+        )
+        for value in values
+    ]
+    return [call.result for call in calls]
+
+
+_alike_p: Final = _jax_core.Primitive("xla_shard_alike")
+_alike_p.multiple_results = True
+_alike_p.def_abstract_eval(lambda a, b, *, group, shardy: (a, b))
+_mlir.register_lowering(_alike_p, _lower_alike)
 
 
 # --- clients ------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -20,19 +22,28 @@ from xla_spmd.shardings import parse
 
 Translate = Callable[[str, int], str]
 
-_translate: contextvars.ContextVar[Translate | None] = contextvars.ContextVar(
-    "translate", default=None
-)
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Form:
+    """How one program's annotations are written, and the next number of a group of values alike."""
+
+    translate: Translate | None
+    groups: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+
+
+_form: contextvars.ContextVar[_Form | None] = contextvars.ContextVar("form", default=None)
 
 # Fragments stay registered as long as the object lives.
 _library: Final = torch.library.Library("xla_spmd", "DEF")
 _library.define("annotate(Tensor self, str sharding) -> Tensor")
 _library.define("to_shard(Tensor self, str sharding) -> Tensor")
 _library.define("to_whole(Tensor self, str sharding, SymInt[] shape) -> Tensor")
+_library.define("shard_as(Tensor a, Tensor b) -> (Tensor, Tensor)")
 
 ANNOTATE: Final = torch.ops.xla_spmd.annotate.default
 TO_SHARD: Final = torch.ops.xla_spmd.to_shard.default
 TO_WHOLE: Final = torch.ops.xla_spmd.to_whole.default
+SHARD_AS: Final = torch.ops.xla_spmd.shard_as.default
 
 
 def _annotate_meta(self: torch.Tensor, sharding: str) -> torch.Tensor:
@@ -47,10 +58,15 @@ def _to_whole_meta(self: torch.Tensor, sharding: str, shape: list[int]) -> torch
     return self.new_empty(shape)
 
 
+def _shard_as_meta(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(a), torch.empty_like(b)
+
+
 for _name, _meta in (
     ("annotate", _annotate_meta),
     ("to_shard", _to_shard_meta),
     ("to_whole", _to_whole_meta),
+    ("shard_as", _shard_as_meta),
 ):
     torch.library.register_fake(f"xla_spmd::{_name}", _meta, lib=_library)
 
@@ -58,17 +74,22 @@ for _name, _meta in (
 @contextlib.contextmanager
 def annotating(translate: Translate | None) -> Iterator[None]:
     """Lower annotations as ``translate(text, rank)`` writes them; None: as HLO text."""
-    token = _translate.set(translate)
+    token = _form.set(_Form(translate))
     try:
         yield
     finally:
-        _translate.reset(token)
+        _form.reset(token)
 
 
 def _annotate(value: Any, sharding: str) -> Any:
-    translate = _translate.get()
-    text = sharding if translate is None else translate(sharding, value.ndim)
+    form = _form.get() or _Form(None)
+    text = sharding if form.translate is None else form.translate(sharding, value.ndim)
     return _jax_compat.annotate_sharding(value, text)
+
+
+def _shard_as(a: Any, b: Any) -> tuple[Any, Any]:
+    form = _form.get() or _Form(None)
+    return _jax_compat.shard_alike(a, b, next(form.groups), form.translate is not None)
 
 
 def _to_shard(value: Any, sharding: str) -> Any:
@@ -100,3 +121,4 @@ def register(registry: Any) -> None:
     registry.rule(dynamo.MARK)(_dynamo)
     registry.rule(TO_SHARD)(_to_shard)
     registry.rule(TO_WHOLE)(_to_whole)
+    registry.rule(SHARD_AS)(_shard_as)

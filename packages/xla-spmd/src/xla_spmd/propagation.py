@@ -4,8 +4,9 @@ A result that takes over the storage of an input lies as that input did: paramet
 state keep their shardings, and a step that repeats is one program. Where the user annotated a value,
 as annotated. The gradient of a sharded leaf lies as the leaf. What element-wise operators connect
 to a value of its shape whose sharding is known lies like it: momentum made by ``zeros_like``, a
-moment that the update combines with its parameter. Two different answers are none, and left to the compiler,
-like everything else (a loss, logits): they propagate the shardings through the program.
+moment that the update combines with its parameter. So does what ``shard_as`` is told of. Two different
+answers are none, and left to the compiler, like everything else (a loss, logits): it propagates the
+shardings through the program.
 """
 
 from __future__ import annotations
@@ -82,6 +83,10 @@ def _connect(groups: _Groups, entry: Entry) -> None:
     if name.startswith(("_foreach_", "_fused_")):
         for vid, ref in _by_element(entry):
             groups.join(vid, ref.vid)
+    elif plan.overload is operators.SHARD_AS:
+        for vid in (entry.first, entry.first + 1):
+            for ref in entry.args:
+                groups.join(vid, ref.vid)
     elif name in _KEEPS_PLACES or torch.Tag.pointwise in plan.overload.tags:
         for ref in (a for a in _flat(entry.args) if isinstance(a, Ref)):
             for i, meta in enumerate(entry.metas):
