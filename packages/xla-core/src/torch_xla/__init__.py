@@ -33,4 +33,11 @@ from torch_xla.torch_xla import step as step  # noqa: E402
 from torch_xla.torch_xla import sync as sync  # noqa: E402
 from torch_xla.version import __version__ as __version__  # noqa: E402
 
-__getattr__ = lazy_names(__name__, {"launch": "xla_dist.launching"})
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "launch": "xla_dist.launching",
+        "save_as_stablehlo": "xla_core.export.module",
+        "save_torch_model_as_stablehlo": "xla_core.export.module",
+    },
+)

@@ -67,7 +67,7 @@ LoadedExecutable: TypeAlias = _xla_client.LoadedExecutable
 _READ_DURING_CALL: Final = _xla_client.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
 # The map among XLA's options that holds those which only one backend knows.
 EXTRA_OPTIONS: Final = "xla_backend_extra_options"
-_STRIP_LOCATIONS: Final = "builtin.module(strip-debuginfo)"
+STRIP_LOCATIONS: Final = "builtin.module(strip-debuginfo)"
 
 
 MSG_DONATED: Final = (
@@ -132,7 +132,7 @@ def lower(
         debug_locations=debug_locations, kept_prefix=kept_prefix,
     )  # fmt: skip
     if relocate is not None:
-        _relocate(module, relocate)
+        relocate_operations(module, relocate)
     return module_to_bytecode(module, debug_locations=debug_locations or relocate is not None)
 
 
@@ -152,9 +152,9 @@ def lower_to_module(
 ) -> ir.Module:
     """``lower`` up to the MLIR module, for callers that edit it first."""
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-    with jax.enable_x64(True), _location_detail(debug_locations):
+    with jax.enable_x64(True), location_detail(debug_locations):
         jaxpr = jax.make_jaxpr(function)(*structs)
-        module = _jaxpr_to_module(jaxpr, platform, name, num_partitions)
+        module = jaxpr_to_module(jaxpr, platform, name, num_partitions)
     if kept_prefix is not None:
         _keep_functions(module, kept_prefix)
         with module.context:
@@ -177,7 +177,7 @@ def module_to_bytecode(module: Any, *, debug_locations: bool = False) -> bytes:
         module = module.compiler_ir("stablehlo")
     if not debug_locations:
         with module.context:
-            _passmanager.PassManager.parse(_STRIP_LOCATIONS).run(module.operation)
+            _passmanager.PassManager.parse(STRIP_LOCATIONS).run(module.operation)
     output = io.BytesIO()
     module.operation.write_bytecode(file=output)
     return output.getvalue()
@@ -210,7 +210,8 @@ def backends_started() -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _location_detail(wanted: bool) -> Iterator[None]:
+def location_detail(wanted: bool) -> Iterator[None]:
+    """Whether operations that are traced inside keep where they come from."""
     # jax 0.10.2: collecting frames for locations that are stripped anyway costs time per op
     if wanted:
         yield
@@ -219,7 +220,8 @@ def _location_detail(wanted: bool) -> Iterator[None]:
             yield
 
 
-def _jaxpr_to_module(jaxpr: Any, platform: str, name: str, num_partitions: int) -> ir.Module:
+def jaxpr_to_module(jaxpr: Any, platform: str, name: str, num_partitions: int) -> ir.Module:
+    """The MLIR module of a jaxpr; symbolic sizes become its first arguments."""
     avals = list(jaxpr.in_avals)
     # jax 0.10.2: all arguments of lower_jaxpr_to_module are keyword arguments without defaults
     result = _mlir.lower_jaxpr_to_module(
@@ -256,7 +258,7 @@ def _keep_functions(module: ir.Module, prefix: str) -> None:
                         operation.attributes["mhlo.frontend_attributes"] = attributes
 
 
-def _relocate(module: ir.Module, relocate: Relocation) -> None:
+def relocate_operations(module: ir.Module, relocate: Relocation) -> None:
     """Give operations the names and lines that ``relocate`` makes of the names they have."""
 
     def visit(operation: Any) -> Any:

@@ -11,7 +11,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from xla_core.dtypes import NUMPY_DTYPES
-from xla_core.lowering.driver import STORAGE_ARGUMENTS, conform, run_rule
+from xla_core.lowering.driver import STORAGE_ARGUMENTS
+from xla_core.lowering.fx_graphs import GraphRun, flat, is_getitem
 from xla_core.lowering.registry import find_multi_view, find_rule, find_view
 from xla_core.metas import TensorMeta, tensor_meta
 
@@ -21,12 +22,13 @@ def has_decomposition(overload: OpOverload) -> bool:
     return overload in decomposition_table
 
 
-def _lowerable(overload: Any) -> bool:
+def lowerable(overload: Any) -> bool:
+    """Whether ``overload`` has a rule that gives its value: its own, or as a view."""
     return find_rule(overload) is not None or find_view(overload) is not None
 
 
 def _table() -> dict[Any, Any]:
-    return {op: f for op, f in decomposition_table.items() if not _lowerable(op)}
+    return {op: f for op, f in decomposition_table.items() if not lowerable(op)}
 
 
 class DecomposedRule:
@@ -51,12 +53,10 @@ class DecomposedRule:
         graph = self._graph(arg_metas, kwarg_metas)
         assert graph is not None
         arrays = [
-            a
-            for a, m in zip(_flat(args), _flat(arg_metas), strict=True)
-            if isinstance(m, TensorMeta)
+            a for a, m in zip(flat(args), flat(arg_metas), strict=True) if isinstance(m, TensorMeta)
         ]
         named = [kwargs[k] for k, m in kwarg_metas.items() if isinstance(m, TensorMeta)]
-        return interpret(graph, [*arrays, *named])
+        return GraphRun().run(graph, [*arrays, *named])
 
     def _graph(self, args: Any, kwargs: Any) -> GraphModule | None:
         key = (_freeze(args), _freeze(tuple(kwargs.items())))
@@ -87,16 +87,9 @@ def _freeze(a: Any) -> Any:
     return a
 
 
-def _flat(items: Any) -> list[Any]:
-    flat: list[Any] = []
-    for item in items:
-        flat.extend(_flat(item)) if isinstance(item, (list, tuple)) else flat.append(item)
-    return flat
-
-
 def _trace(overload: OpOverload, args: Any, kwargs: dict[str, Any]) -> GraphModule | None:
     """The graph for these operands, or None if it contains what has no rule."""
-    tensors = [m for m in (*_flat(args), *kwargs.values()) if isinstance(m, TensorMeta)]
+    tensors = [m for m in (*flat(args), *kwargs.values()) if isinstance(m, TensorMeta)]
     examples = [torch.empty(m.shape, dtype=m.dtype, device="meta") for m in tensors]
 
     def call(*given: torch.Tensor) -> Any:
@@ -128,52 +121,12 @@ def _supported(node: Node) -> bool:
     if node.op != "call_function":
         return False
     target = node.target
-    if getattr(target, "__name__", "") == "getitem":
+    if is_getitem(node):
         return True
-    return _lowerable(target) and find_multi_view(target) is None and _known_dtypes(node)
+    return lowerable(target) and find_multi_view(target) is None and _known_dtypes(node)
 
 
 def _known_dtypes(node: Node) -> bool:
     value = node.meta.get("val")
     values = value if isinstance(value, (list, tuple)) else [value]
     return all(v is None or v.dtype in NUMPY_DTYPES for v in values)
-
-
-def interpret(graph: GraphModule, arrays: list[Any]) -> list[Any]:
-    """Run a graph of operators with rules on jax arrays; the flat list of its results."""
-    env: dict[Node, Any] = {}
-    remaining = iter(arrays)
-    for node in graph.graph.nodes:
-        if node.op == "placeholder":
-            env[node] = next(remaining)
-        elif node.op == "output":
-            return [None if r is None else env[r] for r in _flat(node.args)]
-        elif getattr(node.target, "__name__", "") == "getitem":
-            env[node] = env[node.args[0]][node.args[1]]
-        else:
-            env[node] = _run_node(node, env)
-    raise AssertionError("a graph without output")
-
-
-def _run_node(node: Node, env: dict[Node, Any]) -> Any:
-    def value(a: Any) -> Any:
-        if isinstance(a, Node):
-            return env[a]
-        return [value(item) for item in a] if isinstance(a, (list, tuple)) else a
-
-    def meta(a: Any) -> Any:
-        if isinstance(a, Node):
-            return _metas_of(a.meta["val"])
-        return [meta(item) for item in a] if isinstance(a, (list, tuple)) else a
-
-    args = tuple(value(a) for a in node.args)
-    kwargs = {k: value(v) for k, v in node.kwargs.items() if k not in STORAGE_ARGUMENTS}
-    several = isinstance(node.meta["val"], (list, tuple))
-    metas = _metas_of(node.meta["val"]) if several else [_metas_of(node.meta["val"])]
-    view = find_view(node.target)  # type: ignore[arg-type]
-    if view is not None:
-        return conform(view.get(*args, **kwargs), metas[0], node.target)
-    rule = find_rule(node.target)  # type: ignore[arg-type]
-    assert rule is not None
-    results = run_rule(rule, args, kwargs, tuple(meta(a) for a in node.args), tuple(metas))
-    return results if several else results[0]

@@ -31,8 +31,11 @@ class LoweringError(RuntimeError):
 
 
 def _promoted_dtype(promotion: Promotion, metas: tuple[Any, ...]) -> torch.dtype:
+    # only whether there are dimensions counts; their sizes may be symbols
     operands = [
-        torch.empty(m.shape, dtype=m.dtype, device="meta") if isinstance(m, TensorMeta) else m
+        torch.empty((1,) * len(m.shape), dtype=m.dtype, device="meta")
+        if isinstance(m, TensorMeta)
+        else m
         for m in metas
         if isinstance(m, (TensorMeta, bool, int, float, complex))
     ]

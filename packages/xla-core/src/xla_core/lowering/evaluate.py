@@ -107,7 +107,7 @@ class Scope(dict[int, Any]):
                         for r, m in zip(results, outputs, strict=True)
                     ]
                 assert rule is not None
-                key = _key(self.value(recorded_named[SEED])) if plan.random else None
+                key = random_key(self.value(recorded_named[SEED])) if plan.random else None
                 return run_rule(rule, args, kwargs, metas, outputs, key)
         except LoweringError as error:
             error.plan = plan
@@ -125,7 +125,7 @@ def _zeros(ref: Ref) -> Any:
     return jnp.zeros(ref.meta.shape, numpy_dtype(ref.meta.dtype))
 
 
-def _key(seed: Any) -> Any:
+def random_key(seed: Any) -> Any:
     """A jax PRNG key from a lifted 64-bit seed."""
     unsigned = seed.astype(np.uint64)
     words = jnp.stack([unsigned >> 32, unsigned & 0xFFFFFFFF]).astype(np.uint32)

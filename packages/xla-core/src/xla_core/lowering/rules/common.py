@@ -71,6 +71,11 @@ def scalar(value: Any, dtype: np.dtype) -> Array:
     return jnp.asarray(value).astype(dtype)
 
 
+def count_as(count: Any, dtype: np.dtype) -> Any:
+    """A number of elements as a number of ``dtype``; a product of symbolic sizes as a 0-d array."""
+    return dtype.type(count) if isinstance(count, int) else scalar(count, dtype)
+
+
 def is_one(value: Any) -> bool:
     """Whether a scalar argument is known, before the program runs, to be exactly 1."""
     return isinstance(value, (bool, int, float)) and value == 1

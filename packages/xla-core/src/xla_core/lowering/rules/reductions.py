@@ -13,6 +13,7 @@ from jax import Array, lax
 from xla_core.lowering.registry import RuleContext, rule
 from xla_core.lowering.rules.common import (
     convert,
+    count_as,
     is_complex,
     is_float,
     is_nan,
@@ -74,7 +75,7 @@ def mean(
     """The mean; NaN over nothing."""
     dims = normalize_dims(dim, self.ndim)
     value = opmath(convert(self, output_dtype(context)))
-    return sum_over(value, dims, keepdim) / value.dtype.type(_counted(self, dims))
+    return sum_over(value, dims, keepdim) / count_as(_counted(self, dims), value.dtype)
 
 
 @rule(*present("prod", "prod.dim_int"), context=True)
@@ -180,6 +181,14 @@ def count_nonzero(self: Array, dim: Dims = None) -> Array:
     return sum_over(truth(self).astype(np.int64), normalize_dims(dim, self.ndim))
 
 
+def _freedom(count: Any, correction: Any, dtype: np.dtype) -> Any:
+    """``max(count - correction, 0)``, what a variance is divided by."""
+    correction = 1 if correction is None else correction
+    if isinstance(count, int):
+        return dtype.type(max(count - correction, 0))
+    return jnp.maximum(count_as(count, dtype) - dtype.type(correction), 0)
+
+
 def moments(
     self: Array, dims: tuple[int, ...], correction: Any, keepdim: bool
 ) -> tuple[Array, Array]:
@@ -187,15 +196,14 @@ def moments(
     value = opmath(self)
     count = _counted(self, dims)
     real = np.zeros((), value.dtype).real.dtype
-    center = sum_over(value, dims, True) / real.type(count)
+    center = sum_over(value, dims, True) / count_as(count, real)
     deviation = value - center
     squares = (
         lax.real(deviation * lax.conj(deviation))
         if is_complex(value.dtype)
         else deviation * deviation
     )
-    freedom = max(count - (1 if correction is None else correction), 0)
-    variance = sum_over(squares, dims, keepdim) / real.type(freedom)
+    variance = sum_over(squares, dims, keepdim) / _freedom(count, correction, real)
     return variance, center if keepdim else lax.squeeze(center, dims)
 
 

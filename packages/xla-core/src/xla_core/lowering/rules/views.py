@@ -26,6 +26,9 @@ from xla_core.metas import TensorMeta
 # Up to this many strided slices are stacked for an overlapping window before a gather is smaller.
 MAX_UNROLLED_WINDOW = 16
 
+# The end of a slice that has none, where PyTorch writes it as a number.
+_LARGEST = 2**63 - 1
+
 
 def wrap_dim(dim: int, rank: int) -> int:
     """``dim`` counted from the front; a 0-d tensor accepts -1 and 0 as PyTorch does."""
@@ -35,7 +38,11 @@ def wrap_dim(dim: int, rank: int) -> int:
 def slice_bounds(size: int, start: int | None, end: int | None, step: int) -> tuple[int, int, int]:
     """Start, end and length of ``slice`` over a dimension of ``size``, clamped as PyTorch does."""
     low = 0 if start is None else min(max(start + size if start < 0 else start, 0), size)
-    high = size if end is None else min(max(end + size if end < 0 else end, low), size)
+    high = (
+        size
+        if end is None or end == _LARGEST
+        else min(max(end + size if end < 0 else end, low), size)
+    )
     high = max(high, low)
     return low, high, -(-(high - low) // step)
 

@@ -1,0 +1,1 @@
+"""Models as StableHLO: programs of ``torch.export``, lowered by the rules of the lazy device."""

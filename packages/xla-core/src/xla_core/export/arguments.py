@@ -1,0 +1,65 @@
+"""A caller's arguments: flattened as they were when the model was exported, and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch.utils import _pytree as pytree
+
+from xla_core.export.bundle import VariableSignature
+
+MSG_KEYWORDS: Final = "the model was exported with the keyword arguments {wanted}, got {got}"
+MSG_COUNT: Final = (
+    "the model was exported with {wanted} arguments (tensors and numbers, nested ones counted each), "
+    "got {got}; call it with arguments of the same structure"
+)
+MSG_MISFIT: Final = "argument {position} is {got}; the model was exported for {wanted}"
+
+
+def flatten(
+    spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Any]:
+    """The leaves of a call's arguments, in the order of ``spec`` (of ``(args, kwargs)``).
+
+    Without a spec the arguments are the leaves. Raises TypeError when keywords or numbers differ.
+    """
+    if spec is None:
+        return list(args)
+    keywords = _keywords(spec)
+    if set(keywords) != set(kwargs):
+        raise TypeError(MSG_KEYWORDS.format(wanted=keywords, got=list(kwargs)))
+    leaves: list[Any] = pytree.tree_leaves((tuple(args), {name: kwargs[name] for name in keywords}))
+    if len(leaves) != spec.num_leaves:
+        raise TypeError(MSG_COUNT.format(wanted=spec.num_leaves, got=len(leaves)))
+    return leaves
+
+
+def _keywords(spec: pytree.TreeSpec) -> list[str]:
+    children = spec.children()
+    if spec.type is tuple and len(children) == 2 and children[1].type is dict:
+        return list(children[1].context)
+    return []
+
+
+def check(position: int, given: torch.Tensor, wanted: VariableSignature) -> None:
+    """Raise TypeError unless a tensor has the dtype and, but for dynamic dimensions, the shape."""
+    dtype = str(given.dtype).removeprefix("torch.")
+    fits = (
+        dtype == wanted.dtype
+        and given.dim() == len(wanted.shape)
+        and all(
+            i in wanted.dynamic_dims or size == wanted.shape[i]
+            for i, size in enumerate(given.shape)
+        )
+    )
+    if not fits:
+        shape = ["?" if i in wanted.dynamic_dims else s for i, s in enumerate(wanted.shape)]
+        raise TypeError(
+            MSG_MISFIT.format(
+                position=position,
+                got=f"{dtype}{list(given.shape)}",
+                wanted=f"{wanted.dtype}[{', '.join(map(str, shape))}]",
+            )
+        )

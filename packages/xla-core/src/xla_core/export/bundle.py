@@ -1,0 +1,237 @@
+"""What an exported model is made of, and its directory: the layout that torch_xla's loaders read.
+
+functions/NAME.meta      JSON: how a caller's arguments and the weights become the program's
+functions/NAME.bytecode  the program, portable StableHLO
+functions/NAME.mlir      the same as text, if wanted
+data/NAME                weights by their names in the model, as numpy files
+constants/0, 1, ...      numbers that the program takes as further arguments, as numpy files
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from xla_core.export.options import StableHLOExportOptions
+
+MSG_NO_BUNDLE: Final = (
+    "{path} holds no exported model: there is no {missing}. Name a directory that "
+    "save_as_stablehlo wrote"
+)
+MSG_BAD_META: Final = "{path} does not describe an exported function: {reason}"
+MSG_BAD_NAME: Final = (
+    "the weight {name!r} cannot be saved: its name is not that of a file; rename it in the model"
+)
+
+_FUNCTIONS: Final = "functions"
+_DATA: Final = "data"
+_CONSTANTS: Final = "constants"
+
+# numpy files know dtypes of numpy alone; these come back as plain bytes and get their type from the meta
+_EXTENDED: Final[Mapping[str, np.dtype]] = {
+    name: np.dtype(getattr(ml_dtypes, name))
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+}
+
+
+class VariableType(enum.Enum):
+    """Where an argument of a program comes from."""
+
+    INPUT_ARG = "input_arg"
+    PARAMETER = "parameter"
+    CONSTANT = "constant"
+
+
+@dataclasses.dataclass
+class VariableSignature:
+    """Shape and PyTorch dtype (``"float32"``) of an argument or a result.
+
+    ``dynamic_dims`` are the dimensions of any size; ``shape`` has the traced size there.
+    """
+
+    shape: list[int]
+    dtype: str
+    dynamic_dims: list[int] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class InputLocation:
+    """Which argument of the caller, which weight or which constant an argument of a program is."""
+
+    type_: VariableType
+    position: int = -1
+    name: str = ""
+
+    @classmethod
+    def parameter(cls, name: str) -> InputLocation:
+        """The weight ``name`` (a parameter, a buffer or a tensor that the model's code made)."""
+        return cls(VariableType.PARAMETER, name=name)
+
+    @classmethod
+    def input_arg(cls, position: int) -> InputLocation:
+        """The argument ``position`` of the caller, nested arguments flattened."""
+        return cls(VariableType.INPUT_ARG, position)
+
+    @classmethod
+    def constant(cls, position: int) -> InputLocation:
+        """The constant ``position`` of the bundle."""
+        return cls(VariableType.CONSTANT, position)
+
+
+@dataclasses.dataclass
+class StableHLOFunctionMeta:
+    """How to call one program.
+
+    Signatures and locations are in the program's order. ``stablehlo_version`` is the oldest release of
+    StableHLO that reads it. The pytree specs are those of ``torch.utils._pytree``, as JSON.
+    """
+
+    name: str
+    stablehlo_version: str
+    input_signature: list[VariableSignature]
+    output_signature: list[VariableSignature]
+    input_locations: list[InputLocation]
+    unused_inputs: list[tuple[InputLocation, VariableSignature]]
+    input_pytree_spec: str | None = None
+    output_pytree_spec: str | None = None
+
+
+@dataclasses.dataclass
+class StableHLOFunc:
+    """A program: how to call it, its portable bytecode, and its text or None."""
+
+    meta: StableHLOFunctionMeta
+    bytecode: bytes
+    text: str | None
+
+
+@dataclasses.dataclass
+class StableHLOModelBundle:
+    """Programs and the arrays that they take besides the caller's arguments."""
+
+    state_dict: dict[str, Any]
+    additional_constants: list[np.ndarray]
+    stablehlo_funcs: list[StableHLOFunc]
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+def save(
+    bundle: StableHLOModelBundle,
+    directory: str | os.PathLike[str],
+    options: StableHLOExportOptions | None = None,
+) -> None:
+    """Write ``bundle`` below ``directory``, which is made if need be; without weights if options say so.
+
+    Raises ValueError for a weight whose name cannot be a file's.
+    """
+    options = options or StableHLOExportOptions()
+    root = Path(directory)
+    arrays = {f"{_CONSTANTS}/{i}": a for i, a in enumerate(bundle.additional_constants)}
+    if options.save_weights:
+        (root / _DATA).mkdir(parents=True, exist_ok=True)
+        arrays |= {f"{_DATA}/{_checked(name)}": a for name, a in bundle.state_dict.items()}
+    (root / _FUNCTIONS).mkdir(parents=True, exist_ok=True)
+    (root / _CONSTANTS).mkdir(exist_ok=True)
+    for name, array in arrays.items():
+        with (root / name).open("wb") as file:
+            np.save(file, np.asarray(array), allow_pickle=False)
+    for function in bundle.stablehlo_funcs:
+        _save_function(root / _FUNCTIONS, function)
+
+
+def _save_function(folder: Path, function: StableHLOFunc) -> None:
+    name = function.meta.name
+    described = json.dumps(dataclasses.asdict(function.meta), default=lambda kind: kind.value)
+    (folder / f"{name}.meta").write_text(described)
+    (folder / f"{name}.bytecode").write_bytes(function.bytecode)
+    if function.text is not None:
+        (folder / f"{name}.mlir").write_text(function.text)
+
+
+def _checked(name: str) -> str:
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ValueError(MSG_BAD_NAME.format(name=name))
+    return name
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def load(directory: str | os.PathLike[str]) -> StableHLOModelBundle:
+    """The bundle below ``directory``; no code from there runs.
+
+    Raises FileNotFoundError for a directory that holds none, ValueError for one that is damaged.
+    """
+    root = Path(directory)
+    metas = sorted((root / _FUNCTIONS).glob("*.meta"))
+    if not metas:
+        raise FileNotFoundError(MSG_NO_BUNDLE.format(path=root, missing=f"{_FUNCTIONS}/*.meta"))
+    functions = [_load_function(path) for path in metas]
+    dtypes = _dtypes(functions)
+    constants = sorted(_files(root / _CONSTANTS), key=lambda path: int(path.name))
+    return StableHLOModelBundle(
+        state_dict={p.name: _load_array(p, dtypes.get(p.name)) for p in _files(root / _DATA)},
+        additional_constants=[_load_array(p, dtypes.get(int(p.name))) for p in constants],
+        stablehlo_funcs=functions,
+    )
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _load_function(path: Path) -> StableHLOFunc:
+    try:
+        meta = _parse_meta(json.loads(path.read_text()))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(MSG_BAD_META.format(path=path, reason=repr(error))) from error
+    code, text = path.with_suffix(".bytecode"), path.with_suffix(".mlir")
+    if not code.exists():
+        raise FileNotFoundError(MSG_NO_BUNDLE.format(path=path.parent.parent, missing=code))
+    return StableHLOFunc(meta, code.read_bytes(), text.read_text() if text.exists() else None)
+
+
+def _parse_meta(found: dict[str, Any]) -> StableHLOFunctionMeta:
+    return StableHLOFunctionMeta(
+        **found
+        | {
+            "input_signature": [VariableSignature(**s) for s in found["input_signature"]],
+            "output_signature": [VariableSignature(**s) for s in found["output_signature"]],
+            "input_locations": [_parse_location(a) for a in found["input_locations"]],
+            "unused_inputs": [
+                (_parse_location(a), VariableSignature(**s)) for a, s in found["unused_inputs"]
+            ],
+        }
+    )
+
+
+def _parse_location(found: dict[str, Any]) -> InputLocation:
+    return InputLocation(VariableType(found["type_"]), found["position"], found["name"])
+
+
+def _dtypes(functions: list[StableHLOFunc]) -> dict[str | int, str]:
+    """The dtypes of weights, by name, and of constants, by position, as the programs take them."""
+    return {
+        place.name or place.position: signature.dtype
+        for function in functions
+        for place, signature in zip(
+            function.meta.input_locations, function.meta.input_signature, strict=True
+        )
+        if place.type_ is not VariableType.INPUT_ARG
+    }
+
+
+def _load_array(path: Path, dtype: str | None) -> np.ndarray:
+    array: np.ndarray = np.load(path, allow_pickle=False)
+    extended = _EXTENDED.get(dtype or "")
+    return array.view(extended) if extended is not None and array.dtype.kind == "V" else array

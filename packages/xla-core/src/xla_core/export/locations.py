@@ -1,0 +1,40 @@
+"""Where a program's operations come from, in their MLIR locations: the metadata of FX nodes as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from torch.fx import Node
+
+from xla_core._jax_compat import Relocation
+
+_DELIMITER = ";"
+
+
+def node_metadata(node: Node) -> dict[str, str]:
+    """What an FX node knows of its origin, under the names that torch.export writes it down with.
+
+    ``nn_module_stack`` lists ``key,path,type`` of the modules around it, outermost first.
+    """
+    found: dict[str, Any] = {"node": node.name, "stack_trace": node.meta.get("stack_trace")}
+    modules = node.meta.get("nn_module_stack") or {}
+    found["nn_module_stack"] = _DELIMITER.join(
+        f"{key},{path},{kind if isinstance(kind, str) else kind.__qualname__}"
+        for key, (path, kind) in modules.items()
+    )
+    found["torch_fn"] = _DELIMITER.join(map(str, node.meta.get("torch_fn") or ()))
+    return {name: value for name, value in found.items() if value}
+
+
+def relocation(nodes: Mapping[str, Node]) -> Relocation:
+    """What gives operations, named after the scopes in ``nodes``, their node's metadata as name."""
+
+    def place(name: str) -> tuple[str, str, int] | None:
+        for part in reversed(name.split("/")):
+            if part in nodes:
+                return json.dumps(node_metadata(nodes[part])), "", 0
+        return None
+
+    return place

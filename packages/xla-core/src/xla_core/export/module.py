@@ -1,0 +1,263 @@
+"""A model as StableHLO programs: called like the model, saved, loaded, and run on the ``xla`` device."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from xla_core import _jax_portable, runtime
+from xla_core.dispatch.transfers import materialise
+from xla_core.dtypes import numpy_dtype
+from xla_core.export import arguments, bundle, program
+from xla_core.export.bundle import (
+    InputLocation,
+    StableHLOFunc,
+    StableHLOModelBundle,
+    VariableSignature,
+    VariableType,
+)
+from xla_core.export.options import StableHLOExportOptions
+from xla_core.metas import tensor_meta
+from xla_core.protocol import ArraySpec, Program
+from xla_core.tensor import XLATensor
+from xla_core.trace import Trace
+
+MSG_NO_METHOD: Final = "there is no function {name!r}; this model has {known}"
+MSG_NO_WEIGHT: Final = (
+    "the model's weight {name!r} is not in this bundle: it was exported with export_weights=False or saved "
+    "with save_weights=False. Put the weights, as numpy arrays, into _bundle.state_dict"
+)
+MSG_NOT_A_TENSOR: Final = "argument {position} is a {type}; the program takes a tensor there"
+MSG_FORMAT: Final = (
+    "an exported program keeps PyTorch's dtypes, but this process keeps {dtype} as {kept} on the device: "
+    "unset XLA_USE_BF16, XLA_DOWNCAST_BF16 and XLA_USE_32BIT_LONG, or use another device"
+)
+MSG_SEVERAL_DEVICES: Final = (
+    "an exported program runs on one device, and {device} stands for {count} (xr.use_spmd())"
+)
+
+
+class StableHLOGraphModule:
+    """Programs with their weights, called as the exported model was.
+
+    A call runs on the ``xla`` device of its tensors (the current one for tensors on the CPU) and gives
+    ``xla`` tensors. Programs are compiled at their first call, for each set of argument sizes.
+    """
+
+    def __init__(self, bundle: StableHLOModelBundle) -> None:
+        self._bundle = bundle
+        self._functions = {f.meta.name: f for f in bundle.stablehlo_funcs}
+        self._default = bundle.stablehlo_funcs[0].meta.name
+        self._runners: dict[str, _Runner] = {}
+
+    def evaluate(
+        self, method_name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The result of one function for these arguments.
+
+        Raises KeyError for an unknown function, TypeError for arguments that do not fit it, ValueError
+        for sizes that it excludes or a weight that is not there.
+        """
+        if method_name not in self._runners:
+            self._runners[method_name] = _Runner(self._function(method_name), self._bundle)
+        return self._runners[method_name](args, kwargs or {})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of the first function."""
+        return self.evaluate(self._default, args, kwargs)
+
+    def get_stablehlo_bytecode(self, method_name: str | None = None) -> bytes:
+        """A function's program as portable StableHLO (VHLO bytecode); default: the first one."""
+        return self._function(method_name).bytecode
+
+    def get_stablehlo_text(self, method_name: str | None = None) -> str | None:
+        """A function's program as text; None if the export left it out."""
+        return self._function(method_name).text
+
+    def save(
+        self, directory_path: str | os.PathLike[str], options: StableHLOExportOptions | None = None
+    ) -> None:
+        """Write programs and weights below a directory, as ``load`` and torch_xla's loaders read them."""
+        bundle.save(self._bundle, directory_path, options)
+
+    @classmethod
+    def load(cls, directory_path: str | os.PathLike[str]) -> StableHLOGraphModule:
+        """What ``save`` wrote, or torch_xla's own ``save``; no code from there runs.
+
+        Raises FileNotFoundError for a directory without a model, ValueError for a damaged one.
+        """
+        return cls(bundle.load(directory_path))
+
+    def _function(self, name: str | None) -> StableHLOFunc:
+        found = self._functions.get(self._default if name is None else name)
+        if found is None:
+            raise KeyError(MSG_NO_METHOD.format(name=name, known=", ".join(self._functions)))
+        return found
+
+
+class _Runner:
+    """One function: its compiled programs, and the weights on the devices it ran on."""
+
+    def __init__(self, function: StableHLOFunc, bundle: StableHLOModelBundle) -> None:
+        self.meta = function.meta
+        self.bytecode = function.bytecode
+        self.bundle = bundle
+        self.in_spec = _spec(self.meta.input_pytree_spec)
+        self.out_spec = _spec(self.meta.output_pytree_spec)
+        self.executables: dict[Any, tuple[Any, list[tuple[int, ...]]]] = {}
+        self.held: dict[Any, tuple[Any, XLATensor]] = {}
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        leaves = arguments.flatten(self.in_spec, args, kwargs)
+        trace = next((a._s.trace for a in leaves if isinstance(a, XLATensor)), None)
+        trace = trace or runtime.trace_of(None)
+        with torch.no_grad(), trace.lock:
+            places = zip(self.meta.input_locations, self.meta.input_signature, strict=True)
+            tensors = [self._argument(place, wanted, leaves, trace) for place, wanted in places]
+            results = self._run(tensors, trace)
+        return results if self.out_spec is None else pytree.tree_unflatten(results, self.out_spec)
+
+    def _argument(
+        self, place: InputLocation, wanted: VariableSignature, leaves: Sequence[Any], trace: Trace
+    ) -> XLATensor:
+        if place.type_ is VariableType.INPUT_ARG:
+            return _given(place.position, leaves[place.position], wanted, trace)
+        key = (place.name or place.position, trace.device)
+        source: Any
+        if place.type_ is VariableType.CONSTANT:
+            source = self.bundle.additional_constants[place.position]
+        else:
+            source = self.bundle.state_dict.get(place.name)
+            if source is None:
+                raise ValueError(MSG_NO_WEIGHT.format(name=place.name))
+        held = self.held.get(key)
+        if held is None or held[0] is not source:
+            held = self.held[key] = (source, _uploaded(source, wanted, trace))
+        return held[1]
+
+    def _run(self, tensors: Sequence[XLATensor], trace: Trace) -> list[torch.Tensor]:
+        backend = trace.backend
+        buffers = [_buffer(t, trace) for t in tensors]
+        shapes = tuple(tuple(t.shape) for t in tensors)
+        key = (trace.device, shapes)
+        if key not in self.executables:
+            self.executables[key] = self._compiled(shapes, trace)
+        executable, result_shapes = self.executables[key]
+        results = executable.execute(buffers)
+        backend.launched(results)
+        dtypes = [_dtype(s) for s in self.meta.output_signature]
+        return [
+            trace.from_buffer(r, tensor_meta(shape, dtype))
+            for r, shape, dtype in zip(results, result_shapes, dtypes, strict=True)
+        ]
+
+    def _compiled(
+        self, shapes: Sequence[tuple[int, ...]], trace: Trace
+    ) -> tuple[Any, list[tuple[int, ...]]]:
+        backend = trace.backend
+        count = len(backend.placement.devices)
+        if count > 1:
+            raise RuntimeError(MSG_SEVERAL_DEVICES.format(device=trace.device, count=count))
+        inputs = _specs(trace, self.meta.input_signature, shapes)
+        stablehlo = _jax_portable.from_portable(self.bytecode, inputs)
+        result_shapes = _jax_portable.result_shapes(stablehlo)
+        name = f"{self.meta.name}_{hashlib.sha256(stablehlo).hexdigest()[:12]}"
+        key = backend.cache_key(b"stablehlo\n" + stablehlo, name, backend.placement)
+        executable = backend.load(key, name, backend.placement)
+        if executable is None:
+            outputs = _specs(trace, self.meta.output_signature, result_shapes)
+            executable = backend.compile(
+                Program(name, stablehlo, inputs, outputs, (), backend.placement)
+            )
+            backend.store(key, executable)
+        return executable, result_shapes
+
+
+def _spec(text: str | None) -> pytree.TreeSpec | None:
+    return None if text is None else pytree.treespec_loads(text)
+
+
+def _dtype(signature: VariableSignature) -> torch.dtype:
+    found: torch.dtype = getattr(torch, signature.dtype)
+    return found
+
+
+def _specs(
+    trace: Trace, signatures: Sequence[VariableSignature], shapes: Sequence[tuple[int, ...]]
+) -> tuple[ArraySpec, ...]:
+    """Arguments or results as the device keeps them. Raises RuntimeError if that is another dtype."""
+    found = []
+    for signature, shape in zip(signatures, shapes, strict=True):
+        wanted = numpy_dtype(_dtype(signature))
+        kept = trace.backend.numpy_dtype(wanted)
+        if kept != wanted:
+            raise RuntimeError(MSG_FORMAT.format(dtype=wanted, kept=kept))
+        found.append(ArraySpec(shape, wanted))
+    return tuple(found)
+
+
+def _given(position: int, a: Any, wanted: VariableSignature, trace: Trace) -> XLATensor:
+    """A caller's argument on the device."""
+    if isinstance(a, np.ndarray):
+        a = torch.from_numpy(a)
+    if not isinstance(a, torch.Tensor):
+        raise TypeError(MSG_NOT_A_TENSOR.format(position=position, type=type(a).__name__))
+    arguments.check(position, a, wanted)
+    found: XLATensor = a.detach().to(trace.device)
+    return found
+
+
+def _uploaded(array: Any, wanted: VariableSignature, trace: Trace) -> XLATensor:
+    """A weight or constant on the device, in the dtype that the program takes."""
+    dtype = _dtype(wanted)
+    kept = np.asarray(array, numpy_dtype(dtype))
+    return trace.from_buffer(trace.backend.put(kept), tensor_meta(kept.shape, dtype))
+
+
+def _buffer(tensor: XLATensor, trace: Trace) -> Any:
+    """The buffer of a tensor's value, computed if it is pending."""
+    own = tensor if tensor._v is None else tensor.clone()
+    s = own._s
+    if materialise(trace, s) is None:  # nobody has written to it
+        s.buffer = trace.backend.allocate(s.meta)
+    return trace.backend.ready(s)
+
+
+# -- exporting ------------------------------------------------------------------------------------
+
+
+def exported_program_to_stablehlo(
+    exported_model: ExportedProgram, options: StableHLOExportOptions | None = None
+) -> StableHLOGraphModule:
+    """A program of ``torch.export.export`` as StableHLO, called with the same arguments.
+
+    Raises RuntimeError naming all operators that have no lowering, LoweringError (a RuntimeError) for
+    one whose operands have sizes or dtypes that it cannot be lowered for.
+    """
+    return StableHLOGraphModule(program.export(exported_model, options))
+
+
+def save_as_stablehlo(
+    exported_model: ExportedProgram,
+    stablehlo_dir: str | os.PathLike[str],
+    options: StableHLOExportOptions | None = None,
+) -> None:
+    """``exported_program_to_stablehlo``, written below ``stablehlo_dir`` (made if need be)."""
+    exported_program_to_stablehlo(exported_model, options).save(stablehlo_dir, options)
+
+
+def save_torch_model_as_stablehlo(
+    torchmodel: torch.nn.Module,
+    args: tuple[Any, ...],
+    path: str | os.PathLike[str],
+    options: StableHLOExportOptions | None = None,
+) -> None:
+    """Export a module for the example arguments ``args`` and write it below ``path``."""
+    save_as_stablehlo(torch.export.export(torchmodel, args), path, options)
