@@ -55,6 +55,14 @@ MSG_SYMBOLIC_NUMBER: Final = (
     "pass it as a tensor, or export with a fixed number"
 )
 
+MSG_RESULT: Final = "the model returns a {type}; a StableHLO program gives tensors and numbers: leave it out of the result"
+
+# bool is an int, too: it stands before it
+_NUMBERS: Final = (
+    (bool, "bool"),
+    ((int, torch.SymInt), "int64"),
+    ((float, torch.SymFloat), "float64"),
+)
 _WRITES: Final = tuple(
     kind
     for kind in OutputKind
@@ -104,17 +112,16 @@ class _Export:
 
     def bundle(self) -> StableHLOModelBundle:
         """Lower the program and describe it."""
-        arguments, unused = self._arguments()
+        taken, unused = self._arguments()
         constants = self._constants()
-        nodes = [node for node, _, _ in arguments]
-        lowered = self._lower(nodes, constants)
-        locations = [place for _, place, _ in arguments]
-        signatures = [signature for _, _, signature in arguments]
+        lowered = self._lower([node for node, _, _ in taken], constants)
+        locations = [place for _, place, _ in taken]
+        signatures = [signature for _, _, signature in taken]
         meta = StableHLOFunctionMeta(
             name=METHOD,
             stablehlo_version=lowered.version,
             input_signature=signatures + [_signature_of_array(a) for a in constants],
-            output_signature=[self._signature(value) for value in self.results.values],
+            output_signature=[self._result_signature(value) for value in self.results.values],
             input_locations=locations + [InputLocation.constant(i) for i in range(len(constants))],
             unused_inputs=unused,
             input_pytree_spec=pytree.treespec_dumps(self.program.call_spec.in_spec),
@@ -160,8 +167,6 @@ class _Export:
 
     def _signature(self, value: Any) -> VariableSignature:
         """Shape and dtype of an example value; in symbolic dimensions the size at the export."""
-        if isinstance(value, Node):
-            value = value.meta["val"]
         if not isinstance(value, torch.Tensor):
             return VariableSignature([], type(value).__name__)
         return VariableSignature(
@@ -169,6 +174,16 @@ class _Export:
             dtype=_dtype_name(value.dtype),
             dynamic_dims=[i for i, size in enumerate(value.shape) if is_dynamic(size)],
         )
+
+    def _result_signature(self, value: Any) -> VariableSignature:
+        """The signature of a result; numbers come back as tensors without dimensions."""
+        example = value.meta["val"] if isinstance(value, Node) else value
+        for kind, dtype in _NUMBERS:
+            if isinstance(example, kind):
+                return VariableSignature([], dtype)
+        if not isinstance(example, torch.Tensor):
+            raise TypeError(MSG_RESULT.format(type=type(example).__name__))
+        return self._signature(example)
 
     def _given_signature(self, position: int, node: Node) -> VariableSignature:
         """The signature of a caller's argument, with the sizes of the example at hand."""
