@@ -41,6 +41,11 @@ def backward_sequence() -> int | None:
     return None if node is None else int(node._sequence_nr())
 
 
+def sequence_of(node: Any) -> int:
+    """The number that autograd gave to a node of its graph; accumulators of gradients are the last."""
+    return int(node._sequence_nr())  # torch 2.13
+
+
 def get_data(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor.data`` as C++ computes it: a detached alias."""
     return _data.__get__(tensor)

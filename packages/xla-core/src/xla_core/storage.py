@@ -38,6 +38,10 @@ class Storage:
 MSG_LOST: Final = "this tensor's value was never computed, because an operator it needs cannot be lowered: {error}"
 
 
+class EscapedError(RuntimeError):
+    """A tensor was computed inside a recorded function and used outside, where it has no value."""
+
+
 class LostValue(int):
     """In place of the value number of a storage: the error that cost it its value."""
 
@@ -53,7 +57,10 @@ class LostValue(int):
 def check_lost(storage: Storage) -> None:
     """Raise RuntimeError when the value of a storage without a buffer is lost, not just unwritten."""
     if isinstance(storage.vid, LostValue):
-        raise RuntimeError(MSG_LOST.format(error=storage.vid.error)) from storage.vid.error
+        error = storage.vid.error
+        if isinstance(error, EscapedError):
+            raise EscapedError(str(error))
+        raise RuntimeError(MSG_LOST.format(error=error)) from error
 
 
 class View:

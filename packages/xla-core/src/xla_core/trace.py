@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
@@ -146,6 +146,18 @@ class Entry:
         return entries
 
 
+class Aside(Protocol):
+    """Who records the body of a computation, aside from the step."""
+
+    def captures(self, s: Storage) -> None:
+        """``s`` becomes an input of the body."""
+        ...
+
+    def made(self, s: Storage) -> None:
+        """``s`` was made from a buffer while the body is recorded."""
+        ...
+
+
 class Trace:
     """What one device has recorded and not yet run.
 
@@ -154,6 +166,7 @@ class Trace:
     ``graph_name`` its name, and ``forbidden`` the error to raise when something would run (or None).
     ``unreadable`` is the error to raise when a value would be read: while a graph is recorded once
     for values of all kinds. ``one_by_one`` says that each operator is a program of its own now.
+    ``aside`` records the body of a computation meanwhile, and the step waits.
     """
 
     backend: Backend
@@ -162,6 +175,7 @@ class Trace:
     forbidden: str | None = None
     unreadable: str | None = None
     one_by_one: bool = False
+    aside: Aside | None = None
 
     def __init__(self, device: torch.device, flush: Callable[..., None]) -> None:
         self.device = device
@@ -363,6 +377,8 @@ class Trace:
 
     def bring(self, s: Storage) -> None:
         """Make a materialised storage an input of this step."""
+        if self.aside is not None:
+            self.aside.captures(s)
         buffer = s.buffer
         if buffer is None:
             check_lost(s)
@@ -519,6 +535,8 @@ class Trace:
         s = t._s = Storage(self, meta, -1, -1)
         s.buffer = buffer
         t._v = None
+        if self.aside is not None:
+            self.aside.made(s)
         return t
 
     # -- the slow path -------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def _make_plan(computation: Computation, evaluate: Evaluate, random: bool) -> Pl
         where=_where(evaluate),
         meta=meta,
     )
-    return Plan(overload, rule, name=f"xla.{computation.name}-{computation.digest[:_DIGITS]}")
+    return Plan(overload, rule, name=f"xla.{computation.name}.{computation.digest[:_DIGITS]}")
 
 
 def _where(evaluate: Callable[..., Any]) -> str:
