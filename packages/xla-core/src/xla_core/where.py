@@ -7,6 +7,7 @@ when it is made: a step that repeats itself never is. ``detail`` says what of it
 from __future__ import annotations
 
 import enum
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -67,6 +68,7 @@ locate: Callable[[], Where | None] | None = None
 """Called for every new entry of a trace; None (the default): nobody asks."""
 
 MARK: Final = "@"
+_MARKED: Final = re.compile(MARK + r"(\d+)(?=/|$)")
 
 
 def set_locator(locator: Callable[[], Where | None] | None) -> None:
@@ -101,18 +103,18 @@ def relocation(
 ) -> Callable[[str], tuple[str, str, int] | None] | None:
     """What turns the name of a lowered operation into name, file and line; None without detail.
 
-    The function gives None for operations whose line is not known.
+    The function gives None for operations whose line is not known. An operation in the body of a
+    computation has the line of the computation, whose mark comes first.
     """
     if _Settings.detail is Detail.NONE:
         return None
 
     def place(name: str) -> tuple[str, str, int] | None:
-        head, mark, tail = name.rpartition(MARK)
-        number, slash, rest = tail.partition("/")
-        if not (mark and number.isdecimal()):
+        first = _MARKED.search(name)
+        if first is None:
             return None
-        found: Where | None = entries[int(number) - 1].where
-        clean = f"{head}{slash}{rest}"
+        found: Where | None = entries[int(first[1]) - 1].where
+        clean = _MARKED.sub("", name)
         if found is None or not found.frames:
             return clean, "", 0
         return clean, found.frames[0].filename, found.frames[0].line

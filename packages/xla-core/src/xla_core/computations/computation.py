@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -28,14 +28,9 @@ MSG_OPERAND: Final = (
 _DIGITS: Final = 12
 
 
-class Evaluate(Protocol):
-    """What a computation is: jax arrays of its operands and numbers in, jax arrays out."""
-
-    def __call__(
-        self, tensors: Sequence[Any], floats: Sequence[Any], ints: Sequence[Any], key: Any
-    ) -> Sequence[Any]:
-        """``key`` is a jax PRNG key for this run, None unless the computation is random."""
-        ...
+Evaluate: TypeAlias = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Any], Sequence[Any]]
+"""What a computation is: from jax arrays of its tensors, lifted floats and ints, and a jax PRNG key for
+this run (None unless it is random) to jax arrays of its results."""
 
 
 class Computation:
@@ -125,7 +120,7 @@ def _make_plan(computation: Computation, evaluate: Evaluate, random: bool) -> Pl
     return Plan(overload, rule, name=f"xla.{computation.name}.{computation.digest[:_DIGITS]}")
 
 
-def _where(evaluate: Callable[..., Any]) -> str:
+def _where(evaluate: Evaluate) -> str:
     return (
         f"{type(evaluate).__module__}.{getattr(evaluate, '__qualname__', type(evaluate).__name__)}"
     )

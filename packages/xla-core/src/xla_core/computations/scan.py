@@ -163,15 +163,19 @@ class _Loops:
     """The loops of both passes over ``length`` items, the first ``carries`` arguments being the carry.
 
     ``kept`` are the values that the forward loop stacks for the other, ``items`` the arguments that
-    it reads besides; ``stacked`` is all that the forward loop stacks. ``has_gradient`` says for each
-    argument, and each captured tensor with a gradient, whether the backward loop gives one.
+    it reads besides, and ``steady`` those carried on as they are; ``stacked`` is all that the forward
+    loop stacks. ``has_gradient`` says for each argument, and each captured tensor with a gradient,
+    whether the backward loop gives one.
     """
 
     def __init__(self, joint: Joint, carries: int, length: int) -> None:
         self.joint, self.carries, self.length = joint, carries, length
         sources = [(v, joint.inputs[v]) for v in joint.reads]
-        self.kept = (*joint.saved, *(v for v, s in sources if 0 <= s < carries))
+        steady = {v for i, v in enumerate(joint.outputs[:carries]) if joint.inputs.get(v) == i}
+        changing = (v for v, s in sources if 0 <= s < carries and v not in steady)
+        self.kept = (*joint.saved, *changing)
         self.items = {v: s for v, s in sources if s >= carries}
+        self.steady = {v: s for v, s in sources if v in steady}
         self.stacked = tuple(dict.fromkeys((*joint.outputs[carries:], *self.kept)))
         metas = joint.argument_metas
         self.flowing = [i for i in range(carries) if joint.gradients and _has_gradient(metas[i])]
@@ -227,10 +231,10 @@ class _Loops:
         of_captured = [g for g in joint.gradients[joint.arguments :] if g is not None]
         tangents = joint.tangents
         captured = {v: s for v, s in joint.inputs.items() if s < 0}
-        counts = (len(self.kept), len(self.items), joint.captures)
+        counts = (len(self.kept), len(self.items), len(self.steady), joint.captures)
 
         def evaluate(tensors: Any, floats: Any, ints: Any, key: Any) -> list[Any]:
-            kept, items, held, gradients = _split(tensors, counts)
+            kept, items, steady, held, gradients = _split(tensors, counts)
             results = dict(
                 zip((i for i, t in enumerate(tangents) if t is not None), gradients, strict=True)
             )
@@ -239,6 +243,7 @@ class _Loops:
                 flowing, sums = state
                 index, kept_now, items_now, of_ys = item
                 given = dict(zip((*self.kept, *self.items), (*kept_now, *items_now), strict=True))
+                given.update(zip(self.steady, steady, strict=True))
                 given.update((v, held[-1 - s]) for v, s in captured.items())
                 given.update((tangents[i], g) for i, g in of_ys.items())
                 given.update(
@@ -305,8 +310,8 @@ class _Scan(Passes):
         carry, stacked = made[: loops.carries], made[loops.carries :]
         of = dict(zip(loops.stacked, stacked, strict=True))
         results = [*carry, *(snapshot(of[v]) for v in joint.outputs[loops.carries :])]
-        items = [arguments[s] for s in loops.items.values()]
-        saved = [*(of[v] for v in loops.kept), *items, *captured]
+        unstacked = [arguments[s] for s in (*loops.items.values(), *loops.steady.values())]
+        saved = [*(of[v] for v in loops.kept), *unstacked, *captured]
         return results, [t is not None for t in joint.tangents], saved
 
     def backward(

@@ -1,0 +1,5 @@
+"""torch_xla.experimental.gru: a GRU whose time steps are one loop."""
+
+from __future__ import annotations
+
+from xla_core.computations.gru import GRU as GRU

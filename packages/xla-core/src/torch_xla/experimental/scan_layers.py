@@ -1,0 +1,5 @@
+"""torch_xla.experimental.scan_layers: equal layers one after the other, as one loop."""
+
+from __future__ import annotations
+
+from xla_core.computations.scan_layers import scan_layers as scan_layers

@@ -1,0 +1,165 @@
+"""``gradient_accumulation``: several training steps' gradients, summed up in one loop of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch import nn
+
+from xla_core.computations import joint as joints
+from xla_core.computations import trees
+from xla_core.computations.bodies import needed
+from xla_core.computations.computation import Computation
+from xla_core.computations.joint import Joint
+from xla_core.dtypes import numpy_dtype
+from xla_core.metas import tensor_meta
+from xla_core.tensor import XLATensor
+
+WHAT: Final = "train_step"
+MSG_NONE: Final = "iterable_tensors cannot be empty"
+MSG_NO_TENSOR: Final = "Element {number} of iterable_tensors is not a tensor"
+MSG_EMPTY: Final = "Element {number} of iterable_tensors is empty"
+MSG_LENGTH: Final = "Element {number} of iterable_tensors has inconsistent first dimension"
+MSG_RESULTS: Final = (
+    "train_step must return a loss and {count} carried tensors of unchanged shapes and dtypes. "
+    "Got {got} but expected {wanted} after the loss"
+)
+MSG_LOSS: Final = "train_step must return a loss of one element that requires a gradient; got {got}"
+MSG_HISTORY: Final = (
+    "train_step uses a tensor of {shape} that was computed from parameters outside of it; compute it "
+    "inside, or detach() it"
+)
+
+
+def gradient_accumulation(
+    train_step: Callable[..., Any],
+    iterable_tensors: Sequence[torch.Tensor],
+    model: nn.Module,
+    *carried_tensors: torch.Tensor,
+) -> Any:
+    """``train_step`` and its backward pass for each slice of ``iterable_tensors``, as one loop.
+
+    ``train_step(*slices, *carried)`` returns a loss, or a tuple of the loss and the next carried
+    tensors. The losses are divided by the number of slices and added up, and so are their gradients, in
+    the ``.grad`` of the model's parameters (and of other leaves that ``train_step`` uses). It is recorded
+    once: it must not read values, call ``backward()`` itself, or write in place to anything.
+    Returns the loss, or a tuple of the loss and the last carried tensors; neither has a history.
+    Raises ValueError for tensors without a common first dimension.
+    """
+    length = _length(iterable_tensors)
+    items, _ = trees.flatten(list(iterable_tensors), "`iterable_tensors`")
+    carried, _ = trees.flatten(list(carried_tensors), "`carried_tensors`")
+    del model  # its parameters are found by what train_step captures
+    carries = trees.metas(carried)
+    slices = [tensor_meta(m.shape[1:], m.dtype) for m in trees.metas(items)]
+
+    def step(given: list[XLATensor]) -> list[torch.Tensor]:
+        values = train_step(*given[: len(items)], *given[len(items) :])
+        loss, *after = values if isinstance(values, (tuple, list)) else (values,)
+        _check(loss, after, carries)
+        return [loss.reshape(()), *(t.detach() for t in after)]
+
+    with torch.enable_grad():
+        recorded = joints.record(
+            items[0]._s.trace,
+            WHAT,
+            step,
+            [*slices, *carries],
+            [False] * (len(slices) + len(carries)),
+            wanted=True,
+        )
+    for tensor in recorded.differentiable:
+        if tensor.grad_fn is not None:
+            raise RuntimeError(MSG_HISTORY.format(shape=tuple(tensor.shape)))
+    known = recorded.joint.programs
+    key = (gradient_accumulation, len(items), length)
+    computation = known.get(key)
+    if computation is None:
+        computation = known[key] = _computation(recorded.joint, len(items), length)
+    captured = [items[0]._s.trace.whole(s) for s in recorded.captured]
+    with torch.no_grad():
+        made = computation([*items, *carried, *captured], recorded.floats, recorded.ints)
+        loss, after, gradients = made[0], made[1 : 1 + len(carried)], made[1 + len(carried) :]
+        _accumulate(recorded, gradients)
+    return (loss, *after) if carried else loss
+
+
+def _length(iterable_tensors: Sequence[torch.Tensor]) -> int:
+    if not iterable_tensors:
+        raise ValueError(MSG_NONE)
+    for number, tensor in enumerate(iterable_tensors):
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(MSG_NO_TENSOR.format(number=number))
+        if tensor.numel() == 0 or not tensor.dim():
+            raise ValueError(MSG_EMPTY.format(number=number))
+        if len(tensor) != len(iterable_tensors[0]):
+            raise ValueError(MSG_LENGTH.format(number=number))
+    return len(iterable_tensors[0])
+
+
+def _check(loss: Any, after: Sequence[Any], carries: Sequence[Any]) -> None:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        got = trees.metas([loss])[0] if isinstance(loss, torch.Tensor) else repr(loss)
+        raise ValueError(MSG_LOSS.format(got=got))
+    found, _ = trees.flatten(list(after), "what train_step returned")
+    if trees.metas(found) != tuple(carries):
+        text = MSG_RESULTS.format(
+            count=len(carries), got=list(trees.metas(found)), wanted=list(carries)
+        )
+        raise ValueError(text)
+
+
+def _accumulate(recorded: joints.Recorded, gradients: Sequence[torch.Tensor]) -> None:
+    """Add the sums to the ``.grad`` of those that have one."""
+    joint = recorded.joint
+    made = iter(gradients)
+    for tensor, gradient in zip(
+        recorded.differentiable, joint.gradients[joint.arguments :], strict=True
+    ):
+        if gradient is None:
+            continue
+        found = next(made)
+        if tensor.grad is None:
+            tensor.grad = found
+        else:
+            tensor.grad.add_(found)
+
+
+def _computation(joint: Joint, items: int, length: int) -> Computation:
+    body = joint.body
+    gradients = [g for g in joint.gradients if g is not None]
+    entries = needed(body.entries, (*joint.outputs, *gradients))
+    loss, *after = joint.outputs
+    metas = [body.meta(v) for v in (loss, *after, *gradients)]
+
+    def evaluate(tensors: Any, floats: Any, ints: Any, key: Any) -> list[Any]:
+        captured = tensors[joint.arguments :]
+        share = jnp.asarray(1 / length, numpy_dtype(metas[0].dtype))
+
+        def step(state: Any, item: Any) -> tuple[Any, None]:
+            total, carried, sums = state
+            index, slices = item
+            sources = (*slices, *carried, *reversed(captured))
+            given = {v: sources[s] for v, s in joint.inputs.items()}
+            if joint.tangents[0] is not None:
+                given[joint.tangents[0]] = share
+            own = None if key is None else jax.random.fold_in(key, index)
+            scope = body.run(entries, given, floats, ints, own)
+            added = tuple(s + scope[g] for s, g in zip(sums, gradients, strict=True))
+            return (total + scope[loss] * share, tuple(scope[v] for v in after), added), None
+
+        zeros = [jnp.zeros(m.shape, numpy_dtype(m.dtype)) for m in metas]
+        start = (zeros[0], tuple(tensors[items : joint.arguments]), tuple(zeros[1 + len(after) :]))
+        indices = None if key is None else jnp.arange(length)
+        (total, carried, sums), _ = jax.lax.scan(
+            step, start, (indices, tuple(tensors[:items])), length
+        )
+        return [total, *carried, *sums]
+
+    text = joint.text() + repr((items, length)).encode()
+    random = body.is_random(entries)
+    return Computation("gradient_accumulation", text, metas, evaluate, random=random)

@@ -1,0 +1,179 @@
+"""``while_loop`` and ``fori_loop``: loops of the program whose length only the device knows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch._higher_order_ops.while_loop import while_loop_op
+
+from xla_core.computations import joint as joints
+from xla_core.computations import trees
+from xla_core.computations.computation import Computation, Evaluate
+from xla_core.computations.joint import Recorded
+from xla_core.dispatch.functional import find_trace
+from xla_core.tensor import XLATensor
+
+BODY: Final = "the body of while_loop"
+CONDITION: Final = "the condition of while_loop"
+MSG_CONDITION: Final = (
+    "the condition of while_loop must return a tensor with one element; it returned {got}"
+)
+MSG_CARRIED: Final = (
+    "the body of while_loop must return tensors of the shapes and dtypes that are carried in. "
+    "Got {got} but expected {wanted}"
+)
+
+
+def while_loop(
+    cond_fn: Callable[..., torch.Tensor],
+    body_fn: Callable[..., Any],
+    carried_inputs: Sequence[Any],
+    additional_inputs: Sequence[torch.Tensor] | None = None,
+) -> list[torch.Tensor]:
+    """``while cond_fn(*carried, *additional): carried = body_fn(*carried, *additional)``, on the device.
+
+    Both functions are recorded once: they must not read values nor write in place. ``carried_inputs``
+    are ``xla`` tensors, or ints, which become tensors; what else the functions use they may capture.
+    The result has no history: how often the loop runs, and so what a gradient would need, is known
+    to the device only; ``scan`` has gradients.
+    Raises ValueError for a body that changes shapes or dtypes, TypeError for tensors elsewhere.
+    """
+    trace = find_trace(carried_inputs)
+    given = [torch.tensor(t, device=trace.device) if type(t) is int else t for t in carried_inputs]
+    carried, _ = trees.flatten(given, "`carried_inputs`")
+    constants, _ = trees.flatten(list(additional_inputs or ()), "`additional_inputs`")
+    tensors = [*carried, *constants]
+    metas = trees.metas(tensors)
+    count = len(carried)
+
+    def condition(given: list[XLATensor]) -> list[torch.Tensor]:
+        found = cond_fn(*given)
+        if not isinstance(found, torch.Tensor) or found.numel() != 1:
+            got = tuple(found.shape) if isinstance(found, torch.Tensor) else repr(found)
+            raise TypeError(MSG_CONDITION.format(got=got))
+        return [found.reshape(()).bool()]
+
+    def body(given: list[XLATensor]) -> list[torch.Tensor]:
+        found = body_fn(*given)
+        made, _ = trees.flatten(
+            list(found) if isinstance(found, (tuple, list)) else [found], f"what {BODY} returned"
+        )
+        if trees.metas(made) != metas[:count]:
+            got = list(trees.metas(made))
+            raise ValueError(MSG_CARRIED.format(got=got, wanted=list(metas[:count])))
+        return list(made)
+
+    with torch.no_grad():
+        unlike = [False] * len(metas)
+        tested = joints.record(trace, CONDITION, condition, metas, unlike, wanted=False)
+        repeated = joints.record(trace, BODY, body, metas, unlike, wanted=False)
+        return _Loop(tested, repeated, count).run(tensors)
+
+
+@while_loop_op.py_impl(XLATensor)  # type: ignore[untyped-decorator]
+def _of_torch(
+    cond_fn: Callable[..., torch.Tensor],
+    body_fn: Callable[..., Any],
+    carried_inputs: Sequence[Any],
+    additional_inputs: Sequence[torch.Tensor],
+) -> tuple[torch.Tensor, ...]:
+    """``torch._higher_order_ops.while_loop`` on ``xla`` tensors."""
+    return tuple(while_loop(cond_fn, body_fn, carried_inputs, additional_inputs))
+
+
+def fori_loop(
+    lower: torch.Tensor | int,
+    upper: torch.Tensor | int,
+    body_fun: Callable[..., Any],
+    *input_value: torch.Tensor,
+) -> list[torch.Tensor]:
+    """``body_fun`` applied ``upper - lower`` times: what is left of that number (0), then its values.
+
+    ``body_fun`` takes and returns ``input_value`` (one tensor, or several), not the iteration. The
+    bounds may be tensors of one element, which only the device knows. No history, as in ``while_loop``.
+    """
+    left = upper - lower
+    if not isinstance(left, torch.Tensor):
+        left = torch.tensor(left, device=find_trace(input_value).device)
+
+    def body(left: torch.Tensor, *values: torch.Tensor) -> list[torch.Tensor]:
+        found = body_fun(*values)
+        return [left - 1, *(found if isinstance(found, (tuple, list)) else [found])]
+
+    return while_loop(lambda left, *_values: left > 0, body, (left, *input_value))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loop:
+    """A condition and a body, the first ``carried`` arguments of which change."""
+
+    condition: Recorded
+    body: Recorded
+    carried: int
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The values after the last iteration."""
+        condition, body = self.condition, self.body
+        trace = find_trace(tensors)
+        captured = [trace.whole(s) for s in (*condition.captured, *body.captured)]
+        known = body.joint.programs
+        key = (_Loop, id(condition.joint), self.carried)
+        computation = known.get(key)
+        if computation is None:
+            # the condition is kept, too: its address is in the key
+            computation = known[key] = (self._computation(), condition.joint)
+        return computation[0](
+            [*tensors, *captured],
+            [*condition.floats, *body.floats],
+            [*condition.ints, *body.ints],
+        )
+
+    def _computation(self) -> Computation:
+        condition, body = self.condition.joint, self.body.joint
+        random = any(j.body.is_random(j.forward) for j in (condition, body))
+        outputs = body.argument_metas[: self.carried]
+        text = b"\n".join((condition.text(), body.text(), str(self.carried).encode()))
+        return Computation("while_loop", text, outputs, self._evaluate(), random=random)
+
+    def _evaluate(self) -> Evaluate:
+        parts = (self.condition, self.body)
+        arguments = self.body.joint.arguments
+        numbers = [(len(p.floats), len(p.ints)) for p in parts]
+        captures = len(self.condition.captured)
+        joints_ = [p.joint for p in parts]
+
+        def evaluate(tensors: Any, floats: Any, ints: Any, key: Any) -> list[Any]:
+            constants, captured = tensors[self.carried : arguments], tensors[arguments:]
+            held = (captured[:captures], captured[captures:])
+            cut_floats, cut_ints = numbers[0]
+            own_floats = (floats[:cut_floats], floats[cut_floats:])
+            own_ints = (ints[:cut_ints], ints[cut_ints:])
+
+            def values(which: int, state: Any) -> list[Any]:
+                count, carried = state
+                joint = joints_[which]
+                sources = (*carried, *constants, *reversed(held[which]))
+                given = {v: sources[s] for v, s in joint.inputs.items()}
+                own = None if key is None else jax.random.fold_in(key, 2 * count + which)
+                scope = joint.body.run(
+                    joint.forward, given, own_floats[which], own_ints[which], own
+                )
+                return [scope[v] for v in joint.outputs]
+
+            count = None if key is None else jnp.uint32(0)
+            _, carried = jax.lax.while_loop(
+                lambda state: values(0, state)[0],
+                lambda state: (
+                    None if state[0] is None else state[0] + 1,
+                    tuple(values(1, state)),
+                ),
+                (count, tuple(tensors[: self.carried])),
+            )
+            return list(carried)
+
+        return evaluate
