@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
@@ -112,3 +112,15 @@ def strides(whole: TensorMeta, view: View) -> tuple[tuple[int, ...], int]:
     for one in chain(view):
         seen = one.plan.overload(seen, *one.args)
     return seen.stride(), seen.storage_offset()
+
+
+class Aside(Protocol):
+    """Who records the body of a computation, aside from the step."""
+
+    def captures(self, s: Storage) -> None:
+        """``s`` becomes an input of the body."""
+        ...
+
+    def made(self, s: Storage) -> None:
+        """``s`` was made from a buffer while the body is recorded."""
+        ...

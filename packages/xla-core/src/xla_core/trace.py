@@ -15,14 +15,15 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from xla_core import errors, where
 from xla_core._torch_compat import make_wrapper
+from xla_core.known_plans import AS_STRIDED, ZEROS, known_plan
 from xla_core.metas import TensorMeta, tensor_meta
-from xla_core.storage import Storage, View, check_lost, strides
+from xla_core.storage import Aside, Storage, View, check_lost, strides
 from xla_core.tensor import XLATensor
 
 if TYPE_CHECKING:
@@ -144,18 +145,6 @@ class Entry:
             entry = entry.parent
         entries.reverse()
         return entries
-
-
-class Aside(Protocol):
-    """Who records the body of a computation, aside from the step."""
-
-    def captures(self, s: Storage) -> None:
-        """``s`` becomes an input of the body."""
-        ...
-
-    def made(self, s: Storage) -> None:
-        """``s`` was made from a buffer while the body is recorded."""
-        ...
 
 
 class Trace:
@@ -394,7 +383,7 @@ class Trace:
         self.touched.append(s)
 
     def _materialise_empty(self, s: Storage) -> None:
-        entry = self.record(_known_plan(ZEROS), (list(s.meta.shape),), {"dtype": s.meta.dtype})
+        entry = self.record(known_plan(ZEROS), (list(s.meta.shape),), {"dtype": s.meta.dtype})
         s.vid = entry.first
         s.epoch = self.epoch
         self.touched.append(s)
@@ -496,7 +485,7 @@ class Trace:
         if any(size > 1 and step == 0 for size, step in zip(meta.shape, stride, strict=True)):
             raise RuntimeError(errors.MSG_OVERLAP)
         base = self._storage_value(s)
-        put = _known_plan(AS_STRIDED).put_plan(meta, s.meta)
+        put = known_plan(AS_STRIDED).put_plan(meta, s.meta)
         assert put is not None
         key = (put, base, vid, meta.shape, stride, int, offset)
         entry = self._known(key) or self._grow(
@@ -602,24 +591,3 @@ def _uniform(items: Sequence[Any]) -> bool:
         and items.count(items[0]) == len(items)
         and set(map(type, items)) == {float}
     )
-
-
-ZEROS: Final = "zeros"
-AS_STRIDED: Final = "as_strided"
-_plans: dict[str, Plan] = {}
-
-
-def _known_plan(name: str) -> Plan:
-    found = _plans.get(name)
-    if found is None:
-        raise RuntimeError("xla_core.dispatch has not been imported")
-    return found
-
-
-def set_plan(name: str, plan: Plan) -> None:
-    """Give a plan that the trace itself needs.
-
-    ``ZEROS``: with ``aten.zeros`` unwritten tensors come to life when read. ``AS_STRIDED``: through
-    ``aten.as_strided`` it writes to what no chain of simpler writes reaches.
-    """
-    _plans[name] = plan

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from xla_core import known_plans
 from xla_core import tensor as tensor_module
-from xla_core import trace as trace_module
 from xla_core._torch_compat import allow_list_kernels
 from xla_core.dispatch import batch_norm, indexing, lengths, mutation, transfers, views
 from xla_core.dispatch.decomposed import decomposed_handler
@@ -174,7 +174,7 @@ def install() -> None:
     )
     zeros = find_rule(aten.zeros.default)
     assert zeros is not None
-    trace_module.set_plan(trace_module.ZEROS, Plan(aten.zeros.default, zeros))
+    known_plans.set_plan(known_plans.ZEROS, Plan(aten.zeros.default, zeros))
     strided = Plan(aten.as_strided.default, find_view(aten.as_strided.default))
-    trace_module.set_plan(trace_module.AS_STRIDED, strided)
+    known_plans.set_plan(known_plans.AS_STRIDED, strided)
     allow_list_kernels(XLATensor)
