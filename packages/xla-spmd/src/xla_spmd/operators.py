@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from xla_core import _jax_compat
+from xla_core import _jax_sharding
 from xla_core.trace import Entry
 from xla_spmd import dynamo
 from xla_spmd.shardings import parse
@@ -84,21 +84,21 @@ def annotating(translate: Translate | None) -> Iterator[None]:
 def _annotate(value: Any, sharding: str) -> Any:
     form = _form.get() or _Form(None)
     text = sharding if form.translate is None else form.translate(sharding, value.ndim)
-    return _jax_compat.annotate_sharding(value, text)
+    return _jax_sharding.annotate_sharding(value, text)
 
 
 def _shard_as(a: Any, b: Any) -> tuple[Any, Any]:
     form = _form.get() or _Form(None)
-    return _jax_compat.shard_alike(a, b, next(form.groups), form.translate is not None)
+    return _jax_sharding.shard_alike(a, b, next(form.groups), form.translate is not None)
 
 
 def _to_shard(value: Any, sharding: str) -> Any:
     shape = parse(sharding).shard_shape(value.shape)
-    return _jax_compat.to_manual(_jax_compat.annotate_sharding(value, sharding), shape)
+    return _jax_sharding.to_manual(_jax_sharding.annotate_sharding(value, sharding), shape)
 
 
 def _to_whole(value: Any, sharding: str, shape: list[int]) -> Any:
-    return _jax_compat.from_manual(value, sharding, tuple(shape))
+    return _jax_sharding.from_manual(value, sharding, tuple(shape))
 
 
 def _dynamo(value: Any, *description: Any) -> Any:

@@ -55,7 +55,10 @@ MSG_SYMBOLIC_NUMBER: Final = (
     "pass it as a tensor, or export with a fixed number"
 )
 
-MSG_RESULT: Final = "the model returns a {type}; a StableHLO program gives tensors and numbers: leave it out of the result"
+MSG_RESULT: Final = (
+    "the model returns a {type}; a StableHLO program gives tensors and numbers: leave it out of the "
+    "result"
+)
 
 # bool is an int, too: it stands before it
 _NUMBERS: Final = (
