@@ -43,6 +43,12 @@ def next_seed(device_index: int) -> int:
     return seed if seed not in (0, 1) else -1
 
 
+def derived_seed(number: int) -> int:
+    """The seed that any int stands for: the same one every time, different ones for different ints."""
+    seed = _signed(_mix((number * _GOLDEN) & _MASK))
+    return seed if seed not in (0, 1) else -1
+
+
 def _fresh(device_index: int) -> int:
     state = _common[0] if _common else secrets.randbits(63)
     _states[device_index] = state

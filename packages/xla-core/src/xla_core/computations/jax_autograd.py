@@ -1,0 +1,100 @@
+"""``j2t_autograd``: functions of jax that PyTorch's autograd goes through, by ``jax.vjp``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from xla_core.computations import joint as joints
+from xla_core.computations.jax_calls import call_jax
+from xla_core.computations.joint import Passes
+
+
+def j2t_autograd(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function on ``xla`` tensors of ``fn``, a function on jax arrays, with gradients.
+
+    ``fn`` is called as by ``call_jax``. Where a gradient is wanted, ``jax.vjp`` gives the forward pass,
+    what it keeps, and the backward pass; each is one operation of the step.
+    """
+
+    @functools.wraps(fn)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        places = tuple(
+            i for i, a in enumerate(leaves) if isinstance(a, torch.Tensor) and a.requires_grad
+        )
+        if not places or not torch.is_grad_enabled():
+            return call_jax(fn, args, kwargs)
+        call = _Call(fn, structure, places)
+        passes = _Vjp(call, [None if i in places else a for i, a in enumerate(leaves)])
+        results = joints.run(passes, [leaves[i] for i in places])
+        return jax.tree.unflatten(passes.structure, results)
+
+    return inner
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """``fn`` of flattened arguments, of which those at ``places`` have gradients; equal ones are equal."""
+
+    fn: Callable[..., Any]
+    structure: Hashable
+    places: tuple[int, ...]
+
+    def __call__(self, differentiable: Sequence[Any], others: Sequence[Any]) -> Any:
+        """The results of ``fn``, and the function from their gradients to those at ``places``."""
+
+        def flat(arrays: Sequence[Any]) -> Any:
+            leaves = list(others)
+            for i, array in zip(self.places, arrays, strict=True):
+                leaves[i] = array
+            args, kwargs = jax.tree.unflatten(self.structure, leaves)
+            return self.fn(*args, **kwargs)
+
+        return jax.vjp(flat, list(differentiable))
+
+
+def _pull(vjp: Callable[[Any], Any], gradients: Any) -> Any:
+    """The gradients of a function's arguments, from those of its results."""
+
+    def tangent(array: Any) -> Any:
+        if jnp.issubdtype(array.dtype, jnp.inexact):
+            return array
+        return np.zeros(array.shape, jax.dtypes.float0)  # what jax wants for integers
+
+    (found,) = vjp(jax.tree.map(tangent, gradients))
+    return found
+
+
+class _Vjp(Passes):
+    """One call of a function of jax, and its gradient."""
+
+    def __init__(self, call: _Call, others: list[Any]) -> None:
+        self.call = call
+        self.others = others
+        self.structure: Any = None
+        self._kept: Any = None
+
+    def forward(
+        self, tensors: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[bool], list[torch.Tensor]]:
+        result, vjp = call_jax(self.call, (list(tensors), self.others), override_hash=self.call)
+        results, self.structure = jax.tree.flatten(result)
+        saved, self._kept = jax.tree.flatten(vjp)
+        floating = [t.is_floating_point() or t.is_complex() for t in results]
+        return results, floating, saved
+
+    def backward(
+        self, saved: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        vjp = jax.tree.unflatten(self._kept, saved)
+        tangents = jax.tree.unflatten(self.structure, gradients)
+        found: list[torch.Tensor | None] = call_jax(_pull, (vjp, tangents))
+        return found
