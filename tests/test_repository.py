@@ -16,9 +16,15 @@ MOST_FILE_LINES = 600
 MOST_FUNCTION_LINES = 80
 TORCH_PRIVATE_HOMES = {"_torch_compat.py", "_torch_guard.py"}
 JAX_PRIVATE_HOMES = {
-    "_jax_annotate.py", "_jax_calls.py", "_jax_compat.py", "_jax_kernels.py", "_jax_pjrt.py",
-    "_jax_portable.py", "_jax_sharding.py",
-}  # fmt: skip
+    "_jax_annotate.py",
+    "_jax_calls.py",
+    "_jax_compat.py",
+    "_jax_coordinator.py",
+    "_jax_kernels.py",
+    "_jax_pjrt.py",
+    "_jax_portable.py",
+    "_jax_sharding.py",
+}
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
 OWN_CODE = [*SOURCES, *sorted((ROOT / "examples").glob("*.py")), ROOT / "toxfile.py"]

@@ -124,10 +124,16 @@ def differs(index, how):
         xm.all_reduce("sum", torch.ones(2).to("xla"), groups=[[0], [1]] if index else None).cpu()
 
 
-def is_slow(index, where, seconds):
-    reduced(4)
+def logged():
+    """What xla-dist logs from now on."""
     log = io.StringIO()
     logging.getLogger("xla_dist").addHandler(logging.StreamHandler(log))
+    return log
+
+
+def is_slow(index, where, seconds):
+    reduced(4)
+    log = logged()
     if index == 1:
         time.sleep(seconds)
     waits(index, where)

@@ -350,22 +350,6 @@ def prepare_cpu_kernels() -> None:
 # --- several processes --------------------------------------------------------------------------
 
 
-def start_coordinator(address: str, processes: int, dead_after: int, start_within: int) -> Any:
-    """Run the service at ``address`` (``host:port``) through which ``processes`` processes meet.
-
-    A process silent for ``dead_after`` seconds is dead; the service does not end the others.
-    """
-    # jaxlib 0.10.2: recoverable leaves it to our own watchdog what the death of one process means
-    return _jaxlib.get_distributed_runtime_service(
-        address,
-        processes,
-        heartbeat_timeout=dead_after,
-        cluster_register_timeout=start_within,
-        shutdown_timeout=start_within,
-        recoverable=True,
-    )
-
-
 def coordination_client(address: str, index: int, start_within: int, dead_after: int) -> Any:
     """A client of process ``index`` for that service; ``connect()`` it."""
     # jaxlib 0.10.2: what a Python missed_heartbeat_callback gets has no conversion to Python

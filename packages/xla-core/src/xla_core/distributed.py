@@ -11,21 +11,20 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import logging
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
 from torch.distributed import TCPStore
 
 from xla_core import _jax_compat as compat
+from xla_core import _jax_coordinator as coordinator
 from xla_core import flags
+from xla_core.arrival import Siblings, vigil
 from xla_core.protocol import Topology
-
-logger = logging.getLogger(__name__)
 
 COORDINATOR_VARIABLE: Final = "XLA_COORDINATOR_ADDRESS"
 COUNT_VARIABLE: Final = "XLA_PROCESS_COUNT"
@@ -57,11 +56,6 @@ MSG_NO_COORDINATOR: Final = (
     "process {index} of {count} could not reach the coordinator at {address} within {seconds} s: "
     "{error}. {who} runs it; look whether that one started, and whether the address is right"
 )
-MSG_WAITING: Final = (
-    "process {index} of {count} has waited {seconds} s (XLA_DIST_START_TIMEOUT) for all {count} "
-    "processes to meet at {address}; the job ends. The runtime's message below names those that "
-    "never arrived (as 'timed out task names')"
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,11 +81,11 @@ class Job:
 
 @dataclasses.dataclass(slots=True)
 class Connection:
-    """A process that has met the others: ``client`` is jaxlib's, ``service`` is here if we run it."""
+    """A process that has met the others: ``client`` is jaxlib's; process 0 may run the ``service``."""
 
     job: Job
     client: Any
-    service: Any
+    service: coordinator.CoordinatorProcess | None
 
 
 class _State:
@@ -195,55 +189,63 @@ def connect(job: Job) -> Connection:
     """Meet the other processes of ``job``; returns once all have arrived. Later calls return the first's.
 
     Raises RuntimeError when the coordinator cannot be reached. A process that never arrives ends
-    the others after ``XLA_DIST_START_TIMEOUT`` seconds: the runtime aborts them.
+    the others after ``XLA_DIST_START_TIMEOUT`` seconds, when the runtime aborts them; one that does
+    not run on this host, and belongs here, after ``XLA_DIST_ABSENT_TIMEOUT``.
     """
     with _lock:
         if _State.connection is None:
-            if not job.address:
-                job = dataclasses.replace(job, address=_agreed_address(job))
-            service = None
-            if job.index == 0 and not job.served:
-                service = serve(job.address, job.count)
-            _State.connection = Connection(job, _meet(job), service)
+            where, limit = job.address or "torchrun's store", START_TIMEOUT.get()
+            with vigil(job.index, job.count, where, limit, _siblings(job, os.environ)):
+                _State.connection = _meet(job, limit)
             atexit.register(disconnect)
         return _State.connection
 
 
 def serve(address: str, count: int) -> Any:
-    """Run the coordinator of ``count`` processes at ``address`` until ``shutdown()`` of the result."""
-    return compat.start_coordinator(
-        _bind_address(address), count, FAILURE_TIMEOUT.get(), START_TIMEOUT.get()
-    )
+    """Run the coordinator of ``count`` processes at ``address`` until ``shutdown()`` of the result.
+
+    In this process, which is a launcher: nothing is to be said once that is killed.
+    """
+    return coordinator.start_coordinator(*_served(address, count))
+
+
+def _served(address: str, count: int) -> tuple[str, int, int, int]:
+    """What a coordinator is started with."""
+    return _bind_address(address), count, FAILURE_TIMEOUT.get(), START_TIMEOUT.get()
 
 
 def _bind_address(address: str) -> str:
     """Where to listen: loopback stays loopback, so that a laptop's job is not seen from outside."""
-    host, _, port = address.rpartition(":")
-    return address if host in ("127.0.0.1", "localhost", "[::1]") else f"[::]:{port}"
+    return address if _is_loopback(address) else f"[::]:{address.rpartition(':')[2]}"
 
 
-def _meet(job: Job) -> Any:
-    seconds = START_TIMEOUT.get()
+def _is_loopback(address: str) -> bool:
+    return address.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")
+
+
+def _meet(job: Job, seconds: int) -> Connection:
+    if not job.address:
+        job = dataclasses.replace(job, address=_agreed_address(job))
+    service = None
+    if job.index == 0 and not job.served:
+        service = coordinator.CoordinatorProcess(*_served(job.address, job.count))
     _await_coordinator(job, seconds)
     client = compat.coordination_client(job.address, job.index, seconds, FAILURE_TIMEOUT.get())
-    with _explaining(job, seconds):
-        client.connect()
-    return client
+    client.connect()
+    return Connection(job, client, service)
 
 
-@contextlib.contextmanager
-def _explaining(job: Job, seconds: int) -> Iterator[None]:
-    """Say in our words what is the matter just before the runtime gives up and aborts the process."""
-    text = MSG_WAITING.format(
-        index=job.index, count=job.count, seconds=seconds, address=job.address
-    )
-    timer = threading.Timer(max(seconds - 0.5, 0.1), logger.error, (text,))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def _siblings(job: Job, options: Mapping[str, str]) -> Siblings | None:
+    """Those that belong on this host, if they were started with their numbers in the environment."""
+    first = job.index - job.local_index
+    local = range(first, first + job.local_count)
+    if options.get(COORDINATOR_VARIABLE):
+        expected = range(job.count) if _is_loopback(job.address) else local
+        shared = {COORDINATOR_VARIABLE: options[COORDINATOR_VARIABLE]}
+        return Siblings(expected, INDEX_VARIABLE, shared)
+    if all(options.get(name) for name in _TORCHRUN):
+        return Siblings(local, "RANK", {name: options[name] for name in _TORCHRUN[:2]})
+    return None
 
 
 def _await_coordinator(job: Job, seconds: int) -> None:
@@ -301,7 +303,7 @@ def disconnect() -> None:
     with contextlib.suppress(RuntimeError):  # the coordinator may be gone already
         left.client.shutdown()
     if left.service is not None:
-        left.service.shutdown()
+        left.service.leave()
 
 
 def topology(device_type: str, options: Mapping[str, str]) -> Topology | None:

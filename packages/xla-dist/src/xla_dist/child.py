@@ -17,15 +17,13 @@ from typing import Any, Final
 
 from xla_core import distributed, runtime, step_closures
 from xla_core.distributed import Job
-from xla_dist import failures, session
+from xla_dist import failures, session, vitals
 from xla_dist.agreement import Difference
 from xla_dist.ledger import Ledger
 from xla_dist.patience import Patience
 
 # A collective that fails because its partner is gone says so in these words (gloo, gRPC).
 _CONSEQUENCES: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-
-_READING_SECONDS: Final = 3 * failures.TICK_SECONDS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,12 +53,14 @@ def run_child(
     _attended[:] = [True]
     failures.follow_launcher()
     try:
+        vitals.runtime_starts()
         distributed.connect(job)
+        vitals.runtime_started()
         current = session.begin()
         if current is not None and current.watchdog is not None:
             current.agreement.ledger = ledger
-            current.watchdog.on_end = lambda text, cause: _send(
-                pipe, Report(text, "difference" if cause else "consequence", time.time())
+            current.watchdog.on_end = lambda text, kind: _send(
+                pipe, Report(text, kind, time.time())
             )
         result = fn(job.index, *args)
         step_closures.wait()
@@ -102,9 +102,6 @@ def attend() -> None:
         current = session.begin()
         if current is not None and current.watchdog is not None:
             current.watchdog.stop()
-        if current is not None and current.connection.service is not None:
-            # the others still have to read it: the coordinator ends with this process
-            time.sleep(_READING_SECONDS)
 
     sys.excepthook = report
     atexit.register(leave)

@@ -9,7 +9,7 @@ from xla_core import model_api
 from xla_core.hookspecs import hookimpl
 from xla_core.protocol import Executable
 from xla_core.trace import Entry
-from xla_dist import child, gradients, operators, replicated
+from xla_dist import child, gradients, operators, replicated, vitals
 
 
 @hookimpl
@@ -20,8 +20,15 @@ def xla_core_register_operators() -> None:
 
 
 @hookimpl
+def xla_core_topology() -> None:
+    """Leave the topology to others; from now on the runtime starts threads."""
+    vitals.runtime_starts()
+
+
+@hookimpl
 def xla_core_client_started() -> None:
     """Look after the other processes of the job from now on."""
+    vitals.runtime_started()
     child.attend()
 
 

@@ -22,8 +22,12 @@ from multiprocessing import connection as pipes
 from typing import Final, NoReturn
 
 from xla_core import distributed
+from xla_core.arrival import EXIT_CODE
+from xla_dist import inquiries
 from xla_dist.agreement import Agreement, Difference
+from xla_dist.settings import STUCK_TIMEOUT
 from xla_dist.stalls import Stalls
+from xla_dist.vitals import Vitals
 
 logger = logging.getLogger(__name__)
 
@@ -31,16 +35,19 @@ FAILURE_FOLDER: Final = "xla/failure"
 DONE_FOLDER: Final = "xla/done"
 STATUS_FOLDER: Final = "xla/status"
 TICK_SECONDS: Final = 0.5
-EXIT_CODE: Final = 70
-"""Exit status of a process that ends because another one failed (EX_SOFTWARE of sysexits.h)."""
 
 MSG_FAILED: Final = "ordinal {ordinal} ends, because ordinal {culprit} failed:\n{text}"
 MSG_DEAD: Final = (
-    "process {culprit} of the job has died without a word (killed, or out of memory): no sign of "
+    "ordinal {culprit} of the job has died without a word (killed, or out of memory): no sign of "
     "life for {seconds} s (XLA_DIST_FAILURE_TIMEOUT). {doing}"
 )
 MSG_COORDINATOR: Final = (
     "the job's coordinator at {address} is gone, and with it {who}: {error}. {doing}"
+)
+MSG_LOCKED: Final = (
+    "ordinal {me} never arrives at {what}, where ordinal {other} waits for it: for {seconds:.0f} s "
+    "(XLA_DIST_STUCK_TIMEOUT) all its threads have waited for locks that none of them releases. Its "
+    "main thread is at\n{stack}"
 )
 MSG_ORPHAN: Final = "the launcher of this job has ended"
 
@@ -67,8 +74,10 @@ class Watchdog(threading.Thread):
         self.connection = connection
         self.agreement = agreement
         self.stalls = Stalls(agreement)
-        self.on_end: Callable[[str, bool], None] = lambda text, difference: None
-        """Called with the message, and whether it shows a difference between the programs."""
+        self.vitals = Vitals()
+        self.on_end: Callable[[str, str], None] = lambda text, kind: None
+        """Called with the message, and which kind of end it is (``child.Report``)."""
+        self._answered = False
         self._stopped = threading.Event()
         self._lost_since: float | None = None
 
@@ -77,23 +86,24 @@ class Watchdog(threading.Thread):
         while not self._stopped.wait(TICK_SECONDS):
             text = self._look()
             if text is not None and not self._stopped.is_set():
-                self._end(text, False)
+                self._end(text, "consequence")
 
     def stop(self) -> None:
         """Look no more: the job is over."""
         self._stopped.set()
 
-    def _end(self, text: str, difference: bool) -> None:
+    def _end(self, text: str, kind: str) -> None:
         """End this process now, whatever its main thread does; ``text`` goes to stderr."""
         self._stopped.set()
-        _end(text, lambda: self.on_end(text, difference))
+        _end(text, lambda: self.on_end(text, kind))
 
     def _look(self) -> str | None:
         try:
+            self._answer()
             return self._failure() or self._silent() or self._difference()
         except Difference as difference:
             publish(str(difference))
-            self._end(str(difference), True)
+            self._end(str(difference), "difference")
             return None
         except RuntimeError as error:
             return self._unreachable(error)
@@ -133,6 +143,27 @@ class Watchdog(threading.Thread):
         if text is not None:
             publish(text)
         return text
+
+    def _answer(self) -> None:
+        """Say where this process is, if others wait for it; end it if it can never come."""
+        me = self.agreement.log.ordinal
+        askers = inquiries.asked(me)
+        if not askers:
+            self.vitals.forget()
+            if self._answered:
+                inquiries.withdraw_answer(me)
+            self._answered = False
+            return
+        condition = self.vitals.look()
+        inquiries.answer(me, condition)
+        self._answered = True
+        if condition.locked > STUCK_TIMEOUT.get():
+            other, what = min(askers.items())
+            text = MSG_LOCKED.format(
+                me=me, other=other, what=what, seconds=condition.locked, stack=condition.stack
+            )
+            publish(text)
+            self._end(text, "own")
 
     def _unreachable(self, error: Exception) -> str | None:
         """The coordinator does not answer; once may be chance."""
@@ -246,7 +277,12 @@ def show_status() -> None:
         distributed.publish(f"{STATUS_FOLDER}/{connection.job.index}", status)
 
 
+def everyone_waiting() -> dict[int, Waiting]:
+    """Where the main threads of replicas wait for others, by ordinal."""
+    found = {int(n): json.loads(data) for n, data in distributed.published(STATUS_FOLDER).items()}
+    return {n: Waiting(s[0], tuple(s[1])) for n, s in found.items() if s}
+
+
 def wait_for(ordinal: int) -> dict[int, str]:
     """The replicas whose main threads wait for this one, and where."""
-    found = {int(n): json.loads(data) for n, data in distributed.published(STATUS_FOLDER).items()}
-    return {n: status[0] for n, status in found.items() if status and ordinal in status[1]}
+    return {n: w.what for n, w in everyone_waiting().items() if ordinal in w.missing}

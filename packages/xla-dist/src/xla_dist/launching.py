@@ -150,6 +150,10 @@ class Launch:
             if child.ended is None:
                 child.stopped = True
                 child.process.terminate()
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(
+                        child.process.pid, signal.SIGCONT
+                    )  # a frozen one does not hear the first
         until = time.monotonic() + kindly
         for child in self._children:
             child.process.join(max(until - time.monotonic(), 0.0))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from xla_dist import failures
+from xla_dist import failures, inquiries
 from xla_dist.settings import WAIT_TIMEOUT, WARN_AFTER
 from xla_dist.stalls import CROSSED_SECONDS
 
@@ -20,9 +21,26 @@ MSG_FINISHED: Final = (
     "calls"
 )
 MSG_CROSSED: Final = (
-    "ordinal {me} waits at {what} for ordinal {waiting}, which waits at {doing}: both wait for "
-    "ever. Every replica has to make the same calls in the same order"
+    "ordinal {me} waits at {what} {others} for ordinal {me}: all wait for ever. Every replica has to "
+    "make the same calls in the same order"
 )
+_NEXT: Final = "for ordinal {ordinal}, which waits at {what}"
+
+
+def circle(me: int, waiting: Mapping[int, failures.Waiting]) -> list[int]:
+    """Replicas of which each waits for the next, and the last for the first, which is ``me``.
+
+    Empty if there are none, or if all are at the same place, where they are about to meet.
+    """
+    paths, seen = [[me]], {me}
+    for path in paths:  # grows meanwhile
+        for other in waiting[path[-1]].missing if path[-1] in waiting else ():
+            if other == me and len({waiting[r].what for r in path}) > 1:
+                return path
+            if other not in seen:
+                seen.add(other)
+                paths.append([*path, other])
+    return []
 
 
 class Patience:
@@ -41,6 +59,7 @@ class Patience:
         self.pause = 0.0005
         self._context = failures.waiting(what)
         self._state: failures.Waiting | None = None
+        self._questions = inquiries.Questions(ordinal)
 
     def __enter__(self) -> Patience:
         self._state = self._context.__enter__()
@@ -48,6 +67,8 @@ class Patience:
 
     def __exit__(self, *details: Any) -> None:
         self._context.__exit__(*details)
+        with contextlib.suppress(RuntimeError):  # the coordinator is gone: there is other news
+            self._questions.close()
 
     def wait(self, missing: Sequence[int]) -> None:
         """Pause once while ``missing`` replicas are awaited.
@@ -58,9 +79,11 @@ class Patience:
         if self._state is not None and not self.endless:
             self._state.missing = tuple(missing)
         now = time.monotonic()
-        if now - self.checked > 1.0 and not self.endless:
+        if now - self.checked > 1.0:
             self.checked = now
-            self._check(missing, now - self.started)
+            self._questions.ask(missing[0], self.what)
+            if not self.endless:
+                self._check(missing, now - self.started)
         time.sleep(self.pause)
         self.pause = min(self.pause * 1.5, 0.05)
 
@@ -69,13 +92,15 @@ class Patience:
         if gone:
             raise RuntimeError(MSG_FINISHED.format(what=self.what, waiting=gone[0]))
         first = missing[0]
-        crossed = failures.wait_for(self.ordinal).get(first)
-        if crossed not in (None, self.what) and waited > CROSSED_SECONDS:
-            facts = {"me": self.ordinal, "what": self.what, "waiting": first, "doing": crossed}
+        waiting = failures.everyone_waiting()
+        met = circle(self.ordinal, waiting) if waited > CROSSED_SECONDS else []
+        if met:
+            others = " ".join(_NEXT.format(ordinal=r, what=waiting[r].what) for r in met[1:])
+            facts = {"me": self.ordinal, "what": self.what, "others": others}
             raise RuntimeError(MSG_CROSSED.format(**facts))
         text = MSG_NOT_THERE.format(what=self.what, waiting=first, seconds=waited)
         if waited > WARN_AFTER.get() and not self.warned:
             self.warned = True
-            logger.warning("%s", text)
+            logger.warning("%s%s", text, inquiries.where(first))
         if waited > WAIT_TIMEOUT.get():
-            raise RuntimeError(MSG_GAVE_UP.format(text=text))
+            raise RuntimeError(MSG_GAVE_UP.format(text=text) + inquiries.stack(first))

@@ -18,6 +18,12 @@ WARN_AFTER: Final = flags.Flag(
     10,
     "seconds of waiting for another replica after which a warning names it",
 )
+STUCK_TIMEOUT: Final = flags.Flag(
+    "XLA_DIST_STUCK_TIMEOUT",
+    int,
+    4,
+    "seconds after which an awaited replica ends whose threads all wait for locks of its own",
+)
 BUCKET_SIZE: Final = flags.Flag(
     "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB",
     int,

@@ -14,12 +14,14 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+from xla_dist import inquiries
 from xla_dist.agreement import Agreement
 from xla_dist.settings import WAIT_TIMEOUT, WARN_AFTER
 
 logger = logging.getLogger(__name__)
 
 CROSSED_SECONDS: Final = 4.0
+_ASK_SECONDS: Final = 1.0
 
 _DEVICE_MODULES: Final = (
     "xla_core._jax_compat",
@@ -59,6 +61,7 @@ class Stalls:
         self._seen: object = None
         self._since = 0.0
         self._warned = False
+        self._questions = inquiries.Questions(agreement.log.ordinal)
 
     def look(self, finished: set[int], waiting: Mapping[int, str]) -> str | None:
         """What is the matter, or None; a replica that is only slow is worth a warning.
@@ -70,6 +73,7 @@ class Stalls:
         ahead = self.agreement.ahead_of()
         if not ahead or ahead != self._seen or not waits_for_device():
             self._seen, self._since, self._warned = ahead, now, False
+            self._questions.close()
             return None
         waited = now - self._since
         for other in sorted(ahead, key=lambda r: (r not in finished, r not in waiting, r)):
@@ -78,13 +82,16 @@ class Stalls:
 
     def _judge(self, other: int, waited: float, finished: bool, doing: str | None) -> str | None:
         facts = {"me": self.agreement.log.ordinal, "what": self.agreement.last(), "other": other}
+        if waited > _ASK_SECONDS:
+            self._questions.ask(other, self.agreement.last())
         if finished:
             return MSG_FINISHED.format(**facts)
         if doing is not None and waited > CROSSED_SECONDS:
             return MSG_CROSSED.format(doing=doing, **facts)
         if waited > WAIT_TIMEOUT.get():
-            return MSG_LATE.format(seconds=waited, **facts)
+            return MSG_LATE.format(seconds=waited, **facts) + inquiries.stack(other)
         if waited > WARN_AFTER.get() and not self._warned:
             self._warned = True
-            logger.warning(MSG_SLOW.format(seconds=waited, **facts))
+            text = MSG_SLOW.format(seconds=waited, **facts)
+            logger.warning("%s%s", text, inquiries.where(other))
         return None

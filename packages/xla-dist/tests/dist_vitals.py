@@ -1,0 +1,131 @@
+"""What the processes of tests run that never arrive somewhere, or only seem so."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import dist_jobs
+
+import torch_xla.core.xla_model as xm
+
+PLACE = "never reached by all"
+
+
+def locks_up(index, how, where):
+    """The second process waits for itself, for ever."""
+    dist_jobs.reduced(4)
+    if index == 1:
+        LOCKS[how]()
+    if where != "the end":
+        dist_jobs.waits(index, where)
+
+
+def _acquired_twice():
+    lock = threading.Lock()
+    with lock:
+        lock.acquire()
+
+
+def _crossed_locks():
+    one, two = threading.Lock(), threading.Lock()
+    met = threading.Barrier(2)
+
+    def take(first, second):
+        with first:
+            met.wait()
+            second.acquire()
+
+    threading.Thread(target=take, args=(one, two), daemon=True).start()
+    take(two, one)
+
+
+def _joins_a_worker_that_waits_for_work():
+    worker = threading.Thread(target=queue.Queue().get, daemon=True)
+    worker.start()
+    worker.join()
+
+
+LOCKS = {
+    "one lock": _acquired_twice,
+    "two locks": _crossed_locks,
+    "a worker": _joins_a_worker_that_waits_for_work,
+}
+
+
+def _sleeps(seconds):
+    time.sleep(seconds)
+
+
+def _computes(seconds):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        sum(range(1000))
+
+
+def _waits_for_a_process(seconds):
+    subprocess.run([sys.executable, "-S", "-c", f"import time; time.sleep({seconds})"], check=True)
+
+
+def _waits_for_input(seconds):
+    end, other = os.pipe()
+    threading.Timer(seconds, os.write, (other, b"x")).start()
+    os.read(end, 1)
+
+
+def _waits_for_a_sleeper(seconds):
+    found = threading.Event()
+    threading.Thread(target=lambda: (time.sleep(seconds), found.set())).start()
+    found.wait()
+
+
+def _has_an_alarm(seconds):
+    lock, former = threading.Lock(), signal.signal(signal.SIGALRM, lambda *_: lock.release())
+    lock.acquire()
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    lock.acquire()
+    signal.signal(signal.SIGALRM, former)
+
+
+def _keeps_the_interpreter(seconds):
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+SLOW = {
+    "sleeps": _sleeps,
+    "computes": _computes,
+    "a process": _waits_for_a_process,
+    "input": _waits_for_input,
+    "a sleeper": _waits_for_a_sleeper,
+    "an alarm": _has_an_alarm,
+    "the interpreter": _keeps_the_interpreter,
+}
+
+
+def is_slow_in_many_ways(index, seconds):
+    """What the first process logs while the second comes late to one rendezvous after the other."""
+    log = dist_jobs.logged()
+    for name, slow in SLOW.items():
+        if index == 1:
+            slow(seconds)
+        xm.rendezvous(name)
+    return log.getvalue()
+
+
+def goes_around(index):
+    """Each waits for the next one."""
+    xm.rendezvous(f"of {index}", replicas=sorted([index, (index + 1) % 3]))
+
+
+def is_stopped(index, where):
+    """The second process is frozen, as by a debugger."""
+    dist_jobs.reduced(4)
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist_jobs.waits(index, where)

@@ -1,0 +1,195 @@
+"""A process that can never come ends the job within LIMIT; one that is slow lives, and is named.
+
+Measured on two busy cores, from the start of the job to its end: locked threads 7 to 8 s, a circle of
+three 6 s, a frozen process 8 to 9 s; a process that was never started, or has ended before it used a
+device, 9 s, the start of Python included; a killed process 0 without a launcher 8.1 s.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import dist_jobs
+import dist_vitals
+import pytest
+from dist_jobs import clean_environment
+from torch.multiprocessing import ProcessRaisedException
+
+from xla_dist.failures import Waiting
+from xla_dist.patience import circle
+from xla_dist.vitals import COMPUTES, INPUT, LOCKED, SLEEPS
+
+LIMIT = 10.0
+
+
+@pytest.mark.parametrize(
+    ("how", "where", "what", "limits"),
+    [
+        ("one lock", "rendezvous", "rendezvous 'never reached by all'", {}),
+        (
+            "two locks",
+            "known program",
+            "all_reduce sum of float32[4]",
+            {"XLA_DIST_STUCK_TIMEOUT": "1"},
+        ),
+        ("a worker", "the end", "the end of the job", {"XLA_DIST_STUCK_TIMEOUT": "1"}),
+    ],
+)
+def test_a_process_whose_threads_are_locked_never_arrives(launch, how, where, what, limits):
+    job = launch(2, dist_vitals.locks_up, how, where, **limits)
+    error = job.error()
+    assert isinstance(error, ProcessRaisedException)
+    assert error.error_index == 1
+    text = str(error)
+    assert f"ordinal 1 never arrives at {what}" in text
+    assert "where ordinal 0 waits for it" in text
+    assert "in locks_up" in text  # its stack
+    assert ("Thread 'Thread-" in text) == (how != "one lock")
+    assert job.seconds < LIMIT
+
+
+def test_who_is_slow_lives_and_is_named_with_where_it_is(launch):
+    job = launch(
+        2,
+        dist_vitals.is_slow_in_many_ways,
+        2.6,
+        XLA_DIST_WARN_AFTER="2",
+        XLA_DIST_STUCK_TIMEOUT="0",
+    )
+    patient, _ = job.join()
+    lines = dict(
+        re.findall(
+            r"^rendezvous '(.*?)': ordinal 1 has not arrived for [23] s; (.*)$", patient, re.M
+        )
+    )
+    assert list(lines) == list(dist_vitals.SLOW)
+    expected = {
+        "sleeps": (SLEEPS, "in _sleeps: time.sleep(seconds)"),
+        "computes": (COMPUTES, "in _computes"),
+        "a process": (INPUT, "in _waits_for_a_process"),
+        "input": (INPUT, "in _waits_for_input: os.read(end, 1)"),
+        "a sleeper": (LOCKED, "in _waits_for_a_sleeper: found.wait()"),
+        "an alarm": (LOCKED, "in _has_an_alarm: lock.acquire()"),
+        "the interpreter": ("keeps its interpreter busy", "it does not say where it is"),
+    }
+    for name, parts in expected.items():
+        for part in parts:
+            assert part in lines[name], name
+
+
+@pytest.mark.parametrize(
+    ("waiting", "expected"),
+    [
+        ({0: Waiting("a", (1,)), 1: Waiting("b", (0,))}, [0, 1]),
+        ({0: Waiting("a", (1,)), 1: Waiting("b", (2,)), 2: Waiting("c", (0,))}, [0, 1, 2]),
+        ({0: Waiting("a", (3, 1)), 1: Waiting("b", (0,))}, [0, 1]),
+        ({0: Waiting("a", (1,)), 1: Waiting("a", (0,))}, []),  # about to meet
+        ({0: Waiting("a", (1,)), 1: Waiting("a", (2,))}, []),  # both wait for a slow one
+        ({0: Waiting("a", (1,)), 1: Waiting("b", (2,)), 2: Waiting("c", (1,))}, []),  # others' affair
+    ],
+)  # fmt: skip
+def test_a_circle_is_found(waiting, expected):
+    assert circle(0, waiting) == expected
+
+
+def test_a_circle_of_three_ends(launch):
+    job = launch(3, dist_vitals.goes_around)
+    text = str(job.error())
+    assert "which waits at rendezvous 'of " in text
+    assert "all wait for ever" in text
+    assert job.seconds < LIMIT
+
+
+def test_a_frozen_process_ends_the_job(launch):
+    job = launch(2, dist_vitals.is_stopped, "rendezvous")
+    text = str(job.error())
+    assert "ordinal 1 of the job has died without a word" in text
+    assert "rendezvous 'never reached by all'" in text
+    assert job.seconds < LIMIT
+
+
+# --- processes that never start -----------------------------------------------------------------
+
+_MEETS = """
+import os, time
+from xla_core import distributed
+print(time.monotonic(), flush=True)
+distributed.connect(distributed.job_from_environment(os.environ))
+print("met")
+"""
+
+
+def _start(kind, index, port, *before, **extra):
+    """Process ``index`` of two, started as a user's shell or torchrun does."""
+    if kind == "hosts":
+        job = {"XLA_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "XLA_PROCESS_COUNT": "2"}
+        job["XLA_PROCESS_INDEX"] = str(index)
+    else:
+        job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        job |= {"RANK": str(index), "LOCAL_RANK": str(index), "LOCAL_WORLD_SIZE": "2"}
+    return subprocess.Popen(
+        [*before, sys.executable, "-c", _MEETS], env=clean_environment(1, **job, **extra),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_process_that_was_never_started_on_this_host_is_named():
+    alone = {
+        ("hosts", 1): _start("hosts", 1, _free_port()),
+        ("torchrun", 0): _start("torchrun", 0, _free_port()),
+    }
+    for (kind, index), process in alone.items():
+        began, _, text = process.communicate(timeout=60)[0].partition("\n")
+        assert process.returncode == 70, text
+        assert time.monotonic() - float(began) < LIMIT
+        variable = "RANK" if kind == "torchrun" else "XLA_PROCESS_INDEX"
+        assert f"process {index} of 2 ends. It waited at" in text
+        assert f"no process with {variable}={1 - index} runs on this host" in text
+
+
+def test_a_process_that_starts_slowly_is_waited_for():
+    port, limit = _free_port(), {"XLA_DIST_ABSENT_TIMEOUT": "1"}
+    first = _start("hosts", 0, port, **limit)
+    second = _start("hosts", 1, port, "sh", "-c", 'sleep 4; exec "$@"', "sh", **limit)
+    for process in (first, second):
+        assert process.communicate(timeout=60)[0].splitlines()[1:] == ["met"]
+        assert process.returncode == 0
+
+
+def _coordinators():
+    """The processes that are coordinators of a job, by the number of their parent."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"xla_core._jax_coordinator" in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_the_coordinator_outlives_process_0_and_nobody_else(start_hosts):
+    culprit, survivor = start_hosts(
+        2, [0, 1], dist_jobs.kills_its_coordinator, "rendezvous", XLA_DIST_FAILURE_TIMEOUT="2"
+    )
+    culprit.process.join(60)
+    killed = time.monotonic()
+    served = _coordinators()
+    assert served
+    status, text, _ = survivor.join()
+    assert status == 70
+    assert "ordinal 0 of the job has died without a word" in text
+    while any(Path(f"/proc/{pid}").exists() for pid in served):
+        assert time.monotonic() - killed < LIMIT
+        time.sleep(0.05)
