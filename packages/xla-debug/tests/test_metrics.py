@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import re
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +29,7 @@ RUNTIME_METRICS = {
 TIME = r"(\d{2}d)?(\d{2}h)?(\d{2}m)?(\d{2}s)?(\d{3}ms)?\d{3}\.\d{3}us"
 NUMBER = r"\d+\.\d{2}"
 BYTES = r"\d+\.\d{2}(B|KB|MB|GB|TB|PB)"
+FULL = Path("/dev/full")
 LABELS = ("1%", "5%", "10%", "20%", "50%", "80%", "90%", "95%", "99%")
 
 
@@ -176,9 +183,49 @@ def test_the_incremental_report_equals_the_full_one(monkeypatch):
         assert file.report() == counters.report()
     file.write()
     file.write()
-    file.flush()
+    file.close()
     text = stream.getvalue()
     assert text == "".join(f"[MetricsData; step={n}]\n{counters.report()}\n" for n in (1, 2))
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="only Linux has a device that is always full")
+def test_a_full_disk_ends_the_metrics_file_with_a_warning():
+    with contextlib.suppress(OSError), FULL.open("w") as stream:
+        file = metrics_file.MetricsFile(stream)
+        file.write()
+        with pytest.warns(UserWarning, match=r"cannot write to /dev/full.*Make room"):
+            file.flush()
+        file.write()
+        file.flush()
+    counters.increment("AfterThat")
+    assert file.step == 1
+
+
+def test_a_killed_process_has_written_its_steps(tmp_path):
+    script = (
+        "import os, time, torch, torch_xla\n"
+        "for _ in range(3):\n"
+        "    x = torch.ones(2, device='xla') + 1\n"
+        "    torch_xla.sync()\n"
+        "print('stepped', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    path = tmp_path / "metrics.txt"
+    job = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env={**os.environ, "XLA_METRICS_FILE": str(path), "PJRT_DEVICE": "CPU"},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert job.stdout.readline() == b"stepped\n"
+        deadline = time.monotonic() + 30
+        while not (path.exists() and "step=3]" in path.read_text()):
+            assert time.monotonic() < deadline, "the thread has not written"
+            time.sleep(0.05)
+    finally:
+        job.kill()
+        job.communicate()
+    assert path.read_text().count("[MetricsData; step=") == 3
 
 
 def test_saving_a_report(tmp_path, monkeypatch, capsys):

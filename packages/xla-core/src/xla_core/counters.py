@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import enum
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
 
 from xla_core import flags
 
@@ -35,9 +36,11 @@ lock: Final = threading.Lock()
 """Held while a counter or a metric changes."""
 
 _counters: dict[str, int] = {}
-_collectors: list[Callable[[], dict[str, int]]] = []
-# What the collectors said when the counters were cleared last.
-_cleared: dict[str, int] = {}
+_tallies: list[Tally] = []
+_followers: list[Callable[[Any], None]] = []
+
+Sample = tuple[float, float]
+"""When (unix time in seconds), and the value."""
 
 
 class Metric:
@@ -50,15 +53,69 @@ class Metric:
         self.render = render
         self.total = 0
         self.accumulator = 0.0
-        self.samples: collections.deque[tuple[float, float]] = collections.deque(
-            maxlen=SAMPLES.get()
-        )
+        self.samples: collections.deque[Sample] = collections.deque(maxlen=SAMPLES.get())
 
-    def add(self, value: float) -> None:
+    def add(self, sample: Sample) -> None:
         """Take one sample."""
         self.total += 1
-        self.accumulator += value
-        self.samples.append((time.time(), value))
+        self.accumulator += sample[1]
+        self.samples.append(sample)
+
+
+class Tally:
+    """Counters that rise together (those of a program's operators), added up when somebody looks.
+
+    ``rows`` are names and by how much each rises with one ``count()``.
+    """
+
+    __slots__ = ("rows", "times")
+
+    def __init__(self, rows: Iterable[tuple[str, int]]) -> None:
+        self.rows = tuple(rows)
+        self.times = 0
+
+    def count(self) -> None:
+        """Let all rise once."""
+        with lock:
+            if not self.times:
+                _tallies.append(self)
+            self.times += 1
+            for follower in _followers:
+                follower((self, 1))
+
+
+class Cleared(enum.Enum):
+    """What was forgotten, in the stream of ``follow``."""
+
+    METRICS = enum.auto()
+    COUNTERS = enum.auto()
+
+
+class Standing(NamedTuple):
+    """Counters and metrics when somebody began to follow them."""
+
+    counters: dict[str, int]
+    metrics: list[tuple[Metric, int, float, list[Sample]]]
+
+
+def follow(follower: Callable[[Any], None]) -> tuple[Standing, Callable[[], None]]:
+    """Call ``follower`` with everything that is counted from now on, in order.
+
+    It gets ``(metric, sample)``, ``(counter name, by)``, ``(tally, 1)`` and ``(Cleared, None)``, with
+    ``lock`` held: it must be quick and count nothing itself. Returns how things stand (of each metric
+    its total, accumulator and kept samples), and a function that ends it.
+    """
+    with lock:
+        _add_up()
+        metrics = [(m, m.total, m.accumulator, list(m.samples)) for m in _metrics.values()]
+        _followers.append(follower)
+        return Standing(dict(_counters), metrics), lambda: _unfollow(follower)
+
+
+def _unfollow(follower: Callable[[Any], None]) -> None:
+    with lock:
+        if follower in _followers:
+            _followers.remove(follower)
 
 
 _metrics: dict[str, Metric] = {}
@@ -66,20 +123,21 @@ _metrics: dict[str, Metric] = {}
 
 def render_time(nanoseconds: float) -> str:
     """Nanoseconds the way torch_xla prints times: ``01m02s003ms004.005us``."""
-    remaining = nanoseconds
+    # reports of every step render hundreds: most are short, and sums of short ones are not long
+    if nanoseconds < 1e6:
+        return f"{nanoseconds / 1e3:07.3f}us"
+    if nanoseconds < 1e9:
+        whole = int(nanoseconds // 1e6)
+        return f"{whole:03d}ms{(nanoseconds - whole * 1e6) / 1e3:07.3f}us"
     text = ""
-    if remaining < 1e6:  # most are: reports of every step render hundreds
-        return f"{remaining / 1e3:07.3f}us"
+    remaining = nanoseconds
     for unit, size in (("d", 86_400e9), ("h", 3_600e9), ("m", 60e9), ("s", 1e9)):
         if text or remaining >= size:
             whole = int(remaining // size)
             text += f"{whole:02d}{unit}"
             remaining -= whole * size
-    if text or remaining >= 1e6:
-        whole = int(remaining // 1e6)
-        text += f"{whole:03d}ms"
-        remaining -= whole * 1e6
-    return f"{text}{remaining / 1e3:07.3f}us"
+    whole = int(remaining // 1e6)
+    return f"{text}{whole:03d}ms{(remaining - whole * 1e6) / 1e3:07.3f}us"
 
 
 def render_bytes(value: float) -> str:
@@ -100,6 +158,8 @@ def increment(name: str, by: int = 1) -> None:
     """Add to a counter, which exists from its first increment on."""
     with lock:
         _counters[name] = _counters.get(name, 0) + by
+        for follower in _followers:
+            follower((name, by))
 
 
 def sample(name: str, value: float, render: Callable[[float], str] = render_time) -> None:
@@ -108,31 +168,25 @@ def sample(name: str, value: float, render: Callable[[float], str] = render_time
         metric = _metrics.get(name)
         if metric is None:
             metric = _metrics[name] = Metric(name, render)
-        metric.add(value)
+        taken = time.time(), value
+        metric.add(taken)
+        for follower in _followers:
+            follower((metric, taken))
 
 
-def add_collector(collector: Callable[[], dict[str, int]]) -> None:
-    """Add counters that are computed when somebody asks rather than counted as they happen."""
-    _collectors.append(collector)
-
-
-def _collected(into: dict[str, int]) -> dict[str, int]:
-    # plain dicts: with XLA_METRICS_FILE this runs at every step, and collections.Counter adds in Python
-    for collector in _collectors:
-        for name, value in collector().items():
-            into[name] = into.get(name, 0) + value
-    return into
+def _add_up() -> None:
+    for tally in _tallies:
+        for name, count in tally.rows:
+            _counters[name] = _counters.get(name, 0) + count * tally.times
+        tally.times = 0
+    _tallies.clear()
 
 
 def all_counters() -> dict[str, int]:
     """Every counter above zero, sorted by name."""
     with lock:
-        merged = dict(_counters)
-        cleared = dict(_cleared)
-    _collected(merged)
-    for name, value in cleared.items():
-        merged[name] = merged.get(name, 0) - value
-    return {name: merged[name] for name in sorted(merged) if merged[name] > 0}
+        _add_up()
+        return {name: _counters[name] for name in sorted(_counters) if _counters[name] > 0}
 
 
 def all_metrics() -> dict[str, Metric]:
@@ -143,17 +197,19 @@ def all_metrics() -> dict[str, Metric]:
 
 def clear_counters() -> None:
     """Set all counters to zero."""
-    collected = _collected({})
     with lock:
+        _add_up()
         _counters.clear()
-        _cleared.clear()
-        _cleared.update(collected)
+        for follower in _followers:
+            follower((Cleared.COUNTERS, None))
 
 
 def clear_metrics() -> None:
     """Forget all metrics."""
     with lock:
         _metrics.clear()
+        for follower in _followers:
+            follower((Cleared.METRICS, None))
 
 
 def clear() -> None:
@@ -183,7 +239,7 @@ def report(
     return "".join(blocks)
 
 
-def counter_text(name: str, value: int) -> str:
+def counter_text(name: str, value: int | str) -> str:
     """One counter's lines in the report."""
     return f"Counter: {name}\n  Value: {value}\n"
 
@@ -192,36 +248,43 @@ def _metric_block(metric: Metric) -> str:
     with lock:
         total, accumulator = metric.total, metric.accumulator
         samples = list(metric.samples)
-    values = [value for _, value in samples]
+    values = sorted(value for _, value in samples)
+    kept_sum = sum(value for _, value in samples)
     span = samples[-1][0] - samples[0][0]
-    return metric_text(
-        metric.name, metric.render, total, accumulator, sum(values), span, sorted(values)
-    )
+    shown = (metric.render(values[i]) for i in percentile_positions(len(values)))
+    percentiles = "; ".join(map("{}={}".format, percentile_labels(), shown))
+    return metric_text(metric, total, accumulator, len(values), kept_sum, span, percentiles)
 
 
 def metric_text(
-    name: str,
-    render: Callable[[float], str],
+    metric: Metric,
     total: int,
     accumulator: float,
+    kept: int,
     kept_sum: float,
     span: float,
-    ordered: Sequence[float],
+    percentiles: str,
 ) -> str:
     """One metric's lines in the report.
 
-    ``kept_sum`` is the sum of the samples kept, ``span`` the seconds between the first and the last of
-    them, ``ordered`` their values from small to large.
+    ``kept`` and ``kept_sum`` are number and sum of the samples kept, ``span`` the seconds between the
+    first and the last of them, ``percentiles`` ``1%=...; 5%=...`` of their values.
     """
-    count = len(ordered)
-    lines = [f"Metric: {name}", f"  TotalSamples: {total}", f"  Accumulator: {render(accumulator)}"]
+    render = metric.render
+    rates = ""
     if span > 0:
-        lines.append(f"  ValueRate: {render(kept_sum / span)} / second")
-        lines.append(f"  Rate: {count / span:g} / second")
-    values = (render(ordered[min(int(p * count), count - 1)]) for p in PERCENTILES.get())
-    percentiles = "; ".join(map("{}={}".format, percentile_labels(), values))
-    lines.append(f"  Percentiles: {percentiles}")
-    return "\n".join(lines) + "\n"
+        rates = (
+            f"\n  ValueRate: {render(kept_sum / span)} / second\n  Rate: {kept / span:g} / second"
+        )
+    return (
+        f"Metric: {metric.name}\n  TotalSamples: {total}\n  Accumulator: {render(accumulator)}{rates}\n"
+        f"  Percentiles: {percentiles}\n"
+    )
+
+
+def percentile_positions(count: int) -> tuple[int, ...]:
+    """Where the percentiles that reports show stand among ``count`` sorted samples."""
+    return tuple(min(int(p * count), count - 1) for p in PERCENTILES.get())
 
 
 def percentile_labels() -> tuple[str, ...]:

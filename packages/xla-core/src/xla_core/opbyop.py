@@ -99,7 +99,7 @@ def _run_single(trace: Trace, single: _Single, values: dict[int, Any]) -> dict[i
         ints = np.array([trace.ints[i] for i in single.ints], np.int64)
         arguments.append(trace.backend.put_numbers(ints))
     results = program.executable.execute(arguments)
-    program.runs += 1
+    program.count_run()
     counters.increment("OpByOpExecute")
     trace.backend.launched(results)
     return {entry.first + i: results[program.output_index[first + i]] for i in made}

@@ -151,7 +151,7 @@ def launch(trace: Trace, program: StepProgram, arguments: list[Any]) -> list[Any
     results = program.executable.execute(arguments)
     elapsed = time.perf_counter_ns() - started
     counters.sample("ExecuteTime", elapsed)
-    program.runs += 1
+    program.count_run()
     events.emit(
         "program_executed", program=program, trace=trace, results=results, nanoseconds=elapsed
     )
