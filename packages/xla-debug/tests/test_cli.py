@@ -55,10 +55,10 @@ def test_programs_are_listed_and_summed_up(cache, capsys):
     assert cli.main(["cache", "ls", str(cache)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert re.match(r" *program .*operations .*size .*used .*device .*file", lines[0])
-    rows = [line for line in lines if "days ago" in line]
+    rows = [line for line in lines if "step_" in line]
     assert len(rows) == 3 == programs(cache, capsys)
-    ages = [float(re.search(r"(\d+\.\d) days ago", row)[1]) for row in rows]
-    assert ages == sorted(ages)  # the newest first
+    ages = [re.search(r"(\d+ (?:minute|day)s?) ago", row)[1] for row in rows]
+    assert ages == ["1 minute", "1 day", "2 days"]  # the newest first
     assert all(re.search(r"step_[0-9a-f]{12}", row) and "cpu" in row.lower() for row in rows)
 
 
@@ -128,6 +128,14 @@ def test_the_doctor_reads_the_environment(monkeypatch):
     monkeypatch.setenv("XLA_SAVE_TENSORS_FMT", "dot")
     (check,) = found("XLA_SAVE_TENSORS_FMT")
     assert not check.mend and flags.FLAGS["XLA_SAVE_TENSORS_FMT"].meaning in check.found
+
+
+def test_the_doctor_finds_misspelt_variables(monkeypatch):
+    monkeypatch.setenv("XLA_METRIC_FILE", "m.txt")
+    monkeypatch.setenv("XLA_SOMETHING_ELSE", "1")
+    (check,) = found("XLA_METRIC_FILE")
+    assert check.mend == "did you mean XLA_METRICS_FILE?"
+    assert not found("XLA_SOMETHING_ELSE")
 
 
 def test_the_doctor_looks_at_the_cache(monkeypatch, tmp_path):

@@ -282,7 +282,8 @@ def _inspect(path: Path) -> CacheEntry:
     text = key.get("program", b"")
     name = f"step_{hashlib.sha256(text).hexdigest()[:12]}" if text else path.stem[:12]
     used = max(status.st_atime, status.st_mtime)
-    operations = text.partition(b"\noutputs ")[0].count(b"\n") + 1 if text else 0
+    recorded = text.partition(b"\noutputs ")[0].splitlines()
+    operations = sum(not line.startswith(b"input ") for line in recorded)
     return CacheEntry(path, status.st_size, used, name, operations, key, fault)
 
 

@@ -64,6 +64,11 @@ def name_of(entry: Entry) -> str:
     return entry.plan.name if entry.plan is not None else "input"
 
 
+def count_operations(entries: Sequence[Entry]) -> int:
+    """How many of the entries are operators; the others are inputs."""
+    return sum(e.plan is not None for e in entries)
+
+
 def common_length(old: Sequence[Entry], new: Sequence[Entry]) -> int:
     """How many entries two steps share from their beginning."""
     low, high = 0, min(len(old), len(new))

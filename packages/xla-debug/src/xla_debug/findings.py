@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from typing import Final
 
 from xla_core.where import Frame
+from xla_debug import places
 from xla_debug.recorder import PARTS, Recorder
 from xla_debug.wording import ADVICE, Cause, Explanation
 
@@ -21,12 +22,13 @@ OFTEN: Final = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """One thing to change: what, where, the seconds it cost, and how."""
+    """One thing to change: what, where (and the code there), the seconds it cost, and how."""
 
     title: str
     where: str
     seconds: float
     how: str
+    code: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +75,11 @@ def place(frame: Frame | None) -> str:
     return f"{frame.filename}:{frame.line}" if frame is not None else "(line unknown)"
 
 
+def code(frame: Frame | None) -> str:
+    """The text of a line, empty where it is not known."""
+    return places.source(frame) if frame is not None else ""
+
+
 def advice(recorder: Recorder) -> list[Advice]:
     """The changes that would save most, at most three; empty where nothing stands out."""
     found = [*_of_compilations(recorder), *_of_spots(recorder), *_of_data(recorder)]
@@ -89,6 +96,7 @@ def _of_compilations(recorder: Recorder) -> list[Advice]:
             row.where,
             row.seconds,
             f"{row.example.text}. Mend: {ADVICE[row.cause]}.",
+            row.example.code,
         )
         for row in causes(recorder)
         if row.cause not in NORMAL
@@ -107,7 +115,7 @@ def _of_spots(recorder: Recorder) -> list[Advice]:
         else:
             title = f"{spot.what} ran {spot.count} times on the CPU"
             how = "replace the operator by ones that the device has, or move it out of the loop"
-        found.append(Advice(title, place(spot.frame), seconds, how + "."))
+        found.append(Advice(title, place(spot.frame), seconds, how + ".", code(spot.frame)))
     return found
 
 

@@ -32,6 +32,10 @@ _UNITS: Final = (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10))
 # More bars than this are narrower than a pixel.
 _MAX_BARS: Final = 400
 
+# Columns of sentences: on a narrow screen they go below the rest of their row.
+_TEXTS: Final = ("line, and what was different", "line", "why")
+_NUMBER: Final = "no."
+
 _META: Final = (
     '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
 )
@@ -45,12 +49,22 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 td.n { white-space: nowrap; }
 .wide { overflow-x: auto; }
 td.p { white-space: nowrap; }
+code.line { display: block; background: #f6f8fa; padding: .1rem .4rem; margin: .15rem 0; }
 code { font: 13px ui-monospace, monospace; overflow-wrap: anywhere; }
 ol.first { padding-left: 1.4rem; } ol.first li { margin-bottom: .7rem; }
 ol.first strong { display: block; }
 .tiles { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1rem 0; }
 .tile { border: 1px solid #d8dee4; border-radius: 8px; padding: .6rem 1rem; min-width: 8rem; }
 .tile b { display: block; font-size: 1.3rem; }
+@media (max-width: 640px) {
+  body { padding: .8rem; }
+  .tiles { display: grid; grid-template-columns: 1fr 1fr; } .tile { min-width: 0; }
+  table.told tr { display: grid; grid-template-columns: minmax(0, 1fr) 5.5rem 4.8rem;
+    border-bottom: 1px solid #d8dee4; }
+  table.told.counted tr { grid-template-columns: 2.2rem minmax(0, 1fr) 5.5rem 4.8rem; }
+  table.told td, table.told th { border-bottom: 0; padding: .25rem .3rem; }
+  table.told .t { grid-column: 1 / -1; }
+}
 """
 
 
@@ -67,6 +81,7 @@ def render(recorder: Recorder, title: str) -> str:
         body += [
             "<h2>Time per step</h2>",
             _plot(_time_figure(recorder.steps), first=True),
+            _cut_off(recorder.steps),
             _parts(recorder),
             "<h2>Compilations and their causes</h2>",
             _plot(_causes_figure(recorder)),
@@ -107,7 +122,7 @@ def _advice(recorder: Recorder) -> str:
         return "<p>Nothing stands out: no change would save 1 % of this run.</p>"
     items = "".join(
         f"<li><strong>{html.escape(a.title)} &mdash; {a.seconds:.2f} s</strong>"
-        f"<code>{html.escape(a.where)}</code><br>{html.escape(a.how)}</li>"
+        f"{_place(a.where, a.code)}{html.escape(a.how)}</li>"
         for a in found
     )
     return f'<ol class="first">{items}</ol>'
@@ -122,17 +137,28 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Seque
         )
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f'<div class="wide"><table><tr>{cells("th", columns)}</tr>{body}</table></div>'
+    kind = " class=told" if columns[-1] in _TEXTS else ""
+    if columns[0] == _NUMBER:
+        kind = ' class="told counted"'
+    return f'<div class="wide"><table{kind}><tr>{cells("th", columns)}</tr>{body}</table></div>'
 
 
 def _class(column: int, numeric: Sequence[int], columns: Sequence[str]) -> str:
     if column in numeric:
         return " class=n"
-    return " class=p" if columns[column] == "program" else ""
+    if columns[column] in _TEXTS:
+        return " class=t"
+    return " class=p" if columns[column] in ("program", "what") else ""
 
 
 def _code(text: str) -> str:
     return f"<code>{html.escape(text)}</code>"
+
+
+def _place(where: str, line: str) -> str:
+    """A place in the script and, below it, the code there."""
+    shown = f"<code class=line>{html.escape(line)}</code>" if line else "<br>"
+    return _code(where) + shown
 
 
 def _parts(recorder: Recorder) -> str:
@@ -159,11 +185,11 @@ def _causes(recorder: Recorder) -> str:
             html.escape(row.cause.value),
             str(row.count),
             f"{row.seconds:.2f}",
-            f"{_code(row.where)}<br>{html.escape(row.example.text)}",
+            f"{_place(row.where, row.example.code)}{html.escape(row.example.text)}",
         ]
         for row in findings.causes(recorder)
     ]
-    return _table(["cause", "programs", "seconds", "line, and what was different"], rows, (1, 2))
+    return _table(["cause", "programs", "seconds", _TEXTS[0]], rows, (1, 2))
 
 
 def _spots(recorder: Recorder) -> str:
@@ -171,10 +197,15 @@ def _spots(recorder: Recorder) -> str:
     if not spots:
         return "<p>Every operator ran on the device, and no value was read.</p>"
     rows = [
-        [_code(s.what), str(s.count), f"{s.nanoseconds / 1e9:.3f}", _code(findings.place(s.frame))]
+        [
+            _code(s.what),
+            str(s.count),
+            f"{s.nanoseconds / 1e9:.3f}",
+            _place(findings.place(s.frame), findings.code(s.frame)),
+        ]
         for s in spots
     ]
-    return _table(["what", "times", "seconds", "line"], rows, (1, 2))
+    return _table(["what", "times", "seconds", _TEXTS[1]], rows, (1, 2))
 
 
 def _compilations(explanations: Sequence[Explanation]) -> str:
@@ -184,11 +215,11 @@ def _compilations(explanations: Sequence[Explanation]) -> str:
             _code(e.program),
             str(e.operations),
             f"{e.seconds:.2f}" + (" (cache)" if e.from_cache else ""),
-            f"<b>{html.escape(e.cause.value)}</b> {_code(e.where())}<br>{html.escape(e.text)}",
+            f"<b>{html.escape(e.cause.value)}</b> {_place(e.where(), e.code)}{html.escape(e.text)}",
         ]
         for number, e in enumerate(explanations, 1)
     ]
-    return _table(["", "program", "operations", "seconds", "why"], rows, (0, 2, 3))
+    return _table([_NUMBER, "program", "operations", "seconds", _TEXTS[2]], rows, (0, 2, 3))
 
 
 # -- plots --------------------------------------------------------------------------------------
@@ -224,16 +255,23 @@ def _time_figure(steps: Sequence[Step]) -> Any:
     per = "" if len(bins) == len(steps) else f", mean of {len(bins[0])} steps"
     figure.update_layout(barmode="stack", bargap=0)
     figure.update_xaxes(title_text=f"step{per}")
+    figure.update_yaxes(title_text="milliseconds", range=[0, _shown_milliseconds(bins)[0]])
+    return figure
+
+
+def _shown_milliseconds(bins: Sequence[Sequence[Step]]) -> tuple[float, float]:
+    """Where the plot of times ends, and the highest bar."""
     # a compiling step takes a hundred times as long as the others, which are to be seen too
     whole = sorted(sum(s.wall for s in group) / len(group) / 1e6 for group in bins)
-    typical = whole[int(0.9 * (len(whole) - 1))]
-    figure.update_yaxes(title_text="milliseconds", range=[0, 1.3 * typical])
-    if whole[-1] > 1.3 * typical:
-        figure.add_annotation(
-            text=f"highest: {whole[-1]:.0f} ms (double-click shows all)",
-            xref="paper", yref="paper", x=1, y=-0.2, showarrow=False, xanchor="right",
-        )  # fmt: skip
-    return figure
+    return 1.3 * whole[int(0.9 * (len(whole) - 1))], whole[-1]
+
+
+def _cut_off(steps: Sequence[Step]) -> str:
+    shown, highest = _shown_milliseconds(_binned(steps))
+    if highest <= shown:
+        return ""
+    text = f"The highest bar, cut off here, is {highest:.0f} ms; double-click the plot to see all."
+    return f'<p class="note">{text}</p>'
 
 
 def _causes_figure(recorder: Recorder) -> Any:
@@ -252,9 +290,11 @@ def _causes_figure(recorder: Recorder) -> Any:
         marker_color=_COLOURS["compile"],
         text=[f"{counts[n]} program{'s' * (counts[n] > 1)}, {seconds[n]:.2f} s" for n in labels],
         textposition="auto",
+        cliponaxis=False,
     )
-    figure.update_xaxes(title_text="seconds")
-    figure.update_yaxes(automargin=True)
+    # room for what is written beside a short bar
+    figure.update_xaxes(title_text="seconds", range=[0, 1.15 * max(seconds.values(), default=1)])
+    figure.update_yaxes(automargin=True, ticksuffix="  ")
     return figure
 
 

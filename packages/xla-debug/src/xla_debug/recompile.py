@@ -17,7 +17,14 @@ from typing import Any, Final
 from xla_core.trace import Entry
 from xla_core.where import Frame, Where
 from xla_debug import sync_causes
-from xla_debug.differences import Difference, Kind, common_length, compare, name_of
+from xla_debug.differences import (
+    Difference,
+    Kind,
+    common_length,
+    compare,
+    count_operations,
+    name_of,
+)
 from xla_debug.sync_causes import SyncCause
 from xla_debug.wording import Cause, Explanation, operator_text, place_of, words
 
@@ -239,7 +246,7 @@ def _without_peer(mine: Known, entries: Sequence[Entry], stack: tuple[Frame, ...
     return Explanation(
         program=mine.name, cause=cause, text=text, frames=frames,
         scope=place.scope if place is not None else "", operator=name_of(operator),
-        operations=len(entries), position=0, nearest=None,
+        operations=count_operations(entries), position=0, nearest=None,
     )  # fmt: skip
 
 
@@ -260,8 +267,8 @@ def _against(
     if early and stack:
         result, frames = Cause.EARLY_SYNC, stack[:4]
         text = (
-            f"a value was needed here, so the {len(entries)} operations recorded before it ran as a "
-            f"program of their own; {operator_text(subject)} would have come next"
+            f"a value was needed here, so the {count_operations(entries)} operations recorded before "
+            f"it ran as a program of their own; {operator_text(subject)} would have come next"
         )
     elif mine.after is not None and nearest.after is None and _is_rest(entries, nearest):
         result, frames = Cause.EARLY_SYNC, (mine.after,)
@@ -274,8 +281,9 @@ def _against(
     return Explanation(
         program=mine.name, cause=result, text=text, frames=frames,
         scope=place.scope if place is not None else "",
-        operator=name_of(subject) if subject is not None else "", operations=len(entries),
-        position=difference.position, nearest=nearest.name,
+        operator=name_of(subject) if subject is not None else "",
+        operations=count_operations(entries),
+        position=count_operations(entries[: difference.position]), nearest=nearest.name,
     )  # fmt: skip
 
 

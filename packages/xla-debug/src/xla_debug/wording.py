@@ -66,7 +66,7 @@ class Explanation:
     """Why a program was made: what to tell the user.
 
     ``frames`` are the user's lines, the one to look at first; ``nearest`` names the known program that
-    the step was compared with. ``position`` is the first operation that differs, of ``operations``.
+    the step was compared with, which is equal for ``position`` of the ``operations``.
     """
 
     program: str
@@ -96,6 +96,11 @@ class Explanation:
         """What to do about this cause."""
         return ADVICE[self.cause]
 
+    @property
+    def code(self) -> str:
+        """The text of the line to look at, empty where it cannot be read."""
+        return places.source(self.frames[0]) if self.frames else ""
+
     def where(self) -> str:
         """``train.py:34 in forward``, or what is known instead."""
         if not self.frames:
@@ -107,11 +112,10 @@ class Explanation:
         """All of it, as several lines."""
         made = "loaded from the persistent cache" if self.from_cache else "compiled"
         lines = [
-            f"{self.program} ({self.operations} operations, {made} in {self.seconds:.2f} s): "
+            f"{self.program} ({self.operations} operation{'s' * (self.operations != 1)}, "
+            f"{made} in {self.seconds:.2f} s): "
             f"{self.cause.value}",
-            f"  {self.where()}: {places.source(self.frames[0]) if self.frames else ''}".rstrip(
-                ": "
-            ),
+            f"  {self.where()}: {self.code}".rstrip(": "),
             f"  {self.text}",
         ]
         for frame in filter(_is_of_script, self.frames[1:]):
@@ -237,13 +241,19 @@ def _is_size(entry: Entry, change: Change) -> bool:
     )
 
 
-def _names(entries: Sequence[Entry]) -> str:
-    counted = Counter(operator_text(e) for e in entries if e.plan is not None)
+def _names(entries: Sequence[Entry], besides: Sequence[Entry] = ()) -> str:
+    """The operators of ``entries`` that are not among those of ``besides``."""
+    counted = _operators(entries)
     if not counted:
-        return f"{len(entries)} input{'s' * (len(entries) > 1)}"
+        return f"{len(entries)} input{'s' * (len(entries) != 1)}"
+    counted = counted - _operators(besides) or counted
     named = [name if n == 1 else f"{n}x {name}" for name, n in counted.most_common(_MAX_NAMED)]
     more = len(counted) - len(named)
     return ", ".join(named) + (f" and {more} more" if more > 0 else "")
+
+
+def _operators(entries: Sequence[Entry]) -> Counter[str]:
+    return Counter(operator_text(e) for e in entries if e.plan is not None)
 
 
 def _first_operator(entries: Sequence[Entry]) -> Entry | None:
@@ -271,15 +281,27 @@ def _other(difference: Difference) -> Words:
         return listed
     old, new = difference.old, difference.new
     subject = _first_operator(new) or difference.new_next or _first_operator(old)
-    if difference.kind is Kind.ADDED:
-        text = f"added before {operator_text(difference.new_next)}: {_names(new)}"
-    elif difference.kind is Kind.MISSING:
-        text = f"no longer there before {operator_text(difference.new_next)}: {_names(old)}"
+    kind = _kind(difference)
+    if kind is Kind.ADDED:
+        text = f"added before {operator_text(difference.new_next)}: {_names(new, old)}"
+    elif kind is Kind.MISSING:
+        text = f"no longer there before {operator_text(difference.new_next)}: {_names(old, new)}"
         missing = _first_operator(old)
         subject = missing if missing is not None and missing.plan is not None else subject
     else:
-        text = f"{_names(new)} in place of {_names(old)}"
+        text = f"{_names(new, old)} in place of {_names(old, new)}"
     return Words(_cause_of(difference), text, subject)
+
+
+def _kind(difference: Difference) -> Kind:
+    """Its kind; among other operations only added or only missing ones are such."""
+    old, new = _operators(difference.old), _operators(difference.new)
+    if difference.kind is Kind.OTHER and old != new:
+        if old < new:
+            return Kind.ADDED
+        if new < old:
+            return Kind.MISSING
+    return difference.kind
 
 
 def _cause_of(difference: Difference) -> Cause:

@@ -60,9 +60,8 @@ def ls(chosen: argparse.Namespace) -> int:
     for column in ("program", "operations", "size", "used", "device", "file"):
         table.add_column(column, overflow="fold", no_wrap=column in ("program", "used", "device"))
     for entry in _entries(chosen.path):
-        age = (time.time() - entry.used) / _DAY
         row = (entry.program, str(entry.operations or ""), counters.render_bytes(entry.nbytes))
-        table.add_row(*row, f"{age:.1f} days ago", _device(entry), Text(entry.path.name[:16]))
+        table.add_row(*row, _ago(entry.used), _device(entry), Text(entry.path.name[:16]))
     _console().print(table)
     return 0
 
@@ -116,6 +115,15 @@ def verify(chosen: argparse.Namespace) -> int:
         f"{len(found) - len(bad)} good, {len(bad)} damaged{' and removed' * chosen.delete}"
     )
     return int(bool(bad) and not chosen.delete)
+
+
+def _ago(moment: float) -> str:
+    """``3 hours ago``."""
+    seconds = max(0.0, time.time() - moment)
+    for unit, size in (("day", _DAY), ("hour", 3_600.0), ("minute", 60.0)):
+        if seconds >= size:
+            return f"{_counted(int(seconds // size), unit)} ago"
+    return "just now"
 
 
 def _counted(count: int, noun: str) -> str:

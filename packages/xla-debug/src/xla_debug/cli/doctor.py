@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import importlib
 import os
 import platform
@@ -22,6 +23,8 @@ from xla_core.persistent_cache import CacheRefusedError, PersistentCache
 
 OURS: Final = ("xla-core", "xla-pjrt-cpu", "xla-pjrt-tpu", "xla-dist", "xla-spmd", "xla-debug")
 _OLDEST: Final = (3, 11)
+# A name so much like a variable's is a slip of the pen.
+_ALIKE: Final = 0.88
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +64,7 @@ def checks(with_device: bool = True) -> Iterator[Check]:
     yield from _requirements()
     yield from _plugins()
     yield from _variables()
+    yield from _misspelt()
     yield _cache()
     if with_device:
         yield from _device()
@@ -155,6 +159,14 @@ def _variables() -> Iterator[Check]:
                 yield Check(name, repr(os.environ[name]), str(error))
             else:
                 yield Check(name, f"{os.environ[name]!r}: {flag.meaning}")
+
+
+def _misspelt() -> Iterator[Check]:
+    for name in sorted(os.environ):
+        if name in flags.FLAGS or not name.startswith(("XLA_", "PT_XLA_")):
+            continue
+        for meant in difflib.get_close_matches(name, flags.FLAGS, n=1, cutoff=_ALIKE):
+            yield Check(name, "is read by nothing", f"did you mean {meant}?")
 
 
 def _cache() -> Check:

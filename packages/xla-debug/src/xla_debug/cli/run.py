@@ -7,9 +7,11 @@ import runpy
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Final
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +20,8 @@ from xla_debug import findings, page
 from xla_debug.findings import Advice, CauseRow
 from xla_debug.recorder import PARTS, Recorder
 
-_WIDTH = 120  # where the output is no terminal: lines of code should not be cut
+MSG_NO_SCRIPT: Final = "xla-debug run: {} is no file; name a script, or with -m a module\n"
+_WIDTH: Final = 120  # where the output is no terminal: lines of code should not be cut
 
 
 def add_parser(commands: Any) -> None:
@@ -36,7 +39,10 @@ def add_parser(commands: Any) -> None:
 
 
 def command(chosen: argparse.Namespace) -> int:
-    """Run the script; the status is the script's own, 1 if it raised."""
+    """Run the script; the status is the script's own, 1 if it raised, 2 if there is none."""
+    if not chosen.module and not Path(chosen.script).is_file():
+        sys.stderr.write(MSG_NO_SCRIPT.format(chosen.script))
+        return 2
     recorder = Recorder()
     recorder.start()
     try:
@@ -64,13 +70,20 @@ def run_script(script: str, arguments: list[str], module: bool) -> int:
             runpy.run_path(script, run_name="__main__")
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:
+    except BaseException as error:
         # the report of what ran so far may be what explains the error
-        traceback.print_exc()
+        traceback.print_exception(error.with_traceback(_of_script(error.__traceback__)))
         return 1
     finally:
         sys.argv, sys.path[:] = former
     return 0
+
+
+def _of_script(found: TracebackType | None) -> TracebackType | None:
+    """A traceback as ``python script`` would show it: without what ran the script."""
+    while found is not None and found.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
+        found = found.tb_next
+    return found
 
 
 def show(recorder: Recorder, console: Console) -> None:
@@ -85,10 +98,11 @@ def show(recorder: Recorder, console: Console) -> None:
     console.print(_causes_table(findings.causes(recorder)))
     spots = sorted(recorder.spots.values(), key=lambda s: -s.nanoseconds)
     if spots:
-        table = _table("lines that made the host wait", "what", "times", "seconds", "line")
+        table = _table("lines that made the host wait", "what", "times", "seconds", "line", "code")
         for spot in spots[:10]:
             row = (spot.what, str(spot.count), f"{spot.nanoseconds / 1e9:.3f}")
-            table.add_row(*row, Text(findings.place(spot.frame)))
+            code = Text(findings.code(spot.frame), overflow="ellipsis", no_wrap=True)
+            table.add_row(*row, Text(findings.place(spot.frame)), code)
         console.print(table)
     memory = [s.memory for s in steps if s.memory is not None]
     if memory:
@@ -136,7 +150,7 @@ def _causes_table(rows: list[CauseRow]) -> Table:
         "programs by cause", "cause", "programs", "seconds", "line, and what was different"
     )
     for row in rows:
-        text = Text(f"{row.where}\n{row.example.text}")
+        text = Text("\n".join(filter(None, (row.where, row.example.code, row.example.text))))
         table.add_row(row.cause.value, str(row.count), f"{row.seconds:.2f}", text)
     return table
 
@@ -147,6 +161,6 @@ def _show_advice(found: list[Advice], console: Console) -> None:
         return
     console.print("change first:", style="bold")
     for number, one in enumerate(found, 1):
-        console.print(
-            Text(f"{number}. {one.title} ({one.seconds:.2f} s) at {one.where}\n   {one.how}")
-        )
+        console.print(Text(f"{number}. {one.title} ({one.seconds:.2f} s) at {one.where}"))
+        for line in filter(None, (one.code, one.how)):
+            console.print(Padding(Text(line), (0, 0, 0, 3), expand=False))
