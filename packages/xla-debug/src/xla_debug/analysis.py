@@ -23,6 +23,7 @@ EXECUTION: Final = "Execution Analysis: "
 UNEXPECTED: Final = "Unexpected Execution Analysis: "
 WHY: Final = "Why Compiled: "
 PROFILER: Final = "pt-xla-profiler"
+UNLOWERED: Final = 'Unlowered Op: "{}"'
 _GIGABYTE: Final = 1 << 30
 # torch_xla's own bounds: more often than every second step, slower than this many nanoseconds.
 _TOO_OFTEN: Final = 0.5
@@ -203,27 +204,34 @@ _SLOW_ADVICE: Final = {
 
 def fallback_summary() -> list[str]:
     """The lines of the report at exit: operators that ran on the CPU, by the frames that called them."""
-    if not _fallbacks:
-        return []
+    stacks: Counter[str] = Counter()
+    for (operator, frames), count in _fallbacks.items():
+        lines = [UNLOWERED.format(operator), ""]
+        lines += [f"  {frame.function} ({frame.filename}:{frame.line})" for frame in frames]
+        stacks["\n".join(lines)] += count
+    return usage_summary(stacks) if stacks else []
+
+
+def usage_summary(stacks: Counter[str]) -> list[str]:
+    """The lines of a report of stacks that operators on the CPU came from, the most frequent first."""
     lines = [
         DOUBLE,
         "Unlowered Op usage summary (more of these ops, lower performance)",
         "Note: _local_scalar_dense typically indicates CPU context access",
         SINGLE,
     ]
-    for (operator, frames), count in _fallbacks.most_common():
-        lines += [f"FRAME (count={count}):", f'Unlowered Op: "{operator}"', ""]
-        for frame in frames:
-            lines.append(f"  {frame.function} ({frame.filename}:{frame.line})")
-        lines.append("")
+    for stack, count in stacks.most_common():
+        lines += [f"FRAME (count={count}):", *stack.split("\n"), ""]
     return [*lines, DOUBLE]
 
 
 def at_exit() -> None:
     """Write the report at exit through the logger ``pt-xla-profiler``."""
-    lines = fallback_summary()
-    if not lines:
-        return
+    warn(fallback_summary())
+
+
+def warn(lines: Sequence[str]) -> None:
+    """Write lines through the logger ``pt-xla-profiler``, to stderr where logging is not set up."""
     log = logging.getLogger(PROFILER)
     if not log.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler()

@@ -69,6 +69,15 @@ class StepPeak:
     at: str
     held: tuple[Held, ...]
 
+    def __str__(self) -> str:
+        uses = ", ".join(f"{use} {render_bytes(size)}" for use, size in self.by_use.items() if size)
+        lines = [
+            f"{self.program}: {render_bytes(self.peak)} at the peak ({uses})",
+            f"held most at {self.at}, of {render_bytes(self.unfused)} before operations are fused:",
+            *(f"  {render_bytes(h.nbytes):>9}  {h.what}  {h.where}" for h in self.held),
+        ]
+        return "\n".join(lines)
+
 
 @dataclasses.dataclass(frozen=True)
 class MissedDonation:

@@ -39,6 +39,9 @@ SAVE_GRAPH_FMT: Final = Flag(
 METRICS_FILE: Final = Flag(
     "XLA_METRICS_FILE", str, "", "append the metrics report of every step; STDERR, STDOUT"
 )
+MODELCMP_SAVEDIR: Final = Flag(
+    "MODELCMP_SAVEDIR", str, "", "model_comparator saves tensors to this folder"
+)
 
 
 def level() -> int:

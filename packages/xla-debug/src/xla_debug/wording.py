@@ -113,8 +113,7 @@ class Explanation:
         made = "loaded from the persistent cache" if self.from_cache else "compiled"
         lines = [
             f"{self.program} ({self.operations} operation{'s' * (self.operations != 1)}, "
-            f"{made} in {self.seconds:.2f} s): "
-            f"{self.cause.value}",
+            f"{made} in {self.seconds:.2f} s): {self.cause.value}",
             f"  {self.where()}: {self.code}".rstrip(": "),
             f"  {self.text}",
         ]

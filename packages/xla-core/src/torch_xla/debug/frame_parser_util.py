@@ -1,0 +1,12 @@
+"""torch_xla.debug.frame_parser_util: sums up stacks of operators on the CPU, from the package xla-debug."""
+
+from __future__ import annotations
+
+from torch_xla._packages import lazy_names
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "process_frames": "xla_debug.saved_frames",
+    },
+)
