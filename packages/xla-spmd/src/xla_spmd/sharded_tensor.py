@@ -196,7 +196,7 @@ def sharding_type(tensor: torch.Tensor) -> ShardingType | None:
     return None if found is None else found.type
 
 
-def _placed(tensor: XLATensor) -> tuple[MeshBackend, Any]:
+def placed(tensor: XLATensor) -> tuple[MeshBackend, Any]:
     """The devices and the buffer of a tensor, after running what is pending for it."""
     whole = tensor if tensor._v is None else tensor.detach().clone()
     trace = whole._s.trace
@@ -217,7 +217,7 @@ def _placed(tensor: XLATensor) -> tuple[MeshBackend, Any]:
 
 def shard_indices(tensor: XLATensor) -> list[tuple[int, tuple[slice, ...] | EllipsisType, int]]:
     """Per device of this process: its number in the mesh, its part, and the copy's number."""
-    backend, buffer = _placed(tensor)
+    backend, buffer = placed(tensor)
     sharding = parse(backend.sharding_of(buffer))
     indices = sharding.indices(tensor.shape)
     local = [d.id for d in backend.client.local_devices()]
@@ -232,7 +232,7 @@ def shard_indices(tensor: XLATensor) -> list[tuple[int, tuple[slice, ...] | Elli
 
 def local_shards(tensor: XLATensor) -> list[XLAShard]:
     """The parts of ``tensor`` that this process's devices hold, copied to the CPU."""
-    backend, buffer = _placed(tensor)
+    backend, buffer = placed(tensor)
     parts = dict(backend.client.shards(buffer))
     kind = runtime.device_type()
     found = []
@@ -245,7 +245,7 @@ def local_shards(tensor: XLATensor) -> list[XLAShard]:
 
 def load_local_shards_(tensor: XLATensor, shards: Sequence[XLAShard]) -> None:
     """See ``XLAShardedTensor.load_local_shards_``."""
-    backend, buffer = _placed(tensor)
+    backend, buffer = placed(tensor)
     placement = backend.client.placement_of(buffer)
     wanted = parse(placement.sharding).shard_shape(tensor.shape)
     local = sorted(backend.devices.index(d.id) for d in backend.client.local_devices())

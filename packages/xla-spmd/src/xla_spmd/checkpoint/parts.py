@@ -1,0 +1,194 @@
+"""A tensor's parts as ``torch.distributed.checkpoint`` writes and reads them, one by one.
+
+The library asks an object for its parts by three methods (``torch.distributed._checkpointable``).
+A part that several devices hold is written once in the job, and read once per process.
+"""
+
+from __future__ import annotations
+
+from types import EllipsisType
+from typing import Any, Protocol
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from xla_core import dtypes
+from xla_core.tensor import XLATensor
+from xla_spmd.backend import MeshBackend
+from xla_spmd.sharded_tensor import XLAShard, load_local_shards_, placed, shard_indices
+
+Offsets = tuple[int, ...]
+
+
+class Parts(Protocol):
+    """What the planners ask of a tensor."""
+
+    def size(self) -> torch.Size:
+        """The whole tensor's shape."""
+        ...
+
+    def part(self, index: MetadataIndex) -> torch.Tensor:
+        """The part at ``index.offset``, on the CPU."""
+        ...
+
+
+def chunk(indices: tuple[slice, ...] | EllipsisType, shape: torch.Size) -> ChunkStorageMetadata:
+    """Where a part of a tensor of ``shape`` is; an Ellipsis is all of it."""
+    if isinstance(indices, EllipsisType):
+        return ChunkStorageMetadata(torch.Size([0] * len(shape)), shape)
+    return ChunkStorageMetadata(
+        torch.Size(s.start for s in indices), torch.Size(s.stop - s.start for s in indices)
+    )
+
+
+class _Written:
+    """Parts to write: of what shape and dtype the tensor is, and which parts this process writes."""
+
+    def __init__(self, tensor: torch.Tensor, chunks: list[ChunkStorageMetadata]) -> None:
+        self.shape = torch.Size(tensor.shape)
+        self.properties = TensorProperties(dtype=tensor.dtype)
+        self.chunks = chunks
+
+    def size(self) -> torch.Size:
+        """The whole tensor's shape."""
+        return self.shape
+
+    def __create_write_items__(self, fqn: str, _object: Any) -> list[WriteItem]:
+        return [
+            WriteItem(
+                MetadataIndex(fqn, c.offsets),
+                WriteItemType.SHARD,
+                tensor_data=TensorWriteData(c, self.properties, self.shape),
+            )
+            for c in self.chunks
+        ]
+
+
+class DeviceParts(_Written):
+    """Parts that are fetched from the devices when they are written."""
+
+    def __init__(self, tensor: XLATensor) -> None:
+        self._backend, self._buffer = placed(tensor)
+        shape = torch.Size(tensor.shape)
+        found = shard_indices(tensor)
+        # the first of the devices with equal parts, in the whole job, is the one whose part is written
+        own = [(chunk(indices, shape), number) for number, indices, copy in found if not copy]
+        super().__init__(tensor, [c for c, _ in own])
+        self._devices = {tuple(c.offsets): self._backend.devices[number] for c, number in own}
+        self._dtype = tensor.dtype
+
+    def part(self, index: MetadataIndex) -> torch.Tensor:
+        """The part at ``index.offset``."""
+        client = self._backend.client
+        parts = dict(client.shards(self._buffer))
+        array = client.get(parts[self._devices[_offsets(index)]])
+        return dtypes.from_numpy(array, self._dtype)
+
+    def copied(self) -> HostParts:
+        """The same parts, fetched now."""
+        return HostParts(self)
+
+
+class HostParts(_Written):
+    """Parts that were fetched before: what happens to the tensor afterwards does not matter."""
+
+    def __init__(self, parts: DeviceParts) -> None:
+        self.shape, self.properties, self.chunks = parts.shape, parts.properties, parts.chunks
+        self._copies = {
+            tuple(c.offsets): parts.part(MetadataIndex("", c.offsets)) for c in self.chunks
+        }
+
+    def part(self, index: MetadataIndex) -> torch.Tensor:
+        """The part at ``index.offset``."""
+        return self._copies[_offsets(index)]
+
+
+class LoadedParts:
+    """Memory on the host for the parts of a tensor that this process holds; full, they go to the devices."""
+
+    def __init__(self, tensor: XLATensor) -> None:
+        self._tensor = tensor
+        self.shape = torch.Size(tensor.shape)
+        self._chunks = [chunk(indices, self.shape) for _, indices, _ in shard_indices(tensor)]
+        self._parts = {
+            tuple(c.offsets): torch.empty(c.sizes, dtype=tensor.dtype) for c in self._chunks
+        }
+        self._missing = sum(part.numel() for part in self._parts.values())
+
+    def size(self) -> torch.Size:
+        """The whole tensor's shape."""
+        return self.shape
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return list({tuple(c.offsets): c for c in self._chunks}.values())
+
+    def part(self, index: MetadataIndex) -> torch.Tensor:
+        """The memory of the part at ``index.offset``."""
+        return self._parts[_offsets(index)]
+
+    def arrived(self, elements: int) -> None:
+        """So many more elements were read; with the last of them the tensor gets its value."""
+        self._missing -= elements
+        if self._missing:
+            return
+        load_local_shards_(
+            self._tensor,
+            [XLAShard(self._parts[tuple(c.offsets)], ..., "", 0) for c in self._chunks],
+        )
+
+
+class LoadedCopy:
+    """As ``LoadedParts`` for a tensor that is whole on one device, or a view."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._value = torch.empty(tensor.shape, dtype=tensor.dtype)
+        self._missing = self._value.numel()
+
+    def size(self) -> torch.Size:
+        """The tensor's shape."""
+        return self._value.shape
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [chunk(..., self._value.shape)]
+
+    def part(self, index: MetadataIndex) -> torch.Tensor:
+        """The memory of all of it."""
+        return self._value
+
+    def arrived(self, elements: int) -> None:
+        """So many more elements were read; with the last of them the tensor gets its value."""
+        self._missing -= elements
+        if not self._missing:
+            with torch.no_grad():
+                self._tensor.copy_(self._value)
+
+
+def _offsets(index: MetadataIndex) -> Offsets:
+    return tuple(index.offset or ())
+
+
+def is_over_mesh(value: Any) -> bool:
+    """Whether a value is a tensor on all devices of the job at once."""
+    return isinstance(value, XLATensor) and isinstance(value._s.trace.backend, MeshBackend)
+
+
+def to_write(value: Any) -> Any:
+    """What of a state dict is written for ``value``: a tensor's parts, or the value on the CPU."""
+    if is_over_mesh(value):
+        return DeviceParts(value)
+    return value.detach().cpu() if isinstance(value, XLATensor) else value
+
+
+def to_load(value: Any) -> Any:
+    """What of a state dict is read into for ``value``."""
+    if not isinstance(value, XLATensor):
+        return value
+    if is_over_mesh(value) and value._v is None:
+        return LoadedParts(value)
+    return LoadedCopy(value)

@@ -1,0 +1,82 @@
+"""Planners for ``torch.distributed.checkpoint`` whose state dicts hold tensors split over devices.
+
+A checkpoint is in that library's own format: it can be loaded over another mesh, on one device, or on the
+CPU by the default planner, and what that wrote can be loaded over a mesh.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.storage import StorageMeta
+
+from xla_spmd.checkpoint import parts
+
+
+class SPMDSavePlanner(DefaultSavePlanner):
+    """Writes each part of a split tensor once, fetched from its device when it is its turn.
+
+    ``torch.distributed.checkpoint.save(state_dict, ..., planner=SPMDSavePlanner())``. ``paths`` says where
+    the keys of a state dict that is flat already come from.
+    """
+
+    def __init__(self, paths: Mapping[str, tuple[str | int, ...]] | None = None) -> None:
+        super().__init__()
+        self._paths = paths
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        storage_meta: StorageMeta | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        """Flatten ``state_dict`` and look up where its tensors' parts are."""
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+        if self._paths is not None:
+            self.mappings = dict(self._paths)
+        self.state_dict = {name: parts.to_write(value) for name, value in self.state_dict.items()}
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """A part of a tensor, or another value."""
+        found = self.state_dict[index.fqn]
+        return found.part(index) if isinstance(found, _WRITTEN) else super().lookup_object(index)
+
+
+class SPMDLoadPlanner(DefaultLoadPlanner):
+    """Reads into the tensors of a state dict in place, each process the parts that it holds.
+
+    ``torch.distributed.checkpoint.load(state_dict, ..., planner=SPMDLoadPlanner())``. The tensors are on
+    the device and split already; how they were split when they were written does not matter. Optimizers
+    have no state before their first step: see ``prime_optimizer``.
+    """
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        """Flatten ``state_dict`` and make room for the parts of its tensors."""
+        super().set_up_planner(state_dict, metadata, is_coordinator)
+        self.state_dict = {name: parts.to_load(value) for name, value in self.state_dict.items()}
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        """The memory that a part is read into."""
+        found = self.state_dict[index.fqn]
+        return found.part(index) if isinstance(found, _LOADED) else super().lookup_tensor(index)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """A part, or some of one, was read; with its last one a tensor gets its value."""
+        found = self.state_dict[read_item.dest_index.fqn]
+        if isinstance(found, _LOADED):
+            found.arrived(math.prod(read_item.lengths))
+
+
+_WRITTEN = (parts.DeviceParts, parts.HostParts)
+_LOADED = (parts.LoadedParts, parts.LoadedCopy)

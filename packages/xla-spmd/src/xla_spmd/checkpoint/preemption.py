@@ -1,0 +1,46 @@
+"""Being asked to end (SIGTERM): the next step of every process is the one to take a checkpoint at."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+MSG_THREAD: Final = (
+    "a CheckpointManager that takes a checkpoint when the process is asked to end has to be made in the main "
+    "thread, which alone may handle SIGTERM; make it there, or pass chkpt_on_preemption=False"
+)
+
+_asked: Final = threading.Event()
+_former: list[Any] = []
+
+
+def watch() -> None:
+    """Note SIGTERM from now on, instead of ending; a handler of the user's own is still called.
+
+    Raises RuntimeError outside the main thread.
+    """
+    if _former:
+        return
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError(MSG_THREAD)
+    _former.append(signal.signal(signal.SIGTERM, _note))
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    _asked.set()
+    if callable(_former[0]):
+        _former[0](number, frame)
+
+
+def reached(group: dist.ProcessGroup | None) -> bool:
+    """Whether any process of ``group`` (None: this one) was asked to end; all of them get one answer."""
+    if group is None:
+        return _asked.is_set()
+    asked = torch.tensor(int(_asked.is_set()))
+    dist.all_reduce(asked, dist.ReduceOp.MAX, group)
+    return bool(asked)
