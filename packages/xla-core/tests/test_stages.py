@@ -7,8 +7,11 @@ import json
 import pytest
 
 TRAINING = """
+    import dataclasses
     from xla_core import counters, programs
+    from xla_pjrt_cpu.client import CpuClient
 
+    CpuClient.outlining = dataclasses.replace(CpuClient.outlining, most_stages=MOST_STAGES)
     torch.manual_seed(0)
     model = nn.Sequential(*[Block(16) for _ in range(LAYERS)], nn.Linear(16, 3)).to("xla")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -30,6 +33,7 @@ TRAINING = """
         "losses": losses,
         "kind": type(executable).__name__,
         "hlo": executable.optimized_hlo().count("HloModule "),
+        "runs": len(getattr(executable, "_runs", [0])),
         "aliases": sorted(step.aliases),
         "memory": executable.memory_analysis(),
         "flops": executable.cost_analysis()["flops"],
@@ -44,8 +48,9 @@ TRAINING = """
 def trained(run_python, blocks):
     """Train in a process of its own, and what it printed."""
 
-    def run(layers: int = 6, **environment: str) -> dict:
-        printed = run_python(blocks + TRAINING.replace("LAYERS", str(layers)), **environment)
+    def run(layers: int = 6, most_stages: int | None = None, **environment: str) -> dict:
+        script = TRAINING.replace("LAYERS", str(layers)).replace("MOST_STAGES", str(most_stages))
+        printed = run_python(blocks + script, **environment)
         return json.loads(printed.splitlines()[-1])
 
     return run
@@ -75,6 +80,20 @@ def test_depth_adds_runs_and_no_programs(trained):
     shallow, deep = (trained(layers, XLA_STEP_STAGES="1") for layers in (6, 12))
     assert 3 <= deep["hlo"] <= shallow["hlo"]
     assert deep["flops"] > 1.8 * shallow["flops"]  # the head is the same
+
+
+# Of eight layers seven are alike in the backward pass: three at a time, one is left over, which is
+# another program; all seven at once, none is.
+@pytest.mark.parametrize(("most", "leftovers"), [(10, 1), (6, 0)])
+def test_few_stages_stand_for_several_calls_each(trained, most, leftovers):
+    each = trained(8, XLA_STEP_STAGES="1")
+    few = trained(8, most, XLA_STEP_STAGES="1")
+    assert few["runs"] < each["runs"] / 2
+    assert few["hlo"] == each["hlo"] + leftovers
+    # float32: a stage of several blocks is fused in another way
+    assert few["losses"] == pytest.approx(each["losses"], rel=1e-5)
+    assert few["aliases"] == each["aliases"]
+    assert few["memory"]["aliased"] == each["memory"]["aliased"]
 
 
 def test_small_steps_are_one_program_unless_asked(trained):

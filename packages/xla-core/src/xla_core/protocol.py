@@ -114,8 +114,9 @@ class Outlining:
     ``Program.options`` for programs with such functions. A step of at least ``min_staged`` operations
     is compiled as several programs that run in a row, so that a function is compiled once where the
     compiler would clone it (None: never), unless these would have fewer than ``min_stage`` operations
-    on average: each costs a launch. ``never_inside`` names operators (``aten.convolution.default``) that
-    this compiler makes slower inside a function than outside.
+    on average: each costs a launch. Where there were more than ``most_stages``, a stage stands for
+    several calls in a row (None: for any number of stages). ``never_inside`` names operators
+    (``aten.convolution.default``) that this compiler makes slower inside a function than outside.
     """
 
     wanted: bool = False
@@ -123,6 +124,7 @@ class Outlining:
     min_saved: int = 40
     min_staged: int | None = None
     min_stage: int = 24
+    most_stages: int | None = None
     never_inside: tuple[str, ...] = ()
     options: Mapping[str, str | int | float | bool] = dataclasses.field(default_factory=dict)
 

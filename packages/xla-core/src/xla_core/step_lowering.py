@@ -119,10 +119,10 @@ class StepLowering:
 
     def stages(self) -> tuple[list[Program], Schedule]:
         """Several programs, and how they follow each other."""
-        assert self.repeats is not None
+        assert self.repeats is not None and self.outlining is not None
         given = [e.first for e in self.entries if e.plan is None]
         donations = {given[slot]: self.outputs[target] for slot, target in self.layout.aliases}
-        plan = cut(*self.repeats, self.outputs, donations)
+        plan = cut(*self.repeats, self.outputs, donations, self.outlining.most_stages)
         last = self.entries[-1]
         vectors = ((VECTORS[True], last.floats), (VECTORS[False], last.ints))
         order = [*given, *(vid for vid, count in vectors if count)]

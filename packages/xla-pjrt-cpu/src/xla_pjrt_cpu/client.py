@@ -58,12 +58,14 @@ class CpuClient(PjrtClient):
     missing_device = ": CPU_NUM_DEVICES sets how many each process shows"
     # XLA clones a function for each of its calls before it optimizes; with this option (jaxlib
     # 0.10.2), after, which halves the compile time of a 48-layer GPT. Stages take another two thirds
-    # of it; a launch costs 30 to 60 microseconds, which shorter steps would notice. Around a
+    # of it; a launch costs 30 to 60 microseconds, which shorter steps would notice, and the 33rd that is
+    # pending waits for the first. Around a
     # convolution XLA chooses layouts, which it cannot do across the border of a function: with five of
     # its blocks as calls of one, ResNet-50's step takes 1.5 times as long and compiles no faster.
     outlining = Outlining(
         wanted=True,
         min_staged=3000,
+        most_stages=32,
         never_inside=("aten.convolution.default", "aten.convolution_backward.default"),
         options={compat.EXTRA_OPTIONS: "xla_cpu_flatten_after_fusion"},
     )

@@ -48,7 +48,7 @@ class Emitter:
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.lazy = graph.lazy
         self.groups = _moving_groups(plan)
-        self.jitted: dict[Function, Callable[..., Any]] = {}
+        self._traced: dict[Function, Callable[..., Any]] = {}
 
     def emit(self, items: Sequence[Item], scope: Scope) -> None:
         """Compute items in order."""
@@ -63,7 +63,7 @@ class Emitter:
         vectors = [scope.lifted.vectors[kind] for kind in kinds_of(call.operands)]
         indices = [_index(slot, scope) for slot in self.moving_slots(call)]
         operands = [scope[v] for v in call.operands if v >= 0]
-        results = self._jitted(function)(vectors, indices, operands)
+        results = self.jitted(function)(vectors, indices, operands)
         scope.update(zip(call.results, results, strict=True))
 
     def moving_slots(self, call: Call) -> list[Slot]:
@@ -71,12 +71,13 @@ class Emitter:
         found = slots(call.operands)
         return [found[group[0]] for group in self.groups[call.function]]
 
-    def _jitted(self, function: Function) -> Callable[..., Any]:
-        found = self.jitted.get(function)
+    def jitted(self, function: Function) -> Callable[..., Any]:
+        """A function of the program that is kept as one: ``body`` under its name."""
+        found = self._traced.get(function)
         if found is None:
             run = self.body(function)
             run.__name__ = KEPT_PREFIX + name_of(function)
-            found = self.jitted[function] = jax.jit(run)
+            found = self._traced[function] = jax.jit(run)
         return found
 
     def body(self, function: Function) -> Callable[[list[Any], list[Any], list[Any]], list[Any]]:

@@ -3,14 +3,18 @@
 XLA clones a function for each of its calls and optimizes the clones: the compile time of one program
 grows with a model's depth, functions or not. A stage that runs forty-eight times is one program
 however deep the model is. What lies between the calls of functions become stages of their own.
+
+A device that waits when many runs are pending is given fewer: a stage then stands for a few calls in a
+row, as long as all such stages are wired alike.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from xla_core.lowering.evaluate import Lifted, Scope
@@ -18,6 +22,9 @@ from xla_core.lowering.nodes import Graph, references
 from xla_core.lowering.outline import Emitter, kinds_of, name_of
 from xla_core.lowering.repeats import Call, Function, Item, Plan
 from xla_core.trace import Entry
+
+# XLA clones a function for each call: more calls than this, and a stage takes long to compile itself.
+_MOST_CALLS: Final = 8
 
 VECTORS: Final = {True: -1, False: -2}
 """The value numbers of the step's vectors of lifted floats (True) and ints (False)."""
@@ -64,21 +71,33 @@ class StagePlan:
 
 
 def cut(
-    graph: Graph, plan: Plan, outputs: Sequence[int], donations: Mapping[int, int]
+    graph: Graph,
+    plan: Plan,
+    outputs: Sequence[int],
+    donations: Mapping[int, int],
+    most_stages: int | None = None,
 ) -> StagePlan:
-    """The stages of a step; ``donations`` maps inputs to the outputs that their storages hold then."""
-    return _Cutter(graph, plan, outputs, donations).plan()
+    """The stages of a step; ``donations`` maps inputs to the outputs that their storages hold then.
+
+    Where there were more than ``most_stages``, calls in a row share one.
+    """
+    return _Cutter(graph, plan, outputs, donations, most_stages).plan()
 
 
 class _Cutter:
     def __init__(
-        self, graph: Graph, plan: Plan, outputs: Sequence[int], donations: Mapping[int, int]
+        self,
+        graph: Graph,
+        plan: Plan,
+        outputs: Sequence[int],
+        donations: Mapping[int, int],
+        most_stages: int | None,
     ) -> None:
         self.graph = graph
         self.emitter = Emitter(graph, plan)
         self.outputs = outputs
         self.donations = donations
-        self.groups = [list(g) for g in _groups(plan.items)]
+        self.groups = list(_groups(plan.items, _calls_per_stage(plan, most_stages)))
         self.made = {v for group in self.groups for item in group for v in item.results}
         self.last_reader: dict[int, int] = {}
 
@@ -88,14 +107,16 @@ class _Cutter:
         for number, values in enumerate(reads, start=1):
             self.last_reader.update(dict.fromkeys(values, number))
         self.last_reader.update(dict.fromkeys(self.outputs, len(reads) + 1))
+        leaving = self._leaving_calls()
         stages: list[Stage] = []
         programs: list[StageProgram] = []
-        of: dict[Function | int, int] = {}
+        of: dict[Hashable, int] = {}
         for number, (group, values) in enumerate(zip(self.groups, reads, strict=True), start=1):
-            head = group[0]
-            key: Function | int = number
-            if isinstance(head, Call):
-                stage, key = self._of_call(head), head.function
+            key: Hashable = number
+            calls = _calls(group)
+            if calls:
+                key = _wiring(calls)
+                stage = self._of_calls(calls, leaving[key])
             else:
                 stage = self._between(group, values, number)
             if key not in of:
@@ -124,11 +145,25 @@ class _Cutter:
 
         return StageProgram("slices_and_constants", function, inputs, wanted, 0, ())
 
-    def _of_call(self, call: Call) -> Stage:
-        values = (v for v in call.operands if v >= 0)
-        vectors = (VECTORS[kind] for kind in kinds_of(call.operands))
-        indices = tuple(position for _, position in self.emitter.moving_slots(call))
-        return Stage(-1, (*values, *vectors), indices, call.results)
+    def _leaving_calls(self) -> dict[Hashable, list[int]]:
+        """For all groups of calls that are wired alike: which of their results some of them hand on."""
+        found: dict[Hashable, set[int]] = {}
+        for number, group in enumerate(self.groups, start=1):
+            calls = _calls(group)
+            if calls:
+                results = enumerate(v for call in calls for v in call.results)
+                read_later = {i for i, v in results if self.last_reader.get(v, 0) > number}
+                found.setdefault(_wiring(calls), set()).update(read_later)
+        return {wiring: sorted(places) for wiring, places in found.items()}
+
+    def _of_calls(self, calls: list[Call], leaving: list[int]) -> Stage:
+        results = [v for call in calls for v in call.results]
+        made = set(results)
+        values = (v for call in calls for v in call.operands if v >= 0 and v not in made)
+        vectors = (VECTORS[kind] for kind in kinds_of(calls[0].operands))
+        moving = (slot for call in calls for slot in self.emitter.moving_slots(call))
+        indices = tuple(position for _, position in moving)
+        return Stage(-1, (*values, *vectors), indices, tuple(results[i] for i in leaving))
 
     def _between(self, group: list[Item], values: Iterable[int], number: int) -> Stage:
         numbers = [v for item in group for v in item.operands if v < 0]
@@ -139,9 +174,10 @@ class _Cutter:
     def _program(self, group: list[Item], stage: Stage) -> StageProgram:
         values = [v for v in stage.inputs if v >= 0]
         kinds = [kind for kind in (False, True) if VECTORS[kind] in stage.inputs]
-        head = group[0]
-        if isinstance(head, Call):
-            body, name = self.emitter.body(head.function), name_of(head.function)
+        calls = _calls(group)
+        if calls:
+            body, name = self._calls_body(calls, stage.outputs), name_of(calls[0].function)
+            name = f"{len(calls)}_times_{name}" if len(calls) > 1 else name
         else:
             body, name = self._body(group, values, kinds, stage.outputs), f"{len(group)}_operations"
         vectors, count = len(kinds), len(values)
@@ -151,6 +187,25 @@ class _Cutter:
             return body(rest[:vectors], rest[vectors:], operands)
 
         return StageProgram(name, function, stage.inputs, stage.outputs, len(stage.indices), ())
+
+    def _calls_body(
+        self, calls: list[Call], outputs: tuple[int, ...]
+    ) -> Callable[[list[Any], list[Any], list[Any]], list[Any]]:
+        function = calls[0].function
+        # a function that is called once need not be one
+        emitter = self.emitter
+        run_one = emitter.body(function) if len(calls) == 1 else emitter.jitted(function)
+
+        def run(vectors: list[Any], indices: list[Any], operands: list[Any]) -> list[Any]:
+            made: dict[int, Any] = {}
+            given, moving = iter(operands), iter(indices)
+            for call in calls:
+                own = [made[v] if v in made else next(given) for v in call.operands if v >= 0]
+                numbers = [next(moving) for _ in emitter.moving_slots(call)]
+                made.update(zip(call.results, run_one(vectors, numbers, own), strict=True))
+            return [made[v] for v in outputs]
+
+        return run
 
     def _body(
         self, group: list[Item], values: list[int], kinds: list[bool], outputs: tuple[int, ...]
@@ -186,17 +241,50 @@ class _Cutter:
 
 
 def stage_count(plan: Plan) -> int:
-    """How many stages a plan gives, but for slices of inputs and constants."""
-    return sum(1 for _ in _groups(plan.items))
+    """How many stages a plan gives with one for each call, but for slices of inputs and constants."""
+    return sum(1 for _ in _groups(plan.items, lambda _: 1))
 
 
-def _groups(items: Sequence[Item]) -> Iterator[Iterable[Item]]:
-    """Each call alone, and the operations between two calls together."""
-    for is_call, found in itertools.groupby(items, lambda item: isinstance(item, Call)):
-        if is_call:
-            yield from ([call] for call in found)
-        else:
-            yield found
+def _groups(items: Sequence[Item], per_stage: Callable[[int], int]) -> Iterator[list[Item]]:
+    """Calls of one function in a row, ``per_stage`` of them at a time; the operations between calls.
+
+    ``per_stage`` is asked with the number of calls that are in a row.
+    """
+    for function, run in itertools.groupby(items, _function_of):
+        found = list(run)
+        size = len(found) if function is None else per_stage(len(found))
+        yield from (found[i : i + size] for i in range(0, len(found), size))
+
+
+def _function_of(item: Item) -> Function | None:
+    return item.function if isinstance(item, Call) else None
+
+
+def _calls_per_stage(plan: Plan, most_stages: int | None) -> Callable[[int], int]:
+    """How many of so many calls in a row share a stage, so that there are at most ``most_stages``.
+
+    A number that leaves no rest is preferred: the rest would be another program to compile.
+    """
+    count = stage_count(plan)
+    fewest = 1 if most_stages is None else min(math.ceil(count / most_stages), _MOST_CALLS)
+
+    def per_stage(calls: int) -> int:
+        even = (n for n in range(fewest, min(2 * fewest, _MOST_CALLS) + 1) if calls % n == 0)
+        return next(even, fewest)
+
+    return per_stage
+
+
+def _calls(group: Sequence[Item]) -> list[Call]:
+    """The calls that a group consists of; none where it is what lies between calls."""
+    return [item for item in group if isinstance(item, Call)]
+
+
+def _wiring(calls: Sequence[Call]) -> Hashable:
+    """What makes groups of calls the same program: how many there are, and how they read each other."""
+    places = {v: i for i, v in enumerate(v for call in calls for v in call.results)}
+    operands = (v for call in calls for v in call.operands if v >= 0)
+    return calls[0].function, len(calls), tuple(places.get(v, -1) for v in operands)
 
 
 def _reads(group: Iterable[Item]) -> list[int]:
