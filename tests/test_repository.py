@@ -19,6 +19,7 @@ JAX_PRIVATE_HOMES = {
     "_jax_annotate.py",
     "_jax_calls.py",
     "_jax_compat.py",
+    "_jax_composites.py",
     "_jax_coordinator.py",
     "_jax_kernels.py",
     "_jax_pjrt.py",

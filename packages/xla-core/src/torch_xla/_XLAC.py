@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch_xla._packages import lazy_names
+from xla_core.custom_calls import custom_call as _xla_custom_call
 from xla_core.kernels.pallas import tpu_custom_call as _xla_tpu_custom_call
 from xla_core.xlac import _check_tensor_need_materialization as _check_tensor_need_materialization
 from xla_core.xlac import _init_computation_client as _init_computation_client

@@ -5,6 +5,8 @@ The rest of what this project uses of jax and jaxlib is in ``_jax_compat``.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -20,6 +22,10 @@ from jaxlib.mlir import ir
 from xla_core._jax_compat import stablehlo
 
 Results = Sequence[tuple[tuple[int, ...], np.dtype]]
+
+MARK_TARGET: Final = "xla_mark_tensor"
+# XLA's typed calls, whose configuration is a dictionary
+_TYPED_FFI: Final = 4
 
 
 def custom_call(
@@ -64,7 +70,7 @@ def _lower_call(
         operands,
         call_target_name=ir.StringAttr.get(target),
         has_side_effect=ir.BoolAttr.get(has_side_effect),
-        backend_config=ir.StringAttr.get(backend_config),
+        backend_config=_config(backend_config, api_version),
         api_version=ir.IntegerAttr.get(ir.IntegerType.get_signless(32), api_version),
     )
     if frontend_attributes:
@@ -74,7 +80,52 @@ def _lower_call(
     return call.results
 
 
+def _config(text: str, api_version: int) -> ir.Attribute:
+    if api_version == _TYPED_FFI:
+        return ir.Attribute.parse(text or "{}")
+    return ir.StringAttr.get(text)
+
+
 _call_p: Final = _jax_core.Primitive("xla_custom_call")
 _call_p.multiple_results = True
 _call_p.def_abstract_eval(_results_of_call)
 _mlir.register_lowering(_call_p, _lower_call)
+
+
+# --- marks ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mark:
+    """A value's place in a composite: ``position`` among the operands or results of instance ``id``.
+
+    ``attributes`` is a JSON object or ``null``; that of the first result counts.
+    """
+
+    name: str
+    position: int
+    id: str
+    is_input: bool
+    attributes: str
+
+
+def mark(value: Any, place: Mark) -> Any:
+    """``value``, marked; ``_jax_composites`` makes composites of the marks, or removes them."""
+    return _mark_p.bind(value, place=place)
+
+
+def _lower_mark(ctx: Any, value: Any, *, place: Mark) -> Any:
+    call = stablehlo.CustomCallOp(
+        [value.type],
+        [value],
+        call_target_name=ir.StringAttr.get(MARK_TARGET),
+        has_side_effect=ir.BoolAttr.get(False),
+        backend_config=ir.StringAttr.get(json.dumps(dataclasses.asdict(place))),
+        api_version=ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 1),
+    )
+    return call.results
+
+
+_mark_p: Final = _jax_core.Primitive("xla_mark")
+_mark_p.def_abstract_eval(lambda aval, *, place: aval)
+_mlir.register_lowering(_mark_p, _lower_mark)

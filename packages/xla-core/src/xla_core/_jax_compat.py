@@ -108,6 +108,7 @@ def lower(
     debug_locations: bool = False,
     kept_prefix: str | None = None,
     relocate: Relocation | None = None,
+    edit: Callable[[ir.Module], None] | None = None,
 ) -> bytes:
     """Lower ``function`` of ``len(avals)`` arrays to StableHLO bytecode for one ``platform``.
 
@@ -119,7 +120,8 @@ def lower(
     no jax backend is started. Calls of inner functions (``jax.jit``) whose names begin with
     ``kept_prefix`` tell XLA to keep them as functions, each compiled once. Locations are left out
     unless ``debug_locations``, so that equal programs give equal bytes wherever they were traced.
-    With ``relocate`` operations keep their names (of ``jax.named_scope``) as it changes them.
+    With ``relocate`` operations keep their names (of ``jax.named_scope``) as it changes them; ``edit``
+    may change the module.
     Raises ValueError for an alias that does not fit, or if the function calls back into Python.
     """
     module = lower_to_module(
@@ -128,6 +130,8 @@ def lower(
         input_shardings=input_shardings, output_shardings=output_shardings,
         debug_locations=debug_locations, kept_prefix=kept_prefix,
     )  # fmt: skip
+    if edit is not None:
+        edit(module)
     if relocate is not None:
         relocate_operations(module, relocate)
     return module_to_bytecode(module, debug_locations=debug_locations or relocate is not None)

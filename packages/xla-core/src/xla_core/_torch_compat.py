@@ -10,6 +10,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -239,12 +240,12 @@ def when_dynamo_is_used(prepare: Callable[[], None]) -> None:
     torch.compile = compile
 
 
-def let_dynamo_take(tensor_type: type, packages: Sequence[str]) -> None:
+def let_dynamo_take(tensor_type: type, packages: Sequence[str], traced: Sequence[str]) -> None:
     """Let Dynamo trace tensors of a class with the metaclass ``tensor_type`` like torch's own.
 
     Dynamo takes a subclass whose ``__torch_dispatch__`` is torch's disabled one; what is asked of
     the class while this thread compiles is answered so, and nothing else changes. Code of
-    ``packages`` is not traced.
+    ``packages`` is not traced, but for that of the modules ``traced``, which are at their top.
     """
     dynamo = importlib.import_module("torch._dynamo")
     callbacks = importlib.import_module("torch._dynamo.callback").callback_handler  # torch 2.13
@@ -286,11 +287,23 @@ def let_dynamo_take(tensor_type: type, packages: Sequence[str]) -> None:
 
     register()
     callbacks.clear = clear_others  # torch._dynamo.reset() clears all callbacks
-    for package in packages:
-        dynamo.trace_rules.add(package)
+    _skip_code(dynamo.trace_rules, packages, traced)
     # torch 2.13: writes to arguments stay in the graph, whose program can then reuse their memory
     backend = importlib.import_module("torch._dynamo.backends.torchxla").openxla
     backend.kwargs.setdefault("keep_inference_input_mutations", True)
+
+
+def _skip_code(rules: Any, packages: Sequence[str], traced: Sequence[str]) -> None:
+    """Have Dynamo step over the code of ``packages`` except that of the modules ``traced``."""
+    # torch 2.13: files are skipped by how their paths begin
+    for package in packages:
+        folder = Path(str(importlib.import_module(package).__file__)).parent
+        names = {
+            path.stem if path.suffix == ".py" else f"{path.name}/" for path in folder.iterdir()
+        }
+        kept = {module.rpartition(".")[2] for module in traced if module.startswith(f"{package}.")}
+        rules.SKIP_DIRS.extend(f"{folder}/{name}" for name in sorted(names - kept))
+    rules._recompile_re()
 
 
 def finished_work(result: Any) -> Any:

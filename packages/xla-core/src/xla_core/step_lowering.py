@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from xla_core import _jax_compat, flags, settings, where
+from xla_core._jax_composites import build_composites
 from xla_core.dtypes import kept_as, numpy_dtype
 from xla_core.layout import Layout
 from xla_core.lowering.evaluate import Scope
@@ -22,6 +23,7 @@ from xla_core.lowering.stages import VECTORS, cut, stage_count
 from xla_core.lowering.step import needed_entries, repeats_of, step_function
 from xla_core.lowering.target import lowering_for
 from xla_core.metas import TensorMeta
+from xla_core.operators import MARK
 from xla_core.protocol import ArraySpec, DeviceClient, Outlining, Program
 from xla_core.staged import Schedule, schedule
 from xla_core.trace import Entry, Trace
@@ -78,9 +80,11 @@ class StepLowering:
         self.name = name
         self.needed = needed_entries(entries, outputs)
         self.metas = {e.first + i: m for e in entries for i, m in enumerate(e.metas)}
+        self.marked = any(e.plan is not None and e.plan.name == MARK for e in self.needed)
         # partitioners look at one call at a time: a function of its own would have to be as each
         # calls it
-        single = layout.num_partitions == 1
+        # and marked parts are looked for in one function
+        single = layout.num_partitions == 1 and not self.marked
         self.outlining = outlining_of(trace.backend.client) if single else None
         self.repeats: tuple[Graph, Plan] | None = None
         if self.outlining is not None:
@@ -176,6 +180,7 @@ class StepLowering:
                 output_shardings=layout.output_annotations,
                 kept_prefix=KEPT_PREFIX if functions else None,
                 relocate=where.relocation(self.entries),
+                edit=build_composites if self.marked else None,
             )
         return Program(
             name=name,

@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from xla_core import _jax_portable, settings
+from xla_core._jax_composites import build_composites
 from xla_core._jax_portable import PortableProgram
 from xla_core.dtypes import numpy_dtype, to_numpy
 from xla_core.export import arguments
@@ -258,6 +259,7 @@ class _Export:
                 [*avals, *constants],
                 METHOD,
                 with_text=self.options.include_human_readable_text,
+                edit=build_composites,
                 relocate=None if scopes is None else relocation(scopes),
             )
 

@@ -1,0 +1,78 @@
+"""Calls of code by its name, and marks of where composites begin and end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from jax import Array
+
+from xla_core import _jax_calls
+from xla_core import composites as composites
+from xla_core.custom_calls import result_specs, results_of
+from xla_core.dtypes import numpy_dtype
+from xla_core.lowering.registry import rule
+
+_PLACEMENT = "annotate_device_placement"
+
+
+@rule(torch.ops.xla.custom_call.default, meta=results_of)
+def custom_call(
+    args: list[Array],
+    call_target: str,
+    sizes: list[int],
+    ranks: list[int],
+    dtypes: str,
+    has_side_effect: bool,
+    backend_config: str,
+    api_version: int,
+    frontend_attributes: list[str],
+) -> list[Array]:
+    """``stablehlo.custom_call`` of ``call_target``."""
+    texts = iter(frontend_attributes)  # names and values in turn
+    results = [(s, numpy_dtype(d)) for s, d in result_specs(sizes, ranks, dtypes)]
+    return _jax_calls.custom_call(
+        call_target,
+        args,
+        results,
+        has_side_effect=has_side_effect,
+        backend_config=backend_config,
+        api_version=api_version,
+        frontend_attributes=dict(zip(texts, texts, strict=True)),
+    )
+
+
+def _placed(value: Array, memory: str) -> Array:
+    # how XLA's offloading passes are told of a value's memory
+    (result,) = _jax_calls.custom_call(
+        _PLACEMENT,
+        [value],
+        [(value.shape, value.dtype)],
+        has_side_effect=True,
+        frontend_attributes={"_xla_buffer_placement": memory},
+    )
+    return result
+
+
+@rule(torch.ops.xla.place_to_host.default)
+def place_to_host(t: Array) -> Array:
+    """``t``, in the host's memory."""
+    return _placed(t, "pinned_host")
+
+
+@rule(torch.ops.xla.place_to_device.default)
+def place_to_device(t: Array) -> Array:
+    """``t``, in the device's memory."""
+    return _placed(t, "device")
+
+
+def _like(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@rule(torch.ops.xla.mark_tensor.default, meta=_like)
+def mark_tensor(x: Array, name: str, pos: int, id: str, is_input: bool, attr: Any = None) -> Array:
+    """``x``, marked as an operand or result of the composite ``name``."""
+    attributes = None if attr is None else dict(attr)
+    return _jax_calls.mark(x, _jax_calls.Mark(name, pos, id, is_input, json.dumps(attributes)))
