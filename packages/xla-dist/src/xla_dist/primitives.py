@@ -86,13 +86,28 @@ def _all_reduce_on_cpu(*operands: Any, kind: str, groups: Groups) -> list[Any]:
     results: list[Any] = []
     for bucket in _buckets(arrays):
         flat = [x.reshape(-1) for x in bucket]
-        joined = _ordered_on_cpu(jnp.concatenate(flat) if len(flat) > 1 else flat[0], after)
+        joined = _ordered_on_cpu(_joined(flat), after)
         (reduced,) = _native.bind(joined, kind=kind, groups=groups)
         after = order_of(reduced)
         ends = np.cumsum([x.size for x in flat])[:-1].tolist()
         parts = jnp.split(reduced, ends) if len(flat) > 1 else [reduced]
         results += [p.reshape(x.shape) for p, x in zip(parts, bucket, strict=True)]
     return results
+
+
+def _joined(flat: Sequence[Any]) -> Any:
+    """Vectors one after the other.
+
+    Written one by one: XLA makes what computes them a part of the loop that concatenates, where
+    every element then pays for all of it (a sum over a batch among it; 100 ms for 1.6 MB were seen).
+    """
+    if len(flat) == 1:
+        return flat[0]
+    joined, start = jnp.zeros(sum(x.size for x in flat), flat[0].dtype), 0
+    for x in flat:
+        joined = jax.lax.dynamic_update_slice(joined, x, (start,))
+        start += x.size
+    return joined
 
 
 def _buckets(arrays: Sequence[Any]) -> list[list[Any]]:
