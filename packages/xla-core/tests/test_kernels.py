@@ -391,6 +391,37 @@ def test_a_sliding_window_needs_a_size():
         splash_attention(q, q, q, SplashAttentionConfig(attentiontype_local_sliding=True))
 
 
+@pytest.mark.parametrize("function", ["flash", "splash", "gmm", "operator"])
+def test_kernels_in_compiled_graphs(function):
+    """The operators are nodes of torch.compile's graphs, forward and backward."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    sizes, matrices = GROUPS.to("xla"), [torch.randn(12, 5), torch.randn(4, 5, 6)]
+    config = SplashAttentionConfig().to_json()
+    functions = {
+        "flash": (
+            lambda q, k, v: ck.flash_attention(q, k, v, causal=True),
+            lambda q, k, v: attention(q, k, v, causal=True),
+            [torch.randn(2, 3, 8, 4) for _ in range(3)],
+        ),
+        "splash": (
+            lambda q, k, v: splash_attention(q, k, v, config),
+            lambda q, k, v: attention(q, k, v, causal=True),
+            [torch.randn(2, 3, 8, 4) for _ in range(3)],
+        ),
+        "gmm": (lambda lhs, rhs: ck.gmm(lhs, rhs, sizes), grouped_product, matrices),
+        "operator": (
+            lambda lhs, rhs: torch.ops.xla.gmm(lhs, rhs, sizes),
+            grouped_product,
+            matrices,
+        ),
+    }
+    ours, wanted, tensors = functions[function]
+    compiled = torch.compile(ours, backend="openxla", fullgraph=True)
+    for _ in range(2):
+        check_gradients(compiled, wanted, tensors)
+
+
 def test_importing_the_names_imports_no_kernel(run_python):
     """Libraries import them on any machine, before they know what the device is."""
     found = run_python(

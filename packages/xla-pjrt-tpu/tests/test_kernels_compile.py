@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xla_core import _jax_compat
+from xla_core import _jax_compat, counters
 from xla_core.kernels import flash_attention, grouped, paged
 from xla_core.kernels import splash_attention as splash
 from xla_core.lowering.target import lowering_for, target_of
@@ -122,11 +122,13 @@ def test_shapes_that_no_kernel_takes_compile_too():
     client = create_client(Topology(), {"XLA_AOT_TOPOLOGY": TOPOLOGIES[0]})
     operands = [heads(100, np.float16), *[heads(100, np.float16)] * 2]
     numbers = (None, None, None, True, 0.1, BLOCKS)
+    before = counters.all_counters().get("PlainKernel::flash_attention", 0)
     with lowering_for(target_of(client.local_devices()[0])):
         program = make_program(
             client, lambda *given: flash_attention.forward(*given, *numbers), operands
         )
     assert "tpu_custom_call" not in client.compile(program).optimized_hlo()
+    assert counters.all_counters()["PlainKernel::flash_attention"] > before
 
 
 SCRIPT = """
@@ -159,15 +161,48 @@ print("jax", _jax_compat.backends_started())
 """
 
 
-def test_kernels_in_a_script():
+SPLIT = """
+import numpy as np, torch, torch_xla
+import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
+from torch_xla.experimental.custom_kernel import flash_attention
+from xla_core import programs
+xr.use_spmd()
+mesh = xs.Mesh(np.arange(4), (2, 2), ("data", "model"))
+q, k, v = (torch.randn(4, 4, 256, 64).to("xla").requires_grad_() for _ in range(3))
+spec = ("data", "model", None, None)
+for t in (q, k, v):
+    xs.mark_sharding(t, mesh, spec)
+
+for partition_spec in (spec, None):
+    flash_attention(q, k, v, causal=True, partition_spec=partition_spec, mesh=mesh).sum().backward()
+    torch_xla.sync()
+    hlo = programs.all_programs()[-1].executable.optimized_hlo()
+    calls = [line for line in hlo.splitlines() if 'custom_call_target="tpu_custom_call"' in line]
+    shape = "f32[2,2,256,64]" if partition_spec else "f32[4,4,256,64]"
+    print(len(calls), all(shape in line for line in calls))
+"""
+
+
+def run(script):
+    """The lines that a script printed, run for the topology."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "TPU_", "PJRT_"))}
     settings = {"PJRT_DEVICE": "TPU", "XLA_AOT_TOPOLOGY": TOPOLOGIES[0]}
     found = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", script],
         env=clean | settings,
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert found.returncode == 0, found.stderr
-    assert found.stdout.splitlines() == ["flash 3", "own 1", "payload 1 True", "jax ()"]
+    return found.stdout.splitlines()
+
+
+def test_kernels_in_a_script():
+    assert run(SCRIPT) == ["flash 3", "own 1", "payload 1 True", "jax ()"]
+
+
+def test_kernels_over_a_mesh():
+    """With a partition spec each chip has its batches and heads, without it all of them."""
+    assert run(SPLIT) == ["3 True", "3 True"]

@@ -194,8 +194,8 @@ def test_a_saved_state_is_that_of_the_call(mesh, tmp_path):
     host.add_(5)
     names.append("b")
     torch_xla.sync()
+    assert saver.all_steps() == []
     blocked.set()
-    saver.join()
     found = {"t": t, "host": host, "names": None, "on": torch.zeros(8).to("xla")}
     saver.restore(10, found)
     assert t.cpu().tolist() == [1] * 8 and host.tolist() == [1, 1] and found["names"] == ["a"]

@@ -21,6 +21,9 @@ from jax._src import config as _jax_config
 # jax 0.10.2: primitives of our own
 from jax._src import core as _jax_core
 
+# jax 0.10.2: over how many devices a program is laid out
+from jax._src import sharding_impls as _sharding_impls
+
 # jax 0.10.2: the lowering of primitives
 from jax._src.interpreters import mlir as _mlir
 
@@ -101,10 +104,12 @@ def call(function: Callable[..., Any], tracing: Tracing, *args: Any, **kwargs: A
 
 
 def _lower_narrow(ctx: Any, *operands: Any, jaxpr: Any) -> Any:
+    # jax 0.10.2: kernels refuse programs of several partitions outside of jax's own shard_map. Here
+    # they stand between manual shardings, or every device computes all of it.
+    module = ctx.module_context.replace(axis_context=_sharding_impls.ShardingContext(1))
     with jax.enable_x64(False):
-        # jax 0.10.2
         lower = _mlir.lower_fun(_jax_core.jaxpr_as_fun(jaxpr), multiple_results=True)
-        return lower(ctx, *operands)
+        return lower(ctx.replace(module_context=module), *operands)
 
 
 # jax 0.10.2: a call whose inside is lowered with 32-bit numbers; lowering a kernel makes some

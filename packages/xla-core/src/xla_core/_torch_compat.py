@@ -329,10 +329,17 @@ def release_free_memory() -> None:
 # -- checkpoints -------------------------------------------------------------------------------------
 
 
-def fsspec_storage(path: str, threads: int) -> tuple[Any, Any]:
-    """A writer and a reader of checkpoints at an address that fsspec knows."""
-    # torch 2.13: no public name leads to these two
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+def fsspec_writer(path: str, threads: int) -> Any:
+    """A writer of checkpoints at an address that fsspec knows."""
+    # torch 2.13: no public name leads to it
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 
-    writer = FsspecWriter(path, thread_count=threads, per_thread_copy_ahead=0)
-    return writer, FsspecReader(path)
+    return FsspecWriter(path, thread_count=threads, per_thread_copy_ahead=0)
+
+
+def fsspec_reader(path: str) -> Any:
+    """A reader of checkpoints at an address that fsspec knows."""
+    # torch 2.13: no public name leads to it
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+
+    return FsspecReader(path)

@@ -5,14 +5,20 @@ That backend hands each graph to ``torch_xla.core.dynamo_bridge.extract_compiled
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import torch
 
 from xla_core import _torch_compat
 from xla_core.tensor import XLATensorType
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 # what models call and graphs hold: operators and no state of ours
 _TRACED: Final = ("xla_core.composites", "xla_core.custom_calls")
 _prepared: list[bool] = []
+_kept: list[Callable[..., Any]] = []
 
 
 def prepare() -> None:
@@ -21,3 +27,16 @@ def prepare() -> None:
         return
     _prepared.append(True)
     _torch_compat.let_dynamo_take(XLATensorType, ("xla_core", "torch_xla"), _TRACED)
+    for function in _kept:
+        torch.compiler.allow_in_graph(function)
+
+
+def kept_in_graphs(function: F) -> F:
+    """A decorator: a call of ``function`` is a node of ``torch.compile``'s graphs, and ends none.
+
+    Dynamo, which is slow to import, hears of it when it is there.
+    """
+    _kept.append(function)
+    if _prepared:
+        torch.compiler.allow_in_graph(function)
+    return function

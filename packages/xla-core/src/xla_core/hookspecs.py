@@ -7,7 +7,7 @@ and registries are handed over once, at the start; a hook may leave out argument
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import pluggy
@@ -56,6 +56,22 @@ def xla_core_partition_program(program: Program) -> Program | None:
 
     The replacement may change placement, counts, shardings and options. Called only for a program
     that neither the memory cache nor the persistent cache has.
+    """
+
+
+@hookspec(firstresult=True)
+def xla_core_over_parts(
+    function: Callable[..., Any],
+    tensors: Sequence[Any],
+    specs: Sequence[Any],
+    mesh: Any,
+    shape: Any,
+) -> Any:
+    """``function`` of the parts of ``tensors`` that each device holds, as one tensor of ``shape``; or None.
+
+    ``specs`` are the tensors' partition specs and then the result's, ``mesh`` a mesh, its text, or None
+    for the global one; a tensor may be None. Called for kernels, which no partitioner divides, where the user
+    names a partition spec; without an answer every device computes all of it.
     """
 
 

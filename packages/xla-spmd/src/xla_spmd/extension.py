@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xla_core import spmd_mode
@@ -10,6 +10,8 @@ from xla_core.hookspecs import hookimpl
 from xla_core.protocol import DeviceClient
 from xla_spmd import __version__, operators
 from xla_spmd.backend import MeshBackend
+from xla_spmd.manual import over_parts
+from xla_spmd.mesh import Mesh
 
 
 @hookimpl
@@ -22,6 +24,21 @@ def xla_core_make_backends(client: DeviceClient) -> Sequence[MeshBackend] | None
 def xla_core_register_operators(registry: Any) -> None:
     """The operators that carry annotations."""
     operators.register(registry)
+
+
+@hookimpl
+def xla_core_over_parts(
+    function: Callable[..., Any],
+    tensors: Sequence[Any],
+    specs: Sequence[Any],
+    mesh: Any,
+    shape: Any,
+) -> Any:
+    """Manual sharding around the call."""
+    if not spmd_mode.is_spmd():
+        return None
+    found = Mesh.from_str(mesh) if isinstance(mesh, str) else mesh
+    return over_parts(function, tensors, specs, found, shape)
 
 
 @hookimpl

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -98,6 +98,26 @@ def disable_manual_sharding(
         raise ValueError(text)
     whole = _ToWhole.apply(tensor, sharding.text, shape)
     return wrap_as_sharded_tensor(whole, found, partition_spec)
+
+
+def over_parts(
+    function: Callable[..., torch.Tensor],
+    tensors: Sequence[torch.Tensor | None],
+    specs: Sequence[Spec],
+    mesh: Mesh | None,
+    shape: Sequence[int],
+) -> torch.Tensor:
+    """``function`` of each device's parts of ``tensors``, split by ``specs``, as one tensor of ``shape``.
+
+    The last of ``specs`` is the result's. Raises what ``enable_manual_sharding`` raises.
+    """
+    parts = [
+        None if t is None else unwrap_sharded_tensor(enable_manual_sharding(t, spec, mesh=mesh))
+        for t, spec in zip(tensors, specs, strict=False)
+    ]
+    found = disable_manual_sharding(function(*parts), specs[-1], shape, mesh=mesh)
+    whole: torch.Tensor = unwrap_sharded_tensor(found)
+    return whole
 
 
 def _manual(part: XLATensor, mesh: Mesh) -> XLAShardedTensor:

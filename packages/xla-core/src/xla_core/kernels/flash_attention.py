@@ -14,6 +14,7 @@ import torch
 from jax import Array
 
 from xla_core import _jax_kernels
+from xla_core.dynamo import kept_in_graphs
 from xla_core.kernels.operator import (
     LANES,
     MASK_VALUE,
@@ -28,9 +29,14 @@ from xla_core.kernels.operator import (
 )
 from xla_core.lowering.target import Target
 from xla_core.operators import XLA_LIB
+from xla_core.runtime import extensions
 
 MSG_SEGMENTS: Final = "q_segment_ids and kv_segment_ids are given both or not at all"
 MSG_SEGMENT_SHAPE: Final = "{name} has the shape {got}; it needs (batch, length), here {wanted}"
+MSG_SPEC: Final = (
+    "flash_attention is split by batch and heads: partition_spec {spec} needs {rank} entries, the last "
+    "two None"
+)
 
 _FORWARD: Final = (
     "flash_attention_forward(Tensor q, Tensor k, Tensor v, Tensor? ab, Tensor? q_segment_ids, "
@@ -93,6 +99,7 @@ class FlashAttention(torch.autograd.Function):
         return dq, dk, dv, None, None, None, None, dab if with_ab else None, None, None
 
 
+@kept_in_graphs
 def flash_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -110,10 +117,16 @@ def flash_attention(
 
     ``causal`` hides later positions; positions see only those of their own segment (integers (batch,
     length)); ``ab`` broadcasts to (batch, heads, q length, kv length). There may be further dimensions
-    in front. ``partition_spec`` and ``mesh`` are accepted: XLA partitions the products by itself. Raises
-    ValueError for one kind of segments without the other, or of another shape.
+    in front. Over a mesh of devices (SPMD), ``partition_spec`` says how all of these are split: by batch
+    and heads, so that each device computes its own; ``mesh`` None is the global one. Raises ValueError for
+    one kind of segments without the other or of another shape, or a spec that splits lengths or sizes.
     """
     _check_segments(q, k, q_segment_ids, kv_segment_ids)
+    if partition_spec is not None:
+        ids = (q_segment_ids, kv_segment_ids)
+        split = _over_parts(q, k, v, ids, ab, causal, sm_scale, partition_spec, mesh)
+        if split is not None:
+            return split
     batch = q.shape[:-3]
     if ab is not None:
         ab = ab.expand(*batch, q.shape[-3], q.shape[-2], k.shape[-2])
@@ -124,6 +137,36 @@ def flash_attention(
         fq, fk, fv, causal, q_ids, kv_ids, sm_scale, bias, partition_spec, mesh
     )
     return result.reshape(*batch, *result.shape[1:])
+
+
+def _over_parts(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    segment_ids: tuple[torch.Tensor | None, torch.Tensor | None],
+    ab: torch.Tensor | None,
+    causal: bool,
+    sm_scale: float,
+    spec: Sequence[Any],
+    mesh: Any,
+) -> torch.Tensor | None:
+    """The attention of each device's batches and heads; None where there is no mesh."""
+    if len(spec) != q.dim() or any(axis is not None for axis in spec[-2:]):
+        raise ValueError(MSG_SPEC.format(spec=tuple(spec), rank=q.dim()))
+    bias = None if ab is None else ab.expand(*q.shape[:-1], k.shape[-2])
+    ids = (*spec[:-3], None)
+
+    def own(q: Any, k: Any, v: Any, q_ids: Any, kv_ids: Any, bias: Any) -> torch.Tensor:
+        return flash_attention(q, k, v, causal, q_ids, kv_ids, sm_scale, ab=bias)
+
+    found: torch.Tensor | None = extensions().hook.xla_core_over_parts(
+        function=own,
+        tensors=(q, k, v, *segment_ids, bias),
+        specs=(spec, spec, spec, ids, ids, spec, spec),
+        mesh=mesh,
+        shape=(*q.shape[:-1], v.shape[-1]),
+    )
+    return found
 
 
 def _check_segments(

@@ -10,6 +10,7 @@ import torch
 from jax import Array, lax
 
 from xla_core import _jax_kernels
+from xla_core.dynamo import kept_in_graphs
 from xla_core.kernels.operator import (
     LANES,
     call_kernel,
@@ -28,6 +29,7 @@ _MOST_ROWS: Final = 512
 _MOST_COLUMNS: Final = 2048
 
 
+@kept_in_graphs
 def gmm(
     lhs: torch.Tensor,
     rhs: torch.Tensor,
@@ -47,6 +49,7 @@ def gmm(
     return torch.ops.xla.gmm(lhs, rhs, group_sizes, tiling, group_offset, transpose_rhs)
 
 
+@kept_in_graphs
 def tgmm(
     lhs: torch.Tensor,
     rhs: torch.Tensor,

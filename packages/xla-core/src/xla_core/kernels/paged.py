@@ -14,6 +14,7 @@ import torch
 from jax import Array, lax
 
 from xla_core import _jax_kernels
+from xla_core.dynamo import kept_in_graphs
 from xla_core.kernels.operator import (
     LANES,
     MASK_VALUE,
@@ -35,6 +36,7 @@ _QUERIES_PER_BLOCK: Final = 32
 _VMEM_BYTES: Final = 120 * 1024 * 1024
 
 
+@kept_in_graphs
 def paged_attention(
     q: torch.Tensor,
     k_pages: torch.Tensor,
@@ -62,6 +64,7 @@ def paged_attention(
     )  # fmt: skip
 
 
+@kept_in_graphs
 def multi_queries_paged_attention(
     q: torch.Tensor,
     k_pages: torch.Tensor,
@@ -88,6 +91,7 @@ def multi_queries_paged_attention(
     )  # fmt: skip
 
 
+@kept_in_graphs
 def ragged_paged_attention(
     q: torch.Tensor,
     kv_pages: torch.Tensor,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import torch
 from jax import Array, lax
 
+from xla_core.dynamo import kept_in_graphs
 from xla_core.kernels.operator import operator
 
 MSG_NOT_THERE: Final = (
@@ -21,6 +22,7 @@ MSG_SHAPES: Final = (
 _LARGEST: Final = 127
 
 
+@kept_in_graphs
 def quantized_matmul_int8(
     x: torch.Tensor,
     w: torch.Tensor,

@@ -14,6 +14,7 @@ import torch
 from jax import Array
 
 from xla_core import _jax_kernels
+from xla_core.dynamo import kept_in_graphs
 from xla_core.kernels.operator import (
     LANES,
     block_of,
@@ -26,6 +27,7 @@ from xla_core.kernels.operator import (
     weights_of,
     wide,
 )
+from xla_core.runtime import extensions
 
 MSG_NO_WINDOW: Final = (
     "SplashAttentionConfig(attentiontype_local_sliding=True) needs slide_window_size, got None"
@@ -37,14 +39,18 @@ MSG_SHAPES: Final = (
 MSG_SEGMENTS: Final = (
     "decoder_segment_ids has the shape {got}; it needs (batch, length), here {wanted}"
 )
+MSG_SPEC: Final = (
+    "splash_attention is split by batch and heads: the last two of qkv_partition_spec {spec} have to be "
+    "None"
+)
 
 
 @dataclasses.dataclass(eq=True, frozen=True)
 class SplashAttentionConfig:
     """How ``splash_attention`` computes: block lengths of the TPU's kernel, and what positions see.
 
-    ``attentiontype_local_sliding`` hides what is more than ``slide_window_size`` positions away. ``mesh``
-    (a mesh's ``str``) and the partition specs are kept; XLA partitions plain operations by itself.
+    ``attentiontype_local_sliding`` hides what is more than ``slide_window_size`` positions away. With
+    ``mesh`` (a mesh's ``str``) each device computes its own batches and heads, as the partition specs say.
     """
 
     sa_block_q: int = 2048
@@ -106,6 +112,7 @@ class SplashAttention(torch.autograd.Function):
         return *found, None, None, None, None
 
 
+@kept_in_graphs
 def splash_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -119,7 +126,8 @@ def splash_attention(
 
     ``config`` is a ``SplashAttentionConfig`` or its ``to_json()``. ``causal`` hides later positions,
     ``decoder_segment_ids`` (batch, length) those of other segments; ``attn_logits_soft_cap`` bounds
-    scores. Raises ValueError for shapes that do not fit, or a sliding window of no size.
+    scores. Raises ValueError for shapes that do not fit, a sliding window of no size, or a partition spec
+    that splits lengths.
     """
     options = SplashAttentionConfig.from_json(config) if isinstance(config, str) else config
     if options.attentiontype_local_sliding and options.slide_window_size is None:
@@ -131,10 +139,43 @@ def splash_attention(
     if decoder_segment_ids is not None and tuple(decoder_segment_ids.shape) != wanted:
         got = tuple(decoder_segment_ids.shape)
         raise ValueError(MSG_SEGMENTS.format(got=got, wanted=wanted))
+    rest = (causal, attn_logits_soft_cap)
+    if options.mesh is not None:
+        whole = _over_parts(q, k, v, decoder_segment_ids, options, *rest)
+        if whole is not None:
+            return whole
     result: torch.Tensor = SplashAttention.apply(
-        q, k, v, options.to_json(), decoder_segment_ids, causal, attn_logits_soft_cap
+        q, k, v, options.to_json(), decoder_segment_ids, *rest
     )
     return result
+
+
+def _over_parts(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    segment_ids: torch.Tensor | None,
+    options: SplashAttentionConfig,
+    causal: bool,
+    soft_cap: float | None,
+) -> torch.Tensor | None:
+    """The attention of each device's batches and heads; None where there is no mesh."""
+    inner = dataclasses.replace(options, mesh=None)
+
+    def own(q: Any, k: Any, v: Any, ids: Any) -> torch.Tensor:
+        return splash_attention(q, k, v, inner, ids, causal, soft_cap)
+
+    spec = options.qkv_partition_spec
+    if any(axis is not None for axis in spec[2:]):
+        raise ValueError(MSG_SPEC.format(spec=spec))
+    found: torch.Tensor | None = extensions().hook.xla_core_over_parts(
+        function=own,
+        tensors=(q, k, v, segment_ids),
+        specs=(spec, spec, spec, options.segment_ids_partition_spec, spec),
+        mesh=options.mesh,
+        shape=(*q.shape[:-1], v.shape[-1]),
+    )
+    return found
 
 
 # -- lowering --------------------------------------------------------------------------------------

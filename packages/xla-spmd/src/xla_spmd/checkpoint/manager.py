@@ -119,22 +119,11 @@ class CheckpointManager:
     def restore(self, step: int, state_dict: dict[str, Any]) -> None:
         """Read the checkpoint of ``step`` into ``state_dict``, in place.
 
-        Tensors keep their places and splits. What is no tensor is replaced in ``state_dict``: load it into
-        model and optimizer (``load_state_dict``) afterwards. Raises ValueError for an unknown step.
+        Waits for checkpoints that are still being written. Tensors keep their places and splits. What is no
+        tensor is replaced in ``state_dict``: load it into model and optimizer (``load_state_dict``)
+        afterwards. Raises ValueError for an unknown step.
         """
-        found = [record for record in self._records if record.step == step]
-        if not found:
-            text = MSG_UNKNOWN_STEP.format(step=step, path=self.base_path, steps=self.all_steps())
-            raise ValueError(text)
-        reader = self._storage.reader(found[-1].name)
-        with _without_group_warning():
-            dcp.load(
-                state_dict,
-                storage_reader=reader,
-                planner=SPMDLoadPlanner(),
-                process_group=self.pg,
-                no_dist=self.pg is None,
-            )
+        self._submit(lambda: self._restore(step, state_dict)).result()
 
     def all_steps(self) -> list[int]:
         """The steps of all complete checkpoints, in order."""
@@ -152,7 +141,7 @@ class CheckpointManager:
             raise RuntimeError(MSG_NOT_WATCHING)
         return preemption.reached(self._signals)
 
-    # -- writing -----------------------------------------------------------------------------------
+    # -- in the worker's thread --------------------------------------------------------------------
 
     def _submit(self, work: Callable[[], None]) -> Future[None]:
         return self._worker.submit(work)
@@ -162,6 +151,21 @@ class CheckpointManager:
         self._pending = [future for future in self._pending if future not in done]
         for future in done:
             future.result()
+
+    def _restore(self, step: int, state_dict: dict[str, Any]) -> None:
+        found = [record for record in self._records if record.step == step]
+        if not found:
+            text = MSG_UNKNOWN_STEP.format(step=step, path=self.base_path, steps=self.all_steps())
+            raise ValueError(text)
+        reader = self._storage.reader(found[-1].name)
+        with _without_group_warning():
+            dcp.load(
+                state_dict,
+                storage_reader=reader,
+                planner=SPMDLoadPlanner(),
+                process_group=self.pg,
+                no_dist=self.pg is None,
+            )
 
     def _save(self, step: int, state: dict[str, Any], planner: SPMDSavePlanner) -> None:
         name = self._agreed(lambda: self._storage.new_name(step))

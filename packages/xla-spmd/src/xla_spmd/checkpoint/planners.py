@@ -26,6 +26,8 @@ class SPMDSavePlanner(DefaultSavePlanner):
     the keys of a state dict that is flat already come from.
     """
 
+    state_dict: dict[str, Any]
+
     def __init__(self, paths: Mapping[str, tuple[str | int, ...]] | None = None) -> None:
         super().__init__()
         self._paths = paths
@@ -55,6 +57,8 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
     the device and split already; how they were split when they were written does not matter. Optimizers
     have no state before their first step: see ``prime_optimizer``.
     """
+
+    state_dict: dict[str, Any]
 
     def set_up_planner(
         self,

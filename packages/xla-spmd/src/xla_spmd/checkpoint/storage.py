@@ -96,13 +96,13 @@ class Storage:
         """What writes a checkpoint into directory ``name``."""
         path = self._inside(name, url=True)
         if self._is_url:
-            return _torch_compat.fsspec_storage(path, threads)[0]
+            return _torch_compat.fsspec_writer(path, threads)
         return FileSystemWriter(path, thread_count=threads, per_thread_copy_ahead=0)
 
     def reader(self, name: str) -> StorageReader:
         """What reads the checkpoint in directory ``name``."""
         path = self._inside(name, url=True)
-        return _torch_compat.fsspec_storage(path, 1)[1] if self._is_url else FileSystemReader(path)
+        return _torch_compat.fsspec_reader(path) if self._is_url else FileSystemReader(path)
 
     def _inside(self, *names: str, url: bool = False) -> str:
         return posixpath.join(self._path if url else self._root, *names)
