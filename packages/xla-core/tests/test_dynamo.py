@@ -220,6 +220,35 @@ def test_a_graph_is_cut_where_an_operator_runs_on_the_cpu(fallbacks):
     assert fallbacks() == {"aten::linalg_eig": 5}
 
 
+@pytest.mark.filterwarnings("ignore:aten.*has no XLA lowering")
+@pytest.mark.parametrize("operator", ["segment_reduce", "eigvals"])
+def test_training_with_an_operator_that_runs_on_the_cpu(operator):
+    """Forward and backward graphs are cut; every program is made in the first step."""
+
+    def f(x, w):
+        y = x @ w
+        if operator == "eigvals":  # with a check of its result, which is an effect to the graph
+            y = torch.linalg.eigvals(y + torch.arange(3.0, device=x.device).diag()).real
+        else:
+            y = torch.segment_reduce(y, "sum", lengths=torch.tensor([1, 2], device=x.device))
+        return y.cos().sum() + (x * w).sum()
+
+    torch.manual_seed(0)
+    values = [torch.randn(3, 3) / 10 for _ in range(2)]
+    compiled_f = compiled(f)
+    made = []
+    for _ in range(3):
+        here = [v.clone().requires_grad_() for v in values]
+        there = [v.to("xla").requires_grad_() for v in values]
+        f(*here).backward()
+        compiled_f(*there).backward()
+        for mine, wanted in zip(there, here, strict=True):
+            # eigenvalues amplify the last places
+            torch.testing.assert_close(mine.grad.cpu(), wanted.grad, rtol=1e-4, atol=1e-5)
+        made.append(count("UncachedCompile"))
+    assert made[1] == made[2]
+
+
 @pytest.mark.filterwarnings("ignore:aten..linalg_eig has no XLA lowering")
 def test_writing_to_an_argument_keeps_its_place_among_the_parts():
     def f(x):

@@ -240,6 +240,19 @@ def when_dynamo_is_used(prepare: Callable[[], None]) -> None:
     torch.compile = compile
 
 
+def run_effects_in_order(tensor_class: type) -> None:
+    """Let operators with side effects (a check of a result) run in graphs on tensors of a class."""
+    # torch 2.13: graphs pass a token from one such operator to the next
+    effects: Any = importlib.import_module("torch._higher_order_ops.effects")
+
+    def run(token: Any, op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        results = op(*args, **kwargs)
+        several = isinstance(results, tuple)
+        return (token, *results) if several else (token, results)
+
+    effects.with_effects.py_impl(tensor_class)(run)
+
+
 def let_dynamo_take(tensor_type: type, packages: Sequence[str], traced: Sequence[str]) -> None:
     """Let Dynamo trace tensors of a class with the metaclass ``tensor_type`` like torch's own.
 

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import torch
 
 from xla_core import _torch_compat
-from xla_core.tensor import XLATensorType
+from xla_core.tensor import XLATensor, XLATensorType
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,6 +27,7 @@ def prepare() -> None:
         return
     _prepared.append(True)
     _torch_compat.let_dynamo_take(XLATensorType, ("xla_core", "torch_xla"), _TRACED)
+    _torch_compat.run_effects_in_order(XLATensor)
     for function in _kept:
         torch.compiler.allow_in_graph(function)
 
