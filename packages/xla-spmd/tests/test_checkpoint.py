@@ -121,6 +121,30 @@ def test_plain_checkpoints_and_ours_are_of_one_format(mesh, tmp_path):
     assert all(map(torch.equal, leaves(found), leaves(values)))
 
 
+def test_views_are_read_into(mesh, tmp_path):
+    whole = split(mesh, ("data", None), torch.arange(16.0).reshape(8, 2))
+    save(tmp_path, {"t": whole[2:4]})
+    load(tmp_path, {"t": whole[6:8]})
+    assert whole.cpu()[6:].tolist() == [[4, 5], [6, 7]] and whole.cpu()[5].tolist() == [10, 11]
+
+
+def test_tensors_of_one_device_are_saved_too(run_python):
+    """Outside of SPMD mode the same functions work on the tensors of ``xla:0``."""
+    found = run_python(
+        """
+        import torch, torch_xla
+        from torch_xla.experimental.distributed_checkpoint import CheckpointManager
+        saver = CheckpointManager("run", 1)
+        t = torch.arange(4.0).to("xla")
+        saver.save_async(1, {"t": t * 2, "step": 1})
+        state = {"t": t, "step": 0}
+        saver.restore(1, state)
+        print(t.tolist(), state["step"], torch_xla.device_count())
+        """
+    )
+    assert found.split("\n")[0] == "[0.0, 2.0, 4.0, 6.0] 1 8"
+
+
 def test_a_shape_that_does_not_fit_is_refused(mesh, tmp_path):
     save(tmp_path, {"t": split(mesh, ("data",), torch.ones(8))})
     with pytest.raises(dcp.api.CheckpointException, match="Size mismatch"):
