@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from xla_core import dynamo
 from xla_core.operators import XLA_LIB
 from xla_core.tensor import XLATensor
 
@@ -76,7 +77,7 @@ class StableHLOCompositeBuilder:
                 return
 
 
-@torch.compiler.assume_constant_result
+@dynamo.constant_in_graphs
 def _unique() -> str:
     return uuid.uuid4().hex
 

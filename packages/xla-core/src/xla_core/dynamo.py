@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # what models call and graphs hold: operators and no state of ours
 _TRACED: Final = ("xla_core.composites", "xla_core.custom_calls")
 _prepared: list[bool] = []
-_kept: list[Callable[..., Any]] = []
+_to_tell: list[Callable[[], Any]] = []
 
 
 def prepare() -> None:
@@ -28,16 +28,24 @@ def prepare() -> None:
     _prepared.append(True)
     _torch_compat.let_dynamo_take(XLATensorType, ("xla_core", "torch_xla"), _TRACED)
     _torch_compat.run_effects_in_order(XLATensor)
-    for function in _kept:
-        torch.compiler.allow_in_graph(function)
+    for tell in _to_tell:
+        tell()
+
+
+def _tell(tell: Callable[[], Any]) -> None:
+    """Let Dynamo, which is slow to import, hear of something when it is there."""
+    _to_tell.append(tell)
+    if _prepared:
+        tell()
 
 
 def kept_in_graphs(function: F) -> F:
-    """A decorator: a call of ``function`` is a node of ``torch.compile``'s graphs, and ends none.
+    """A decorator: a call of ``function`` is a node of ``torch.compile``'s graphs, and ends none."""
+    _tell(lambda: torch.compiler.allow_in_graph(function))
+    return function
 
-    Dynamo, which is slow to import, hears of it when it is there.
-    """
-    _kept.append(function)
-    if _prepared:
-        torch.compiler.allow_in_graph(function)
+
+def constant_in_graphs(function: F) -> F:
+    """A decorator: what ``function`` returns while a graph is recorded is a constant of the graph."""
+    _tell(lambda: torch.compiler.assume_constant_result(function))
     return function
