@@ -74,14 +74,19 @@ def lower(
 ) -> Array:
     """A product of floats, or of integers with the rows' own scales."""
     if not quantize_activation:
-        product = _product(x, w.astype(x.dtype), jnp.promote_types(x.dtype, jnp.float32))
-        return product * scalar
-    largest = jnp.abs(x).max(axis=1, keepdims=True).astype(jnp.float32)
+        return product(x, w.astype(x.dtype), jnp.promote_types(x.dtype, jnp.float32)) * scalar
+    rounded, scale = rounded_rows(x)
+    return product(rounded, w, jnp.int32).astype(jnp.float32) * scale * scalar
+
+
+def rounded_rows(x: Array) -> tuple[Array, Array]:
+    """``x`` as int8, each row (of the last dimension) by its largest value, and float32 scales."""
+    largest = jnp.abs(x).max(axis=-1, keepdims=True).astype(jnp.float32)
     # a row of zeros has no scale; whatever it is divided by, its products are zeros
     scale = jnp.where(largest == 0, 1.0, largest / _LARGEST)
-    rounded = jnp.round(x.astype(jnp.float32) / scale).astype(jnp.int8)
-    return _product(rounded, w, jnp.int32).astype(jnp.float32) * scale * scalar
+    return jnp.round(x.astype(jnp.float32) / scale).astype(jnp.int8), scale
 
 
-def _product(x: Array, w: Array, dtype: Any) -> Array:
-    return lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
+def product(x: Array, w: Array, dtype: Any) -> Array:
+    """``x @ w.T``, summed in ``dtype``; ``w`` has two dimensions."""
+    return lax.dot_general(x, w, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=dtype)

@@ -1,0 +1,6 @@
+"""torch_xla.experimental.xla_quantized_matmul: linear layers with weights of 8 or 4 bits."""
+
+from __future__ import annotations
+
+from xla_core.kernels.quantized_linear import XlaQuantizedLinear as XlaQuantizedLinear
+from xla_core.operators import XLA_LIB as XLA_LIB
