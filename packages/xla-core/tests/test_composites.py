@@ -162,6 +162,11 @@ def test_attributes_that_stablehlo_does_not_have(attributes):
         StableHLOCompositeBuilder("test.x", attributes)
 
 
+def test_a_name_has_a_namespace():
+    with pytest.raises(ValueError, match="'attention' is no name of a composite"):
+        StableHLOCompositeBuilder("attention")
+
+
 def test_only_tensors_are_marked():
     with pytest.raises(ValueError, match="must be torch tensors, got a float"):
         StableHLOCompositeBuilder("test.x").mark_inputs(1.0)

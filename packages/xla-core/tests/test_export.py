@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import numpy as np
@@ -27,6 +28,16 @@ from xla_core.lowering.driver import LoweringError
 
 # torch.export warns of the list of weights that nn.LSTM keeps beside its parameters
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes? .*_flat_weights:UserWarning")
+
+
+# In torch 2.11 run_decompositions() itself gives the state of an LSTM a dimension too many.
+lstm = functools.partial(
+    pytest.param,
+    id="lstm",
+    marks=pytest.mark.skipif(
+        torch.__version__.startswith("2.11."), reason="PyTorch's own results differ"
+    ),
+)
 
 
 class ResNet(nn.Module):
@@ -150,8 +161,11 @@ def assert_same(got, wanted):
 
 @pytest.mark.parametrize(
     ("model", "args"),
-    [(ResNet(), images(2)), (GPT(), sentences(2, 8)), (Recurrent(), sequences(3))],
-    ids=["resnet", "gpt", "lstm"],
+    [
+        pytest.param(ResNet(), images(2), id="resnet"),
+        pytest.param(GPT(), sentences(2, 8), id="gpt"),
+        lstm(Recurrent(), sequences(3)),
+    ],
 )
 def test_a_saved_model_computes_what_pytorch_does(tmp_path, model, args):
     model.eval()
@@ -168,11 +182,10 @@ LENGTH = Dim("length", min=2, max=60)
 @pytest.mark.parametrize(
     ("model", "make", "dynamic", "sizes"),
     [
-        (ResNet(), images, ({0: BATCH},), [(2,), (1,), (5,)]),
-        (GPT(), sentences, ({0: BATCH, 1: LENGTH},), [(2, 8), (3, 11)]),
-        (Recurrent(), sequences, ({0: BATCH},), [(3,), (4,)]),
+        pytest.param(ResNet(), images, ({0: BATCH},), [(2,), (1,), (5,)], id="resnet"),
+        pytest.param(GPT(), sentences, ({0: BATCH, 1: LENGTH},), [(2, 8), (3, 11)], id="gpt"),
+        lstm(Recurrent(), sequences, ({0: BATCH},), [(3,), (4,)]),
     ],
-    ids=["resnet", "gpt", "lstm"],
 )
 def test_one_program_serves_dynamic_sizes(tmp_path, model, make, dynamic, sizes):
     made = export(model, make(*sizes[0]), dynamic_shapes=dynamic)

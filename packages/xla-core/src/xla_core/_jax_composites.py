@@ -8,6 +8,7 @@ outer ones hold them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -22,6 +23,9 @@ from xla_core._jax_compat import stablehlo
 _SHAPING: Final = frozenset(
     f"stablehlo.{name}" for name in ("broadcast_in_dim", "convert", "reshape", "transpose")
 )
+
+# Constants that take longer to compute are operands.
+_MOST_STEPS: Final = 32
 
 MSG_ENTANGLED: Final = (
     "the composites {names} cannot be separated: each holds a mark of another one. Mark the results of one "
@@ -47,45 +51,50 @@ def build_composites(module: ir.Module) -> None:
 
 
 def _build_in(block: Any, module: ir.Module, table: ir.SymbolTable) -> None:
-    waiting = {i.key: i for i in _instances(block)}
+    waiting = _instances(block)
     while waiting:
-        ready = [i for i in waiting.values() if not i.inner_marks(block)]
-        if not ready:
-            names = ", ".join(repr(i.name) for i in waiting.values())
+        for instance in waiting:
+            body = instance.body()
+            # an inner composite comes first: the one around it then holds it as an operation
+            if all(_mark_of(op) is None for op in body):
+                break
+        else:
+            names = ", ".join(repr(i.name) for i in waiting)
             raise ValueError(MSG_ENTANGLED.format(names=names))
-        _build(ready[0], block, module, table)
-        del waiting[ready[0].key]
+        waiting.remove(instance)
+        _build(instance, body, module, table)
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class _Instance:
     """The marks of one composite in one block, by position."""
 
-    key: tuple[str, str]
+    name: str
     inputs: list[tuple[Mark, Any]]
     outputs: list[tuple[Mark, Any]]
 
-    @property
-    def name(self) -> str:
-        return self.key[0]
+    def body(self) -> list[Any]:
+        """The operations between the marks, in the block's order.
 
-    def body(self, block: Any) -> list[Any]:
-        """The operations between the marks, in the block's order."""
-        operations = [op.operation for op in block.operations]
-        number = {op: i for i, op in enumerate(operations)}
-        starts = {op.result for _, op in self.inputs}
-        needed = _ancestors((op.operands[0] for _, op in self.outputs), starts, number)
-        inside: set[Any] = set()
-        for op in operations:
-            if op in needed and _reads_any(op, starts, inside):
-                inside.add(op)
-        inside |= _constants(needed - inside, number)
-        _take_in_shaping(needed - inside, inside, number)
-        return [op for op in operations if op in inside]
-
-    def inner_marks(self, block: Any) -> bool:
-        """Whether the composite holds marks that are not yet composites."""
-        return any(_mark_of(op) is not None for op in self.body(block))
+        Those are computed from the operands and needed for the results; with them come the constants
+        that they read, and what only spreads or casts a value for them.
+        """
+        starts = [op.result for _, op in self.inputs]
+        ends = [op for _, op in self.outputs]
+        after = _readers(starts, ends)
+        inside = _ancestors([op.operands[0] for op in ends], after)
+        known: dict[Any, bool] = {}
+        around = ends[0].parent.operation
+        waiting = list(inside)
+        while waiting:
+            for value in _values_read(waiting.pop()):
+                owner = value.owner
+                if value in starts or isinstance(owner, ir.Block) or owner in inside:
+                    continue
+                if owner.parent.operation == around and _comes_along(owner, inside, known):
+                    inside.add(owner)
+                    waiting.append(owner)
+        return sorted(inside, key=functools.cmp_to_key(_by_place))
 
 
 def _instances(block: Any) -> list[_Instance]:
@@ -93,8 +102,7 @@ def _instances(block: Any) -> list[_Instance]:
     for op in block.operations:
         mark = _mark_of(op.operation)
         if mark is not None:
-            key = (mark.name, mark.id)
-            instance = found.setdefault(key, _Instance(key, [], []))
+            instance = found.setdefault((mark.name, mark.id), _Instance(mark.name, [], []))
             (instance.inputs if mark.is_input else instance.outputs).append((mark, op.operation))
     for instance in found.values():
         instance.inputs.sort(key=lambda pair: pair[0].position)
@@ -124,39 +132,60 @@ def _values_read(op: Any) -> Iterator[Any]:
         yield from inner.operands
 
 
-def _ancestors(values: Iterable[Any], stop: set[Any], number: dict[Any, int]) -> set[Any]:
-    """The block's operations that ``values`` are computed by, not looking behind ``stop``."""
+def _readers(starts: Sequence[Any], ends: Sequence[Any]) -> set[Any]:
+    """The operations of the block that read ``starts``, at first or second hand, before ``ends``."""
+    found: set[Any] = set()
+    around = ends[0].parent.operation
+    waiting = list(starts)
+    while waiting:
+        for use in waiting.pop().uses:
+            owner = use.owner.operation
+            while owner.parent.operation != around:  # inside of an operation with regions
+                owner = owner.parent.operation
+            if owner not in found and owner not in ends and _before_any(owner, ends):
+                found.add(owner)
+                waiting += owner.results
+    return found
+
+
+def _before_any(op: Any, ends: Sequence[Any]) -> bool:
+    return any(op.is_before_in_block(end) for end in ends)
+
+
+def _ancestors(values: Iterable[Any], among: set[Any]) -> set[Any]:
+    """Those of the operations ``among`` that ``values`` are computed by."""
     found: set[Any] = set()
     waiting = list(values)
     while waiting:
-        value = waiting.pop()
-        owner = value.owner
-        if value in stop or owner not in number or owner in found:
-            continue
-        found.add(owner)
-        waiting += _values_read(owner)
+        owner = waiting.pop().owner
+        if owner in among and owner not in found:
+            found.add(owner)
+            waiting += _values_read(owner)
     return found
 
 
-def _reads_any(op: Any, values: set[Any], operations: set[Any]) -> bool:
-    return any(value in values or value.owner in operations for value in _values_read(op))
+def _comes_along(op: Any, inside: set[Any], known: dict[Any, bool]) -> bool:
+    if _is_constant(op, known, _MOST_STEPS):
+        return True
+    return op.name in _SHAPING and all(use.owner.operation in inside for use in op.result.uses)
 
 
-def _constants(needed: set[Any], number: dict[Any, int]) -> set[Any]:
-    """Those of the operations that depend on nothing at all."""
-    found: set[Any] = set()
-    for op in sorted(needed, key=number.__getitem__):
+def _is_constant(op: Any, known: dict[Any, bool], steps: int) -> bool:
+    """Whether an operation depends on nothing at all, as is seen within some steps."""
+    if op not in known:
         inner = set(_nested(op))
-        if all(value.owner in found or _is_inside(value, inner) for value in _values_read(op)):
-            found.add(op)
-    return found
+        outer = (value.owner for value in _values_read(op) if not _is_inside(value, inner))
+        known[op] = _mark_of(op) is None and all(
+            steps > 0 and not isinstance(owner, ir.Block) and _is_constant(owner, known, steps - 1)
+            for owner in outer
+        )
+    return known[op]
 
 
-def _take_in_shaping(rest: set[Any], inside: set[Any], number: dict[Any, int]) -> None:
-    """Add what only spreads or casts a value for the operations inside: the value is the operand."""
-    for op in sorted(rest, key=number.__getitem__, reverse=True):
-        if op.name in _SHAPING and all(use.owner in inside for use in op.result.uses):
-            inside.add(op)
+def _by_place(left: Any, right: Any) -> int:
+    if left == right:
+        return 0
+    return -1 if left.is_before_in_block(right) else 1
 
 
 def _is_inside(value: Any, operations: set[Any]) -> bool:
@@ -167,15 +196,19 @@ def _is_inside(value: Any, operations: set[Any]) -> bool:
     return owner in operations
 
 
-def _build(instance: _Instance, block: Any, module: ir.Module, table: ir.SymbolTable) -> None:
-    body = instance.body(block)
+def _build(
+    instance: _Instance, body: Sequence[Any], module: ir.Module, table: ir.SymbolTable
+) -> None:
     starts = [op.result for _, op in instance.inputs]
     captured = _captured(body, starts)
     results = [op.operands[0] for _, op in instance.outputs]
     operands = [op.operands[0] for _, op in instance.inputs] + captured
     decomposition = _function(instance.name, body, starts + captured, results, module, table)
     before = instance.outputs[0][1]
-    _check_order(instance, operands, before, block)
+    if not all(
+        isinstance(v.owner, ir.Block) or v.owner.is_before_in_block(before) for v in operands
+    ):
+        raise ValueError(MSG_ORDER.format(name=instance.name))
     with ir.InsertionPoint(before):
         composite = stablehlo.CompositeOp(
             [value.type for value in results],
@@ -224,12 +257,6 @@ def _function(
             values |= dict(zip(op.results, copy.results, strict=True))
         _func.ReturnOp([values[r] for r in results])
     return symbol
-
-
-def _check_order(instance: _Instance, operands: Sequence[Any], before: Any, block: Any) -> None:
-    number = {op.operation: i for i, op in enumerate(block.operations)}
-    if any(number.get(value.owner, -1) >= number[before] for value in operands):
-        raise ValueError(MSG_ORDER.format(name=instance.name))
 
 
 def _attributes(mark: Mark) -> ir.DictAttr:

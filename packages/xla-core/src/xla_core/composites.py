@@ -6,6 +6,7 @@ A builder marks the operands and results of a part; in the program that part bec
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Mapping
 from typing import Any, Final
@@ -16,6 +17,7 @@ from xla_core import dynamo
 from xla_core.operators import XLA_LIB
 from xla_core.tensor import XLATensor
 
+MSG_NAME: Final = "{name!r} is no name of a composite: StableHLO wants a namespace and a name, such as 'mylib.attention'"
 MSG_NOT_A_TENSOR: Final = "composite {name!r}: what is marked must be torch tensors, got a {type}"
 MSG_ATTRIBUTES: Final = (
     "composite {name!r}: attributes are a dict from str to str, int, float, bool or a list of one of the "
@@ -32,10 +34,13 @@ class StableHLOCompositeBuilder:
 
     Each of the two methods is called once, ``mark_inputs`` first. What lies between the marks and is
     computed from the marked inputs goes into the composite; other values that it reads become
-    further operands. Raises ValueError for attributes of other types than StableHLO's.
+    further operands. Raises ValueError for a name without a namespace (``"mylib.attention"``) and
+    for attributes of other types than StableHLO's.
     """
 
     def __init__(self, name: str, attr: Mapping[str, Attribute] | None = None) -> None:
+        if not _is_namespaced(name):
+            raise ValueError(MSG_NAME.format(name=name))
         self.name = name
         self.attr = attr
         self._items = _checked(name, attr)
@@ -75,6 +80,12 @@ class StableHLOCompositeBuilder:
                     self._epoch = trace.epoch
                     self._id = str(trace.cur.depth)
                 return
+
+
+@dynamo.constant_in_graphs
+def _is_namespaced(name: str) -> bool:
+    # the rule of StableHLO's verifier
+    return re.fullmatch(r"[a-zA-Z]\w*(\.[\w$]+)+", name, re.ASCII) is not None
 
 
 @dynamo.constant_in_graphs
