@@ -21,6 +21,7 @@ JAX_PRIVATE_HOMES = {
     "_jax_compat.py",
     "_jax_composites.py",
     "_jax_coordinator.py",
+    "_jax_hlo.py",
     "_jax_kernels.py",
     "_jax_pjrt.py",
     "_jax_portable.py",

@@ -7,6 +7,7 @@ from xla_core.custom_calls import custom_call as _xla_custom_call
 from xla_core.kernels.pallas import tpu_custom_call as _xla_tpu_custom_call
 from xla_core.xlac import _check_tensor_need_materialization as _check_tensor_need_materialization
 from xla_core.xlac import _init_computation_client as _init_computation_client
+from xla_core.xlac import _is_placecholder as _is_placecholder
 from xla_core.xlac import (
     _xla_computation_cache_is_initialized as _xla_computation_cache_is_initialized,
 )
@@ -21,6 +22,7 @@ from xla_core.xlac import _xla_runtime_is_initialized as _xla_runtime_is_initial
 from xla_core.xlac import _xla_set_mat_mul_precision as _xla_set_mat_mul_precision
 from xla_core.xlac import _xla_step_marker as _xla_step_marker
 from xla_core.xlac import _xla_sync_multi as _xla_sync_multi
+from xla_core.xlac import _xla_user_computation as _xla_user_computation
 from xla_core.xlac import _xla_wait_device_ops as _xla_wait_device_ops
 
 __getattr__ = lazy_names(

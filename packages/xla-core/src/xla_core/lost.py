@@ -5,10 +5,11 @@ Without this, a failed step would stay pending, and every later one would fail w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from xla_core.storage import LostValue
-from xla_core.trace import Ref, Trace
+from xla_core.storage import PLACEHOLDER, LostValue
+from xla_core.trace import Entry, Ref, Trace
 
 if TYPE_CHECKING:
     from xla_core.dispatch.plan import Plan
@@ -18,10 +19,27 @@ _NEVER = -2  # the epoch of a storage whose value is lost; no trace has it
 
 def lose(trace: Trace, plan: Plan | None, error: Exception) -> bool:
     """Give up what is pending and depends on operators of ``plan``; whether there was anything."""
+    return _lose(trace, lambda entry: entry.plan is not None and entry.plan is plan, error)
+
+
+def lose_placeholders(trace: Trace, error: Exception) -> bool:
+    """Give up what depends on placeholders, and give those zeros; whether there were any."""
+    gone = set()
+    for vid, slot in trace.input_vids.items():
+        if trace.inputs[slot] is PLACEHOLDER:
+            gone.add(vid)
+            meta = trace.touched[trace.input_storages[slot]].meta
+            trace.inputs[slot] = trace.backend.allocate(meta)
+    if gone:
+        _lose(trace, lambda entry: entry.plan is None and entry.first in gone, error)
+    return bool(gone)
+
+
+def _lose(trace: Trace, is_gone: Callable[[Entry], bool], error: Exception) -> bool:
     gone: set[int] = set()
     for entry in trace.cur.path():
         arguments = (*entry.args, *entry.kwargs.values())
-        if entry.plan is not None and (entry.plan is plan or _uses(arguments, gone)):
+        if is_gone(entry) or (entry.plan is not None and _uses(arguments, gone)):
             gone.update(range(entry.first, entry.end))
     epoch = trace.epoch
     found = [s for s in trace.touched if s.epoch == epoch and s.buffer is None and s.vid in gone]

@@ -11,7 +11,7 @@ import numpy as np
 from xla_core import compile_step, counters, events, flags, lost, opbyop, settings
 from xla_core.lowering.driver import LoweringError
 from xla_core.programs import StepProgram, register
-from xla_core.storage import Storage
+from xla_core.storage import MSG_PLACEHOLDER, EscapedError, Storage
 from xla_core.trace import Trace
 
 # References to a storage that nobody but the trace holds: the list, the loop variable, the argument.
@@ -25,7 +25,8 @@ def flush(trace: Trace, reading: bool = False) -> None:
 
     When an operator cannot be lowered, the values that depend on it are lost, the others are
     computed, and LoweringError is raised. When compiling or the launch fails, the error is raised
-    and the trace stays as it was: nothing that was recorded is lost. ``reading`` says that a value is
+    and the trace stays as it was: nothing that was recorded is lost. What depends on placeholders is
+    lost, the rest computed, and EscapedError raised. ``reading`` says that a value is
     about to be fetched.
     """
     with trace.lock:
@@ -44,6 +45,12 @@ def flush(trace: Trace, reading: bool = False) -> None:
                 except LoweringError as another:
                     error.plan = another.plan
             raise
+        except (AttributeError, TypeError) as error:
+            told = EscapedError(MSG_PLACEHOLDER)
+            if not lost.lose_placeholders(trace, told):
+                raise
+            _flush(trace, one_by_one)
+            raise told from error
         if operations:
             elapsed = time.perf_counter_ns() - started
             events.emit("flushed", trace=trace, operations=operations, nanoseconds=elapsed)

@@ -38,8 +38,21 @@ class Storage:
 MSG_LOST: Final = "this tensor's value was never computed, because an operator it needs cannot be lowered: {error}"
 
 
+class Placeholder:
+    """In place of the buffer of a tensor that has no value: it may be computed with, never read."""
+
+    __slots__ = ()
+
+
+MSG_PLACEHOLDER: Final = (
+    "a placeholder tensor has no value: it stands for an argument while a computation is written "
+    "down"
+)
+PLACEHOLDER: Final = Placeholder()
+
+
 class EscapedError(RuntimeError):
-    """A tensor was computed inside a recorded function and used outside, where it has no value."""
+    """A value is wanted that exists only while a function is recorded, or of its arguments' stand-ins."""
 
 
 class LostValue(int):

@@ -8,10 +8,12 @@ from typing import Any, Final
 import torch
 
 from xla_core import counters, model_api, programs, runtime
+from xla_core.computations.hlo import XlaComputation
 from xla_core.device_info import device_kind as _xla_device_kind
 from xla_core.model_api import wait_device_ops as _xla_wait_device_ops
 from xla_core.settings import get_mat_mul_precision as _xla_get_mat_mul_precision
 from xla_core.settings import set_mat_mul_precision as _xla_set_mat_mul_precision
+from xla_core.storage import PLACEHOLDER
 from xla_core.tensor import XLATensor
 
 MSG_NOT_XLA: Final = "Input tensor is not an XLA tensor: {type}"
@@ -97,10 +99,22 @@ def _pending(tensor: XLATensor) -> bool:
     return bool(s.epoch == s.trace.epoch and s.buffer is None)
 
 
+def _xla_user_computation(
+    name: str, tensors: Sequence[torch.Tensor], computation: XlaComputation
+) -> list[torch.Tensor]:
+    """The results of a computation of ``xla_builder`` for these tensors, as one operation of the step."""
+    return computation.run(name, tensors)
+
+
+def _is_placecholder(tensor: torch.Tensor) -> bool:
+    """Whether a tensor was made by ``create_placeholder_tensor`` (torch_xla's own spelling)."""
+    return isinstance(tensor, XLATensor) and tensor._s.buffer is PLACEHOLDER
+
+
 __all__ = [
-    "_check_tensor_need_materialization", "_init_computation_client",
+    "_check_tensor_need_materialization", "_init_computation_client", "_is_placecholder",
     "_xla_computation_cache_is_initialized", "_xla_device_kind", "_xla_get_default_device",
     "_xla_get_devices", "_xla_get_mat_mul_precision", "_xla_get_tensor_id", "_xla_metrics_report",
     "_xla_real_devices", "_xla_runtime_is_initialized", "_xla_set_mat_mul_precision",
-    "_xla_step_marker", "_xla_sync_multi", "_xla_wait_device_ops",
+    "_xla_step_marker", "_xla_sync_multi", "_xla_user_computation", "_xla_wait_device_ops",
 ]  # fmt: skip

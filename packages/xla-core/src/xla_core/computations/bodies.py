@@ -23,7 +23,7 @@ from xla_core.dispatch.plan import SEED
 from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.nodes import Part, references
 from xla_core.metas import TensorMeta
-from xla_core.storage import EscapedError, LostValue, Storage
+from xla_core.storage import PLACEHOLDER, EscapedError, LostValue, Storage
 from xla_core.tensor import XLATensor
 from xla_core.trace import Entry, Lift, Trace
 
@@ -40,8 +40,6 @@ MSG_LEAKED: Final = (
     "from there instead"
 )
 MSG_RESULT: Final = "{what} returned {got} where a tensor on {device} is needed"
-
-_HELD: Final = object()  # in place of the buffer of a value that is not in device memory yet
 
 
 @dataclasses.dataclass(eq=False)
@@ -108,7 +106,7 @@ class Recorder:
 
     def stand_in(self, meta: TensorMeta, requires_grad: bool = False) -> XLATensor:
         """A tensor in place of an argument; its value is none that anybody could read."""
-        made = self.trace.from_buffer(_HELD, meta)
+        made = self.trace.from_buffer(PLACEHOLDER, meta)
         self.stand_ins.append(made)
         return made.requires_grad_(requires_grad) if requires_grad else made
 
@@ -161,14 +159,14 @@ class Recorder:
 
     def captures(self, s: Storage) -> None:
         """A storage becomes an input: remember what it held, and let a pending one be an input too."""
-        if s.buffer is _HELD and id(s) in self._made:
+        if s.buffer is PLACEHOLDER and id(s) in self._made:
             return
         # nobody knows whose a tensor is that nobody has written to; if it is not the body's it is lost
         unwritten = s.buffer is None and s.epoch <= 0
         own = unwritten or id(s) in self._made
         self._kept[id(s)] = _Kept(s, s.vid, s.epoch, s.buffer, s.version, own)
         if s.buffer is None and not unwritten:
-            s.buffer = _HELD
+            s.buffer = PLACEHOLDER
         if s.buffer is not None:
             self.captured.append(s)
 

@@ -10,7 +10,7 @@ from xla_core import dtypes, errors
 from xla_core.dispatch.functional import find_trace
 from xla_core.metas import TensorMeta, tensor_meta
 from xla_core.runtime import trace_of
-from xla_core.storage import chain, check_lost
+from xla_core.storage import MSG_PLACEHOLDER, PLACEHOLDER, EscapedError, chain, check_lost
 from xla_core.tensor import Handler, XLATensor, handler_of
 from xla_core.trace import Trace
 
@@ -48,6 +48,8 @@ def materialise(trace: Trace, s: Any) -> Any:
         trace.flush(trace, True)
     if s.buffer is None:
         check_lost(s)
+    elif s.buffer is PLACEHOLDER:
+        raise EscapedError(MSG_PLACEHOLDER)
     return s.buffer
 
 

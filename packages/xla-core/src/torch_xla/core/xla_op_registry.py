@@ -1,0 +1,6 @@
+"""torch_xla.core.xla_op_registry: operations that are built with xla_builder."""
+
+from __future__ import annotations
+
+from xla_core.computations.op_registry import Op as Op
+from xla_core.computations.op_registry import register as register
