@@ -6,8 +6,12 @@ from torch_xla._packages import lazy_names
 from xla_core.custom_calls import custom_call as _xla_custom_call
 from xla_core.kernels.pallas import tpu_custom_call as _xla_tpu_custom_call
 from xla_core.xlac import _check_tensor_need_materialization as _check_tensor_need_materialization
+from xla_core.xlac import _get_buffer_donation as _get_buffer_donation
+from xla_core.xlac import _get_xla_tensor_dimension_size as _get_xla_tensor_dimension_size
 from xla_core.xlac import _init_computation_client as _init_computation_client
 from xla_core.xlac import _is_placecholder as _is_placecholder
+from xla_core.xlac import _set_buffer_donation as _set_buffer_donation
+from xla_core.xlac import _unsafe_buffer_pointer as _unsafe_buffer_pointer
 from xla_core.xlac import (
     _xla_computation_cache_is_initialized as _xla_computation_cache_is_initialized,
 )
@@ -16,6 +20,7 @@ from xla_core.xlac import _xla_get_default_device as _xla_get_default_device
 from xla_core.xlac import _xla_get_devices as _xla_get_devices
 from xla_core.xlac import _xla_get_mat_mul_precision as _xla_get_mat_mul_precision
 from xla_core.xlac import _xla_get_tensor_id as _xla_get_tensor_id
+from xla_core.xlac import _xla_mark_dynamic as _xla_mark_dynamic
 from xla_core.xlac import _xla_metrics_report as _xla_metrics_report
 from xla_core.xlac import _xla_real_devices as _xla_real_devices
 from xla_core.xlac import _xla_runtime_is_initialized as _xla_runtime_is_initialized
@@ -24,6 +29,7 @@ from xla_core.xlac import _xla_step_marker as _xla_step_marker
 from xla_core.xlac import _xla_sync_multi as _xla_sync_multi
 from xla_core.xlac import _xla_user_computation as _xla_user_computation
 from xla_core.xlac import _xla_wait_device_ops as _xla_wait_device_ops
+from xla_core.xlac import _xla_warm_up_cache as _xla_warm_up_cache
 
 __getattr__ = lazy_names(
     "torch_xla._XLAC",

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from xla_core import compile_step, counters, events, flags, lost, opbyop, settings
+from xla_core import compile_step, counters, donors, events, flags, lost, opbyop, settings
 from xla_core.lowering.driver import LoweringError
 from xla_core.programs import StepProgram, register
-from xla_core.storage import MSG_PLACEHOLDER, EscapedError, Storage
+from xla_core.storage import MSG_PLACEHOLDER, NoValueError, Storage
 from xla_core.trace import Trace
 
 # References to a storage that nobody but the trace holds: the list, the loop variable, the argument.
@@ -26,7 +26,7 @@ def flush(trace: Trace, reading: bool = False) -> None:
     When an operator cannot be lowered, the values that depend on it are lost, the others are
     computed, and LoweringError is raised. When compiling or the launch fails, the error is raised
     and the trace stays as it was: nothing that was recorded is lost. What depends on placeholders is
-    lost, the rest computed, and EscapedError raised. ``reading`` says that a value is
+    lost, the rest computed, and NoValueError raised. ``reading`` says that a value is
     about to be fetched.
     """
     with trace.lock:
@@ -46,7 +46,7 @@ def flush(trace: Trace, reading: bool = False) -> None:
                     error.plan = another.plan
             raise
         except (AttributeError, TypeError) as error:
-            told = EscapedError(MSG_PLACEHOLDER)
+            told = NoValueError(MSG_PLACEHOLDER)
             if not lost.lose_placeholders(trace, told):
                 raise
             _flush(trace, one_by_one)
@@ -65,19 +65,42 @@ def _flush(trace: Trace, one_by_one: bool) -> None:
         for s in alive:
             s.buffer = values[s.vid]
     elif outputs:
-        key = program_key(trace, tuple(outputs), _donations(trace, outputs))
+        key, given = _step_key(trace, alive, outputs)
         counters.sample("TensorsGraphSize", trace.cur.depth, counters.render_number)
         program = trace.cur.programs.get(key)
         if program is None:
             program = find_or_build(trace, key)
         else:
             counters.increment("CachedCompile")
+        if given:
+            donors.release(trace, given)
         results = _run(trace, program)
         index = program.output_index
         for s in alive:
             s.buffer = results[index[s.vid]]
         trace.backend.launched(results)
     trace.reset()
+
+
+def warm_up(trace: Trace) -> None:
+    """Make the program of what is pending, without running it: the next sync finds it."""
+    with trace.lock:
+        alive, _, outputs = wanted(trace)
+        if outputs:
+            key, _ = _step_key(trace, alive, outputs)
+            if key not in trace.cur.programs:
+                find_or_build(trace, key)
+
+
+def _step_key(
+    trace: Trace, alive: list[Storage], outputs: dict[int, None]
+) -> tuple[tuple[Any, ...], donors.Pairs]:
+    """The key of the pending step's program, and which of its donations the user asked for."""
+    pairs = _donations(trace, outputs)
+    given = donors.pairs(trace, alive, pairs) if donors.aliasing() else ()
+    key = program_key(trace, tuple(outputs), pairs + given)
+    # another program of the step, as good otherwise, would not take the memory that is given away
+    return ((*key[:2], (*key[2], given)) if given else key), given
 
 
 def wanted(trace: Trace) -> tuple[list[Storage], list[tuple[Storage, int]], dict[int, None]]:

@@ -51,8 +51,8 @@ MSG_PLACEHOLDER: Final = (
 PLACEHOLDER: Final = Placeholder()
 
 
-class EscapedError(RuntimeError):
-    """A value is wanted that exists only while a function is recorded, or of its arguments' stand-ins."""
+class NoValueError(RuntimeError):
+    """A tensor has no value, and the message says why: it never had one here, or gave it away."""
 
 
 class LostValue(int):
@@ -71,8 +71,8 @@ def check_lost(storage: Storage) -> None:
     """Raise RuntimeError when the value of a storage without a buffer is lost, not just unwritten."""
     if isinstance(storage.vid, LostValue):
         error = storage.vid.error
-        if isinstance(error, EscapedError):
-            raise EscapedError(str(error))
+        if isinstance(error, NoValueError):
+            raise NoValueError(str(error))
         raise RuntimeError(MSG_LOST.format(error=error)) from error
 
 

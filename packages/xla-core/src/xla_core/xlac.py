@@ -7,15 +7,22 @@ from typing import Any, Final
 
 import torch
 
-from xla_core import counters, model_api, programs, runtime
+from xla_core import counters, donors, model_api, programs, runtime, step
 from xla_core.computations.hlo import XlaComputation
 from xla_core.device_info import device_kind as _xla_device_kind
+from xla_core.dispatch.transfers import materialise
 from xla_core.model_api import wait_device_ops as _xla_wait_device_ops
 from xla_core.settings import get_mat_mul_precision as _xla_get_mat_mul_precision
 from xla_core.settings import set_mat_mul_precision as _xla_set_mat_mul_precision
 from xla_core.storage import PLACEHOLDER
 from xla_core.tensor import XLATensor
 
+MSG_VIEW: Final = "a view has no memory of its own; take the pointer of its clone()"
+MSG_POINTER: Final = "the device {device} tells no addresses of its buffers"
+MSG_FIXED: Final = (
+    "dimension {dim} of a tensor of {shape} cannot be dynamic: programs have fixed shapes. Pad to the "
+    "largest size or to a few sizes, or let each size have its program"
+)
 MSG_NOT_XLA: Final = "Input tensor is not an XLA tensor: {type}"
 
 
@@ -111,10 +118,58 @@ def _is_placecholder(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, XLATensor) and tensor._s.buffer is PLACEHOLDER
 
 
+def _set_buffer_donation(tensor: torch.Tensor, should_donate: bool) -> bool:
+    """Mark the value of a tensor as given away, see ``xla_core.donors``; False while it is pending."""
+    return donors.mark(_on_xla(tensor)._s, bool(should_donate))
+
+
+def _get_buffer_donation(tensor: torch.Tensor) -> bool:
+    """Whether the value of a tensor is marked as given away."""
+    return donors.is_marked(_on_xla(tensor)._s.buffer)
+
+
+def _unsafe_buffer_pointer(tensor: torch.Tensor) -> int:
+    """The address of a tensor's value in device memory, which is computed first if it is pending.
+
+    It is valid while the tensor keeps this value. Raises RuntimeError for a view, which has no memory of
+    its own, and where the device tells no address.
+    """
+    s = _on_xla(tensor)._s
+    if _on_xla(tensor)._v is not None:
+        raise RuntimeError(MSG_VIEW)
+    with s.trace.lock:
+        buffer = materialise(s.trace, s)
+        if buffer is None:  # nobody has written to it
+            buffer = s.buffer = s.trace.backend.allocate(s.meta)
+    pointer = getattr(buffer, "unsafe_buffer_pointer", None)
+    if pointer is None:
+        raise RuntimeError(MSG_POINTER.format(device=tensor.device))
+    return int(pointer())
+
+
+def _xla_warm_up_cache(tensors: Sequence[torch.Tensor], devices: Sequence[str] = ()) -> None:
+    """Compile what is pending on the devices of ``tensors``, without running it."""
+    del devices
+    for trace in {id(t): t for t in (_on_xla(t)._s.trace for t in tensors)}.values():
+        step.warm_up(trace)
+
+
+def _xla_mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
+    """Raises RuntimeError: programs have fixed shapes, and the message says what to do instead."""
+    raise RuntimeError(MSG_FIXED.format(dim=dim, shape=tuple(tensor.shape)))
+
+
+def _get_xla_tensor_dimension_size(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """The size of a dimension as an int32 tensor without dimensions, on the tensor's device."""
+    return torch.full((), _on_xla(tensor).shape[dim], dtype=torch.int32, device=tensor.device)
+
+
 __all__ = [
-    "_check_tensor_need_materialization", "_init_computation_client", "_is_placecholder",
-    "_xla_computation_cache_is_initialized", "_xla_device_kind", "_xla_get_default_device",
-    "_xla_get_devices", "_xla_get_mat_mul_precision", "_xla_get_tensor_id", "_xla_metrics_report",
-    "_xla_real_devices", "_xla_runtime_is_initialized", "_xla_set_mat_mul_precision",
-    "_xla_step_marker", "_xla_sync_multi", "_xla_user_computation", "_xla_wait_device_ops",
+    "_check_tensor_need_materialization", "_get_buffer_donation", "_get_xla_tensor_dimension_size",
+    "_init_computation_client", "_is_placecholder", "_set_buffer_donation",
+    "_unsafe_buffer_pointer", "_xla_computation_cache_is_initialized", "_xla_device_kind",
+    "_xla_get_default_device", "_xla_get_devices", "_xla_get_mat_mul_precision",
+    "_xla_get_tensor_id", "_xla_mark_dynamic", "_xla_metrics_report", "_xla_real_devices",
+    "_xla_runtime_is_initialized", "_xla_set_mat_mul_precision", "_xla_step_marker",
+    "_xla_sync_multi", "_xla_user_computation", "_xla_wait_device_ops", "_xla_warm_up_cache",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from xla_core.dispatch.plan import SEED
 from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.nodes import Part, references
 from xla_core.metas import TensorMeta
-from xla_core.storage import PLACEHOLDER, EscapedError, LostValue, Storage
+from xla_core.storage import PLACEHOLDER, LostValue, NoValueError, Storage
 from xla_core.tensor import XLATensor
 from xla_core.trace import Entry, Lift, Trace
 
@@ -172,7 +172,7 @@ class Recorder:
 
     def _let_go(self) -> None:
         """What was captured is as before; what the body computed has no value for who kept it."""
-        error = EscapedError(MSG_LEAKED.format(what=self.what))
+        error = NoValueError(MSG_LEAKED.format(what=self.what))
         self._written = [k.storage for k in self._kept.values() if k.written and not k.own]
         lost = {id(s): s for s in (*self.trace.touched, *(t._s for t in self.stand_ins))}
         for kept in self._kept.values():

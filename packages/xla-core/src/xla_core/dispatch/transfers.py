@@ -10,7 +10,7 @@ from xla_core import dtypes, errors
 from xla_core.dispatch.functional import find_trace
 from xla_core.metas import TensorMeta, tensor_meta
 from xla_core.runtime import trace_of
-from xla_core.storage import MSG_PLACEHOLDER, PLACEHOLDER, EscapedError, chain, check_lost
+from xla_core.storage import MSG_PLACEHOLDER, PLACEHOLDER, NoValueError, chain, check_lost
 from xla_core.tensor import Handler, XLATensor, handler_of
 from xla_core.trace import Trace
 
@@ -49,7 +49,7 @@ def materialise(trace: Trace, s: Any) -> Any:
     if s.buffer is None:
         check_lost(s)
     elif s.buffer is PLACEHOLDER:
-        raise EscapedError(MSG_PLACEHOLDER)
+        raise NoValueError(MSG_PLACEHOLDER)
     return s.buffer
 
 

@@ -1,0 +1,5 @@
+"""torch_xla.utils.buffer_donor_context: where marks of _set_buffer_donation count."""
+
+from __future__ import annotations
+
+from xla_core.donors import alias_with_buffer_donor_config as alias_with_buffer_donor_config
