@@ -248,3 +248,11 @@ def data_parallel(_index):
     assert xr.world_size() == 1
     with pytest.raises(ValueError, match="xla:0 is not among"):
         xm.set_replication("xla:0", ["xla:1", "xla:2"])
+
+
+def is_initialized(index, count):
+    """A process that some other launcher started, on a host with ``count`` devices."""
+    pjrt.initialize_multiprocess(index, count)
+    assert (xr.local_ordinal(), xr.world_size()) == (index, count)
+    assert len(xm.get_xla_supported_devices()) == 1
+    assert xm.all_reduce("sum", torch.ones(1).to("xla")).item() == count

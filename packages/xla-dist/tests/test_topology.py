@@ -58,6 +58,16 @@ def test_two_hosts_with_two_processes_each(start_program, tmp_path):
     assert found == [expected_counts(i, 4, 2) for i in range(4)]
 
 
+def test_processes_of_another_launcher_are_initialized(start_hosts, start_program):
+    two = start_hosts(2, [0, 1], dist_topology.is_initialized, 2, CPU_NUM_DEVICES="2")
+    for status, text, _ in [program.join() for program in two]:
+        assert status == 0, text
+    alone = start_program(clean_environment(2), dist_topology.is_initialized, 2)
+    status, text, _ = alone.join()
+    assert status == 1
+    assert "the environment names no job for these 2 processes" in text
+
+
 def test_meetings(launch):
     assert launch(4, dist_topology.meetings).join() == ["only once\n", "", "", ""]
 

@@ -1,0 +1,7 @@
+"""torch_xla.distributed.zero_redundancy_optimizer: optimizer state split over replicas (xla-dist)."""
+
+from __future__ import annotations
+
+from torch_xla._packages import lazy_names
+
+__getattr__ = lazy_names(__name__, {"ZeroRedundancyOptimizer": "xla_dist.zero"})
