@@ -29,7 +29,7 @@ _PRELOADED = [
     "torch", "torch_xla.core.xla_model", "xla_dist.process_group", "xla_dist.launching",
     "xla_dist.functions", "xla_dist.data_parallel", "xla_dist.extension", "xla_core.compile_step",
     "xla_core.lowering.step", "xla_pjrt_cpu", "dist_jobs", "dist_topology", "dist_loader",
-    "dist_torch", "dist_collectives", "dist_gradients", "dist_vitals",
+    "dist_torch", "dist_collectives", "dist_gradients", "dist_vitals", "dist_fsdp",
     "dist_zero", "sklearn.datasets", "torch._dynamo",
 ]  # fmt: skip
 

@@ -32,6 +32,11 @@ _data = (
 current_backward = torch._C._current_graph_task_id
 
 
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call ``callback`` when the backward pass ends that the calling thread works for (torch 2.13)."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
 # The number that autograd will give to the next node of this thread's graph (torch 2.13).
 next_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 

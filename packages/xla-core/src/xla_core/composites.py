@@ -17,7 +17,10 @@ from xla_core import dynamo
 from xla_core.operators import XLA_LIB
 from xla_core.tensor import XLATensor
 
-MSG_NAME: Final = "{name!r} is no name of a composite: StableHLO wants a namespace and a name, such as 'mylib.attention'"
+MSG_NAME: Final = (
+    "{name!r} is no name of a composite: StableHLO wants a namespace and a name, such as "
+    "'mylib.attention'"
+)
 MSG_NOT_A_TENSOR: Final = "composite {name!r}: what is marked must be torch tensors, got a {type}"
 MSG_ATTRIBUTES: Final = (
     "composite {name!r}: attributes are a dict from str to str, int, float, bool or a list of one of the "

@@ -1,6 +1,7 @@
-"""Values that no program can compute, because an operator on the way to them cannot be lowered.
+"""Tensors without a value: what no program can compute, and what was taken away on purpose.
 
-Without this, a failed step would stay pending, and every later one would fail with it.
+An operator that cannot be lowered costs the values that depend on it: without this, a failed step would
+stay pending, and every later one would fail with it.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from xla_core.storage import PLACEHOLDER, LostValue
+from xla_core.storage import PLACEHOLDER, LostValue, NoValueError
 from xla_core.trace import Entry, Ref, Trace
 
 if TYPE_CHECKING:
     from xla_core.dispatch.plan import Plan
+    from xla_core.tensor import XLATensor
 
 _NEVER = -2  # the epoch of a storage whose value is lost; no trace has it
 
@@ -47,6 +49,26 @@ def _lose(trace: Trace, is_gone: Callable[[Entry], bool], error: Exception) -> b
         s.epoch = _NEVER
         s.vid = LostValue(error)
     return bool(found)
+
+
+def take_away(tensor: XLATensor, error: NoValueError) -> None:
+    """Let the storage of ``tensor`` have no value; reading it or a view of it raises ``error``.
+
+    Autograd does not see it. ``bring_back`` ends it.
+    """
+    storage = tensor._s
+    with storage.trace.lock:
+        storage.epoch = _NEVER
+        storage.vid = LostValue(error)
+        storage.buffer = None
+        storage.version += 1
+
+
+def bring_back(tensor: XLATensor, value: XLATensor) -> None:
+    """Give ``tensor``, which is no view, the value of another one; autograd does not see it."""
+    trace = tensor._s.trace
+    with trace.lock:
+        trace.write(tensor, trace.value_of(value))
 
 
 def _uses(arguments: Any, gone: set[int]) -> bool:

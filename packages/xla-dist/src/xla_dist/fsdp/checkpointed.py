@@ -1,0 +1,35 @@
+"""Modules whose forward pass is computed again in the backward pass."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+
+from xla_core.checkpointing import checkpoint
+
+
+def checkpoint_module(module: nn.Module) -> nn.Module:
+    """Let ``module`` keep only its inputs for the backward pass, and compute the rest again there.
+
+    Changes the module's ``forward`` in place, and returns the module. A call none of whose arguments
+    needs a gradient is computed as before: nothing would come back through them.
+    """
+    original = module.forward
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        values = [*args, *kwargs.values()]
+        if not any(isinstance(v, torch.Tensor) and v.requires_grad for v in values):
+            return original(*args, **kwargs)
+
+        def positional(*flat: Any) -> Any:
+            named = dict(zip(kwargs, flat[len(args) :], strict=True))
+            return original(*flat[: len(args)], **named)
+
+        return checkpoint(positional, *values)
+
+    module.forward = forward
+    return module

@@ -1,0 +1,135 @@
+"""Puts the parts of a sharded model's parameters together again, without devices."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from xla_dist.fsdp import names
+
+MSG_COUNT: Final = (
+    "{what}: the model was sharded over {wanted} replicas, and there are {got} of them"
+)
+MSG_NO_FILES: Final = (
+    "no file matches {pattern}; ckpt_prefix is the common beginning of their paths"
+)
+MSG_RANKS: Final = "the files that match {pattern} have the ranks {got}, not 0 to {last}"
+
+
+def consolidate_sharded_state_dicts(
+    state_dict_list: Sequence[Mapping[str, Any]], shard_metadata: Mapping[str, Any]
+) -> OrderedDict[str, torch.Tensor]:
+    """The state dict of the module that was wrapped, from those of all replicas, in order of rank.
+
+    ``shard_metadata`` is ``model.get_shard_metadata()`` of any of them. Raises ValueError when the number
+    of state dicts is another one.
+    """
+    world = shard_metadata["world_size"]
+    if len(state_dict_list) != world:
+        raise ValueError(
+            MSG_COUNT.format(what="state_dict_list", wanted=world, got=len(state_dict_list))
+        )
+    whole: OrderedDict[str, Any] = OrderedDict()
+    for name, value in state_dict_list[0].items():
+        prefix, shard = _split(name)
+        if shard is None:
+            whole[names.original_name(name)] = _buffer(name, value, shard_metadata)
+            continue
+        info = shard_metadata["shard_info"][prefix][shard]
+        parts = [torch.as_tensor(state[name]) for state in state_dict_list]
+        full = _together(parts, info["_orig_size"])
+        path = f"{prefix}.{info['_orig_name']}" if prefix else info["_orig_name"]
+        whole.update(_parameters(path, full, shard_metadata["flatten_info"]))
+    for alias, first in shard_metadata.get("shared_info", {}).items():
+        whole[alias] = whole[first]
+    return whole
+
+
+def _split(name: str) -> tuple[str, str | None]:
+    """Prefix and name of a part; None for what is no part."""
+    words = name.split(".")
+    for index, word in enumerate(words):
+        if word.startswith(names.SHARD):
+            return ".".join(words[:index]), ".".join(words[index:])
+    return "", None
+
+
+def _buffer(name: str, value: Any, shard_metadata: Mapping[str, Any]) -> Any:
+    kept = shard_metadata.get("buffer_info", {}).get(name)
+    return value if kept is None else value.to(kept["_orig_dtype"])
+
+
+def _together(parts: Sequence[torch.Tensor], size: torch.Size) -> torch.Tensor:
+    joined = torch.cat(list(parts))
+    if joined.dim() == 1:
+        return joined[: size.numel()].view(size).clone()
+    return joined[: size[0]].clone()
+
+
+def _parameters(
+    path: str, full: torch.Tensor, flatten_info: Mapping[str, names.FlatMetadata]
+) -> dict[str, torch.Tensor]:
+    """The parameter at ``path`` under its name; those in it if it is a flat one."""
+    metadata = flatten_info.get(path.replace(names.INNER, ""))
+    if metadata is None:
+        return {names.original_name(path): full}
+    prefix = names.original_name(path.rpartition(".")[0] + ".")
+    return {
+        names.original_name(prefix + name): value.clone()
+        for name, value in names.pieces(full, metadata)
+    }
+
+
+def consolidate_sharded_model_checkpoints(
+    ckpt_prefix: str, ckpt_suffix: str = "*.pth", save_path: str = "", save_model: bool = True
+) -> tuple[OrderedDict[str, torch.Tensor], str | None]:
+    """Read every file ``ckpt_prefix + ckpt_suffix`` (a pattern), put the model together and save it.
+
+    Each file is one replica's dict with ``model`` and ``shard_metadata``. Returns the full state dict and the
+    path of the saved ``{"model": ...}``: ``save_path``, or ``ckpt_prefix + "_consolidated.pth"``; None unless
+    ``save_model``. Raises FileNotFoundError when nothing matches, ValueError when files are missing or too many.
+    """
+    pattern = ckpt_prefix + ckpt_suffix
+    found = [torch.load(path, map_location="cpu") for path in _matching(pattern)]
+    if not found:
+        raise FileNotFoundError(MSG_NO_FILES.format(pattern=pattern))
+    found.sort(key=lambda checkpoint: checkpoint["shard_metadata"]["rank"])
+    metadata = found[0]["shard_metadata"]
+    world = metadata["world_size"]
+    if len(found) != world:
+        raise ValueError(MSG_COUNT.format(what=pattern, wanted=world, got=len(found)))
+    ranks = [checkpoint["shard_metadata"]["rank"] for checkpoint in found]
+    if ranks != list(range(world)):
+        raise ValueError(MSG_RANKS.format(pattern=pattern, got=ranks, last=world - 1))
+    whole = consolidate_sharded_state_dicts([c["model"] for c in found], metadata)
+    if not save_model:
+        return whole, None
+    path = save_path or f"{ckpt_prefix}_consolidated.pth"
+    torch.save({"model": whole}, path)
+    return whole, path
+
+
+def _matching(pattern: str) -> list[Path]:
+    path = Path(pattern)
+    return sorted(path.parent.glob(path.name))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """``python -m torch_xla.distributed.fsdp.consolidate_sharded_ckpts``."""
+    parser = argparse.ArgumentParser(
+        prog="consolidate_sharded_ckpts", description="One checkpoint from those of all replicas."
+    )
+    parser.add_argument("--ckpt_prefix", required=True, help="how the paths of the files begin")
+    parser.add_argument("--ckpt_suffix", default="*.pth", help="how they end (%(default)s)")
+    parser.add_argument("--save_path", default="", help="default: CKPT_PREFIX_consolidated.pth")
+    chosen = parser.parse_args(arguments)
+    whole, path = consolidate_sharded_model_checkpoints(
+        chosen.ckpt_prefix, chosen.ckpt_suffix, chosen.save_path
+    )
+    sys.stdout.write(f"saved {len(whole)} tensors to {path}\n")

@@ -1,0 +1,481 @@
+"""``XlaFullyShardedDataParallel``: a module whose parameters are split over the replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from xla_core import _torch_compat, model_api, ordinals, transfer
+from xla_dist import collectives
+from xla_dist.fsdp import names, units, wrap
+from xla_dist.fsdp.layouts import Layout
+from xla_dist.fsdp.units import Options, Place, Shard, Unit
+
+FLOAT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
+_MEBIBYTE: Final = 1 << 20
+
+MSG_TWICE: Final = "this module is sharded already; wrap its parts first, then what holds them"
+MSG_NO_FORWARD: Final = (
+    "{kind} has no forward method, and full parameters are there only during forward; wrap the modules in it "
+    "(nn.ModuleList, nn.ModuleDict), or a module that calls them"
+)
+MSG_DTYPE: Final = "{name} is {got}; give one of {known}"
+MSG_PARAMETER_DTYPE: Final = (
+    "{name} is {got}, and only float32 parameters are sharded; convert the module with float(), "
+    "and choose the dtype it computes in with compute_dtype"
+)
+MSG_GROUPS: Final = "sharding_groups needs sharding_rank and sharding_world_size beside it"
+MSG_SHARED: Final = (
+    "{name} is also a parameter of a module that is sharded on its own; modules that share a parameter "
+    "have to be in one wrapper"
+)
+MSG_META: Final = (
+    "{name} is on the meta device, and its module {kind} has no reset_parameters(); "
+    "give param_init_fn"
+)
+MSG_ROOT: Final = "{what} is for the outermost sharded module; this one is inside another"
+MSG_BUSY: Final = "{what} inside a backward pass; call it between steps"
+MSG_DEBUG: Final = (
+    "{names}: there are no dummy operations here; xla-debug (PT_XLA_DEBUG, xla_debug.memory) shows what the "
+    "real ones cost"
+)
+
+
+class XlaFullyShardedDataParallel(nn.Module):
+    """Splits a module's parameters over the replicas, and with them gradients and optimizer state.
+
+    Each replica keeps one part of every parameter; full parameters exist in the step's program while the
+    module computes. Make the optimizer from ``parameters()`` after wrapping, and call ``optimizer.step()``
+    itself: the gradients are means over the replicas already. Parts of a model that are wrapped themselves
+    (by hand, or by ``auto_wrap_policy``) are gathered one after the other.
+
+    All replicas have to begin with the same values (seed alike, or load the same file).
+
+    Args:
+        module: what to wrap, on any device; ``forward`` is the only way to compute with it.
+        reshard_after_forward: gather again for the backward pass rather than keep full parameters between.
+        flatten_parameters: one parameter of all trained ones (and one of all others): fewer, larger collectives.
+        execute_sharding_on_init: end a step after wrapping, which frees full parameters on the device.
+        optimization_barrier_in_forward, optimization_barrier_in_backward: gather when the inputs (the
+            gradients) are there, not before: without it the compiler may gather everything at once.
+        sync_on_finalization: end the step after each backward pass.
+        disable_reshard_on_root: the outermost module keeps its full parameters for the backward pass, which
+            begins with it.
+        compute_dtype: dtype of full parameters and of floating-point inputs (default float32); what
+            replicas keep is float32.
+        buffer_dtype: dtype of floating-point buffers (default ``compute_dtype``).
+        fp32_reduce_scatter: reduce gradients in float32 rather than in ``compute_dtype``.
+        sharding_groups, sharding_rank, sharding_world_size: replica groups to shard over, this replica's
+            number in its group and the size of one (default: all replicas).
+        shard_param_on_dim_0: cut rows, not elements; without effect with ``flatten_parameters``.
+        reduce_scatter_bucket_size_mb: reduce gradients together until there are more than so many MiB.
+        coalesce_all_gather_ops: gather all parameters of a wrapped module by one operator.
+        auto_wrap_policy: which parts to wrap; see ``torch_xla.distributed.fsdp.wrap``.
+        auto_wrapper_callable: what wraps them (default: this class), with the options given here.
+        param_init_fn: ``fn(module)`` gives modules on the meta device their values (default: their
+            ``reset_parameters()``, on the CPU).
+        _shard_size_multiple: elements of a part are a multiple of this (default 128, as TPUs like it).
+
+    ``pin_layout_in_collective_ops`` and ``_use_xla_patched_linear`` are accepted for torch_xla's sake: neither is
+    needed here. Raises RuntimeError for a module without ``forward`` or wrapped already, TypeError for
+    parameters that are not float32, ValueError for options that do not fit and for parameters shared
+    between wrapped modules, NotImplementedError for ``_debug_dummy_*``.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        reshard_after_forward: bool = True,
+        flatten_parameters: bool = False,
+        execute_sharding_on_init: bool = True,
+        optimization_barrier_in_forward: bool = True,
+        optimization_barrier_in_backward: bool = True,
+        sync_on_finalization: bool = False,
+        disable_reshard_on_root: bool = True,
+        compute_dtype: torch.dtype | None = None,
+        buffer_dtype: torch.dtype | None = None,
+        fp32_reduce_scatter: bool = False,
+        sharding_groups: Sequence[Sequence[int]] | None = None,
+        sharding_rank: int | None = None,
+        sharding_world_size: int | None = None,
+        shard_param_on_dim_0: bool = False,
+        pin_layout_in_collective_ops: bool = True,
+        reduce_scatter_bucket_size_mb: int | None = 0,
+        coalesce_all_gather_ops: bool = False,
+        auto_wrap_policy: Callable[..., bool] | None = None,
+        auto_wrapper_callable: Callable[..., nn.Module] | None = None,
+        param_init_fn: Callable[[nn.Module], None] | None = None,
+        _shard_size_multiple: int = 128,
+        _use_xla_patched_linear: bool = True,
+        _debug_dummy_forward_pass: bool = False,
+        _debug_msg: str = "xla_fsdp",
+        _debug_print: bool = False,
+        _debug_dummy_all_gather_op: bool = False,
+        _debug_dummy_all_reduce_op: bool = False,
+        _debug_dummy_reduce_scatter_op: bool = False,
+        _debug_dummy_optimization_barrier_op: bool = False,
+    ) -> None:
+        given = dict(locals())
+        _check(given)
+        if auto_wrap_policy is not None:
+            wrap.recursive_wrap(
+                module,
+                auto_wrap_policy,
+                auto_wrapper_callable or XlaFullyShardedDataParallel,
+                only_wrap_children=True,
+                **{name: given[name] for name in _INHERITED},
+            )
+        super().__init__()
+        self.reshard_after_forward = reshard_after_forward
+        self.disable_reshard_on_root = disable_reshard_on_root
+        self.flatten_parameters = flatten_parameters
+        self.sync_on_finalization = sync_on_finalization
+        self.compute_dtype = compute_dtype or torch.float32
+        self.buffer_dtype = buffer_dtype or self.compute_dtype
+        self.sharding_groups = sharding_groups
+        self.xla_device = model_api.device()
+        mine = ordinals.replica_of(self.xla_device)
+        self.rank = mine[0] if sharding_rank is None else sharding_rank
+        self.world_size = mine[1] if sharding_world_size is None else sharding_world_size
+        self._by_rows = shard_param_on_dim_0 and not flatten_parameters
+        self._multiple = 1 if shard_param_on_dim_0 else _shard_size_multiple
+        self._is_root: bool | None = None
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._aliases: dict[str, str] = {}
+        _materialise(module, param_init_fn)
+        self._fsdp_wrapped_module = names.Inner(module)
+        pre = _predivide_factor(self.world_size)
+        options = Options(
+            self.compute_dtype, sharding_groups, self.world_size, coalesce_all_gather_ops,
+            (reduce_scatter_bucket_size_mb or 0) * _MEBIBYTE, optimization_barrier_in_forward,
+            optimization_barrier_in_backward, fp32_reduce_scatter, pre, self.world_size / pre,
+        )  # fmt: skip
+        self._unit = Unit(self._take_parameters(), options)
+        self._move_buffers()
+        if execute_sharding_on_init:
+            gc.collect()
+            model_api.sync()
+
+    # -- sharding -------------------------------------------------------------------------------
+
+    def _take_parameters(self) -> list[Shard]:
+        """Cut the parameters that no part of the module has cut already, and take them from it."""
+        places: dict[nn.Parameter, list[tuple[str, Place]]] = {}
+        for prefix, part in self.named_modules():
+            if isinstance(part, XlaFullyShardedDataParallel):
+                continue  # itself, or a part whose own parameters are cut
+            for name, parameter in part._parameters.items():  # a shared one under all its names
+                if parameter is None:
+                    continue
+                path = f"{prefix}.{name}"
+                self._check_parameter(path, parameter)
+                place = Place(part, name, parameter.size())
+                places.setdefault(parameter, []).append((path, place))
+        for used in places.values():
+            for path, place in used:
+                del place.module._parameters[place.attribute]
+                if path != used[0][0]:
+                    self._aliases[path] = used[0][0]
+        if self.flatten_parameters:
+            return self._flattened(places)
+        return [
+            self._cut(parameter, used[0][0], tuple(place for _, place in used))
+            for parameter, used in places.items()
+        ]
+
+    def _check_parameter(self, path: str, parameter: nn.Parameter) -> None:
+        name = names.original_name(path)
+        if getattr(parameter, _TAKEN, False):
+            raise ValueError(MSG_SHARED.format(name=name))
+        if parameter.dtype != torch.float32:
+            raise TypeError(MSG_PARAMETER_DTYPE.format(name=name, got=parameter.dtype))
+
+    def _flattened(self, places: Mapping[nn.Parameter, list[tuple[str, Place]]]) -> list[Shard]:
+        inner = self._fsdp_wrapped_module
+        found = []
+        for trains in (True, False):
+            chosen = {p: used for p, used in places.items() if p.requires_grad == trains}
+            if not chosen:
+                continue
+            name = f"{names.FLAT}{len(inner.flat)}"
+            outside = names.WRAPPED
+            inner.flatten({used[0][0].removeprefix(outside): p for p, used in chosen.items()})
+            start, pieces = 0, []
+            for parameter, used in chosen.items():
+                for _, place in used:
+                    pieces.append(Place(place.module, place.attribute, place.size, start))
+                start += parameter.numel()
+                setattr(parameter, _TAKEN, True)
+            flat = inner._parameters.pop(name)
+            assert flat is not None
+            found.append(self._cut(flat, outside + name, tuple(pieces)))
+        return found
+
+    def _cut(self, parameter: nn.Parameter, path: str, places: tuple[Place, ...]) -> Shard:
+        rows = self._by_rows and parameter.dim() > 0
+        layout = Layout(parameter.size(), self.world_size, self.rank, self._multiple, rows)
+        with torch.no_grad():
+            part = layout.part(parameter.detach()).to(self.xla_device)
+        mine = nn.Parameter(part, requires_grad=parameter.requires_grad)
+        setattr(parameter, _TAKEN, True)
+        self.register_parameter(names.shard_name(path), mine)
+        return Shard(mine, layout, path, places)
+
+    def _move_buffers(self) -> None:
+        """Buffers go to the device; floating-point ones of no inner wrapper change their dtype."""
+        inner = [m for m in self.modules() if isinstance(m, XlaFullyShardedDataParallel)]
+        theirs = {id(part) for m in inner if m is not self for part in m.modules()}
+        for prefix, part in self.named_modules():
+            if id(part) in theirs:
+                continue
+            for name, buffer in list(part.named_buffers(recurse=False)):
+                dtype = self.buffer_dtype if buffer.is_floating_point() else buffer.dtype
+                if dtype != buffer.dtype:
+                    self._dtypes[f"{prefix}.{name}".replace(names.INNER, "")] = buffer.dtype
+                part._buffers[name] = buffer.to(self.xla_device, dtype)
+
+    # -- computing ------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped module's results, with full parameters gathered from all replicas."""
+        self._settle_root()
+        if self.compute_dtype != torch.float32:
+            args, kwargs = transfer.map_selected((args, kwargs), _is_float, self._cast)
+        # what is computed again inside a backward pass is differentiated next: nothing is freed between
+        again = _torch_compat.current_backward() != -1
+        keeps = self._is_root and self.disable_reshard_on_root
+        frees = self.reshard_after_forward and not keeps and not again
+        call = units.Call(self._unit, frees, self._end_backward)
+        args, kwargs = call.enter((args, kwargs))
+        try:
+            results = self._fsdp_wrapped_module(*args, **kwargs)
+        except BaseException:
+            self._unit.clear()
+            raise
+        return call.leave(results)
+
+    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.compute_dtype)
+
+    def _settle_root(self) -> None:
+        """The first of nested wrappers that computes is the outermost one."""
+        if self._is_root is None:
+            for part in self._wrappers():
+                part._is_root = part is self
+
+    def _wrappers(self) -> Iterator[XlaFullyShardedDataParallel]:
+        return (m for m in self.modules() if isinstance(m, XlaFullyShardedDataParallel))
+
+    def _end_backward(self) -> None:
+        if self._is_root and self.sync_on_finalization:
+            model_api.sync()
+
+    def _check_idle_root(self, what: str) -> None:
+        self._settle_root()
+        if not self._is_root:
+            raise RuntimeError(MSG_ROOT.format(what=what))
+        if _torch_compat.current_backward() != -1:
+            raise RuntimeError(MSG_BUSY.format(what=what))
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside add up full gradients; the first one after it reduces them all.
+
+        Raises RuntimeError on a module inside another wrapper.
+        """
+        self._check_idle_root("no_sync")
+        before = [(part._unit, part._unit.reduces) for part in self._wrappers()]
+        for unit, _ in before:
+            unit.reduces = False
+        try:
+            yield
+        finally:
+            for unit, reduces in before:
+                unit.reduces = reduces
+
+    def set_gradient_divide_factors(self, pre: float, post: float, recursive: bool) -> None:
+        """Divide gradients by ``pre`` before and by ``post`` after they are summed over the replicas.
+
+        The product is the number of replicas unless this says otherwise; (1, 1) divides by it once.
+        ``recursive`` sets it for the wrappers inside, too.
+        """
+        for part in self._wrappers() if recursive else (self,):
+            options = part._unit.options
+            options.predivide, options.postdivide = pre, post
+            options.scale = 1.0 / part.world_size if (pre, post) == (1, 1) else 1.0
+
+    @torch.no_grad()
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        groups: Sequence[Sequence[int]] | None = None,
+    ) -> torch.Tensor:
+        """Scale all gradients so that their common norm is at most ``max_norm``; the norm before.
+
+        The norm is that of the whole model's gradient: of the parts on all replicas (of one group
+        with ``groups``), which all have to call this. ``norm_type`` may be ``inf``. Raises RuntimeError on a
+        module inside another wrapper.
+        """
+        self._check_idle_root("clip_grad_norm_")
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        total = self._norm(gradients, float(norm_type), groups)
+        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factor)
+        return total
+
+    def _norm(
+        self, gradients: Sequence[torch.Tensor], kind: float, groups: collectives.Groups
+    ) -> torch.Tensor:
+        if not gradients:
+            return torch.zeros((), device=self.xla_device)
+        norms = torch.stack([torch.linalg.vector_norm(g, kind) for g in gradients])
+        mine = torch.linalg.vector_norm(norms, kind)
+        if kind == torch.inf:
+            total: torch.Tensor = collectives.all_reduce("max", mine, groups=groups)
+            return total
+        return collectives.all_reduce("sum", mine**kind, groups=groups) ** (1.0 / kind)  # type: ignore[no-any-return]
+
+    # -- looking at it --------------------------------------------------------------------------
+
+    @property
+    def module(self) -> names.Inner:
+        """What stands for the wrapped module, which is its ``module``."""
+        return self._fsdp_wrapped_module
+
+    @property
+    def sharded_params(self) -> list[nn.Parameter]:
+        """This wrapper's own parts, without those of wrappers inside."""
+        return [shard.parameter for shard in self._unit.shards]
+
+    @property
+    def params_with_grad(self) -> list[nn.Parameter]:
+        """The parts that have a gradient, those of wrappers inside included."""
+        return [p for p in self.parameters() if p.grad is not None]
+
+    def get_original_names_and_sharded_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Every part with the name that its parameter had in the model (flat ones: ``flat_param_N``)."""
+        found = []
+        for prefix, part in self.named_modules():
+            if isinstance(part, XlaFullyShardedDataParallel):
+                for shard in part._unit.shards:
+                    path = f"{prefix}.{shard.path}" if prefix else shard.path
+                    found.append((names.original_name(path), shard.parameter))
+        return found
+
+    def get_shard_metadata(self) -> dict[str, Any]:
+        """What ``consolidate_sharded_state_dicts`` needs; save it beside ``state_dict()``."""
+        shard_info: dict[str, Any] = {}
+        flatten_info: dict[str, Any] = {}
+        buffer_info: dict[str, Any] = {}
+        shared_info: dict[str, str] = {}
+        for full_prefix, part in self.named_modules():
+            prefix = full_prefix.replace(names.INNER, "")
+            if isinstance(part, names.Inner):
+                for number, metadata in enumerate(part.flat):
+                    flatten_info[f"{prefix}.{names.FLAT}{number}"] = metadata
+            if not isinstance(part, XlaFullyShardedDataParallel):
+                continue
+            outside = f"{prefix}." if prefix else ""
+            shard_info[prefix] = {
+                names.shard_name(s.path): {"_orig_size": s.layout.size, "_orig_name": s.path}
+                for s in part._unit.shards
+            }
+            for alias, first in part._aliases.items():
+                alias, first = (names.original_name(outside + path) for path in (alias, first))
+                shared_info[alias] = first
+            for name, dtype in part._dtypes.items():
+                buffer_info[outside + name] = {"_orig_dtype": dtype}
+        return {
+            "shard_info": shard_info, "flatten_info": flatten_info, "buffer_info": buffer_info,
+            "shared_info": shared_info, "world_size": self.world_size, "rank": self.rank,
+        }  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """The options, for ``print(model)``."""
+        shown = (
+            "world_size", "rank", "compute_dtype", "buffer_dtype", "flatten_parameters",
+            "reshard_after_forward", "sharding_groups",
+        )  # fmt: skip
+        return ", ".join(f"{name}={getattr(self, name)}" for name in shown)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "_fsdp_wrapped_module":
+                raise
+            return getattr(self._fsdp_wrapped_module, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._fsdp_wrapped_module[key]
+
+
+# Marks a parameter whose value was cut: another wrapper that meets it shares it.
+_TAKEN: Final = "_xla_fsdp_taken"
+# Options of the wrapper that the parts it wraps by policy have too.
+_INHERITED: Final = (
+    "reshard_after_forward", "flatten_parameters", "execute_sharding_on_init",
+    "optimization_barrier_in_forward", "optimization_barrier_in_backward", "sync_on_finalization",
+    "disable_reshard_on_root", "compute_dtype", "buffer_dtype", "fp32_reduce_scatter",
+    "sharding_groups", "sharding_rank", "sharding_world_size", "shard_param_on_dim_0",
+    "pin_layout_in_collective_ops", "reduce_scatter_bucket_size_mb", "coalesce_all_gather_ops",
+    "param_init_fn", "_shard_size_multiple", "_use_xla_patched_linear", "_debug_msg",
+)  # fmt: skip
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    """The errors of the constructor's arguments."""
+    dummies = [name for name, value in given.items() if name.startswith("_debug_dummy") and value]
+    if dummies:
+        raise NotImplementedError(MSG_DEBUG.format(names=", ".join(dummies)))
+    module = given["module"]
+    if isinstance(module, XlaFullyShardedDataParallel):
+        raise RuntimeError(MSG_TWICE)
+    if getattr(module.forward, "__func__", module.forward) is nn.Module.forward:
+        raise RuntimeError(MSG_NO_FORWARD.format(kind=type(module).__name__))
+    for name in ("compute_dtype", "buffer_dtype"):
+        if given[name] is not None and given[name] not in FLOAT_DTYPES:
+            known = ", ".join(map(str, FLOAT_DTYPES))
+            raise ValueError(MSG_DTYPE.format(name=name, got=given[name], known=known))
+    parts = (given["sharding_rank"], given["sharding_world_size"])
+    if given["sharding_groups"] is not None and None in parts:
+        raise ValueError(MSG_GROUPS)
+
+
+def _predivide_factor(world_size: int) -> float:
+    """A power of two near the root of ``world_size``: neither sums nor quotients leave half precision."""
+    factor = 1
+    while world_size % factor == 0 and world_size / factor > factor:
+        factor *= 2
+    return float(factor)
+
+
+def _materialise(module: nn.Module, init: Callable[[nn.Module], None] | None) -> None:
+    """Give parameters on the meta device values. Raises ValueError where nobody knows which."""
+    missing = [(n, p) for n, p in module.named_parameters() if p.is_meta]
+    if not missing:
+        return
+    if init is not None:
+        init(module)
+        return
+    for prefix, part in module.named_modules():
+        own = [n for n, p in part.named_parameters(recurse=False) if p.is_meta]
+        if not own:
+            continue
+        reset = getattr(part, "reset_parameters", None)
+        if reset is None:
+            name = f"{prefix}.{own[0]}" if prefix else own[0]
+            raise ValueError(MSG_META.format(name=name, kind=type(part).__name__))
+        part.to_empty(device="cpu", recurse=False)
+        reset()

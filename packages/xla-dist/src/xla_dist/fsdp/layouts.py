@@ -1,0 +1,42 @@
+"""How one parameter is cut into equal parts, one per replica of a sharding group."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch.nn import functional as F
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A parameter of shape ``size`` in ``world`` parts, of which this replica has number ``rank``.
+
+    Its elements, or with ``by_rows`` its rows, are padded with zeros to a multiple of ``world`` times
+    ``multiple``.
+    """
+
+    size: torch.Size
+    world: int
+    rank: int
+    multiple: int
+    by_rows: bool
+
+    def padded(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of shape ``size`` as one whose dimension 0 splits evenly."""
+        if not self.by_rows:
+            tensor = tensor.reshape(-1)
+        missing = -tensor.size(0) % (self.world * self.multiple)
+        if not missing:
+            return tensor
+        return F.pad(tensor, [0, 0] * (tensor.dim() - 1) + [0, missing])
+
+    def part(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This replica's part of a tensor of shape ``size``; a copy."""
+        return self.padded(tensor).chunk(self.world)[self.rank].clone()
+
+    def full(self, padded: torch.Tensor) -> torch.Tensor:
+        """What ``padded`` was made from; a view."""
+        if self.by_rows:
+            return padded[: self.size[0]]
+        return padded[: self.size.numel()].view(self.size)
