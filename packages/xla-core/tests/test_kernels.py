@@ -96,6 +96,19 @@ def test_flash_attention_is_attention(causal, ids, biased):
     check_gradients(ours, wanted, tensors)
 
 
+def test_rows_that_see_nothing_take_no_part_in_gradients():
+    """Their values are the mean of what they do not see, as in jax's kernels."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 4, 8).to("xla").requires_grad_() for _ in range(3))
+    ids = [torch.tensor([[0, 0, 9, 9]]).to("xla"), torch.zeros(1, 4).int().to("xla")]
+    found = ck.flash_attention(q, k, v, False, *ids)
+    found[:, :, 2:].sum().backward()
+    torch.testing.assert_close(
+        found[:, :, 2:].detach().cpu(), v.detach().cpu().mean(2, True).expand(1, 2, 2, 8)
+    )
+    assert all(t.grad.cpu().count_nonzero() == 0 for t in (q, k, v))
+
+
 def test_flash_attention_of_more_dimensions_and_by_its_operator():
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 3, 8, 4) for _ in range(3))
@@ -122,15 +135,13 @@ def test_flash_kernels_pad_to_whole_blocks(biased, interpreted):
     ab = torch.randn(2, 2, 130, 140) if biased else None
     numbers = (not biased, 0.3, list(flash_attention.FlashAttention.DEFAULT_BLOCK_SIZES.values()))
     operands = (q, k, v, ab, None, None)
-    o, sums, highest = interpreted(flash_attention.forward, *operands, *numbers)
+    o, logs = interpreted(flash_attention.forward, *operands, *numbers)
     leaves = [t.requires_grad_() for t in (q, k, v, ab) if t is not None]
     wanted = attention(q, k, v, ab, causal=not biased, scale=0.3)
     torch.testing.assert_close(o, wanted.detach(), **CLOSE)
     wanted.backward(grad)
     operands = [None if t is None else t.detach() for t in operands]
-    found = interpreted(
-        flash_attention.backward, grad, *operands, o, sums, highest, *numbers, biased
-    )
+    found = interpreted(flash_attention.backward, grad, *operands, o, logs, *numbers, biased)
     for mine, leaf in zip(found, leaves, strict=False):
         torch.testing.assert_close(mine, leaf.grad, rtol=1e-4, atol=1e-4)  # two more products
 

@@ -31,15 +31,15 @@ SPLASH = splash.SplashAttentionConfig()
 def flash(q, k, v, ids, other):
     """Forward and backward of 300 positions, which are no whole blocks."""
     numbers = (True, 0.1, BLOCKS)
-    o, sums, highest = flash_attention.forward(q, k, v, None, ids, other, *numbers)
-    operands = (o, q, k, v, None, ids, other, o, sums, highest)
+    o, logs = flash_attention.forward(q, k, v, None, ids, other, *numbers)
+    operands = (o, q, k, v, None, ids, other, o, logs)
     return o, *flash_attention.backward(*operands, *numbers, False)[:3]
 
 
 def flash_with_bias(q, k, v, ab):
     numbers = (False, 1.0, BLOCKS)
-    o, sums, highest = flash_attention.forward(q, k, v, ab, None, None, *numbers)
-    operands = (o, q, k, v, ab, None, None, o, sums, highest)
+    o, logs = flash_attention.forward(q, k, v, ab, None, None, *numbers)
+    operands = (o, q, k, v, ab, None, None, o, logs)
     return o, *flash_attention.backward(*operands, *numbers, True)
 
 

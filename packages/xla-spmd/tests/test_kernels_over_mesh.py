@@ -19,7 +19,7 @@ def attention(q, k, v, ids, ab=0):
     return (q @ k.transpose(-1, -2) + ab).masked_fill(hidden, float("-inf")).softmax(-1) @ v
 
 
-def check(mesh, function, reference, ab=None):
+def check(mesh, function, reference, ab=None, *, in_two_steps=False):
     """Values and gradients of ``function(q, k, v, ids, ...)``, and that each device works on its part."""
     torch.manual_seed(0)
     here = [torch.randn(8, 4, 16, 8).requires_grad_() for _ in range(3)]
@@ -31,7 +31,10 @@ def check(mesh, function, reference, ab=None):
     wanted = reference(*here, ids, *more)
     found = function(*there, ids.to("xla"), *(t.to("xla") for t in more))
     wanted.square().sum().backward()
-    found.square().sum().backward()
+    loss = found.square().sum()
+    if in_two_steps:
+        assert loss.item() > 0
+    loss.backward()
     torch_xla.sync()
     hlo = programs.all_programs()[-1].executable.optimized_hlo()
     # scores of two of eight batches and two of four heads
@@ -62,7 +65,7 @@ def test_flash_attention_by_parts(mesh, everywhere, global_mesh):
             partition_spec=SPEC, mesh=None if everywhere else mesh,
         )  # fmt: skip
 
-    check(mesh, ours, attention, torch.randn(1, 4, 16, 16))
+    check(mesh, ours, attention, torch.randn(1, 4, 16, 16), in_two_steps=everywhere)
 
 
 def test_splash_attention_by_parts(mesh):
@@ -73,7 +76,22 @@ def test_splash_attention_by_parts(mesh):
         mesh,
         lambda q, k, v, ids: splash_attention(q, k, v, config, ids, causal=False),
         attention,
+        in_two_steps=True,
     )
+
+
+def test_further_dimensions_in_front(mesh):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 2, 6, 8) for _ in range(3))
+    spec = (None, "data", "model", None, None)
+    there = [t.to("xla").requires_grad_() for t in (q, k, v)]
+    found = flash_attention(*there, partition_spec=spec, mesh=mesh)
+    ids = torch.zeros(4, 6)
+    wanted = torch.stack([attention(*t, ids) for t in zip(q, k, v, strict=True)])
+    # sums of products in another order
+    torch.testing.assert_close(found.detach().cpu(), wanted, rtol=1e-4, atol=1e-5)
+    found.sum().backward()
+    assert all(t.grad.shape == q.shape and t.grad.cpu().isfinite().all() for t in there)
 
 
 def test_lengths_are_not_split(mesh):

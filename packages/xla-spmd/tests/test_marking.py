@@ -302,6 +302,18 @@ def test_collectives_are_read_from_hlo():
     ]  # fmt: skip
 
 
+def test_sums_inside_and_outside_of_manual_sharding(mesh):
+    """The two have a constant in common, which the partitioner must not take for a manual value."""
+    values = torch.rand(8, 8) + 1
+    tensor = values.to("xla")
+    xs.mark_sharding(tensor, mesh, ("data", None))
+    part = xs.enable_manual_sharding(tensor, ("data", None), mesh=mesh).global_tensor
+    share = part / part.sum(1, keepdim=True) + torch.zeros(2, 8, device="xla")
+    whole = xs.disable_manual_sharding(share, ("data", None), (8, 8), mesh=mesh).global_tensor
+    # each row's shares are one
+    assert whole.square().sqrt().sum().item() == pytest.approx(8)
+
+
 @pytest.mark.parametrize("marked", ["first", "second"])
 def test_shard_as_lays_both_alike(mesh, marked):
     """Wherever the sharding comes from, all four tensors lie as it says."""

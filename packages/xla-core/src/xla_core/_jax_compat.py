@@ -45,7 +45,7 @@ from jaxlib.mlir import passmanager as _passmanager
 # jaxlib 0.10.2: builders of StableHLO operations, for lowering rules that jax has no primitive for.
 from jaxlib.mlir.dialects import stablehlo as stablehlo
 
-from xla_core import _jax_annotate, _jax_kernels
+from xla_core import _jax_annotate, _jax_kernels, _jax_manual
 from xla_core.protobuf import bytes_field
 
 JAXLIB_VERSION: Final[str] = jaxlib.version.__version__
@@ -166,6 +166,7 @@ def lower_to_module(
     _jax_annotate.annotate(module, aliases, input_shardings, output_shardings)
     if num_partitions > 1:
         _jax_annotate.pin_unannotated_inputs(module)
+        _jax_manual.separate_constants(module)
     return module
 
 

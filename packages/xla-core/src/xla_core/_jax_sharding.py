@@ -16,6 +16,8 @@ from jaxlib.mlir import ir
 # jaxlib 0.10.2: builders of Shardy's operations.
 from jaxlib.mlir.dialects import sdy
 
+from xla_core._jax_manual import BEGINS, ENDS
+
 
 def annotate_sharding(value: Any, text: str) -> Any:
     """``value``, laid out as ``text`` says: HLO text or Shardy's, see ``_jax_compat.lower``."""
@@ -24,13 +26,13 @@ def annotate_sharding(value: Any, text: str) -> Any:
 
 def to_manual(value: Any, shape: tuple[int, ...]) -> Any:
     """The part of ``value``, of ``shape``, that each device holds; HLO annotations only."""
-    return _layout_p.bind(value, target="SPMDFullToShardShape", text="{manual}", shape=shape)
+    return _layout_p.bind(value, target=BEGINS, text="{manual}", shape=shape)
 
 
 def from_manual(value: Any, text: str, shape: tuple[int, ...]) -> Any:
     """The value of ``shape`` whose parts, laid out as ``text`` says, each device gives."""
     part = annotate_sharding(value, "{manual}")
-    return _layout_p.bind(part, target="SPMDShardToFullShape", text=text, shape=shape)
+    return _layout_p.bind(part, target=ENDS, text=text, shape=shape)
 
 
 def shard_alike(a: Any, b: Any, group: int, shardy: bool) -> tuple[Any, Any]:

@@ -64,14 +64,15 @@ def xla_core_over_parts(
     function: Callable[..., Any],
     tensors: Sequence[Any],
     specs: Sequence[Any],
+    results: Sequence[tuple[Any, tuple[int, ...]]],
     mesh: Any,
-    shape: Any,
 ) -> Any:
-    """``function`` of the parts of ``tensors`` that each device holds, as one tensor of ``shape``; or None.
+    """``function`` of the parts of ``tensors`` that each device holds, its results as whole tensors; or None.
 
-    ``specs`` are the tensors' partition specs and then the result's, ``mesh`` a mesh, its text, or None
-    for the global one; a tensor may be None. Called for kernels, which no partitioner divides, where the user
-    names a partition spec; without an answer every device computes all of it.
+    ``specs`` are the tensors' partition specs, ``results`` those of the results with their whole shapes,
+    ``mesh`` a mesh, its text, or None for the global one; a tensor may be None. Called for kernels, which no
+    partitioner divides, where the user names a partition spec; without an answer every device computes all
+    of it. Autograd is not involved.
     """
 
 

@@ -31,14 +31,14 @@ def xla_core_over_parts(
     function: Callable[..., Any],
     tensors: Sequence[Any],
     specs: Sequence[Any],
+    results: Sequence[tuple[Any, tuple[int, ...]]],
     mesh: Any,
-    shape: Any,
 ) -> Any:
     """Manual sharding around the call."""
     if not spmd_mode.is_spmd():
         return None
     found = Mesh.from_str(mesh) if isinstance(mesh, str) else mesh
-    return over_parts(function, tensors, specs, found, shape)
+    return over_parts(function, tensors, specs, results, found)
 
 
 @hookimpl

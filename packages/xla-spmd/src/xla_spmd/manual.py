@@ -101,23 +101,26 @@ def disable_manual_sharding(
 
 
 def over_parts(
-    function: Callable[..., torch.Tensor],
+    function: Callable[..., Sequence[torch.Tensor]],
     tensors: Sequence[torch.Tensor | None],
     specs: Sequence[Spec],
+    results: Sequence[tuple[Spec, tuple[int, ...]]],
     mesh: Mesh | None,
-    shape: Sequence[int],
-) -> torch.Tensor:
-    """``function`` of each device's parts of ``tensors``, split by ``specs``, as one tensor of ``shape``.
+) -> tuple[torch.Tensor, ...]:
+    """``function`` of each device's parts of ``tensors``, split by ``specs``; its results as whole tensors.
 
-    The last of ``specs`` is the result's. Raises what ``enable_manual_sharding`` raises.
+    ``results`` are their partition specs and whole shapes. Autograd does not see it. Raises what
+    ``enable_manual_sharding`` raises.
     """
+    found = _mesh(mesh, "a partition_spec")
     parts = [
-        None if t is None else unwrap_sharded_tensor(enable_manual_sharding(t, spec, mesh=mesh))
-        for t, spec in zip(tensors, specs, strict=False)
+        None if t is None else TO_SHARD(t, checked_sharding(found, spec, tuple(t.shape)).text)
+        for t, spec in zip(tensors, specs, strict=True)
     ]
-    found = disable_manual_sharding(function(*parts), specs[-1], shape, mesh=mesh)
-    whole: torch.Tensor = unwrap_sharded_tensor(found)
-    return whole
+    return tuple(
+        TO_WHOLE(part, checked_sharding(found, spec, shape).text, shape)
+        for part, (spec, shape) in zip(function(*parts), results, strict=True)
+    )
 
 
 def _manual(part: XLATensor, mesh: Mesh) -> XLAShardedTensor:

@@ -27,9 +27,9 @@ from xla_core.kernels.operator import (
     weights_of,
     wide,
 )
+from xla_core.kernels.over_parts import over_parts, splits_positions
 from xla_core.lowering.target import Target
 from xla_core.operators import XLA_LIB
-from xla_core.runtime import extensions
 
 MSG_SEGMENTS: Final = "q_segment_ids and kv_segment_ids are given both or not at all"
 MSG_SEGMENT_SHAPE: Final = "{name} has the shape {got}; it needs (batch, length), here {wanted}"
@@ -40,11 +40,11 @@ MSG_SPEC: Final = (
 
 _FORWARD: Final = (
     "flash_attention_forward(Tensor q, Tensor k, Tensor v, Tensor? ab, Tensor? q_segment_ids, "
-    "Tensor? kv_segment_ids, bool causal, float sm_scale, int[] blocks) -> (Tensor, Tensor, Tensor)"
+    "Tensor? kv_segment_ids, bool causal, float sm_scale, int[] blocks) -> (Tensor, Tensor)"
 )
 _BACKWARD: Final = (
     "flash_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? ab, "
-    "Tensor? q_segment_ids, Tensor? kv_segment_ids, Tensor o, Tensor l, Tensor m, bool causal, "
+    "Tensor? q_segment_ids, Tensor? kv_segment_ids, Tensor o, Tensor logs, bool causal, "
     "float sm_scale, int[] blocks, bool with_ab) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
@@ -83,20 +83,47 @@ class FlashAttention(torch.autograd.Function):
         mesh: Any,
     ) -> torch.Tensor:
         """The attention; see ``flash_attention``."""
-        ctx.numbers = (causal, float(sm_scale), list(FlashAttention.DEFAULT_BLOCK_SIZES.values()))
+        numbers = (causal, float(sm_scale), list(FlashAttention.DEFAULT_BLOCK_SIZES.values()))
         operands = (q, k, v, ab, q_segment_ids, kv_segment_ids)
-        o, l, m = torch.ops.xla.flash_attention_forward(*operands, *ctx.numbers)
-        ctx.save_for_backward(*operands, o, l, m)
+        ctx.numbers, ctx.spec, ctx.mesh = numbers, partition_spec, mesh
+
+        def kernel(*tensors: Any) -> Sequence[torch.Tensor]:
+            return _by_batch(torch.ops.xla.flash_attention_forward, tensors, numbers)
+
+        if partition_spec is None:
+            o, logs = kernel(*operands)
+        else:
+            shapes = ((*q.shape[:-1], v.shape[-1]), tuple(q.shape[:-1]))
+            results = zip((partition_spec, partition_spec[:-1]), shapes, strict=True)
+            o, logs = over_parts(kernel, operands, _specs(partition_spec), list(results), mesh)
+        ctx.save_for_backward(*operands, o, logs)
         return o
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Gradients by ``q``, ``k``, ``v`` and, if it is wanted, ``ab``."""
-        with_ab = ctx.needs_input_grad[7]
-        dq, dk, dv, dab = torch.ops.xla.flash_attention_backward(
-            gradients[0], *ctx.saved_tensors, *ctx.numbers, with_ab
-        )
-        return dq, dk, dv, None, None, None, None, dab if with_ab else None, None, None
+        with_ab, spec = ctx.needs_input_grad[7], ctx.spec
+        operands = (gradients[0], *ctx.saved_tensors)
+
+        def kernel(*tensors: Any) -> Sequence[torch.Tensor]:
+            numbers = (*ctx.numbers, with_ab)
+            found = _by_batch(torch.ops.xla.flash_attention_backward, tensors, numbers)
+            return found if with_ab else found[:3]
+
+        if spec is None:
+            found = kernel(*operands)
+        else:
+            results = [(spec, tuple(t.shape)) for t in operands[1 : 5 if with_ab else 4]]
+            specs = (spec, *_specs(spec), spec, spec[:-1])
+            found = over_parts(kernel, operands, specs, results, ctx.mesh)
+        dq, dk, dv, *dab = found
+        return dq, dk, dv, None, None, None, None, dab[0] if dab else None, None, None
+
+
+def _specs(spec: Sequence[Any]) -> tuple[Any, ...]:
+    """The partition specs of ``q, k, v, ab`` and both segments, where ``spec`` is that of ``q``."""
+    ids = (*spec[:-3], None)
+    return (spec, spec, spec, spec, ids, ids)
 
 
 @kept_in_graphs
@@ -122,51 +149,29 @@ def flash_attention(
     one kind of segments without the other or of another shape, or a spec that splits lengths or sizes.
     """
     _check_segments(q, k, q_segment_ids, kv_segment_ids)
-    if partition_spec is not None:
-        ids = (q_segment_ids, kv_segment_ids)
-        split = _over_parts(q, k, v, ids, ab, causal, sm_scale, partition_spec, mesh)
-        if split is not None:
-            return split
-    batch = q.shape[:-3]
-    if ab is not None:
-        ab = ab.expand(*batch, q.shape[-3], q.shape[-2], k.shape[-2])
-    flat = [None if t is None else t.reshape(-1, *t.shape[len(batch) :])
-            for t in (q, k, v, q_segment_ids, kv_segment_ids, ab)]  # fmt: skip
-    fq, fk, fv, q_ids, kv_ids, bias = flat
-    result = FlashAttention.apply(
-        fq, fk, fv, causal, q_ids, kv_ids, sm_scale, bias, partition_spec, mesh
-    )
-    return result.reshape(*batch, *result.shape[1:])
-
-
-def _over_parts(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    segment_ids: tuple[torch.Tensor | None, torch.Tensor | None],
-    ab: torch.Tensor | None,
-    causal: bool,
-    sm_scale: float,
-    spec: Sequence[Any],
-    mesh: Any,
-) -> torch.Tensor | None:
-    """The attention of each device's batches and heads; None where there is no mesh."""
-    if len(spec) != q.dim() or any(axis is not None for axis in spec[-2:]):
-        raise ValueError(MSG_SPEC.format(spec=tuple(spec), rank=q.dim()))
+    if partition_spec is not None and (
+        len(partition_spec) != q.dim() or splits_positions(partition_spec)
+    ):
+        raise ValueError(MSG_SPEC.format(spec=tuple(partition_spec), rank=q.dim()))
     bias = None if ab is None else ab.expand(*q.shape[:-1], k.shape[-2])
-    ids = (*spec[:-3], None)
-
-    def own(q: Any, k: Any, v: Any, q_ids: Any, kv_ids: Any, bias: Any) -> torch.Tensor:
-        return flash_attention(q, k, v, causal, q_ids, kv_ids, sm_scale, ab=bias)
-
-    found: torch.Tensor | None = extensions().hook.xla_core_over_parts(
-        function=own,
-        tensors=(q, k, v, *segment_ids, bias),
-        specs=(spec, spec, spec, ids, ids, spec, spec),
-        mesh=mesh,
-        shape=(*q.shape[:-1], v.shape[-1]),
+    result: torch.Tensor = FlashAttention.apply(
+        q, k, v, causal, q_segment_ids, kv_segment_ids, sm_scale, bias, partition_spec, mesh
     )
-    return found
+    return result
+
+
+def _by_batch(
+    operator: Any, tensors: Sequence[torch.Tensor | None], numbers: Sequence[Any]
+) -> Sequence[torch.Tensor]:
+    """The operator's results, with the dimensions in front of the heads as one."""
+    first = tensors[0]
+    assert first is not None
+    batch = first.shape[:-3]
+    if len(batch) == 1:
+        return operator(*tensors, *numbers)  # type: ignore[no-any-return]
+    count = len(batch)
+    flat = [None if t is None else t.reshape(-1, *t.shape[count:]) for t in tensors]
+    return [r.reshape(*batch, *r.shape[1:]) if r.dim() else r for r in operator(*flat, *numbers)]
 
 
 def _check_segments(
@@ -203,8 +208,8 @@ XLA_LIB.impl("flash_attention", _by_name, "CompositeImplicitAutograd")
 def _forward_meta(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_rest: Any
 ) -> tuple[torch.Tensor, ...]:
-    sums = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), sums, torch.empty_like(sums)
+    logs = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), logs
 
 
 def _backward_meta(
@@ -237,8 +242,8 @@ def forward(
     causal: bool,
     sm_scale: float,
     blocks: Sequence[int],
-) -> tuple[Array, Array, Array]:
-    """The attention, and of each row the sum of its weights and its highest score."""
+) -> tuple[Array, Array]:
+    """The attention, and the logarithm of the sum of each row's weights."""
     tpu = _kernel_for(q, k, v)
     if tpu is not None:
         return _Kernels(tpu, q, k, ab, q_ids, kv_ids, causal, sm_scale, blocks).forward(v)
@@ -246,7 +251,12 @@ def forward(
     weights, sums, highest = weights_of(scores, visible)
     share = (weights / sums).astype(v.dtype)
     o = jnp.einsum("...qk,...kd->...qd", share, v, preferred_element_type=wide(q))
-    return o.astype(q.dtype), sums[..., 0], highest[..., 0]
+    return o.astype(q.dtype), _logs(sums[..., 0], highest[..., 0])
+
+
+def _logs(sums: Array, highest: Array) -> Array:
+    """Log of the sum of weights; of rows that see nothing 0, by which their weights are 0 going back."""
+    return jnp.where(highest > MASK_VALUE / 2, highest + jnp.log(sums), 0)
 
 
 @operator(_BACKWARD, _backward_meta)
@@ -259,25 +269,24 @@ def backward(
     q_ids: Array | None,
     kv_ids: Array | None,
     o: Array,
-    sums: Array,
-    highest: Array,
+    logs: Array,
     causal: bool,
     sm_scale: float,
     blocks: Sequence[int],
     with_ab: bool,
 ) -> tuple[Array, Array, Array, Array]:
     """Gradients by ``q``, ``k``, ``v`` and ``ab`` (a zero where it is not wanted)."""
-    inner = jnp.sum(o.astype(sums.dtype) * grad.astype(sums.dtype), axis=-1)
+    inner = jnp.sum(o.astype(logs.dtype) * grad.astype(logs.dtype), axis=-1)
     tpu = _kernel_for(q, k, v)
     if tpu is not None:
         kernels = _Kernels(tpu, q, k, ab, q_ids, kv_ids, causal, sm_scale, blocks)
-        dq, dk, dv, ds = kernels.backward(v, grad, sums, highest, inner)
+        dq, dk, dv, ds = kernels.backward(v, grad, logs, inner)
     else:
         scores, visible = _scores(q, k, ab, q_ids, kv_ids, causal, sm_scale)
         if visible is not None:
             scores = jnp.where(visible, scores, MASK_VALUE)
-        share = jnp.exp(scores - highest[..., None]) / sums[..., None]
-        by_share = jnp.einsum("...qd,...kd->...qk", grad, v, preferred_element_type=sums.dtype)
+        share = jnp.exp(scores - logs[..., None])
+        by_share = jnp.einsum("...qd,...kd->...qk", grad, v, preferred_element_type=logs.dtype)
         ds = share * (by_share - inner[..., None]) * sm_scale
         dq = jnp.einsum("...qk,...kd->...qd", ds.astype(k.dtype), k)
         dk = jnp.einsum("...qk,...qd->...kd", ds.astype(q.dtype), q)
@@ -357,8 +366,8 @@ class _Kernels:
     def _block(self, name: str, length: int) -> int:
         return block_of(self.blocks[name], length)
 
-    def forward(self, v: Array) -> tuple[Array, Array, Array]:
-        """The attention, sums and maxima."""
+    def forward(self, v: Array) -> tuple[Array, Array]:
+        """The attention, and the logarithms of the rows' sums."""
         o, sums, highest = call_kernel(
             self.tpu, self.kernels._flash_attention_impl,
             self.q, self.k, self._columns(v), self.ab, self.segments,
@@ -370,14 +379,14 @@ class _Kernels:
             debug=False,
         )  # fmt: skip
         cut = slice(self.q_length)
-        return o[:, :, cut], sums[:, :, cut], highest[:, :, cut]
+        return o[:, :, cut], _logs(sums, highest)[:, :, cut]
 
     def backward(
-        self, v: Array, grad: Array, sums: Array, highest: Array, inner: Array
+        self, v: Array, grad: Array, logs: Array, inner: Array
     ) -> tuple[Array, Array, Array, Array | None]:
         """Gradients by ``q``, ``k``, ``v`` and ``ab`` (None without one)."""
-        # sums of 1: rows that were padded divide by them
-        residuals = (padded(sums, 2, self.q_padded, 1), self._rows(highest))
+        # in place of sums and maxima: sums of 1, and the logarithms
+        residuals = (jnp.ones((*self.q.shape[:-1],), logs.dtype), self._rows(logs))
         operands = (
             self.q, self.k, self._columns(v), self.ab, self.segments,
             *residuals, self._rows(grad), self._rows(inner),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax
@@ -27,7 +27,7 @@ from xla_core.kernels.operator import (
     weights_of,
     wide,
 )
-from xla_core.runtime import extensions
+from xla_core.kernels.over_parts import over_parts, splits_positions
 
 MSG_NO_WINDOW: Final = (
     "SplashAttentionConfig(attentiontype_local_sliding=True) needs slide_window_size, got None"
@@ -102,14 +102,42 @@ class SplashAttention(torch.autograd.Function):
     ) -> torch.Tensor:
         """The attention."""
         ctx.save_for_backward(q, k, v, decoder_segment_ids)
-        ctx.rest = (config, causal, attn_logits_soft_cap)
-        return torch.ops.xla.splash_attention_forward(q, k, v, decoder_segment_ids, *ctx.rest)
+        ctx.rest = rest = (config, causal, attn_logits_soft_cap)
+
+        def kernel(*tensors: Any) -> Sequence[torch.Tensor]:
+            return [torch.ops.xla.splash_attention_forward(*tensors, *rest)]
+
+        shapes = [(*q.shape[:-1], v.shape[-1])]
+        return _by_parts(kernel, (q, k, v, decoder_segment_ids), shapes, config)[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Gradients by ``q``, ``k`` and ``v``."""
-        found = torch.ops.xla.splash_attention_backward(gradients[0], *ctx.saved_tensors, *ctx.rest)
+        q, k, v, ids = ctx.saved_tensors
+
+        def kernel(q: Any, k: Any, v: Any, ids: Any, grad: Any) -> Sequence[torch.Tensor]:
+            found = torch.ops.xla.splash_attention_backward(grad, q, k, v, ids, *ctx.rest)
+            return found  # type: ignore[no-any-return]
+
+        shapes = [tuple(t.shape) for t in (q, k, v)]
+        found = _by_parts(kernel, (q, k, v, ids, gradients[0]), shapes, ctx.rest[0])
         return *found, None, None, None, None
+
+
+def _by_parts(
+    kernel: Callable[..., Sequence[torch.Tensor]],
+    operands: Sequence[torch.Tensor | None],
+    shapes: Sequence[tuple[int, ...]],
+    config: str,
+) -> Sequence[torch.Tensor]:
+    """``kernel(q, k, v, ids, ...)`` on each device's batches and heads, where ``config`` has a mesh."""
+    options = SplashAttentionConfig.from_json(config)
+    if options.mesh is None:
+        return kernel(*operands)
+    spec = options.qkv_partition_spec
+    more = [spec] * (len(operands) - 4)
+    specs = (spec, spec, spec, options.segment_ids_partition_spec, *more)
+    return over_parts(kernel, operands, specs, [(spec, shape) for shape in shapes], options.mesh)
 
 
 @kept_in_graphs
@@ -139,43 +167,12 @@ def splash_attention(
     if decoder_segment_ids is not None and tuple(decoder_segment_ids.shape) != wanted:
         got = tuple(decoder_segment_ids.shape)
         raise ValueError(MSG_SEGMENTS.format(got=got, wanted=wanted))
-    rest = (causal, attn_logits_soft_cap)
-    if options.mesh is not None:
-        whole = _over_parts(q, k, v, decoder_segment_ids, options, *rest)
-        if whole is not None:
-            return whole
+    if options.mesh is not None and splits_positions(options.qkv_partition_spec):
+        raise ValueError(MSG_SPEC.format(spec=options.qkv_partition_spec))
     result: torch.Tensor = SplashAttention.apply(
-        q, k, v, options.to_json(), decoder_segment_ids, *rest
+        q, k, v, options.to_json(), decoder_segment_ids, causal, attn_logits_soft_cap
     )
     return result
-
-
-def _over_parts(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    segment_ids: torch.Tensor | None,
-    options: SplashAttentionConfig,
-    causal: bool,
-    soft_cap: float | None,
-) -> torch.Tensor | None:
-    """The attention of each device's batches and heads; None where there is no mesh."""
-    inner = dataclasses.replace(options, mesh=None)
-
-    def own(q: Any, k: Any, v: Any, ids: Any) -> torch.Tensor:
-        return splash_attention(q, k, v, inner, ids, causal, soft_cap)
-
-    spec = options.qkv_partition_spec
-    if any(axis is not None for axis in spec[2:]):
-        raise ValueError(MSG_SPEC.format(spec=spec))
-    found: torch.Tensor | None = extensions().hook.xla_core_over_parts(
-        function=own,
-        tensors=(q, k, v, segment_ids),
-        specs=(spec, spec, spec, options.segment_ids_partition_spec, spec),
-        mesh=options.mesh,
-        shape=(*q.shape[:-1], v.shape[-1]),
-    )
-    return found
 
 
 # -- lowering --------------------------------------------------------------------------------------

@@ -1,0 +1,107 @@
+"""Programs in which values are laid out by hand for a while: what XLA's partitioner needs beside the marks.
+
+It lays out a constant as one of its users needs it, and XLA merges equal constants first. One that is used both
+between the marks and outside would become manual outside, where the partitioner (jaxlib 0.10.2) aborts the
+process: a sum in both places is enough.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+# jaxlib 0.10.2: MLIR bindings; ``ir`` edits modules.
+from jaxlib.mlir import ir
+
+BEGINS: Final = "SPMDFullToShardShape"
+"""The call whose result is the part that each device holds."""
+ENDS: Final = "SPMDShardToFullShape"
+"""The call that makes a whole value of such parts."""
+
+# Dimensions of size 1 that no other constant has: equal constants of one shape would be merged again.
+_OWN_SHAPE: Final = (1,) * 9
+
+
+def separate_constants(module: ir.Module) -> None:
+    """Give what is computed on parts constants of its own, marked as parts; other programs stay as they are."""
+    with module.context, ir.Location.unknown():
+        for function in module.body.operations:
+            if function.operation.name == "func.func":
+                for block in function.regions[0].blocks:
+                    _separate(list(block.operations))
+
+
+def _separate(operations: list[Any]) -> None:
+    if not any(_target(operation) == BEGINS for operation in operations):
+        return
+    inside = _inside(operations)
+    for operation in operations:
+        if operation.operation.name != "stablehlo.constant":
+            continue
+        uses = [use for use in operation.results[0].uses if _key(use.owner) in inside]
+        value = ir.DenseElementsAttr(operation.attributes["value"])
+        if uses and value.is_splat:
+            own = _own_constant(operation, value)
+            for use in uses:
+                use.owner.operands[use.operand_number] = own
+
+
+def _key(operation: Any) -> int:
+    # each look at an operation is another Python object; their hash is the operation's
+    return hash(operation.operation)
+
+
+def _inside(operations: list[Any]) -> set[int]:
+    """The operations on parts, and those on constants alone that are for them."""
+    made, taken, constant = set[int](), set[int](), set[int]()
+    for operation in operations:
+        key, sources = _key(operation), _sources(operation)
+        if not made.isdisjoint(sources):
+            taken.add(key)
+        if _target(operation) == BEGINS or (key in taken and _target(operation) != ENDS):
+            made.add(key)
+        elif constant.issuperset(sources):
+            constant.add(key)
+    for operation in reversed(operations):
+        users = {_key(use.owner) for result in operation.results for use in result.uses}
+        if _key(operation) in constant and users and users <= taken:
+            taken.add(_key(operation))
+    return taken
+
+
+def _sources(operation: Any) -> set[int]:
+    """The operations that made the operands; 0 for an argument of the function."""
+    return {_key(v.owner) if hasattr(v.owner, "operation") else 0 for v in operation.operands}
+
+
+def _target(operation: Any) -> str | None:
+    if operation.operation.name != "stablehlo.custom_call":
+        return None
+    return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
+
+
+def _own_constant(operation: Any, value: Any) -> Any:
+    """The same constant as a marked value that is equal to no other."""
+    kind = ir.RankedTensorType(operation.results[0].type)
+    own = ir.RankedTensorType.get(_OWN_SHAPE, kind.element_type)
+    splat = ir.DenseElementsAttr.get_splat(own, value.get_splat_value())
+    with ir.InsertionPoint(operation):
+        constant = ir.Operation.create("stablehlo.constant", [own], attributes={"value": splat})
+        marked = ir.Operation.create(
+            "stablehlo.custom_call",
+            [own],
+            constant.results,
+            {
+                "call_target_name": ir.StringAttr.get("Sharding"),
+                "mhlo.sharding": ir.StringAttr.get("{manual}"),
+            },
+        )
+        scalar = ir.RankedTensorType.get((), kind.element_type)
+        reshaped = ir.Operation.create("stablehlo.reshape", [scalar], marked.results)
+        if not kind.rank:
+            return reshaped.results[0]
+        none = ir.DenseI64ArrayAttr.get([])
+        dimensions = {"broadcast_dimensions": none}
+        shaped = ir.Operation.create(
+            "stablehlo.broadcast_in_dim", [kind], reshaped.results, dimensions
+        )
+        return shaped.results[0]
