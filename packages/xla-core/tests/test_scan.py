@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from functorch.compile import default_partition, min_cut_rematerialization_partition
@@ -307,6 +309,31 @@ W = torch.ones(1)
 def test_what_a_body_cannot_do_is_said(fn, error, text):
     with torch.no_grad(), pytest.raises(error, match=text):
         scan(fn, torch.zeros(1, device="xla"), torch.ones(4, 1, device="xla"))
+
+
+def test_other_threads_wait_while_a_body_is_recorded():
+    results, inside, done = [], threading.Event(), threading.Event()
+
+    def work():
+        inside.wait()
+        for n in range(20):
+            results.append((torch.full((2,), float(n), device="xla") * 2).tolist())
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    w = torch.ones(2, device="xla", requires_grad=True)
+
+    def fn(carry, x):
+        inside.set()
+        assert not done.wait(0.2)  # it has begun, and may not record into this body
+        return carry * w, x + w
+
+    carry, ys = scan(fn, torch.ones(2, device="xla"), torch.ones(3, 2, device="xla"))
+    thread.join()
+    (carry.sum() + ys.sum()).backward()
+    assert results == [[2.0 * n, 2.0 * n] for n in range(20)]
+    assert w.grad.tolist() == [6.0, 6.0]
 
 
 def test_writing_to_what_is_captured_is_refused_and_undone():

@@ -12,6 +12,7 @@ number's type and value, or a marker for a number that is an argument of the pro
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -169,7 +170,7 @@ class Trace:
     def __init__(self, device: torch.device, flush: Callable[..., None]) -> None:
         self.device = device
         self.flush = flush
-        self.lock = threading.RLock()
+        self.lock: contextlib.AbstractContextManager[Any] = threading.RLock()
         self.root = Entry(None, None, None, (), {}, (), 0, 0)
         self.entries = 0
         self.reset()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -18,7 +19,7 @@ import jax
 import numpy as np
 import torch
 
-from xla_core import compile_step, eager
+from xla_core import _torch_compat, compile_step, eager
 from xla_core.dispatch.plan import SEED
 from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.nodes import Part, references
@@ -52,10 +53,10 @@ class _Aside:
 
 _aside: weakref.WeakKeyDictionary[Trace, _Aside] = weakref.WeakKeyDictionary()
 
-# What a trace begins anew with each step, and its tree.
+# What a trace begins anew with each step, its tree, and what is other while a body is recorded.
 _PER_STEP: Final = (
     "epoch", "root", "entries", "cur", "inputs", "input_vids", "input_storages", "touched",
-    "floats", "ints", "forbidden", "unreadable", "aside", "one_by_one",
+    "floats", "ints", "forbidden", "unreadable", "aside", "one_by_one", "lock",
 )  # fmt: skip
 
 
@@ -81,6 +82,28 @@ class _Kept:
         s.vid, s.epoch, s.buffer, s.version = self.vid, self.epoch, self.buffer, self.version
 
 
+class _Turnstile:
+    """A trace's lock while a body is recorded: other threads wait until it is done.
+
+    The thread that records may pass, and those of autograd, which record the body's backward pass.
+    """
+
+    def __init__(self, outer: Any) -> None:
+        self._outer = outer
+        self._inner = threading.RLock()
+        self._owner = threading.get_ident()
+        self._held = threading.local()
+
+    def __enter__(self) -> None:
+        passes = threading.get_ident() == self._owner or _torch_compat.current_backward() != -1
+        lock = self._inner if passes else self._outer
+        lock.__enter__()
+        self._held.locks = [*getattr(self._held, "locks", ()), lock]
+
+    def __exit__(self, *error: Any) -> None:
+        self._held.locks.pop().__exit__(*error)
+
+
 class Recorder:
     """Records one body; ``with recorder:`` around the calls of the user's function.
 
@@ -100,7 +123,7 @@ class Recorder:
         self._former: dict[str, Any] = {}
         self._made: dict[int, Storage] = {}
         self._written: list[Storage] = []
-        self._eager = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()
 
     # -- inside the block ----------------------------------------------------------------------
 
@@ -129,27 +152,27 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         trace = self.trace
-        self._eager.enter_context(eager.mode(False))
-        with trace.lock:
-            self._former = {name: getattr(trace, name) for name in _PER_STEP}
-            aside = _aside.setdefault(trace, _Aside(Entry(None, None, None, (), {}, (), 0, 0), 0))
-            trace.root, trace.entries = aside.root, aside.entries
-            trace.reset()
-            trace.forbidden = trace.unreadable = MSG_READS.format(what=self.what)
-            trace.one_by_one = False
-            trace.aside = self
+        self._stack.enter_context(eager.mode(False))
+        self._stack.enter_context(trace.lock)
+        self._former = {name: getattr(trace, name) for name in _PER_STEP}
+        aside = _aside.setdefault(trace, _Aside(Entry(None, None, None, (), {}, (), 0, 0), 0))
+        trace.root, trace.entries = aside.root, aside.entries
+        trace.reset()
+        trace.forbidden = trace.unreadable = MSG_READS.format(what=self.what)
+        trace.one_by_one = False
+        trace.aside = self
+        trace.lock = _Turnstile(trace.lock)
         return self
 
     def __exit__(self, kind: Any, error: Any, _traceback: Any) -> None:
         trace = self.trace
-        with trace.lock:
+        with self._stack:
             self.end, self.floats, self.ints = trace.cur, trace.floats, trace.ints
             self._let_go()
             _aside[trace] = _Aside(trace.root, trace.entries)
             for name, value in self._former.items():
                 setattr(trace, name, value)
             self._former.clear()
-        self._eager.close()
         if error is None:
             self._check_writes()
 
