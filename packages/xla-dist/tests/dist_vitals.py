@@ -12,6 +12,7 @@ import threading
 import time
 
 import dist_jobs
+import torch.distributed as dist
 
 import torch_xla.core.xla_model as xm
 
@@ -121,6 +122,13 @@ def is_slow_in_many_ways(index, seconds):
 def goes_around(index):
     """Each waits for the next one."""
     xm.rendezvous(f"of {index}", replicas=sorted([index, (index + 1) % 3]))
+
+
+def waits_for_a_key(index):
+    """Of torch.distributed's store, which nobody sets."""
+    dist.init_process_group("xla", init_method="xla://")
+    if index == 0:
+        dist.distributed_c10d._get_default_store().get("of nobody")
 
 
 def is_stopped(index, where):

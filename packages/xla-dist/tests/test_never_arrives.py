@@ -105,6 +105,15 @@ def test_a_circle_of_three_ends(launch):
     assert job.seconds < LIMIT
 
 
+def test_a_key_that_nobody_sets_any_more(launch):
+    job = launch(2, dist_vitals.waits_for_a_key)
+    text = str(job.error())
+    assert "ordinal 0 waits for the keys" in text
+    assert "of nobody" in text
+    assert "all other processes have finished" in text
+    assert job.seconds < LIMIT
+
+
 def test_a_frozen_process_ends_the_job(launch):
     job = launch(2, dist_vitals.is_stopped, "rendezvous")
     text = str(job.error())

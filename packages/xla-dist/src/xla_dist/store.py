@@ -10,12 +10,20 @@ from typing import Any, Final
 import torch.distributed
 
 from xla_core import distributed, ordinals, runtime
-from xla_dist import session
+from xla_dist import failures, session
 
 _FOLDER: Final = "torch"
 _PAUSE: Final = 0.002
+# torch's wrappers keep the C++ half of a store alone, which finds these methods through the other half
+_kept: Final[list[torch.distributed.Store]] = []
+
+_CHECK_SECONDS: Final = 1.0
 
 MSG_TIMEOUT: Final = "xla:// waited {seconds:.0f} s for the keys {missing}"
+MSG_FINISHED: Final = (
+    "ordinal {me} waits for the keys {missing} of torch.distributed, which nobody sets any more: all "
+    "other processes have finished"
+)
 
 
 class CoordinatorStore(torch.distributed.Store):
@@ -44,14 +52,23 @@ class CoordinatorStore(torch.distributed.Store):
         return all(self._lookup(key) is not None for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are there. Raises DistStoreError after ``timeout``."""
+        """Wait until all keys are there.
+
+        Raises DistStoreError after ``timeout``, or when all other processes have finished.
+        """
         seconds = (timeout or self.timeout).total_seconds()
-        until = time.monotonic() + seconds
-        missing = list(keys)
+        began = checked = time.monotonic()
+        missing, alone = list(keys), False
         while missing := [key for key in missing if self._lookup(key) is None]:
-            if time.monotonic() > until:
-                text = MSG_TIMEOUT.format(seconds=seconds, missing=missing)
-                raise torch.distributed.DistStoreError(text)
+            now = time.monotonic()
+            if alone or now - began > seconds:
+                me = session.current().ordinal
+                text = MSG_FINISHED if alone else MSG_TIMEOUT
+                facts = {"seconds": seconds, "missing": missing, "me": me}
+                raise torch.distributed.DistStoreError(text.format(**facts))
+            if now - checked > _CHECK_SECONDS:
+                # and look once more: the last one may have set a key before it finished
+                checked, alone = now, _others_finished()
             time.sleep(_PAUSE)
 
     def delete_key(self, key: str) -> bool:
@@ -76,6 +93,11 @@ class CoordinatorStore(torch.distributed.Store):
         return distributed.lookup(self._path(key, "#"))
 
 
+def _others_finished() -> bool:
+    current = session.current()
+    return len(failures.finished() - {current.ordinal}) == current.world - 1
+
+
 def join(_url: str, timeout: timedelta | None) -> tuple[Any, int, int]:
     """Store, rank and world size for ``init_method='xla://'``.
 
@@ -87,4 +109,5 @@ def join(_url: str, timeout: timedelta | None) -> tuple[Any, int, int]:
         return torch.distributed.HashStore(), ordinal, world
     session.current()
     store = CoordinatorStore(timeout or torch.distributed.default_pg_timeout)
+    _kept.append(store)
     return store, ordinal, world

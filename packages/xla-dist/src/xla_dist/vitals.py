@@ -32,13 +32,15 @@ _PRIVATE: Final = 0x80
 _COMMAND: Final = 0x7F
 _WAITS: Final = (0, 9)
 """FUTEX_WAIT and FUTEX_WAIT_BITSET of linux/futex.h."""
-_RUNTIME_THREADS: Final = ("grpc", "event_engine", "lifeguard")
-"""Names of gRPC's threads, which wait for the network and never for the user's program."""
+_GRPC_THREADS: Final = ("grpc", "event_engine", "lifeguard")
+"""Names of gRPC's threads, which come and go. One of them polls for the runtime; a second one would be
+that of another library, which the user's program may wait for."""
 _OWN_THREADS: Final = ("xla-dist-watchdog", "xla-launcher")
 _OWN_PACKAGES: Final = ("xla_core", "xla_dist", "xla_pjrt_cpu", "xla_pjrt_tpu", "jax", "jaxlib")
 _LIBRARY: Final = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib"))
 _FRAMES: Final = 25
-_BUSY_SHARE: Final = 0.1
+_BUSY_SHARE: Final = 0.02
+"""Of a processor, which many processes may share."""
 
 COMPUTES: Final = "it computes"
 LOCKED: Final = "it waits for a lock"
@@ -114,7 +116,8 @@ class Vitals:
             return ENDED
         used = time.clock_gettime(time.pthread_getcpuclockid(_main().ident or 0))
         former, self._time = self._time, (now, used)
-        if former is not None and used - former[1] > _BUSY_SHARE * (now - former[0]):
+        busy = former is not None and used - former[1] > _BUSY_SHARE * (now - former[0])
+        if busy or _read(os.getpid(), "syscall").startswith("running"):
             return COMPUTES
         call = _system_call(os.getpid())
         if call and call[0] == _FUTEX:
@@ -127,6 +130,7 @@ class Vitals:
             return None
         python = _python_threads()
         used = []
+        pollers = 0
         for task in _task_ids():
             if python.get(task) in _OWN_THREADS:
                 continue
@@ -135,7 +139,9 @@ class Vitals:
                     return None
                 used.append((task, _processor_time(task)))
             elif task not in _runtime_threads and not _idle(task):
-                return None
+                pollers += 1
+                if pollers > 1 or not _read(task, "comm").startswith(_GRPC_THREADS):
+                    return None
         return None if _in_own_packages() else tuple(used)
 
 
@@ -176,10 +182,8 @@ def _waits_for_lock(task: int) -> bool:
 
 
 def _idle(task: int) -> bool:
-    """Whether a thread that runs no Python waits for work, or is one of gRPC's."""
-    call = _system_call(task)
-    waits = bool(call) and call[0] == _FUTEX
-    return waits or _read(task, "comm").startswith(_RUNTIME_THREADS)
+    """Whether a thread that runs no Python waits for work."""
+    return _system_call(task)[:1] == [_FUTEX]
 
 
 def _processor_time(task: int) -> str:
