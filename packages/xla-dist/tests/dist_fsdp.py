@@ -14,7 +14,7 @@ import torch_xla.runtime as xr
 from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel as FSDP
 from torch_xla.distributed.fsdp import checkpoint_module
 from torch_xla.distributed.fsdp.wrap import transformer_auto_wrap_policy
-from xla_core import report, runtime
+from xla_core import counters, report, runtime
 
 WIDTH = 24
 
@@ -284,8 +284,14 @@ def refusals(index):
     pair[1].weight = pair[0].weight
     pair[0] = FSDP(pair[0])
     refused(ValueError, "1.weight is also a parameter of a module that is sharded", FSDP, pair)
-    model = FSDP(nn.Sequential(FSDP(nn.Linear(2, 2))))
-    model(torch.ones(1, 2, device="xla"))
+    model = FSDP(
+        nn.Sequential(FSDP(nn.Linear(2, 2))),
+        coalesce_all_gather_ops=True,
+        sync_on_finalization=True,
+    )
+    steps = counters.all_counters()["MarkStep"]
+    model(torch.ones(1, 2, device="xla")).sum().backward()
+    assert counters.all_counters()["MarkStep"] == steps + 1
     refused(RuntimeError, "clip_grad_norm_ is for the outermost", model[0].clip_grad_norm_, 1.0)
     refused(RuntimeError, "meta", lambda: model[0].module.weight + torch.ones(2, 2, device="xla"))
     model = FSDP(Hides(2, 2), disable_reshard_on_root=False)

@@ -116,7 +116,7 @@ class Unit:
         """The padded full parameters of all replicas' ``parts``."""
         options = self.options
         parts = [p.to(options.compute_dtype) for p in parts]
-        if options.coalesce:
+        if options.coalesce and parts:
             found: list[torch.Tensor] = collectives.all_gather(parts, 0, options.groups)
             return found
         return [collectives.all_gather(p, 0, options.groups) for p in parts]
@@ -232,7 +232,7 @@ class Call:
             return results
         tensors = [t for t in transfer.collect(results, _is_xla) if t.requires_grad]
         chosen = {id(t) for t in tensors}
-        if not tensors or not self.unit.shards:
+        if not tensors:
             return results
         fresh = iter(_Leave.apply(self, *tensors))
         changed = transfer.map_selected(
