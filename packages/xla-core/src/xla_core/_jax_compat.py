@@ -200,6 +200,12 @@ def hlo_text(stablehlo: bytes) -> str:
     return text
 
 
+def jaxpr_function(jaxpr: Any) -> Callable[..., list[Any]]:
+    """The function that computes what a closed jaxpr says."""
+    # jax 0.10.2; public as jax.extend.core.jaxpr_as_fun, which takes 50 ms to import
+    return _jax_core.jaxpr_as_fun(jaxpr)  # type: ignore[no-any-return]
+
+
 def trace_context() -> Any:
     """What of jax's configuration decides how a function is traced, hashable."""
     # jax 0.10.2

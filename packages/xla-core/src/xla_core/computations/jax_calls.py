@@ -175,7 +175,7 @@ def _trace(
 
 
 def _computation(function: Any, name: str | None, jaxpr: Any, platform: str) -> Computation:
-    call = jax.extend.core.jaxpr_as_fun(jaxpr)
+    call = _jax_compat.jaxpr_function(jaxpr)
     dtypes = [aval.dtype for aval in jaxpr.in_avals]
     # The module names all that decides, constants included; the text of a jaxpr contains addresses.
     module = _jax_compat.lower(lambda *arrays: call(*arrays), jaxpr.in_avals, (), platform, "jax")
