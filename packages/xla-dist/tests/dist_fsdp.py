@@ -6,6 +6,7 @@ import functools
 import gc
 
 import torch
+from dist_jobs import refused
 from torch import nn
 
 import torch_xla
@@ -256,15 +257,6 @@ class Hides(nn.Linear):
     def forward(self, x):
         y = super().forward(x)
         return y, Hidden(y * self.weight.sum())
-
-
-def refused(kind, words, function, *arguments, **named):
-    try:
-        function(*arguments, **named)
-    except kind as error:
-        assert words in str(error), str(error)
-    else:
-        raise AssertionError(f"{function} was not refused: {words}")
 
 
 def refusals(index):

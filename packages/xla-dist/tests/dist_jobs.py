@@ -28,6 +28,16 @@ _CLEARED = (
 )  # fmt: skip
 
 
+def refused(kind, words, function, *arguments, **named):
+    """Assert that a call raises an error of ``kind`` whose text has ``words``."""
+    try:
+        function(*arguments, **named)
+    except kind as error:
+        assert words in str(error), str(error)
+    else:
+        raise AssertionError(f"{function} was not refused: {words}")
+
+
 def clean_environment(processes, **extra):
     """The environment without settings of this project, with ``processes`` CPU devices."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(_CLEARED)}

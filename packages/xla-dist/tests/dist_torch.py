@@ -7,6 +7,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
+from dist_jobs import refused
 
 import torch_xla
 import torch_xla.core.xla_model as xm
@@ -187,15 +188,6 @@ def one_sided(rank, world):
     elif rank == 1:
         dist.recv_object_list(said, 0)
         assert said == [{"a": 1}]
-
-
-def refused(kind, words, function, *arguments, **named):
-    try:
-        function(*arguments, **named)
-    except kind as error:
-        assert words in str(error), str(error)
-    else:
-        raise AssertionError(f"{function} was not refused")
 
 
 def refusals(rank):

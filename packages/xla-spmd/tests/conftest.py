@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -100,3 +101,43 @@ def clean_environment(**extra):
 def environment():
     """``clean_environment``."""
     return clean_environment
+
+
+@pytest.fixture
+def run_hosts(tmp_path):
+    """Run a command in two processes with four devices each, as on two hosts; what each printed."""
+
+    def run(*command):
+        address = f"127.0.0.1:{free_port()}"
+        running = [
+            subprocess.Popen(
+                [sys.executable, *command],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+                env=clean_environment(
+                    CPU_NUM_DEVICES="4",
+                    XLA_COORDINATOR_ADDRESS=address,
+                    XLA_PROCESS_COUNT="2",
+                    XLA_PROCESS_INDEX=str(index),
+                ),
+            )
+            for index in range(2)
+        ]  # fmt: skip
+        ended = [process.communicate(timeout=200) for process in running]
+        for process, (output, error) in zip(running, ended, strict=True):
+            assert process.returncode == 0, output + error
+        return [output for output, _ in ended]
+
+    return run
+
+
+def free_port():
+    """A port of this host that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def port():
+    """``free_port``."""
+    return free_port()

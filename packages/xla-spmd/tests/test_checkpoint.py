@@ -6,9 +6,6 @@ import datetime
 import math
 import pickle
 import signal
-import socket
-import subprocess
-import sys
 import textwrap
 import threading
 
@@ -412,27 +409,8 @@ PROCESS = """
 """
 
 
-def test_two_processes_write_one_checkpoint_when_one_is_asked_to_end(environment, tmp_path):
-    with socket.socket() as probe, socket.socket() as other:
-        for s in (probe, other):
-            s.bind(("127.0.0.1", 0))
-        address, meeting = (f"127.0.0.1:{s.getsockname()[1]}" for s in (probe, other))
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(PROCESS), f"tcp://{meeting}"],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-            env=environment(
-                CPU_NUM_DEVICES="4",
-                XLA_COORDINATOR_ADDRESS=address,
-                XLA_PROCESS_COUNT="2",
-                XLA_PROCESS_INDEX=str(index),
-            ),
-        )
-        for index in range(2)
-    ]  # fmt: skip
-    finished = [process.communicate(timeout=200) for process in running]
-    for process, (output, errors) in zip(running, finished, strict=True):
-        assert process.returncode == 0, errors
+def test_two_processes_write_one_checkpoint_when_one_is_asked_to_end(run_hosts, port, tmp_path):
+    for output in run_hosts("-c", textwrap.dedent(PROCESS), f"tcp://127.0.0.1:{port}"):
         said = [line for line in output.splitlines() if line.startswith(("SAVED", "RESTORED"))]
         # asked once, each later step is due as well
         assert said == ["SAVED 3", "SAVED 4", "RESTORED [3, 4]"]

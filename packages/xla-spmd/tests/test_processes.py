@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -72,32 +69,14 @@ def losses_on_one_device():
     return losses
 
 
-def test_two_processes_with_four_devices_each_train_as_one(environment, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+def test_two_processes_with_four_devices_each_train_as_one(run_hosts, tmp_path):
     script = Path(tmp_path / "train.py")
     script.write_text(PROGRAM)
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-            env=environment(
-                CPU_NUM_DEVICES="4",
-                XLA_COORDINATOR_ADDRESS=address,
-                XLA_PROCESS_COUNT="2",
-                XLA_PROCESS_INDEX=str(index),
-            ),
-        )
-        for index in range(2)
-    ]  # fmt: skip
-    ended = [process.communicate(timeout=200) for process in running]
-    for process, (out, error) in zip(running, ended, strict=True):
-        assert process.returncode == 0, out + error
+    printed = run_hosts(str(script))
     found = [
         [float(n) for n in line.split()[1:]]
-        for out, _ in ended
-        for line in out.splitlines()
+        for output in printed
+        for line in output.splitlines()
         if line.startswith("LOSSES")
     ]
     assert found[0] == found[1]

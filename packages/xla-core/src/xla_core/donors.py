@@ -12,14 +12,13 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from xla_core.storage import LostValue, NoValueError, Storage
+from xla_core.storage import NoValueError, Storage, lose_value
 from xla_core.trace import Trace
 
 MSG_DONATED: Final = (
     "this tensor's value was donated: it was marked with _set_buffer_donation, and a program has "
     "reused its memory"
 )
-_NEVER: Final = -2  # the epoch of a storage whose value is lost; no trace has it
 
 Pairs = tuple[tuple[int, int], ...]
 """Inputs of a program, and the values that take over their memory."""
@@ -91,4 +90,4 @@ def release(trace: Trace, given: Pairs) -> None:
         s = trace.touched[trace.input_storages[slot]]
         _marked.pop(id(trace.inputs[slot]), None)
         if s.buffer is trace.inputs[slot]:
-            s.buffer, s.epoch, s.vid = None, _NEVER, LostValue(NoValueError(MSG_DONATED))
+            lose_value(s, NoValueError(MSG_DONATED))

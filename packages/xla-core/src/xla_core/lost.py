@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from xla_core.storage import PLACEHOLDER, LostValue, NoValueError
+from xla_core.storage import MSG_PLACEHOLDER, PLACEHOLDER, NoValueError, lose_value
 from xla_core.trace import Entry, Ref, Trace
 
 if TYPE_CHECKING:
     from xla_core.dispatch.plan import Plan
     from xla_core.tensor import XLATensor
-
-_NEVER = -2  # the epoch of a storage whose value is lost; no trace has it
 
 
 def lose(trace: Trace, plan: Plan | None, error: Exception) -> bool:
@@ -24,17 +22,16 @@ def lose(trace: Trace, plan: Plan | None, error: Exception) -> bool:
     return _lose(trace, lambda entry: entry.plan is not None and entry.plan is plan, error)
 
 
-def lose_placeholders(trace: Trace, error: Exception) -> bool:
-    """Give up what depends on placeholders, and give those zeros; whether there were any."""
+def lose_placeholders(trace: Trace) -> bool:
+    """Give up what depends on placeholders, which become zeros; whether there was anything."""
     gone = set()
     for vid, slot in trace.input_vids.items():
         if trace.inputs[slot] is PLACEHOLDER:
             gone.add(vid)
             meta = trace.touched[trace.input_storages[slot]].meta
             trace.inputs[slot] = trace.backend.allocate(meta)
-    if gone:
-        _lose(trace, lambda entry: entry.plan is None and entry.first in gone, error)
-    return bool(gone)
+    error = NoValueError(MSG_PLACEHOLDER)
+    return bool(gone) and _lose(trace, lambda e: e.plan is None and e.first in gone, error)
 
 
 def _lose(trace: Trace, is_gone: Callable[[Entry], bool], error: Exception) -> bool:
@@ -46,8 +43,7 @@ def _lose(trace: Trace, is_gone: Callable[[Entry], bool], error: Exception) -> b
     epoch = trace.epoch
     found = [s for s in trace.touched if s.epoch == epoch and s.buffer is None and s.vid in gone]
     for s in found:
-        s.epoch = _NEVER
-        s.vid = LostValue(error)
+        lose_value(s, error)
     return bool(found)
 
 
@@ -58,9 +54,7 @@ def take_away(tensor: XLATensor, error: NoValueError) -> None:
     """
     storage = tensor._s
     with storage.trace.lock:
-        storage.epoch = _NEVER
-        storage.vid = LostValue(error)
-        storage.buffer = None
+        lose_value(storage, error)
         storage.version += 1
 
 

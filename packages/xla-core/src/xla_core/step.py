@@ -36,6 +36,7 @@ def flush(trace: Trace, reading: bool = False) -> None:
         started = time.perf_counter_ns()
         operations = trace.cur.depth
         one_by_one = (flags.GET_OPBYOP if reading else flags.SYNC_OPBYOP).get()
+        unknown = trace.has_placeholders and lost.lose_placeholders(trace)
         try:
             _flush(trace, one_by_one)
         except LoweringError as error:
@@ -45,12 +46,8 @@ def flush(trace: Trace, reading: bool = False) -> None:
                 except LoweringError as another:
                     error.plan = another.plan
             raise
-        except (AttributeError, TypeError) as error:
-            told = NoValueError(MSG_PLACEHOLDER)
-            if not lost.lose_placeholders(trace, told):
-                raise
-            _flush(trace, one_by_one)
-            raise told from error
+        if unknown:
+            raise NoValueError(MSG_PLACEHOLDER)
         if operations:
             elapsed = time.perf_counter_ns() - started
             events.emit("flushed", trace=trace, operations=operations, nanoseconds=elapsed)

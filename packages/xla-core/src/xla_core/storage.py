@@ -67,6 +67,17 @@ class LostValue(int):
         return made
 
 
+# The epoch of a storage whose value is lost; no trace has it.
+_NEVER: Final = -2
+
+
+def lose_value(storage: Storage, error: Exception) -> None:
+    """Let a storage have no value from now on; reading it raises ``error``, see ``check_lost``."""
+    storage.buffer = None
+    storage.epoch = _NEVER
+    storage.vid = LostValue(error)
+
+
 def check_lost(storage: Storage) -> None:
     """Raise RuntimeError when the value of a storage without a buffer is lost, not just unwritten."""
     if isinstance(storage.vid, LostValue):

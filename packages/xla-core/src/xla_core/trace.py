@@ -156,7 +156,8 @@ class Trace:
     ``graph_name`` its name, and ``forbidden`` the error to raise when something would run (or None).
     ``unreadable`` is the error to raise when a value would be read: while a graph is recorded once
     for values of all kinds. ``one_by_one`` says that each operator is a program of its own now.
-    ``aside`` records the body of a computation meanwhile, and the step waits.
+    ``aside`` records the body of a computation meanwhile, and the step waits. ``has_placeholders`` says
+    that a tensor without a value was made, which a step may depend on.
     """
 
     backend: Backend
@@ -166,6 +167,7 @@ class Trace:
     unreadable: str | None = None
     one_by_one: bool = False
     aside: Aside | None = None
+    has_placeholders: bool = False
 
     def __init__(self, device: torch.device, flush: Callable[..., None]) -> None:
         self.device = device

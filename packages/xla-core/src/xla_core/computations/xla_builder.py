@@ -499,4 +499,6 @@ def create_placeholder_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch
     What reads a value that depends on it raises RuntimeError.
     """
     meta = tensor_meta(tuple(shape), dtype)
-    return runtime.trace_of(None).from_buffer(PLACEHOLDER, meta)
+    trace = runtime.trace_of(None)
+    trace.has_placeholders = True
+    return trace.from_buffer(PLACEHOLDER, meta)
