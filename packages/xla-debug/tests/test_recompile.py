@@ -28,7 +28,7 @@ def explained():
     torch_xla.sync()
     # steps of one test must not be the beginning of another's
     for trace in runtime.traces():
-        trace.root = Entry(None, None, None, (), {}, (), 0, 0)
+        trace.root = Entry(None, None, None, (), 0, 0)
         trace.reset()
     recompile._history.known.clear()
     recompile.clear()

@@ -8,7 +8,7 @@ import importlib.metadata
 import pathlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +17,7 @@ from xla_core import compile_notice, counters, events, settings, staged
 from xla_core.programs import StepProgram
 from xla_core.staged import StagedExecutable
 from xla_core.step_lowering import StepLowering, input_specs, outlining_of
-from xla_core.trace import Entry, Marker, Trace
+from xla_core.trace import Entry, Trace
 
 if TYPE_CHECKING:
     pass
@@ -109,24 +109,18 @@ def key_text(
     entries: Sequence[Entry], outputs: Sequence[int], aliases: Sequence[tuple[int, int]]
 ) -> bytes:
     """The step in full, as text that is the same in every process: what the cache key is made of."""
-    lines = [" ".join(_words(entry)) for entry in entries]
+    lines = list(map(_line, entries))
     lines.append(f"outputs {list(outputs)} aliases {list(aliases)}")
     return "\n".join(lines).encode()
 
 
-def _words(entry: Entry) -> Iterator[str]:
+def _line(entry: Entry) -> str:
     if entry.plan is None:
-        yield f"input {entry.metas[0]}"
-        return
-    yield entry.plan.name
-    for item in entry.key[1:]:
-        if isinstance(item, type):
-            yield item.__name__
-        elif isinstance(item, Marker):
-            yield item.name
-        else:
-            yield repr(item)
-    yield f"-> {entry.metas}"
+        return f"input {entry.metas[0]}"
+    key = iter(entry.key)
+    next(key)  # the plan's number, which is of this process alone
+    words = [word.__name__ if isinstance(word, type) else repr(word) for word in key]
+    return f"{entry.plan.name} {' '.join(words)} -> {entry.metas}"
 
 
 @functools.cache

@@ -26,10 +26,11 @@ from xla_core.dispatch.plan import SEED
 from xla_core.graph_inputs import GraphInputMatcher
 from xla_core.graph_parts import MSG_UNREADABLE, one_part, partition
 from xla_core.metas import TensorMeta
+from xla_core.operands import Lift
 from xla_core.programs import StepProgram
 from xla_core.storage import Storage, View, chain
 from xla_core.tensor import XLATensor
-from xla_core.trace import Lift, Trace
+from xla_core.trace import Trace
 
 # References to an argument's buffer when its storage alone keeps it: the storage, the list of
 # arguments, getrefcount's own.

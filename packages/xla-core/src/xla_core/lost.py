@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from xla_core.operands import Ref
 from xla_core.storage import MSG_PLACEHOLDER, PLACEHOLDER, NoValueError, lose_value
-from xla_core.trace import Entry, Ref, Trace
+from xla_core.trace import Entry, Trace
 
 if TYPE_CHECKING:
     from xla_core.dispatch.plan import Plan

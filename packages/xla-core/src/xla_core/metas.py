@@ -18,7 +18,7 @@ class TensorMeta:
     just this one: most operations have one result.
     """
 
-    __slots__ = ("shape", "dtype", "index", "numel", "alone")
+    __slots__ = ("shape", "dtype", "index", "numel", "alone", "_text")
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, index: int) -> None:
         self.shape: Final = shape
@@ -29,6 +29,7 @@ class TensorMeta:
             numel *= size
         self.numel: Final = numel
         self.alone: Final = (self,)
+        self._text: Final = f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]"
 
     @property
     def nbytes(self) -> int:
@@ -36,7 +37,7 @@ class TensorMeta:
         return self.numel * self.dtype.itemsize
 
     def __repr__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')}[{','.join(map(str, self.shape))}]"
+        return self._text
 
 
 _interned: dict[tuple[tuple[int, ...], torch.dtype], TensorMeta] = {}

@@ -13,7 +13,8 @@ import numpy as np
 from xla_core import compile_step, counters, programs
 from xla_core.lowering.step import needed_entries
 from xla_core.metas import TensorMeta
-from xla_core.trace import Entry, Lift, Ref, Trace
+from xla_core.operands import Lift, Ref
+from xla_core.trace import Entry, Trace
 
 _programs: dict[Any, Any] = {}
 
@@ -28,13 +29,11 @@ class _Single:
         self.ints: list[int] = []
         args = tuple(map(self._renumber, entry.args))
         kwargs = {name: self._renumber(a) for name, a in entry.kwargs.items()}
-        last: Entry | None = Entry(None, None, None, (), {}, (), 0, 0)
+        last: Entry | None = Entry(None, None, None, (), 0, 0)
         counts = (len(self.floats), len(self.ints))
         for meta in self.vids.values():
-            last = Entry(last, -meta.index, None, (), {}, (meta,), 0, 0)
-        self.last = Entry(
-            last, (entry.plan, *entry.key[1:]), entry.plan, args, kwargs, entry.metas, *counts
-        )
+            last = Entry(last, -meta.index, None, (meta,), 0, 0)
+        self.last = Entry(last, entry.key, entry.plan, entry.metas, *counts, (args, kwargs))
         self.key = (entry.plan, _frozen(args), _frozen(tuple(kwargs.items())), entry.metas)
 
     def _renumber(self, a: Any) -> Any:

@@ -149,11 +149,11 @@ def find_or_build(trace: Trace, key: Any) -> StepProgram:
         if known[2] != key[2]:
             continue
         if wanted <= program.output_index.keys() and not program.wasteful(wanted):
-            trace.cur.programs[key] = program
+            trace.cur.keep(key, program)
             counters.increment("CachedCompile")
             return program
     program = compile_step.build(trace, key[0], key[1])
-    trace.cur.programs[key] = program
+    trace.cur.keep(key, program)
     register(program)
     return program
 

@@ -6,8 +6,7 @@ an operation that the tree knows is one dictionary look-up, and gives shapes, dt
 numbers; at the end of a step the entry reached *is* the step's identity, with its compiled programs
 on it. The path is the exact step key: nothing is hashed away.
 
-Values are numbered in program order. A key is a plan followed by its operands: a value number, a
-number's type and value, or a marker for a number that is an argument of the program (lifted).
+Values are numbered in program order. ``operands`` tells how an operation stands in a key.
 """
 
 from __future__ import annotations
@@ -16,14 +15,26 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from xla_core import errors, where
+from xla_core import errors, operands, where
 from xla_core._torch_compat import make_wrapper
 from xla_core.known_plans import AS_STRIDED, ZEROS, known_plan
-from xla_core.metas import TensorMeta, tensor_meta
+from xla_core.metas import TensorMeta
+from xla_core.operands import (
+    HOST_FLOAT,
+    HOST_INT,
+    LIFT_FLOAT,
+    LIFT_INT,
+    LIST,
+    NO_OPERANDS,
+    SAME,
+    Operands,
+    Values,
+)
 from xla_core.storage import Aside, Storage, View, check_lost, strides
 from xla_core.tensor import XLATensor
 
@@ -43,63 +54,24 @@ _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _epochs = itertools.count(1)
 
 
-class Marker:
-    """A named constant inside step keys."""
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-LIFT_FLOAT: Final = Marker("lifted-float")
-LIFT_INT: Final = Marker("lifted-int")
-LIST: Final = Marker("list")
-SAME: Final = Marker("same")
-
-
-class Ref:
-    """An operand of an entry: the value with this number."""
-
-    __slots__ = ("vid", "meta")
-
-    def __init__(self, vid: int, meta: TensorMeta) -> None:
-        self.vid = vid
-        self.meta = meta
-
-
-class Lift:
-    """A scalar operand that the program reads from its vector of lifted floats or ints.
-
-    ``example`` is a number of the operand's Python type, or a ``TensorMeta`` when it was a CPU
-    tensor without dimensions: what type promotion looks at.
-    """
-
-    __slots__ = ("is_float", "position", "example")
-
-    def __init__(self, is_float: bool, position: int, example: Any) -> None:
-        self.is_float = is_float
-        self.position = position
-        self.example = example
+# Most entries have neither: one object for all of them.
+_NONE: Final[Any] = MappingProxyType({})
 
 
 class Entry:
     """One operation, or one program input, in one position of a step.
 
     ``metas`` are its results, numbered from ``first``; ``single`` is the meta when there is just
-    one. ``floats`` and ``ints`` count the numbers lifted up to and including this entry, ``depth``
-    the entries. ``then`` is the first operation that ever followed, ``others`` are the rest by key:
-    nearly every entry has one child. ``programs`` holds the compiled programs of the step that ends
-    here. ``where`` is the place in the user's program that recorded it first, if somebody asks for
-    that.
+    one. ``values`` has the metas of all values up to its own. ``floats`` and ``ints``
+    count the numbers lifted up to and including this entry, ``depth`` the entries. ``then`` is the first
+    operation that ever followed, ``others`` are the rest by key: nearly every entry has one child.
+    ``programs`` holds the compiled programs of the step that ends here. ``where`` is the place in the
+    user's program that recorded it first, if somebody asks for that. The root has no ``parent``.
     """
 
     __slots__ = (
-        "parent", "key", "plan", "args", "kwargs", "metas", "single", "first", "end",
-        "floats", "ints", "depth", "then", "others", "programs", "where",
+        "parent", "key", "plan", "metas", "values", "single", "first", "end",
+        "floats", "ints", "depth", "then", "others", "programs", "where", "_operands",
     )  # fmt: skip
 
     def __init__(
@@ -107,35 +79,69 @@ class Entry:
         parent: Entry | None,
         key: Any,
         plan: Plan | None,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
         metas: tuple[TensorMeta | None, ...],
         floats: int,
         ints: int,
+        operands: Operands | None = None,
     ) -> None:
         self.parent = parent
         self.key = key
         self.plan = plan
-        self.args = args
-        self.kwargs = kwargs
         self.metas = metas
         self.single = metas[0] if len(metas) == 1 else None
-        self.first: int = parent.end if parent is not None else 0
+        if parent is None:
+            self.first = self.depth = 0
+            self.values = Values(None, 0)
+        else:
+            self.first = parent.end
+            self.depth = parent.depth + 1
+            self.values = parent.values
+            if self.values.first + len(self.values.metas) != self.first:
+                self.values = Values(self.values, self.first)  # another step has gone on from here
+        self.values.metas.extend(metas)
         self.end: int = self.first + len(metas)
         self.floats = floats
         self.ints = ints
-        self.depth: int = parent.depth + 1 if parent is not None else 0
         self.then: Entry | None = None
-        self.others: dict[Any, Entry] = {}
-        self.programs: dict[Any, Any] = {}
+        self.others: dict[Any, Entry] = _NONE
+        self.programs: dict[Any, Any] = _NONE
+        self._operands = operands
         self.where = where.locate() if where.locate is not None else None
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional operands: ``Ref``, ``Lift``, constants, and lists of them."""
+        return self._read()[0]
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword operands, by name."""
+        return self._read()[1]
+
+    def _read(self) -> Operands:
+        found = self._operands
+        if found is None:
+            found = NO_OPERANDS
+            if self.plan is not None and self.parent is not None:
+                before = self.parent
+                found = operands.read(self.key, self.values, before.floats, before.ints)
+            self._operands = found
+        return found
 
     def add(self, entry: Entry) -> None:
         """Keep an operation that follows for the first time."""
         if self.then is None:
             self.then = entry
+        elif self.others is _NONE:
+            self.others = {entry.key: entry}
         else:
             self.others[entry.key] = entry
+
+    def keep(self, key: Any, program: Any) -> None:
+        """Keep a compiled program of the step that ends here."""
+        if self.programs is _NONE:
+            self.programs = {}
+        self.programs[key] = program
 
     def path(self) -> list[Entry]:
         """The step's entries in program order, up to and including this one."""
@@ -173,7 +179,7 @@ class Trace:
         self.device = device
         self.flush = flush
         self.lock: contextlib.AbstractContextManager[Any] = threading.RLock()
-        self.root = Entry(None, None, None, (), {}, (), 0, 0)
+        self.root = Entry(None, None, None, (), 0, 0)
         self.entries = 0
         self.reset()
 
@@ -189,11 +195,10 @@ class Trace:
         self.touched: list[Storage] = []
         self.floats: list[float] = []
         self.ints: list[int] = []
-        self._refs: dict[int, Ref] = {}
 
     def forget(self) -> None:
         """Drop all steps ever recorded, with their programs. Nothing may be pending."""
-        self.cur = self.root = Entry(None, None, None, (), {}, (), 0, 0)
+        self.cur = self.root = Entry(None, None, None, (), 0, 0)
         self.entries = 0
 
     # -- recording -----------------------------------------------------------------------------
@@ -203,7 +208,7 @@ class Trace:
 
         Raises what PyTorch raises for these operands, from its meta kernels.
         """
-        key: list[Any] = [plan]
+        key: list[Any] = [plan.number]
         append = key.append
         epoch = self.epoch
         try:
@@ -323,17 +328,19 @@ class Trace:
                 self._encode(append, a, lift, plan)
 
     def _encode_other(self, append: Callable[[Any], None], a: Any, lift: bool, plan: Plan) -> None:
+        t = type(a)
         if isinstance(a, XLATensor):
             append(self.value_of(a, plan))
         elif isinstance(a, torch.Tensor):
             self._encode_host_tensor(append, a, plan)
-        elif isinstance(a, (float, int, complex)):  # bool, numpy scalars, subclasses
-            append(type(a))
-            append(repr(a))
-        elif isinstance(a, (torch.dtype, str, torch.memory_format, torch.layout)):
+        elif t is bool or t is str:
+            append(t)
             append(a)
-        elif isinstance(a, torch.device):
-            append(str(a))
+        elif isinstance(a, (float, int, complex, str)):  # numpy's scalars, enumerations
+            for word in operands.spelled(a):
+                append(word)
+        elif isinstance(a, (torch.dtype, torch.memory_format, torch.layout, torch.device)):
+            append(a)
         elif isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise errors.symbolic(plan.name, a)
         else:
@@ -346,10 +353,10 @@ class Trace:
         if a.device.type != "cpu" or a.dim() != 0 or a.is_complex():
             raise errors.not_an_xla_tensor(a, plan.name, self.device)
         if a.is_floating_point():
-            append(LIFT_FLOAT)
+            append(HOST_FLOAT)
             self.floats.append(a.item())
         else:
-            append(LIFT_INT)
+            append(HOST_INT)
             self.ints.append(int(a.item()))
         append(a.dtype)
 
@@ -377,7 +384,7 @@ class Trace:
             self._materialise_empty(s)
             return
         meta = s.meta
-        entry = self._known(-meta.index) or self._grow(-meta.index, None, (), meta.alone)
+        entry = self._known(-meta.index) or self._grow(-meta.index, None, meta.alone)
         vid = s.vid = entry.first
         s.epoch = self.epoch
         self.input_vids[vid] = len(self.inputs)
@@ -402,11 +409,8 @@ class Trace:
             if s.epoch != self.epoch:
                 self.bring(s)
             base = s.vid
-        base_meta = parent.meta if parent is not None else s.meta
-        key = (v.plan, base, *v.tail)
-        entry = self._known(key) or self._grow(
-            key, v.plan, (self._ref(base, base_meta), *v.args), v.meta.alone
-        )
+        key = (v.plan.number, base, *v.tail)
+        entry = self._known(key) or self._grow(key, v.plan, v.meta.alone)
         v.vid = entry.first
         v.epoch = self.epoch
         v.version = s.version
@@ -422,12 +426,10 @@ class Trace:
         self.cur = entry
         return entry
 
-    def _grow(
-        self, key: Any, plan: Plan | None, args: tuple[Any, ...], metas: tuple[TensorMeta, ...]
-    ) -> Entry:
+    def _grow(self, key: Any, plan: Plan | None, metas: tuple[TensorMeta, ...]) -> Entry:
         """Go on to an operation that never followed here, whose results are known."""
         cur = self.cur
-        entry = self.cur = Entry(cur, key, plan, args, {}, metas, cur.floats, cur.ints)
+        entry = self.cur = Entry(cur, key, plan, metas, cur.floats, cur.ints)
         cur.add(entry)
         self.entries += 1
         return entry
@@ -458,13 +460,8 @@ class Trace:
                 return
             base = self.read_view(parent, s) if parent is not None else self._storage_value(s)
             shown.append((v, vid))
-            key = (put, base, vid, *v.tail)
-            entry = self._known(key) or self._grow(
-                key,
-                put,
-                (self._ref(base, base_meta), self._ref(vid, v.meta), *v.args),
-                base_meta.alone,
-            )
+            key = (put.number, base, vid, *v.tail)
+            entry = self._known(key) or self._grow(key, put, base_meta.alone)
             vid = entry.first
             v = parent
         self.assign(s, vid)
@@ -490,13 +487,8 @@ class Trace:
         base = self._storage_value(s)
         put = known_plan(AS_STRIDED).put_plan(meta, s.meta)
         assert put is not None
-        key = (put, base, vid, meta.shape, stride, int, offset)
-        entry = self._known(key) or self._grow(
-            key,
-            put,
-            (self._ref(base, s.meta), self._ref(vid, meta), meta.shape, stride, offset),
-            s.meta.alone,
-        )
+        key = (put.number, base, vid, meta.shape, stride, int, offset)
+        entry = self._known(key) or self._grow(key, put, s.meta.alone)
         self.assign(s, entry.first)
 
     def _storage_value(self, s: Storage) -> int:
@@ -538,49 +530,11 @@ class Trace:
     ) -> Entry:
         """Add an operation that never followed the current entry before."""
         cur = self.cur
-        counts = [cur.floats, cur.ints]
-        mask = plan.lift_mask
-        template = tuple(self._template(a, mask[i], counts) for i, a in enumerate(args))
-        named = {
-            name: self._template(value, name in plan.lift_names, counts)
-            for name, value in kwargs.items()
-            if name not in plan.storage_arguments
-        }
         metas = plan.infer(args, kwargs)
-        entry = Entry(cur, key, plan, template, named, metas, counts[0], counts[1])
+        entry = Entry(cur, key, plan, metas, len(self.floats), len(self.ints))
         cur.add(entry)
         self.entries += 1
         return entry
-
-    def _template(self, a: Any, lift: bool, counts: list[int]) -> Any:
-        if isinstance(a, XLATensor):
-            v = a._v
-            if v is not None:
-                return self._ref(v.vid, v.meta)
-            return self._ref(a._s.vid, a._s.meta)
-        if isinstance(a, torch.Tensor):
-            return self._lift(a.is_floating_point(), tensor_meta((), a.dtype), counts)
-        if type(a) is float and lift and a != 0.0 and a != 1.0:
-            return self._lift(True, 0.5, counts)
-        if type(a) is int and lift and a != 0 and a != 1 and _INT64_MIN <= a <= _INT64_MAX:
-            return self._lift(False, 2, counts)
-        if isinstance(a, (list, tuple)):
-            if _uniform(a):
-                return [self._template(a[0], lift, counts)] * len(a)
-            return [self._template(item, lift, counts) for item in a]
-        return a
-
-    def _ref(self, vid: int, meta: TensorMeta) -> Ref:
-        """The operand that is value ``vid``: one object per step, since most values are read often."""
-        found = self._refs.get(vid)
-        if found is None:
-            found = self._refs[vid] = Ref(vid, meta)
-        return found
-
-    def _lift(self, is_float: bool, example: Any, counts: list[int]) -> Lift:
-        index = 0 if is_float else 1
-        counts[index] += 1
-        return Lift(is_float, counts[index] - 1, example)
 
 
 def _uniform(items: Sequence[Any]) -> bool:

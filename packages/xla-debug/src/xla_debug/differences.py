@@ -12,7 +12,8 @@ import enum
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from xla_core.trace import Entry, Lift, Ref
+from xla_core.operands import Lift, Ref
+from xla_core.trace import Entry
 
 # So many operators in a row must agree for two steps to be taken for aligned again.
 _AGREEMENT: Final = 3

@@ -14,8 +14,9 @@ from xla_core.hlo_names import node_text
 from xla_core.hlo_names import shape_text as layout_text
 from xla_core.lowering.step import needed_entries
 from xla_core.metas import TensorMeta, tensor_meta
+from xla_core.operands import Lift, Ref
 from xla_core.tensor import XLATensor
-from xla_core.trace import Entry, Lift, Ref
+from xla_core.trace import Entry
 from xla_core.where import Where
 from xla_debug import pending, settings
 

@@ -18,8 +18,9 @@ from typing import Any, Final
 from xla_core import model_api, programs
 from xla_core.counters import render_bytes
 from xla_core.lowering.step import needed_entries
+from xla_core.operands import Ref
 from xla_core.tensor import XLATensor
-from xla_core.trace import Entry, Ref
+from xla_core.trace import Entry
 from xla_core.where import Frame, Where
 from xla_debug import listeners, places
 from xla_debug.wording import operator_text, tensor_text

@@ -17,7 +17,7 @@ import sysconfig
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -37,9 +37,10 @@ OURS: Final = (
     "lazy_tensor_core",
     "_XLAC",
 )
-# Parts of PyTorch that matter here come before PyTorch itself.
-_USER, _OWN, _MODULE, _OPTIMIZER, _TORCH, _PYTHON = range(6)
-_SKIPPED: Final = (_OWN, _PYTHON)
+# Parts of PyTorch that matter here come before PyTorch itself; from _OWN on, files say nothing.
+_USER, _MODULE, _OPTIMIZER, _TORCH, _OWN, _PYTHON = range(6)
+# More places than this are forgotten: a program that makes its code as it runs has endlessly many.
+_MAX_DESCRIBED: Final = 65_536
 
 
 def _folder(package: str) -> str | None:
@@ -63,8 +64,18 @@ def _folders() -> tuple[tuple[str, int], ...]:
     return tuple((path, kind) for path, kind in found if path is not None)
 
 
-@functools.lru_cache(maxsize=65_536)
-def _kind(filename: str) -> int:
+class _Kinds(dict[str, int]):
+    """What each file is; looked up for every frame of a stack, so a plain look-up it is."""
+
+    def __missing__(self, filename: str) -> int:
+        found = self[filename] = _kind_of(filename)
+        return found
+
+
+_kinds: Final = _Kinds()
+
+
+def _kind_of(filename: str) -> int:
     if "site-packages" in filename or "dist-packages" in filename:
         # an installed package may lie below the standard library's folder
         return next((k for p, k in _folders() if k != _PYTHON and filename.startswith(p)), _USER)
@@ -73,12 +84,12 @@ def _kind(filename: str) -> int:
 
 def is_user_file(filename: str) -> bool:
     """Whether a file belongs neither to PyTorch, to this project nor to Python itself."""
-    return _kind(filename) == _USER
+    return _kinds[filename] == _USER
 
 
 def is_own_file(filename: str) -> bool:
     """Whether a file belongs to this project."""
-    return _kind(filename) == _OWN
+    return _kinds[filename] == _OWN
 
 
 def frames(start: FrameType | None) -> Iterator[FrameType]:
@@ -88,9 +99,22 @@ def frames(start: FrameType | None) -> Iterator[FrameType]:
         start = start.f_back
 
 
+# by the code's id and the position in it: the code itself, since ids are used again, and the place
+_described: dict[tuple[int, int], tuple[CodeType, Frame]] = {}
+
+
 def described(frame: FrameType) -> Frame:
-    """Function, file and current line of a frame."""
-    return Frame(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
+    """Function, file and current line of a frame: one object per place."""
+    code = frame.f_code
+    key = (id(code), frame.f_lasti)
+    found = _described.get(key)
+    if found is not None and found[0] is code:
+        return found[1]
+    if len(_described) >= _MAX_DESCRIBED:
+        _described.clear()
+    place = Frame(code.co_name, code.co_filename, frame.f_lineno)
+    _described[key] = (code, place)
+    return place
 
 
 def user_frames(start: FrameType | None, limit: int = KEPT_FRAMES) -> tuple[Frame, ...]:
@@ -118,7 +142,7 @@ class _Scopes(threading.local):
 
 _scopes = _Scopes()
 _children: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
-_interned: dict[tuple[Any, ...], Where] = {}
+_interned: dict[tuple[Any, ...], dict[str, Where]] = {}
 _forward: dict[int, Where] = {}
 _backward_calls: dict[int, tuple[Frame, ...]] = {}
 
@@ -155,21 +179,23 @@ def _walk(start: FrameType | None) -> tuple[list[Frame], Frame | None, list[Any]
     inner: Frame | None = None
     modules: list[Any] = []
     optimizer = False
-    for frame in frames(start):
+    kinds = _kinds
+    frame = start
+    while frame is not None:
         code = frame.f_code
-        kind = _kind(code.co_filename)
-        if kind in _SKIPPED:
-            continue
-        if inner is None:
-            inner = described(frame)
-        if kind == _USER:
-            if len(found) < KEPT_FRAMES:
-                found.append(described(frame))
-        elif kind == _MODULE:
-            if code.co_name == "_call_impl":
-                modules.append(frame.f_locals.get("self"))
-        elif kind == _OPTIMIZER:
-            optimizer = True
+        kind = kinds[code.co_filename]
+        if kind < _OWN:
+            if inner is None:
+                inner = described(frame)
+            if kind == _USER:
+                if len(found) < KEPT_FRAMES:
+                    found.append(described(frame))
+            elif kind == _MODULE:
+                if code.co_name == "_call_impl":
+                    modules.append(frame.f_locals.get("self"))
+            elif kind == _OPTIMIZER:
+                optimizer = True
+        frame = frame.f_back
     modules.reverse()
     return found, inner, modules, optimizer
 
@@ -181,10 +207,18 @@ def _intern(
     optimizer: bool,
     backward: bool,
 ) -> Where:
-    key = (tuple(found), inner, scope, optimizer, backward)
-    where = _interned.get(key)
+    frames = tuple(found)
+    key = (frames, inner, optimizer, backward)
+    by_scope = _interned.get(key)
+    if by_scope is None:
+        by_scope = _interned[key] = {}
+    where = by_scope.get(scope)
     if where is None:
-        where = _interned[key] = Where(*key)
+        # equal layers differ in their scope alone, and share the rest
+        for other in by_scope.values():
+            frames = other.frames
+            break
+        where = by_scope[scope] = Where(frames, inner, scope, optimizer, backward)
     return where
 
 

@@ -13,7 +13,8 @@ from typing import Any, Final
 import torch
 
 from xla_core.metas import TensorMeta
-from xla_core.trace import Entry, Lift, Ref
+from xla_core.operands import Lift, Ref
+from xla_core.trace import Entry
 from xla_core.where import Frame, Where
 from xla_debug import places
 from xla_debug.differences import Change, Difference, Kind, name_of

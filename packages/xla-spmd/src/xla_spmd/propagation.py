@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.trace import Entry, Ref
+from xla_core.operands import Ref
+from xla_core.trace import Entry
 from xla_spmd import operators
 
 # Operators that give each element of their result the place of one of an operand, beside those

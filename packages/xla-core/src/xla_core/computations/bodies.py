@@ -24,9 +24,10 @@ from xla_core.dispatch.plan import SEED
 from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.nodes import Part, references
 from xla_core.metas import TensorMeta
+from xla_core.operands import Lift
 from xla_core.storage import PLACEHOLDER, LostValue, NoValueError, Storage
 from xla_core.tensor import XLATensor
-from xla_core.trace import Entry, Lift, Trace
+from xla_core.trace import Entry, Trace
 
 MSG_READS: Final = (
     "{what} is recorded once for all its runs, so that nothing in it may read a value (print, "
@@ -155,7 +156,7 @@ class Recorder:
         self._stack.enter_context(eager.mode(False))
         self._stack.enter_context(trace.lock)
         self._former = {name: getattr(trace, name) for name in _PER_STEP}
-        aside = _aside.setdefault(trace, _Aside(Entry(None, None, None, (), {}, (), 0, 0), 0))
+        aside = _aside.setdefault(trace, _Aside(Entry(None, None, None, (), 0, 0), 0))
         trace.root, trace.entries = aside.root, aside.entries
         trace.reset()
         trace.forbidden = trace.unreadable = MSG_READS.format(what=self.what)

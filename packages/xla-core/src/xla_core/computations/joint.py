@@ -162,7 +162,7 @@ def record(
     joint = recorder.end.programs.get(key)
     if joint is None:
         body = Body(recorder.end, sources)
-        joint = recorder.end.programs[key] = Joint(
+        joint = Joint(
             body,
             cut,
             outputs,
@@ -172,6 +172,7 @@ def record(
             len(recorder.captured),
             partition_fn,
         )
+        recorder.end.keep(key, joint)
     ints = joint.body.numbers(recorder.ints)
     return Recorded(
         joint, tuple(recorder.captured), tuple(captured), tuple(recorder.floats), tuple(ints)

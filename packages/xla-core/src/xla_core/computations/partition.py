@@ -21,7 +21,8 @@ from xla_core.dispatch.plan import SEED
 from xla_core.dispatch.schemas import pure_form
 from xla_core.lowering.registry import ViewRule
 from xla_core.metas import TensorMeta
-from xla_core.trace import Entry, Lift, Ref
+from xla_core.operands import Lift, Ref
+from xla_core.trace import Entry
 
 PartitionFn: TypeAlias = Callable[..., tuple[Any, Any]]
 Keep: TypeAlias = Callable[[Entry, int], bool]

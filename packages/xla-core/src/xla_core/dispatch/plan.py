@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -30,8 +31,11 @@ MSG_TOO_SMALL: Final = "output with shape {had} doesn't match the broadcast shap
 _KEEP_FLOATS: Final = (Promotion.DEFAULT, Promotion.INT_TO_FLOAT)
 
 
+_numbers = itertools.count()
+
+
 class Plan:
-    """One overload as the trace knows it; plans are compared by identity.
+    """One overload as the trace knows it; plans are compared by identity, or by ``number``.
 
     ``overload`` is the operator the user called, whose meta kernel gives shapes, dtypes and errors.
     ``rule`` lowers it; for a write through a view it is the view's rule and ``is_put`` is set.
@@ -39,7 +43,7 @@ class Plan:
     """
 
     __slots__ = (
-        "name", "overload", "rule", "is_put", "random", "lift_mask", "lift_names",
+        "number", "name", "overload", "rule", "is_put", "random", "lift_mask", "lift_names",
         "storage_arguments", "written", "host_tensors", "needs_all_replicas", "_metas", "_put",
     )  # fmt: skip
 
@@ -55,6 +59,7 @@ class Plan:
     ) -> None:
         arguments = overload._schema.arguments
         lift = rule.lift if isinstance(rule, Rule) else frozenset()
+        self.number = next(_numbers)
         self.name = name or str(overload)
         self.overload = overload
         self.rule = rule
@@ -246,14 +251,24 @@ def _fresh_count(overload: OpOverload) -> int:
 
 def _freeze(a: Any) -> Any:
     """A hashable image of an argument in which 1, 1.0 and True, 0.0 and -0.0 differ."""
+    t = type(a)
+    if t is XLATensor:
+        v = a._v
+        return v.meta if v is not None else a._s.meta
+    if t is tuple or t is list:
+        return tuple(map(_freeze, a))
+    if a is None or t is torch.dtype:
+        return a
+    if t is int or t is bool:
+        return (t, a)
     if isinstance(a, XLATensor):
         return _meta_of(a)
     if isinstance(a, torch.Tensor):
         return ("host", a.dtype, a.shape)
     if isinstance(a, (list, tuple)):
         return tuple(map(_freeze, a))
-    if isinstance(a, (bool, int, float, complex)):
-        return (type(a), repr(a))
+    if isinstance(a, (int, float, complex)):
+        return (t, repr(a))
     return a
 
 

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.nodes import Part
-from xla_core.trace import Entry, Ref
+from xla_core.operands import Ref
+from xla_core.trace import Entry
 
 
 class UnmergedScope(Scope):

@@ -16,7 +16,8 @@ from xla_core.lowering.driver import LoweringError, conform, run_rule
 from xla_core.lowering.nodes import FILLS, Part
 from xla_core.lowering.registry import ViewRule
 from xla_core.metas import TensorMeta
-from xla_core.trace import Entry, Lift, Ref
+from xla_core.operands import Lift, Ref
+from xla_core.trace import Entry
 from xla_core.where import scope_name
 
 

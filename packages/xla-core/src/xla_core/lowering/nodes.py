@@ -18,7 +18,8 @@ from xla_core.list_operators import is_per_element
 from xla_core.lowering.registry import ViewRule
 from xla_core.lowering.repeats import Node
 from xla_core.metas import TensorMeta
-from xla_core.trace import Entry, Lift, Ref
+from xla_core.operands import Lift, Ref
+from xla_core.trace import Entry
 
 # Operators that move values without computing, though PyTorch does not call them views.
 _MOVES: Final = frozenset({"aten._unsafe_view.default", "aten.clone.default"})

@@ -8,7 +8,8 @@ from typing import Any
 from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.nodes import Graph, Part, build_graph
 from xla_core.lowering.repeats import CostModel, Plan, find_repeats
-from xla_core.trace import Entry, Ref
+from xla_core.operands import Ref
+from xla_core.trace import Entry
 
 
 def needed_entries(entries: Sequence[Entry], outputs: Sequence[int]) -> list[Entry]:
