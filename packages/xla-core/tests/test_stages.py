@@ -131,9 +131,11 @@ RECURRENT = """
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        first, ones = series[0], torch.ones(2, device="xla")  # a slice and a constant as results
+        # a slice and constants as results, one with the shape of what the step computes
+        first, ones, like = series[0], torch.ones(2, device="xla"), torch.ones_like(kept[5])
         torch_xla.sync()
-        found.append([loss.item(), kept[3].sum().item(), first.sum().item(), ones.sum().item()])
+        made = (loss, kept[3], first, ones, like)
+        found.append([value.sum().item() for value in made])
     step = max(programs.all_programs(), key=lambda p: p.operations)
     print(json.dumps([type(step.executable).__name__, found]))
 """

@@ -228,6 +228,10 @@ class _Builder:
         self.roots[entry.first] = (root, described, length)
         return True
 
+    def _chain_of(self, vid: int) -> int:
+        """The description of the views from a value's base to the value; 0 for a base itself."""
+        return self.roots.get(vid, (0, 0, 0))[1]
+
     def _describe(self, key: Hashable) -> int:
         return self.described.setdefault(key, len(self.described) + 1)
 
@@ -238,7 +242,7 @@ class _Builder:
         every = (args, tuple(kwargs.values()))
         lifts = tuple(map(lift_number, _lifts(every)))
         results = part.results()
-        folds = tuple(self.roots[self.folded[v]][1] if v in self.folded else 0 for v in results)
+        folds = tuple(self._chain_of(self.folded[v]) if v in self.folded else 0 for v in results)
         plan = part.entry.plan
         unique = results if plan is not None and plan.name in self.never_alike else None
         what = (plan, part.index is None, metas, folds, unique)
@@ -253,9 +257,14 @@ class _Builder:
         )
 
     def _frozen(self, a: Any) -> Hashable:
-        """An argument without the values it refers to: metas, view chains, kinds of scalars."""
+        """An argument without the values it refers to: metas, view chains, kinds of scalars.
+
+        Of a view chain also how much of it is folded into the value that is handed over: the rest is
+        left to the reader.
+        """
         if isinstance(a, Ref):
-            return (a.meta, self.roots.get(a.vid, (0, 0, 0))[1])
+            folded = self.folded.get(self._base(a.vid))
+            return (a.meta, self._chain_of(a.vid), 0 if folded is None else self._chain_of(folded))
         if isinstance(a, Lift):
             return (Lift, a.is_float, type(a.example), a.example)
         if isinstance(a, (list, tuple)):

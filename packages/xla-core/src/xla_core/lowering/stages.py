@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from typing import Any, Final
 
 from xla_core.lowering.evaluate import Lifted, Scope
-from xla_core.lowering.nodes import Graph, references
+from xla_core.lowering.nodes import FILLS, Graph, references
 from xla_core.lowering.outline import Emitter, kinds_of, name_of
 from xla_core.lowering.repeats import Call, Function, Item, Plan
 from xla_core.trace import Entry
@@ -298,7 +298,7 @@ def _reads(group: Iterable[Item]) -> list[int]:
 
 
 def _given(wanted: Iterable[int], lazy: Mapping[int, Entry]) -> Iterator[int]:
-    """The program inputs that lazy values are made of."""
+    """The program inputs that lazy values are made of; of a pattern to fill nothing but its shape is read."""
     pending, seen = list(wanted), set[int]()
     while pending:
         value = pending.pop()
@@ -308,5 +308,5 @@ def _given(wanted: Iterable[int], lazy: Mapping[int, Entry]) -> Iterator[int]:
         entry = lazy.get(value)
         if entry is None:
             yield value
-        elif entry.plan is not None:
+        elif entry.plan is not None and entry.plan.name not in FILLS:
             pending += (r.vid for r in references((entry.args, tuple(entry.kwargs.values()))))
