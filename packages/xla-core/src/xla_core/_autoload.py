@@ -85,12 +85,17 @@ def ensure() -> None:
         compat.explain_late_backward()
 
 
+# More objects than this since the last collection: something was imported.
+_MANY: Final = 20_000
+
+
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
     """Pause Python's cyclic garbage collector, if it runs.
 
     Importing makes some hundred thousand objects and no garbage; each full collection on the way
-    looks at all of them, a third of the time that the imports take.
+    looks at all of them, a third of the time that the imports take. One at the end files them as old:
+    they would be looked at once per generation otherwise, in the first moments of the program.
     """
     if not gc.isenabled():
         yield
@@ -100,6 +105,8 @@ def _without_collections() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+        if gc.get_count()[0] > _MANY:
+            gc.collect()
 
 
 _handler_of: list[Callable[[Any], Callable[..., Any]]] = []

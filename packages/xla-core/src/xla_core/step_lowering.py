@@ -43,7 +43,9 @@ def _nbytes(spec: ArraySpec) -> int:
 
 def input_specs(backend: Backend, entries: Sequence[Entry]) -> tuple[ArraySpec, ...]:
     """The program's arguments: the step's inputs, then the vectors of lifted floats and ints."""
-    inputs = [_spec(backend, e.metas[0]) for e in entries if e.plan is None]
+    metas = [e.metas[0] for e in entries if e.plan is None]
+    specs = {meta: _spec(backend, meta) for meta in dict.fromkeys(metas)}
+    inputs = [specs[meta] for meta in metas]
     last = entries[-1]
     for count, dtype in ((last.floats, torch.float64), (last.ints, torch.int64)):
         if count:

@@ -6,6 +6,7 @@ running anything from it; what the runtime does with the code that follows is an
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections.abc import Mapping
@@ -83,11 +84,19 @@ def _describe(program: Program) -> dict[str, Any]:
 
 
 def _undescribe(header: dict[str, Any], name: str, placement: Placement) -> Program:
+    known: dict[tuple[Any, ...], ArraySpec] = {}
+
+    def spec(shape: list[int], dtype: str, sharding: str | None) -> ArraySpec:
+        key = (tuple(shape), dtype, sharding)
+        if key not in known:  # a model's parameters have few shapes
+            known[key] = ArraySpec(key[0], np.dtype(dtype), sharding)
+        return known[key]
+
     return Program(
         name=name,
         stablehlo=b"",
-        inputs=tuple(ArraySpec(tuple(s), np.dtype(d), h) for s, d, h in header["inputs"]),
-        outputs=tuple(ArraySpec(tuple(s), np.dtype(d), h) for s, d, h in header["outputs"]),
+        inputs=tuple(itertools.starmap(spec, header["inputs"])),
+        outputs=tuple(itertools.starmap(spec, header["outputs"])),
         aliases=tuple((i, o) for i, o in header["aliases"]),
         placement=placement,
         num_replicas=int(header["num_replicas"]),

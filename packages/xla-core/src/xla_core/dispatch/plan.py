@@ -88,7 +88,7 @@ class Plan:
         Raises what PyTorch raises for these operands, and NoMetaKernelError where only a CPU can
         tell.
         """
-        key = (_freeze(args), _freeze(tuple(kwargs.items())))
+        key = (_freeze(args), _freeze(tuple(kwargs.items())) if kwargs else ())
         found = self._metas.get(key)
         if found is None:
             found = self._metas[key] = self._checked(args, kwargs)
