@@ -58,7 +58,7 @@ def trained(run_python, blocks):
 
 def test_training_in_stages_is_training_in_one_program(trained):
     staged, whole = trained(XLA_STEP_STAGES="1"), trained(XLA_STEP_STAGES="0")
-    assert (staged["kind"], whole["kind"]) == ("StagedExecutable", "PjrtExecutable")
+    assert (staged["kind"], whole["kind"]) == ("StagedExecutable", "CpuExecutable")
     # float32: another program is fused in another way
     assert staged["losses"] == pytest.approx(whole["losses"], rel=1e-5)
     assert staged["grad"] == pytest.approx(whole["grad"], rel=1e-4)
@@ -97,7 +97,7 @@ def test_few_stages_stand_for_several_calls_each(trained, most, leftovers):
 
 
 def test_small_steps_are_one_program_unless_asked(trained):
-    assert trained()["kind"] == "PjrtExecutable"
+    assert trained()["kind"] == "CpuExecutable"
 
 
 def test_a_second_process_finds_the_stages_in_the_cache(trained, tmp_path):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xla_core import _jax_compat, plugins
+from xla_core import _jax_compat, plugins, stored
 from xla_core.protocol import ArraySpec, Placement, Topology
 from xla_core.testing.programs import make_program, spec
 from xla_pjrt_cpu import CpuClient, create_client
@@ -260,3 +260,56 @@ def test_shut_down_client_lets_its_memory_go():
     local.shutdown()
     np.testing.assert_array_equal(_jax_compat.to_host(buffer), np.ones(4))
     assert jax.config.jax_enable_x64 is False
+
+
+REHEARSED = {
+    "sum": (lambda a: a + a, [f32(4)], True),
+    "matrices": (lambda a, b: a @ b, [f32(64, 64), f32(64, 64)], True),
+    "random": (lambda a: a * jax.random.normal(jax.random.key(1), (4,)), [f32(4)], True),
+    "short loop": (lambda a: jax.lax.fori_loop(0, 7, lambda i, v: v @ v, a), [f32(4, 4)], True),
+    "long loop": (lambda a: jax.lax.fori_loop(0, 70, lambda i, v: v @ v, a), [f32(4, 4)], False),
+    "open loop": (lambda a: jax.lax.while_loop(lambda v: v[0] > 1, jnp.sqrt, a), [f32(4)], False),
+    "library": (jnp.linalg.cholesky, [f32(4, 4)], False),
+    "large arguments": (jnp.sum, [f32(2**25)], False),
+    "large results": (lambda a: jnp.broadcast_to(a, (2**24, 4)), [f32(4)], False),
+    "much to do": (lambda a: a @ a, [f32(1024, 1024)], False),
+}
+
+
+@pytest.mark.parametrize("name", REHEARSED)
+def test_what_is_rehearsed(client, name):
+    function, inputs, wanted = REHEARSED[name]
+    program = make_program(client, function, inputs)
+    loaded = client.deserialize(client.compile(program).serialize(), name, HERE)
+    assert client.rehearse(loaded) is wanted
+    # what is stored again keeps the mark
+    assert stored.report(loaded.serialize()) == {"rehearsable": wanted}
+
+
+def test_what_was_compiled_or_stored_without_the_mark_is_not_rehearsed(client):
+    program = make_program(client, lambda a: a + a, [f32(4)])
+    compiled = client.compile(program)
+    assert client.rehearse(compiled) is False
+    marked = compiled.serialize()
+    _, code = stored.unpack(client.plugin, marked, "p", HERE)
+    loaded = client.deserialize(stored.pack(client.plugin, program, code), "p", HERE)
+    assert client.rehearse(loaded) is False
+    (found,) = loaded.execute([client.put(np.ones(4, F32), HERE)])
+    assert client.get(found).tolist() == [2, 2, 2, 2]
+
+
+def test_a_program_over_two_devices_is_not_rehearsed():
+    client = create_client(Topology(), {"CPU_NUM_DEVICES": "2"})
+    both = Placement((0, 1))
+    program = make_program(client, lambda a: a + a, [f32(4)], placement=both, num_partitions=2)
+    loaded = client.deserialize(client.compile(program).serialize(), "p", both)
+    assert client.rehearse(loaded) is False
+
+
+def test_a_rehearsal_gives_each_donated_argument_memory_of_its_own(client):
+    aliases = [(0, 0), (1, 1)]
+    program = make_program(client, lambda a, b, c, d: (a + c, b - d), [f32(4)] * 4, aliases=aliases)
+    loaded = client.deserialize(client.compile(program).serialize(), "p", HERE)
+    a, b, c, d = loaded.arguments(client.allocate)
+    assert a is not b and c is d and a is not c
+    assert client.rehearse(loaded) is True

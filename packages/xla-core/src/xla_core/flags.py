@@ -64,7 +64,7 @@ CACHE_PREFETCH: Final = Flag(
     "XLA_CACHE_PREFETCH",
     parse_bool,
     True,
-    "load the programs of the script's last run from the persistent cache ahead of their use",
+    "load and rehearse what the script's last run used of the persistent cache ahead of its use",
 )
 SYNC_WAIT: Final = Flag(
     "XLA_SYNC_WAIT", parse_bool, False, "sync() returns when the step has finished"

@@ -5,6 +5,9 @@ lock. What a run loads and stores is noted in the cache directory under the scri
 run loads the same programs in the same order on a thread of its own, from the moment the device
 starts. A wrong guess costs processor time and never gives a wrong program: programs are handed out
 under their full key, and the guessing ends at the first program that was not foreseen.
+
+Where the device's client can ``rehearse``, what is loaded and not yet taken is then run once on
+arguments of its own, as the first run of a program may set things up.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ FOLDER: Final = "runs"
 """Where in the cache directory the notes are, one file per script."""
 COUNTER: Final = "PersistentCachePrefetch"
 """Counts programs that were loaded ahead of their first use and then used."""
+REHEARSAL_COUNTER: Final = "PersistentCacheRehearsal"
+"""Counts programs, those of stages each, that were run on zeros ahead of their first use."""
 # A script with more programs than this recompiles anyway; loading more could take all memory.
 _MOST_PROGRAMS: Final = 32
 _MOST_BYTES: Final = 512 << 20
@@ -58,7 +63,7 @@ class Prefetch:
         self._waiting = {file_name for file_name, *_ in self._foreseen}
         self._loaded: dict[str, tuple[bytes, Executable]] = {}
         if self._foreseen:
-            threading.Thread(target=self._load_all, name="xla-prefetch").start()
+            threading.Thread(target=self._run, name="xla-prefetch").start()
 
     def take(self, key: CacheKey) -> Executable | None:
         """The program of ``key``, once; waits if it is being loaded. None if it was not foreseen."""
@@ -86,6 +91,12 @@ class Prefetch:
         self._loaded.clear()
         self._changed.notify_all()
 
+    def _run(self) -> None:
+        self._load_all()
+        rehearse = getattr(self._client, "rehearse", None)
+        if rehearse is not None:
+            self._rehearse_all(rehearse)
+
     def _load_all(self) -> None:
         size = 0
         for file_name, name, devices, sharding in self._foreseen:
@@ -106,6 +117,23 @@ class Prefetch:
                 if size > _MOST_BYTES:
                     self._waiting.clear()
                 self._changed.notify_all()
+
+    def _rehearse_all(self, rehearse: Callable[[Executable], bool]) -> None:
+        for file_name, *_ in self._foreseen:
+            executable = self._untaken(file_name)
+            for part in staged.parts(executable) if executable is not None else ():
+                # the interpreter waits at its exit for the run that is under way, and for no other
+                if self._untaken(file_name) is None or not threading.main_thread().is_alive():
+                    break
+                try:
+                    if rehearse(part):
+                        counters.increment(REHEARSAL_COUNTER)
+                except Exception as error:  # an error that matters comes again in the real run
+                    logger.debug("%s could not be rehearsed: %s", part.program_name, error)
+
+    def _untaken(self, file_name: str) -> Executable | None:
+        with self._changed:
+            return self._loaded.get(file_name, (b"", None))[1]
 
     def _load(
         self, file_name: str, name: str, placement: Placement

@@ -202,6 +202,9 @@ class DeviceClient(Protocol):
     interface_version: int
     device_type: str
     # A client may have ``outlining``, an ``Outlining``; one without is treated as ``Outlining()``.
+    # It may have ``rehearse(executable) -> bool``: whether it ran what ``deserialize`` gave, on arguments
+    # of its own, because a first run sets things up. Called ahead of the first use, on another thread; a
+    # program that may act on the outside, not end, or take much memory or time is not to be run.
 
     def devices(self) -> Sequence[DeviceDescription]:
         """All devices of the job, by id."""

@@ -133,6 +133,11 @@ class StagedExecutable:
         """Arguments that are gone after a run, and the results that have their memory."""
         return self._schedule.aliases
 
+    @property
+    def executables(self) -> Sequence[Executable]:
+        """The programs of the stages, each once."""
+        return self._executables
+
     def execute(self, arguments: Sequence[Any]) -> list[Any]:
         """Enqueue one run of every stage and return the step's results."""
         values = [*arguments, *self._registers()]
@@ -201,6 +206,11 @@ class StagedExecutable:
     def output_shardings(self) -> tuple[str | None, ...]:
         """Stages run on one device: None for each result."""
         return (None,) * len(self._schedule.outputs)
+
+
+def parts(executable: Executable) -> Sequence[Executable]:
+    """The programs of a step's stages, each once, or the one program."""
+    return executable.executables if isinstance(executable, StagedExecutable) else (executable,)
 
 
 def compile(

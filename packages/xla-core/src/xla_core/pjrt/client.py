@@ -42,6 +42,8 @@ class PjrtClient:
     platform: ClassVar[str] = "cpu"
     checks_arguments: ClassVar[bool] = True
     """False: the runtime itself refuses arguments of another shape, dtype or number."""
+    executable_type: ClassVar[type[PjrtExecutable]] = PjrtExecutable
+    """What programs on one device are, where the runtime checks arguments."""
     missing_device: ClassVar[str] = ""
     """What to do where a device id is not there, for the error's end."""
 
@@ -228,7 +230,7 @@ class PjrtClient:
         if len(devices) > 1:
             kind: type[PjrtExecutable] = ShardedPjrtExecutable
         else:
-            kind = CheckedExecutable if self.checks_arguments else PjrtExecutable
+            kind = CheckedExecutable if self.checks_arguments else self.executable_type
         return kind(self._client, loaded, program, devices, self.plugin)
 
     def fingerprint(self) -> Mapping[str, str]:

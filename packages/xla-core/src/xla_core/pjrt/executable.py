@@ -60,7 +60,11 @@ class PjrtExecutable:
             if _jax_pjrt.is_unimplemented(error):
                 raise NotImplementedError(f"{self._plugin}: {error}") from error
             raise
-        return stored.pack(self._plugin, self._program, code)
+        return stored.pack(self._plugin, self._program, code, self._report())
+
+    def _report(self) -> Mapping[str, Any] | None:
+        """What is stored beside the program; a plugin's own."""
+        return None
 
     def memory_analysis(self) -> Mapping[str, int]:
         """Bytes by use: ``arguments, outputs, temporaries, aliased, code``."""

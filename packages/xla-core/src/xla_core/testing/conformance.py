@@ -363,7 +363,7 @@ class DeviceConformance:
     # --- stored executables ---
 
     def test_serialization_round_trip(self, client: DeviceClient) -> None:
-        """A stored executable gives the same results and donates the same inputs."""
+        """A stored executable gives the same results and donates the same inputs, rehearsed or not."""
         program = make_program(client, lambda a, b: (a + b, a), [f32(4), f32(4)], aliases=[(0, 0)])
         executable = client.compile(program)
         if not self.serializes:
@@ -372,6 +372,7 @@ class DeviceConformance:
             return
         loaded = client.deserialize(executable.serialize(), "loaded", program.placement)
         assert loaded.program_name == "loaded"
+        getattr(client, "rehearse", bool)(loaded)
         x = sample((4,), "float32")
         a, b = (client.put(x, program.placement) for _ in range(2))
         found = [client.get(r) for r in loaded.execute([a, b])]
