@@ -7,6 +7,7 @@ most of the first step of a program that was loaded instead of compiled.
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -14,6 +15,8 @@ from typing import Any, Final
 from xla_core.pjrt.executable import PjrtExecutable
 from xla_core.protocol import ArraySpec, Placement, Program
 from xla_core.side_effects import only_computes
+
+logger = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 64 << 20
 """Arguments, results and temporaries of a rehearsed program."""
@@ -48,7 +51,11 @@ class CpuExecutable(PjrtExecutable):
 
     def _report(self) -> Mapping[str, Any]:
         if self.rehearsable is None:
-            self.rehearsable = self._harmless() and self._small()
+            try:
+                self.rehearsable = self._harmless() and self._small()
+            except RuntimeError as error:  # whatever the compiler cannot tell: storing goes on
+                logger.debug("%s is not rehearsed: %s", self.program_name, error)
+                self.rehearsable = False
         return {_MARK: self.rehearsable}
 
     def _harmless(self) -> bool:
