@@ -13,10 +13,9 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from xla_core._jax_compat import ir, stablehlo
+from xla_core._jax_compat import Primitive, ir, stablehlo
 
 Groups = tuple[tuple[int, ...], ...]
 
