@@ -14,8 +14,7 @@ from xla_core import _jax_compat as compat
 from xla_core import stored
 from xla_core.pjrt.client import PjrtClient
 from xla_core.protocol import Executable, Outlining, Placement, Topology
-from xla_pjrt_cpu import rehearsal
-from xla_pjrt_cpu.rehearsal import CpuExecutable
+from xla_pjrt_cpu.rehearsal import CpuExecutable, noted
 
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
 _CPUINFO: Final = Path("/proc/cpuinfo")
@@ -95,7 +94,7 @@ class CpuClient(PjrtClient):
         """Load a serialized executable; see ``PjrtClient.deserialize``."""
         executable = super().deserialize(payload, program_name, placement)
         if isinstance(executable, CpuExecutable):
-            executable.rehearsable = rehearsal.noted(stored.report(payload))
+            executable.rehearsable = noted(stored.report(payload))
         return executable
 
     def rehearse(self, executable: Executable) -> bool:
