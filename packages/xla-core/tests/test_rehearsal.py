@@ -8,7 +8,6 @@ import pytest
 
 PREPARED = """
     import threading
-    import torch_xla.debug.metrics as met
     from xla_core import counters
 
     def rehearsed():
@@ -20,8 +19,9 @@ PREPARED = """
     def report(rehearsals, values):
         found = counters.all_counters()
         names = ("PersistentCachePrefetch", "UncachedCompile")
-        runs = met.metric_data("ExecuteTime")
-        print(json.dumps([rehearsals, *(found.get(n, 0) for n in names), runs and runs[0], values]))
+        metric = counters.all_metrics().get("ExecuteTime")
+        runs = metric.total if metric else 0
+        print(json.dumps([rehearsals, *(found.get(n, 0) for n in names), runs, values]))
 """
 
 TRAINING = """

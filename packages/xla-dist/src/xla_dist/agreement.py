@@ -184,14 +184,14 @@ class Agreement:
         Also when it never came after the program before: a branch that another replica may not take.
         """
         with self._lock:
-            new = program.digest not in self.programs
+            if program.digest not in self.programs:
+                # before the ledger, which the others read at once, names it
+                distributed.publish(f"{PROGRAM_FOLDER}/{program.digest}", program.encode())
             known = self.programs.setdefault(program.digest, program)
             before = self.log.runs[-1][0].digest if self.log.runs else ""
             unusual = (before, known.digest) not in self.followed
             self.followed.add((before, known.digest))
             self._note(self.log.append(known), known.digest)
-        if new:
-            distributed.publish(f"{PROGRAM_FOLDER}/{program.digest}", program.encode())
         if unusual:
             self.show()
         return unusual

@@ -341,7 +341,8 @@ class _Full(Function):
     ) -> tuple[torch.Tensor, ...]:
         """What was gathered already."""
         del parts
-        ctx.call, ctx.positions = call, positions
+        # not the call, which holds the results: a cycle would keep them until Python looks for it
+        ctx.unit, ctx.positions = call.unit, positions
         ctx.set_materialize_grads(False)
         return tuple(call.fulls[p].detach() for p in positions)
 
@@ -349,7 +350,7 @@ class _Full(Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
         """The parts' gradients: means over the replicas."""
-        unit = ctx.call.unit
+        unit = ctx.unit
         gradients = tuple(_fenced(gradients, unit.options.barrier_in_backward))
         found = unit.reduced(ctx.positions, gradients)
         return None, None, *_fenced(found, unit.options.barrier_in_backward)
