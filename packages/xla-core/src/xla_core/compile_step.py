@@ -9,7 +9,6 @@ import pathlib
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,9 +17,6 @@ from xla_core.programs import StepProgram
 from xla_core.staged import StagedExecutable
 from xla_core.step_lowering import StepLowering, input_specs, outlining_of
 from xla_core.trace import Entry, Trace
-
-if TYPE_CHECKING:
-    pass
 
 
 def build(

@@ -6,7 +6,7 @@ running anything from it; what the runtime does with the code that follows is an
 
 from __future__ import annotations
 
-import itertools
+import functools
 import json
 import struct
 from collections.abc import Mapping
@@ -84,19 +84,15 @@ def _describe(program: Program) -> dict[str, Any]:
 
 
 def _undescribe(header: dict[str, Any], name: str, placement: Placement) -> Program:
-    known: dict[tuple[Any, ...], ArraySpec] = {}
-
-    def spec(shape: list[int], dtype: str, sharding: str | None) -> ArraySpec:
-        key = (tuple(shape), dtype, sharding)
-        if key not in known:  # a model's parameters have few shapes
-            known[key] = ArraySpec(key[0], np.dtype(dtype), sharding)
-        return known[key]
+    @functools.cache  # a model's parameters have few shapes
+    def spec(shape: tuple[int, ...], dtype: str, sharding: str | None) -> ArraySpec:
+        return ArraySpec(shape, np.dtype(dtype), sharding)
 
     return Program(
         name=name,
         stablehlo=b"",
-        inputs=tuple(itertools.starmap(spec, header["inputs"])),
-        outputs=tuple(itertools.starmap(spec, header["outputs"])),
+        inputs=tuple(spec(tuple(s), d, h) for s, d, h in header["inputs"]),
+        outputs=tuple(spec(tuple(s), d, h) for s, d, h in header["outputs"]),
         aliases=tuple((i, o) for i, o in header["aliases"]),
         placement=placement,
         num_replicas=int(header["num_replicas"]),

@@ -68,6 +68,8 @@ class _Kinds(dict[str, int]):
     """What each file is; looked up for every frame of a stack, so a plain look-up it is."""
 
     def __missing__(self, filename: str) -> int:
+        if len(self) >= _MAX_DESCRIBED:
+            self.clear()
         found = self[filename] = _kind_of(filename)
         return found
 
@@ -142,7 +144,7 @@ class _Scopes(threading.local):
 
 _scopes = _Scopes()
 _children: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
-_interned: dict[tuple[Any, ...], dict[str, Where]] = {}
+_interned: dict[tuple[Any, ...], tuple[tuple[Frame, ...], dict[str, Where]]] = {}
 _forward: dict[int, Where] = {}
 _backward_calls: dict[int, tuple[Frame, ...]] = {}
 
@@ -209,15 +211,12 @@ def _intern(
 ) -> Where:
     frames = tuple(found)
     key = (frames, inner, optimizer, backward)
-    by_scope = _interned.get(key)
-    if by_scope is None:
-        by_scope = _interned[key] = {}
+    known = _interned.get(key)
+    if known is None:
+        known = _interned[key] = (frames, {})
+    frames, by_scope = known  # equal layers differ in their scope alone, and share the rest
     where = by_scope.get(scope)
     if where is None:
-        # equal layers differ in their scope alone, and share the rest
-        for other in by_scope.values():
-            frames = other.frames
-            break
         where = by_scope[scope] = Where(frames, inner, scope, optimizer, backward)
     return where
 

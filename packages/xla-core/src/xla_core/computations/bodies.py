@@ -25,7 +25,7 @@ from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.nodes import Part, references
 from xla_core.metas import TensorMeta
 from xla_core.operands import Lift
-from xla_core.storage import PLACEHOLDER, LostValue, NoValueError, Storage
+from xla_core.storage import PLACEHOLDER, NoValueError, Storage, lose_value
 from xla_core.tensor import XLATensor
 from xla_core.trace import Entry, Trace
 
@@ -209,7 +209,7 @@ class Recorder:
                 constant.buffer = kept.buffer
                 self.captured[self.captured.index(s)] = constant
         for s in lost.values():
-            s.buffer, s.epoch, s.vid = None, -1, LostValue(error)
+            lose_value(s, error)
 
     def _check_writes(self) -> None:
         target = None
