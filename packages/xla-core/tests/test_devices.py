@@ -362,6 +362,34 @@ def test_without_autoload_the_import_attaches_the_device(run_python):
     )
 
 
+def test_the_import_runs_no_collection_and_leaves_its_objects_old(run_python):
+    run_python(
+        """
+        import gc, torch
+        found = []
+        gc.callbacks.append(lambda phase, info: found.append(info['generation']))
+        import torch_xla, jax
+        assert 2 not in found, found
+        assert gc.isenabled() and gc.get_freeze_count() == 0
+        young = {id(o) for generation in (0, 1) for o in gc.get_objects(generation)}
+        assert id(jax.Array) not in young and id(torch_xla) not in young
+        assert len(young) < 20_000, len(young)
+        """
+    )
+
+
+def test_objects_that_somebody_froze_stay_frozen(run_python):
+    run_python(
+        """
+        import gc, torch
+        frozen = []
+        gc.freeze()
+        import torch_xla
+        assert gc.is_tracked(frozen) and not any(o is frozen for o in gc.get_objects())
+        """
+    )
+
+
 def test_torch_alone_finds_the_device_and_loads_nothing_slow(run_python):
     run_python(
         """
