@@ -46,10 +46,9 @@ class Bench:
     def __init__(self, workload: str, system: str) -> None:
         # Imported here so that the time from process start contains what a user's imports cost.
         from systems import SYSTEMS
-        from workloads import build
 
         self.system = SYSTEMS[system]()
-        self.step = build(workload, self.system.device)
+        self.step = self.system.build(workload)
         self.step_seconds = 0.0
 
     def first_steps(self, process_started: float) -> dict[str, Any]:

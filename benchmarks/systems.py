@@ -1,15 +1,19 @@
 """The systems a workload is measured on, behind one small interface.
 
 ``xla`` is this project, ``xla_inlined`` the same with its outlining of repeats turned off,
-``torch_xla`` the official package (same API, another interpreter), ``cpu`` PyTorch's eager CPU.
-Runs on torch 2.9 and later.
+``torch_xla`` the official package (same API, another interpreter), ``jax`` the same model written in
+jax (GPTs only), ``cpu`` PyTorch's eager CPU. Runs on torch 2.9 and later.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
+
+import workloads
 
 READING_A_VALUE = "aten::_local_scalar_dense"
 """What ``.item()`` counts as there: the harness reads the losses with it."""
@@ -18,7 +22,9 @@ READING_A_VALUE = "aten::_local_scalar_dense"
 class System(Protocol):
     """What the harness asks of a system."""
 
-    device: torch.device
+    def build(self, workload: str) -> Callable[[], Any]:
+        """The step of a workload on this system; what it returns has ``item()``."""
+        ...
 
     def sync(self) -> None:
         """End the step; may return before the work is done."""
@@ -48,8 +54,9 @@ class System(Protocol):
 class EagerCPU:
     """PyTorch's CPU: every step is done when it returns."""
 
-    def __init__(self) -> None:
-        self.device = torch.device("cpu")
+    def build(self, workload: str) -> Callable[[], Any]:
+        """The step on the CPU."""
+        return workloads.build(workload, torch.device("cpu"))
 
     def sync(self) -> None:
         """Eager: there is no step to end."""
@@ -85,7 +92,11 @@ class LazyXLA:
 
         self._torch_xla = torch_xla
         self._xm = xm
-        self.device = torch_xla.device()
+        self._device = torch_xla.device()
+
+    def build(self, workload: str) -> Callable[[], Any]:
+        """The step on the first device."""
+        return workloads.build(workload, self._device)
 
     def sync(self) -> None:
         """Hand the recorded step over to the device."""
@@ -151,10 +162,41 @@ class OfficialTorchXLA(LazyXLA):
         return None
 
 
+class Jax(EagerCPU):
+    """jax itself, one device, with its own persistent cache."""
+
+    def __init__(self) -> None:
+        import jax
+
+        jax.config.update("jax_platforms", "cpu")
+        folder = os.environ.get("XLA_PERSISTENT_CACHE_PATH")
+        if folder:
+            jax.config.update("jax_compilation_cache_dir", folder)
+        self._last: Any = None
+
+    def build(self, workload: str) -> Callable[[], Any]:
+        """The jitted step."""
+        import jax_gpt
+
+        step = jax_gpt.build(workload)
+
+        def remembered() -> Any:
+            self._last = step()
+            return self._last
+
+        return remembered
+
+    def wait(self) -> None:
+        """Wait for the last step: it needs those before it."""
+        if self._last is not None:
+            self._last.block_until_ready()
+
+
 SYSTEMS: dict[str, type[EagerCPU] | type[ThisProject] | type[OfficialTorchXLA]] = {
     "xla": ThisProject,
     "xla_inlined": ThisProject,
     "torch_xla": OfficialTorchXLA,
+    "jax": Jax,
     "cpu": EagerCPU,
 }
 """All systems by the name the command line uses, in the order of the table."""

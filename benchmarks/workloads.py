@@ -25,6 +25,10 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 BATCHES = 4
 """Different batches a step goes round: enough that no system can take them for constants."""
 
+GPT_HEADS = 4
+RATE, WEIGHT_DECAY = 3e-4, 0.1
+"""Of AdamW on the GPTs; the rate is a share of this at every step."""
+
 
 def image_batches(
     device: torch.device, size: int, shape: tuple[int, ...], classes: int
@@ -105,15 +109,16 @@ def resnet_step(model: nn.Module, device: torch.device) -> Step:
     return classifier_step(model, optimizer, image_batches(device, 16, (3, 32, 32), 10))
 
 
+def warmup_then_cosine(step: int) -> float:
+    """The share of the learning rate that step number ``step`` takes."""
+    if step < 10:
+        return (step + 1) / 10
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * min(step / 5000, 1.0)))
+
+
 def gpt_step(model: GPT, batches: Iterator[Batch]) -> Step:
     """One step of AdamW; the learning rate is another one at every step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
-
-    def warmup_then_cosine(step: int) -> float:
-        if step < 10:
-            return (step + 1) / 10
-        return 0.1 + 0.45 * (1 + math.cos(math.pi * min(step / 5000, 1.0)))
-
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_then_cosine)
     model.train()
 
@@ -132,14 +137,19 @@ def gpt_step(model: GPT, batches: Iterator[Batch]) -> Step:
 
 def gpt_4_layers(device: torch.device) -> Step:
     """GPT d=128, 4 layers, 4 heads, 64 tokens, batch 8, AdamW with a schedule."""
-    model = GPT(vocabulary=256, width=128, layers=4, heads=4, length=64).to(device)
+    model = GPT(vocabulary=256, width=128, layers=4, heads=GPT_HEADS, length=64).to(device)
     return gpt_step(model, token_batches(device, 8, 64, 256))
 
 
+def small_gpt_parts(device: torch.device, layers: int) -> tuple[GPT, Iterator[Batch]]:
+    """GPT d=64, 4 heads, 32 tokens, batch 2: the model, and its batches."""
+    model = GPT(vocabulary=256, width=64, layers=layers, heads=GPT_HEADS, length=32).to(device)
+    return model, token_batches(device, 2, 32, 256)
+
+
 def small_gpt(device: torch.device, layers: int) -> Step:
-    """GPT d=64, 4 heads, 32 tokens, batch 2, AdamW with a schedule."""
-    model = GPT(vocabulary=256, width=64, layers=layers, heads=4, length=32).to(device)
-    return gpt_step(model, token_batches(device, 2, 32, 256))
+    """``small_gpt_parts``, AdamW with a schedule."""
+    return gpt_step(*small_gpt_parts(device, layers))
 
 
 def lstm(device: torch.device, steps: int) -> Step:
@@ -167,6 +177,9 @@ def views_loop(device: torch.device) -> Step:
     return step
 
 
+SMALL_GPTS = {f"gpt_{layers}_layers": layers for layers in (12, 24, 48, 96)}
+"""Layers of the GPTs that ``jax_gpt.py`` has in jax, too."""
+
 WORKLOADS: dict[str, Callable[[torch.device], Step]] = {
     "mnist_cnn": mnist_cnn,
     "mlp_adam": mlp_adam,
@@ -179,10 +192,7 @@ WORKLOADS: dict[str, Callable[[torch.device], Step]] = {
 """The workloads that are measured by default, in the order of the table."""
 
 DEPTH_WORKLOADS: dict[str, Callable[[torch.device], Step]] = {
-    "gpt_12_layers": functools.partial(small_gpt, layers=12),
-    "gpt_24_layers": functools.partial(small_gpt, layers=24),
-    "gpt_48_layers": functools.partial(small_gpt, layers=48),
-    "gpt_96_layers": functools.partial(small_gpt, layers=96),
+    **{name: functools.partial(small_gpt, layers=layers) for name, layers in SMALL_GPTS.items()},
     "lstm_32_steps": functools.partial(lstm, steps=32),
     "lstm_128_steps": functools.partial(lstm, steps=128),
     "resnet18": resnet18,
