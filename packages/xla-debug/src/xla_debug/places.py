@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from xla_core import _torch_compat
 from xla_core.where import Frame, Where
@@ -143,9 +143,11 @@ class _Scopes(threading.local):
 
 
 _scopes = _Scopes()
-_children: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
+# by the parent's id: the parent, since ids are used again, and its submodules' names by their ids
+_children: dict[int, tuple[ref[Any], dict[int, str]]] = {}
 _interned: dict[tuple[Any, ...], tuple[tuple[Frame, ...], dict[str, Where]]] = {}
 _forward: dict[int, Where] = {}
+_backward: dict[tuple[Where, Frame | None], Where] = {}
 _backward_calls: dict[int, tuple[Frame, ...]] = {}
 
 
@@ -193,7 +195,9 @@ def _walk(start: FrameType | None) -> tuple[list[Frame], Frame | None, list[Any]
                 if len(found) < KEPT_FRAMES:
                     found.append(described(frame))
             elif kind == _MODULE:
-                if code.co_name == "_call_impl":
+                # of all frames of a module's call the one with the fewest variables: up to Python 3.12
+                # f_locals copies them
+                if code.co_name == "_wrapped_call_impl":
                     modules.append(frame.f_locals.get("self"))
             elif kind == _OPTIMIZER:
                 optimizer = True
@@ -235,21 +239,32 @@ def _scope_of(modules: list[Any]) -> str:
 
 
 def _names_in(parent: Any) -> dict[int, str]:
-    names = _children.get(parent)
-    if names is None:
-        names = _children[parent] = {id(m): name for name, m in parent.named_modules() if name}
+    known = _children.get(id(parent))
+    if known is not None and known[0]() is parent:
+        return known[1]
+    if len(_children) >= _MAX_DESCRIBED:
+        _children.clear()
+    names = {id(m): name for name, m in parent.named_modules() if name}
+    _children[id(parent)] = (ref(parent), names)
     return names
 
 
 def _of_backward(sequence: int, start: FrameType) -> Where:
     forward = _forward.get(sequence)
-    inner = next(
-        (described(f) for f in frames(start) if not is_own_file(f.f_code.co_filename)), None
-    )
-    if forward is not None:
+    frame: FrameType | None = start
+    while frame is not None and _kinds[frame.f_code.co_filename] == _OWN:
+        frame = frame.f_back
+    inner = None if frame is None else described(frame)
+    if forward is None:
+        return _intern(backward_call(), inner, "backward", False, True)
+    where = _backward.get((forward, inner))
+    if where is None:
         scope = f"backward/{forward.scope}" if forward.scope else "backward"
-        return _intern(forward.frames, inner, scope, False, True)
-    return _intern(backward_call(), inner, "backward", False, True)
+        where = _intern(forward.frames, inner, scope, False, True)
+        if len(_backward) >= _MAX_DESCRIBED:
+            _backward.clear()
+        _backward[forward, inner] = where
+    return where
 
 
 def backward_call() -> tuple[Frame, ...]:
