@@ -13,7 +13,9 @@ from collections.abc import Sequence
 import torch
 
 from xla_core import compile_notice, counters, events, settings, staged
+from xla_core.lowering.clashes import clashes
 from xla_core.programs import StepProgram
+from xla_core.protocol import Executable
 from xla_core.staged import StagedExecutable
 from xla_core.step_lowering import StepLowering, input_specs, outlining_of
 from xla_core.trace import Entry, Trace
@@ -55,6 +57,10 @@ def build(
                 executable = staged.compile(backend, name, *stages)
             elif program is not None:
                 executable = backend.compile(program)
+            if lowering.repeats is not None and _clash(executable):
+                lowering.repeats = None
+                program = lowering.whole()
+                executable = backend.compile(program)
         compiling = time.perf_counter() - lowered
         counters.sample("CompileTime", compiling * 1e9)
         counters.sample("InputOutputAliasCount", len(aliases), counters.render_number)
@@ -86,6 +92,10 @@ def build(
         times = {"lowering": _ns(lowered - started), "compiling": _ns(compiling)}
         events.emit("program_compiled", **step, program=built, **times)
     return built
+
+
+def _clash(executable: Executable) -> bool:
+    return any(clashes(part.optimized_hlo()) for part in staged.parts(executable))
 
 
 def _ns(seconds: float) -> int:

@@ -48,7 +48,7 @@ class Emitter:
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.lazy = graph.lazy
         self.groups = _moving_groups(plan)
-        self._traced: dict[Function, Callable[..., Any]] = {}
+        self._traced: dict[Any, tuple[Callable[..., list[Any]], list[int]]] = {}
 
     def emit(self, items: Sequence[Item], scope: Scope) -> None:
         """Compute items in order."""
@@ -63,7 +63,7 @@ class Emitter:
         vectors = [scope.lifted.vectors[kind] for kind in kinds_of(call.operands)]
         indices = [_index(slot, scope) for slot in self.moving_slots(call)]
         operands = [scope[v] for v in call.operands if v >= 0]
-        results = self.jitted(function)(vectors, indices, operands)
+        results = self.run_kept(function, vectors, indices, operands)
         scope.update(zip(call.results, results, strict=True))
 
     def moving_slots(self, call: Call) -> list[Slot]:
@@ -71,14 +71,44 @@ class Emitter:
         found = slots(call.operands)
         return [found[group[0]] for group in self.groups[call.function]]
 
-    def jitted(self, function: Function) -> Callable[..., Any]:
-        """A function of the program that is kept as one: ``body`` under its name."""
-        found = self._traced.get(function)
+    def run_kept(
+        self, function: Function, vectors: list[Any], indices: list[Any], operands: list[Any]
+    ) -> list[Any]:
+        """Call a function of the program that is kept as one: ``body`` under its name.
+
+        What stands in two places among its operands is given once, and a result that is another one or
+        an operand is not returned: a call must not have two names for one value (see ``clashes``).
+        """
+        given = {id(o): o for o in operands}
+        places = {number: i for i, number in enumerate(given)}
+        pattern = tuple(places[id(o)] for o in operands)
+        found = self._traced.get((function, pattern))
         if found is None:
-            run = self.body(function)
-            run.__name__ = KEPT_PREFIX + name_of(function)
-            found = self._traced[function] = jax.jit(run)
-        return found
+            found = self._traced[function, pattern] = self._kept(function, pattern)
+        jitted, origins = found
+        made = jitted(vectors, indices, list(given.values()))
+        values = [*given.values(), *made]
+        return [values[place] for place in origins]
+
+    def _kept(
+        self, function: Function, pattern: tuple[int, ...]
+    ) -> tuple[Callable[..., list[Any]], list[int]]:
+        """A function of distinct values, and where its results are among these and what it returns.
+
+        The latter is known once it was traced.
+        """
+        body = self.body(function)
+        origins: list[int] = []
+
+        def run(vectors: list[Any], indices: list[Any], given: list[Any]) -> list[Any]:
+            results = body(vectors, indices, [given[place] for place in pattern])
+            values = {id(v): v for v in (*given, *results)}
+            places = {number: i for i, number in enumerate(values)}
+            origins[:] = [places[id(r)] for r in results]
+            return list(values.values())[len(given) :]
+
+        run.__name__ = KEPT_PREFIX + name_of(function)
+        return jax.jit(run), origins
 
     def body(self, function: Function) -> Callable[[list[Any], list[Any], list[Any]], list[Any]]:
         """What computes a function's results from vectors of numbers, indices, and operands.

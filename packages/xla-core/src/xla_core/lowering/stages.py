@@ -11,6 +11,7 @@ row, as long as all such stages are wired alike.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections import Counter
@@ -194,7 +195,11 @@ class _Cutter:
         function = calls[0].function
         # a function that is called once need not be one
         emitter = self.emitter
-        run_one = emitter.body(function) if len(calls) == 1 else emitter.jitted(function)
+        run_one = (
+            emitter.body(function)
+            if len(calls) == 1
+            else functools.partial(emitter.run_kept, function)
+        )
 
         def run(vectors: list[Any], indices: list[Any], operands: list[Any]) -> list[Any]:
             made: dict[int, Any] = {}
