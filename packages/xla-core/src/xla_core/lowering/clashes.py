@@ -13,9 +13,8 @@ from typing import Final
 
 from xla_core.lowering.outline import KEPT_PREFIX
 
-_CALL: Final = re.compile(rf"^.* call\((.*)\), to_apply=%({KEPT_PREFIX}[^\s,]*)", re.MULTILINE)
-_PARAMETER: Final = re.compile(r"^ *(%\S+) = .* parameter\((\d+)\)", re.MULTILINE)
-_ROOT: Final = re.compile(r"^ *ROOT %\S+ = .* tuple\((.*?)\)", re.MULTILINE)
+_HEAD: Final = f"%{KEPT_PREFIX}"
+_CALL: Final = re.compile(rf" call\((.*)\), to_apply=%({KEPT_PREFIX}[^\s,]*)")
 _NAME: Final = re.compile(r"%[^\s,()]+")
 
 
@@ -24,35 +23,56 @@ def clashes(hlo: str) -> bool:
 
     Also whether a function returns a value twice or a parameter as it is, which gives it two names.
     """
-    bodies: dict[str, str] = {}
-    for call in _CALL.finditer(hlo):
-        operands, name = _NAME.findall(call[1]), call[2]
-        if name not in bodies:
-            bodies[name] = _body(hlo, name)
-            if not bodies[name] or _returns_twice(bodies[name]):
-                return True
-        if len(set(operands)) < len(operands) and _read_together(bodies[name], operands):
+    bodies, calls = _read(hlo)
+    if any(map(_returns_twice, bodies.values())):
+        return True
+    for operands, name in calls:
+        repeated = len(set(operands)) < len(operands)
+        if repeated and (name not in bodies or _read_together(bodies[name], operands)):
             return True
     return False
 
 
-def _body(hlo: str, name: str) -> str:
-    start = re.search(rf"^%{re.escape(name)} \(", hlo, re.MULTILINE)
-    return "" if start is None else hlo[start.end() : hlo.index("\n}", start.end())]
+def _read(hlo: str) -> tuple[dict[str, list[str]], list[tuple[list[str], str]]]:
+    """The lines of the kept functions by name, and all calls of them: their operands and the name."""
+    bodies: dict[str, list[str]] = {}
+    calls: list[tuple[list[str], str]] = []
+    body: list[str] = []  # of the computation that the line is in, if it is kept or not
+    for line in hlo.splitlines():
+        if line.startswith(_HEAD):
+            body = bodies[line[1 : line.index(" ")]] = []
+        elif line.startswith("}"):
+            body = []
+        else:
+            body.append(line)
+        call = _CALL.search(line) if " call(" in line else None
+        if call is not None:
+            calls.append((_NAME.findall(call[1]), call[2]))
+    return bodies, calls
 
 
-def _returns_twice(body: str) -> bool:
-    root = _ROOT.search(body)
-    returned = _NAME.findall(root[1]) if root is not None else []
-    parameters = {name for name, _ in _PARAMETER.findall(body)}
-    return len(set(returned)) < len(returned) or not parameters.isdisjoint(returned)
+def _parameters(body: list[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for line in body:
+        left, marked, right = line.partition(" parameter(")
+        if marked:
+            found[left.split()[0]] = int(right[: right.index(")")])
+    return found
 
 
-def _read_together(body: str, operands: list[str]) -> bool:
-    given = {name: operands[int(number)] for name, number in _PARAMETER.findall(body)}
-    for line in body.splitlines():
-        _, equals, right = line.partition(" = ")
-        read = {name for name in _NAME.findall(right) if name in given} if equals else set()
+def _returns_twice(body: list[str]) -> bool:
+    root = next((line for line in body if line.lstrip().startswith("ROOT ")), "")
+    if " parameter(" in root:
+        return True
+    _, is_tuple, listed = root.partition(" tuple(")
+    returned = _NAME.findall(listed[: listed.index(")")]) if is_tuple else []
+    return len(set(returned)) < len(returned) or not _parameters(body).keys().isdisjoint(returned)
+
+
+def _read_together(body: list[str], operands: list[str]) -> bool:
+    given = {name: operands[number] for name, number in _parameters(body).items()}
+    for line in body:
+        read = {name for name in _NAME.findall(line.partition(" = ")[2]) if name in given}
         if len({given[name] for name in read}) < len(read):
             return True
     return False
