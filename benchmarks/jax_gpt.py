@@ -16,7 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from workloads import GPT_HEADS, RATE, SMALL_GPTS, WEIGHT_DECAY, small_gpt_parts, warmup_then_cosine
+from workloads import (
+    BATCHES,
+    GPT_HEADS,
+    RATE,
+    SMALL_GPTS,
+    WEIGHT_DECAY,
+    small_gpt_parts,
+    warmup_then_cosine,
+)
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # torch.optim.AdamW's defaults
 _MSG_NOT_WRITTEN: Final = "{name} is not written in jax; these are: {known}"
@@ -32,8 +40,11 @@ def build(name: str) -> Callable[[], jax.Array]:
     torch.manual_seed(0)
     model, batches = small_gpt_parts(torch.device("cpu"), layers)
     values = {name: jnp.asarray(p.detach().numpy()) for name, p in model.named_parameters()}
-    state: list[Any] = [values, *({n: jnp.zeros_like(v) for n, v in values.items()} for _ in "12")]
-    texts = [tuple(jnp.asarray(part.numpy()) for part in next(batches)) for _ in range(4)]
+    state: list[Any] = [
+        values,
+        *({n: jnp.zeros_like(v) for n, v in values.items()} for _ in range(2)),
+    ]
+    texts = [tuple(jnp.asarray(part.numpy()) for part in next(batches)) for _ in range(BATCHES)]
     counts = itertools.count(1)
     endless = itertools.cycle(texts)
 

@@ -154,9 +154,8 @@ def compare(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, msg=text)
     assert KEPT_PREFIX.encode() not in steps[INLINED].program.stablehlo
     outlined = KEPT_PREFIX.encode() in steps[OUTLINED].program.stablehlo
-    staged = isinstance(steps[STAGED].executable, StagedExecutable)
-    # either is inlined where XLA might have compiled a call wrongly
-    return outlined or staged
+    assert isinstance(steps[STAGED].executable, StagedExecutable) == outlined
+    return outlined
 
 
 def test_inlined_outlined_and_staged_are_the_same(monkeypatch):

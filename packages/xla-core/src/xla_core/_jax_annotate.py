@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, Final
 
 # jaxlib 0.10.2: MLIR bindings; ``ir`` edits attributes.
 from jaxlib.mlir import ir
+
+# jaxlib 0.10.2: XLA's call inliner reads "inlineable" among these
+_FRONTEND: Final = "mhlo.frontend_attributes"
 
 
 def set_module_counts(module: ir.Module, num_replicas: int, num_partitions: int) -> None:
@@ -116,3 +119,28 @@ def pin_unannotated_inputs(module: ir.Module) -> None:
                     f"#sdy.sharding<@{mesh}, [{dimensions}]>"
                 )
         main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in arguments])
+
+
+def keep_functions(module: ir.Module, wanted: Callable[[str], bool]) -> None:
+    """Mark calls of the functions with ``wanted`` names, so that XLA does not inline them."""
+    with module.context:
+        attributes = ir.DictAttr.get({"inlineable": ir.StringAttr.get("false")})
+        for name, call in _calls(module):
+            if wanted(name):
+                call.attributes[_FRONTEND] = attributes
+
+
+def release_functions(module: ir.Module, names: Collection[str]) -> None:
+    """Let XLA inline the functions ``names`` that ``keep_functions`` has marked."""
+    for name, call in _calls(module):
+        if name in names and _FRONTEND in call.attributes:
+            del call.attributes[_FRONTEND]
+
+
+def _calls(module: ir.Module) -> Iterator[tuple[str, Any]]:
+    """The calls in the module's functions, with the names of those that they call."""
+    for function in module.body.operations:
+        if function.operation.name == "func.func":
+            for operation in function.regions[0].blocks[0].operations:
+                if operation.operation.name == "func.call":
+                    yield ir.FlatSymbolRefAttr(operation.attributes["callee"]).value, operation

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import jax
@@ -160,7 +160,7 @@ def lower_to_module(
         jaxpr = jax.make_jaxpr(function)(*structs)
         module = jaxpr_to_module(jaxpr, platform, name, num_partitions)
     if kept_prefix is not None:
-        _keep_functions(module, kept_prefix)
+        _jax_annotate.keep_functions(module, lambda name: name.startswith(kept_prefix))
         with module.context:
             _passmanager.PassManager.parse("builtin.module(func.func(cse,canonicalize))").run(
                 module.operation
@@ -186,6 +186,14 @@ def module_to_bytecode(module: Any, *, debug_locations: bool = False) -> bytes:
     output = io.BytesIO()
     module.operation.write_bytecode(file=output)
     return output.getvalue()
+
+
+def inline_functions(stablehlo: bytes, names: Collection[str]) -> bytes:
+    """StableHLO bytecode whose kept functions (see ``lower``) of these names are inlined by XLA."""
+    with _mlir.make_ir_context():  # jax 0.10.2
+        module = ir.Module.parse(stablehlo)
+        _jax_annotate.release_functions(module, names)
+        return module_to_bytecode(module, debug_locations=True)
 
 
 def module_text(stablehlo: bytes) -> str:
@@ -252,21 +260,6 @@ def jaxpr_to_module(jaxpr: Any, platform: str, name: str, num_partitions: int) -
     if result.host_callbacks:
         raise ValueError(f"{name} calls back into Python; a program for a device cannot")
     return result.module
-
-
-def _keep_functions(module: ir.Module, prefix: str) -> None:
-    """Mark calls of functions whose names begin with ``prefix``, so that XLA does not inline them."""
-    with module.context:
-        attributes = ir.DictAttr.get({"inlineable": ir.StringAttr.get("false")})
-        for function in module.body.operations:
-            if function.operation.name != "func.func":
-                continue
-            for operation in function.regions[0].blocks[0].operations:
-                if operation.operation.name == "func.call":
-                    callee = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
-                    if callee.startswith(prefix):
-                        # jaxlib 0.10.2: XLA's call inliner reads this attribute
-                        operation.attributes["mhlo.frontend_attributes"] = attributes
 
 
 def relocate_operations(module: ir.Module, relocate: Relocation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib.metadata
@@ -9,16 +10,24 @@ import pathlib
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 import torch
 
-from xla_core import compile_notice, counters, events, settings, staged
+from xla_core import _jax_compat, compile_notice, counters, events, settings
 from xla_core.lowering.clashes import clashes
+from xla_core.lowering.outline import KEPT_PREFIX
 from xla_core.programs import StepProgram
-from xla_core.protocol import Executable
+from xla_core.protocol import Executable, Program
 from xla_core.staged import StagedExecutable
 from xla_core.step_lowering import StepLowering, input_specs, outlining_of
 from xla_core.trace import Entry, Trace
+
+if TYPE_CHECKING:
+    from xla_core.runtime import Backend
+
+CLASH_COUNTER: Final = "RepeatInlined"
+"""Counts functions that were inlined after all, since XLA may have compiled their calls wrongly."""
 
 
 def build(
@@ -48,19 +57,18 @@ def build(
         with compile_notice.watching(name, len(entries)) as notice:
             lowering = StepLowering(trace, entries, outputs, layout, name)
             notice.functions = lowering.functions
-            stages = lowering.stages() if lowering.in_stages() else None
-            program = lowering.whole() if stages is None else None
+            programs, plan = (
+                lowering.stages() if lowering.in_stages() else ([lowering.whole()], None)
+            )
             lowered = time.perf_counter()
             counters.sample("LoweringTime", (lowered - started) * 1e9)
             notice.stage = "compiling"
-            if stages is not None:
-                executable = staged.compile(backend, name, *stages)
-            elif program is not None:
-                executable = backend.compile(program)
-            if lowering.repeats is not None and _clash(executable):
-                lowering.repeats = None
-                program = lowering.whole()
-                executable = backend.compile(program)
+            compiled = [_compiled(backend, part) for part in programs]
+            program, executable = compiled[0]
+            if plan is not None:
+                parts = [part for _, part in compiled]
+                executable = StagedExecutable(backend.client, name, parts, plan, program.placement)
+                program = None
         compiling = time.perf_counter() - lowered
         counters.sample("CompileTime", compiling * 1e9)
         counters.sample("InputOutputAliasCount", len(aliases), counters.render_number)
@@ -94,8 +102,23 @@ def build(
     return built
 
 
-def _clash(executable: Executable) -> bool:
-    return any(clashes(part.optimized_hlo()) for part in staged.parts(executable))
+def _compiled(backend: Backend, program: Program) -> tuple[Program, Executable]:
+    """A program's executable; functions whose calls XLA may have compiled wrongly are inlined.
+
+    The program is the one that was compiled in the end.
+    """
+    inlined: set[str] = set()
+    while True:
+        executable = backend.compile(program)
+        if KEPT_PREFIX.encode() not in program.stablehlo:
+            return program, executable
+        names = clashes(executable.optimized_hlo()) - inlined
+        if not names:
+            return program, executable
+        counters.increment(CLASH_COUNTER, len(names))
+        inlined |= names
+        stablehlo = _jax_compat.inline_functions(program.stablehlo, names)
+        program = dataclasses.replace(program, stablehlo=stablehlo)
 
 
 def _ns(seconds: float) -> int:

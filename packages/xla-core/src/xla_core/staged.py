@@ -7,15 +7,12 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from xla_core.lowering.stages import StagePlan
-from xla_core.protocol import DeviceClient, Executable, Placement, Program
-
-if TYPE_CHECKING:
-    from xla_core.runtime import Backend
+from xla_core.protocol import DeviceClient, Executable, Placement
 
 _MAGIC: Final = b"XLASTG01"
 _LENGTH: Final = struct.Struct("<Q")
@@ -211,14 +208,6 @@ class StagedExecutable:
 def parts(executable: Executable) -> Sequence[Executable]:
     """The programs of a step's stages, each once, or the one program."""
     return executable.executables if isinstance(executable, StagedExecutable) else (executable,)
-
-
-def compile(
-    backend: Backend, name: str, programs: Sequence[Program], plan: Schedule
-) -> StagedExecutable:
-    """Compile the programs of a step's stages."""
-    executables = [backend.compile(program) for program in programs]
-    return StagedExecutable(backend.client, name, executables, plan, programs[0].placement)
 
 
 def deserialize(

@@ -143,7 +143,7 @@ class _Scopes(threading.local):
 
 
 _scopes = _Scopes()
-# by the parent's id: the parent, since ids are used again, and its submodules' names by their ids
+# by the parent's id, as long as it lives: a reference that forgets it, its submodules' names by their ids
 _children: dict[int, tuple[ref[Any], dict[int, str]]] = {}
 _interned: dict[tuple[Any, ...], tuple[tuple[Frame, ...], dict[str, Where]]] = {}
 _forward: dict[int, Where] = {}
@@ -239,14 +239,13 @@ def _scope_of(modules: list[Any]) -> str:
 
 
 def _names_in(parent: Any) -> dict[int, str]:
-    known = _children.get(id(parent))
-    if known is not None and known[0]() is parent:
-        return known[1]
-    if len(_children) >= _MAX_DESCRIBED:
-        _children.clear()
-    names = {id(m): name for name, m in parent.named_modules() if name}
-    _children[id(parent)] = (ref(parent), names)
-    return names
+    key = id(parent)
+    known = _children.get(key)
+    if known is None:
+        names = {id(m): name for name, m in parent.named_modules() if name}
+        forget = _children.pop  # bound: when Python ends, the module's names go before the callback
+        known = _children[key] = (ref(parent, lambda _: forget(key, None)), names)
+    return known[1]
 
 
 def _of_backward(sequence: int, start: FrameType) -> Where:

@@ -79,15 +79,13 @@ class Emitter:
         What stands in two places among its operands is given once, and a result that is another one or
         an operand is not returned: a call must not have two names for one value (see ``clashes``).
         """
-        given = {id(o): o for o in operands}
-        places = {number: i for i, number in enumerate(given)}
-        pattern = tuple(places[id(o)] for o in operands)
+        given, pattern = _distinct(operands)
         found = self._traced.get((function, pattern))
         if found is None:
             found = self._traced[function, pattern] = self._kept(function, pattern)
         jitted, origins = found
-        made = jitted(vectors, indices, list(given.values()))
-        values = [*given.values(), *made]
+        made = jitted(vectors, indices, given)
+        values = [*given, *made]
         return [values[place] for place in origins]
 
     def _kept(
@@ -102,10 +100,9 @@ class Emitter:
 
         def run(vectors: list[Any], indices: list[Any], given: list[Any]) -> list[Any]:
             results = body(vectors, indices, [given[place] for place in pattern])
-            values = {id(v): v for v in (*given, *results)}
-            places = {number: i for i, number in enumerate(values)}
-            origins[:] = [places[id(r)] for r in results]
-            return list(values.values())[len(given) :]
+            values, places = _distinct([*given, *results])
+            origins[:] = places[len(given) :]
+            return values[len(given) :]
 
         run.__name__ = KEPT_PREFIX + name_of(function)
         return jax.jit(run), origins
@@ -139,6 +136,13 @@ class Emitter:
                 offset = places[member][1] - base
                 found[places[member]] = index + np.uint32(offset) if offset else index
         return found
+
+
+def _distinct(values: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
+    """Each value once, in order, and where among these each of ``values`` is."""
+    found = {id(v): v for v in values}
+    places = {number: i for i, number in enumerate(found)}
+    return list(found.values()), tuple(places[id(v)] for v in values)
 
 
 def slots(values: Sequence[int]) -> list[Slot]:
