@@ -133,21 +133,28 @@ def around_a_barrier(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     z = torch.tanh((torch.cos(x * 0.5) + 1.0) * x) * 0.25
     same = x.clone()
     if x.device.type == "xla":
-        xm.optimization_barrier_(
-            [same]
-        )  # XLA drops it later: the function returns what it was given
+        # XLA drops it later: the function returns what it was given
+        xm.optimization_barrier_([same])
     return z.abs().sqrt(), same
+
+
+# no two alike: they stay outside of functions
+READERS = (
+    lambda z, same, row: z + row.sin() + same * 0.5,
+    lambda z, same, row: z - same * 0.25 + row.sin().exp(),
+    lambda z, same, row: z * same - row.cos(),
+    lambda z, same, row: z + same.sigmoid() * row.sin(),
+)
 
 
 def test_a_function_that_returns_its_operand_in_the_end_is_inlined(monkeypatch):
     monkeypatch.setattr(runtime.trace_of(None).backend.client, "outlining", EAGER)
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        for number in range(4):
+        for number, read in enumerate(READERS):
             z, same = around_a_barrier(x)
-            row = torch.sin(x.reshape(2, 12).narrow(1, number, 6).repeat(2, 1))
-            # no two readers of both are alike: they stay outside of functions
-            x = (z + row + same * 0.5, z - same.exp() * row, z * same - row, row + same)[number]
+            row = x.reshape(2, 12).narrow(1, 2 * number, 6).repeat(2, 1)
+            x = read(z, same, row)
         return x
 
     start = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
