@@ -37,9 +37,6 @@ START_FIGURES: Final = (
 LOSS_TOLERANCE: Final = 2e-2
 """Relative; five steps of float32 training, convolutions summed in another order."""
 
-CHAOTIC: Final = {"resnet50": 6e-2}
-"""More for these: the eager CPU in float64 is 5 % from itself in float32 at the fourth step."""
-
 TOO_DEEP: Final = {
     (f"gpt_{layers}_layers", system) for layers in (48, 96) for system in ("xla_inlined", "jax")
 }
@@ -184,22 +181,19 @@ def measure(
                 results[system]["warm"] = {
                     name: warm[name] for name in (*START_FIGURES, "error") if name in warm
                 }
-    check_losses(results, CHAOTIC.get(workload, LOSS_TOLERANCE))
+    check_losses(results)
     return {name: results[name] for name in pythons}
 
 
-def check_losses(results: Mapping[str, Figures], tolerance: float) -> None:
-    """Mark a system whose losses are not the eager CPU's: its times would mean nothing.
-
-    ``tolerance`` is relative.
-    """
+def check_losses(results: Mapping[str, Figures]) -> None:
+    """Mark a system whose losses are not the eager CPU's: its times would mean nothing."""
     if "losses" not in results.get("cpu", {}):
         return
     expected: list[float] = results["cpu"]["losses"]
     for figures in results.values():
         got: list[float] = figures.get("losses") or expected
         worst = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(got, expected, strict=True))
-        if not worst <= tolerance:
+        if not worst <= LOSS_TOLERANCE:
             figures["error"] = f"losses {got} are not the eager CPU's {expected}"
 
 

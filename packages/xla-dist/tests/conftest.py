@@ -7,7 +7,6 @@ the launcher is the test's process. What has to run as a program of its own is g
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import os
 import signal
@@ -43,20 +42,11 @@ def fork_server():
     multiprocessing.set_forkserver_preload(_PRELOADED)
 
 
-def seconds_since(begun, started):
-    """Seconds since the first collective was done, or since the start where there was none.
-
-    How long a machine takes to start processes says nothing about how soon a failure is noticed.
-    """
-    return time.monotonic() - (float(begun.read_text()) if begun.exists() else started)
-
-
 class Job:
     """A launched job: ``results()``, or ``error`` and ``seconds`` to the exit."""
 
-    def __init__(self, launched, begun):
+    def __init__(self, launched):
         self.launched = launched
-        self.begun = begun
         self.started = time.monotonic()
         self.seconds = 0.0
 
@@ -66,7 +56,7 @@ class Job:
             assert self.launched.join(timeout=150), "the job hangs"
             return [self.launched.results()[i] for i in sorted(self.launched.results())]
         finally:
-            self.seconds = seconds_since(self.begun, self.started)
+            self.seconds = time.monotonic() - self.started
             for process in self.launched.processes:
                 assert not process.is_alive()
 
@@ -78,7 +68,7 @@ class Job:
 
 
 @pytest.fixture
-def launch(fork_server, monkeypatch, tmp_path_factory):
+def launch(fork_server, monkeypatch):
     """Start ``fn(ordinal, *args)`` in so many processes; further keywords are environment variables."""
     from torch_xla.distributed import xla_multiprocessing as xmp
     from xla_core import runtime
@@ -87,19 +77,17 @@ def launch(fork_server, monkeypatch, tmp_path_factory):
         pytest.skip(
             "this process runs other packages' tests, on devices; run this folder by itself"
         )
-    notes, numbers = tmp_path_factory.mktemp("notes"), itertools.count()
     running = weakref.WeakSet()  # what has been joined and forgotten holds no descriptors
 
     def start(processes, fn, *args, **environment):
-        begun = notes / f"begun {next(numbers)}"
-        wanted = clean_environment(processes, **environment) | {dist_jobs.BEGUN: str(begun)}
+        wanted = clean_environment(processes, **environment)
         for name in set(os.environ) - set(wanted) - {"PYTEST_CURRENT_TEST"}:
             monkeypatch.delenv(name)
         for name, value in wanted.items():
             monkeypatch.setenv(name, value)
         launched = xmp.spawn(fn, args, join=False, start_method="forkserver")
         running.add(launched)
-        return Job(launched, begun)
+        return Job(launched)
 
     yield start
     for launched in running:
@@ -111,18 +99,16 @@ def launch(fork_server, monkeypatch, tmp_path_factory):
 class Program:
     """A process that was started by itself: its end, what it wrote, and after how many seconds."""
 
-    def __init__(self, process, output, begun):
+    def __init__(self, process, output):
         self.process = process
         self.output = output
-        self.begun = begun
         self.started = time.monotonic()
 
     def join(self, timeout=100):
         """Exit status, output and seconds until the end."""
         self.process.join(timeout)
         assert self.process.exitcode is not None, f"it hangs: {self.output.read_text()}"
-        seconds = seconds_since(self.begun, self.started)
-        return self.process.exitcode, self.output.read_text(), seconds
+        return self.process.exitcode, self.output.read_text(), time.monotonic() - self.started
 
 
 @pytest.fixture
@@ -131,14 +117,13 @@ def start_program(fork_server, tmp_path):
     running = []
 
     def start(environment, fn, *args):
-        output, begun = (tmp_path / f"{name} {len(running)}" for name in ("output", "begun"))
-        environment = {**environment, dist_jobs.BEGUN: str(begun)}
+        output = tmp_path / f"output {len(running)}"
         process = multiprocessing.get_context("forkserver").Process(
             target=dist_jobs.as_program, args=(environment, str(output), fn, args)
         )
         process.start()
         running.append(process)
-        return Program(process, output, begun)
+        return Program(process, output)
 
     yield start
     for process in running:

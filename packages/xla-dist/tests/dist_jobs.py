@@ -28,10 +28,6 @@ _CLEARED = (
 )  # fmt: skip
 
 
-BEGUN = "DIST_TESTS_BEGUN"
-"""Names the variable with the path where a job writes down when its first collective was done."""
-
-
 def refused(kind, words, function, *arguments, **named):
     """Assert that a call raises an error of ``kind`` whose text has ``words``."""
     try:
@@ -66,11 +62,7 @@ def nothing(index):
 
 def reduced(*shape, kind="sum"):
     """One collective, run to its end."""
-    found = xm.all_reduce(kind, torch.ones(shape).to("xla")).cpu().sum().item()
-    begun = Path(os.environ[BEGUN])
-    if not begun.exists():
-        begun.write_text(str(time.monotonic()))
-    return found
+    return xm.all_reduce(kind, torch.ones(shape).to("xla")).cpu().sum().item()
 
 
 # --- failures -----------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
 """A process that can never come ends the job within LIMIT; one that is slow lives, and is named.
 
-Measured on two busy cores, from the first collective of the job to its end: locked threads 4 to 7 s, a
-frozen process 6 to 8 s; from its start, as it has no collective, a circle of three 5 s; a process that
-was never started, or has ended before it used a device, 9 s, the start of Python included; a killed
-process 0 without a launcher 6.8 s.
+Measured on two busy cores, from the start of the job to its end: locked threads 7 to 8 s, a circle of
+three 6 s, a frozen process 8 to 9 s; a process that was never started, or has ended before it used a
+device, 9 s, the start of Python included; a killed process 0 without a launcher 8.1 s.
 """
 
 from __future__ import annotations
