@@ -119,6 +119,17 @@ def is_slow_in_many_ways(index, seconds):
     return log.getvalue()
 
 
+def fails_while_one_is_busy(index):
+    """The third process raises while the second does not answer; the first waits for both."""
+    dist_jobs.reduced(4)
+    if index == 1:
+        _keeps_the_interpreter(30)
+    if index == 2:
+        time.sleep(1)  # so that all who look after the others have begun to wait for the second
+        raise ValueError("the third process gives up")
+    dist_jobs.waits(index, "rendezvous")
+
+
 def goes_around(index):
     """Each waits for the next one."""
     xm.rendezvous(f"of {index}", replicas=sorted([index, (index + 1) % 3]))

@@ -25,7 +25,9 @@ from xla_core import distributed
 from xla_core.arrival import EXIT_CODE
 from xla_dist import inquiries
 from xla_dist.agreement import Agreement, Difference
+from xla_dist.frozen import Frozen, introduce
 from xla_dist.settings import STUCK_TIMEOUT
+from xla_dist.signs import Signs
 from xla_dist.stalls import Stalls
 from xla_dist.vitals import Vitals
 
@@ -40,6 +42,10 @@ MSG_FAILED: Final = "ordinal {ordinal} ends, because ordinal {culprit} failed:\n
 MSG_DEAD: Final = (
     "ordinal {culprit} of the job has died without a word (killed, or out of memory): no sign of "
     "life for {seconds} s (XLA_DIST_FAILURE_TIMEOUT). {doing}"
+)
+MSG_FROZEN: Final = (
+    "ordinal {culprit} of the job is frozen: for {seconds:.0f} s its process has been stopped, as by "
+    "SIGSTOP (half of XLA_DIST_FAILURE_TIMEOUT). {doing}"
 )
 MSG_COORDINATOR: Final = (
     "the job's coordinator at {address} is gone, and with it {who}: {error}. {doing}"
@@ -75,6 +81,8 @@ class Watchdog(threading.Thread):
         self.agreement = agreement
         self.stalls = Stalls(agreement)
         self.vitals = Vitals()
+        self.frozen = Frozen(connection.job.count)
+        self.signs = Signs(connection.job.count, connection.client.get_live_nodes, TICK_SECONDS)
         self.on_end: Callable[[str, str], None] = lambda text, kind: None
         """Called with the message, and which kind of end it is (``child.Report``)."""
         self._answered = False
@@ -83,6 +91,7 @@ class Watchdog(threading.Thread):
 
     def run(self) -> None:
         """Look until ``stop()``."""
+        self.signs.start()
         while not self._stopped.wait(TICK_SECONDS):
             text = self._look()
             if text is not None and not self._stopped.is_set():
@@ -91,6 +100,7 @@ class Watchdog(threading.Thread):
     def stop(self) -> None:
         """Look no more: the job is over."""
         self._stopped.set()
+        self.signs.stop()
 
     def _end(self, text: str, kind: str) -> None:
         """End this process now, whatever its main thread does; ``text`` goes to stderr."""
@@ -127,12 +137,15 @@ class Watchdog(threading.Thread):
         return None
 
     def _silent(self) -> str | None:
-        everyone = range(self.connection.job.count)
-        alive = self.connection.client.get_live_nodes(list(everyone))
+        alive = self.signs.alive
+        # after that: who has finished and left is not alive, and has said so before
         done = distributed.published(DONE_FOLDER)
-        for index in everyone:
+        seconds = distributed.FAILURE_TIMEOUT.get()
+        for index, frozen in self.frozen.look(done).items():
+            if frozen >= seconds / 2:
+                return MSG_FROZEN.format(culprit=index, seconds=frozen, doing=self._doing())
+        for index in range(self.connection.job.count):
             if index not in alive and str(index) not in done:
-                seconds = distributed.FAILURE_TIMEOUT.get()
                 return MSG_DEAD.format(culprit=index, seconds=seconds, doing=self._doing())
         return None
 
@@ -223,6 +236,7 @@ def watch(agreement: Agreement) -> Watchdog | None:
     if connection is None or connection.job.count < 2:
         return None
     if _State.watchdog is None:
+        introduce()
         _State.watchdog = Watchdog(connection, agreement)
         _State.watchdog.start()
     return _State.watchdog

@@ -26,6 +26,7 @@ from xla_core import distributed, model_api, plugins, runtime, spmd_mode
 from xla_core.distributed import Job
 from xla_dist import failures
 from xla_dist.child import Report, run_child
+from xla_dist.frozen import is_frozen
 from xla_dist.ledger import Ledger
 from xla_dist.threads import run_threads
 
@@ -139,9 +140,11 @@ class Launch:
                 child.ended = time.monotonic()
 
     def _end_others(self, grace: float) -> None:
-        """Let the others say what they have to say, then end them."""
+        """Let the others say what they have to say, then end them; a frozen one has nothing to say."""
         until = time.monotonic() + grace
-        while any(c.ended is None for c in self._children) and time.monotonic() < until:
+        while time.monotonic() < until and any(
+            c.ended is None and not is_frozen(c.process.pid) for c in self._children
+        ):
             self._look(0.1)
         self._stop(_KILL_SECONDS)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from xla_dist import failures, inquiries
 from xla_dist.settings import WAIT_TIMEOUT, WARN_AFTER
-from xla_dist.stalls import CROSSED_SECONDS
+from xla_dist.stalls import ASK_SECONDS, CROSSED_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Patience:
         if self._state is not None and not self.endless:
             self._state.missing = tuple(missing)
         now = time.monotonic()
-        if now - self.checked > 1.0:
+        if now - self.checked > ASK_SECONDS:
             self.checked = now
             self._questions.ask(missing[0], self.what)
             if not self.endless:

@@ -21,7 +21,8 @@ from xla_dist.settings import WAIT_TIMEOUT, WARN_AFTER
 logger = logging.getLogger(__name__)
 
 CROSSED_SECONDS: Final = 4.0
-_ASK_SECONDS: Final = 1.0
+ASK_SECONDS: Final = 0.5
+"""After so long an awaited replica is asked where it is; from then on it looks at its own threads."""
 
 _DEVICE_MODULES: Final = (
     "xla_core._jax_compat",
@@ -82,7 +83,7 @@ class Stalls:
 
     def _judge(self, other: int, waited: float, finished: bool, doing: str | None) -> str | None:
         facts = {"me": self.agreement.log.ordinal, "what": self.agreement.last(), "other": other}
-        if waited > _ASK_SECONDS:
+        if waited > ASK_SECONDS:
             self._questions.ask(other, self.agreement.last())
         if finished:
             return MSG_FINISHED.format(**facts)

@@ -25,6 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from xla_dist import signs
+
 _TASKS: Final = Path("/proc/self/task")
 _FUTEX: Final = {"x86_64": "202", "aarch64": "98"}.get(platform.machine())
 _SLEEPS: Final = {"x86_64": ("35", "230"), "aarch64": ("101", "115")}.get(platform.machine(), ())
@@ -35,7 +37,7 @@ _WAITS: Final = (0, 9)
 _GRPC_THREADS: Final = ("grpc", "event_engine", "lifeguard")
 """Names of gRPC's threads, which come and go. One of them polls for the runtime; a second one would be
 that of another library, which the user's program may wait for."""
-_OWN_THREADS: Final = ("xla-dist-watchdog", "xla-launcher")
+_OWN_THREADS: Final = ("xla-dist-watchdog", signs.THREAD, "xla-launcher")
 _OWN_PACKAGES: Final = ("xla_core", "xla_dist", "xla_pjrt_cpu", "xla_pjrt_tpu", "jax", "jaxlib")
 _LIBRARY: Final = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib"))
 _FRAMES: Final = 25
