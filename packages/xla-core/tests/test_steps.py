@@ -349,3 +349,24 @@ def test_transfers_are_counted():
     assert count("OutboundData") == (out[0] + 1, out[1] + 400)
     x.cpu()
     assert count("InboundData") == (back[0] + 1, back[1] + 400)
+
+
+@pytest.mark.parametrize(
+    ("step", "largest"),
+    [
+        (lambda x: x.sum(), 21),  # an input
+        (lambda x: x.unsqueeze(0).expand(5, 7, 3).exp().sum(), 105),  # computed on the way
+        (lambda x: x.repeat(4, 1), 84),  # a result
+        (lambda x: x[:0].exp(), 21),
+    ],
+    ids=["input", "between", "result", "nothing"],
+)
+def test_the_device_is_told_how_large_a_value_the_step_works_on(step, largest):
+    x = torch.ones(7, 3, device="xla")
+    torch_xla.sync()
+    y = step(x)
+    torch_xla.sync()
+    assert y.device.type == "xla"
+    program = programs.all_programs()[-1].program
+    assert program is not None
+    assert program.largest == largest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from xla_core import _jax_compat, plugins, stored
 from xla_core.protocol import ArraySpec, Placement, Topology
 from xla_core.testing.programs import make_program, spec
-from xla_pjrt_cpu import CpuClient, create_client
+from xla_pjrt_cpu import CpuClient, create_client, fusions
 
 HERE = Placement((0,))
 F32 = np.dtype(np.float32)
@@ -80,6 +81,46 @@ def test_compiler_options_reach_the_compiler(client):
     assert plain.optimized_hlo().count("fusion(") > 1
     with pytest.raises(RuntimeError, match="No such compile option: 'xla_no_such_option'"):
         client.compile(make_program(client, norm, [f32(4)], options={"xla_no_such_option": True}))
+
+
+CONVOLUTION = ((1, 32, 28, 28), (32, 32, 3, 3))
+
+
+def convolve(image, kernel):
+    return jax.lax.conv_general_dilated(image, kernel, (1, 1), "SAME")
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "largest", "fused"),
+    [
+        (jnp.matmul, ((256, 256), (256, 256)), 1 << 16, True),
+        (jnp.matmul, ((256, 256), (256, 256)), None, True),
+        (jnp.matmul, ((64, 64), (64, 64)), 1 << 12, False),
+        (convolve, CONVOLUTION, 1 << 16, False),
+        (convolve, CONVOLUTION, None, False),
+    ],
+    ids=["large product", "nobody knows", "small product", "convolution", "convolution, unknown"],
+)
+def test_what_goes_to_ynnpack(client, monkeypatch, function, shapes, largest, fused):
+    program = make_program(client, function, [f32(*shape) for shape in shapes])
+    program = dataclasses.replace(program, largest=largest)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert ("ynn" in client.compile(program).optimized_hlo()) is fused
+    # whoever sets the option decides: in XLA_FLAGS, which XLA has read by now, or in the program
+    monkeypatch.setenv("XLA_FLAGS", f"--{fusions.OPTION}=")
+    assert "ynn" in client.compile(program).optimized_hlo()
+    monkeypatch.setenv("XLA_FLAGS", "")
+    none = dataclasses.replace(program, options={fusions.OPTION: ""})
+    assert "ynn" not in client.compile(none).optimized_hlo()
+
+
+def test_a_jaxlib_without_the_option_still_compiles(client, monkeypatch):
+    monkeypatch.setattr(fusions, "OPTION", "xla_cpu_experimental_no_such_option")
+    program = make_program(client, jnp.matmul, [f32(64, 64), f32(64, 64)])
+    assert "ynn" in client.compile(program).optimized_hlo()
+    wrong = make_program(client, jnp.matmul, [f32(4, 4)] * 2, options={"xla_no_such_option": True})
+    with pytest.raises(RuntimeError, match="No such compile option: 'xla_no_such_option'"):
+        client.compile(wrong)
 
 
 def test_placement_and_counts_must_agree(client):

@@ -90,7 +90,9 @@ class Program:
     ``stablehlo`` is MLIR bytecode in the StableHLO, CHLO and Shardy dialects; a plugin that hands
     it to another XLA than this process's jaxlib converts it to its version. ``aliases`` pairs an
     input with the output that may reuse its memory (donation), also recorded in the module itself.
-    ``options`` are compiler options by the compiler's own names.
+    ``options`` are compiler options by the compiler's own names. ``largest`` is how many elements the
+    largest value has that a step of one program works on; None for a stage, which may run many times in
+    each step, and where nobody knows.
     """
 
     name: str
@@ -102,6 +104,7 @@ class Program:
     num_replicas: int = 1
     num_partitions: int = 1
     options: Mapping[str, str | int | float | bool] = dataclasses.field(default_factory=dict)
+    largest: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

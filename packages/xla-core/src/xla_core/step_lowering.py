@@ -121,7 +121,9 @@ class StepLowering:
             function = step_function(self.needed, self.outputs, *scalars, scope)
         inputs = input_specs(self.backend, self.entries)
         outputs = tuple(_spec(self.backend, self.metas[vid]) for vid in self.outputs)
-        return self._program(self.name, function, inputs, outputs, self.layout.aliases)
+        shapes = {meta.shape for meta in self.metas.values() if meta is not None}
+        largest = max(map(math.prod, shapes), default=0)
+        return self._program(self.name, function, inputs, outputs, self.layout.aliases, largest)
 
     def stages(self) -> tuple[list[Program], Schedule]:
         """Several programs, and how they follow each other."""
@@ -162,6 +164,7 @@ class StepLowering:
         inputs: tuple[ArraySpec, ...],
         outputs: tuple[ArraySpec, ...],
         aliases: tuple[tuple[int, int], ...],
+        largest: int | None = None,
     ) -> Program:
         layout, backend, functions = self.layout, self.backend, self.repeats is not None
         with (
@@ -197,6 +200,7 @@ class StepLowering:
                 **(self.outlining.options if self.outlining is not None and functions else {}),
                 **settings.custom_compile_options(),
             },
+            largest=largest,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import os
@@ -13,7 +14,8 @@ from typing import Any, Final
 from xla_core import _jax_compat as compat
 from xla_core import stored
 from xla_core.pjrt.client import PjrtClient
-from xla_core.protocol import Executable, Outlining, Placement, Topology
+from xla_core.protocol import Executable, Outlining, Placement, Program, Topology
+from xla_pjrt_cpu.fusions import RULE, is_unknown, options_for
 from xla_pjrt_cpu.rehearsal import CpuExecutable, noted
 
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
@@ -90,6 +92,21 @@ class CpuClient(PjrtClient):
         del device
         return platform.machine() or "cpu"
 
+    def compile(self, program: Program) -> Executable:
+        """Compile for the program's placement; see ``PjrtClient.compile``.
+
+        The program's own options go before those that this plugin chooses.
+        """
+        chosen = options_for(program, os.environ.get("XLA_FLAGS", ""))
+        options = {**chosen, **program.options}
+        try:
+            return super().compile(dataclasses.replace(program, options=options))
+        except RuntimeError as error:
+            # XLA calls the option experimental: a later jaxlib may be without it
+            if not (chosen and is_unknown(str(error))):
+                raise
+        return super().compile(program)
+
     def deserialize(self, payload: bytes, program_name: str, placement: Placement) -> Executable:
         """Load a serialized executable; see ``PjrtClient.deserialize``."""
         executable = super().deserialize(payload, program_name, placement)
@@ -117,11 +134,12 @@ class CpuClient(PjrtClient):
         return self.put(self.get(buffer), placement)
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Versions of plugin and jaxlib, the processor's features, XLA flags, device counts."""
+        """Versions of plugin and jaxlib, the processor's features, XLA flags, fusions, device counts."""
         return {
             **super().fingerprint(),
             "processor": _processor(),
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
+            "fusions": RULE,
         }
 
     def _memory_limit(self) -> int | None:
