@@ -30,7 +30,8 @@ _PRELOADED = [
     "xla_dist.functions", "xla_dist.data_parallel", "xla_dist.extension", "xla_core.compile_step",
     "xla_core.lowering.step", "xla_pjrt_cpu", "dist_jobs", "dist_topology", "dist_loader",
     "dist_torch", "dist_collectives", "dist_gradients", "dist_vitals", "dist_fsdp",
-    "dist_zero", "sklearn.datasets", "torch._dynamo",
+    "dist_zero", "sklearn.datasets", "torch._dynamo.backends.torchxla",
+    "jaxlib.mlir.dialects.mhlo", "xla_core._jax_sharding",
 ]  # fmt: skip
 
 

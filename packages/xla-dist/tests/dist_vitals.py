@@ -15,6 +15,7 @@ import dist_jobs
 import torch.distributed as dist
 
 import torch_xla.core.xla_model as xm
+from xla_dist import neighbours
 
 PLACE = "never reached by all"
 
@@ -117,6 +118,15 @@ def is_slow_in_many_ways(index, seconds):
             slow(seconds)
         xm.rendezvous(name)
     return log.getvalue()
+
+
+def ends_on_another_host(index, how):
+    """As ``is_stopped``, where no process can look at another one."""
+    neighbours._system = lambda: f"host {index}"
+    dist_jobs.reduced(4)
+    if index == 1:
+        os.kill(os.getpid(), {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}[how])
+    dist_jobs.waits(index, "rendezvous")
 
 
 def fails_while_one_is_busy(index):

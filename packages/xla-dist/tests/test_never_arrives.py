@@ -1,8 +1,8 @@
 """A process that can never come ends the job within LIMIT; one that is slow lives, and is named.
 
-Measured on two busy cores, from the start of the job to its end: locked threads 7 to 8 s, a circle of
-three 6 s, a frozen process 5 s; a process that was never started, or has ended before it used a
-device, 9 s, the start of Python included; a killed process 0 without a launcher 8.1 s.
+Measured on two cores, from the start of the job to its end: locked threads 6 to 8 s, a circle of three
+5 s, a frozen process 4 s, a killed one without a launcher 2 s; a process that was never started, or has
+ended before it used a device, 9 s, the start of Python included.
 """
 
 from __future__ import annotations
@@ -122,6 +122,18 @@ def test_a_frozen_process_ends_the_job(launch):
     )
     assert "rendezvous 'never reached by all'" in text
     assert job.seconds < LIMIT
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_a_process_of_another_host_is_known_by_its_signs_of_life(start_hosts, how):
+    limit = {"XLA_DIST_FAILURE_TIMEOUT": "3"}
+    survivor, _ = start_hosts(2, [0, 1], dist_vitals.ends_on_another_host, how, **limit)
+    status, text, seconds = survivor.join()
+    assert status not in (0, None)
+    assert "ordinal 1 of the job has died without a word" in text
+    assert "no sign of life for 3 s (XLA_DIST_FAILURE_TIMEOUT)" in text
+    assert "rendezvous 'never reached by all'" in text
+    assert seconds < LIMIT
 
 
 def test_who_does_not_answer_does_not_keep_the_news_from_the_others(start_hosts):

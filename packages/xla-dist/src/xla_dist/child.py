@@ -92,7 +92,9 @@ def attend() -> None:
         text = "".join(traceback.format_exception(kind, error, trace))
         failed.append(text)
         shown(kind, error, trace)
-        if not any(words in str(error) for words in _CONSEQUENCES):
+        if any(words in str(error) for words in _CONSEQUENCES):
+            failures.follow()
+        else:
             failures.publish(text)
 
     def leave() -> None:
@@ -137,7 +139,9 @@ def _fail(pipe: Any, text: str, error: BaseException) -> None:
     _send(pipe, Report(text, kind, time.time()))
     if current is not None and current.watchdog is not None:
         current.watchdog.stop()
-        if kind != "consequence":
+        if kind == "consequence":
+            failures.follow()
+        else:
             failures.publish(text)
     failures.leave(1)
 

@@ -25,7 +25,7 @@ from xla_core import distributed
 from xla_core.arrival import EXIT_CODE
 from xla_dist import inquiries
 from xla_dist.agreement import Agreement, Difference
-from xla_dist.frozen import Frozen, introduce
+from xla_dist.neighbours import Neighbours, introduce
 from xla_dist.settings import STUCK_TIMEOUT
 from xla_dist.signs import Signs
 from xla_dist.stalls import Stalls
@@ -35,14 +35,14 @@ logger = logging.getLogger(__name__)
 
 FAILURE_FOLDER: Final = "xla/failure"
 DONE_FOLDER: Final = "xla/done"
+FOLLOWERS_FOLDER: Final = "xla/followers"
 STATUS_FOLDER: Final = "xla/status"
 TICK_SECONDS: Final = 0.5
 
 MSG_FAILED: Final = "ordinal {ordinal} ends, because ordinal {culprit} failed:\n{text}"
-MSG_DEAD: Final = (
-    "ordinal {culprit} of the job has died without a word (killed, or out of memory): no sign of "
-    "life for {seconds} s (XLA_DIST_FAILURE_TIMEOUT). {doing}"
-)
+MSG_DEAD: Final = "ordinal {culprit} of the job has died without a word (killed, or out of memory): {how}. {doing}"
+MSG_SILENT: Final = "no sign of life for {seconds} s (XLA_DIST_FAILURE_TIMEOUT)"
+MSG_GONE: Final = "its process has ended"
 MSG_FROZEN: Final = (
     "ordinal {culprit} of the job is frozen: for {seconds:.0f} s its process has been stopped, as by "
     "SIGSTOP (half of XLA_DIST_FAILURE_TIMEOUT). {doing}"
@@ -81,7 +81,7 @@ class Watchdog(threading.Thread):
         self.agreement = agreement
         self.stalls = Stalls(agreement)
         self.vitals = Vitals()
-        self.frozen = Frozen(connection.job.count)
+        self.neighbours = Neighbours(connection.job.count)
         self.signs = Signs(connection.job.count, connection.client.get_live_nodes, TICK_SECONDS)
         self.on_end: Callable[[str, str], None] = lambda text, kind: None
         """Called with the message, and which kind of end it is (``child.Report``)."""
@@ -105,6 +105,8 @@ class Watchdog(threading.Thread):
     def _end(self, text: str, kind: str) -> None:
         """End this process now, whatever its main thread does; ``text`` goes to stderr."""
         self._stopped.set()
+        if kind == "consequence":
+            follow()
         _end(text, lambda: self.on_end(text, kind))
 
     def _look(self) -> str | None:
@@ -137,16 +139,23 @@ class Watchdog(threading.Thread):
         return None
 
     def _silent(self) -> str | None:
+        """Who was stopped, or is gone, without having said a word."""
         alive = self.signs.alive
-        # after that: who has finished and left is not alive, and has said so before
+        self.neighbours.look()
+        # after that: who has left was alive, and there, until it had said so
         done = distributed.published(DONE_FOLDER)
         seconds = distributed.FAILURE_TIMEOUT.get()
-        for index, frozen in self.frozen.look(done).items():
-            if frozen >= seconds / 2:
+        for index, frozen in self.neighbours.frozen().items():
+            if frozen >= seconds / 2 and str(index) not in done:
                 return MSG_FROZEN.format(culprit=index, seconds=frozen, doing=self._doing())
+        for index, gone in self.neighbours.gone().items():
+            # at the second look: between the two, its last words were looked for
+            if gone >= TICK_SECONDS and str(index) not in {**done, **followers()}:
+                return MSG_DEAD.format(culprit=index, how=MSG_GONE, doing=self._doing())
         for index in range(self.connection.job.count):
             if index not in alive and str(index) not in done:
-                return MSG_DEAD.format(culprit=index, seconds=seconds, doing=self._doing())
+                how = MSG_SILENT.format(seconds=seconds)
+                return MSG_DEAD.format(culprit=index, how=how, doing=self._doing())
         return None
 
     def _difference(self) -> str | None:
@@ -252,6 +261,19 @@ def publish(text: str) -> None:
     connection = distributed.connection()
     if connection is not None:
         distributed.publish(f"{FAILURE_FOLDER}/{connection.job.index}", text.encode())
+
+
+def follow() -> None:
+    """Tell the others that this process ends because of another one: it is not to be named for it."""
+    connection = distributed.connection()
+    if connection is not None:
+        with contextlib.suppress(RuntimeError):  # the coordinator may be what has gone
+            distributed.publish(f"{FOLLOWERS_FOLDER}/{connection.job.index}", b"")
+
+
+def followers() -> dict[str, bytes]:
+    """The processes, by ordinal, that have ended because of another one."""
+    return distributed.published(FOLLOWERS_FOLDER)
 
 
 def publish_done() -> None:

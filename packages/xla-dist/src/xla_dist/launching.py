@@ -26,8 +26,8 @@ from xla_core import distributed, model_api, plugins, runtime, spmd_mode
 from xla_core.distributed import Job
 from xla_dist import failures
 from xla_dist.child import Report, run_child
-from xla_dist.frozen import is_frozen
 from xla_dist.ledger import Ledger
+from xla_dist.neighbours import is_frozen
 from xla_dist.threads import run_threads
 
 # After the first process has ended badly the others may still say why; then they are ended.

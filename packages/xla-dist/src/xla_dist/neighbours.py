@@ -1,16 +1,15 @@
-"""Which processes of a job somebody has stopped: Linux tells of those on the same host, in ``/proc``.
+"""Which processes of a job have ended or been stopped: Linux tells of those on this host, in ``/proc``.
 
-A stopped process gives no sign of life either; but a sign may be late for other reasons, too, so that
-is waited for twice as long.
+Such a process gives no sign of life either; but signs may be late for other reasons, too, so that they
+are waited for longer.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Container
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from xla_core import distributed
 
@@ -19,9 +18,21 @@ _GAP_SECONDS: Final = 2.0
 """Who has not looked for so long may have been stopped, too, with the others (as by Ctrl-Z)."""
 
 
+_ENDED: Final = ("", "Z", "X")
+"""States without a process, and of one that has ended and whose parent has not asked for its status."""
+
+
+class State(NamedTuple):
+    """State of a process, as one letter, its time in programs and in the system; empty without one."""
+
+    letter: str = ""
+    user: str = ""
+    system: str = ""
+
+
 def is_frozen(pid: int) -> bool:
     """Whether a signal or a debugger has stopped a process; False where the system does not tell."""
-    return _state(pid)[0] in ("T", "t")
+    return _state(pid).letter in ("T", "t")
 
 
 def introduce() -> None:
@@ -31,18 +42,18 @@ def introduce() -> None:
         distributed.publish(f"{_FOLDER}/{met.job.index}", f"{system} {os.getpid()}".encode())
 
 
-class Frozen:
-    """Looks at the other processes on this host again and again; remembers since when they stand still."""
+class Neighbours:
+    """Looks at the other processes on this host again and again; remembers since when one does nothing."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._pids: dict[int, int] = {}
         self._heard: set[int] = set()
-        self._since: dict[int, tuple[object, float]] = {}
+        self._since: dict[int, tuple[State, float]] = {}
         self._looked = 0.0
 
-    def look(self, done: Container[str]) -> dict[int, float]:
-        """For how many seconds processes have been stopped, by ordinal, but for those that are ``done``."""
+    def look(self) -> None:
+        """See what has become of all of them."""
         if len(self._heard) < self._count:
             self._listen()
         now = time.monotonic()
@@ -53,11 +64,21 @@ class Frozen:
             state = _state(pid)
             # Not "t": who is traced stops at each system call. The processor time: what limits a
             # process's share stops it many times a second, and lets it run in between.
-            if state[0] != "T" or str(ordinal) in done:
+            if state.letter not in ("T", *_ENDED):
                 self._since.pop(ordinal, None)
-            elif self._since.get(ordinal, ("", 0.0))[0] != state:
+            elif ordinal not in self._since or self._since[ordinal][0] != state:
                 self._since[ordinal] = (state, now)
-        return {ordinal: now - since for ordinal, (_, since) in self._since.items()}
+
+    def frozen(self) -> dict[int, float]:
+        """For how many seconds those have been stopped that are, by ordinal, at the last look."""
+        return {n: self._looked - since for n, (s, since) in self._since.items() if s.letter == "T"}
+
+    def gone(self) -> dict[int, float]:
+        """For how many seconds those have not been there that are gone, who left first first."""
+        found = {
+            n: self._looked - since for n, (s, since) in self._since.items() if s.letter != "T"
+        }
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def _listen(self) -> None:
         system = _system()
@@ -68,15 +89,14 @@ class Frozen:
                 self._pids[int(name)] = int(pid)
 
 
-def _state(pid: int) -> tuple[str, str, str]:
-    """State of a process and its time in programs and in the system; empty where nothing is told."""
+def _state(pid: int) -> State:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return "", "", ""
+        return State()
     # "pid (name) state ...", and the name may have any characters: proc_pid_stat(5)
     words = stat.rpartition(")")[2].split()
-    return words[0], words[11], words[12]
+    return State(words[0], *words[11:13])
 
 
 def _system() -> str:
