@@ -104,3 +104,11 @@ def test_processes_of_another_host_are_not_looked_at(process, seen, monkeypatch)
     stop(process)
     monkeypatch.setattr(neighbours, "_system", lambda: "another host")
     assert seen() == ({}, {})
+
+
+def test_who_was_never_seen_is_not_missed(process, seen):
+    """``/proc`` may hide the processes of other users."""
+    process.kill()
+    process.wait()
+    assert seen() == ({}, {})
+    assert seen() == ({}, {})

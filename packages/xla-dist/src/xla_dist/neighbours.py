@@ -16,8 +16,6 @@ from xla_core import distributed
 _FOLDER: Final = "xla/process"
 _GAP_SECONDS: Final = 2.0
 """Who has not looked for so long may have been stopped, too, with the others (as by Ctrl-Z)."""
-
-
 _ENDED: Final = ("", "Z", "X")
 """States without a process, and of one that has ended and whose parent has not asked for its status."""
 
@@ -85,7 +83,12 @@ class Neighbours:
         for name, data in distributed.published(_FOLDER).items():
             self._heard.add(int(name))
             where, _, pid = data.decode().rpartition(" ")
-            if where == system and int(pid) != os.getpid():
+            # only who has been seen can be missed: /proc may hide the processes of other users
+            if (
+                where == system
+                and int(pid) != os.getpid()
+                and _state(int(pid)).letter not in _ENDED
+            ):
                 self._pids[int(name)] = int(pid)
 
 
