@@ -7,10 +7,12 @@ ended before it used a device, 9 s, the start of Python included.
 
 from __future__ import annotations
 
+import gc
 import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import pytest
 from dist_jobs import clean_environment
 from torch.multiprocessing import ProcessRaisedException
 
+from xla_dist import vitals
 from xla_dist.failures import Waiting
 from xla_dist.patience import circle
 from xla_dist.vitals import COMPUTES, INPUT, LOCKED, SLEEPS
@@ -95,6 +98,21 @@ def test_who_is_slow_lives_and_is_named_with_where_it_is(launch):
 )  # fmt: skip
 def test_a_circle_is_found(waiting, expected):
     assert circle(0, waiting) == expected
+
+
+def test_looking_at_the_threads_leaves_nothing_to_the_collector():
+    """A cycle would hold what the user's frames hold, as full parameters."""
+    own = vitals.Vitals()
+
+    def look():
+        assert own.look().stack
+
+    look()  # reads source lines into a cache, once
+    gc.collect()
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert gc.collect() == 0
 
 
 def test_a_circle_of_three_ends(launch):

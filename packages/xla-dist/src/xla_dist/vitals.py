@@ -111,7 +111,9 @@ class Vitals:
         frames = sys._current_frames()
         frame = frames.get(_main().ident or 0)
         stack = "".join(traceback.format_stack(frame, _FRAMES)) if frame else ""
-        return Condition(_place(frame), self._doing(now), stack + _others_at(frames), locked)
+        stack += _others_at(frames)
+        frames.clear()  # this call's own is among them: a cycle, which would hold the user's as well
+        return Condition(_place(frame), self._doing(now), stack, locked)
 
     def _doing(self, now: float) -> str:
         if not _main().is_alive():
