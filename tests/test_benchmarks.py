@@ -30,18 +30,22 @@ def bench(target, *arguments):
 
 
 def test_both_systems_are_measured_and_agree(tmp_path):
-    shown, written = bench(tmp_path / "figures.json", "--workload", "mlp_adam")
+    arguments = ["--workload", "mlp_adam", "--processes", "2"]
+    shown, written = bench(tmp_path / "figures.json", *arguments)
     row = written["workloads"]["mlp_adam"]
     assert list(row) == ["xla", "cpu"]
     for figures in row.values():
         assert all(figures[name] >= 0 for name in FIGURES)
         assert figures["step_ms"] >= figures["trace_ms"]
-        assert len(figures["rounds"]) == 2
+        assert [len(process["rounds"]) for process in figures["processes"]] == [2, 2]
+        medians = [process["step_ms"] for process in figures["processes"]]
+        assert figures["step_ms"] == pytest.approx(sum(medians) / 2)
     assert row["xla"]["losses"] == pytest.approx(row["cpu"]["losses"], rel=2e-3)
     assert row["xla"]["executable_ms"] > 0
     assert row["xla"]["programs"] >= 1
     assert row["xla"]["cold"]["cached_programs"] == 0
     assert row["xla"]["warm"]["cached_programs"] == row["xla"]["programs"]
+    assert len(row["xla"]["warm_starts"]) == 1
     assert row["xla"]["fallbacks"] == {}
     assert "mlp_adam" in shown
 
