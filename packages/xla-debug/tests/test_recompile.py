@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import pytest
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 import torch_xla
 from xla_core import runtime
 from xla_core.trace import Entry
-from xla_debug import recompile
+from xla_debug import places, recompile
 from xla_debug.wording import Cause
 
 DEVICE = "xla"
@@ -282,3 +283,16 @@ def test_backward_operations_name_the_forward_line():
     lines = {w.frames[0].line for w in backward if w.scope == "backward/Net/fc2"}
     assert lines == {FORWARD + 3}
     torch_xla.sync()
+
+
+def test_looking_for_the_backward_call_leaves_nothing_to_the_collector():
+    """A cycle through its own frame would hold what the caller's frames hold, as a model."""
+
+    def look():
+        places._backward_calls.clear()
+        assert places.backward_call() == ()  # no thread has called backward()
+
+    look()  # describes files, once
+    gc.collect()
+    look()
+    assert gc.collect() == 0

@@ -271,11 +271,15 @@ def backward_call() -> tuple[Frame, ...]:
     task = _torch_compat.current_backward()
     found = _backward_calls.get(task)
     if found is None:
-        found = ()
-        for top in list(sys._current_frames().values()):
-            if any(f.f_code.co_name == "_engine_run_backward" for f in frames(top)):
-                found = user_frames(top)
-                break
+        # no variable holds these frames: this function's own is among them, and with it in a cycle
+        # the values of everything that called it would live until Python's collector comes
+        found = next(filter(None, map(_awaits_backward, sys._current_frames().values())), ())
         _backward_calls.clear()
         _backward_calls[task] = found
     return found
+
+
+def _awaits_backward(top: FrameType) -> tuple[Frame, ...]:
+    """The user's frames of a thread that called ``backward()``; empty for any other."""
+    called = any(f.f_code.co_name == "_engine_run_backward" for f in frames(top))
+    return user_frames(top) if called else ()

@@ -1,9 +1,9 @@
 """How the processes of a job learn that one of them failed, and end together.
 
-A process that fails publishes its traceback; one that is killed stops giving signs of life. A
-watchdog thread in every process looks twice a second, and ends its process with a message that
-names the culprit: the main thread may be waiting inside a collective that never comes, where no
-exception reaches it.
+A process that fails publishes its traceback; one that is killed stops giving signs of life, and
+those on its host miss it in /proc before that. A watchdog thread in every process looks twice a
+second, and ends its process with a message that names the culprit: the main thread may be waiting
+inside a collective that never comes, where no exception reaches it.
 """
 
 from __future__ import annotations
