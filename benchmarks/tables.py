@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -25,28 +26,59 @@ COLUMNS: list[tuple[str, Callable[[Figures], Any], str]] = [
     ("peak MiB", lambda f: f.get("peak_memory_mib"), "{:.0f}"),
     ("cached warm", lambda f: f.get("warm", {}).get("cached_programs"), "{:d}"),
 ]
-RATIOS: list[tuple[str, str, Callable[[Figures], Any]]] = [
-    ("host (trace + sync)", "torch_xla", lambda f: f.get("host_ms")),
-    ("step", "torch_xla", lambda f: f.get("step_ms")),
-    ("async step", "torch_xla", lambda f: f.get("async_ms")),
-    ("first step, cold", "torch_xla", lambda f: f.get("cold", {}).get("first_step_s")),
-    ("step", "xla_inlined", lambda f: f.get("step_ms")),
-    ("first step, cold", "xla_inlined", lambda f: f.get("cold", {}).get("first_step_s")),
-    ("peak memory", "xla_inlined", lambda f: f.get("peak_memory_mib")),
-    ("step", "cpu", lambda f: f.get("step_ms")),
-    ("async step", "cpu", lambda f: f.get("async_ms")),
+
+
+def overall(read: Callable[[Figures], Any]) -> Callable[[Figures, Figures], float | None]:
+    """One figure divided by the same of another system."""
+
+    def divided(ours: Figures, theirs: Figures) -> float | None:
+        above, below = read(ours), read(theirs)
+        return above / below if above is not None and below else None
+
+    return divided
+
+
+def by_turns(read: Callable[[Figures], Any]) -> Callable[[Figures, Figures], float | None]:
+    """A round's figure divided by that of the round beside it: the median over all rounds.
+
+    A machine whose speed changes from minute to minute was about as fast for both of them.
+    """
+    divided = overall(read)
+
+    def median(ours: Figures, theirs: Figures) -> float | None:
+        # a system that failed has fewer processes
+        both = zip(ours.get("processes", ()), theirs.get("processes", ()), strict=False)
+        pairs = [
+            divided(round_of_ours, round_of_theirs)
+            for own, other in both
+            for round_of_ours, round_of_theirs in zip(own["rounds"], other["rounds"], strict=True)
+        ]
+        known = [pair for pair in pairs if pair is not None]
+        return statistics.median(known) if known else None
+
+    return median
+
+
+STEP: Final = by_turns(lambda f: f["step_ms"])
+ASYNC_STEP: Final = by_turns(lambda f: f["async_ms"])
+FIRST_STEP: Final = overall(lambda f: f.get("cold", {}).get("first_step_s"))
+RATIOS: Final[list[tuple[str, str, Callable[[Figures, Figures], float | None]]]] = [
+    ("host (trace + sync)", "torch_xla", by_turns(lambda f: f["trace_ms"] + f["sync_ms"])),
+    ("step", "torch_xla", STEP),
+    ("async step", "torch_xla", ASYNC_STEP),
+    ("first step, cold", "torch_xla", FIRST_STEP),
+    ("step", "xla_inlined", STEP),
+    ("first step, cold", "xla_inlined", FIRST_STEP),
+    ("peak memory", "xla_inlined", overall(lambda f: f.get("peak_memory_mib"))),
+    ("step", "cpu", STEP),
+    ("async step", "cpu", ASYNC_STEP),
 ]
-"""What is divided by the same figure of which other system."""
+"""What is divided by the same figure of which other system, and how."""
 
 
 def shown(value: Any, form: str) -> str:
     """``value`` in ``form``, a dash where there is none."""
     return "–" if value is None else form.format(value)
-
-
-def ratio(above: Any, below: Any) -> str:
-    """``above / below`` in two decimals, a dash where either is missing."""
-    return f"{above / below:.2f}x" if above is not None and below else "–"
 
 
 def figures_table(results: Results) -> Table:
@@ -75,9 +107,9 @@ def ratios_table(results: Results) -> Table:
     table.add_column("first step, warm / cold", justify="right")
     for workload, row in results.items():
         ours = row.get("xla", {})
-        cells = [ratio(read(ours), read(row.get(other, {}))) for _, other, read in ratios]
-        starts = [ours.get(kind, {}).get("first_step_s") for kind in ("warm", "cold")]
-        table.add_row(workload, *cells, ratio(*starts))
+        cells = [divide(ours, row.get(other, {})) for _, other, divide in ratios]
+        cells.append(FIRST_STEP({"cold": ours.get("warm", {})}, ours))
+        table.add_row(workload, *(shown(cell, "{:.2f}x") for cell in cells))
     return table
 
 
