@@ -5,8 +5,8 @@ PyTorch's eager CPU; with ``TORCH_XLA_PYTHON`` naming an interpreter that has th
 (and the torch it was built for), on that too. Every (workload, system) pair is a process of its
 own; rounds go round the systems (A B C, C B A, ...), so that whatever else the machine does meets
 all of them. Figures are medians over the rounds. Two processes that do the same may differ by a
-tenth for as long as they live, which no number of rounds shows: ``--processes`` measures several of
-each system, and the figures are then medians over the processes' medians.
+tenth over all their rounds, however many: ``--processes`` measures several of each system, and the
+figures are then medians over the processes' medians.
 """
 
 from __future__ import annotations
@@ -139,8 +139,9 @@ def run_rounds(
     for system, child in children.items():
         if "error" not in results[system]:
             *figures, totals = taken[system]
-            # the first process compiled: what it needed is what a user's first run needs
-            results[system] = {**totals, **results[system]}
+            for name, value in totals.items():
+                # the first process compiled: what it needed is what a user's first run needs
+                results[system].setdefault(name, value)
             if figures:
                 results[system]["processes"].append({**medians(figures), "rounds": figures})
         child.close()
