@@ -83,11 +83,8 @@ class StepLowering:
         self.needed = needed_entries(entries, outputs)
         self.metas = {e.first + i: m for e in entries for i, m in enumerate(e.metas)}
         self.marked = any(e.plan is not None and e.plan.name == MARK for e in self.needed)
-        # partitioners look at one call at a time: a function of its own would have to be as each
-        # calls it
-        # and marked parts are looked for in one function
-        single = layout.num_partitions == 1 and not self.marked
-        self.outlining = outlining_of(trace.backend.client) if single else None
+        # marked parts are looked for in one function
+        self.outlining = None if self.marked else outlining_of(trace.backend.client)
         self.repeats: tuple[Graph, Plan] | None = None
         if self.outlining is not None:
             sizes = (self.outlining.min_operations, self.outlining.min_saved)
@@ -95,17 +92,27 @@ class StepLowering:
             self.repeats = repeats_of(self.needed, outputs, model, self.outlining.never_inside)
 
     @property
+    def kept(self) -> bool:
+        """Whether repeats stay functions in the compiler.
+
+        A partitioner decides for each call how its values are split: it gets the calls inlined, of
+        functions that are lowered once all the same.
+        """
+        return self.repeats is not None and self.layout.num_partitions == 1
+
+    @property
     def functions(self) -> int:
         """How many functions are compiled."""
-        return 1 + (len(self.repeats[1].functions) if self.repeats is not None else 0)
+        return 1 + (len(self.repeats[1].functions) if self.repeats is not None and self.kept else 0)
 
     def in_stages(self) -> bool:
         """Whether the step is better compiled as several programs."""
         outlining = self.outlining
         if self.repeats is None or outlining is None or outlining.min_staged is None:
             return False
-        if self.layout.num_replicas > 1:
-            return False  # replicas agree on programs, not on parts of them
+        if self.layout.num_replicas > 1 or self.layout.num_partitions > 1:
+            # replicas agree on programs, not on parts of them, and partitioners look at whole ones
+            return False
         graph, plan = self.repeats
         operations, stages = len(graph.nodes), stage_count(plan)
         return operations >= max(outlining.min_staged, stages * outlining.min_stage)
@@ -114,10 +121,10 @@ class StepLowering:
         """One program, its repeats functions."""
         last = self.entries[-1]
         scalars = (bool(last.floats), bool(last.ints))
+        scope = PartitionedScope if self.layout.num_partitions > 1 else Scope
         if self.repeats is not None:
-            function = outlined_function(*self.repeats, self.outputs, *scalars)
+            function = outlined_function(*self.repeats, self.outputs, *scalars, scope)
         else:
-            scope = PartitionedScope if self.layout.num_partitions > 1 else Scope
             function = step_function(self.needed, self.outputs, *scalars, scope)
         inputs = input_specs(self.backend, self.entries)
         outputs = tuple(_spec(self.backend, self.metas[vid]) for vid in self.outputs)
@@ -166,7 +173,7 @@ class StepLowering:
         aliases: tuple[tuple[int, int], ...],
         largest: int | None = None,
     ) -> Program:
-        layout, backend, functions = self.layout, self.backend, self.repeats is not None
+        layout, backend = self.layout, self.backend
         with (
             kept_as(backend.numpy_dtype),
             settings.matmul_precision(),
@@ -183,7 +190,7 @@ class StepLowering:
                 num_partitions=layout.num_partitions,
                 input_shardings=layout.input_annotations,
                 output_shardings=layout.output_annotations,
-                kept_prefix=KEPT_PREFIX if functions else None,
+                kept_prefix=KEPT_PREFIX if self.kept else None,
                 relocate=where.relocation(self.entries),
                 edit=build_composites if self.marked else None,
             )
@@ -197,7 +204,7 @@ class StepLowering:
             num_replicas=layout.num_replicas,
             num_partitions=layout.num_partitions,
             options={
-                **(self.outlining.options if self.outlining is not None and functions else {}),
+                **(self.outlining.options if self.outlining is not None and self.kept else {}),
                 **settings.custom_compile_options(),
             },
             largest=largest,

@@ -13,10 +13,12 @@ from typing import Any, Final
 
 import jax.numpy as jnp
 
-from xla_core.lowering.evaluate import Lifted, Scope
+from xla_core.lowering.evaluate import Handed, Lifted, Scope
 from xla_core.lowering.nodes import Part
 from xla_core.operands import Ref
 from xla_core.trace import Entry
+
+_APART: Final = "apart"
 
 
 class UnmergedScope(Scope):
@@ -29,6 +31,33 @@ class UnmergedScope(Scope):
     def __init__(self, lazy: Mapping[int, Entry], lifted: Lifted) -> None:
         super().__init__(lazy, lifted)
         self.apart: dict[int, Any] = {}
+        self._met: set[int] = set()
+
+    def meet(self, vid: int) -> int:
+        """``vid``; a lazy value of that number is there now, in whatever form."""
+        entry = self.lazy.get(vid)
+        if entry is not None and vid not in self._met and vid not in self:
+            self._met.add(vid)
+            self.compute(Part(entry))
+        return vid
+
+    def handed(self, vid: int) -> Handed:
+        """A value for another scope: its batch dimensions stay apart if they are here."""
+        found = self.apart.get(self.meet(vid))
+        return super().handed(vid) if found is None else (found, _APART)
+
+    def take(self, vid: int, handed: Handed) -> None:
+        """Keep a value in the form that it has in another scope."""
+        array, form = handed
+        if form == _APART:
+            self.keep(self.apart, vid, array)
+        else:
+            super().take(vid, handed)
+
+    def keep(self, form: dict[int, Any], vid: int, array: Any) -> None:
+        """Keep a value in a form: it is not computed where it is read, lazy or not."""
+        self._met.add(vid)
+        form[vid] = array
 
     def __missing__(self, vid: int) -> Any:
         found = self.apart.get(vid)
@@ -51,7 +80,7 @@ def _view(scope: UnmergedScope, part: Part) -> bool:
     (meta,) = part.metas()
     (vid,) = part.results()
     assert isinstance(source, Ref) and meta is not None
-    found = scope.apart.get(source.vid)
+    found = scope.apart.get(scope.meet(source.vid))
     if found is not None and found.shape == meta.shape:
         scope[vid] = found
         return True
@@ -65,7 +94,7 @@ def _view(scope: UnmergedScope, part: Part) -> bool:
 
 def _transpose(scope: UnmergedScope, part: Part) -> bool:
     source, first, second = part.entry.args[:3]
-    found = scope.apart.get(source.vid)
+    found = scope.apart.get(scope.meet(source.vid))
     if found is None or {first % 3, second % 3} != {1, 2}:
         return False
     scope.apart[part.results()[0]] = jnp.swapaxes(found, -1, -2)
@@ -73,7 +102,7 @@ def _transpose(scope: UnmergedScope, part: Part) -> bool:
 
 
 def _bmm(scope: UnmergedScope, part: Part) -> bool:
-    left, right = (scope.apart.get(a.vid) for a in part.entry.args[:2])
+    left, right = (scope.apart.get(scope.meet(a.vid)) for a in part.entry.args[:2])
     if left is None or right is None or left.shape[:-2] != right.shape[:-2]:
         return False
     rule = part.entry.plan.rule  # type: ignore[union-attr]

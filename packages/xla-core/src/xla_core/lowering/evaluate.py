@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +54,13 @@ class Lifted:
         return jax.lax.dynamic_slice(vector, (where,), (1,)).reshape(())
 
 
+Handed = tuple[Any, str]
+"""A value on its way from one scope to another: an array, and in which form it is the value."""
+
+AS_IT_IS: Final = ""
+"""The form of an array that is the value itself; other forms are a scope's own."""
+
+
 class Scope(dict[int, Any]):
     """Value numbers to jax arrays inside one function; ``lazy`` entries are computed when read."""
 
@@ -65,6 +72,14 @@ class Scope(dict[int, Any]):
     def __missing__(self, vid: int) -> Any:
         self.compute(Part(self.lazy[vid]))
         return self[vid]
+
+    def handed(self, vid: int) -> Handed:
+        """A value for another scope of the same class."""
+        return self[vid], AS_IT_IS
+
+    def take(self, vid: int, handed: Handed) -> None:
+        """Keep what ``handed`` of another scope gave."""
+        self[vid], _ = handed
 
     def compute(self, part: Part) -> None:
         """Run one operation and keep its results."""

@@ -9,29 +9,38 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xla_core.lowering.evaluate import Lifted, Scope
+from xla_core.lowering.evaluate import AS_IT_IS, Handed, Lifted, Scope
 from xla_core.lowering.nodes import Graph, lifted_slot
 from xla_core.lowering.repeats import Call, Function, Item, Plan, flat_nodes
 
 # A lifted number of a call: whether it is a float, and where in the step's vector it is.
 Slot = tuple[bool, int]
 
+# A function under ``jax.jit``, and once it was traced for each result the place among the values that
+# are given to it and those that it makes, and its form.
+_Traced = tuple[Callable[..., list[Any]], list[tuple[int, str]]]
+
 KEPT_PREFIX: Final = "xla_repeat_"
 """Functions whose name begins so are kept as functions by the compiler."""
 
 
 def outlined_function(
-    graph: Graph, plan: Plan, outputs: Sequence[int], floats: bool, ints: bool
+    graph: Graph,
+    plan: Plan,
+    outputs: Sequence[int],
+    floats: bool,
+    ints: bool,
+    scope_class: type[Scope] = Scope,
 ) -> Callable[..., tuple[Any, ...]]:
     """A jax function of the step: inputs in order, then the lifted floats and ints if there are any."""
-    emitter = Emitter(graph, plan)
+    emitter = Emitter(graph, plan, scope_class)
 
     def step(*arrays: Any) -> tuple[Any, ...]:
         count = len(graph.inputs)
         rest = list(arrays[count:])
         ints_vector = rest.pop() if ints else None
         floats_vector = rest.pop() if floats else None
-        scope = Scope(graph.lazy | graph.early, Lifted(floats_vector, ints_vector))
+        scope = scope_class(graph.lazy | graph.early, Lifted(floats_vector, ints_vector))
         scope.update(zip(graph.inputs, arrays[:count], strict=True))
         emitter.emit(plan.items, scope)
         return tuple(scope[vid] for vid in outputs)
@@ -45,10 +54,11 @@ class Emitter:
     ``groups`` holds, for each function, the lifted numbers that are elsewhere in another call.
     """
 
-    def __init__(self, graph: Graph, plan: Plan) -> None:
+    def __init__(self, graph: Graph, plan: Plan, scope_class: type[Scope] = Scope) -> None:
         self.lazy = graph.lazy
+        self.scope_class = scope_class
         self.groups = _moving_groups(plan)
-        self._traced: dict[Any, tuple[Callable[..., list[Any]], list[int]]] = {}
+        self._traced: dict[Any, _Traced] = {}
 
     def emit(self, items: Sequence[Item], scope: Scope) -> None:
         """Compute items in order."""
@@ -62,9 +72,10 @@ class Emitter:
         function = call.function
         vectors = [scope.lifted.vectors[kind] for kind in kinds_of(call.operands)]
         indices = [_index(slot, scope) for slot in self.moving_slots(call)]
-        operands = [scope[v] for v in call.operands if v >= 0]
-        results = self.run_kept(function, vectors, indices, operands)
-        scope.update(zip(call.results, results, strict=True))
+        operands = [scope.handed(v) for v in call.operands if v >= 0]
+        results = self._run(function, vectors, indices, operands)
+        for vid, result in zip(call.results, results, strict=True):
+            scope.take(vid, result)
 
     def moving_slots(self, call: Call) -> list[Slot]:
         """For each group of its function's moving numbers, where the first is in this call."""
@@ -76,36 +87,44 @@ class Emitter:
     ) -> list[Any]:
         """Call a function of the program that is kept as one: ``body`` under its name.
 
+        See ``_run``; operands and results are as they are.
+        """
+        given = [(operand, AS_IT_IS) for operand in operands]
+        return [array for array, _ in self._run(function, vectors, indices, given)]
+
+    def _run(
+        self, function: Function, vectors: list[Any], indices: list[Any], operands: list[Handed]
+    ) -> list[Handed]:
+        """Call a function, traced once for each pattern and forms of operands that it meets.
+
         What stands in two places among its operands is given once, and a result that is another one or
         an operand is not returned: a call must not have two names for one value (see ``clashes``).
         """
-        given, pattern = _distinct(operands)
-        found = self._traced.get((function, pattern))
+        given, pattern = _distinct([array for array, _ in operands])
+        key = (function, pattern, tuple(form for _, form in operands))
+        found = self._traced.get(key)
         if found is None:
-            found = self._traced[function, pattern] = self._kept(function, pattern)
-        jitted, origins = found
+            found = self._traced[key] = self._trace(*key)
+        jitted, results = found
         made = jitted(vectors, indices, given)
         values = [*given, *made]
-        return [values[place] for place in origins]
+        return [(values[place], form) for place, form in results]
 
-    def _kept(
-        self, function: Function, pattern: tuple[int, ...]
-    ) -> tuple[Callable[..., list[Any]], list[int]]:
-        """A function of distinct values, and where its results are among these and what it returns.
-
-        The latter is known once it was traced.
-        """
-        body = self.body(function)
-        origins: list[int] = []
+    def _trace(
+        self, function: Function, pattern: tuple[int, ...], forms: tuple[str, ...]
+    ) -> _Traced:
+        body = self._body(function)
+        results: list[tuple[int, str]] = []
 
         def run(vectors: list[Any], indices: list[Any], given: list[Any]) -> list[Any]:
-            results = body(vectors, indices, [given[place] for place in pattern])
-            values, places = _distinct([*given, *results])
-            origins[:] = places[len(given) :]
+            operands = [(given[place], form) for place, form in zip(pattern, forms, strict=True)]
+            made = body(vectors, indices, operands)
+            values, places = _distinct([*given, *(array for array, _ in made)])
+            results[:] = zip(places[len(given) :], (form for _, form in made), strict=True)
             return values[len(given) :]
 
         run.__name__ = KEPT_PREFIX + name_of(function)
-        return jax.jit(run), origins
+        return jax.jit(run), results
 
     def body(self, function: Function) -> Callable[[list[Any], list[Any], list[Any]], list[Any]]:
         """What computes a function's results from vectors of numbers, indices, and operands.
@@ -113,16 +132,29 @@ class Emitter:
         The vectors are those of ``kinds_of`` its parameters, the indices say where each group of
         its moving numbers begins.
         """
+        body = self._body(function)
+
+        def run(vectors: list[Any], indices: list[Any], operands: list[Any]) -> list[Any]:
+            results = body(vectors, indices, [(operand, AS_IT_IS) for operand in operands])
+            return [array for array, _ in results]
+
+        return run
+
+    def _body(
+        self, function: Function
+    ) -> Callable[[list[Any], list[Any], list[Handed]], list[Handed]]:
+        """``body`` for operands and results in forms of their scope."""
         parameters = [v for v in function.parameters if v >= 0]
         kinds = kinds_of(function.parameters)
 
-        def run(vectors: list[Any], indices: list[Any], operands: list[Any]) -> list[Any]:
+        def run(vectors: list[Any], indices: list[Any], operands: list[Handed]) -> list[Handed]:
             of = dict(zip(kinds, vectors, strict=True))
             lifted = Lifted(of.get(True), of.get(False), self._positions(function, indices))
-            scope = Scope(self.lazy, lifted)
-            scope.update(zip(parameters, operands, strict=True))
+            scope = self.scope_class(self.lazy, lifted)
+            for vid, operand in zip(parameters, operands, strict=True):
+                scope.take(vid, operand)
             self.emit(function.body, scope)
-            return [scope[v] for v in function.results]
+            return [scope.handed(v) for v in function.results]
 
         return run
 

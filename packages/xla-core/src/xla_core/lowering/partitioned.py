@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from xla_core.lowering.batch_dims import UnmergedScope
 from xla_core.lowering.driver import conform
-from xla_core.lowering.evaluate import Lifted
+from xla_core.lowering.evaluate import Handed, Lifted
 from xla_core.lowering.nodes import Part
 from xla_core.lowering.registry import Rule
 from xla_core.metas import tensor_meta
@@ -60,9 +60,22 @@ class PartitionedScope(UnmergedScope):
         elif name not in _TRANSPOSES or not _transpose(self, part):
             super().compute(part)
 
+    def handed(self, vid: int) -> Handed:
+        """A value for another scope: a transpose as the matrix that it is of."""
+        found = self.turned.get(self.meet(vid))
+        return super().handed(vid) if found is None else (found, _TURNED)
+
+    def take(self, vid: int, handed: Handed) -> None:
+        """Keep a value in the form that it has in another scope."""
+        array, form = handed
+        if form == _TURNED:
+            self.keep(self.turned, vid, array)
+        else:
+            super().take(vid, handed)
+
     def turn(self, vid: int) -> Any:
         """The transpose of a matrix: as it was given, or computed so now; else None."""
-        part = self.waiting.get(vid)
+        part = self.waiting.get(self.meet(vid))
         if part is not None and part.entry.plan.name == MM:  # type: ignore[union-attr]
             del self.waiting[vid]
             self.turned[vid] = _product(self, part, swapped=True)
@@ -86,7 +99,7 @@ def _product(scope: PartitionedScope, part: Part, swapped: bool = False) -> Any:
     """What ``mm`` or ``addmm`` gives; ``swapped``: the transpose of what ``mm`` gives."""
     args, kwargs = part.arguments()
     *added, left, right = args
-    turned = left.vid in scope.turned, right.vid in scope.turned
+    turned = tuple(scope.meet(ref.vid) in scope.turned for ref in (left, right))
     factors = [scope.turned.get(ref.vid, ref) for ref in (left, right)]
     plan, (meta,) = part.entry.plan, part.metas()
     assert plan is not None and isinstance(plan.rule, Rule) and meta is not None
@@ -100,6 +113,7 @@ def _product(scope: PartitionedScope, part: Part, swapped: bool = False) -> Any:
         return conform(plan.rule.function(*values, **named, turned=turned), meta, plan.name)
 
 
+_TURNED: Final = "turned"
 MM: Final = "aten.mm.default"
 _PRODUCTS: Final = frozenset({MM, "aten.addmm.default"})
 _TRANSPOSES: Final = frozenset({"aten.t.default", "aten.transpose.int"})
