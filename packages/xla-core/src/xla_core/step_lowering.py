@@ -18,6 +18,7 @@ from xla_core.lowering.evaluate import Scope
 from xla_core.lowering.nodes import Graph
 from xla_core.lowering.outline import KEPT_PREFIX, outlined_function
 from xla_core.lowering.partitioned import PartitionedScope
+from xla_core.lowering.registry import Rule
 from xla_core.lowering.repeats import CostModel, Plan
 from xla_core.lowering.stages import VECTORS, cut, stage_count
 from xla_core.lowering.step import needed_entries, repeats_of, step_function
@@ -83,8 +84,9 @@ class StepLowering:
         self.needed = needed_entries(entries, outputs)
         self.metas = {e.first + i: m for e in entries for i, m in enumerate(e.metas)}
         self.marked = any(e.plan is not None and e.plan.name == MARK for e in self.needed)
-        # marked parts are looked for in one function
-        self.outlining = None if self.marked else outlining_of(trace.backend.client)
+        rules = (e.plan.rule for e in self.needed if e.plan is not None)
+        one = any(isinstance(rule, Rule) and rule.whole_step for rule in rules)
+        self.outlining = None if one else outlining_of(trace.backend.client)
         self.repeats: tuple[Graph, Plan] | None = None
         if self.outlining is not None:
             sizes = (self.outlining.min_operations, self.outlining.min_saved)

@@ -119,6 +119,7 @@ def register(registry: Any) -> None:
     """Add the lowering rules."""
     registry.rule(ANNOTATE)(_annotate)
     registry.rule(dynamo.MARK)(_dynamo)
-    registry.rule(TO_SHARD)(_to_shard)
-    registry.rule(TO_WHOLE)(_to_whole)
-    registry.rule(SHARD_AS)(_shard_as)
+    # parts are looked for from where they begin to where they end, and groups have one number
+    registry.rule(TO_SHARD, whole_step=True)(_to_shard)
+    registry.rule(TO_WHOLE, whole_step=True)(_to_whole)
+    registry.rule(SHARD_AS, whole_step=True)(_shard_as)

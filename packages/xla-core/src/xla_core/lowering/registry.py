@@ -75,7 +75,8 @@ class Rule:
     change from step to step. With ``context`` the first argument is a ``RuleContext``.
     ``meta`` stands in for a meta kernel that PyTorch lacks: it takes the operator's arguments
     with meta tensors and returns what the operator returns, as meta tensors. With ``all_replicas``
-    the operator talks to other replicas: a program with it runs on all of them.
+    the operator talks to other replicas: a program with it runs on all of them. With ``whole_step``
+    it means something together with others of the step: a program with it is lowered as one function.
     """
 
     overload: OpOverload
@@ -87,6 +88,7 @@ class Rule:
     where: str
     meta: Callable[..., Any] | None = None
     all_replicas: bool = False
+    whole_step: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -162,6 +164,7 @@ def rule(
     random: bool = False,
     meta: Callable[..., Any] | None = None,
     all_replicas: bool = False,
+    whole_step: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as the rule of each overload. Raises ValueError on a duplicate."""
 
@@ -181,6 +184,7 @@ def rule(
                 where,
                 meta,
                 all_replicas,
+                whole_step,
             )
         return function
 

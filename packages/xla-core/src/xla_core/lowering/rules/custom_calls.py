@@ -71,7 +71,7 @@ def _like(x: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-@rule(torch.ops.xla.mark_tensor.default, meta=_like)
+@rule(torch.ops.xla.mark_tensor.default, meta=_like, whole_step=True)
 def mark_tensor(x: Array, name: str, pos: int, id: str, is_input: bool, attr: Any = None) -> Array:
     """``x``, marked as an operand or result of the composite ``name``."""
     attributes = None if attr is None else dict(attr)
