@@ -6,13 +6,17 @@ for a loss ``sum(value * weight)``, each replica with a weight of its own.
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import torch
+from torch import nn
 
 import torch_xla
 import torch_xla.core.functions as xf
 import torch_xla.runtime as xr
+from xla_core import _jax_compat, programs
+from xla_core.lowering.outline import KEPT_PREFIX
 from xla_dist.functions import AllGather, AllToAll, ReduceScatter
 
 GROUPS = {2: (None, ((1, 0),)), 4: (None, ((0, 1), (2, 3)), ((3, 0), (2, 1)))}
@@ -154,3 +158,64 @@ def run_all(index):
         found.append([result.detach(), *(x.grad for x in given)])
     torch_xla.sync()
     return [[t.float().cpu().numpy() for t in tensors] for tensors in found]
+
+
+# --- equal layers with a collective in each -----------------------------------------------------
+
+LAYERS = 12
+
+
+class Block(nn.Module):
+    """Adds ``total`` of its result over the replicas to its input."""
+
+    def __init__(self, total):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.total = total
+
+    def forward(self, x):
+        return x + self.total(self.down(nn.functional.gelu(self.up(self.norm(x)))))
+
+
+def blocks(total):
+    """The same layers on every replica."""
+    torch.manual_seed(0)
+    return nn.Sequential(*[Block(total) for _ in range(LAYERS)])
+
+
+def weighted(index):
+    """A replica's batch, and the weight of its result in the loss."""
+    random = torch.Generator().manual_seed(index)
+    return torch.randn(4, 8, generator=random), torch.randn(4, 8, generator=random)
+
+
+def repeated(index):
+    """Result and gradients on this replica, and how many collectives its functions have inside."""
+    device = torch_xla.device()
+    model = blocks(lambda x: xf.all_reduce("sum", x, 0.5)).to(device)
+    x, weight = (t.to(device) for t in weighted(index))
+    result = model(x)
+    (result * weight).sum().backward()
+    torch_xla.sync()
+    step = max(programs.all_programs(), key=lambda program: program.operations)
+    functions = _jax_compat.module_text(step.program.stablehlo).split("func.func private @")[1:]
+    inside = [f.count("all_reduce") for f in functions if f.startswith(KEPT_PREFIX)]
+    values = [result.detach(), *(p.grad for p in model.parameters())]
+    return [t.cpu().numpy() for t in values], inside
+
+
+def repeated_on_cpu(world):
+    """The same for all replicas in one process, in float64."""
+    model = blocks(nn.Identity())
+    models = [copy.deepcopy(model).double() for _ in range(world)]
+    values, weights = zip(*map(weighted, range(world)), strict=True)
+    values = [x.double() for x in values]
+    for layer in range(LAYERS):
+        # what a layer adds is its result less its input
+        added = [m[layer](x) - x for m, x in zip(models, values, strict=True)]
+        values = [x + 0.5 * sum(added) for x in values]
+    sum((x * w.double()).sum() for x, w in zip(values, weights, strict=True)).backward()
+    return [
+        [x.detach(), *(p.grad for p in m.parameters())] for x, m in zip(values, models, strict=True)
+    ]

@@ -37,3 +37,12 @@ def test_gradients_are_those_of_the_sum_of_all_losses(launch, world):
                 torch.testing.assert_close(
                     torch.from_numpy(got), wanted.float(), **tolerance, msg=f"{case} on {replica}"
                 )
+
+
+def test_collectives_of_equal_layers_are_lowered_into_their_functions(launch):
+    found = launch(2, dist_gradients.repeated).join()
+    for (values, inside), expected in zip(found, dist_gradients.repeated_on_cpu(2), strict=True):
+        assert sum(inside) > 0
+        for got, wanted in zip(values, expected, strict=True):
+            # float32 through twelve layers
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
