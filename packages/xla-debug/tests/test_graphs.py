@@ -11,7 +11,7 @@ from torch import nn
 import torch_xla
 from torch_xla import _XLAC
 from torch_xla.debug import graph_saver
-from xla_core import runtime
+from xla_core import _jax_compat, programs, runtime
 from xla_core.where import Detail, detail, set_detail
 
 
@@ -157,3 +157,36 @@ def test_graph_saver(form, suffix, ab, tmp_path, monkeypatch):
     path = graph_saver.save_tensors_graph(str(tmp_path / "new"), "step", [ab[0] + 1])
     assert path == tmp_path / "new" / f"step.{suffix}"
     assert {"text": "aten::add", "dot": "digraph", "hlo": "HloModule"}[form] in path.read_text()
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(12)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_functions_of_repeats_are_named_after_their_modules():
+    model = Deep().to("xla")
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 8).to("xla")).pow(2).sum().backward()
+    optimizer.step()
+    torch_xla.sync()
+    step = max(programs.all_programs(), key=lambda program: program.operations)
+    text = _jax_compat.module_text(step.program.stablehlo)
+    names = set(re.findall(r"call @xla_repeat_\d+_(\w+)_\d+_operations\(", text))
+    modules = ("Deep_blocks_", "backward_Deep_blocks_", "optimizer_")
+    assert {m for m in modules if any(name.startswith(m) for name in names)} == set(modules), names

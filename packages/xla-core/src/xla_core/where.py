@@ -7,10 +7,11 @@ when it is made: a step that repeats itself never is. ``detail`` says what of it
 from __future__ import annotations
 
 import enum
+import posixpath
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -69,6 +70,10 @@ locate: Callable[[], Where | None] | None = None
 
 MARK: Final = "@"
 _MARKED: Final = re.compile(MARK + r"(\d+)(?=/|$)")
+OPTIMIZER_SCOPE: Final = "optimizer"
+"""Stands for the modules of what an optimizer's step records, outside of any."""
+_INDICES: Final = re.compile(r"\.\d+(?=[./]|$)")
+_NOT_IN_NAMES: Final = re.compile(r"\W+")
 
 
 def set_locator(locator: Callable[[], Where | None] | None) -> None:
@@ -96,6 +101,19 @@ def scope_name(entry: Entry) -> str:
     if _Settings.detail is Detail.LINES:
         name = f"{name}{MARK}{entry.depth}"
     return f"{found.scope}/{name}" if found is not None and found.scope else name
+
+
+def common_scope(entries: Iterable[Entry]) -> str:
+    """The modules that operations have in common, as a name: ``Net_blocks``; empty where nobody looked.
+
+    Indices of modules in a list are left out: operations that repeat are those of one of many.
+    """
+    places = (entry.where for entry in entries if entry.where is not None)
+    scopes = [p.scope or (OPTIMIZER_SCOPE if p.optimizer else "") for p in places]
+    if not scopes:
+        return ""
+    common = posixpath.commonpath([_INDICES.sub("", scope) for scope in scopes])
+    return _NOT_IN_NAMES.sub("_", common)
 
 
 def relocation(

@@ -12,6 +12,7 @@ import numpy as np
 from xla_core.lowering.evaluate import AS_IT_IS, Handed, Lifted, Scope
 from xla_core.lowering.nodes import Graph, lifted_slot
 from xla_core.lowering.repeats import Call, Function, Item, Plan, flat_nodes
+from xla_core.where import common_scope
 
 # A lifted number of a call: whether it is a float, and where in the step's vector it is.
 Slot = tuple[bool, int]
@@ -209,11 +210,16 @@ def _moving_groups(plan: Plan) -> dict[Function, list[list[int]]]:
 
 
 def name_of(function: Function) -> str:
-    """For people who read dumps: the operations from which to which, and how many."""
+    """For people who read dumps: of which module, from which operation to which, and how many.
+
+    The module is known where operations are located (``xla_core.where``).
+    """
     nodes = list(flat_nodes(function.body))
     ends = (nodes[0].payload.entry.plan.name, nodes[-1].payload.entry.plan.name)
     first, last = (name.replace("put:aten.", "put_aten.").split(".")[1] for name in ends)
-    return f"{function.index}_{first}_to_{last}_{len(nodes)}_operations"
+    scope = common_scope(node.payload.entry for node in nodes)
+    module = f"{scope}_" if scope else ""
+    return f"{function.index}_{module}{first}_to_{last}_{len(nodes)}_operations"
 
 
 def _index(slot: Slot, scope: Scope) -> Any:
