@@ -73,7 +73,7 @@ _MARKED: Final = re.compile(MARK + r"(\d+)(?=/|$)")
 OPTIMIZER_SCOPE: Final = "optimizer"
 """Stands for the modules of what an optimizer's step records, outside of any."""
 _INDICES: Final = re.compile(r"\.\d+(?=[./]|$)")
-_NOT_IN_NAMES: Final = re.compile(r"\W+")
+_NOT_IN_NAMES: Final = re.compile(r"\W+", re.ASCII)
 
 
 def set_locator(locator: Callable[[], Where | None] | None) -> None:
@@ -112,7 +112,7 @@ def common_scope(entries: Iterable[Entry]) -> str:
     scopes = [p.scope or (OPTIMIZER_SCOPE if p.optimizer else "") for p in places]
     if not scopes:
         return ""
-    common = posixpath.commonpath([_INDICES.sub("", scope) for scope in scopes])
+    common = posixpath.commonpath([_INDICES.sub("", scope).strip("/") for scope in scopes])
     return _NOT_IN_NAMES.sub("_", common)
 
 

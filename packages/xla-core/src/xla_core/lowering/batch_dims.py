@@ -13,24 +13,23 @@ from typing import Any, Final
 
 import jax.numpy as jnp
 
-from xla_core.lowering.evaluate import Handed, Lifted, Scope
+from xla_core.lowering.evaluate import AS_IT_IS, Handed, Lifted, Scope
 from xla_core.lowering.nodes import Part
 from xla_core.operands import Ref
 from xla_core.trace import Entry
-
-_APART: Final = "apart"
 
 
 class UnmergedScope(Scope):
     """A scope in which merged batch dimensions stay apart as long as only products use them.
 
     ``apart`` holds arrays with all their batch dimensions by the number of the merged value, which
-    is made when something else reads it.
+    is made when something else reads it. ``forms`` are all such ways to keep a value, by name.
     """
 
     def __init__(self, lazy: Mapping[int, Entry], lifted: Lifted) -> None:
         super().__init__(lazy, lifted)
         self.apart: dict[int, Any] = {}
+        self.forms = {"apart": self.apart}
         self._met: set[int] = set()
 
     def meet(self, vid: int) -> int:
@@ -42,22 +41,21 @@ class UnmergedScope(Scope):
         return vid
 
     def handed(self, vid: int) -> Handed:
-        """A value for another scope: its batch dimensions stay apart if they are here."""
-        found = self.apart.get(self.meet(vid))
-        return super().handed(vid) if found is None else (found, _APART)
+        """A value for another scope, in the form that it has here."""
+        self.meet(vid)
+        for form, kept in self.forms.items():
+            if vid in kept:
+                return kept[vid], form
+        return super().handed(vid)
 
     def take(self, vid: int, handed: Handed) -> None:
         """Keep a value in the form that it has in another scope."""
         array, form = handed
-        if form == _APART:
-            self.keep(self.apart, vid, array)
-        else:
+        if form == AS_IT_IS:
             super().take(vid, handed)
-
-    def keep(self, form: dict[int, Any], vid: int, array: Any) -> None:
-        """Keep a value in a form: it is not computed where it is read, lazy or not."""
-        self._met.add(vid)
-        form[vid] = array
+        else:
+            self._met.add(vid)  # lazy or not, it is there
+            self.forms[form][vid] = array
 
     def __missing__(self, vid: int) -> Any:
         found = self.apart.get(vid)

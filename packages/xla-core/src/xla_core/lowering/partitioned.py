@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from xla_core.lowering.batch_dims import UnmergedScope
 from xla_core.lowering.driver import conform
-from xla_core.lowering.evaluate import Handed, Lifted
+from xla_core.lowering.evaluate import Lifted
 from xla_core.lowering.nodes import Part
 from xla_core.lowering.registry import Rule
 from xla_core.metas import tensor_meta
@@ -37,6 +37,7 @@ class PartitionedScope(UnmergedScope):
     def __init__(self, lazy: Mapping[int, Entry], lifted: Lifted) -> None:
         super().__init__(lazy, lifted)
         self.turned: dict[int, Any] = {}
+        self.forms["turned"] = self.turned
         self.waiting: dict[int, Part] = {}
 
     def __missing__(self, vid: int) -> Any:
@@ -59,19 +60,6 @@ class PartitionedScope(UnmergedScope):
             self.waiting[part.results()[0]] = part
         elif name not in _TRANSPOSES or not _transpose(self, part):
             super().compute(part)
-
-    def handed(self, vid: int) -> Handed:
-        """A value for another scope: a transpose as the matrix that it is of."""
-        found = self.turned.get(self.meet(vid))
-        return super().handed(vid) if found is None else (found, _TURNED)
-
-    def take(self, vid: int, handed: Handed) -> None:
-        """Keep a value in the form that it has in another scope."""
-        array, form = handed
-        if form == _TURNED:
-            self.keep(self.turned, vid, array)
-        else:
-            super().take(vid, handed)
 
     def turn(self, vid: int) -> Any:
         """The transpose of a matrix: as it was given, or computed so now; else None."""
@@ -113,7 +101,6 @@ def _product(scope: PartitionedScope, part: Part, swapped: bool = False) -> Any:
         return conform(plan.rule.function(*values, **named, turned=turned), meta, plan.name)
 
 
-_TURNED: Final = "turned"
 MM: Final = "aten.mm.default"
 _PRODUCTS: Final = frozenset({MM, "aten.addmm.default"})
 _TRANSPOSES: Final = frozenset({"aten.t.default", "aten.transpose.int"})
