@@ -2,6 +2,10 @@
 
 The environment of a package holds that package (built as a wheel), its ``test`` extra, and what
 those two declare; a sibling from this repository is installed only where it is declared.
+
+``PACKAGE-py312-torch215-jax011`` is the same environment with another Python, torch or jax: each of the
+three factors may be left out. Without torch and jax factors an environment has the versions of
+``constraints.txt``; with one of them, pip chooses what torch and jax bring along.
 """
 
 from __future__ import annotations
@@ -21,8 +25,20 @@ from tox.session.state import State
 from tox.tox_env.api import ToxEnv
 
 ROOT = Path(__file__).resolve().parent
+CONSTRAINTS = ROOT / "constraints.txt"
 DEFAULT_ENVIRONMENTS = ("lint", "tests")
 """What a plain ``tox`` runs before the packages' own environments."""
+
+MATRIX = (
+    "py311-torch211-jax010",
+    "py311-torch215-jax010",
+    "py312-torch215-jax011",
+    "py313-torch215-jax012",
+)
+"""What ``tox -e matrix`` runs: the oldest versions that the packages allow first, the newest last."""
+
+VARIED_SECTIONS = ("# What the packages stand on.", "# What torch brings along.")
+"""Headings in constraints.txt: below them stands what an environment of the matrix chooses itself."""
 
 
 def package_folders(root: Path = ROOT) -> dict[str, Path]:
@@ -53,16 +69,83 @@ def install_targets(name: str, folders: dict[str, Path]) -> list[str]:
     return [*(str(folders[sibling]) for sibling in needed[1:]), f"{folders[name]}{suffix}"]
 
 
-def _installs(targets: Iterable[str]) -> MemoryLoader:
+def _installs(targets: Iterable[str], constraints: Path = CONSTRAINTS) -> Command:
     # pip rebuilds a wheel from a local folder on every call, so a second run never tests old files.
-    pip = ["python", "-I", "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt")]
-    return MemoryLoader(commands_pre=[Command([*pip, *targets])])
+    pip = ["python", "-I", "-m", "pip", "install", "-q", "-c", str(constraints)]
+    return Command([*pip, *targets])
+
+
+def factor_pins(factors: str) -> list[str]:
+    """Requirements that factors stand for: ``torch215`` is ``torch==2.15.*``, ``jax010`` jax 0.10."""
+    pins = []
+    for name, major, minor in re.findall(r"(?:^|-)(torch|jax)(\d)(\d+)(?=-|$)", factors):
+        names = ("jax", "jaxlib") if name == "jax" else (name,)
+        pins += [f"{each}=={int(major)}.{int(minor)}.*" for each in names]
+    return pins
+
+
+def factor_constraints(factors: str) -> str:
+    """The text of constraints.txt for an environment with these factors."""
+    text = CONSTRAINTS.read_text()
+    pins = factor_pins(factors)
+    if not pins:
+        return text
+    sections = re.split(r"\n\n(?=# )", text)
+    kept = [section for section in sections if not section.startswith(VARIED_SECTIONS)]
+    return "\n\n".join([*kept, "# The factors.\n" + "\n".join(pins)]) + "\n"
+
+
+def matrix_environments() -> dict[str, tuple[list[str], str]]:
+    """Names of environments with factors, each with the packages whose tests it runs and its factors.
+
+    ``matrix-FACTORS`` runs those of all packages in one environment: a torch for each would take tens of
+    gigabytes.
+    """
+    packages = list(package_folders())
+    whole = {f"matrix-{factors}": (packages, factors) for factors in MATRIX}
+    return whole | {
+        f"{name}-{factors}": ([name], factors) for name in packages for factors in MATRIX
+    }
+
+
+def _varied(
+    packages: list[str], factors: str, work: Path, arguments: Iterable[str]
+) -> MemoryLoader:
+    """An environment with other versions than those of constraints.txt.
+
+    What is loaded from memory is not searched for tox's ``{...}``: all is written out, ``arguments``
+    being those that tox was given for pytest.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    constraints = work / f"constraints-{factors}.txt"
+    constraints.write_text(factor_constraints(factors))
+    folders = package_folders()
+    targets = {target: None for name in packages for target in install_targets(name, folders)}
+    whole = len(packages) > 1
+    example = ["-r", str(ROOT / "examples" / "requirements.txt")] if whole else []
+    main_job = [Command(["python", str(ROOT / "examples" / "train_digits.py")])] if whole else []
+    pytest = ["python", "-m", "pytest", "-n", "2", "--dist", "worksteal"]
+    # one process per package: xla-spmd's tests show all devices as one, the others do not
+    tests = [Command([*pytest, str(folders[name] / "tests"), *arguments]) for name in packages]
+    return MemoryLoader(
+        description=f"tests of {', '.join(packages)} with {factors}",
+        install_command=Command(
+            ["python", "-I", "-m", "pip", "install", "-c", str(constraints), "{opts}", "{packages}"]
+        ),
+        commands_pre=[_installs([*targets, *example], constraints)],
+        commands=[*main_job, *tests],
+        ignore_errors=True,
+        set_env=(
+            f"PIP_CONSTRAINT={constraints}\nPIP_BUILD_CONSTRAINT={constraints}\n"
+            "PIP_DISABLE_PIP_VERSION_CHECK=1\nOMP_NUM_THREADS=1"
+        ),
+    )
 
 
 @impl
 def tox_extend_envs() -> Iterable[str]:
-    """The environments' names: the folders' names."""
-    return tuple(package_folders())
+    """The environments' names: the folders' names, alone and with the matrix' factors."""
+    return (*package_folders(), *matrix_environments())
 
 
 @impl
@@ -72,7 +155,10 @@ def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:
     core_conf.loaders.insert(0, MemoryLoader(env_list=EnvList([*DEFAULT_ENVIRONMENTS, *folders])))
     seeds = state.conf.memory_seed_loaders
     for name in folders:
-        seeds[name].append(_installs(install_targets(name, folders)))
+        seeds[name].append(MemoryLoader(commands_pre=[_installs(install_targets(name, folders))]))
+    arguments = state.conf.pos_args(None) or ()
+    for name, (packages, factors) in matrix_environments().items():
+        seeds[name].append(_varied(packages, factors, ROOT / ".tox", arguments))
 
 
 @impl

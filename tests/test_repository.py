@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from xla_core import flags
+
 ROOT = Path(__file__).resolve().parents[1]
 MOST_FILE_LINES = 600
 MOST_FUNCTION_LINES = 80
@@ -27,6 +29,7 @@ JAX_PRIVATE_HOMES = {
     "_jax_pjrt.py",
     "_jax_portable.py",
     "_jax_sharding.py",
+    "_jax_versions.py",
 }
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
@@ -161,6 +164,19 @@ def test_the_readme_lists_the_environment_variables_that_are_read():
         if re.fullmatch(names, node.value)
     }
     assert documented == read
+
+
+def test_the_readme_has_the_defaults_that_are_declared():
+    """Flags that are on, off or a number; what a device or an extension decides is said in words."""
+    rows = re.findall(r"^\| (`\w+`.*?) \| `([\w.]+)` \| ", (ROOT / "README.md").read_text(), re.M)
+    documented = {name: value for names, value in rows for name in re.findall(r"`(\w+)`", names)}
+    declared = {
+        name: str(int(flag.default) if isinstance(flag.default, bool) else flag.default)
+        for name, flag in flags.FLAGS.items()
+    }
+    shared = documented.keys() & declared.keys()
+    assert len(shared) >= 10
+    assert {name: documented[name] for name in shared} == {name: declared[name] for name in shared}
 
 
 def test_every_constraint_pins_one_version():

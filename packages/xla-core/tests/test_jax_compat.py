@@ -101,7 +101,7 @@ def test_module_of_a_jitted_function_gives_the_same_program():
 
 
 def test_shardings_are_written_and_missing_ones_pinned():
-    mesh = jax.sharding.AbstractMesh((2,), ("x",))
+    mesh = jax.sharding.AbstractMesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
 
     def constrained(a, b):

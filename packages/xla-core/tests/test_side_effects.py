@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from xla_core.side_effects import only_computes
 
@@ -24,7 +24,7 @@ def bytecode(function, *shape: int) -> bytes:
 
 
 def on_a_mesh(function):
-    mesh = AbstractMesh((2,), ("i",))
+    mesh = AbstractMesh((2,), ("i",), axis_types=(AxisType.Auto,))
     whole = PartitionSpec()
     return jax.shard_map(function, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
 

@@ -245,7 +245,7 @@ PEER = """
     everyone = [d.id for d in client.devices()]
     assert len(everyone) == 4 and len(mine) == 2 and mine == everyone[2 * rank : 2 * rank + 2]
     everywhere = Placement(tuple(everyone))
-    mesh = jax.sharding.AbstractMesh((4,), ("all",))
+    mesh = jax.sharding.AbstractMesh((4,), ("all",), axis_types=(jax.sharding.AxisType.Auto,))
     whole = jax.sharding.PartitionSpec()
 
     def total(a):

@@ -30,13 +30,19 @@ def specs(draw):
     return shape, tuple(tuple(g) if len(g) > 1 else g[0] if g else None for g in groups)
 
 
+def abstract_mesh(sizes, names):
+    # jax 0.12.0: axes are explicit unless one says otherwise
+    kinds = (jax.sharding.AxisType.Auto,) * len(names)
+    return jax.sharding.AbstractMesh(sizes, names, axis_types=kinds)
+
+
 def jaxs_sharding(shape, spec):
     names = tuple("abc"[: len(shape)])
     entries = [
         None if e is None else tuple(names[i] for i in e) if isinstance(e, tuple) else names[e]
         for e in spec
     ]
-    mesh = jax.sharding.AbstractMesh(shape, names)
+    mesh = abstract_mesh(shape, names)
     named = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*entries))
     return named._to_xla_hlo_sharding(len(spec))
 
@@ -88,7 +94,7 @@ def test_shardys_form_means_the_same(drawn):
             for part in text.rpartition("[{")[2].removesuffix("}]>").split("}, {")
         ]
         named = jax.sharding.NamedSharding(
-            jax.sharding.AbstractMesh(common.sizes, common.names),
+            abstract_mesh(common.sizes, common.names),
             jax.sharding.PartitionSpec(*entries),
         )
         assert named._to_xla_hlo_sharding(len(spec)) == hlo_sharding(sharding.text)

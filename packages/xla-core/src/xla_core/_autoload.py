@@ -65,12 +65,14 @@ def _attach() -> None:
 def ensure() -> None:
     """Attach the device to torch completely: rules, dispatcher, optimizers.
 
-    Raises RuntimeError naming the torch version where that cannot be done.
+    Raises RuntimeError naming the torch version where that cannot be done, ImportError where jax or
+    jaxlib is of a version that is not known.
     """
     if _failure:
         raise _failure[0]
     with _without_collections():
         _attach()
+        importlib.import_module("xla_core._jax_versions").check()
         importlib.import_module("xla_core.dispatch.resolve").install()
         if torch.distributed.is_available():
             # torch 2.11 to 2.15: its dispatcher imports this at a subclass's first operator

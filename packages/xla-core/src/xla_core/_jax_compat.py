@@ -46,6 +46,7 @@ from jaxlib.mlir import passmanager as _passmanager
 from jaxlib.mlir.dialects import stablehlo as stablehlo
 
 from xla_core import _jax_annotate, _jax_kernels, _jax_manual
+from xla_core._jax_versions import SINCE_0_11
 from xla_core.protobuf import bytes_field
 
 JAXLIB_VERSION: Final[str] = jaxlib.version.__version__
@@ -242,12 +243,15 @@ def location_detail(wanted: bool) -> Iterator[None]:
 def jaxpr_to_module(jaxpr: Any, platform: str, name: str, num_partitions: int) -> ir.Module:
     """The MLIR module of a jaxpr; symbolic sizes become its first arguments."""
     avals = list(jaxpr.in_avals)
-    # jax 0.10.2: all arguments of lower_jaxpr_to_module are keyword arguments without defaults
+    # jax 0.10.2: all arguments of lower_jaxpr_to_module are keyword arguments without defaults.
+    # jax 0.11.2 and 0.12.0 ask for the results' types, too.
+    results = {"out_avals": list(jaxpr.out_avals)} if SINCE_0_11 else {}
     result = _mlir.lower_jaxpr_to_module(
         name,
         jaxpr,
         num_const_args=0,
         in_avals=avals,
+        **results,
         ordered_effects=[],
         platforms=(platform,),
         # without one, the lowering of a kernel for TPUs would start jax's own client of the chips
@@ -462,8 +466,9 @@ def to_host(array: Array) -> np.ndarray:
 
 def result_handler(aval: Any, sharding: Any) -> Any:
     """What turns one output of an executable into an array of known type; see ``run``."""
-    # jaxlib 0.10.2
-    return _jaxlib.array_result_handler(aval, sharding, True, True)
+    # jaxlib 0.10.2: committed, checks skipped; 0.11.2 and 0.12.0 never check
+    flags = (True,) if SINCE_0_11 else (True, True)
+    return _jaxlib.array_result_handler(aval, sharding, *flags)
 
 
 def block_until_ready(arrays: Sequence[Array]) -> None:

@@ -66,6 +66,12 @@ CACHE_PREFETCH: Final = Flag(
     True,
     "load and rehearse what the script's last run used of the persistent cache ahead of its use",
 )
+REGISTER_INSTALLED_PLUGINS: Final = Flag(
+    "XLA_REGISTER_INSTALLED_PLUGINS",
+    parse_bool,
+    True,
+    "find device plugins by torch_xla's entry points, too",
+)
 SYNC_WAIT: Final = Flag(
     "XLA_SYNC_WAIT", parse_bool, False, "sync() returns when the step has finished"
 )

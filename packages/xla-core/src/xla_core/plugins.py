@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 import pluggy
 
-from xla_core import distributed, hookspecs
+from xla_core import distributed, flags, hookspecs
 from xla_core.protocol import INTERFACE_VERSION, ClientFactory, DeviceClient, Topology
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def register_factory(device_type: str, factory: Any, source: str) -> None:
 
 def torch_xla_plugins() -> list[str]:
     """Names of the installed plugins of torch_xla's kind; ``XLA_REGISTER_INSTALLED_PLUGINS=0``: none."""
-    if os.environ.get("XLA_REGISTER_INSTALLED_PLUGINS", "1").strip() == "0":
+    if not flags.REGISTER_INSTALLED_PLUGINS.get():
         return []
     return sorted({point.name.lower() for point in _entry_points(TORCH_XLA_GROUP)})
 

@@ -14,6 +14,8 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+from xla_core import _jax_compat
+from xla_core.pjrt import client, executable
 from xla_dist import inquiries
 from xla_dist.agreement import Agreement
 from xla_dist.settings import WAIT_TIMEOUT, WARN_AFTER
@@ -24,11 +26,8 @@ CROSSED_SECONDS: Final = 4.0
 ASK_SECONDS: Final = 0.5
 """After so long an awaited replica is asked where it is; from then on it looks at its own threads."""
 
-_DEVICE_MODULES: Final = (
-    "xla_core._jax_compat",
-    "xla_core.pjrt.client",
-    "xla_core.pjrt.executable",
-)
+_DEVICE_CODE: Final = frozenset(module.__name__ for module in (_jax_compat, client, executable))
+"""Modules in which a thread is while it waits for its device."""
 
 MSG_FINISHED: Final = (
     "ordinal {me} waits in {what}, which ordinal {other} never reaches: it has finished. Every "
@@ -48,7 +47,7 @@ def waits_for_device() -> bool:
     """Whether another thread than this one is inside the runtime at this moment."""
     me = threading.get_ident()
     return any(
-        frame.f_globals.get("__name__") in _DEVICE_MODULES
+        frame.f_globals.get("__name__") in _DEVICE_CODE
         for thread, frame in sys._current_frames().items()
         if thread != me
     )

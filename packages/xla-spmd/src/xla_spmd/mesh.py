@@ -152,7 +152,10 @@ def jax_mesh(mesh: Mesh) -> Any:
     if len(known) < mesh.size():
         raise RuntimeError(MSG_JAX_DEVICES.format(size=mesh.size(), count=len(known)))
     chosen = np.array(known, object)[mesh.device_ids].reshape(mesh.mesh_shape)
-    return jax.sharding.Mesh(chosen, mesh.axis_names or tuple(map(str, range(chosen.ndim))))
+    names = mesh.axis_names or tuple(map(str, range(chosen.ndim)))
+    # jax 0.12.0 makes axes explicit by default; here, as in torch_xla, the compiler propagates shardings
+    axis_types = (jax.sharding.AxisType.Auto,) * len(names)
+    return jax.sharding.Mesh(chosen, names, axis_types=axis_types)
 
 
 class HybridMesh(Mesh):

@@ -167,7 +167,9 @@ def _trace(
         results[:] = [shape]
         return flattened
 
-    structs = [jax.ShapeDtypeStruct(m.shape, numpy_dtype(m.dtype)) for m in metas]
+    # jax 0.12.0 warns where it narrows an argument as the user's configuration says; 0.10.2 does not
+    narrowed = [jax.dtypes.canonicalize_dtype(numpy_dtype(m.dtype)) for m in metas]
+    structs = [jax.ShapeDtypeStruct(m.shape, t) for m, t in zip(metas, narrowed, strict=True)]
     jaxpr = jax.make_jaxpr(flat)(*structs)
     if jaxpr.effects:
         raise ValueError(MSG_EFFECTS.format(function=_name(function), effects=jaxpr.effects))

@@ -535,7 +535,8 @@ class DeviceConformance:
         """An all-reduce adds values that differ from device to device."""
         self.need(devices=2, client=client, partitions=self.partitions, computes=self.computes)
         both = pair(client)
-        mesh = jax.sharding.AbstractMesh((2,), ("data",))
+        # jax 0.12.0: axes are explicit unless one says otherwise
+        mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
         whole = jax.sharding.PartitionSpec()
 
         def total(a: Any) -> Any:

@@ -117,10 +117,7 @@ def _requirements() -> Iterator[Check]:
     for name in OURS:
         if _version(name) is None:
             continue
-        for text in metadata.requires(name) or ():
-            wanted = Requirement(text)
-            if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
-                continue
+        for wanted in _asked_for(name):
             have = _version(wanted.name)
             if have is None or not wanted.specifier.contains(have, prereleases=True):
                 unmet.append((name, wanted, have))
@@ -130,6 +127,28 @@ def _requirements() -> Iterator[Check]:
         specifier = f"{wanted.name}{wanted.specifier}"
         found = f"{name} needs {specifier}, found {have or 'none'}"
         yield Check("requirements", found, f"pip install '{specifier}'")
+
+
+def _asked_for(name: str, extra: str = "") -> Iterator[Requirement]:
+    """What an installed distribution needs, and what the extras need that it asks for (``jax[tpu]``).
+
+    With ``extra``: what that extra of the distribution adds.
+    """
+    for text in metadata.requires(name) or ():
+        wanted = Requirement(text)
+        marker = wanted.marker
+        if marker is None:
+            applies = not extra
+        else:
+            applies = marker.evaluate({"extra": extra}) and not (
+                extra and marker.evaluate({"extra": ""})
+            )
+        if not applies:
+            continue
+        yield wanted
+        if not extra and _version(wanted.name) is not None:
+            for each in sorted(wanted.extras):
+                yield from _asked_for(wanted.name, each)
 
 
 def _plugins() -> Iterator[Check]:
