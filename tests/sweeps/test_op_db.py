@@ -8,25 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import pytest
 import scipy.stats
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
-from torch.utils import _pytree
 
 import torch_xla
 from xla_core.lowering.registry import find_rule
-from xla_core.testing.against_cpu import (
-    Outcome,
-    assert_as_accurate,
-    attempt,
-    copy_to,
-    fallbacks,
-    gradients,
-    leaves,
+from xla_core.testing.against_cpu import Outcome, attempt, fallbacks
+from xla_core.testing.op_db import (
+    NO_GRADIENTS,
+    assert_agrees,
+    assert_gradients_agree,
+    assert_same_metas,
+    call,
+    chosen,
+    gradients_of,
+    name_of,
 )
 
 pytestmark = [
@@ -39,9 +39,6 @@ DTYPES = (torch.float32, torch.int64, torch.bool, torch.bfloat16)
 # Programs are compiled for each operator: few samples, spread over the database's list of them.
 SAMPLES = {torch.float32: 8}
 SAMPLES_OTHERWISE = 4
-# In which dtype the truth is computed when a result is not near the CPU's in the dtype itself.
-REFERENCE = {torch.float32: torch.float64, torch.bfloat16: torch.float32}
-
 DYNAMIC = "the shape of the result depends on the values"
 NO_SUCH = "XLA has no such decomposition for all devices"
 RARE = "a beta operator that no module of torch.nn reaches"
@@ -78,63 +75,6 @@ REFUSED: dict[str, tuple[type[Exception], str]] = {
     "to_sparse": (TypeError, NO_SPARSE),
 }
 
-# Whose elements nobody has written to: shape and dtype are all there is.
-UNWRITTEN = {
-    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
-}  # fmt: skip
-
-# Where the samples decide whether numbers are drawn. A sample for which the CPU's results differ from
-# seed to seed is compared by shape and dtype; ``test_distributions`` compares what is drawn.
-# The database's own seeds, which it sets inside of operators, are overridden for that.
-RANDOM = {
-    "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal",
-    "nn.functional.alpha_dropout", "nn.functional.dropout", "nn.functional.dropout2d",
-    "nn.functional.dropout3d", "nn.functional.feature_alpha_dropout",
-    "nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d",
-    "nn.functional.multi_head_attention_forward", "nn.functional.rrelu",
-    "nn.functional.scaled_dot_product_attention",
-    "pca_lowrank", "rand_like", "randint", "randint_like", "randn", "randn_like", "svd_lowrank",
-    "uniform",
-}  # fmt: skip
-
-# The position of ``dim`` among the arguments of operators that return indices: which of several
-# equal elements an index names is not defined, so the elements themselves are compared.
-TIES = {"argsort": 0, "kthvalue": 1, "mode": 0, "sort": 0, "topk": 1}
-
-
-def _product(left: torch.Tensor, values: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    return (left * values.unsqueeze(-2)) @ right
-
-
-# Factors are determined up to signs and order: what they multiply to is compared, and the values.
-FACTORS: dict[str, Callable[..., Any]] = {
-    "linalg.eigh": lambda w, v: (w, _product(v, w.to(v.dtype), v.mH)),
-    "linalg.svd": lambda u, s, vh: (
-        s,
-        _product(u[..., : s.shape[-1]], s, vh[..., : s.shape[-1], :]),
-    ),
-    "svd": lambda u, s, v: (s, _product(u[..., : s.shape[-1]], s, v[..., : s.shape[-1]].mH)),
-}
-
-# Results whose dtype is another than the CPU's, by operator and operand dtype.
-OTHER_DTYPE = {
-    (name, torch.bfloat16): "saved statistics stay float32, as PyTorch has on CUDA"
-    for name in (
-        "_batch_norm_with_update",
-        "_native_batch_norm_legit",
-        "native_batch_norm",
-        "native_layer_norm",
-    )
-}
-
-# Arguments that PyTorch itself wants on the CPU whatever the device.
-HOST_ARGUMENTS = {"tensor_split"}
-
-NO_GRADIENTS = {
-    "pca_lowrank": "goes through a random projection",
-    "svd_lowrank": "goes through a random projection",
-}
-
 VALUES_UNSEEN = "whether it is a mistake depends on values that only the device knows"
 OVERLAP = "out= arguments that overlap operands in memory: xla tensors share no memory"
 ERRORS_DIFFER = {
@@ -151,92 +91,6 @@ ERRORS_DIFFER = {
     "take": OVERLAP,
     "uniform": "the bounds are operands of the program, not looked at before it runs",
 }
-
-
-def name_of(op: OpInfo) -> str:
-    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
-
-
-def chosen(op: OpInfo, dtype: torch.dtype, requires_grad: bool = False) -> list[SampleInput]:
-    torch.manual_seed(0)
-    found = list(op.sample_inputs("cpu", dtype, requires_grad=requires_grad))
-    step = max(1, -(-len(found) // SAMPLES.get(dtype, SAMPLES_OTHERWISE)))
-    return found[::step]
-
-
-def widened(sample: SampleInput, dtype: torch.dtype) -> SampleInput:
-    def wide(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and leaf.dtype == dtype:
-            return leaf.detach().to(REFERENCE[dtype]).requires_grad_(leaf.requires_grad)
-        return REFERENCE[dtype] if leaf is dtype else leaf
-
-    return sample.transform(wide)
-
-
-def operands(op: OpInfo, sample: SampleInput, device: str) -> tuple[Any, Any, dict[str, Any]]:
-    args = sample.args if op.name in HOST_ARGUMENTS else copy_to(sample.args, device)
-    source, kwargs = copy_to((sample.input, sample.kwargs), device)
-    if "device" in kwargs:
-        kwargs["device"] = torch.device(device)
-    return source, args, kwargs
-
-
-def call(op: OpInfo, sample: SampleInput, device: str) -> Any:
-    source, args, kwargs = operands(op, sample, device)
-    return op(source, *args, **kwargs)
-
-
-def is_random(op: OpInfo, sample: SampleInput) -> bool:
-    if op.name not in RANDOM:
-        return False
-    drawn = []
-    for seed in range(4):
-        torch.default_generator.manual_seed(seed)
-        with mock.patch.object(torch, "manual_seed"):
-            result = call(op, sample, "cpu")
-        drawn.append([r for r in leaves(result) if isinstance(r, torch.Tensor)])
-    first = drawn[0]
-    return any(
-        not torch.equal(a, b) for other in drawn[1:] for a, b in zip(first, other, strict=True)
-    )
-
-
-def assert_same_metas(got: Any, expected: Any) -> None:
-    described = [[(tuple(t.shape), t.dtype) for t in leaves(r)] for r in (got, expected)]
-    assert described[0] == described[1]
-
-
-def picked(op: OpInfo, sample: SampleInput, result: Any) -> list[torch.Tensor]:
-    """The values that indices among the results name, in place of the indices."""
-    x = sample.input
-    position = TIES[op.name]
-    dim = sample.kwargs.get("dim", sample.args[position] if len(sample.args) > position else -1)
-    found = []
-    for leaf in leaves(result):
-        host = leaf.cpu()
-        if leaf is leaves(result)[-1] and x.dim():
-            keep = host if host.dim() == x.dim() else host.unsqueeze(dim)
-            host = x.gather(dim, keep)
-        found.append(host)
-    return found
-
-
-def assert_agrees(op: OpInfo, sample: SampleInput, dtype: torch.dtype, e: Any, g: Any) -> None:
-    if op.name in UNWRITTEN or is_random(op, sample):
-        assert_same_metas(g, e)
-        return
-    name = name_of(op)
-    if op.name in TIES:
-        assert_same_metas(g, e)
-        e, g = picked(op, sample, e), picked(op, sample, g)
-    if name in FACTORS:
-        g, e = FACTORS[name](*_pytree.tree_map(lambda t: t.cpu(), tuple(g))), FACTORS[name](*e)
-    if (op.name, dtype) in OTHER_DTYPE:
-        g = [a.cpu().to(b.dtype) for a, b in zip(leaves(g), leaves(e), strict=True)]
-    reference = None
-    if dtype in REFERENCE and name not in FACTORS and op.name not in TIES:
-        reference = lambda: call(op, widened(sample, dtype), "cpu")  # noqa: E731
-    assert_as_accurate(g, e, reference)
 
 
 def check_outcomes(e: Outcome, g: Outcome, culprit: Any) -> bool:
@@ -260,7 +114,7 @@ def check_refused(op: OpInfo, samples: list[SampleInput]) -> None:
 def test_values(op: OpInfo, dtype: torch.dtype) -> None:
     if dtype not in op.dtypes:
         pytest.skip("PyTorch has no CPU kernel for this dtype")
-    samples = chosen(op, dtype)
+    samples = chosen(op, dtype, SAMPLES.get(dtype, SAMPLES_OTHERWISE))
     if name_of(op) in REFUSED:
         check_refused(op, samples)
         return
@@ -274,40 +128,20 @@ def test_values(op: OpInfo, dtype: torch.dtype) -> None:
     assert ran_on_cpu.keys() <= FALLBACKS.keys()
 
 
-def gradients_of(op: OpInfo, sample: SampleInput, device: str) -> Outcome:
-    given = operands(op, sample, device)
-    tensors = [t for t in _pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
-
-    def backward() -> list[torch.Tensor | None]:
-        source, args, kwargs = given
-        result = op(source, *args, **kwargs)
-        if sample.output_process_fn_grad is not None:
-            result = sample.output_process_fn_grad(result)
-        return gradients(result, [t for t in tensors if t.requires_grad])
-
-    return attempt(backward)
-
-
 @pytest.mark.parametrize(
     "op", [o for o in op_db if o.supports_autograd and torch.float32 in o.dtypes], ids=name_of
 )
 def test_gradients(op: OpInfo) -> None:
     if name_of(op) in NO_GRADIENTS or name_of(op) in REFUSED:
         pytest.skip(NO_GRADIENTS.get(name_of(op), "refused, see test_values"))
-    samples = chosen(op, torch.float32, requires_grad=True)
+    samples = chosen(op, torch.float32, SAMPLES[torch.float32], requires_grad=True)
     with fallbacks() as ran_on_cpu:
         expected = [gradients_of(op, s, "cpu") for s in samples]
         got = [gradients_of(op, s, "xla") for s in samples]
         torch_xla.sync()
     for sample, e, g in zip(samples, expected, got, strict=True):
-        if not check_outcomes(e, g, sample):
-            continue
-        assert [x is None for x in g.value] == [x is None for x in e.value]
-        if is_random(op, sample):
-            assert_same_metas(g.value, e.value)
-            continue
-        wide = lambda s=sample: gradients_of(op, widened(s, torch.float32), "cpu").value  # noqa: E731
-        assert_as_accurate(g.value, e.value, wide)
+        if check_outcomes(e, g, sample):
+            assert_gradients_agree(op, sample, e.value, g.value)
     assert ran_on_cpu.keys() <= FALLBACKS.keys()
 
 

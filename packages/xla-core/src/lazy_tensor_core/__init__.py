@@ -18,3 +18,6 @@ _autoload.ensure()
 from lazy_tensor_core import core as core  # noqa: E402 - the device must be attached before
 from lazy_tensor_core import debug as debug  # noqa: E402
 from lazy_tensor_core import utils as utils  # noqa: E402
+from torch_xla._packages import lazy_names  # noqa: E402
+
+__getattr__, __dir__ = lazy_names(__name__)

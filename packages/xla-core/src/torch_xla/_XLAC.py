@@ -31,7 +31,7 @@ from xla_core.xlac import _xla_user_computation as _xla_user_computation
 from xla_core.xlac import _xla_wait_device_ops as _xla_wait_device_ops
 from xla_core.xlac import _xla_warm_up_cache as _xla_warm_up_cache
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "torch_xla._XLAC",
     {
         "_get_local_shard_replica_and_indices": "xla_spmd.names",

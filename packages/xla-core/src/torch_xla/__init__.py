@@ -33,11 +33,18 @@ from torch_xla.torch_xla import step as step  # noqa: E402
 from torch_xla.torch_xla import sync as sync  # noqa: E402
 from torch_xla.version import __version__ as __version__  # noqa: E402
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "launch": "xla_dist.launching",
         "save_as_stablehlo": "xla_core.export.module",
         "save_torch_model_as_stablehlo": "xla_core.export.module",
+    },
+    aliases={
+        "xenv": "torch_xla.core.xla_env_vars",
+        "xm": "torch_xla.core.xla_model",
+        "xmp": "torch_xla.distributed.xla_multiprocessing",
+        "xr": "torch_xla.runtime",
+        "xu": "torch_xla.utils.utils",
     },
 )

@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 # not in __all__: `from torch_xla.runtime import *` must not need the package
-__getattr__ = lazy_names(__name__, {"use_spmd": "xla_spmd.mode"})
+__getattr__, __dir__ = lazy_names(__name__, {"use_spmd": "xla_spmd.mode"})
 
 
 def device_type() -> str:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import _tensor_str
@@ -62,6 +62,23 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     _data.__set__(tensor, value)
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _in_place_of(original: Callable[..., Any]) -> Callable[[F], F]:
+    """A decorator: the function stands where torch's ``original`` stood, so it is pickled under that name.
+
+    It has no ``__wrapped__``, through which TorchScript would read the source of ``original`` instead.
+    """
+
+    def named(function: F) -> F:
+        functools.update_wrapper(function, original, functools.WRAPPER_ASSIGNMENTS[:4], ())
+        del function.__dict__["__wrapped__"]
+        return function
+
+    return named
+
+
 def allow_list_kernels(tensor_class: type) -> None:
     """Let torch's optimizers use their ``foreach`` and ``fused`` forms for ``xla`` parameters."""
     # torch.optim hides its submodule behind a function of the same name
@@ -70,8 +87,9 @@ def allow_list_kernels(tensor_class: type) -> None:
     for name in ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices"):
         original = getattr(_foreach_utils, name)
         if "xla" not in original():
+            listing_xla = _with_xla(original)
             for module in modules:
-                setattr(module, name, _with_xla(original))
+                setattr(module, name, listing_xla)
     for module in modules:
         if tensor_class not in module._foreach_supported_types:
             module._foreach_supported_types.append(tensor_class)
@@ -81,15 +99,30 @@ def allow_list_kernels(tensor_class: type) -> None:
 def _allow_capturable_lists() -> None:
     """Let ``capturable=True`` have its ``foreach`` form too, which is the default one."""
     name = "_get_capturable_supported_devices"  # torch 2.13: lists xla for single tensors only
+    listed = getattr(sys.modules["torch.optim.optimizer"], name)
+    listing_xla = _capturable_with_xla(listed)
     for module_name, module in list(sys.modules.items()):
-        if module_name.startswith("torch.optim."):
-            listed = getattr(module, name, None)
-            if listed is not None:
-                setattr(module, name, lambda supports_xla=True, listed=listed: listed(True))
+        # each optimizer's module has it under its own name
+        if module_name.startswith("torch.optim.") and getattr(module, name, None) is listed:
+            setattr(module, name, listing_xla)
 
 
-def _with_xla(original: Callable[[], list[str]]) -> Callable[[], list[str]]:
-    return lambda: [*original(), "xla"]
+# TorchScript compiles this one when torch.distributed.optim is imported. It reads the source, so this is
+# a function, not a lambda, and says its types.
+def _capturable_with_xla(listed: Callable[[bool], list[str]]) -> Callable[..., list[str]]:
+    @_in_place_of(listed)
+    def _get_capturable_supported_devices(supports_xla: bool = True) -> list[str]:
+        return listed(True)
+
+    return _get_capturable_supported_devices
+
+
+def _with_xla(listed: Callable[[], list[str]]) -> Callable[[], list[str]]:
+    @_in_place_of(listed)
+    def _get_kernels_supported_devices() -> list[str]:
+        return [*listed(), "xla"]
+
+    return _get_kernels_supported_devices
 
 
 _libraries: list[torch.library.Library] = []  # a library's registrations end with the object
@@ -151,6 +184,7 @@ def seed_with_torch(seed_all: Callable[[int], None]) -> None:
     # torch 2.13: the last of the functions with which they seed the devices that torch knows
     seed_custom = torch.random._seed_custom_device
 
+    @_in_place_of(seed_custom)
     def seed_devices(seed: Any) -> None:
         seed_custom(seed)
         seed_all(int(seed))
@@ -179,6 +213,7 @@ def explain_late_backward() -> None:
     """
     run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # torch 2.13
 
+    @_in_place_of(run)
     def explained(*args: Any, **kwargs: Any) -> Any:
         try:
             return run(*args, **kwargs)

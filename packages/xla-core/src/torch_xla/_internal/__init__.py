@@ -1,1 +1,7 @@
 """torch_xla._internal: what well-known clients call of it."""
+
+from __future__ import annotations
+
+from torch_xla._packages import lazy_names
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -22,4 +22,4 @@ _NAMES = (
     "worker_id",
 )
 
-__getattr__ = lazy_names(__name__, dict.fromkeys(_NAMES, "xla_pjrt_tpu.processes"))
+__getattr__, __dir__ = lazy_names(__name__, dict.fromkeys(_NAMES, "xla_pjrt_tpu.processes"))

@@ -8,4 +8,4 @@ _NAMES = (
     "AllGather", "AllReduce", "AllReduceSumLayer", "SyncBatchNorm", "all_gather", "all_reduce",
     "distributed_mm",
 )  # fmt: skip
-__getattr__ = lazy_names(__name__, dict.fromkeys(_NAMES, "xla_dist.functions"))
+__getattr__, __dir__ = lazy_names(__name__, dict.fromkeys(_NAMES, "xla_dist.functions"))

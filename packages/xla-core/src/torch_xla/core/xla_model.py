@@ -49,7 +49,7 @@ _HOMES = {
     ),
     "xla_dist.rendezvous": "do_on_ordinals mesh_reduce rendezvous xla_rendezvous",
 }
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__, {name: home for home, names in _HOMES.items() for name in names.split()}
 )
 

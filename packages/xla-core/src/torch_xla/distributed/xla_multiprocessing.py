@@ -5,6 +5,6 @@ from __future__ import annotations
 from torch_xla._packages import lazy_names
 
 _HELPERS = ("MpModelWrapper", "MpSerialExecutor", "create_optimized_replica_groups")
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__, {"spawn": "xla_dist.launching", **dict.fromkeys(_HELPERS, "xla_dist.wrappers")}
 )

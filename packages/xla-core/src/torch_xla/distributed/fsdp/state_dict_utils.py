@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch_xla._packages import lazy_names
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "consolidate_sharded_state_dicts": "xla_dist.fsdp.consolidate",

@@ -67,4 +67,4 @@ __all__ = [
     "xla_patched_nn_linear_forward",
 ]
 
-__getattr__ = lazy_names(__name__, HOMES)
+__getattr__, __dir__ = lazy_names(__name__, HOMES)

@@ -1,0 +1,192 @@
+"""Samples of PyTorch's own operator database, and how their results are compared with the CPU's.
+
+The database (``torch.testing._internal``) lists nearly every operator with samples of its operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils import _pytree
+
+from xla_core.testing.against_cpu import (
+    Outcome,
+    assert_as_accurate,
+    attempt,
+    copy_to,
+    gradients,
+    leaves,
+)
+
+# In which dtype the truth is computed when a result is not near the CPU's in the dtype itself.
+REFERENCE = {torch.float32: torch.float64, torch.bfloat16: torch.float32}
+
+# Whose elements nobody has written to: shape and dtype are all there is.
+UNWRITTEN = {
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
+}  # fmt: skip
+
+# Where the samples decide whether numbers are drawn. A sample for which the CPU's results differ from
+# seed to seed is compared by shape and dtype; ``test_distributions`` compares what is drawn.
+# The database's own seeds, which it sets inside of operators, are overridden for that.
+RANDOM = {
+    "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal",
+    "nn.functional.alpha_dropout", "nn.functional.dropout", "nn.functional.dropout2d",
+    "nn.functional.dropout3d", "nn.functional.feature_alpha_dropout",
+    "nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d",
+    "nn.functional.multi_head_attention_forward", "nn.functional.rrelu",
+    "nn.functional.scaled_dot_product_attention",
+    "pca_lowrank", "rand_like", "randint", "randint_like", "randn", "randn_like", "svd_lowrank",
+    "uniform",
+}  # fmt: skip
+
+# The position of ``dim`` among the arguments of operators that return indices: which of several
+# equal elements an index names is not defined, so the elements themselves are compared.
+TIES = {"argsort": 0, "kthvalue": 1, "mode": 0, "sort": 0, "topk": 1}
+
+
+def _product(left: torch.Tensor, values: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return (left * values.unsqueeze(-2)) @ right
+
+
+# Factors are determined up to signs and order: what they multiply to is compared, and the values.
+FACTORS: dict[str, Callable[..., Any]] = {
+    "linalg.eigh": lambda w, v: (w, _product(v, w.to(v.dtype), v.mH)),
+    "linalg.svd": lambda u, s, vh: (
+        s,
+        _product(u[..., : s.shape[-1]], s, vh[..., : s.shape[-1], :]),
+    ),
+    "svd": lambda u, s, v: (s, _product(u[..., : s.shape[-1]], s, v[..., : s.shape[-1]].mH)),
+}
+
+# Arguments that PyTorch itself wants on the CPU whatever the device.
+HOST_ARGUMENTS = {"tensor_split"}
+
+NO_GRADIENTS = {
+    "pca_lowrank": "goes through a random projection",
+    "svd_lowrank": "goes through a random projection",
+}
+
+
+def name_of(op: OpInfo) -> str:
+    """The operator's name with its variant's, if it has one."""
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+def chosen(
+    op: OpInfo, dtype: torch.dtype, count: int, requires_grad: bool = False
+) -> list[SampleInput]:
+    """At most ``count`` samples of the operator in ``dtype``, spread over the database's list of them."""
+    torch.manual_seed(0)
+    found = list(op.sample_inputs("cpu", dtype, requires_grad=requires_grad))
+    step = max(1, -(-len(found) // count))
+    return found[::step]
+
+
+def widened(sample: SampleInput, dtype: torch.dtype) -> SampleInput:
+    """The sample in the dtype of ``REFERENCE``, to compute the truth with."""
+
+    def wide(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.dtype == dtype:
+            return leaf.detach().to(REFERENCE[dtype]).requires_grad_(leaf.requires_grad)
+        return REFERENCE[dtype] if leaf is dtype else leaf
+
+    return sample.transform(wide)
+
+
+def operands(op: OpInfo, sample: SampleInput, device: str) -> tuple[Any, Any, dict[str, Any]]:
+    """Copies of the sample's operands on ``device``: the first, the positional and the named ones."""
+    args = sample.args if op.name in HOST_ARGUMENTS else copy_to(sample.args, device)
+    source, kwargs = copy_to((sample.input, sample.kwargs), device)
+    if "device" in kwargs:
+        kwargs["device"] = torch.device(device)
+    return source, args, kwargs
+
+
+def call(op: OpInfo, sample: SampleInput, device: str) -> Any:
+    """What the operator gives for the sample on ``device``."""
+    source, args, kwargs = operands(op, sample, device)
+    return op(source, *args, **kwargs)
+
+
+def is_random(op: OpInfo, sample: SampleInput) -> bool:
+    """Whether what the CPU computes for the sample depends on its seed."""
+    if op.name not in RANDOM:
+        return False
+    drawn = []
+    for seed in range(4):
+        torch.default_generator.manual_seed(seed)
+        with mock.patch.object(torch, "manual_seed"):
+            result = call(op, sample, "cpu")
+        drawn.append([r for r in leaves(result) if isinstance(r, torch.Tensor)])
+    first = drawn[0]
+    return any(
+        not torch.equal(a, b) for other in drawn[1:] for a, b in zip(first, other, strict=True)
+    )
+
+
+def assert_same_metas(got: Any, expected: Any) -> None:
+    """Raise AssertionError unless shapes and dtypes agree."""
+    described = [[(tuple(t.shape), t.dtype) for t in leaves(r)] for r in (got, expected)]
+    assert described[0] == described[1]
+
+
+def picked(op: OpInfo, sample: SampleInput, result: Any) -> list[torch.Tensor]:
+    """The values that indices among the results name, in place of the indices."""
+    x = sample.input
+    position = TIES[op.name]
+    dim = sample.kwargs.get("dim", sample.args[position] if len(sample.args) > position else -1)
+    found = []
+    for leaf in leaves(result):
+        host = leaf.cpu()
+        if leaf is leaves(result)[-1] and x.dim():
+            keep = host if host.dim() == x.dim() else host.unsqueeze(dim)
+            host = x.gather(dim, keep)
+        found.append(host)
+    return found
+
+
+def assert_agrees(op: OpInfo, sample: SampleInput, dtype: torch.dtype, e: Any, g: Any) -> None:
+    """Raise AssertionError unless ``g``, of ``xla``, is as good as ``e``, which the CPU gave."""
+    if op.name in UNWRITTEN or is_random(op, sample):
+        assert_same_metas(g, e)
+        return
+    name = name_of(op)
+    if op.name in TIES:
+        assert_same_metas(g, e)
+        e, g = picked(op, sample, e), picked(op, sample, g)
+    if name in FACTORS:
+        g, e = FACTORS[name](*_pytree.tree_map(lambda t: t.cpu(), tuple(g))), FACTORS[name](*e)
+    reference = None
+    if dtype in REFERENCE and name not in FACTORS and op.name not in TIES:
+        reference = lambda: call(op, widened(sample, dtype), "cpu")  # noqa: E731
+    assert_as_accurate(g, e, reference)
+
+
+def gradients_of(op: OpInfo, sample: SampleInput, device: str) -> Outcome:
+    """The gradients by all operands that require one, on ``device``."""
+    given = operands(op, sample, device)
+    tensors = [t for t in _pytree.tree_leaves(given) if isinstance(t, torch.Tensor)]
+
+    def backward() -> list[torch.Tensor | None]:
+        source, args, kwargs = given
+        result = op(source, *args, **kwargs)
+        if sample.output_process_fn_grad is not None:
+            result = sample.output_process_fn_grad(result)
+        return gradients(result, [t for t in tensors if t.requires_grad])
+
+    return attempt(backward)
+
+
+def assert_gradients_agree(op: OpInfo, sample: SampleInput, expected: Any, got: Any) -> None:
+    """Raise AssertionError unless ``gradients_of`` gave the same on both devices, in float32."""
+    assert [x is None for x in got] == [x is None for x in expected]
+    if is_random(op, sample):
+        assert_same_metas(got, expected)
+        return
+    wide = lambda: gradients_of(op, widened(sample, torch.float32), "cpu").value  # noqa: E731
+    assert_as_accurate(got, expected, wide)

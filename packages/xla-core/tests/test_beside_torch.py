@@ -1,0 +1,67 @@
+"""What of torch itself still works, on CPU tensors, once ``torch_xla`` is imported."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _foreach_utils
+
+import torch_xla  # noqa: F401 - it is what torch is looked at after
+
+# Those whose source TorchScript takes in torch 2.11 to 2.15. It cannot compile nadam, radam and muon.
+SCRIPTABLE = ("adadelta", "adagrad", "adam", "adamax", "asgd", "rmsprop", "rprop", "sgd")
+
+REPLACED = [
+    (torch, "compile"),
+    (torch.autograd, "_engine_run_backward"),
+    (torch.random, "_seed_custom_device"),
+    (_foreach_utils, "_get_foreach_kernels_supported_devices"),
+    (_foreach_utils, "_get_fused_kernels_supported_devices"),
+    (sys.modules["torch.optim.optimizer"], "_get_capturable_supported_devices"),
+    (sys.modules["torch.optim.adam"], "_get_capturable_supported_devices"),
+]
+
+
+@pytest.mark.parametrize("name", SCRIPTABLE)
+def test_torchscript_compiles_the_functions_of_torchs_optimizers(name: str) -> None:
+    module = importlib.import_module(f"torch.optim.{name}")
+    script: Any = torch.jit.script  # torch marks it untyped
+    assert script(getattr(module, f"_single_tensor_{name}")).graph
+
+
+def test_the_list_of_capturable_devices_has_xla_in_torchscript_too() -> None:
+    listed = sys.modules["torch.optim.adam"]._get_capturable_supported_devices  # type: ignore[attr-defined]
+    script: Any = torch.jit.script
+    assert "xla" in listed() and "xla" in listed(supports_xla=False)
+    assert script(listed)() == ["cuda", "xpu", "hpu", "xla"]
+
+
+@pytest.mark.parametrize(("module", "name"), REPLACED)
+def test_functions_of_torch_are_pickled_under_their_names(module: Any, name: str) -> None:
+    function = getattr(module, name)
+    assert pickle.loads(pickle.dumps(function)) is function
+
+
+def test_torchs_sharded_optimizer_trains_after_the_import() -> None:
+    script = """
+import tempfile, torch, torch_xla, torch.distributed as dist
+from torch.distributed.optim import ZeroRedundancyOptimizer
+dist.init_process_group("gloo", init_method="file://" + tempfile.mktemp(), rank=0, world_size=1)
+model = torch.nn.Linear(2, 1)
+optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.5)
+before = model.bias.item()
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+dist.destroy_process_group()
+print(round(before - model.bias.item(), 3))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "0.5", (
+        done.stderr
+    )  # Adam's first step is lr in the gradient's sign
