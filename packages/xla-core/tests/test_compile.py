@@ -97,6 +97,45 @@ def test_without_full_graph_values_may_be_read():
     assert f(torch.ones((), device="xla")).item() == 2
 
 
+def two_different(x):
+    return x.exp() + 1
+
+
+class Scaled:
+    """An object with a method that is compiled, and no state that matters."""
+
+    def times(self, x):
+        return x * 3 + 1
+
+
+def test_the_limit_of_graphs_is_the_functions_whoever_wraps_it():
+    def rows(count):
+        return torch.ones(count, device="xla")
+
+    limited = {"max_different_graphs": 1}
+    torch_xla.compile(two_different, **limited)(rows(2))
+    torch_xla.compile(two_different, **limited)(rows(2))
+    with pytest.raises(RuntimeError, match="allowed per function exceeded: 1"):
+        torch_xla.compile(**limited)(two_different)(rows(3))
+    torch_xla.compile(two_different, max_different_graphs=2)(rows(3))
+    first, second = Scaled(), Scaled()
+    torch_xla.compile(first.times, **limited)(rows(2))
+    torch_xla.compile(second.times, **limited)(rows(3))  # another object's method
+    with pytest.raises(RuntimeError, match="exceeded: 1"):
+        torch_xla.compile(first.times, **limited)(rows(3))
+    model = nn.Linear(2, 2).to("xla")
+    torch_xla.compile(model, **limited)(torch.ones(1, 2, device="xla"))
+    with pytest.raises(RuntimeError, match="exceeded: 1"):
+        torch_xla.compile(model, **limited)(torch.ones(3, 2, device="xla"))
+
+
+def test_one_decorator_counts_each_of_its_functions():
+    limited = torch_xla.compile(max_different_graphs=1)
+    f, g = limited(lambda x: x + 5), limited(lambda x: x * 5)
+    x = torch.ones(3, device="xla")
+    assert f(x).tolist() == [6.0] * 3 and g(x).tolist() == [5.0] * 3
+
+
 def test_too_many_different_graphs():
     f = torch_xla.compile(lambda x: (x + 1).exp(), max_different_graphs=2)
     for rows in (2, 3, 2, 3):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from xla_core import eager, hlo_names, model_api, runtime, settings
 from xla_core.trace import Entry, Trace
@@ -19,6 +20,7 @@ MSG_GRAPHS: Final = (
     "Got: {got}\nExpected: {expected}\n"
 )
 MSG_LIMIT: Final = "max_different_graphs is {got!r}; give a whole number of at least 1"
+F = TypeVar("F", bound=Callable[..., Any])
 END_OF_GRAPH: Final = "[] the end of the function"
 
 
@@ -42,6 +44,14 @@ class _Region(contextlib.ContextDecorator):
 
     def _recreate_cm(self) -> _Region:
         return _Region(self.full_graph, self.name, self.limit, self.known, self.options)
+
+    def __call__(self, func: F) -> F:
+        """The function as a region of its own, with the graphs that ``func`` has been seen to record."""
+        name = self.name or getattr(func, "__name__", None) or type(func).__name__
+        region = _Region(self.full_graph, name, self.limit, _graphs_of(func), self.options)
+        decorate: Any = contextlib.ContextDecorator.__call__
+        compiled: F = decorate(region, _as_function(func))
+        return compiled
 
     def __enter__(self) -> None:
         trace = self.trace = runtime.trace_of(None)
@@ -79,6 +89,19 @@ class _Region(contextlib.ContextDecorator):
             got, expected = _difference(last, self.known)
             raise RuntimeError(MSG_GRAPHS.format(limit=self.limit, got=got, expected=expected))
         self.known.append(last)
+
+
+# owner (a function, a module, an object with a method) -> the method or None -> last entries of the graphs
+_known: weakref.WeakKeyDictionary[Any, dict[Any, list[Entry]]] = weakref.WeakKeyDictionary()
+
+
+def _graphs_of(func: Any) -> list[Entry]:
+    """The graphs that ``func`` has recorded under any limit: one list for each function."""
+    owner, method = getattr(func, "__self__", func), getattr(func, "__func__", None)
+    try:
+        return _known.setdefault(owner, {}).setdefault(method, [])
+    except TypeError:  # an object without weak references, or without a hash, is counted by wrapper
+        return []
 
 
 def _restore(trace: Trace, region: Any, name: str | None, forbidden: str | None) -> None:
@@ -129,7 +152,8 @@ def compile(
 
     ``full_graph``: RuntimeError when something inside needs a value before the end.
     ``max_different_graphs``: RuntimeError, naming the first operation that differs, when the
-    function records more different programs than that; nothing of it is run then.
+    function records more different programs than that; nothing of it is run then. What the same
+    function recorded under another wrapper counts; a block counts for itself.
     ``custom_compile_options``: the compiler's own options, for this function's programs.
     Raises ValueError for a limit below 1.
     """
@@ -137,12 +161,8 @@ def compile(
         not isinstance(max_different_graphs, int) or max_different_graphs < 1
     ):
         raise ValueError(MSG_LIMIT.format(got=max_different_graphs))
-    if name is None and f is not None:
-        name = getattr(f, "__name__", None) or type(f).__name__
     region = _Region(full_graph, name, max_different_graphs, [], custom_compile_options)
-    if f is None:
-        return region
-    return region(_as_function(f))
+    return region if f is None else region(f)
 
 
 def step() -> Any:

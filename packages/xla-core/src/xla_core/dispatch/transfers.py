@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+from torch.nn.parameter import is_lazy
 
-from xla_core import dtypes, errors
+from xla_core import dtypes, errors, uninitialized
 from xla_core.dispatch.functional import find_trace
 from xla_core.metas import TensorMeta, tensor_meta
 from xla_core.runtime import trace_of
@@ -94,6 +95,7 @@ def to_copy_handler(cast: Handler) -> Handler:
                 return cast(args, kwargs)
             moved = across(source, target)
             return moved if dtype == moved.dtype else cast((moved,), {"dtype": dtype})
+        uninitialized.check_staying(source, device)
         return read(source).to(device=device, dtype=dtype)
 
     return to_copy
@@ -138,6 +140,9 @@ def _copy_from_host(
 ) -> None:
     if source.device.type != "cpu" and not _only_shape(source, trace):
         raise errors.not_an_xla_tensor(source, "aten.copy_", trace.device)
+    if is_lazy(source):
+        uninitialized.arrive(target, source)
+        return
     if tuple(source.shape) != meta.shape:
         check_copy(source.shape, meta.shape)
         source = source.expand(meta.shape)
