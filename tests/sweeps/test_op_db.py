@@ -16,7 +16,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 import torch_xla
-from xla_core.lowering.registry import find_rule
+from xla_core.lowering.registry import find_inspected, find_rule
 from xla_core.testing.against_cpu import Outcome, attempt, fallbacks
 from xla_core.testing.op_db import (
     NO_GRADIENTS,
@@ -39,29 +39,17 @@ DTYPES = (torch.float32, torch.int64, torch.bool, torch.bfloat16)
 # Programs are compiled for each operator: few samples, spread over the database's list of them.
 SAMPLES = {torch.float32: 8}
 SAMPLES_OTHERWISE = 4
-DYNAMIC = "the shape of the result depends on the values"
 NO_SUCH = "XLA has no such decomposition for all devices"
 RARE = "a beta operator that no module of torch.nn reaches"
 FALLBACKS = {
     "aten::_segment_reduce_backward": RARE,
-    "aten::_unique": DYNAMIC,
-    "aten::_unique2": DYNAMIC,
-    "aten::bincount": DYNAMIC,
     "aten::hash_tensor": RARE,
-    "aten::histogram": "bins of given edges, of which PyTorch itself has a kernel for the CPU only",
-    "aten::_histogramdd_bin_edges": "PyTorch itself has a kernel for the CPU only",
-    "aten::_histogramdd_from_bin_cts": "PyTorch itself has a kernel for the CPU only",
-    "aten::_histogramdd_from_bin_tensors": "PyTorch itself has a kernel for the CPU only",
     "aten::linalg_eig": NO_SUCH,
     "aten::linalg_ldl_factor_ex": NO_SUCH,
     "aten::linalg_ldl_solve": NO_SUCH,
     "aten::linalg_lstsq": "whether there are residuals depends on the rank, which the values decide",
-    "aten::nonzero": DYNAMIC,
-    "aten::repeat_interleave": DYNAMIC,
     "aten::segment_reduce": RARE,
     "aten::special_airy_ai": "a special function that no module of torch.nn reaches",
-    "aten::unique_consecutive": DYNAMIC,
-    "aten::unique_dim": DYNAMIC,
 }
 
 NO_MEMORY = "views of an xla tensor do not expose the memory behind it"
@@ -166,9 +154,7 @@ def overloads_of(counter: str) -> Iterator[Any]:
 
 @pytest.mark.parametrize("counter", sorted(FALLBACKS))
 def test_what_is_listed_as_a_fallback_has_no_rule(counter: str) -> None:
-    # repeat_interleave has one, for a result whose length was given.
-    ruled = [o for o in overloads_of(counter) if find_rule(o) is not None]
-    assert not ruled or counter == "aten::repeat_interleave"
+    assert not [o for o in overloads_of(counter) if find_rule(o) or find_inspected(o)]
 
 
 COUNT = 4000

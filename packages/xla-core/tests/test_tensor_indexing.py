@@ -31,8 +31,6 @@ INDICES = {
 }
 
 
-# The positions under a mask decide the shape of the result: that is the CPU's to find out.
-@pytest.mark.filterwarnings("ignore:aten..nonzero has no XLA lowering")
 @pytest.mark.parametrize("name", INDICES)
 @pytest.mark.parametrize("where", ["xla", "cpu"], ids=lambda w: f"index on {w}")
 def test_reading_by_index(name, where):
@@ -42,7 +40,6 @@ def test_reading_by_index(name, where):
     same(found, host[INDICES[name](torch.tensor)])
 
 
-@pytest.mark.filterwarnings("ignore:aten..nonzero has no XLA lowering")
 @pytest.mark.parametrize("name", INDICES)
 @pytest.mark.parametrize("value", ["number", "tensor"])
 def test_writing_by_index(name, value):

@@ -37,11 +37,7 @@ def fallback_handler(overload: Any, signature: Signature) -> Handler:
         trace = find_trace(args, kwargs)
         named = kwargs or {}
         hosts: dict[int, torch.Tensor] = {}
-        host_args = [_to_host(a, hosts) for a in args]
-        host_named = {
-            name: torch.device("cpu") if name == "device" else _to_host(value, hosts)
-            for name, value in named.items()
-        }
+        host_args, host_named = _on_host(args, named, hosts)
         note_fallback(counter_name(overload))
         result = overload(*host_args, **host_named)
         _write_back(args, named, signature, hosts)
@@ -51,6 +47,22 @@ def fallback_handler(overload: Any, signature: Signature) -> Handler:
         return _to_device(result, trace, originals)
 
     return on_cpu
+
+
+def refuse(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise what the CPU raises for the values of these operands, if it does."""
+    host_args, host_named = _on_host(args, kwargs, {})
+    overload(*host_args, **host_named)
+
+
+def _on_host(
+    args: tuple[Any, ...], kwargs: dict[str, Any], hosts: dict[int, torch.Tensor]
+) -> tuple[list[Any], dict[str, Any]]:
+    named = {
+        name: torch.device("cpu") if name == "device" else _to_host(value, hosts)
+        for name, value in kwargs.items()
+    }
+    return [_to_host(a, hosts) for a in args], named
 
 
 def note_fallback(name: str) -> None:

@@ -1,8 +1,8 @@
 """Indexing with masks and with index tensors that are still on the host.
 
-The shape of ``x[mask]`` depends on the mask's values: the mask alone is fetched, its
-positions become index tensors, and the indexing itself stays on the device. Assigning one
-number under a mask needs no positions at all.
+The shape of ``x[mask]`` depends on the mask's values: the number of elements under it alone is
+fetched, and where they are stays on the device. Assigning one number under a mask needs not
+even that.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from xla_core.dispatch.fallback import note_fallback
 from xla_core.dispatch.functional import find_trace
-from xla_core.dispatch.transfers import read, upload
+from xla_core.dispatch.transfers import upload
 from xla_core.tensor import Handler, XLATensor, handler_of
 from xla_core.trace import Trace
 
 _MASKS = (torch.bool, torch.uint8)
+_NONZERO = torch.ops.aten.nonzero.default
+_MASKED_SELECT = torch.ops.aten.masked_select.default
 
 
 def _has_mask(indices: Any) -> bool:
@@ -31,15 +32,27 @@ def _device_indices(indices: Any, trace: Trace) -> list[Any]:
         if index is None:
             found.append(None)
         elif index.dtype in _MASKS:
-            host = read(index) if isinstance(index, XLATensor) else index
-            if isinstance(index, XLATensor):
-                note_fallback("aten::nonzero")
-            found.extend(upload(i.contiguous(), trace) for i in host.nonzero().unbind(1))
+            found.extend(_positions(index, trace))
         elif isinstance(index, XLATensor):
             found.append(index)
         else:
             found.append(upload(index, trace))
     return found
+
+
+def _positions(mask: torch.Tensor, trace: Trace) -> list[torch.Tensor]:
+    """Where ``mask`` holds, as one index tensor per dimension."""
+    if isinstance(mask, XLATensor):
+        return list(handler_of(_NONZERO)((mask,), None).unbind(1))
+    return [upload(i.contiguous(), trace) for i in mask.nonzero().unbind(1)]
+
+
+def _is_whole_mask(source: torch.Tensor, indices: Any) -> bool:
+    """Whether ``source`` is indexed by one mask of its own shape on the device."""
+    if len(indices) != 1:
+        return False
+    mask = indices[0]
+    return type(mask) is XLATensor and mask.dtype == torch.bool and mask.shape == source.shape
 
 
 def _check_masks(shape: torch.Size, indices: Any) -> None:
@@ -67,6 +80,8 @@ def index_handler(record: Handler) -> Handler:
             _check_masks(source.shape, indices)
             if not isinstance(source, XLATensor):
                 source = upload(source, trace)
+            if _is_whole_mask(source, indices):
+                return handler_of(_MASKED_SELECT)((source, indices[0]), None)
             args = (source, _device_indices(indices, trace))
         return record(args, kwargs)
 

@@ -1,18 +1,20 @@
-"""Handlers of operators with small operands that PyTorch lets stay on the host.
+"""Handlers of operators with small operands that PyTorch lets stay on the host, or reads.
 
 ``ctc_loss`` takes lengths as numbers or as CPU tensors; they become operands of the program, so that
 batches of other lengths run the same one. ``_linalg_check_errors`` looks at a result of its own.
+``repeat_interleave`` needs the sum of its repeats, unless its user knows it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from xla_core.dispatch import mistakes
 from xla_core.dispatch.functional import find_trace
 from xla_core.dispatch.transfers import read, upload
-from xla_core.tensor import XLATensor, handler_of
+from xla_core.tensor import Handler, XLATensor, handler_of
 from xla_core.trace import Trace
 
 aten = torch.ops.aten
@@ -44,12 +46,32 @@ def ctc_loss_backward(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> A
     return handler(_with_lengths(args, _IN_GRADIENT), kwargs)
 
 
+MSG_NEGATIVE_REPEATS: Final = "repeats can not be negative"
+
+
+def repeat_interleave_handler(record: Handler) -> Handler:
+    """``repeat_interleave`` of repeats alone; ``record`` takes the result's length with them."""
+
+    def repeat_interleave(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        repeats, named = args[0], kwargs or {}
+        if named.get("output_size") is not None:
+            return record(args, kwargs)
+        told = mistakes.in_cpu_words(aten.repeat_interleave.Tensor, args, named)
+        if told is not None:
+            try:
+                raise told
+            finally:
+                del told  # a frame that names its own exception is a cycle
+        size = 0
+        if repeats.numel():
+            least, size = read(torch.stack([repeats.min(), repeats.sum()])).tolist()
+            if least < 0:
+                raise RuntimeError(MSG_NEGATIVE_REPEATS)
+        return record(args, {"output_size": size})
+
+    return repeat_interleave
+
+
 def check_errors(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
     """Raise PyTorch's error where a factorisation's ``info`` is not zero; waits for it."""
     aten._linalg_check_errors(read(args[0]), *args[1:], **(kwargs or {}))
-
-
-def masked_select(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
-    """``masked_select``: indexing with a mask, of which only the mask is fetched."""
-    source, mask = torch.broadcast_tensors(*args)
-    return source[mask]

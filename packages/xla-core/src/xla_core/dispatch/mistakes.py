@@ -146,6 +146,11 @@ def _do_values_misfit(args: Sequence[Any]) -> bool:
     return values.dim() > len(chosen) or any(have not in (1, want) for have, want in fits)
 
 
+def _always(args: Sequence[Any]) -> bool:
+    """For operators without a meta kernel, whose rules' own says no more than shapes."""
+    return True
+
+
 _SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
     aten.mm.default: _mixes_dtypes,
     aten.bmm.default: _mixes_dtypes,
@@ -168,4 +173,9 @@ _SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
     aten.min.default: _is_empty,
     aten._softmax.default: _is_no_softmax,
     aten._log_softmax.default: _is_no_softmax,
+    aten.histogram.bin_ct: _always,
+    aten.histogram.bins_tensor: _always,
+    aten._histogramdd_bin_edges.default: _always,
+    aten._histogramdd_from_bin_cts.default: _always,
+    aten._histogramdd_from_bin_tensors.default: _always,
 }

@@ -1,7 +1,8 @@
 """Decides, once per overload, how it is carried out.
 
-In this order: a handler of its own; a lowering rule; a view rule; the pure form of an in-place or
-``out=`` operator; PyTorch's own definition by other operators; PyTorch's decomposition; the CPU.
+In this order: a handler of its own; a rule that looks at values first; a lowering rule; a view rule; the
+pure form of an in-place or ``out=`` operator; PyTorch's own definition by other operators; PyTorch's
+decomposition; the CPU.
 """
 
 from __future__ import annotations
@@ -18,11 +19,18 @@ from xla_core.dispatch import batch_norm, indexing, lengths, mutation, transfers
 from xla_core.dispatch.decomposed import decomposed_handler
 from xla_core.dispatch.fallback import fallback_handler
 from xla_core.dispatch.functional import composite_handler, factory_handler, functional_handler
+from xla_core.dispatch.inspected import inspected_handler
 from xla_core.dispatch.plan import Plan
 from xla_core.dispatch.schemas import Signature, pure_form, signature
 from xla_core.lowering import load_rules
 from xla_core.lowering.decompose import has_decomposition
-from xla_core.lowering.registry import Rule, find_multi_view, find_rule, find_view
+from xla_core.lowering.registry import (
+    Rule,
+    find_inspected,
+    find_multi_view,
+    find_rule,
+    find_view,
+)
 from xla_core.tensor import Handler, XLATensor, handler_of
 
 aten = torch.ops.aten
@@ -38,7 +46,6 @@ _OWN: dict[OpOverload, Handler] = {
     aten._linalg_check_errors.default: lengths.check_errors,
     aten._ctc_loss.default: lengths.ctc_loss,
     aten._ctc_loss_backward.default: lengths.ctc_loss_backward,
-    aten.masked_select.default: lengths.masked_select,
     aten.allclose.default: transfers.allclose,
     aten._linalg_check_errors.default: transfers.check_linalg,
     aten.empty.memory_format: transfers.empty,
@@ -83,6 +90,8 @@ def _special(overload: OpOverload, facts: Signature) -> Handler | None:
         # its rule serves decompositions; here (inside handlers, in inference mode) the tensor
         # itself has to come back where nothing is to be done
         return composite_handler(overload)
+    if overload is aten.repeat_interleave.Tensor:
+        return lengths.repeat_interleave_handler(_recorded(overload, facts))
     if overload is aten.index.Tensor:
         return indexing.index_handler(_recorded(overload, facts))
     if overload is aten.index_put.default:
@@ -100,6 +109,9 @@ def make_handler(overload: OpOverload) -> Handler:
     special = _special(overload, facts)
     if special is not None:
         return special
+    inspected = find_inspected(overload)
+    if inspected is not None:
+        return inspected_handler(overload, inspected, facts)
     if find_view(overload) is not None:
         return views.view_handler(Plan(overload, find_view(overload)), facts)
     multi = find_multi_view(overload)

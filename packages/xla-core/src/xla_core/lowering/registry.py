@@ -17,6 +17,10 @@ from torch._ops import OpOverload
 
 from xla_core.metas import TensorMeta
 
+MSG_DUPLICATE: Final = (
+    "duplicate lowering rule for {overload}: {where}; first registered at {first}"
+)
+
 
 class Absent:
     """Stands for an operator that the installed torch does not have; rules for it are left out."""
@@ -121,6 +125,26 @@ class MultiViewRule:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class InspectedRule:
+    """How an operator is computed whose result, or whose error, depends on values.
+
+    ``rule`` gives the results, as large as they can be, and then one number (int64, no dimensions), which
+    alone is fetched where the operator is called: the size at which results are cut, or -1 for
+    operands that the CPU refuses. ``dims`` says, given the operator's arguments, along which dimension
+    each result is cut (None: not at all). With ``then`` there are no results yet: that rule, recorded
+    with the number as the keyword ``size``, gives them. ``looks`` says, given the operator's
+    arguments, whether the number matters. Only for ``platforms`` (None: all), elsewhere the operator
+    runs on the CPU.
+    """
+
+    rule: Rule
+    dims: Callable[..., Sequence[int | None]]
+    then: Rule | None
+    looks: Callable[..., bool] | None
+    platforms: tuple[str, ...] | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class RuleContext:
     """What a rule with ``context=True`` may ask: its outputs' metas, its operands' metas, randomness.
 
@@ -137,6 +161,7 @@ class RuleContext:
 _rules: dict[OpOverload, Rule] = {}
 _views: dict[OpOverload, ViewRule] = {}
 _multi_views: dict[OpOverload, MultiViewRule] = {}
+_inspected: dict[OpOverload, InspectedRule] = {}
 
 
 def _where(function: Callable[..., Any]) -> str:
@@ -152,8 +177,11 @@ def _claim(overload: OpOverload, where: str) -> None:
     for table in (_rules, _views, _multi_views):
         if overload in table:
             raise ValueError(
-                f"duplicate lowering rule for {overload}: {where}; first registered at {table[overload].where}"
+                MSG_DUPLICATE.format(overload=overload, where=where, first=table[overload].where)
             )
+    if overload in _inspected:
+        first = _inspected[overload].rule.where
+        raise ValueError(MSG_DUPLICATE.format(overload=overload, where=where, first=first))
 
 
 def rule(
@@ -216,6 +244,54 @@ def multi_view_rule(
     _multi_views[overload] = MultiViewRule(overload, expand, where)
 
 
+def _uncut(*_args: Any, **_kwargs: Any) -> Sequence[int | None]:
+    return ()
+
+
+def inspected_rule(
+    *overloads: OpOverload,
+    meta: Callable[..., Any],
+    dims: Callable[..., Sequence[int | None]] = _uncut,
+    then: Callable[..., Any] | None = None,
+    then_meta: Callable[..., Any] | None = None,
+    looks: Callable[..., bool] | None = None,
+    platforms: tuple[str, ...] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function as what is looked at first, see ``InspectedRule``.
+
+    ``meta`` gives the results at their full size and the number, ``then_meta`` the results of ``then``.
+    Raises ValueError on a duplicate.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for overload in overloads:
+            if isinstance(overload, Absent):
+                continue
+            _claim(overload, _where(function))
+            _inspected[overload] = InspectedRule(
+                _plain_rule(overload, function, meta),
+                dims,
+                None if then is None else _plain_rule(overload, then, then_meta),
+                looks,
+                platforms,
+            )
+        return function
+
+    return register
+
+
+def _plain_rule(
+    overload: OpOverload, function: Callable[..., Any], meta: Callable[..., Any] | None
+) -> Rule:
+    where = _where(function)
+    return Rule(overload, function, Promotion.NONE, frozenset(), False, False, where, meta)
+
+
+def find_inspected(overload: OpOverload) -> InspectedRule | None:
+    """Return how ``overload`` is computed after a look at values, or None."""
+    return _inspected.get(overload)
+
+
 def find_rule(overload: OpOverload) -> Rule | None:
     """Return the rule of ``overload``, or None."""
     return _rules.get(overload)
@@ -243,4 +319,4 @@ def find_multi_view(overload: OpOverload) -> MultiViewRule | None:
 
 def registered_overloads() -> list[OpOverload]:
     """Every overload with a rule of any kind, sorted by name."""
-    return sorted({*_rules, *_views, *_multi_views}, key=str)
+    return sorted({*_rules, *_views, *_multi_views, *_inspected}, key=str)
