@@ -96,6 +96,19 @@ def allow_list_kernels(tensor_class: type) -> None:
     _allow_capturable_lists()
 
 
+def let_make_fx_take(tensor_class: type) -> None:
+    """Let ``make_fx`` write down operators on tensors of a class that its function closes over.
+
+    It leaves subclasses that it does not know to their own ``__torch_dispatch__``, and then loses what
+    they do: the constants of a graph would be zeros in the place of results. ``torch.func.linearize`` is
+    such a graph.
+    """
+    tracing: Any = importlib.import_module("torch.fx.experimental.proxy_tensor")
+    # torch 2.11 to 2.15: looked up at each operator
+    if tensor_class not in tracing.HANDLED_TYPES:
+        tracing.HANDLED_TYPES = (*tracing.HANDLED_TYPES, tensor_class)
+
+
 def _allow_capturable_lists() -> None:
     """Let ``capturable=True`` have its ``foreach`` form too, which is the default one."""
     name = "_get_capturable_supported_devices"  # torch 2.13: lists xla for single tensors only
@@ -143,6 +156,10 @@ def register_factory_fallback(function: Any) -> None:
         aten._copy_from.default,
         aten._local_scalar_dense.default,
         aten.empty_permuted.default,
+        # torch.tensor(data, device='xla') below a TorchDispatchMode (make_fx, a profiler): C++ then looks
+        # for a function of this very operator, and ends in an internal assert where there is none
+        aten.empty.memory_format,
+        aten.empty_strided.default,
     ):
         below.impl(overload, functools.partial(function, overload), "XLA")
     _libraries.extend((library, below))

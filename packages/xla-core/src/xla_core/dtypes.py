@@ -95,8 +95,15 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """A CPU tensor of ``dtype`` with the values of ``array``, which it takes over if it can."""
-    array = np.ascontiguousarray(array, dtype=numpy_dtype(dtype)).reshape(array.shape)
+    """A contiguous CPU tensor of ``dtype`` with the values of ``array``, which it takes over if it can.
+
+    Its strides are those that PyTorch gives a new tensor, whatever ``array`` has: numpy calls an
+    array contiguous whose strides of sizes 0 and 1 are any numbers.
+    """
+    shape = array.shape
+    if not array.size:
+        return torch.empty(shape, dtype=dtype)
+    array = np.ascontiguousarray(array, dtype=numpy_dtype(dtype)).reshape(-1).reshape(shape)
     carrier = _CARRIERS.get(dtype)
     if carrier is None:
         return torch.from_numpy(array)

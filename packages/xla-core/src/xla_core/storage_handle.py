@@ -12,10 +12,13 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.storage import Storage, View, strides
+from xla_core.storage import Storage, View, chain, strides
 
 # id() of a storage is unique while it lives; each gets room for 2**48 bytes.
 _ROOM: Final = 48
+
+# Of so many ways to look at a tensor it is kept whether they are dense.
+_MANY: Final = 10_000
 
 MSG_NO_MEMORY: Final = (
     "the storage of a tensor on {device} has no memory that can be {what}; "
@@ -82,3 +85,26 @@ def address(s: Storage, v: View | None) -> int:
     except RuntimeError:  # a view that no strides describe
         return base
     return base + offset * s.meta.dtype.itemsize
+
+
+_dense: dict[Any, bool] = {}
+
+
+def is_dense(s: Storage, v: View) -> bool:
+    """Whether ``v`` shows elements that follow each other in a contiguous storage, in their order."""
+    key = (s.meta, *[(one.plan.number, *one.tail) for one in chain(v)])
+    found = _dense.get(key)
+    if found is None:
+        if len(_dense) >= _MANY:
+            _dense.clear()
+        found = _dense[key] = _is_dense(s, v)
+    return found
+
+
+def _is_dense(s: Storage, v: View) -> bool:
+    try:
+        stride = strides(s.meta, v)[0]
+    except RuntimeError:  # a view that no strides describe
+        return False
+    shape = v.meta.shape
+    return torch.empty_strided(shape, stride, dtype=v.meta.dtype, device="meta").is_contiguous()

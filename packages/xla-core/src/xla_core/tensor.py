@@ -140,6 +140,18 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
         """A number that aliases share, too large for a pointer: see ``storage_handle``."""
         return storage_handle.address(self._s, self._v)
 
+    def contiguous(
+        self, *, memory_format: torch.memory_format = torch.contiguous_format
+    ) -> torch.Tensor:
+        """The tensor itself, or a copy where a CPU tensor seen through the same views would be copied.
+
+        All ``xla`` tensors say that they are contiguous; yet who writes to ``w.t().contiguous()``
+        does not expect to write to ``w``.
+        """
+        if self._v is not None and not storage_handle.is_dense(self._s, self._v):
+            return self.clone()
+        return super().contiguous(memory_format=memory_format)
+
     def numpy(self, *, force: bool = False) -> Any:
         """With ``force`` a numpy array with the values; otherwise TypeError, as PyTorch raises."""
         if not force:

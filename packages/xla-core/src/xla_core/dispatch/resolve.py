@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from xla_core import known_plans
 from xla_core import tensor as tensor_module
-from xla_core._torch_compat import allow_list_kernels
+from xla_core._torch_compat import allow_list_kernels, let_make_fx_take
 from xla_core.dispatch import batch_norm, indexing, lengths, mutation, transfers, views
 from xla_core.dispatch.decomposed import decomposed_handler
 from xla_core.dispatch.fallback import fallback_handler
@@ -47,6 +47,9 @@ _OWN: dict[OpOverload, Handler] = {
     aten._ctc_loss.default: lengths.ctc_loss,
     aten._ctc_loss_backward.default: lengths.ctc_loss_backward,
     aten.allclose.default: transfers.allclose,
+    aten.is_same_size.default: transfers.is_same_size,
+    aten._has_same_storage_numel.default: transfers.has_same_storage_numel,
+    aten._new_zeros_with_same_feature_meta.default: transfers.new_zeros_for_tangent,
     aten._linalg_check_errors.default: transfers.check_linalg,
     aten.empty.memory_format: transfers.empty,
     aten.empty_strided.default: transfers.empty,
@@ -190,3 +193,4 @@ def install() -> None:
     strided = Plan(aten.as_strided.default, find_view(aten.as_strided.default))
     known_plans.set_plan(known_plans.AS_STRIDED, strided)
     allow_list_kernels(XLATensor)
+    let_make_fx_take(XLATensor)

@@ -21,7 +21,11 @@ HOST_VIEW_BYTES: Final = 1 << 20
 
 
 def read(tensor: XLATensor) -> torch.Tensor:
-    """A CPU tensor with the value of ``tensor``; runs what is pending for it and waits."""
+    """A contiguous CPU tensor with the value of ``tensor``; runs what is pending for it and waits.
+
+    It has a storage of its own. Its strides are those that ``tensor`` says it has: whoever asked
+    ``tensor.is_contiguous()`` goes on to write these bytes as they lie.
+    """
     s = tensor._s
     trace = s.trace
     views = chain(tensor._v)
@@ -37,8 +41,9 @@ def read(tensor: XLATensor) -> torch.Tensor:
         host = dtypes.from_numpy(trace.backend.get(buffer), meta.dtype)
     for view in views:
         # a view of a conjugate's real part exists on the device, where nothing is conjugated lazily
-        host = view.plan.overload(host.resolve_conj().resolve_neg().contiguous(), *view.args)
-    return host.clone() if views else host
+        seen = view.plan.overload(host, *view.args).resolve_conj().resolve_neg()
+        host = seen.clone(memory_format=torch.contiguous_format)
+    return host
 
 
 def materialise(trace: Trace, s: Any) -> Any:
@@ -95,8 +100,11 @@ def to_copy_handler(cast: Handler) -> Handler:
                 return cast(args, kwargs)
             moved = across(source, target)
             return moved if dtype == moved.dtype else cast((moved,), {"dtype": dtype})
+        if device.type == "meta":
+            return torch.empty(source.shape, dtype=dtype, device=device)
         uninitialized.check_staying(source, device)
-        return read(source).to(device=device, dtype=dtype)
+        asked_for = named.get("memory_format") or torch.preserve_format
+        return read(source).to(device=device, dtype=dtype, memory_format=asked_for)
 
     return to_copy
 
@@ -177,6 +185,25 @@ def equal(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> bool:
 def allclose(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
     """``torch.allclose``."""
     return bool(read(torch.isclose(*args, **(kwargs or {})).all()).item())
+
+
+def is_same_size(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> bool:
+    """``is_same_size``, which forward-mode AD asks of every tangent: no value is read."""
+    return bool(args[0].shape == args[1].shape)
+
+
+def has_same_storage_numel(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> bool:
+    """``_has_same_storage_numel``: whether two storages have room for as many elements."""
+    room, other = (one.untyped_storage().nbytes() // one.element_size() for one in args)
+    return bool(room == other)
+
+
+def new_zeros_for_tangent(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """``_new_zeros_with_same_feature_meta``: the zeros that a tangent of the second argument starts from."""
+    tangent, primal = args
+    batch = (kwargs or {}).get("self_num_batch_dims", 0)
+    shape = [*tangent.shape[:batch], *primal.shape]
+    return torch.zeros(shape, dtype=primal.dtype, device=primal.device)
 
 
 def check_linalg(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
