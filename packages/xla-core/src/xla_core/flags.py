@@ -48,6 +48,13 @@ def parse_auto(text: str) -> bool | None:
     return None if text.strip().lower() == "auto" else parse_bool(text)
 
 
+def parse_positive(text: str) -> int:
+    """A whole number of at least 1. Raises ValueError for the rest."""
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise ValueError("expected a whole number of at least 1")
+    return int(text)
+
+
 OUTLINE_REPEATS: Final = Flag(
     "XLA_OUTLINE_REPEATS",
     parse_auto,
@@ -65,6 +72,12 @@ CACHE_PREFETCH: Final = Flag(
     parse_bool,
     True,
     "load and rehearse what the script's last run used of the persistent cache ahead of its use",
+)
+COMPILATION_CACHE_SIZE: Final = Flag(
+    "XLA_COMPILATION_CACHE_SIZE",
+    parse_positive,
+    2048,
+    "compiled programs that a process keeps in memory; those used least recently are forgotten",
 )
 SYNC_WAIT: Final = Flag(
     "XLA_SYNC_WAIT", parse_bool, False, "sync() returns when the step has finished"
