@@ -17,7 +17,7 @@ import torch
 from xla_core import _jax_compat, compile_notice, counters, events, settings
 from xla_core.lowering.clashes import clashes
 from xla_core.lowering.outline import KEPT_PREFIX
-from xla_core.programs import StepProgram
+from xla_core.programs import StepProgram, make_room
 from xla_core.protocol import Executable, Program
 from xla_core.staged import StagedExecutable
 from xla_core.step_lowering import StepLowering, input_specs, outlining_of
@@ -48,6 +48,7 @@ def build(
     name = f"step_{digest[:12]}"
     step = {"trace": trace, "digest": digest, "entries": entries}
     events.emit("program_missing", **step, name=name, outputs=outputs, aliases=aliases)
+    make_room(len(entries))
     key = backend.cache_key(text, name, layout.placement)
     executable = backend.load(key, name, layout.placement)
     from_cache = executable is not None

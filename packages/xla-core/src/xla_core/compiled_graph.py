@@ -27,7 +27,7 @@ from xla_core.graph_inputs import GraphInputMatcher
 from xla_core.graph_parts import MSG_UNREADABLE, one_part, partition
 from xla_core.metas import TensorMeta
 from xla_core.operands import Lift
-from xla_core.programs import StepProgram
+from xla_core.programs import StepProgram, Table
 from xla_core.storage import Storage, View, chain
 from xla_core.tensor import XLATensor
 from xla_core.trace import Trace
@@ -64,7 +64,7 @@ class _Constant:
     value: Any
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
 class _Recorded:
     """A graph as one program, for arguments of certain shapes.
 
@@ -91,7 +91,7 @@ class CompiledGraph:
 
     def __init__(self, model: Callable[..., Any]) -> None:
         self._model = model
-        self._known: dict[Any, _Recorded | Callable[..., Any]] = {}
+        self._known = Table()
 
     def __call__(self, *args: Any) -> Any:
         """The graph's results for these arguments, enqueued."""
@@ -121,6 +121,9 @@ class CompiledGraph:
         found: Any = _record(self._model, args, trace)
         if found is None and isinstance(self._model, fx.GraphModule):
             found = partition(self._model, args, trace, CompiledGraph)
+        if isinstance(found, _Recorded) and found.program is not None:
+            found.program.keep(self._known, key, found)  # until its program is evicted
+            return found
         found = self._known[key] = self._model if found is None else found
         return found  # type: ignore[no-any-return]
 

@@ -39,6 +39,9 @@ _counters: dict[str, int] = {}
 _tallies: list[Tally] = []
 _followers: list[Callable[[Any], None]] = []
 
+# A process whose programs change all the time must not keep all they counted.
+_MOST_TALLIES: Final = 4096
+
 Sample = tuple[float, float]
 """When (unix time in seconds), and the value."""
 
@@ -78,6 +81,8 @@ class Tally:
         """Let all rise once."""
         with lock:
             if not self.times:
+                if len(_tallies) == _MOST_TALLIES:
+                    _add_up()
                 _tallies.append(self)
             self.times += 1
             for follower in _followers:

@@ -6,6 +6,9 @@ Times are nanoseconds. What a listener raises is raised where the event happened
   computes; emitted before anything is lowered. Raising here refuses it, the trace stays as it was.
 - ``program_compiled(trace, program, digest, entries, lowering, compiling)`` and
   ``program_loaded(trace, program, digest, entries, loading)``: its program is there.
+- ``program_evicted(program)``: it was forgotten to make room for others; the next one who needs it makes
+  it again.
+- ``steps_forgotten(trace)``: all steps recorded on a device are about to be dropped.
 - ``program_executed(trace, program, results, nanoseconds)``: a run was enqueued.
 - ``execution_refused(trace)``: something would run where a block forbids it
   (``torch_xla.compile(full_graph=True)``); the error is raised next.

@@ -48,6 +48,13 @@ def parse_auto(text: str) -> bool | None:
     return None if text.strip().lower() == "auto" else parse_bool(text)
 
 
+def parse_positive(text: str) -> int:
+    """A whole number of at least 1. Raises ValueError for the rest."""
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise ValueError("expected a whole number of at least 1")
+    return int(text)
+
+
 OUTLINE_REPEATS: Final = Flag(
     "XLA_OUTLINE_REPEATS",
     parse_auto,
@@ -71,6 +78,12 @@ REGISTER_INSTALLED_PLUGINS: Final = Flag(
     parse_bool,
     True,
     "find device plugins by torch_xla's entry points, too",
+)
+COMPILATION_CACHE_SIZE: Final = Flag(
+    "XLA_COMPILATION_CACHE_SIZE",
+    parse_positive,
+    2048,
+    "compiled programs that a process keeps in memory; those used least recently are forgotten",
 )
 SYNC_WAIT: Final = Flag(
     "XLA_SYNC_WAIT", parse_bool, False, "sync() returns when the step has finished"

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from xla_core import compile_step, counters, programs
+from xla_core import compile_step, counters, programs, settings
 from xla_core.lowering.step import needed_entries
 from xla_core.metas import TensorMeta
 from xla_core.operands import Lift, Ref
 from xla_core.trace import Entry, Trace
 
-_programs: dict[Any, Any] = {}
+_programs = programs.Table()
 
 
 class _Single:
@@ -78,7 +78,8 @@ def run(trace: Trace, outputs: tuple[int, ...]) -> dict[int, Any]:
 
 def _run_single(trace: Trace, single: _Single, values: dict[int, Any]) -> dict[int, Any]:
     entry = single.entry
-    program = _programs.get((trace.device, single.key))
+    key = (trace.device, single.key, settings.token())
+    program = _programs.get(key)
     made = tuple(i for i, meta in enumerate(entry.metas) if meta is not None)
     first = single.last.first
     if program is None:
@@ -88,7 +89,7 @@ def _run_single(trace: Trace, single: _Single, values: dict[int, Any]) -> dict[i
             program = compile_step.build(trace, tuple(first + i for i in made), ())
         finally:
             trace.cur, trace.one_by_one = kept
-        _programs[trace.device, single.key] = program
+        program.keep(_programs, key)
         programs.register(program)
     arguments = [values[vid] for vid in single.vids]
     if single.floats:

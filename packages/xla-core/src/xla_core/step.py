@@ -10,7 +10,7 @@ import numpy as np
 
 from xla_core import compile_step, counters, donors, events, flags, lost, opbyop, settings
 from xla_core.lowering.driver import LoweringError
-from xla_core.programs import StepProgram, register
+from xla_core.programs import StepProgram, hold, register
 from xla_core.storage import MSG_PLACEHOLDER, NoValueError, Storage
 from xla_core.trace import Trace
 
@@ -150,6 +150,7 @@ def find_or_build(trace: Trace, key: Any) -> StepProgram:
             continue
         if wanted <= program.output_index.keys() and not program.wasteful(wanted):
             trace.cur.keep(key, program)
+            hold(program)  # another device's thread may have evicted it meanwhile
             counters.increment("CachedCompile")
             return program
     program = compile_step.build(trace, key[0], key[1])

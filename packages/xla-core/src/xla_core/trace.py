@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from xla_core import errors, operands, where
+from xla_core import errors, events, operands, where
 from xla_core._torch_compat import make_wrapper
 from xla_core.known_plans import AS_STRIDED, ZEROS, known_plan
 from xla_core.metas import TensorMeta
@@ -35,6 +35,7 @@ from xla_core.operands import (
     Operands,
     Values,
 )
+from xla_core.programs import Kept, Table
 from xla_core.storage import Aside, Storage, View, check_lost, strides
 from xla_core.tensor import XLATensor
 
@@ -104,7 +105,7 @@ class Entry:
         self.ints = ints
         self.then: Entry | None = None
         self.others: dict[Any, Entry] = _NONE
-        self.programs: dict[Any, Any] = _NONE
+        self.programs: Table = _NONE
         self._operands = operands
         self.where = where.locate() if where.locate is not None else None
 
@@ -138,10 +139,13 @@ class Entry:
             self.others[entry.key] = entry
 
     def keep(self, key: Any, program: Any) -> None:
-        """Keep a compiled program of the step that ends here."""
+        """Keep what was made of the step that ends here; a compiled program until it is evicted."""
         if self.programs is _NONE:
-            self.programs = {}
-        self.programs[key] = program
+            self.programs = Table()
+        if isinstance(program, Kept):
+            program.keep(self.programs, key)
+        else:
+            self.programs[key] = program
 
     def path(self) -> list[Entry]:
         """The step's entries in program order, up to and including this one."""
@@ -198,6 +202,7 @@ class Trace:
 
     def forget(self) -> None:
         """Drop all steps ever recorded, with their programs. Nothing may be pending."""
+        events.emit("steps_forgotten", trace=self)
         self.cur = self.root = Entry(None, None, None, (), 0, 0)
         self.entries = 0
 

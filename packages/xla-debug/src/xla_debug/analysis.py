@@ -92,6 +92,11 @@ def _graph_lines(title: str, trace: Any, digest: str, inputs: int, outputs: int)
     ]
 
 
+def on_evicted(program: Any) -> None:
+    """A program was forgotten to make room for others."""
+    _digests.pop(program.name, None)
+
+
 def on_missing(details: dict[str, Any]) -> None:
     """A program is going to be compiled."""
     entries = details["entries"]

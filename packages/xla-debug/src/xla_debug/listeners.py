@@ -55,6 +55,15 @@ def _step_marked(details: dict[str, Any]) -> None:
     recompile.on_step_marked(details["device"].index)
 
 
+def _evicted(details: dict[str, Any]) -> None:
+    recompile.on_evicted(details["program"])
+    analysis.on_evicted(details["program"])
+
+
+def _forgotten(details: dict[str, Any]) -> None:
+    recompile.on_forgotten(details["trace"])
+
+
 _started: list[bool] = []
 
 
@@ -68,6 +77,8 @@ def start() -> None:
     add("program_loaded", _made)
     add("program_executed", _executed)
     add("step_marked", _step_marked)
+    add("program_evicted", _evicted)
+    add("steps_forgotten", _forgotten)
     add("program_missing", analysis.on_missing)
     add("execution_refused", analysis.on_refused)
     if settings.level():

@@ -182,6 +182,23 @@ def _makers(program: Any, last: Entry) -> dict[int, Entry]:
     return found
 
 
+def _on_evicted(details: dict[str, Any]) -> None:
+    for table in (_last_entries, _makers_of, _dead_inputs):
+        table.pop(details["program"].name, None)  # type: ignore[attr-defined]
+
+
+def _on_forgotten(_details: dict[str, Any]) -> None:
+    # an entry keeps the whole tree of steps that it is part of
+    _last_entries.clear()
+    _makers_of.clear()
+    _dead_inputs.clear()
+
+
+# from the start to the end: what was tracked is told after the end of tracking, too
+listeners.add("program_evicted", _on_evicted)
+listeners.add("steps_forgotten", _on_forgotten)
+
+
 def _on_upload(details: dict[str, Any]) -> None:
     frames = places.user_frames(sys._getframe(1), limit=1)
     _origins.add(details["buffer"], "uploaded", frames[0] if frames else None)

@@ -6,6 +6,7 @@ which costs far more anyway.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -18,7 +19,6 @@ from xla_core.trace import Entry
 from xla_core.where import Frame, Where
 from xla_debug import sync_causes
 from xla_debug.differences import (
-    Difference,
     Kind,
     common_length,
     compare,
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 # The programs that a new one is compared with; in a loop that always recompiles, the latest do.
 COMPARED: Final = 64
+# Explanations, and names of programs that were forgotten, that are kept.
+KEPT: Final = 4096
 # Less in common than this part of both, and two programs have nothing to do with each other.
 ALIKE: Final = 0.5
 # So many operators at its end show that a step is the rest of another.
@@ -44,7 +46,6 @@ MSG_AGAIN: Final = (
     "xla_debug.recompile.report()"
 )
 MSG_LIMIT: Final = "this block may make {limit} new program{s} and needs one more. {report}"
-MSG_UNNAMED: Final = "(not compiled yet)"
 
 
 class RecompilationError(RuntimeError):
@@ -68,15 +69,16 @@ class Known:
 
 
 class _History:
-    """All that was compiled in this process."""
+    """What was compiled in this process: the latest programs, and why the latest of them were made."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.known: list[Known] = []
-        self.explanations: list[Explanation] = []
+        self.known: collections.deque[Known] = collections.deque(maxlen=COMPARED)
+        self.explanations: collections.deque[Explanation] = collections.deque(maxlen=KEPT)
         self.counts: Counter[tuple[Cause, str, int]] = Counter()
         # Programs that reading a value in the middle of a step made, with the line that read it.
         self.early: dict[str, Frame | None] = {}
+        self.evicted: dict[str, None] = {}
         # Per device index: the line that ran the beginning of the step in hand.
         self.split: dict[int, Frame | None] = {}
         self.pending: dict[int, tuple[Known, Explanation]] = {}
@@ -87,7 +89,7 @@ _history = _History()
 
 
 def explanations() -> list[Explanation]:
-    """Why each program of this process was made, oldest first."""
+    """Why each program of this process was made (the last ``KEPT`` of them), oldest first."""
     return list(_history.explanations)
 
 
@@ -184,6 +186,29 @@ def on_executed(trace: Any, program: Any) -> None:
         _history.split[trace.device.index] = _history.early[program.name]
 
 
+def on_evicted(program: Any) -> None:
+    """A program was forgotten to make room for others: it may have to be made again."""
+    with _history.lock:
+        _history.early.pop(program.name, None)
+        _history.evicted[program.name] = None
+        while len(_history.evicted) > KEPT:
+            del _history.evicted[next(iter(_history.evicted))]
+
+
+def on_forgotten(trace: Any) -> None:
+    """All steps of a device are dropped: what is kept of one would keep all of them."""
+    with _history.lock:
+        left = [known for known in _history.known if _root(known.last) is not trace.root]
+        _history.known.clear()
+        _history.known.extend(left)
+
+
+def _root(entry: Entry) -> Entry:
+    while entry.parent is not None:
+        entry = entry.parent
+    return entry
+
+
 def on_step_marked(index: int) -> None:
     """The user ended a step."""
     _history.split.pop(index, None)
@@ -202,6 +227,8 @@ def _explain(
     mine = Known(name, entries[-1], outputs, histogram, after, line)
     if not cause.ends_step:
         _history.early[name] = line
+    if name in _history.evicted:
+        return mine, _again(mine, entries, stack)
     nearest = _nearest(mine, entries)
     if nearest is None:
         return mine, _without_peer(mine, entries, stack)
@@ -219,7 +246,7 @@ def _nearest(mine: Known, entries: Sequence[Entry]) -> Known | None:
     """The known program most like this one; one whose beginning this is, or the reverse, first."""
     best: tuple[Any, ...] | None = None
     chosen = None
-    for age, known in enumerate(reversed(_history.known[-COMPARED:])):
+    for age, known in enumerate(reversed(_history.known)):
         path = known.last.path()
         shared = common_length(path, entries)
         alike = _alike(mine.histogram, known.histogram)
@@ -247,6 +274,16 @@ def _without_peer(mine: Known, entries: Sequence[Entry], stack: tuple[Frame, ...
         program=mine.name, cause=cause, text=text, frames=frames,
         scope=place.scope if place is not None else "", operator=name_of(operator),
         operations=count_operations(entries), position=0, nearest=None,
+    )  # fmt: skip
+
+
+def _again(mine: Known, entries: Sequence[Entry], stack: tuple[Frame, ...]) -> Explanation:
+    """Why a program is made that the process had, and forgot."""
+    del _history.evicted[mine.name]
+    return Explanation(
+        program=mine.name, cause=Cause.EVICTED, frames=stack[:1], scope="", operator="",
+        text="the process had this program, and forgot it to make room for others",
+        operations=count_operations(entries), position=0, nearest=mine.name,
     )  # fmt: skip
 
 
@@ -308,11 +345,3 @@ def _results_text(
             frames = place.frames if place is not None and place.frames else stack[:1]
             return f"the result of {operator_text(maker)}{more} {what}", frames
     return "the same results, but memory of other inputs is reused for them", stack[:1]
-
-
-def difference_from_nearest(entries: Sequence[Entry]) -> Difference | None:
-    """The first difference of a step from the known program most like it; None without one."""
-    histogram = Counter(name_of(e) for e in entries)
-    mine = Known(MSG_UNNAMED, entries[-1], (), histogram, None, None)
-    nearest = _nearest(mine, entries)
-    return None if nearest is None else compare(nearest.last.path(), entries)

@@ -37,6 +37,7 @@ class Cause(enum.Enum):
     EARLY_SYNC = "value read in the middle of a step"
     STEP_END = "step ends elsewhere"
     RESULTS = "other results are kept"
+    EVICTED = "forgotten to make room"
 
 
 ADVICE: Final = {
@@ -54,6 +55,7 @@ ADVICE: Final = {
     Cause.EARLY_SYNC: "read values after torch_xla.sync(), or with xm.add_step_closure",
     Cause.STEP_END: "let every step end at the same place",
     Cause.RESULTS: "drop tensors that are not needed, so that every step keeps the same ones",
+    Cause.EVICTED: "let fewer programs take turns, raise XLA_COMPILATION_CACHE_SIZE, or use the persistent cache",
 }
 
 # Operators that only one of the two modes of a module records.

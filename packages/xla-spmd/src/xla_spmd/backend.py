@@ -12,7 +12,8 @@ from xla_core import _jax_compat
 from xla_core.dtypes import numpy_dtype
 from xla_core.layout import Layout
 from xla_core.metas import TensorMeta
-from xla_core.protocol import ArraySpec, DeviceClient, Executable, Placement, Program
+from xla_core.programs import Kept, Table, hold, make_room
+from xla_core.protocol import ArraySpec, DeviceClient, Placement, Program
 from xla_core.runtime import Backend
 from xla_core.storage import Storage
 from xla_core.trace import Entry, Trace
@@ -60,7 +61,7 @@ class MeshBackend(Backend):
         self.placement = Placement(self.devices)
         self._mine = frozenset(d.id for d in client.local_devices())
         self._canonical: dict[str | None, str | None] = {}
-        self._movers: dict[Any, Executable] = {}
+        self._movers = Table()
 
     @property
     def count(self) -> int:
@@ -134,9 +135,14 @@ class MeshBackend(Backend):
         source = self.sharding_of(buffer)
         spec = ArraySpec(tuple(buffer.shape), np.dtype(buffer.dtype), source)
         key = (spec, sharding)
-        if key not in self._movers:
-            self._movers[key] = self.client.compile(self._mover(spec, sharding))
-        return self._movers[key].execute([buffer])[0]
+        mover = self._movers.get(key)
+        if mover is None:
+            make_room(1)
+            mover = Kept(self.client.compile(self._mover(spec, sharding)))
+            mover.keep(self._movers, key)
+            hold(mover)
+        mover.mark_used()
+        return mover.executable.execute([buffer])[0]
 
     def _mover(self, spec: ArraySpec, sharding: str | None) -> Program:
         wanted = sharding or REPLICATED.text

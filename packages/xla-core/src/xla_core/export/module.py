@@ -25,6 +25,7 @@ from xla_core.export.bundle import (
 )
 from xla_core.export.options import StableHLOExportOptions
 from xla_core.metas import tensor_meta
+from xla_core.programs import Kept, Table, hold, make_room
 from xla_core.protocol import ArraySpec, Program
 from xla_core.tensor import XLATensor
 from xla_core.trace import Trace
@@ -42,6 +43,20 @@ MSG_FORMAT: Final = (
 MSG_SEVERAL_DEVICES: Final = (
     "an exported program runs on one device, and {device} stands for {count} (xr.use_spmd())"
 )
+
+
+# Of a large model: how many operations a program holds is not known before it is compiled.
+_OPERATIONS: Final = 2048
+
+
+class _Compiled(Kept):
+    """A program for arguments of certain sizes, and the shapes of its results."""
+
+    __slots__ = ("result_shapes",)
+
+    def __init__(self, executable: Any, result_shapes: list[tuple[int, ...]]) -> None:
+        super().__init__(executable)
+        self.result_shapes = result_shapes
 
 
 class StableHLOGraphModule:
@@ -111,7 +126,7 @@ class _Runner:
         self.bundle = bundle
         self.in_spec = _spec(self.meta.input_pytree_spec)
         self.out_spec = _spec(self.meta.output_pytree_spec)
-        self.executables: dict[Any, tuple[Any, list[tuple[int, ...]]]] = {}
+        self.executables = Table()
         self.held: dict[Any, tuple[Any, XLATensor]] = {}
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -147,20 +162,21 @@ class _Runner:
         buffers = [_buffer(t, trace) for t in tensors]
         shapes = tuple(tuple(t.shape) for t in tensors)
         key = (trace.device, shapes)
-        if key not in self.executables:
-            self.executables[key] = self._compiled(shapes, trace)
-        executable, result_shapes = self.executables[key]
-        results = executable.execute(buffers)
+        compiled = self.executables.get(key)
+        if compiled is None:
+            compiled = self._compiled(shapes, trace)
+            compiled.keep(self.executables, key)
+            hold(compiled)
+        compiled.mark_used()
+        results = compiled.executable.execute(buffers)
         backend.launched(results)
         dtypes = [_dtype(s) for s in self.meta.output_signature]
         return [
             trace.from_buffer(r, tensor_meta(shape, dtype))
-            for r, shape, dtype in zip(results, result_shapes, dtypes, strict=True)
+            for r, shape, dtype in zip(results, compiled.result_shapes, dtypes, strict=True)
         ]
 
-    def _compiled(
-        self, shapes: Sequence[tuple[int, ...]], trace: Trace
-    ) -> tuple[Any, list[tuple[int, ...]]]:
+    def _compiled(self, shapes: Sequence[tuple[int, ...]], trace: Trace) -> _Compiled:
         backend = trace.backend
         count = len(backend.placement.devices)
         if count > 1:
@@ -168,6 +184,7 @@ class _Runner:
         inputs = _specs(trace, self.meta.input_signature, shapes)
         stablehlo = _jax_portable.from_portable(self.bytecode, inputs)
         result_shapes = _jax_portable.result_shapes(stablehlo)
+        make_room(_OPERATIONS)
         name = f"{self.meta.name}_{hashlib.sha256(stablehlo).hexdigest()[:12]}"
         key = backend.cache_key(b"stablehlo\n" + stablehlo, name, backend.placement)
         executable = backend.load(key, name, backend.placement)
@@ -177,7 +194,7 @@ class _Runner:
                 Program(name, stablehlo, inputs, outputs, (), backend.placement)
             )
             backend.store(key, executable)
-        return executable, result_shapes
+        return _Compiled(executable, result_shapes)
 
 
 def _spec(text: str | None) -> pytree.TreeSpec | None:

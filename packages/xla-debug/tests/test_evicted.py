@@ -1,0 +1,66 @@
+"""Programs that were forgotten to make room: what is kept about them, and why they are made again."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import torch_xla
+import torch_xla.runtime as xr
+from xla_core import programs, runtime
+from xla_core.trace import Entry
+from xla_debug import memory, recompile
+from xla_debug.recompile import Cause
+
+
+@pytest.fixture
+def keep_one(monkeypatch):
+    xr.clear_computation_cache()
+    recompile.clear()
+    recompile._history.evicted.clear()
+    monkeypatch.setenv("XLA_COMPILATION_CACHE_SIZE", "1")
+    yield
+    monkeypatch.delenv("XLA_COMPILATION_CACHE_SIZE")
+    xr.clear_computation_cache()
+
+
+def test_a_program_made_again_is_explained(keep_one):
+    x = torch.ones(9).to("xla")
+    for _ in range(2):
+        (x + 3).tolist()
+        (x.cos() * x).tolist()
+    causes = [e.cause for e in recompile.explanations()]
+    assert causes[:1] == [Cause.FIRST]
+    assert causes[2:] == [Cause.EVICTED] * 2
+    assert "XLA_COMPILATION_CACHE_SIZE" in recompile.explanations()[-1].report()
+    assert recompile.explanations()[-1].filename == __file__
+
+
+def test_nothing_here_keeps_an_evicted_program_or_dropped_steps(keep_one):
+    with memory.tracking():
+        x = torch.ones(10).to("xla")
+        (x + 3).tolist()
+        (program,) = programs.all_programs()
+        name, gone = program.name, weakref.ref(program)
+        assert name in memory._last_entries
+        del program
+        (x * x).tolist()
+        assert gone() is None
+        assert name not in memory._last_entries
+    torch_xla.sync()
+    (trace,) = runtime.traces()
+    root = id(trace.root)
+    assert recompile._history.known
+    xr.clear_computation_cache()
+    gc.collect()
+    assert root not in {id(o) for o in gc.get_objects() if type(o) is Entry and o.then is not None}
+    assert not recompile._history.known
+    assert not memory._last_entries
+
+
+def test_history_is_bounded():
+    assert recompile._history.known.maxlen == recompile.COMPARED
+    assert recompile._history.explanations.maxlen == recompile.KEPT
