@@ -12,8 +12,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from xla_core import errors, where
-from xla_core._torch_compat import set_data
-from xla_core.dispatch import mistakes
+from xla_core.dispatch import mistakes, views
 from xla_core.dispatch.functional import find_trace, seeded, wrap_results
 from xla_core.dispatch.plan import Plan
 from xla_core.dispatch.schemas import Signature
@@ -28,6 +27,11 @@ MSG_OUT_RESIZED: Final = (
     "required output shape {needed}. This behavior is deprecated, and in a future PyTorch release outputs "
     "will not be resized unless they have zero elements. You can explicitly reuse an out tensor t by "
     "resizing it, inplace, to zero elements with t.resize_(0)."
+)
+# PyTorch's own words
+MSG_INFERENCE: Final = (
+    "Inplace update to inference tensor outside InferenceMode is not allowed.You can make a clone to get a "
+    "normal tensor before doing inplace update.See https://github.com/pytorch/rfcs/pull/17 for more details."
 )
 _AS_STRIDED: Final = torch.ops.aten.as_strided.default
 
@@ -46,6 +50,8 @@ def mutating_handler(plan: Plan, signature: Signature) -> Handler:
             entry = trace.record(plan, args, kwargs)
             vid = entry.first + fresh
             targets = list(_targets(args, kwargs, written, names))
+            if lists and not views.is_inference_mode():
+                _check_inference(targets)
             for target in targets:
                 trace.write(target, vid)
                 vid += 1
@@ -89,6 +95,12 @@ def _targets(
             yield from target
         elif target is not None:
             yield target
+
+
+def _check_inference(targets: list[XLATensor]) -> None:
+    """Raise what autograd raises of single tensors, and on the CPU of lists of them."""
+    if any(target.is_inference() for target in targets):
+        raise RuntimeError(MSG_INFERENCE)
 
 
 def out_handler(overload: Any, pure: Any, signature: Signature) -> Handler:
@@ -171,9 +183,7 @@ def resize(tensor: XLATensor, shape: tuple[int, ...]) -> None:
             flat = whole.reshape(-1)[start:]
             padding = flat.new_zeros(meta.numel - flat.numel())
             resized = torch.cat([flat, padding]).reshape(shape).clone()
-        tensor._s = resized._s
-        tensor._v = resized._v
-    set_data(tensor, resized)
+        views.become(tensor, resized)
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,6 +14,29 @@ from xla_core.metas import tensor_meta
 from xla_core.storage import View
 from xla_core.tensor import Handler, XLATensor, handler_of
 
+is_inference_mode = torch.is_inference_mode_enabled
+
+
+def as_the_other_kind(*args: Any, **kwargs: Any) -> Any:
+    """``make_wrapper`` of a normal tensor inside ``torch.inference_mode()``, of an inference tensor outside.
+
+    A view is of its base's kind, wherever it is made: they share the counter of versions, or have none.
+    """
+    with torch.inference_mode(not is_inference_mode()):
+        return make_wrapper(*args, **kwargs)
+
+
+def become(target: XLATensor, source: XLATensor) -> XLATensor:
+    """Let ``target`` show from now on what ``source`` shows, with its shape; the Python object stays."""
+    shown = source
+    if target.is_inference() is not source.is_inference():
+        make = make_wrapper if is_inference_mode() is target.is_inference() else as_the_other_kind
+        shown = make(XLATensor, source.shape, dtype=source.dtype, device=source.device)
+    set_data(target, shown)
+    target._s = source._s
+    target._v = source._v
+    return target
+
 
 def view_handler(plan: Plan, signature: Signature) -> Handler:
     """A handler for an operator that returns one view of its first argument."""
@@ -28,7 +51,8 @@ def view_handler(plan: Plan, signature: Signature) -> Handler:
         with trace.lock:
             entry = trace.record(plan, args, None)
             meta = entry.single
-            t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=trace.device)
+            make = make_wrapper if is_inference_mode() is base.is_inference() else as_the_other_kind
+            t = make(XLATensor, meta.shape, dtype=meta.dtype, device=trace.device)
             t._s = s
             t._v = View(
                 base._v, plan, entry.key[2:], args[1:], meta, entry.first, trace.epoch, s.version
@@ -56,7 +80,8 @@ def alias(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
     s = base._s
     v = base._v
     meta = v.meta if v is not None else s.meta
-    t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=s.trace.device)
+    make = make_wrapper if is_inference_mode() is base.is_inference() else as_the_other_kind
+    t = make(XLATensor, meta.shape, dtype=meta.dtype, device=s.trace.device)
     t._s = s
     t._v = v
     return t
@@ -104,11 +129,7 @@ def inplace_view_handler(pure: Any) -> Handler:
     """A handler for ``transpose_`` and its like: the tensor itself looks differently afterwards."""
 
     def reshape_self(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        target = args[0]
-        seen = handler_of(pure)(args, kwargs)
-        target._v = seen._v
-        set_data(target, seen)
-        return target
+        return become(args[0], handler_of(pure)(args, kwargs))
 
     return reshape_self
 
@@ -120,17 +141,10 @@ def set_source(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
         raise RuntimeError(
             f"set_ of a tensor on {target.device} needs a tensor there, got one on {source.device}"
         )
-    return _become(target, source)
+    return become(target, source)
 
 
 def set_nothing(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
     """``set_()``: a storage of its own, without elements."""
     target = args[0]
-    return _become(target, target._s.trace.from_buffer(None, tensor_meta((0,), target.dtype)))
-
-
-def _become(target: XLATensor, source: XLATensor) -> XLATensor:
-    target._s = source._s
-    target._v = source._v
-    set_data(target, source)
-    return target
+    return become(target, target._s.trace.from_buffer(None, tensor_meta((0,), target.dtype)))
