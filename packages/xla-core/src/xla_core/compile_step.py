@@ -19,8 +19,7 @@ import torch
 
 from xla_core import _jax_compat, compile_notice, counters, events, settings, sources
 from xla_core.lowering import decompose, registry
-from xla_core.lowering.clashes import clashes
-from xla_core.lowering.outline import KEPT_PREFIX
+from xla_core.lowering.clashes import clashes, kept_functions
 from xla_core.programs import StepProgram, make_room
 from xla_core.protocol import Executable, Program
 from xla_core.staged import StagedExecutable
@@ -112,17 +111,15 @@ def _compiled(backend: Backend, program: Program) -> tuple[Program, Executable]:
 
     The program is the one that was compiled in the end.
     """
-    inlined: set[str] = set()
+    # over a mesh all calls are inlined
+    kept = kept_functions(program.stablehlo) if program.num_partitions == 1 else set()
     while True:
         executable = backend.compile(program)
-        # over a mesh all calls are inlined
-        if program.num_partitions > 1 or KEPT_PREFIX.encode() not in program.stablehlo:
-            return program, executable
-        names = clashes(executable.optimized_hlo()) - inlined
+        names = clashes(executable.optimized_hlo(), kept) if kept else set()
         if not names:
             return program, executable
         counters.increment(CLASH_COUNTER, len(names))
-        inlined |= names
+        kept -= names
         stablehlo = _jax_compat.inline_functions(program.stablehlo, names)
         program = dataclasses.replace(program, stablehlo=stablehlo)
 
