@@ -44,6 +44,8 @@ ENTRY %main (a: f32[4], b: f32[4]) -> f32[4] {{
 }}
 """
 
+FUNCTION = "xla_repeat_0_mul_to_add_3_operations"
+KEPT = {FUNCTION}
 TOGETHER = "fusion(%Arg_0.1, %Arg_1.1), kind=kLoop, calls=%fused"
 ALONE = "negate(%Arg_0.1)"
 WITH_ITSELF = "fusion(%Arg_0.1, %same.1), kind=kLoop, calls=%fused"
@@ -69,13 +71,85 @@ BOTH = "%first, %second"
 def test_a_call_clashes_when_one_instruction_reads_one_value_under_two_names(
     given, first, returned, read, expected
 ):
-    found = clashes(HLO.format(given=given, first=first, returned=returned, read=read))
-    assert found == ({"xla_repeat_0_mul_to_add_3_operations"} if expected else set())
+    found = clashes(HLO.format(given=given, first=first, returned=returned, read=read), KEPT)
+    assert found == ({FUNCTION} if expected else set())
 
 
 def test_a_program_without_functions_does_not_clash():
     text = HLO.format(given="%a, %a", first=TOGETHER, returned=BOTH, read="%d, %e")
-    assert not clashes(text.replace("xla_repeat", "f"))
+    assert not clashes(text.replace("xla_repeat", "f"), set())
+
+
+FINE = HLO.format(given="%a, %b", first=TOGETHER, returned=BOTH, read="%a, %d")
+CALL = next(line for line in FINE.splitlines() if " call(" in line)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param("xla_repeat_0", "outlined", id="functions renamed"),
+        pytest.param("xla_repeat_0_mul", "xla_repeat_9_mul", id="a function of another name"),
+        pytest.param(" to_apply=%", " to_apply=", id="names without a sign"),
+        pytest.param("to_apply=", "calls=", id="another attribute"),
+        pytest.param(" call(", " async-call(", id="another operation"),
+        pytest.param(CALL, "", id="no call"),
+        pytest.param("%call.1 = ", "call.1: ", id="another form of instructions"),
+        pytest.param("negate(%first)", "negate(first)", id="operands without a sign"),
+        pytest.param("negate(%first)", "negate %first", id="operands without parentheses"),
+        pytest.param("negate(%first)", "negate(%before)", id="an operand that no line names"),
+        pytest.param("parameter(1)", "parameter(2)", id="a parameter too many"),
+        pytest.param("  %Arg_1.1 = f32[4]{0} parameter(1)\n", "", id="a parameter too few"),
+        pytest.param("index=1", "element 1", id="another form of tuple elements"),
+        pytest.param("  ROOT %tuple.1", "  %tuple.1", id="no result"),
+        pytest.param("ENTRY %main", "MAIN %main", id="no entry"),
+        pytest.param(
+            "(f32[4], f32[4]) {", "(f32[4], f32[4])\n{", id="another form of computations"
+        ),
+        pytest.param(" -> f32[4] {\n  %a", " -> f32[4] =\n  %a", id="another form of the entry"),
+        pytest.param(
+            "kind=kLoop", f"kind=kLoop, to_apply=%{'xla_repeat_0'}", id="called by others"
+        ),
+    ],
+)
+def test_what_is_not_understood_clashes(old, new, caplog):
+    assert clashes(FINE, KEPT) == set()
+    changed = FINE.replace(old, new)
+    assert changed != FINE
+    assert clashes(changed, KEPT) == KEPT
+    assert "is not as it was in jaxlib 0.10.2" in caplog.text
+
+
+def test_a_call_from_another_computation_is_not_understood():
+    loop = CALL.replace("%call.1", "ROOT %call.2")
+    text = FINE.replace("ENTRY", f"%body (p: f32[4]) -> f32[4] {{\n{loop}\n}}\n\nENTRY")
+    assert clashes(text, KEPT) == KEPT
+
+
+def test_names_in_metadata_are_no_calls():
+    quoted = 'kind=kLoop, metadata={op_name="jit(xla_repeat_0)/to_apply=%xla_repeat_1"}'
+    assert clashes(FINE.replace("kind=kLoop", quoted), KEPT) == set()
+
+
+def test_where_the_text_is_not_understood_all_is_inlined(monkeypatch):
+    client = runtime.trace_of(None).backend.client
+    monkeypatch.setattr(client, "outlining", EAGER)
+    former = type(client).executable_type.optimized_hlo
+    monkeypatch.setattr(
+        type(client).executable_type,
+        "optimized_hlo",
+        lambda self: former(self).replace(" to_apply=%xla", " applied=%xla"),
+    )
+    start = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    given = start.to("xla")
+    torch_xla.sync()
+    runtime.trace_of(None).forget()
+    before = count()
+    found = blocks(given, equal=True)
+    torch_xla.sync()
+    assert count() > before
+    (program,) = [p for p in programs.all_programs() if p.operations > 20][-1:]
+    assert " call(" not in former(program.executable)
+    torch.testing.assert_close(found.cpu(), blocks(start, equal=True))
 
 
 def block(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,17 +6,20 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
+import os
 import pathlib
+import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
+import jax
 import torch
 
-from xla_core import _jax_compat, compile_notice, counters, events, settings
-from xla_core.lowering.clashes import clashes
-from xla_core.lowering.outline import KEPT_PREFIX
+from xla_core import _jax_compat, compile_notice, counters, events, settings, sources
+from xla_core.lowering import decompose, registry
+from xla_core.lowering.clashes import clashes, kept_functions
 from xla_core.programs import StepProgram, make_room
 from xla_core.protocol import Executable, Program
 from xla_core.staged import StagedExecutable
@@ -108,17 +111,15 @@ def _compiled(backend: Backend, program: Program) -> tuple[Program, Executable]:
 
     The program is the one that was compiled in the end.
     """
-    inlined: set[str] = set()
+    # over a mesh all calls are inlined
+    kept = kept_functions(program.stablehlo) if program.num_partitions == 1 else set()
     while True:
         executable = backend.compile(program)
-        # over a mesh all calls are inlined
-        if program.num_partitions > 1 or KEPT_PREFIX.encode() not in program.stablehlo:
-            return program, executable
-        names = clashes(executable.optimized_hlo()) - inlined
+        names = clashes(executable.optimized_hlo(), kept) if kept else set()
         if not names:
             return program, executable
         counters.increment(CLASH_COUNTER, len(names))
-        inlined |= names
+        kept -= names
         stablehlo = _jax_compat.inline_functions(program.stablehlo, names)
         program = dataclasses.replace(program, stablehlo=stablehlo)
 
@@ -154,12 +155,36 @@ def _line(entry: Entry) -> str:
     return f"{entry.plan.name} {' '.join(words)} -> {entry.metas}"
 
 
+_ROOT: Final = pathlib.Path(__file__).parent
+# What ``lowering_version`` covers: this package by its source, these by their versions.
+_VERSIONED: Final = tuple(f"{root}{os.sep}" for root in (_ROOT, *torch.__path__, *jax.__path__))
+
+
+def rules_outside(modules: Iterable[str]) -> list[tuple[str, bytes]]:
+    """Entries of cache keys: digests of the code outside this package that lowers, where there is any.
+
+    It is that of every rule and decomposition registered by now, and of ``modules`` (their names): their
+    files and what these need of their own packages. What a package reads otherwise (a table in a file, a
+    library of kernels) it names itself, by ``xla_core_cache_key_entries``.
+    """
+    loaded = (sys.modules.get(name) for name in modules)
+    named = {getattr(module, "__file__", None) for module in loaded if module is not None}
+    starts = registry.source_files() | decompose.source_files() | {n for n in named if n}
+    outside = {start for start in starts if not start.startswith(_VERSIONED)}
+    entries = [("rules", sources.digest(outside))] if outside else []
+    unfiled = registry.unfiled()
+    if unfiled:
+        text = b"".join(name.encode() + b"\0" + unfiled[name] for name in sorted(unfiled))
+        entries.append(("rules without files", hashlib.sha256(text).digest()))
+    return entries
+
+
 @functools.cache
 def lowering_version() -> bytes:
     """A digest of all that decides how a step is lowered: our rules, torch's and jax's versions."""
     digest = hashlib.sha256()
-    root = pathlib.Path(__file__).parent
-    for path in sorted(root.rglob("*.py")):
+    root = _ROOT
+    for path in sorted(root.rglob("*.py"), key=pathlib.Path.as_posix):
         digest.update(path.relative_to(root).as_posix().encode())
         digest.update(path.read_bytes())
     digest.update(torch.__version__.encode())

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pluggy
@@ -202,11 +202,30 @@ class Backend:
 
 def environment(client: DeviceClient) -> tuple[tuple[str, bytes], ...]:
     """The entries of the persistent cache's keys that are the same for all of a process's programs."""
+    manager = extensions()
     entries = [("lowering", compile_step.lowering_version())]
+    entries += compile_step.rules_outside(_shaping_modules(client, manager))
     entries += [(f"device:{k}", v.encode()) for k, v in sorted(client.fingerprint().items())]
-    for found in extensions().hook.xla_core_cache_key_entries():
+    for found in manager.hook.xla_core_cache_key_entries():
         entries += [(f"extension:{k}", v) for k, v in sorted(found.items())]
     return tuple(entries)
+
+
+# Who implements one of them decides what is in a program.
+_SHAPING: Final = frozenset({
+    "xla_core_make_backends", "xla_core_register_operators", "xla_core_partition_program",
+    "xla_core_over_parts", "xla_core_replicated_executable",
+})  # fmt: skip
+
+
+def _shaping_modules(client: DeviceClient, manager: pluggy.PluginManager) -> frozenset[str]:
+    """The modules, by name, of the device's plugin and of the extensions that take part in lowering."""
+    names = {type(client).__module__}
+    for extension in manager.get_plugins():
+        callers = manager.get_hookcallers(extension) or ()
+        if any(caller.name in _SHAPING for caller in callers):
+            names.add(getattr(extension, "__name__", type(extension).__module__))
+    return frozenset(names)
 
 
 class _Runtime:

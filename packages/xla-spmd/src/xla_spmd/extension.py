@@ -43,5 +43,5 @@ def xla_core_over_parts(
 
 @hookimpl
 def xla_core_cache_key_entries() -> Mapping[str, bytes]:
-    """Annotations are lowered here: another version may lower them otherwise."""
+    """Annotations are lowered here: another version may lower them otherwise (edits count by themselves)."""
     return {"xla-spmd": __version__.encode()}

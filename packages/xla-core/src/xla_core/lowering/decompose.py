@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any
 
 import torch
@@ -29,6 +31,18 @@ def lowerable(overload: Any) -> bool:
 
 def _table() -> dict[Any, Any]:
     return {op: f for op, f in decomposition_table.items() if not lowerable(op)}
+
+
+@functools.lru_cache(maxsize=1)
+def _foreign(_count: int) -> frozenset[str]:
+    """The files of the functions in torch's table."""
+    codes = (getattr(inspect.unwrap(f), "__code__", None) for f in decomposition_table.values())
+    return frozenset(code.co_filename for code in codes if code is not None)
+
+
+def source_files() -> frozenset[str]:
+    """The files of all decompositions, torch's and those that others registered."""
+    return _foreign(len(decomposition_table))
 
 
 class DecomposedRule:

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch._ops import OpOverload
 
+from xla_core import sources
 from xla_core.metas import TensorMeta
 
 MSG_DUPLICATE: Final = (
@@ -164,6 +168,41 @@ _multi_views: dict[OpOverload, MultiViewRule] = {}
 _inspected: dict[OpOverload, InspectedRule] = {}
 
 
+_files: set[str] = set()
+_without_file: dict[str, bytes] = {}
+
+
+def source_files() -> frozenset[str]:
+    """The files that define rules, and those that register them."""
+    return frozenset(_files)
+
+
+def unfiled() -> dict[str, bytes]:
+    """Digests of the rules that no file defines (at a prompt, by ``exec``), by what they are rules for."""
+    return dict(_without_file)
+
+
+_is_file: Final = functools.cache(lambda name: Path(name).is_file())
+
+
+def _note(subject: Any, *functions: Callable[..., Any] | None) -> None:
+    """Remember where the functions of a rule come from: its lowering is part of cache keys."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    _files.add(frame.f_code.co_filename)
+    for function in functions:
+        while function is not None and not hasattr(function, "__code__"):
+            function = getattr(function, "__wrapped__", getattr(function, "func", None))
+        if function is None:
+            continue
+        code = function.__code__
+        _files.add(code.co_filename)
+        if not _is_file(code.co_filename):
+            former = _without_file.get(str(subject), b"")
+            _without_file[str(subject)] = former + sources.code_digest(code)
+
+
 def _where(function: Callable[..., Any]) -> str:
     code = getattr(function, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
@@ -202,6 +241,7 @@ def rule(
             if isinstance(overload, Absent):
                 continue
             _claim(overload, where)
+            _note(overload, function, meta)
             _rules[overload] = Rule(
                 overload,
                 function,
@@ -230,6 +270,7 @@ def view_rule(
     if isinstance(overload, Absent):
         return
     _claim(overload, where)
+    _note(overload, get, put)
     _views[overload] = ViewRule(overload, get, put, where, overlaps)
 
 
@@ -241,6 +282,7 @@ def multi_view_rule(
     if isinstance(overload, Absent):
         return
     _claim(overload, where)
+    _note(overload, expand)
     _multi_views[overload] = MultiViewRule(overload, expand, where)
 
 
@@ -268,6 +310,7 @@ def inspected_rule(
             if isinstance(overload, Absent):
                 continue
             _claim(overload, _where(function))
+            _note(overload, function, meta, then, then_meta)
             _inspected[overload] = InspectedRule(
                 _plain_rule(overload, function, meta),
                 dims,
@@ -315,8 +358,3 @@ def find_view(overload: OpOverload) -> ViewRule | None:
 def find_multi_view(overload: OpOverload) -> MultiViewRule | None:
     """Return the several-outputs view rule of ``overload``, or None."""
     return _multi_views.get(overload)
-
-
-def registered_overloads() -> list[OpOverload]:
-    """Every overload with a rule of any kind, sorted by name."""
-    return sorted({*_rules, *_views, *_multi_views, *_inspected}, key=str)
