@@ -26,6 +26,7 @@ JAX_PRIVATE_HOMES = {
     "_jax_hlo.py",
     "_jax_kernels.py",
     "_jax_manual.py",
+    "_jax_partitioned.py",
     "_jax_pjrt.py",
     "_jax_portable.py",
     "_jax_sharding.py",

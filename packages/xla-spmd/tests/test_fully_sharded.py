@@ -76,11 +76,15 @@ def test_inner_modules_are_wrapped_by_a_policy(fsdp_mesh):
         model().to("xla"),
         mesh=fsdp_mesh,
         auto_wrap_policy=policy,
-        auto_wrapper_callable=lambda module: marked.append(module) or module,
+        auto_wrapper_callable=lambda module, **options: marked.append(options) or module,
         shard_output=lambda output, mesh: marked.append((tuple(output.shape), mesh)),
     )
     only(x)
     assert len(marked) == 4 and marked[-1] == ((8, 3), fsdp_mesh)
+    assert all(
+        options == {"mesh": fsdp_mesh, "shard_output": only.shard_output, "extra_data_axis": None}
+        for options in marked[:3]
+    )
 
 
 def test_what_cannot_be_wrapped(fsdp_mesh, mesh):
@@ -91,8 +95,6 @@ def test_what_cannot_be_wrapped(fsdp_mesh, mesh):
         FSDPv2(layer, mesh=fsdp_mesh, extra_data_axis="batch")
     with pytest.raises(RuntimeError, match="wrapped already"):
         FSDPv2(FSDPv2(layer, mesh=fsdp_mesh), mesh=fsdp_mesh)
-    with pytest.raises(ValueError, match="Expected XLA tensor"):
-        FSDPv2(nn.Linear(8, 8), mesh=fsdp_mesh)
 
     class Named(nn.Linear):
         def forward(self, x):
@@ -100,6 +102,14 @@ def test_what_cannot_be_wrapped(fsdp_mesh, mesh):
 
     with pytest.raises(RuntimeError, match="returned dict: pass shard_output"):
         FSDPv2(Named(8, 8).to("xla"), mesh=fsdp_mesh)(torch.ones(8, 8, device="xla"))
+
+
+def test_a_module_on_the_cpu_is_moved(fsdp_mesh):
+    layer = nn.Linear(8, 8)
+    before = layer.weight.detach().clone()
+    wrapped = FSDPv2(layer, mesh=fsdp_mesh)
+    assert wrapped.module is layer and spec_of(layer.weight).startswith("{devices=[4,1,2]")
+    torch.testing.assert_close(layer.weight.detach().cpu(), before)
 
 
 def test_the_global_mesh_is_the_default(fsdp_mesh):

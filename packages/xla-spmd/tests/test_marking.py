@@ -196,10 +196,6 @@ MISTAKES = {
     "index": (lambda m: xs.mark_sharding(_tensor(), m, (2, None)), "not one of the mesh's 2 axes"),
     "kind": (lambda m: xs.mark_sharding(_tensor(), m, (1.5, None)), "is not a mesh axis"),
     "twice": (lambda m: xs.mark_sharding(_tensor(), m, ("data", 0)), "comes twice"),
-    "size": (
-        lambda m: xs.mark_sharding(torch.ones(10, 2).to("xla"), m, ("data", None)),
-        r"size 10 does not divide into 4 .*Padding it to 12 .* 20.0% more",
-    ),
     "cpu": (
         lambda m: xs.mark_sharding(torch.ones(8), m, (0,)),
         "Expected XLA tensor. Got: torch.Fl",

@@ -45,7 +45,7 @@ from jaxlib.mlir import passmanager as _passmanager
 # jaxlib 0.10.2: builders of StableHLO operations, for lowering rules that jax has no primitive for.
 from jaxlib.mlir.dialects import stablehlo as stablehlo
 
-from xla_core import _jax_annotate, _jax_kernels, _jax_manual
+from xla_core import _jax_annotate, _jax_kernels, _jax_manual, _jax_partitioned
 from xla_core._jax_versions import SINCE_0_11
 from xla_core.protobuf import bytes_field
 
@@ -171,6 +171,7 @@ def lower_to_module(
     if num_partitions > 1:
         _jax_annotate.pin_unannotated_inputs(module)
         _jax_manual.separate_constants(module)
+        _jax_partitioned.correct(module, num_partitions)
     return module
 
 

@@ -5,9 +5,13 @@ The rest of what this project uses of jax and jaxlib is in ``_jax_compat``.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
+
+# jax 0.10.2: into how many parts an HLO sharding cuts each dimension
+from jax._src import op_shardings as _op_shardings
 
 # jax 0.10.2: loads the plugins that are installed for jax
 from jax._src import xla_bridge as _xla_bridge
@@ -118,6 +122,19 @@ def devices_and_sharding(sharding: Any) -> tuple[tuple[int, ...], str | None]:
     ids = tuple(device.id for device in sharding._device_assignment)
     hlo = sharding._to_xla_hlo_sharding(1)
     return ids, None if hlo.is_replicated() else repr(hlo)
+
+
+@functools.lru_cache(maxsize=4096)
+def padded_shape(sharding: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """``shape`` with each dimension at the next size that ``sharding`` cuts into equal parts.
+
+    That is how the runtime keeps a value of a size that does not divide: XLA's partitioner lays the
+    elements out from the front, and never reads what follows them.
+    """
+    # jax 0.10.2: both names; whole dimensions may be left out at the end, or all of them
+    parts, _ = _op_shardings.get_num_ways_dim_sharded(sharding._to_xla_hlo_sharding(len(shape)))
+    parts = [*parts, *[1] * (len(shape) - len(parts))]
+    return tuple(-(-n // count) * count for n, count in zip(shape, parts, strict=True))
 
 
 def memory_stats(device: Device) -> Mapping[str, int] | None:

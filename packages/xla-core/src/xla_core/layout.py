@@ -10,9 +10,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from xla_core.protocol import ArraySpec, Placement
+
+Function: TypeAlias = Callable[..., Any]
+Specs: TypeAlias = tuple[ArraySpec, ...]
+
+
+def _as_it_is(function: Function, specs: Specs) -> tuple[Function, Specs]:
+    return function, specs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,8 +30,9 @@ class Layout:
     HLO shardings, one per input (lifted numbers included) and output, or empty: None is the whole
     value on every device, for an output the compiler's choice. ``input_annotations`` and
     ``output_annotations`` say the same in the form that the program is annotated in
-    (``_jax_compat.lower``). The program is lowered inside ``lowering()``. ``collectives`` are the
-    operations that talk to other replicas.
+    (``_jax_compat.lower``). The program is lowered inside ``lowering()``; ``edges(function, specs)`` are
+    the function that is lowered and its arguments' shapes, where values enter and leave it otherwise than
+    the step has them. ``collectives`` are the operations that talk to other replicas.
     """
 
     placement: Placement
@@ -36,6 +44,7 @@ class Layout:
     input_annotations: tuple[str | None, ...] = ()
     output_annotations: tuple[str | None, ...] = ()
     lowering: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    edges: Callable[[Function, Specs], tuple[Function, Specs]] = _as_it_is
     collectives: tuple[Any, ...] = ()
 
     def key_text(self) -> bytes:

@@ -41,7 +41,10 @@ class Placement:
     """Where an array or a program lives: global device ids, and how values are split over them.
 
     ``sharding`` is an HLO sharding in its text form; None means the whole value on every device
-    in ``devices`` (the usual case: exactly one). For a program, ``devices`` lists replicas times
+    in ``devices`` (the usual case: exactly one). All parts have one shape: where a dimension does not
+    divide, it is cut as the next larger size that does, and what lies behind its end is nobody's
+    (``put`` leaves zeros there). A program's arguments and results are declared with the larger size, and
+    ``ArraySpec`` with the value's own. For a program, ``devices`` lists replicas times
     partitions, the partitions of a replica side by side.
     """
 

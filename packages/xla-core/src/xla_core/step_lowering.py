@@ -176,6 +176,7 @@ class StepLowering:
         largest: int | None = None,
     ) -> Program:
         layout, backend = self.layout, self.backend
+        edged, arguments = layout.edges(function, inputs)
         with (
             kept_as(backend.numpy_dtype),
             settings.matmul_precision(),
@@ -183,8 +184,8 @@ class StepLowering:
             layout.lowering(),
         ):
             stablehlo = _jax_compat.lower(
-                function,
-                inputs,
+                edged,
+                arguments,
                 aliases,
                 backend.platform,
                 name,

@@ -23,6 +23,7 @@ from xla_spmd.operators import TO_SHARD, TO_WHOLE, annotating
 from xla_spmd.propagation import annotated, output_shardings
 from xla_spmd.shardings import REPLICATED, canonical, parse
 from xla_spmd.shardy import ShardyMesh, common_mesh
+from xla_spmd.uneven import padding
 
 
 class HostValue:
@@ -104,10 +105,8 @@ class MeshBackend(Backend):
         """
         text = self.client.placement_of(buffer).sharding
         sharding = parse(text)
-        split = bool(sharding.tiles)
-        if split and not (len(self._mine) == self.count and sharding.divides(buffer.shape)):
-            return self.move(buffer, None)
-        return buffer
+        lacking = bool(sharding.tiles) and len(self._mine) < self.count
+        return self.move(buffer, None) if lacking else buffer
 
     def copy(self, buffer: Any) -> Any:
         """A second buffer with the same value, laid out alike."""
@@ -148,8 +147,11 @@ class MeshBackend(Backend):
         wanted = sharding or REPLICATED.text
         shardings = (spec.sharding or REPLICATED.text, wanted)
         annotations = _annotations(shardings, (len(spec.shape),) * 2, self._mesh(shardings))
+        function, padded = padding(
+            shardings[:1], shardings[1:], annotations[:1], annotations[1:], _identity, [spec]
+        )
         stablehlo = _jax_compat.lower(
-            _identity, [spec], [], self.platform, "move",
+            function, padded, [], self.platform, "move",
             num_partitions=self.count,
             input_shardings=annotations[:1], output_shardings=annotations[1:],
         )  # fmt: skip
@@ -265,14 +267,19 @@ class MeshBackend(Backend):
         wanted = {*inputs, *marks.values(), *(text for text in results if text is not None)}
         mesh = None if _has_manual(entries) else self._mesh(wanted)
         out_ranks = [len(metas[v].shape) for v in outputs]
+        input_annotations = _annotations(inputs, ranks, mesh)
+        output_annotations = _annotations(results, out_ranks, mesh)
         return Layout(
             placement=self.placement,
             aliases=tuple((i, o) for i, o in aliases if inputs[i] == results[o]),
             num_partitions=self.count,
             inputs=tuple(None if text == REPLICATED.text else text for text in inputs),
             outputs=tuple(results),
-            input_annotations=_annotations(inputs, ranks, mesh),
-            output_annotations=_annotations(results, out_ranks, mesh),
+            input_annotations=input_annotations,
+            output_annotations=output_annotations,
+            edges=functools.partial(
+                padding, inputs, results, input_annotations, output_annotations
+            ),
             lowering=functools.partial(annotating, None if mesh is None else mesh.translate),
         )
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from xla_spmd.mesh import Mesh
-from xla_spmd.partition_spec import Spec, check_divides, check_rank
+from xla_spmd.partition_spec import Spec, check_rank
 
 _library: Final = torch.library.Library("xla", "FRAGMENT")
 _library.define(
@@ -70,6 +70,4 @@ def _sharding_text(
     mesh = Mesh(ids, grid, ast.literal_eval(names))
     wanted = ast.literal_eval(spec)
     check_rank(wanted, shape)
-    sharding = mesh.get_op_sharding(wanted)
-    check_divides(wanted, sharding, shape)
-    return sharding.text
+    return mesh.get_op_sharding(wanted).text

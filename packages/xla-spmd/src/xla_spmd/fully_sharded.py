@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -32,12 +33,13 @@ ShardOutput = Callable[[Any, Mesh], None]
 class SpmdFullyShardedDataParallel(nn.Module):
     """``module`` with every parameter split over the mesh's axis ``fsdp``, and its output as well.
 
-    A parameter is split along its largest dimension that divides; one with none stays whole, and one
-    that was marked already stays as it is. ``mesh`` defaults to the global one. ``shard_output(output,
-    mesh)`` marks what the module returns. ``auto_wrap_policy(module, recurse, parameters)`` says which
-    inner modules are wrapped too (``torch.distributed.fsdp.wrap`` has such policies), with
-    ``auto_wrapper_callable(module)`` if it is given. ``extra_data_axis`` is a second axis that batches
-    are split over (copies of the parameters).
+    A module that is elsewhere is moved to the device first. A parameter is split along its largest
+    dimension that divides; one with none stays whole, and one that was marked already stays as it is.
+    ``mesh`` defaults to the global one. ``shard_output(output, mesh)`` marks what the module returns.
+    ``auto_wrap_policy(module, recurse, parameters)`` says which inner modules are wrapped too
+    (``torch.distributed.fsdp.wrap`` has such policies), with ``auto_wrapper_callable(module, mesh=...,
+    shard_output=..., extra_data_axis=...)`` if it is given. ``extra_data_axis`` is a second axis that
+    batches are split over (copies of the parameters).
 
     Raises ValueError without a mesh or for axes that it lacks, RuntimeError for a module that is wrapped
     already or an output that nobody can split, and what ``mark_sharding`` raises.
@@ -50,7 +52,7 @@ class SpmdFullyShardedDataParallel(nn.Module):
         mesh: Mesh | None = None,
         shard_output: ShardOutput | None = None,
         auto_wrap_policy: Callable[..., bool] | None = None,
-        auto_wrapper_callable: Callable[[nn.Module], nn.Module] | None = None,
+        auto_wrapper_callable: Callable[..., nn.Module] | None = None,
         extra_data_axis: str | None = None,
     ) -> None:
         super().__init__()
@@ -60,21 +62,18 @@ class SpmdFullyShardedDataParallel(nn.Module):
         self._extra = extra_data_axis
         self.shard_output = shard_output
         if auto_wrap_policy is not None:
-            wrapper = auto_wrapper_callable or self._inner
+            wrapper = functools.partial(
+                auto_wrapper_callable or SpmdFullyShardedDataParallel,
+                mesh=self._mesh,
+                shard_output=shard_output,
+                extra_data_axis=extra_data_axis,
+            )
             _wrap_inside(module, auto_wrap_policy, wrapper)
-        self.module = module
+        self.module = module.to("xla")
         for parameter in module.parameters():
             if not is_sharded(parameter):
                 mark_sharding(parameter, self._mesh, self._spec_of(parameter.shape))
         apply_backward_optimization_barrier(module)
-
-    def _inner(self, module: nn.Module) -> nn.Module:
-        return SpmdFullyShardedDataParallel(
-            module,
-            mesh=self._mesh,
-            shard_output=self.shard_output,
-            extra_data_axis=self._extra,
-        )
 
     def _spec_of(self, shape: Sequence[int]) -> tuple[str | None, ...]:
         size = self._mesh.shape()[AXIS]

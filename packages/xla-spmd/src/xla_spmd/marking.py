@@ -16,7 +16,7 @@ from xla_spmd.backend import MeshBackend
 from xla_spmd.dynamo import mark_in_graph
 from xla_spmd.mesh import Mesh
 from xla_spmd.operators import ANNOTATE
-from xla_spmd.partition_spec import Spec, check_divides, check_rank
+from xla_spmd.partition_spec import Spec, check_rank
 from xla_spmd.sharded_tensor import XLAShardedTensor, unwrap_sharded_tensor, wrap_as_sharded_tensor
 from xla_spmd.shardings import REPLICATED, Sharding, canonical
 
@@ -107,9 +107,7 @@ def _sharding(mesh: Mesh, spec: Spec, shape: tuple[int, ...]) -> Sharding:
         text = MSG_DEVICES.format(mesh=mesh, size=mesh.size(), count=count, last=count - 1)
         raise ValueError(text)
     check_rank(spec, shape)
-    sharding = mesh.get_op_sharding(spec)
-    check_divides(spec, sharding, shape)
-    return sharding
+    return mesh.get_op_sharding(spec)
 
 
 def _lay(tensor: XLATensor, annotation: Annotation | None) -> None:

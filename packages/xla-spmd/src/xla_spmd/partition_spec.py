@@ -35,12 +35,6 @@ MSG_RANK: Final = (
     "Partition spec length ({length}) should be equal to the input rank ({rank}). The tensor has "
     "shape {shape}; write one entry per dimension, None where it stays whole: {example}"
 )
-MSG_DIVIDE: Final = (
-    "dimension {dimension} of size {size} does not divide into {parts} equal shards over {axes} "
-    "(tensor of shape {shape}, partition spec {spec}). Padding it to {padded} would make it fit, at "
-    "{cost:.1%} more memory and work for this tensor; or leave the dimension whole (None), or use "
-    "an axis whose size divides {size}"
-)
 
 
 class PartitionSpecError(ValueError, AssertionError):
@@ -113,16 +107,3 @@ def check_rank(spec: Spec, shape: Sequence[int]) -> None:
                 length=len(spec), rank=len(shape), shape=tuple(shape), example=tuple(example)
             )
         )
-
-
-def check_divides(spec: Spec, sharding: Sharding, shape: Sequence[int]) -> None:
-    """Raise PartitionSpecError for a dimension that does not split into equal shards."""
-    parts = sharding.per_dimension
-    for dimension, (size, count) in enumerate(zip(shape, parts, strict=False)):
-        if size % count:
-            padded = -(-size // count) * count
-            text = MSG_DIVIDE.format(
-                dimension=dimension, size=size, parts=count, axes=repr(spec[dimension]),
-                shape=tuple(shape), spec=tuple(spec), padded=padded, cost=padded / size - 1,
-            )  # fmt: skip
-            raise PartitionSpecError(text)

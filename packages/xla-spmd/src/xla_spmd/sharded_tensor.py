@@ -19,6 +19,7 @@ from xla_spmd.annotation import is_unannotated, storage_annotation
 from xla_spmd.backend import HostValue, MeshBackend
 from xla_spmd.partition_spec import axes_of
 from xla_spmd.shardings import Sharding, ShardingType, parse
+from xla_spmd.uneven import filled_up
 
 MSG_SHARD_COUNT: Final = (
     "load_local_shards_ got {got} shards; this process holds {wanted} of this tensor, one per device "
@@ -26,7 +27,7 @@ MSG_SHARD_COUNT: Final = (
 )
 MSG_SHARD_SHAPE: Final = (
     "load_local_shards_: shard {index} has shape {got} and dtype {dtype}; the tensor {shape} split as "
-    "{text} has shards of shape {wanted} and dtype {expected}"
+    "{text} has shards of shape {wanted} and dtype {expected}, of which {own} are elements here"
 )
 
 
@@ -34,7 +35,8 @@ MSG_SHARD_SHAPE: Final = (
 class XLAShard:
     """One device's part of a tensor.
 
-    ``data`` is on the CPU. ``indices`` say where in the whole tensor it belongs, a slice per
+    ``data`` is on the CPU, of one shape on all devices: where the tensor does not divide, zeros follow the
+    elements. ``indices`` say where in the whole tensor it belongs, a slice per
     dimension, or an Ellipsis for a device that holds everything; ``shard_device`` is the runtime's
     name of the device (``CPU:3``), ``replica_id`` counts devices that hold the same part.
     """
@@ -46,8 +48,10 @@ class XLAShard:
 
     @property
     def unpadded_data(self) -> torch.Tensor:
-        """``data`` itself: shards are never padded here."""
-        return self.data
+        """The tensor's elements in ``data``, without what follows them where the tensor does not divide."""
+        if isinstance(self.indices, EllipsisType):
+            return self.data
+        return self.data[tuple(slice(0, s.stop - s.start) for s in self.indices)]
 
 
 class XLAShardedTensor(XLATensor):
@@ -88,6 +92,7 @@ class XLAShardedTensor(XLATensor):
     def load_local_shards_(self, shards: Sequence[XLAShard]) -> None:
         """Replace the value by ``shards``, one per device of this process in order; indices are not read.
 
+        Where the tensor does not divide, ``data`` comes with what follows the elements or without.
         Raises ValueError for another number of shards, or a shape or dtype that does not fit.
         """
         load_local_shards_(self, shards)
@@ -221,10 +226,11 @@ def shard_indices(tensor: XLATensor) -> list[tuple[int, tuple[slice, ...] | Elli
     sharding = parse(backend.sharding_of(buffer))
     indices = sharding.indices(tensor.shape)
     local = [d.id for d in backend.client.local_devices()]
+    places = sharding.places()
     seen: dict[Any, int] = {}
     copies = {}
     for number in range(backend.count):
-        part = str(indices.get(number))
+        part = places.get(number)
         copies[number] = seen[part] = seen.get(part, -1) + 1
     numbers = [backend.devices.index(i) for i in local]
     return [(n, indices.get(n, Ellipsis), copies[n]) for n in sorted(numbers)]
@@ -247,20 +253,23 @@ def load_local_shards_(tensor: XLATensor, shards: Sequence[XLAShard]) -> None:
     """See ``XLAShardedTensor.load_local_shards_``."""
     backend, buffer = placed(tensor)
     placement = backend.client.placement_of(buffer)
-    wanted = parse(placement.sharding).shard_shape(tensor.shape)
+    sharding = parse(placement.sharding)
+    wanted, indices = sharding.shard_shape(tensor.shape), sharding.indices(tensor.shape)
     local = sorted(backend.devices.index(d.id) for d in backend.client.local_devices())
     if len(shards) != len(local):
         raise ValueError(MSG_SHARD_COUNT.format(got=len(shards), wanted=len(local)))
     parts = []
     for i, shard in enumerate(shards):
-        if tuple(shard.data.shape) != wanted or shard.data.dtype != tensor.dtype:
+        part = indices.get(local[i])
+        own = wanted if part is None else tuple(s.stop - s.start for s in part)
+        if tuple(shard.data.shape) not in (wanted, own) or shard.data.dtype != tensor.dtype:
             text = MSG_SHARD_SHAPE.format(
                 index=i, got=tuple(shard.data.shape), dtype=shard.data.dtype,
                 shape=tuple(tensor.shape), text=placement.sharding, wanted=wanted,
-                expected=tensor.dtype,
+                expected=tensor.dtype, own=own,
             )  # fmt: skip
             raise ValueError(text)
-        array = dtypes.to_numpy(shard.data)
+        array = filled_up(dtypes.to_numpy(shard.data), wanted)
         array = array.astype(backend.numpy_dtype(array.dtype))
         parts.append(backend.client.put(array, Placement((backend.devices[local[i]],))))
     spec = ArraySpec(tuple(tensor.shape), buffer.dtype, placement.sharding)

@@ -18,6 +18,7 @@ from xla_spmd.marking import annotate, checked_sharding, mesh_backend
 from xla_spmd.mesh import Mesh
 from xla_spmd.partition_spec import PartitionSpecError, Spec
 from xla_spmd.shardings import Sharding, canonical
+from xla_spmd.uneven import filled_up
 
 MSG_MINIBATCH: Final = (
     "minibatch=True: the rows of process {process} are {low} to {high} of the global batch of {rows}, "
@@ -75,10 +76,11 @@ def _from_minibatch(
     sharding = checked_sharding(spec.mesh, spec.partition_spec, shape)
     array = dtypes.to_numpy(t)
     array = array.astype(backend.numpy_dtype(array.dtype), copy=False)
-    parts = [
-        backend.client.put(array[_local(indices, mine, t.shape[0], spec, number)], Placement((i,)))
-        for number, i, indices in _local_parts(backend, sharding, shape)
-    ]
+    part = sharding.shard_shape(shape)
+    parts = []
+    for number, i, indices in _local_parts(backend, sharding, shape):
+        own = array[_local(indices, mine, t.shape[0], spec, number)]
+        parts.append(backend.client.put(filled_up(own, part), Placement((i,))))
     text = canonical(sharding.text)
     array_spec = ArraySpec(shape, array.dtype, text)
     buffer = backend.client.assemble(parts, array_spec, Placement(backend.devices, text))
@@ -105,6 +107,8 @@ def _local(
     """``indices`` into the global batch as indices into the rows that this process brought."""
     low, high = process * rows, (process + 1) * rows
     first, *rest = indices
+    if first.start == first.stop:  # beyond the last row
+        return (slice(0, 0), *rest)
     if not low <= first.start <= first.stop <= high:
         text = MSG_MINIBATCH.format(
             process=process, low=low, high=high, rows=rows, spec=spec.partition_spec,

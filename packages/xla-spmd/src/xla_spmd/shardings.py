@@ -84,9 +84,13 @@ class Sharding:
             return tuple(shape)
         return tuple(-(-n // parts) for n, parts in zip(shape, self.per_dimension, strict=True))
 
-    def divides(self, shape: Sequence[int]) -> bool:
-        """Whether all parts of a value of ``shape`` are of one size."""
-        return all(n % parts == 0 for n, parts in zip(shape, self.per_dimension, strict=False))
+    def padded_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape that all parts together have: each dimension at the next size that divides."""
+        if not self.tiles:
+            return tuple(shape)
+        return tuple(
+            -(-n // parts) * parts for n, parts in zip(shape, self.per_dimension, strict=True)
+        )
 
     def indices(self, shape: Sequence[int]) -> dict[int, tuple[slice, ...]]:
         """Per device, which part of a value of ``shape`` it holds. Empty for whole values."""
@@ -101,6 +105,12 @@ class Sharding:
                 for i, size, n in zip(place, part, shape, strict=False)
             )
         return found
+
+    def places(self) -> dict[int, tuple[int, ...]]:
+        """Per device, the place of its part among the parts. Empty for whole values."""
+        rank = len(self.per_dimension)
+        grid = np.array(self.devices).reshape(self.tiles) if self.tiles else np.array([])
+        return {int(grid[place]): place[:rank] for place in np.ndindex(grid.shape)}
 
 
 REPLICATED: Final = Sharding(ShardingType.REPLICATED)

@@ -114,9 +114,13 @@ class PjrtClient:
         aval = compat.shaped_array(array.shape, array.dtype)
         if len(devices) == 1 and placement.sharding is None:
             return compat.device_put(aval, sharding, [array], devices)
-        indices = sharding.addressable_devices_indices_map(array.shape)
+        padded = _jax_pjrt.padded_shape(sharding, array.shape)
+        indices = sharding.addressable_devices_indices_map(padded)
+        part = sharding.shard_shape(padded)
         # one by one: jaxlib 0.10.2 fails on several at once when the value is partly replicated
-        shards = [self._put_whole(array[indices[device]], device) for device in devices]
+        shards = [
+            self._put_whole(_filled_up(array[indices[device]], part), device) for device in devices
+        ]
         return compat.assemble(aval, sharding, shards)
 
     def _put_whole(self, array: np.ndarray, device: compat.Device) -> Any:
@@ -131,7 +135,8 @@ class PjrtClient:
         pieces = compat.single_device_arrays(buffer)
         if len(pieces) == 1 and pieces[0].shape == buffer.shape:
             return compat.to_host(pieces[0])
-        indices = buffer.sharding.addressable_devices_indices_map(buffer.shape)
+        padded = _jax_pjrt.padded_shape(buffer.sharding, buffer.shape)
+        indices = buffer.sharding.addressable_devices_indices_map(padded)
         if not (buffer.is_fully_addressable or buffer.is_fully_replicated):
             raise RuntimeError(
                 f"the value of shape {buffer.shape} is spread over several processes; gather it "
@@ -142,7 +147,9 @@ class PjrtClient:
         host = np.empty(buffer.shape, buffer.dtype)
         for piece in pieces:
             (device,) = piece.devices()
-            host[indices[device]] = compat.to_host(piece)
+            part = host[indices[device]]
+            if part.size:
+                part[...] = compat.to_host(piece)[tuple(map(slice, part.shape))]
         return host
 
     def copy(self, buffer: Any, placement: Placement) -> Any:
@@ -180,7 +187,7 @@ class PjrtClient:
         Raises ValueError when their number or a shape does not fit.
         """
         sharding, devices = self._layouts.get(placement) or self._layout(placement)
-        wanted = sharding.shard_shape(spec.shape)
+        wanted = sharding.shard_shape(_jax_pjrt.padded_shape(sharding, spec.shape))
         if len(shards) != len(devices) or any(s.shape != wanted for s in shards):
             raise ValueError(
                 f"{[s.shape for s in shards]} are not {len(devices)} shards of shape {wanted}"
@@ -282,6 +289,13 @@ class PjrtClient:
         self._by_id.clear()
         self._local.clear()
         self._client = None
+
+
+def _filled_up(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """``array`` with zeros after its elements, so that it has ``shape``."""
+    if array.shape == shape:
+        return array
+    return np.pad(array, [(0, n - m) for n, m in zip(shape, array.shape, strict=True)])
 
 
 def compile_options(program: Program, *, shardy: bool) -> compat.CompileOptions:

@@ -347,7 +347,7 @@ class TopologyClient:
             return shape
         sharding = compat.hlo_sharding(placement.sharding)
         laid = compat.sharding_over(self._devices_of(placement), sharding)
-        return tuple(laid.shard_shape(shape))
+        return tuple(laid.shard_shape(_jax_pjrt.padded_shape(laid, shape)))
 
     def shard_bytes(self, shape: tuple[int, ...], dtype: np.dtype, placement: Placement) -> int:
         """Bytes of one device's part of a value."""

@@ -506,6 +506,21 @@ class DeviceConformance:
         with pytest.raises(ValueError):
             client.assemble([parts[0][1]], spec(x), tiled)
 
+    def test_value_that_does_not_divide_is_padded(self, client: DeviceClient) -> None:
+        """Parts are of one shape, whatever the size of the value, and the value comes back as it was."""
+        self.need(holds_values=self.holds_values)
+        self.need(devices=2, client=client, partitions=self.partitions)
+        tiled = pair(client, "{devices=[2,1]<=[2]}")
+        for rows in (3, 1):
+            x = sample((rows, 3), "float32")
+            buffer = client.put(x, tiled)
+            np.testing.assert_array_equal(client.get(buffer), x)
+            parts = [part for _, part in client.shards(buffer)]
+            first, second = map(client.get, parts)
+            assert first.shape == second.shape == (-(-rows // 2), 3)
+            np.testing.assert_array_equal(np.concatenate([first, second])[:rows], x)
+            np.testing.assert_array_equal(client.get(client.assemble(parts, spec(x), tiled)), x)
+
     def test_partitioned_program(self, client: DeviceClient) -> None:
         """One program over two devices; arguments of another layout are refused."""
         self.need(devices=2, client=client, partitions=self.partitions, computes=self.computes)

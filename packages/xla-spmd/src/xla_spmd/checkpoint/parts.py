@@ -46,6 +46,11 @@ def chunk(indices: tuple[slice, ...] | EllipsisType, shape: torch.Size) -> Chunk
     )
 
 
+def _has_elements(part: ChunkStorageMetadata, shape: torch.Size) -> bool:
+    """Whether a part is to be written and read: devices behind the end of an uneven dimension hold none."""
+    return part.sizes.numel() > 0 or shape.numel() == 0
+
+
 class _Written:
     """Parts to write: of what shape and dtype the tensor is, and which parts this process writes."""
 
@@ -78,6 +83,7 @@ class DeviceParts(_Written):
         found = shard_indices(tensor)
         # the first of the devices with equal parts, in the whole job, is the one whose part is written
         own = [(chunk(indices, shape), number) for number, indices, copy in found if not copy]
+        own = [(c, number) for c, number in own if _has_elements(c, shape)]
         super().__init__(tensor, [c for c, _ in own])
         self._devices = {tuple(c.offsets): self._backend.devices[number] for c, number in own}
         self._dtype = tensor.dtype
@@ -87,6 +93,9 @@ class DeviceParts(_Written):
         client = self._backend.client
         parts = dict(client.shards(self._buffer))
         array = client.get(parts[self._devices[_offsets(index)]])
+        (size,) = (c.sizes for c in self.chunks if tuple(c.offsets) == _offsets(index))
+        if array.shape != tuple(size):
+            array = array[tuple(map(slice, size))].copy()
         return dtypes.from_numpy(array, self._dtype)
 
     def copied(self) -> HostParts:
@@ -125,7 +134,8 @@ class LoadedParts:
         return self.shape
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return list({tuple(c.offsets): c for c in self._chunks}.values())
+        found = {tuple(c.offsets): c for c in self._chunks}.values()
+        return [c for c in found if _has_elements(c, self.shape)]
 
     def part(self, index: MetadataIndex) -> torch.Tensor:
         """The memory of the part at ``index.offset``."""

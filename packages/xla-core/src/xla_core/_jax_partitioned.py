@@ -1,0 +1,228 @@
+"""Partitioned programs: what XLA's partitioner gets wrong where devices hold unequal parts or windows overlap.
+
+All of it was seen with jaxlib 0.10.2, most of it gives wrong numbers without a word.
+
+It keeps the window of a value that each device needs (a cumulative sum's, a pooling's, what a pad
+moves) for the next operation with such a window, whatever follows the value's end in either: zeros in
+the one, ones or infinities in the other. Values that need another filling than zeros go through a barrier
+of their own, so that nothing is kept of them for others.
+
+A pad that puts elements between those of a value comes out wrong, or does not compile; with a dimension more
+they are elements behind others. One that cuts elements off does it as a slice.
+
+A scatter whose updates do not divide into equal parts adds what lies behind the last update as well.
+The updates are filled up to a number that divides, with indices that lead nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+# jaxlib 0.10.2: MLIR bindings; ``ir`` edits modules.
+from jaxlib.mlir import ir
+
+# jaxlib 0.10.2: builders of StableHLO's operations.
+from jaxlib.mlir.dialects import stablehlo
+
+_ZEROS: Final = "zeros"
+
+
+def correct(module: ir.Module, num_partitions: int) -> None:
+    """Rewrite what the partitioner would get wrong; other programs stay as they are."""
+    with module.context, ir.Location.unknown():
+        for operation in list(_all_operations(module.body)):
+            if operation.name == "stablehlo.scatter":
+                _fill_scatter(operation, num_partitions)
+            elif operation.name == "stablehlo.pad":
+                _simplify_pad(operation)
+        _separate_windows(list(_all_operations(module.body)))
+
+
+def _all_operations(block: Any) -> Iterator[Any]:
+    for operation in block.operations:
+        yield operation.operation
+        for region in operation.operation.regions:
+            for inner in region.blocks:
+                yield from _all_operations(inner)
+
+
+# --- windows ------------------------------------------------------------------------------------
+
+
+def _separate_windows(operations: list[Any]) -> None:
+    """Let operations whose windows are filled with different values read different values."""
+    fillings = [(o, i, f) for o in operations for i, f in _fillings(o)]
+    if len({key for *_, (key, _) in fillings}) < 2:
+        return
+    for operation, index, (key, value) in fillings:
+        if key != _ZEROS:
+            # with the filling beside it no two barriers are equal, or XLA would merge them
+            kept = [operation.operands[index], *([] if value is None else [value])]
+            with ir.InsertionPoint(operation):
+                barrier = ir.Operation.create(
+                    "stablehlo.optimization_barrier", [v.type for v in kept], kept
+                )
+            operation.operands[index] = barrier.results[0]
+
+
+def _fillings(operation: Any) -> list[tuple[int, tuple[str, Any]]]:
+    """The operands that an operation has windows of, and what they are filled with: a key, and the value."""
+    operands = operation.operands
+    match operation.name:
+        case "stablehlo.pad":
+            return [(0, _filling(operands[1]))]
+        case "stablehlo.reduce_window":
+            half = len(operands) // 2
+            return [(i, _filling(operands[half + i])) for i in range(half)]
+        case "stablehlo.select_and_scatter":
+            # the largest (or smallest) number there is, so that no element outside is selected
+            return [(0, ("selected", None)), (1, _filling(operands[2]))]
+        case "stablehlo.convolution":
+            return [(0, (_ZEROS, None)), (1, (_ZEROS, None))]
+    return []
+
+
+def _filling(value: Any) -> tuple[str, Any]:
+    constant = value.owner
+    while (
+        isinstance(constant, ir.OpView | ir.Operation) and constant.operation.name in _SAME_NUMBER
+    ):
+        constant = constant.operation.operands[0].owner
+    if not isinstance(constant, ir.OpView | ir.Operation):
+        return f"value {hash(value)}", value
+    if constant.operation.name != "stablehlo.constant":
+        return f"value {hash(value)}", value
+    attribute = ir.DenseElementsAttr(constant.operation.attributes["value"])
+    text = str(attribute.get_splat_value()) if attribute.is_splat else str(attribute)
+    number = text.partition(" : ")[0]
+    return (_ZEROS if number in _NOUGHTS else number), value
+
+
+_SAME_NUMBER: Final = ("stablehlo.broadcast_in_dim", "stablehlo.reshape")
+_NOUGHTS: Final = ("0", "0.000000e+00", "false")
+
+
+# --- pads ---------------------------------------------------------------------------------------
+
+
+def _simplify_pad(operation: Any) -> None:
+    """Let a pad only add elements in front of and behind those of its operand."""
+    low, high, between = (
+        list(ir.DenseI64ArrayAttr(operation.attributes[name]))
+        for name in ("edge_padding_low", "edge_padding_high", "interior_padding")
+    )
+    value, filling = operation.operands
+    shape = list(ir.RankedTensorType(value.type).shape)
+    between = [k if n > 1 else 0 for k, n in zip(between, shape, strict=True)]
+    if not any(between) and min([0, *low, *high]) == 0:
+        return
+    with ir.InsertionPoint(operation):
+        if any(between):
+            value = _spread(value, shape, between, filling)
+            high = [h - k for h, k in zip(high, between, strict=True)]
+            shape = [n * (k + 1) for n, k in zip(shape, between, strict=True)]
+        if min([0, *low, *high]) < 0:
+            starts = [max(-n, 0) for n in low]
+            ends = [n - max(-h, 0) for n, h in zip(shape, high, strict=True)]
+            value = _slice(value, starts, ends)
+        edges = [max(n, 0) for n in low], [max(n, 0) for n in high]
+        made = _pad(value, filling, *edges)
+    operation.results[0].replace_all_uses_with(made)
+    operation.erase()
+
+
+def _spread(value: Any, shape: list[int], between: list[int], filling: Any) -> Any:
+    """``value`` with so many fillings behind each of its elements, along each dimension."""
+    element = ir.RankedTensorType(value.type).element_type
+    apart = [size for n, k in zip(shape, between, strict=True) for size in ((n, 1) if k else (n,))]
+    high = [more for k in between for more in ((0, k) if k else (0,))]
+    value = _reshape(value, apart, element)
+    value = _pad(value, filling, [0] * len(high), high)
+    return _reshape(value, [n * (k + 1) for n, k in zip(shape, between, strict=True)], element)
+
+
+def _reshape(value: Any, shape: list[int], element: Any) -> Any:
+    kind = ir.RankedTensorType.get(shape, element)
+    return ir.Operation.create("stablehlo.reshape", [kind], [value]).results[0]
+
+
+def _slice(value: Any, starts: list[int], ends: list[int]) -> Any:
+    element = ir.RankedTensorType(value.type).element_type
+    kind = ir.RankedTensorType.get(
+        [end - start for start, end in zip(starts, ends, strict=True)], element
+    )
+    attributes = {
+        "start_indices": ir.DenseI64ArrayAttr.get(starts),
+        "limit_indices": ir.DenseI64ArrayAttr.get(ends),
+        "strides": ir.DenseI64ArrayAttr.get([1] * len(starts)),
+    }
+    return ir.Operation.create("stablehlo.slice", [kind], [value], attributes).results[0]
+
+
+def _pad(value: Any, filling: Any, low: list[int], high: list[int]) -> Any:
+    """``value`` with so many fillings in front of and behind it; itself where these are none."""
+    if not any(low) and not any(high):
+        return value
+    kind = ir.RankedTensorType(value.type)
+    shape = [a + n + b for a, n, b in zip(low, kind.shape, high, strict=True)]
+    attributes = {
+        "edge_padding_low": ir.DenseI64ArrayAttr.get(low),
+        "edge_padding_high": ir.DenseI64ArrayAttr.get(high),
+        "interior_padding": ir.DenseI64ArrayAttr.get([0] * kind.rank),
+    }
+    made = ir.RankedTensorType.get(shape, kind.element_type)
+    return ir.Operation.create("stablehlo.pad", [made], [value, filling], attributes).results[0]
+
+
+# --- scatters -----------------------------------------------------------------------------------
+
+
+def _fill_scatter(operation: Any, count: int) -> None:
+    """Let the numbers of updates of a scatter divide by ``count``, the new ones leading nowhere."""
+    numbers = stablehlo.ScatterDimensionNumbers(operation.attributes["scatter_dimension_numbers"])
+    if numbers.scatter_indices_batching_dims:
+        return
+    inputs = (len(operation.operands) - 1) // 2
+    indices = operation.operands[inputs]
+    shape = list(ir.RankedTensorType(indices.type).shape)
+    batch = [i for i in range(len(shape)) if i != numbers.index_vector_dim]
+    more = {i: -shape[i] % count for i in batch if shape[i] > 1}
+    if not any(more.values()):
+        return
+    windows = set(numbers.update_window_dims)
+    with ir.InsertionPoint(operation):
+        operation.operands[inputs] = _padded(indices, more, nowhere=True)
+        for i in range(inputs + 1, len(operation.operands)):
+            update = operation.operands[i]
+            rank = ir.RankedTensorType(update.type).rank
+            places = [d for d in range(rank) if d not in windows]
+            own = {d: more.get(b, 0) for d, b in zip(places, batch, strict=True)}
+            operation.operands[i] = _padded(update, own, nowhere=False)
+
+
+def _padded(value: Any, more: dict[int, int], *, nowhere: bool) -> Any:
+    """``value`` with so many more elements at the end of its dimensions: zeros, or no valid indices."""
+    kind = ir.RankedTensorType(value.type)
+    scalar = ir.RankedTensorType.get((), kind.element_type)
+    filling = ir.Operation.create(
+        "stablehlo.constant", [scalar], attributes={"value": _constant(scalar, nowhere)}
+    ).results[0]
+    return _pad(value, filling, [0] * kind.rank, [more.get(d, 0) for d in range(kind.rank)])
+
+
+def _constant(scalar: Any, nowhere: bool) -> Any:
+    number = "0"
+    element = str(scalar.element_type)
+    if nowhere:
+        # the largest number, past the end of any dimension; indices that are in order stay so
+        unsigned = element.startswith("ui")
+        bits = int(element.removeprefix("u").removeprefix("i"))
+        number = str(2 ** (bits - (not unsigned)) - 1)
+    elif element == "i1":
+        number = "false"
+    elif element.startswith("complex"):
+        number = "(0.0, 0.0)"
+    elif not element.startswith(("i", "ui")):
+        number = "0.0"
+    return ir.Attribute.parse(f"dense<{number}> : {scalar}")
