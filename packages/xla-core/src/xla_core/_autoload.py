@@ -81,10 +81,16 @@ def ensure() -> None:
     compat.register_device_module(importlib.import_module("xla_core.device_module"))
     importlib.import_module("xla_core.autocast").install()
     importlib.import_module("xla_core.eager").switch_on_if_asked()
-    compat.when_dynamo_is_used(importlib.import_module("xla_core.dynamo").prepare)
+    compat.when_dynamo_is_used(_prepare_dynamo)
     if not _early:
         _early.append(True)
         compat.explain_late_backward()
+
+
+def _prepare_dynamo() -> None:
+    """What ``torch.compile`` needs of us, and the operators of higher order that go through it."""
+    importlib.import_module("xla_core.computations.loops")
+    importlib.import_module("xla_core.dynamo").prepare()
 
 
 # More objects than this since the last collection: something was imported.

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 from torch import _tensor_str
-from torch.utils import _foreach_utils
+from torch.utils import _foreach_utils, _python_dispatch
 
 disabled_torch_function = torch._C._disabled_torch_function_impl  # torch 2.13
 
@@ -326,7 +326,9 @@ def let_dynamo_take(tensor_type: type, packages: Sequence[str], traced: Sequence
         # Dynamo also runs real code while it compiles (an optimizer makes its state): tensors are then
         # made as always.
         asked_by = sys._getframe(1).f_globals.get("__name__", "")
-        if asked_by.startswith("torch.") and context.current_compile_id() is not None:
+        # So do operators of higher order when a graph is run to be compiled: torch._ops looks for handlers.
+        of_torch = asked_by.startswith("torch.") and asked_by != "torch._ops"
+        if of_torch and context.current_compile_id() is not None:
             return disabled
         return cls.__dict__["__torch_dispatch__"].__func__
 
@@ -374,6 +376,14 @@ def _skip_code(rules: Any, packages: Sequence[str], traced: Sequence[str]) -> No
         kept = {module.rpartition(".")[2] for module in traced if module.startswith(f"{package}.")}
         rules.SKIP_DIRS.extend(f"{folder}/{name}" for name in sorted(names - kept))
     rules._recompile_re()
+
+
+def without_dispatch_modes() -> Any:
+    """A context manager inside which no TorchDispatchMode is on, torch.compile's own included.
+
+    The one that it has on at a graph's first run refuses operators of higher order on tensor subclasses.
+    """
+    return _python_dispatch._disable_current_modes()  # torch 2.13
 
 
 def finished_work(result: Any) -> Any:

@@ -21,7 +21,7 @@ from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
 from xla_core import counters, eager, rng, runtime, step
-from xla_core._torch_compat import make_wrapper
+from xla_core._torch_compat import make_wrapper, without_dispatch_modes
 from xla_core.dispatch.plan import SEED
 from xla_core.graph_inputs import GraphInputMatcher
 from xla_core.graph_parts import MSG_UNREADABLE, one_part, partition
@@ -118,9 +118,12 @@ class CompiledGraph:
     ) -> _Recorded | Callable[..., Any]:
         """The graph as one program, or as several and what lies between, or as it is."""
         counters.increment("DynamoExtractCompiledGraph")
-        found: Any = _record(self._model, args, trace)
-        if found is None and isinstance(self._model, fx.GraphModule):
-            found = partition(self._model, args, trace, CompiledGraph)
+        # a program would keep what a tensor on the host holds now; its nodes are run on every call
+        on_host = any(isinstance(a, torch.Tensor) and not isinstance(a, XLATensor) for a in args)
+        with without_dispatch_modes():
+            found: Any = None if on_host else _record(self._model, args, trace)
+            if found is None and isinstance(self._model, fx.GraphModule):
+                found = partition(self._model, args, trace, CompiledGraph)
         if isinstance(found, _Recorded) and found.program is not None:
             found.program.keep(self._known, key, found)  # until its program is evicted
             return found

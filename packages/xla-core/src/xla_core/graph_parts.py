@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
+from torch.utils import _pytree as pytree
 
 from xla_core.tensor import XLATensor
 from xla_core.trace import Trace
@@ -23,7 +24,10 @@ Compile = Callable[[fx.GraphModule], Callable[..., Any]]
 
 
 class HostNodes(fx.Interpreter):
-    """Runs a graph once and finds the nodes that need a value on the host: ``found``, by name."""
+    """Runs a graph once and finds the nodes that read a value, or take or make one on the host.
+
+    ``found`` has their names.
+    """
 
     def __init__(self, model: fx.GraphModule, trace: Trace) -> None:
         super().__init__(model)
@@ -36,14 +40,26 @@ class HostNodes(fx.Interpreter):
             return super().run_node(n)
         self._trace.unreadable = MSG_UNREADABLE
         try:
-            return super().run_node(n)
+            result = super().run_node(n)
         except RuntimeError as error:
             if MSG_UNREADABLE not in str(error):
                 raise
+        else:
+            if _on_host([result, *map(self.env.get, n.all_input_nodes)]):
+                self.found.add(n.name)
+            return result
         finally:
             self._trace.unreadable = None
         self.found.add(n.name)
         return super().run_node(n)
+
+
+def _on_host(values: Any) -> bool:
+    """Whether a tensor among ``values`` is elsewhere than on an ``xla`` device."""
+    return any(
+        isinstance(value, torch.Tensor) and not isinstance(value, XLATensor)
+        for value in pytree.tree_leaves(values)
+    )
 
 
 class _Part(torch.nn.Module):
@@ -73,8 +89,8 @@ def partition(
     host = {numbers[name] for name in found}
     for number in set(numbers.values()) - host:
         name = f"submod_{number}"
-        part = getattr(parts, name)
-        if any(n.op in _CALLS for n in part.graph.nodes):
+        part = getattr(parts, name, None)  # the part with nothing but the output is not made
+        if part is not None and any(n.op in _CALLS for n in part.graph.nodes):
             setattr(parts, name, _Part(compile(part)))
     return parts
 

@@ -33,12 +33,13 @@ def while_loop(
     cond_fn: Callable[..., torch.Tensor],
     body_fn: Callable[..., Any],
     carried_inputs: Sequence[Any],
-    additional_inputs: Sequence[torch.Tensor] | None = None,
+    additional_inputs: Sequence[Any] | None = None,
 ) -> list[torch.Tensor]:
     """``while cond_fn(*carried, *additional): carried = body_fn(*carried, *additional)``, on the device.
 
     Both functions are recorded once: they must not read values nor write in place. ``carried_inputs``
     are ``xla`` tensors, or ints, which become tensors; what else the functions use they may capture.
+    ``additional_inputs`` are tensors, or ints (sizes, from ``torch.compile``), which stay numbers.
     The result has no history: how often the loop runs, and so what a gradient would need, is known
     to the device only; ``scan`` has gradients.
     Raises ValueError for a body that changes shapes or dtypes, TypeError for tensors elsewhere.
@@ -46,20 +47,22 @@ def while_loop(
     trace = find_trace(carried_inputs)
     given = [torch.tensor(t, device=trace.device) if type(t) is int else t for t in carried_inputs]
     carried, _ = trees.flatten(given, "`carried_inputs`")
-    constants, _ = trees.flatten(list(additional_inputs or ()), "`additional_inputs`")
+    additional = list(additional_inputs or ())
+    kept = [t for t in additional if not isinstance(t, int)]
+    constants, _ = trees.flatten(kept, "`additional_inputs`")
     tensors = [*carried, *constants]
     metas = trees.metas(tensors)
     count = len(carried)
 
     def condition(given: list[XLATensor]) -> list[torch.Tensor]:
-        found = cond_fn(*given)
+        found = cond_fn(*given[:count], *_in_place(additional, given[count:]))
         if not isinstance(found, torch.Tensor) or found.numel() != 1:
             got = tuple(found.shape) if isinstance(found, torch.Tensor) else repr(found)
             raise TypeError(MSG_CONDITION.format(got=got))
         return [found.reshape(()).bool()]
 
     def body(given: list[XLATensor]) -> list[torch.Tensor]:
-        found = body_fn(*given)
+        found = body_fn(*given[:count], *_in_place(additional, given[count:]))
         made, _ = trees.flatten(
             list(found) if isinstance(found, (tuple, list)) else [found], f"what {BODY} returned"
         )
@@ -73,6 +76,12 @@ def while_loop(
         tested = joints.record(trace, CONDITION, condition, metas, unlike, wanted=False)
         repeated = joints.record(trace, BODY, body, metas, unlike, wanted=False)
         return _Loop(tested, repeated, count).run(tensors)
+
+
+def _in_place(additional: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+    """``additional`` with ``tensors`` where it has tensors."""
+    rest = iter(tensors)
+    return [t if isinstance(t, int) else next(rest) for t in additional]
 
 
 @while_loop_op.py_impl(XLATensor)  # type: ignore[untyped-decorator]
