@@ -57,7 +57,6 @@ NO_SPARSE = "xla tensors are dense"
 # Operators that must raise on ``xla`` where the CPU computes, and what they raise.
 REFUSED: dict[str, tuple[type[Exception], str]] = {
     "as_strided.partial_views": (RuntimeError, NO_MEMORY),
-    "chalf": (TypeError, "XLA has no complex32"),
     "sparse.mm.reduce": (NotImplementedError, NO_SPARSE),
     "sparse.sampled_addmm": (NotImplementedError, NO_SPARSE),
     "to_sparse": (TypeError, NO_SPARSE),

@@ -160,9 +160,22 @@ def register_factory_fallback(function: Any) -> None:
         # for a function of this very operator, and ends in an internal assert where there is none
         aten.empty.memory_format,
         aten.empty_strided.default,
+        *_reshaping_out(),
     ):
         below.impl(overload, functools.partial(function, overload), "XLA")
     _libraries.extend((library, below))
+
+
+# torch 2.13: C++ defines these by others, and has their out= written through a reshaped alias of it,
+# for which it needs memory. With a kernel of our own they arrive whole, at __torch_dispatch__.
+_RESHAPING: Final = ("chain_matmul", "inner", "kron", "linalg_matmul", "linalg_matrix_rank",
+                     "linalg_multi_dot", "matmul", "tensordot")  # fmt: skip
+
+
+def _reshaping_out() -> list[Any]:
+    packets = [getattr(torch.ops.aten, name) for name in _RESHAPING]
+    forms = [getattr(packet, name) for packet in packets for name in packet.overloads()]
+    return [form for form in forms if any(a.is_out for a in form._schema.arguments)]
 
 
 # torch 2.13: the key between the caller and autograd while torch.autocast('xla') is on

@@ -29,11 +29,15 @@ NUMPY_DTYPES: Final[Mapping[torch.dtype, np.dtype]] = {
     torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
     torch.float32: np.dtype(np.float32),
     torch.float64: np.dtype(np.float64),
+    torch.complex32: np.dtype(np.complex64),  # see HALF_COMPLEX
     torch.complex64: np.dtype(np.complex64),
     torch.complex128: np.dtype(np.complex128),
     torch.float8_e4m3fn: np.dtype(ml_dtypes.float8_e4m3fn),
     torch.float8_e5m2: np.dtype(ml_dtypes.float8_e5m2),
 }
+
+HALF_COMPLEX: Final = torch.complex32
+"""Neither numpy nor XLA has it: it is kept as complex64, whose parts every operator rounds to float16."""
 
 # dtypes that torch and numpy cannot exchange directly: an integer of the same width carries the bits.
 _CARRIERS: Final[Mapping[torch.dtype, torch.dtype]] = {
@@ -87,6 +91,8 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     if tensor.layout is not torch.strided:
         raise TypeError(MSG_NOT_DENSE.format(layout=tensor.layout))
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    if tensor.dtype is HALF_COMPLEX:
+        tensor = tensor.to(torch.complex64)
     wanted = numpy_dtype(tensor.dtype)
     carrier = _CARRIERS.get(tensor.dtype)
     if carrier is None:
@@ -106,5 +112,6 @@ def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     array = np.ascontiguousarray(array, dtype=numpy_dtype(dtype)).reshape(-1).reshape(shape)
     carrier = _CARRIERS.get(dtype)
     if carrier is None:
-        return torch.from_numpy(array)
+        tensor = torch.from_numpy(array)
+        return tensor.to(dtype) if dtype is HALF_COMPLEX else tensor
     return torch.from_numpy(array.view(numpy_dtype(carrier))).view(dtype)

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from xla_core import errors, events, operands, where
+from xla_core import dtypes, errors, events, operands, where
 from xla_core._torch_compat import make_wrapper
 from xla_core.known_plans import AS_STRIDED, ZEROS, known_plan
-from xla_core.metas import TensorMeta
+from xla_core.metas import TensorMeta, tensor_meta
 from xla_core.operands import (
     HOST_FLOAT,
     HOST_INT,
@@ -355,8 +355,13 @@ class Trace:
         self, append: Callable[[Any], None], a: torch.Tensor, plan: Plan
     ) -> None:
         """A CPU tensor among the operands: PyTorch allows one without dimensions, as a number."""
-        if a.device.type != "cpu" or a.dim() != 0 or a.is_complex():
+        if a.device.type != "cpu" or a.dim() != 0:
             raise errors.not_an_xla_tensor(a, plan.name, self.device)
+        if a.is_complex():  # too rare for a vector of lifted ones
+            meta = tensor_meta((), a.dtype)
+            array = self.backend.put(dtypes.to_numpy(a))
+            append(self.value_of(self.from_buffer(array, meta), plan))
+            return
         if a.is_floating_point():
             append(HOST_FLOAT)
             self.floats.append(a.item())

@@ -29,6 +29,10 @@ _COMMON_DTYPES: Final = frozenset(
 )  # fmt: skip
 
 
+_INTEGERS: Final = (torch.int64, torch.int32)
+_INDEX_DTYPES: Final = (torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
 def in_cpu_words(
     overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Exception | None:
@@ -49,9 +53,13 @@ def find(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> E
     if overload._schema.name.startswith("aten::_foreach_") and overload._schema.is_mutable:
         whole = any(not x.is_floating_point() for x in _tensors(tuple(args)))
         return in_cpu_words(overload, args, kwargs) if whole else None
-    if torch.Tag.pointwise in overload.tags and _has_common_dtypes(args):
+    if torch.Tag.pointwise in overload.tags:
         # One element decides about dtypes as well as many.
-        return _attempt(overload, args, kwargs, _one_element)
+        if _has_common_dtypes(args):
+            return _attempt(overload, args, kwargs, _one_element)
+        if overload._schema.is_mutable and _is_too_narrow(args):
+            told = _attempt(overload, args, kwargs, _one_element)
+            return None if isinstance(told, NotImplementedError) else told
     return None
 
 
@@ -101,6 +109,14 @@ def _has_common_dtypes(args: Sequence[Any]) -> bool:
     return all(x.dtype in _COMMON_DTYPES for x in _tensors(tuple(args)))
 
 
+def _is_too_narrow(args: Sequence[Any]) -> bool:
+    """Whether an operator would write floating-point numbers into integers."""
+    target = args[0]
+    return isinstance(target, torch.Tensor) and any(
+        not torch.can_cast(x.dtype, target.dtype) for x in _tensors(tuple(args[1:]))
+    )
+
+
 def _mixes_dtypes(args: Sequence[Any]) -> bool:
     return len({x.dtype for x in _tensors(tuple(args))}) > 1
 
@@ -126,6 +142,30 @@ def _is_not_a_line(args: Sequence[Any]) -> bool:
     return args[1].dim() != 1
 
 
+def _are_no_indices(indices: Sequence[Any]) -> bool:
+    return any(i is not None and i.dtype not in _INDEX_DTYPES for i in indices)
+
+
+def _unless(dtypes: Sequence[torch.dtype], position: int) -> Callable[[Sequence[Any]], bool]:
+    """Whether the tensor at ``position`` has none of ``dtypes``, which the CPU tells in its own words."""
+
+    def suspicious(args: Sequence[Any]) -> bool:
+        return args[position].dtype not in dtypes
+
+    return suspicious
+
+
+def _reaches_beyond(args: Sequence[Any]) -> bool:
+    """Whether ``as_strided`` (or its copy, or ``as_strided_scatter``) leaves the tensor's elements."""
+    source = args[0]
+    size, stride, *rest = [a for a in args[1:] if not isinstance(a, torch.Tensor)]
+    start = (rest[0] if rest else None) or 0
+    if start < 0 or 0 in size or len(size) != len(stride):
+        return True  # the CPU knows what it takes of these
+    last = start + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    return bool(last >= source.numel())
+
+
 def _can_be_indexed(args: Sequence[Any]) -> bool:
     # else index 0, which stands in for all, would be out of range
     return args[0].numel() != 0 or args[2].numel() == 0
@@ -134,7 +174,7 @@ def _can_be_indexed(args: Sequence[Any]) -> bool:
 def _do_values_misfit(args: Sequence[Any]) -> bool:
     """Whether ``index_put`` cannot broadcast its values to what the indices choose, or their dtype."""
     target, indices, values = args[:3]
-    if values.dtype != target.dtype:
+    if values.dtype != target.dtype or _are_no_indices(indices):
         return True
     chosen = torch.empty(target.shape, device="meta")[
         tuple(
@@ -166,6 +206,22 @@ _SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
     aten.index_add_.default: _can_be_indexed,
     aten.index_copy.default: _can_be_indexed,
     aten.index_copy_.default: _can_be_indexed,
+    aten.as_strided.default: _reaches_beyond,
+    aten.as_strided_copy.default: _reaches_beyond,
+    aten.as_strided_scatter.default: _reaches_beyond,
+    aten.index_fill.int_Scalar: _unless((torch.int64,), 2),
+    aten.index_fill.int_Tensor: _unless((torch.int64,), 2),
+    aten.index_fill_.int_Scalar: _unless((torch.int64,), 2),
+    aten.index_fill_.int_Tensor: _unless((torch.int64,), 2),
+    aten.index_reduce.default: _unless(_INTEGERS, 2),
+    aten.index_reduce_.default: _unless(_INTEGERS, 2),
+    aten.index_select.default: _unless(_INTEGERS, 2),
+    aten.masked_fill_.Scalar: _unless((torch.bool,), 1),
+    aten.masked_fill_.Tensor: _unless((torch.bool,), 1),
+    aten.nll_loss_forward.default: _unless((torch.int64, torch.uint8), 1),
+    aten.nll_loss2d_forward.default: _unless((torch.int64,), 1),
+    aten.put.default: _unless((torch.int64,), 1),
+    aten.put_.default: _unless((torch.int64,), 1),
     aten.index_put.default: _do_values_misfit,
     aten.index_put_.default: _do_values_misfit,
     aten.embedding.default: _has_no_row_numbers,

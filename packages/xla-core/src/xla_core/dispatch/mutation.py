@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import torch
@@ -22,6 +22,10 @@ from xla_core.tensor import Handler, XLATensor, handler_of
 from xla_core.trace import Trace
 
 MSG_OUT_DTYPE: Final = "result type {result} can't be cast to the desired output type {out}"
+MSG_OUT_GRADIENT: Final = (
+    "{name}(): functions with out=... arguments don't support automatic differentiation, but one of the "
+    "arguments requires grad."
+)
 MSG_OUT_RESIZED: Final = (
     "An output with one or more elements was resized since it had shape {had}, which does not match the "
     "required output shape {needed}. This behavior is deprecated, and in a future PyTorch release outputs "
@@ -34,6 +38,8 @@ MSG_INFERENCE: Final = (
     "normal tensor before doing inplace update.See https://github.com/pytorch/rfcs/pull/17 for more details."
 )
 _AS_STRIDED: Final = torch.ops.aten.as_strided.default
+# Whose out= must have the result's dtype: it does not tell in which one to compute.
+_STRICT_DTYPES: Final = (torch.ops.aten.softmax.int_out, torch.ops.aten.log_softmax.int_out)
 
 
 def mutating_handler(plan: Plan, signature: Signature) -> Handler:
@@ -104,24 +110,50 @@ def _check_inference(targets: list[XLATensor]) -> None:
 
 
 def out_handler(overload: Any, pure: Any, signature: Signature) -> Handler:
-    """A handler for ``out=``: the pure form's results are copied into the given tensors."""
-    names = [signature.names[i] for i in signature.written]
+    """A handler for ``out=``: the results of ``pure``, the form without, go to the given tensors."""
+    names = [a.name for a in overload._schema.arguments if a.is_out]
+    given = {a.name for a in overload._schema.arguments}
+    # A factory's out= tells dtype and device; a reduction's tells the dtype in which it is computed.
     factory = {a.name for a in pure._schema.arguments} & {"dtype", "device"}
+    if overload in _STRICT_DTYPES:
+        factory -= given
+    composite = overload._can_decompose()  # autograd has refused for the others
+    where_dtype = signature.names.index("dtype") if "dtype" in signature.names else None
 
     def into(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         named = dict(kwargs or {})
-        outs = [named.pop(name) for name in names]
+        outs = _flat_outs(named.pop(name) for name in names)
+        if composite:
+            _check_no_gradients(overload, (*args, *named.values(), *outs))
         for name in factory - named.keys():
-            named[name] = getattr(outs[0], name)
+            if name != "dtype" or where_dtype is None or where_dtype >= len(args):
+                named[name] = getattr(outs[0], name)
         results = handler_of(pure)(args, named)
         results = results if isinstance(results, (tuple, list)) else (results,)
+        if len(outs) != len(results):
+            _check_out(overload, args, kwargs or {})
         for out, result in zip(outs, results, strict=True):
             if out.dtype != result.dtype or (out.shape != result.shape and _is_among(out, args)):
                 _check_out(overload, args, kwargs or {})
             _store(out, result, str(pure))
+        if signature.returns == "none":
+            return None
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     return into
+
+
+def _flat_outs(outs: Iterable[Any]) -> list[Any]:
+    """The tensors to write to: each ``out=`` argument is one, or a list of them."""
+    return [t for out in outs for t in (out if isinstance(out, (list, tuple)) else (out,))]
+
+
+def _check_no_gradients(overload: Any, operands: Iterable[Any]) -> None:
+    """Refuse what autograd refuses."""
+    if torch.is_grad_enabled() and any(
+        isinstance(x, XLATensor) and x.requires_grad for x in operands
+    ):
+        raise RuntimeError(MSG_OUT_GRADIENT.format(name=overload._schema.name.split("::")[1]))
 
 
 def _is_among(out: Any, args: tuple[Any, ...]) -> bool:

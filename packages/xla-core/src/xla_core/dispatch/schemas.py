@@ -79,17 +79,27 @@ _RENAMED = {
 }
 
 
+def _writes_the_same(overload: OpOverload, found: OpOverload) -> bool:
+    def written(form: OpOverload) -> set[str]:
+        arguments = form._schema.arguments
+        return {a.name for a in arguments if a.alias_info is not None and not a.is_out}
+
+    return written(found) == written(overload)
+
+
 def pure_form(overload: OpOverload) -> OpOverload | None:
     """The functional overload with the same arguments as an in-place or ``out=`` one, or None.
 
     In-place operators are named with a trailing underscore, ``out=`` ones share the packet of
-    their functional form; in both cases the remaining arguments must be equal.
+    their functional form; in both cases the remaining arguments must be equal. What an ``out=`` one
+    writes to besides (running statistics) its form without ``out=`` writes to as well.
     """
     qualified = overload._schema.name
     qualified = _RENAMED.get(qualified, qualified)
     namespace, name = qualified.split("::")
     stripped = name[:-1] if name.endswith("_") and not name.endswith("__") else name
     wanted = _argument_types(overload, without_out=True)
+    is_out = any(a.is_out for a in overload._schema.arguments)
     names = {name for name, _ in wanted}
     for candidate in (stripped, f"{stripped}_functional"):
         packet = getattr(getattr(torch.ops, namespace), candidate, None)
@@ -97,7 +107,7 @@ def pure_form(overload: OpOverload) -> OpOverload | None:
             continue
         for overload_name in packet.overloads():
             found = getattr(packet, overload_name)
-            if found._schema.is_mutable:
+            if found._schema.is_mutable and not (is_out and _writes_the_same(overload, found)):
                 continue
             # A factory's out= form has no dtype and device: those are the tensor's.
             types = [

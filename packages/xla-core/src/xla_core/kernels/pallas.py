@@ -18,7 +18,7 @@ import torch
 from xla_core import _jax_compat, _jax_kernels, counters
 from xla_core.computations.jax_calls import call_jax
 from xla_core.dispatch.functional import find_trace
-from xla_core.dtypes import NUMPY_DTYPES
+from xla_core.dtypes import HALF_COMPLEX, NUMPY_DTYPES
 from xla_core.jax_guard import requires_jax
 from xla_core.lowering.target import Target
 from xla_core.tensor import XLATensor
@@ -161,7 +161,7 @@ def tpu_custom_call(
 def convert_torch_dtype_to_jax(dtype: torch.dtype) -> Any:
     """Jax's scalar type for a PyTorch dtype. Raises ValueError where XLA has none."""
     found = NUMPY_DTYPES.get(dtype)
-    if found is None:
+    if found is None or dtype is HALF_COMPLEX:
         raise ValueError(MSG_NO_DTYPE.format(dtype=dtype, known=", ".join(map(str, NUMPY_DTYPES))))
     return getattr(jnp, found.name.replace("bool", "bool_"))
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import torch
+from jax import lax
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
-from xla_core.dtypes import numpy_dtype
+from xla_core.dtypes import HALF_COMPLEX, numpy_dtype
 from xla_core.lowering.registry import Promotion, Rule, RuleContext
 from xla_core.metas import TensorMeta
 
@@ -92,4 +93,9 @@ def conform(result: Any, meta: TensorMeta, culprit: Any) -> Any:
             f"{culprit}: the lowering gave shape {result.shape}, PyTorch promises {meta}"
         )
     wanted = numpy_dtype(meta.dtype)
+    if meta.dtype is HALF_COMPLEX:
+        parts = (
+            part.astype(jnp.float16).astype(jnp.float32) for part in (result.real, result.imag)
+        )
+        return lax.complex(*parts)
     return result if result.dtype == wanted else result.astype(wanted)

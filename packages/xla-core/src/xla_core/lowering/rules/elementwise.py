@@ -314,6 +314,7 @@ def conj_physical(self: Array) -> Array:
 def make_complex(real: Array, imag: Array) -> Array:
     """The complex number with these parts."""
     shape = jnp.broadcast_shapes(real.shape, imag.shape)
+    real, imag = opmath(real), opmath(imag)  # float16 makes complex32
     return lax.complex(jnp.broadcast_to(real, shape), jnp.broadcast_to(imag, shape))
 
 

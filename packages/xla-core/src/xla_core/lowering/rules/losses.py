@@ -271,7 +271,12 @@ def cdist_forward(x1: Array, x2: Array, p: float, compute_mode: int | None) -> A
 
 @rule(aten._cdist_backward.default)
 def cdist_backward(grad: Array, x1: Array, x2: Array, p: float, cdist: Array) -> Array:
-    """The gradient of ``_cdist_forward`` by ``x1``."""
+    """The gradient of ``_cdist_forward`` by ``x1``, whose batch dimensions are broadcast as there.
+
+    They are not where there is nothing to sum.
+    """
+    if not (grad.size and x1.size and x2.size):
+        return jnp.zeros_like(x1)
     return jnp.sum(_norm_backward(grad, _gaps(x1, x2), p, cdist), -2)
 
 

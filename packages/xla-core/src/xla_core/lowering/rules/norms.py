@@ -9,11 +9,12 @@ says: what nobody reads is never computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import Array, lax
 
 from xla_core.lowering.registry import RuleContext, aten, rule
@@ -27,6 +28,16 @@ def _moments(x: Array, axes: Sequence[int], eps: float) -> tuple[Array, Array, A
     return mean, var, lax.rsqrt(var + eps)
 
 
+def _centre(x: Array, saved: Array, axes: Sequence[int], shape: Sequence[int]) -> Array:
+    """The mean that a backward pass subtracts: the saved one, unless half precision rounded it.
+
+    Then it is taken again, which costs nothing where forward and backward are one program.
+    """
+    if saved.dtype == x.dtype:
+        return saved.reshape(tuple(shape))
+    return jnp.mean(x, axes, keepdims=True)
+
+
 def _shaped(value: Array, like: Array, shape: Sequence[int]) -> Array:
     return value.astype(like.dtype).reshape(tuple(shape))
 
@@ -35,6 +46,29 @@ def _promised(context: RuleContext, index: int, value: Array) -> Array:
     """``value`` in the promised shape; statistics nobody may use are promised empty."""
     shape = output_shape(context, index)
     return value.reshape(shape) if math.prod(shape) == value.size else jnp.zeros(shape, value.dtype)
+
+
+def _with_statistics(overload: Any, running: Sequence[int] = ()) -> Callable[..., Any]:
+    """A meta kernel of ``overload`` whose statistics have the dtypes that they have on the CPU.
+
+    The saved ones, results 1 and 2, have the operands' dtype if all have one, float32 if half-precision
+    operands meet others. The results ``running`` are what the arguments 3 and 4 become. PyTorch's
+    own meta kernel says what a GPU gives.
+    """
+
+    def meta(*args: Any, **kwargs: Any) -> Any:
+        results = list(overload(*args, **kwargs))
+        found = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+        dtype = found[0].dtype
+        if dtype.itemsize < 4 and any(a.dtype != dtype for a in found[1:]):
+            dtype = torch.float32
+        for place in (1, 2):
+            results[place] = results[place].to(dtype)
+        for place, source in zip(running, args[3:5], strict=False):
+            results[place] = results[place].to(source.dtype)
+        return tuple(results)
+
+    return meta
 
 
 # Batch normalisation: over everything but the channels, which lie along axis 1.
@@ -103,7 +137,12 @@ def _batch_norm(
     return saved, (_mix(running[0], mean, momentum), _mix(running[1], unbiased, momentum))
 
 
-@rule(aten._native_batch_norm_legit_functional.default, context=True, lift=("momentum",))
+@rule(
+    aten._native_batch_norm_legit_functional.default,
+    context=True,
+    lift=("momentum",),
+    meta=_with_statistics(torch.ops.aten._native_batch_norm_legit_functional.default, (3, 4)),
+)
 def batch_norm_functional(
     context: RuleContext,
     input: Array,
@@ -122,7 +161,12 @@ def batch_norm_functional(
     return (*saved, *running)
 
 
-@rule(aten._native_batch_norm_legit.no_stats, context=True, lift=("momentum",))
+@rule(
+    aten._native_batch_norm_legit.no_stats,
+    context=True,
+    lift=("momentum",),
+    meta=_with_statistics(torch.ops.aten._native_batch_norm_legit.no_stats),
+)
 def batch_norm_no_stats(
     context: RuleContext,
     input: Array,
@@ -136,7 +180,12 @@ def batch_norm_no_stats(
     return _batch_norm(context, input, weight, bias, (None, None), True, momentum, eps)[0]
 
 
-@rule(aten._native_batch_norm_legit_no_training.default, context=True, lift=("momentum",))
+@rule(
+    aten._native_batch_norm_legit_no_training.default,
+    context=True,
+    lift=("momentum",),
+    meta=_with_statistics(torch.ops.aten._native_batch_norm_legit_no_training.default),
+)
 def batch_norm_no_training(
     context: RuleContext,
     input: Array,
@@ -152,7 +201,12 @@ def batch_norm_no_training(
     return _batch_norm(context, input, weight, bias, running, False, momentum, eps)[0]
 
 
-@rule(aten._batch_norm_with_update_functional.default, context=True, lift=("momentum",))
+@rule(
+    aten._batch_norm_with_update_functional.default,
+    context=True,
+    lift=("momentum",),
+    meta=_with_statistics(torch.ops.aten._batch_norm_with_update_functional.default, (4, 5)),
+)
 def batch_norm_with_update(
     context: RuleContext,
     input: Array,
@@ -169,7 +223,12 @@ def batch_norm_with_update(
     return (*saved, jnp.zeros(output_shape(context, 3), np.uint8), *new)
 
 
-@rule(aten._batch_norm_no_update.default, context=True, lift=("momentum",))
+@rule(
+    aten._batch_norm_no_update.default,
+    context=True,
+    lift=("momentum",),
+    meta=_with_statistics(torch.ops.aten._batch_norm_no_update.default),
+)
 def batch_norm_no_update(
     context: RuleContext,
     input: Array,
@@ -203,7 +262,7 @@ def native_batch_norm_backward(
     x, grad = opmath(input), opmath(grad_out)
     axes, shape = _channel_axes(x)
     if train and save_mean is not None and save_invstd is not None:
-        mean, rstd = _shaped(save_mean, x, shape), _shaped(save_invstd, x, shape)
+        mean, rstd = _centre(x, save_mean, axes, shape), _shaped(save_invstd, x, shape)
     else:
         mean, _, rstd = _batch_statistics(x, running_mean, running_var, train, eps)
     centred = x - mean
@@ -256,7 +315,11 @@ def _last_axes(
     return tuple(range(split)), tuple(range(split, x.ndim))
 
 
-@rule(aten.native_layer_norm.default, context=True)
+@rule(
+    aten.native_layer_norm.default,
+    context=True,
+    meta=_with_statistics(torch.ops.aten.native_layer_norm.default),
+)
 def native_layer_norm(
     context: RuleContext,
     input: Array,
@@ -293,7 +356,7 @@ def native_layer_norm_backward(
     lead, axes = _last_axes(x, normalized_shape)
     shape = x.shape[: len(lead)] + (1,) * len(axes)
     rstd = _shaped(rstd, x, shape)
-    normal = (x - _shaped(mean, x, shape)) * rstd
+    normal = (x - _centre(x, mean, axes, shape)) * rstd
     inner = grad if weight is None else grad * weight.astype(x.dtype)
     average = jnp.mean(inner, axes, keepdims=True)
     slope = jnp.mean(inner * normal, axes, keepdims=True)
@@ -342,7 +405,11 @@ def fused_rms_norm_backward(
 # Group normalisation: over the channels of a group and everything behind them.
 
 
-@rule(aten.native_group_norm.default, context=True)
+@rule(
+    aten.native_group_norm.default,
+    context=True,
+    meta=_with_statistics(torch.ops.aten.native_group_norm.default),
+)
 def native_group_norm(
     context: RuleContext,
     input: Array,
@@ -379,7 +446,7 @@ def native_group_norm_backward(
     shape = (N, group, C // group, HxW)
     x, grad = opmath(input).reshape(shape), opmath(grad_out).reshape(shape)
     rstd = _shaped(rstd, x, (N, group, 1, 1))
-    normal = (x - _shaped(mean, x, (N, group, 1, 1))) * rstd
+    normal = (x - _centre(x, mean, (2, 3), (N, group, 1, 1))) * rstd
     inner = grad if weight is None else grad * _shaped(weight, x, (1, group, C // group, 1))
     average = jnp.mean(inner, (2, 3), keepdims=True)
     slope = jnp.mean(inner * normal, (2, 3), keepdims=True)

@@ -69,8 +69,9 @@ def ormqr(
 ) -> Array:
     """``input3`` multiplied by the orthogonal matrix of a QR factorisation, or by its adjoint."""
     rows = self.shape[-2]
-    padding = [(0, 0)] * (self.ndim - 1) + [(0, rows - self.shape[-1])]
-    q = lax.linalg.householder_product(jnp.pad(self, padding), input2)
+    reflectors = self[..., :rows]  # a wide matrix has no more of them than rows
+    padding = [(0, 0)] * (self.ndim - 1) + [(0, rows - reflectors.shape[-1])]
+    q = lax.linalg.householder_product(jnp.pad(reflectors, padding), input2)
     q = jnp.conj(jnp.swapaxes(q, -1, -2)) if transpose else q
     first, second = (q, input3) if left else (input3, q)
     return jnp.matmul(first, second, precision="highest")

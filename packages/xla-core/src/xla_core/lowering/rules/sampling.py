@@ -334,10 +334,14 @@ def native_dropout(
     return _dropped(input, kept, 1.0 - p), kept
 
 
-@rule(*present("native_dropout_backward"), lift=("scale",))
-def native_dropout_backward(grad_output: Array, mask: Array, scale: Any) -> Array:
+@rule(*present("native_dropout_backward"), context=True, lift=("scale",))
+def native_dropout_backward(
+    context: RuleContext, grad_output: Array, mask: Array, scale: Any
+) -> Array:
     """``grad_output * mask * scale``."""
     gradient = opmath(grad_output)
+    if not jnp.issubdtype(gradient.dtype, np.inexact):
+        gradient = gradient.astype(output_dtype(context))
     return gradient * (mask.astype(gradient.dtype) * scalar(scale, gradient.dtype))
 
 
@@ -348,10 +352,10 @@ def fused_dropout(context: RuleContext, self: Array, p: float) -> tuple[Array, A
     return _dropped(self, kept, p), kept
 
 
-@rule(*present("_masked_scale"), lift=("scale",))
-def masked_scale(self: Array, mask: Array, scale: Any) -> Array:
+@rule(*present("_masked_scale"), context=True, lift=("scale",))
+def masked_scale(context: RuleContext, self: Array, mask: Array, scale: Any) -> Array:
     """``self * mask * scale``."""
-    return native_dropout_backward(self, mask, scale)
+    return native_dropout_backward(context, self, mask, scale)
 
 
 @rule(*present("rrelu_with_noise_functional"), random=True)

@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 
 from xla_core.dtypes import numpy_dtype
 from xla_core.lowering.registry import aten, multi_view_rule, view_rule
+from xla_core.lowering.rules.common import opmath
 from xla_core.metas import TensorMeta
 
 # Up to this many strided slices are stacked for an overlapping window before a gather is smaller.
@@ -318,15 +319,16 @@ def _view_as_real(base: Array) -> Array:
 
 
 def _view_as_complex(base: Array) -> Array:
-    return lax.complex(base[..., 0], base[..., 1])
+    wide = opmath(base)
+    return lax.complex(wide[..., 0], wide[..., 1])
 
 
 def _put_real(base: Array, value: Array) -> Array:
-    return lax.complex(value, jnp.imag(base)) if jnp.iscomplexobj(base) else value
+    return lax.complex(opmath(value), jnp.imag(base)) if jnp.iscomplexobj(base) else value
 
 
 def _put_imag(base: Array, value: Array) -> Array:
-    return lax.complex(jnp.real(base), value)
+    return lax.complex(jnp.real(base), opmath(value))
 
 
 view_rule(aten.alias.default, _identity, _put_whole)
