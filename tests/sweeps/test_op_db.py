@@ -42,13 +42,9 @@ SAMPLES_OTHERWISE = 4
 NO_SUCH = "XLA has no such decomposition for all devices"
 RARE = "a beta operator that no module of torch.nn reaches"
 FALLBACKS = {
-    "aten::_segment_reduce_backward": RARE,
     "aten::hash_tensor": RARE,
-    "aten::linalg_eig": NO_SUCH,
     "aten::linalg_ldl_factor_ex": NO_SUCH,
     "aten::linalg_ldl_solve": NO_SUCH,
-    "aten::linalg_lstsq": "whether there are residuals depends on the rank, which the values decide",
-    "aten::segment_reduce": RARE,
     "aten::special_airy_ai": "a special function that no module of torch.nn reaches",
 }
 

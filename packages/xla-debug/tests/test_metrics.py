@@ -147,10 +147,10 @@ def test_fallbacks_are_named():
     met.clear_all()
     a = torch.tensor([[2.0, 0.0], [0.0, 3.0]])
     with pytest.warns(UserWarning, match="runs on the CPU"):
-        torch.linalg.eig(a.to("xla"))
-    assert met.executed_fallback_ops() == ["aten::linalg_eig"]
-    assert met.counter_value("aten::linalg_eig") == 1
-    assert torch_xla._XLAC._get_executed_fallback_ops() == ["aten::linalg_eig"]
+        torch.linalg.ldl_factor(a.to("xla"))
+    assert met.executed_fallback_ops() == ["aten::linalg_ldl_factor_ex"]
+    assert met.counter_value("aten::linalg_ldl_factor_ex") == 1
+    assert torch_xla._XLAC._get_executed_fallback_ops() == ["aten::linalg_ldl_factor_ex"]
 
 
 def test_percentiles_can_be_chosen(monkeypatch):

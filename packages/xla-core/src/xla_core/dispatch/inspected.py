@@ -18,7 +18,7 @@ from xla_core.dispatch.functional import find_trace, wrap_results
 from xla_core.dispatch.plan import Plan
 from xla_core.dispatch.schemas import Signature
 from xla_core.dispatch.transfers import HOST_VIEW_BYTES, read
-from xla_core.lowering.registry import InspectedRule, find_view
+from xla_core.lowering.registry import ALL_OR_NOTHING, InspectedRule, find_view
 from xla_core.metas import tensor_meta
 from xla_core.storage import View
 from xla_core.tensor import Handler, XLATensor, handler_of
@@ -52,7 +52,9 @@ def inspected_handler(overload: Any, inspected: InspectedRule, facts: Signature)
                 entry = trace.record(then, args, {**named, "size": size})
                 return wrap_results(trace, entry, facts.returns)
         for place, dim in enumerate(inspected.dims(*args, **named)):
-            if dim is not None:
+            if dim == ALL_OR_NOTHING:
+                results[place] = results[place] if size else results[place].new_empty(0)
+            elif dim is not None:
                 results[place] = cut(results[place], dim, size)
         return results[0] if facts.returns == "tensor" else tuple(results)
 

@@ -128,6 +128,10 @@ class MultiViewRule:
     where: str
 
 
+ALL_OR_NOTHING: Final = -1000
+"""In place of a dimension: the number says whether there is such a result."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class InspectedRule:
     """How an operator is computed whose result, or whose error, depends on values.
@@ -135,10 +139,10 @@ class InspectedRule:
     ``rule`` gives the results, as large as they can be, and then one number (int64, no dimensions), which
     alone is fetched where the operator is called: the size at which results are cut, or -1 for
     operands that the CPU refuses. ``dims`` says, given the operator's arguments, along which dimension
-    each result is cut (None: not at all). With ``then`` there are no results yet: that rule, recorded
-    with the number as the keyword ``size``, gives them. ``looks`` says, given the operator's
-    arguments, whether the number matters. Only for ``platforms`` (None: all), elsewhere the operator
-    runs on the CPU.
+    each result is cut (None: not at all; ``ALL_OR_NOTHING``: at 0 an empty vector takes its place).
+    With ``then`` there are no results yet: that rule, recorded with the number as the keyword
+    ``size``, gives them. ``looks`` says, given the operator's arguments, whether the number matters.
+    Only for ``platforms`` (None: all), elsewhere the operator runs on the CPU.
     """
 
     rule: Rule
@@ -298,6 +302,7 @@ def inspected_rule(
     then_meta: Callable[..., Any] | None = None,
     looks: Callable[..., bool] | None = None,
     platforms: tuple[str, ...] | None = None,
+    context: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as what is looked at first, see ``InspectedRule``.
 
@@ -312,7 +317,7 @@ def inspected_rule(
             _claim(overload, _where(function))
             _note(overload, function, meta, then, then_meta)
             _inspected[overload] = InspectedRule(
-                _plain_rule(overload, function, meta),
+                _plain_rule(overload, function, meta, context),
                 dims,
                 None if then is None else _plain_rule(overload, then, then_meta),
                 looks,
@@ -324,10 +329,13 @@ def inspected_rule(
 
 
 def _plain_rule(
-    overload: OpOverload, function: Callable[..., Any], meta: Callable[..., Any] | None
+    overload: OpOverload,
+    function: Callable[..., Any],
+    meta: Callable[..., Any] | None,
+    context: bool = False,
 ) -> Rule:
     where = _where(function)
-    return Rule(overload, function, Promotion.NONE, frozenset(), False, False, where, meta)
+    return Rule(overload, function, Promotion.NONE, frozenset(), context, False, where, meta)
 
 
 def find_inspected(overload: OpOverload) -> InspectedRule | None:

@@ -331,6 +331,12 @@ def polygamma(context: RuleContext, n: int, self: Array) -> Array:
     return digamma(x) if n == 0 else special.polygamma(n, x)
 
 
+@rule(*present("polygamma_"), context=True)
+def polygamma_in_place(context: RuleContext, self: Array, n: int) -> Array:
+    """The same; in place the operator's arguments stand in another order."""
+    return polygamma(context, n, self)
+
+
 @rule(*present("mvlgamma"), context=True)
 def mvlgamma(context: RuleContext, self: Array, p: int) -> Array:
     """The logarithm of the multivariate gamma function of dimension ``p``."""
