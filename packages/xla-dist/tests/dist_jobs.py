@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import io
 import logging
 import multiprocessing
@@ -196,3 +197,8 @@ def runs_script(_index, path):
     os.chdir(Path(path).parent)
     sys.path.insert(0, str(Path(path).parent))
     runpy.run_path(path, run_name="__main__")
+
+
+def trains_with_accelerate(index, folder):
+    """dist_accelerate.py, whose imports take seconds that no other test should spend."""
+    importlib.import_module("dist_accelerate").launches(index, folder)

@@ -192,3 +192,24 @@ def deals_batches_to_devices(_index):
         other.per_device_loader("xla:1")
     other.close()
     assert_nothing_left()
+
+
+class SaysWhereItIs:
+    """A loader that says whether the loop is at its last batch."""
+
+    end_of_dataloader = False
+
+    def __iter__(self):
+        for i in range(4):
+            self.end_of_dataloader = i == 3
+            self.thread = threading.current_thread()
+            yield torch.full((1,), float(i))
+        self.end_of_dataloader = False
+
+
+def speaks_of_its_loop(_index):
+    inner = SaysWhereItIs()
+    loader = pl.MpDeviceLoader(inner, "xla", batches_per_execution=2, loader_prefetch_size=3)
+    seen = [(batch.item(), inner.end_of_dataloader) for batch in loader]
+    assert seen == [(0.0, False), (1.0, False), (2.0, False), (3.0, True)]
+    assert inner.thread is threading.current_thread()

@@ -250,6 +250,48 @@ def data_parallel(_index):
         xm.set_replication("xla:0", ["xla:1", "xla:2"])
 
 
+def set_replications(index):
+    """set_replication, as accelerate calls it; DataParallel with the one device that a process has."""
+    world = xr.world_size()
+    before = xm.all_reduce("sum", torch.full((1,), index + 1.0, device="xla"))  # pending meanwhile
+    xm.set_replication(torch_xla.device(), xm.get_xla_supported_devices())
+    total = sum(range(1, world + 1))
+
+    def synchronised():
+        assert (xr.world_size(), xr.global_ordinal()) == (world, index)
+        assert len(xm.xla_replication_devices()) == world
+        weight = torch.nn.Parameter(torch.zeros(1, device="xla"))
+        weight.grad = torch.full((1,), index + 1.0, device="xla")
+        xm.optimizer_step(torch.optim.SGD([weight], lr=1.0))
+        assert weight.item() == pytest.approx(-total / world)
+        assert xm.all_gather(torch.ones(1, device="xla")).shape == (world,)
+
+    synchronised()
+    assert before.item() == total
+
+    def loop(model, loader, device, context):
+        synchronised()
+        return [model(batch).item() for _, batch in loader]
+
+    parallel = dp.DataParallel(torch.nn.Flatten(0), device_ids=["xla:0"])
+    assert parallel(loop, [torch.ones(1)]) == [[1.0]]
+    synchronised()
+    xm.set_replication("xla:0", [])
+    assert (xr.world_size(), xm.all_reduce("sum", torch.ones(1, device="xla")).item()) == (1, 1.0)
+    xm.set_replication("xla:0", ["xla:0"])
+    synchronised()
+
+
+def two_devices_of_one_of_several(_index):
+    """A process of several may drive one device; another one is no replica."""
+    assert xr.world_size() == 2
+    with pytest.raises(NotImplementedError, match="xla:0, xla:1: in a job of 2 processes"):
+        xm.set_replication("xla:0", xm.get_xla_supported_devices())
+    torch_xla.device(1)
+    with pytest.raises(RuntimeError, match="xla:1 is none of this job's 2 replicas"):
+        xr.world_size()
+
+
 def is_initialized(index, count):
     """A process that some other launcher started, on a host with ``count`` devices."""
     pjrt.initialize_multiprocess(index, count)

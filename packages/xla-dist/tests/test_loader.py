@@ -16,6 +16,7 @@ import pytest
         dist_loader.marks_steps,
         dist_loader.reads_ahead_so_far,
         dist_loader.applies_a_sharding,
+        dist_loader.speaks_of_its_loop,
     ],
     ids=lambda check: check.__name__,
 )

@@ -76,6 +76,13 @@ def test_parameters_and_gradients(launch):
     assert launch(2, dist_topology.parameters).join() == [True] * 2
 
 
+def test_processes_stay_replicas_of_each_other(launch, start_hosts):
+    launch(2, dist_topology.set_replications).join()
+    two = start_hosts(2, [0, 1], dist_topology.two_devices_of_one_of_several, CPU_NUM_DEVICES="2")
+    for status, text, _ in [program.join() for program in two]:
+        assert status == 0, text
+
+
 def test_wrong_arguments_are_named(launch):
     assert launch(2, dist_topology.mistakes).join() == [True] * 2
 

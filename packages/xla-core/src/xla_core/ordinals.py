@@ -9,21 +9,31 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from xla_core import distributed, runtime, spmd_mode
 from xla_core.distributed import Job
 
+MSG_NO_REPLICA: Final = (
+    "{device} is none of this job's {count} replicas: each process is one, on its first device. Use "
+    "torch_xla.device(0), or start one process per device"
+)
+
 
 def replica_of(device: torch.device | str | None = None) -> tuple[int, int]:
-    """Ordinal and number of replicas, as ``device`` (default: the thread's current one) sees them."""
-    backend = runtime.trace_of(device).backend
-    replicas = backend.replicas
+    """Ordinal and number of replicas, as ``device`` (default: the thread's current one) sees them.
+
+    Raises RuntimeError for a device that is none of the job's replicas.
+    """
+    trace = runtime.trace_of(device)
+    replicas, mine = trace.backend.replicas, trace.backend.placement.devices[0]
     if not replicas:
         return 0, 1
-    return replicas.index(backend.placement.devices[0]), len(replicas)
+    if mine not in replicas:
+        raise RuntimeError(MSG_NO_REPLICA.format(device=trace.device, count=len(replicas)))
+    return replicas.index(mine), len(replicas)
 
 
 def _job() -> Job | None:

@@ -25,6 +25,7 @@ from xla_core import (
     plugins,
     prefetch,
     replication,
+    spmd_mode,
     staged,
     step,
 )
@@ -310,7 +311,7 @@ def _backends(client: DeviceClient) -> Sequence[Backend]:
         return found
     backends = [Backend(client, index) for index in range(len(client.local_devices()))]
     for backend in backends:
-        backend.replicas = _replicas_at_start(client)
+        backend.replicas = _one_per_process(client)
     return backends
 
 
@@ -352,7 +353,15 @@ def reattach() -> None:
         _attach(_backends(_Runtime.client))
 
 
-def _replicas_at_start(client: DeviceClient) -> tuple[int, ...]:
+def process_replicas() -> tuple[int, ...]:
+    """The ids of the job's replicas, one per process, in ordinal order.
+
+    Empty when this process is alone, and in SPMD mode, which has no replicas.
+    """
+    return () if spmd_mode.is_spmd() else _one_per_process(client())
+
+
+def _one_per_process(client: DeviceClient) -> tuple[int, ...]:
     """One replica per process, on its first device, in the order of processes; alone, none."""
     first: dict[int, int] = {}
     for description in sorted(client.devices(), key=lambda d: d.id):
@@ -365,9 +374,12 @@ def set_replicas(device_ids: Sequence[int]) -> None:
 
     Programs that talk to other replicas run on all of them at once, from now on.
     """
+    replicas = tuple(device_ids)
+    processes = replicas == process_replicas()
     for trace in traces():
-        known = trace.backend.placement.devices[0] in device_ids
-        trace.backend.replicas = tuple(device_ids) if known else ()
+        # a further device of a process is no replica, and must not pass for one that is alone
+        known = processes or trace.backend.placement.devices[0] in replicas
+        trace.backend.replicas = replicas if known else ()
 
 
 def traces() -> list[Trace]:

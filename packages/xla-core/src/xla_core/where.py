@@ -70,6 +70,7 @@ locate: Callable[[], Where | None] | None = None
 
 MARK: Final = "@"
 _MARKED: Final = re.compile(MARK + r"(\d+)(?=/|$)")
+_INSIDE: Final = frozenset({"xla_core", "xla_dist", "torch", "torch_xla", "contextlib"})
 OPTIMIZER_SCOPE: Final = "optimizer"
 """Stands for the modules of what an optimizer's step records, outside of any."""
 _INDICES: Final = re.compile(r"\.\d+(?=[./]|$)")
@@ -140,11 +141,23 @@ def relocation(
     return place
 
 
-def user_line() -> tuple[str, int]:
-    """File and line of the innermost frame outside torch and this project's core."""
-    inside = ("xla_core", "torch", "torch_xla", "contextlib")
+def user_frame() -> Frame | None:
+    """The innermost frame outside torch and this project."""
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] not in inside:
-            return frame.f_code.co_filename, line
-    return "<unknown>", 0
+        if module.partition(".")[0] not in _INSIDE:
+            return Frame(frame.f_code.co_name, frame.f_code.co_filename, line)
+    return None
+
+
+def user_line() -> tuple[str, int]:
+    """File and line of the innermost frame outside torch and this project."""
+    found = user_frame()
+    return (found.filename, found.line) if found is not None else ("<unknown>", 0)
+
+
+def locate_here(entry: Entry) -> None:
+    """Remember the user's line that records ``entry``, if nobody has located it."""
+    if entry.where is None:
+        found = user_frame()
+        entry.where = Where((found,) if found is not None else (), found, "", False, False)

@@ -28,6 +28,7 @@ from xla_dist.primitives import Groups
 
 LOG_FOLDER: Final = "xla/collectives/log"
 PROGRAM_FOLDER: Final = "xla/collectives/program"
+PLACES_FOLDER: Final = "xla/collectives/places"
 
 # A log keeps this many different programs in a row; the rest has long been compared.
 _MOST_RUNS: Final = 256
@@ -40,16 +41,20 @@ MSG_DIFFERENT: Final = (
     "Every replica has to call the same collectives in the same order; look for a branch that "
     "depends on the ordinal, or on data, around the call."
 )
-_SIDE: Final = "  ordinal {ordinal}: {item}{before}"
+_SIDE: Final = "  ordinal {ordinal}: {item}{at}{before}"
 
 
 class Collectives:
-    """The collectives of one program, in order: a text for each, and its replica groups."""
+    """The collectives of one program, in order: a text for each, and its replica groups.
 
-    __slots__ = ("digest", "items", "_shared")
+    ``places`` are the user's lines that recorded them; replicas may differ in them.
+    """
 
-    def __init__(self, items: Sequence[tuple[str, Groups]]) -> None:
+    __slots__ = ("digest", "items", "places", "_shared")
+
+    def __init__(self, items: Sequence[tuple[str, Groups]], places: Sequence[str] = ()) -> None:
         self.items = tuple(items)
+        self.places = tuple(places) or ("",) * len(self.items)
         self.digest = hashlib.sha256(repr(self.items).encode()).hexdigest()[:16]
         self._shared: dict[tuple[int, int], tuple[str, ...]] = {}
 
@@ -61,6 +66,15 @@ class Collectives:
                 text for text, groups in self.items if any(a in g and b in g for g in groups)
             )
         return found
+
+    def place(self, a: int, b: int, index: int) -> str:
+        """The line of the one with this index among those that have both replicas in one group."""
+        lines = [
+            place
+            for place, (_, groups) in zip(self.places, self.items, strict=True)
+            if any(a in g and b in g for g in groups)
+        ]
+        return lines[index]
 
     def encode(self) -> bytes:
         """As the other processes read it."""
@@ -116,13 +130,13 @@ class Log:
             times * len(program.shared(self.ordinal, other)) for program, times in self.runs
         )
 
-    def pieces(self, other: int) -> Iterator[tuple[int, tuple[str, ...], int]]:
-        """Start, collectives with ``other``, and repetitions of each run."""
+    def pieces(self, other: int) -> Iterator[tuple[int, Collectives, int]]:
+        """Start, program with collectives with ``other``, and repetitions of each run."""
         start = self.forgotten[other]
         for program, times in self.runs:
             items = program.shared(self.ordinal, other)
             if items:
-                yield start, items, times
+                yield start, program, times
                 start += times * len(items)
 
 
@@ -135,7 +149,10 @@ def first_difference(a: Log, b: Log, start: int) -> tuple[int, str | None, str |
 
     Where one of the logs ends: its length, and None for both.
     """
-    left, right = list(a.pieces(b.ordinal)), list(b.pieces(a.ordinal))
+    left, right = (
+        [(start, program.shared(a.ordinal, b.ordinal), times) for start, program, times in pieces]
+        for pieces in (a.pieces(b.ordinal), b.pieces(a.ordinal))
+    )
     i = j = 0
     position = max(start, left[0][0] if left else start, right[0][0] if right else start)
     for _ in range(_MOST_COMPARED):
@@ -156,11 +173,30 @@ def first_difference(a: Log, b: Log, start: int) -> tuple[int, str | None, str |
     return position, None, None
 
 
-def _item_at(log: Log, other: int, position: int) -> str | None:
-    for start, items, times in log.pieces(other):
-        if start <= position < start + len(items) * times:
-            return items[(position - start) % len(items)]
+def _at(log: Log, other: int, position: int) -> tuple[Collectives, int] | None:
+    """The program with the collective at this place of a log, and its index among those with ``other``."""
+    for start, program, times in log.pieces(other):
+        count = len(program.shared(log.ordinal, other))
+        if start <= position < start + count * times:
+            return program, (position - start) % count
     return None
+
+
+def _item_at(log: Log, other: int, position: int) -> str | None:
+    found = _at(log, other, position)
+    return found[0].shared(log.ordinal, other)[found[1]] if found is not None else None
+
+
+def _line_at(log: Log, other: int, position: int) -> str:
+    """The line in the program of the log's replica that recorded a collective; empty if not known."""
+    found = _at(log, other, position)
+    if found is None:
+        return ""
+    program, index = found
+    lines = distributed.lookup(f"{PLACES_FOLDER}/{log.ordinal}/{program.digest}")
+    if lines is not None:
+        program = Collectives(program.items, json.loads(lines))
+    return program.place(log.ordinal, other, index)
 
 
 class Agreement:
@@ -187,6 +223,8 @@ class Agreement:
             if program.digest not in self.programs:
                 # before the ledger, which the others read at once, names it
                 distributed.publish(f"{PROGRAM_FOLDER}/{program.digest}", program.encode())
+                lines = json.dumps(program.places).encode()
+                distributed.publish(f"{PLACES_FOLDER}/{self.log.ordinal}/{program.digest}", lines)
             known = self.programs.setdefault(program.digest, program)
             before = self.log.runs[-1][0].digest if self.log.runs else ""
             unusual = (before, known.digest) not in self.followed
@@ -283,7 +321,9 @@ class Agreement:
             for log, item, partner in ((self.log, left, theirs), (other, right, mine)):
                 former = _item_at(log, partner, position - 1)
                 before = f", after {former}" if former else ", its first"
-                sides.append(_SIDE.format(ordinal=log.ordinal, item=item, before=before))
+                line = _line_at(log, partner, position)
+                at = f" at {line}" if line else ""
+                sides.append(_SIDE.format(ordinal=log.ordinal, item=item, at=at, before=before))
         first, second = sides if mine < theirs else reversed(sides)
         raise Difference(
             MSG_DIFFERENT.format(position=position + 1, first=first, second=second)

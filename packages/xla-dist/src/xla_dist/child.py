@@ -7,12 +7,15 @@ has started is looked after from the moment its client starts until the interpre
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from xla_core import distributed, runtime, step_closures
@@ -24,6 +27,11 @@ from xla_dist.patience import Patience
 
 # A collective that fails because its partner is gone says so in these words (gloo, gRPC).
 _CONSEQUENCES: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+_LAST_WORDS_SECONDS: Final = 2.0
+
+
+class PeerFailedError(RuntimeError):
+    """A collective broke, because another process of the job failed or died; the message names it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,15 +99,21 @@ def attend() -> None:
     def report(kind: Any, error: Any, trace: Any) -> None:
         text = "".join(traceback.format_exception(kind, error, trace))
         failed.append(text)
-        shown(kind, error, trace)
         if any(words in str(error) for words in _CONSEQUENCES):
             failures.follow()
+            with _until_said():
+                shown(*_named(error, trace))
         else:
+            shown(kind, error, trace)
             failures.publish(text)
 
     def leave() -> None:
         if not failed:
-            finish()
+            try:
+                finish()
+            except Exception as error:  # at exit, Python would show it and exit with status 0
+                report(type(error), error, error.__traceback__)
+                failures.leave(1)
             return
         current = session.begin()
         if current is not None and current.watchdog is not None:
@@ -107,6 +121,35 @@ def attend() -> None:
 
     sys.excepthook = report
     atexit.register(leave)
+
+
+def _named(error: BaseException, trace: Any) -> tuple[type[BaseException], BaseException, Any]:
+    """What to show of a collective that broke: who has died or failed, and at which line this one was."""
+    current = session.begin()
+    if current is None or current.watchdog is None:
+        return type(error), error, trace
+    text = current.watchdog.culprit(distributed.FAILURE_TIMEOUT.get() + _LAST_WORDS_SECONDS)
+    if text is None:
+        return type(error), error, trace
+    lost = PeerFailedError(text)
+    lost.__cause__ = error.with_traceback(None)
+    return PeerFailedError, lost, trace
+
+
+@contextlib.contextmanager
+def _until_said() -> Iterator[None]:
+    """Put off the end that torchrun asks for, once one process has ended: this one has a word to say."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: asked.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if asked:
+            signal.raise_signal(signal.SIGTERM)
 
 
 def finish() -> None:

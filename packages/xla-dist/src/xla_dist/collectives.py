@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from xla_core import where
 from xla_core.tensor import XLATensor
 from xla_core.trace import Trace
 from xla_dist import host_collectives, primitives
@@ -68,6 +69,7 @@ def record(trace: Trace, name: str, tensors: Any, *arguments: Any) -> list[torch
         epoch, after = _orders.get(trace, (-1, None))
         operator = getattr(operators, name)
         results = list(operator(tensors, *arguments, after if epoch == trace.epoch else None))
+        where.locate_here(trace.cur)  # once per place in a step: reports name the line
         _orders[trace] = (trace.epoch, results.pop())
     return results
 

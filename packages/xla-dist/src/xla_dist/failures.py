@@ -38,6 +38,8 @@ DONE_FOLDER: Final = "xla/done"
 FOLLOWERS_FOLDER: Final = "xla/followers"
 STATUS_FOLDER: Final = "xla/status"
 TICK_SECONDS: Final = 0.5
+_BROKEN_PAUSE: Final = 0.05
+"""Between looks of a process that is about to end, and wants to say why."""
 
 MSG_FAILED: Final = "ordinal {ordinal} ends, because ordinal {culprit} failed:\n{text}"
 MSG_DEAD: Final = "ordinal {culprit} of the job has died without a word (killed, or out of memory): {how}. {doing}"
@@ -101,6 +103,22 @@ class Watchdog(threading.Thread):
         """Look no more: the job is over."""
         self._stopped.set()
         self.signs.stop()
+
+    def culprit(self, seconds: float) -> str | None:
+        """Who has failed or died, in this watchdog's words, which come within ``seconds`` or not at all.
+
+        For a process that ends by itself, because a collective broke: the watchdog looks no more.
+        """
+        self._stopped.set()
+        self.join(seconds)
+        until = time.monotonic() + seconds
+        with contextlib.suppress(RuntimeError):  # the coordinator is gone as well
+            while time.monotonic() < until:
+                text = self._failure() or self._silent()
+                if text is not None:
+                    return text
+                time.sleep(_BROKEN_PAUSE)
+        return None
 
     def _end(self, text: str, kind: str) -> None:
         """End this process now, whatever its main thread does; ``text`` goes to stderr."""

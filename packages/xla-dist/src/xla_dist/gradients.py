@@ -11,6 +11,7 @@ from xla_core import model_api, ordinals, runtime
 from xla_dist.buckets import all_reduce_bucketized_gradients
 from xla_dist.collectives import Groups, collective_broadcast
 from xla_dist.settings import BUCKET_SIZE
+from xla_dist.threads import replicas_with
 
 
 def reduce_gradients(
@@ -38,16 +39,21 @@ def broadcast_master_param(model: torch.nn.Module) -> None:
 def set_replication(
     device: torch.device | str, devices: Sequence[torch.device | str]
 ) -> None:  # fmt: skip
-    """Make ``devices`` of this process replicas of each other; none, or one: each on its own.
+    """Make ``devices`` of this process replicas of each other, and of those of the job's other processes.
 
-    Each is then driven by a thread of its own, which waits for the others in every collective.
-    Raises ValueError when ``device`` is not among them.
+    None of them, or one in a process that is alone: each is on its own. Several are each driven by a
+    thread of its own, which waits for the others in every collective. In a job of several processes
+    ``devices`` is this process's one device. Raises ValueError when ``device`` is not among them,
+    NotImplementedError for several devices in such a job.
     """
     known = [torch.device(d) for d in devices]
     if known and torch.device(device) not in known:
         raise ValueError(f"set_replication: {device} is not among {[str(d) for d in known]}")
-    ids = [runtime.trace_of(d).backend.placement.devices[0] for d in known]
-    runtime.set_replicas(ids if len(ids) > 1 else ())
+    replicas = replicas_with(known) if known else ()
+    for trace in runtime.traces():
+        if trace.backend.replicas != replicas:
+            trace.flush(trace)  # among the replicas that it was recorded for
+    runtime.set_replicas(replicas)
 
 
 def xla_replication_devices(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -136,21 +137,24 @@ class _Pipeline:
             self.left(device)
 
 
-class PerDeviceLoader:
-    """The batches of one device, as an iterator. It ends the step before it hands out a batch.
+class _Stepping:
+    """An iterator over what ``take()`` gives, up to None; ``end()`` is called then.
 
-    With ``batches_per_execution`` above one before every so many. Also when there are no more.
+    It ends the step before it hands out ``batches_per_execution`` batches, and at the end.
     """
 
     def __init__(
-        self, pipeline: _Pipeline, device: torch.device, batches_per_execution: int
+        self,
+        device: torch.device,
+        batches_per_execution: int,
+        take: Callable[[], Any],
+        end: Callable[[], Any],
     ) -> None:
-        self._pipeline = pipeline
         self._device = device
         self._batches_per_execution = max(batches_per_execution, 1)
         self._batches_yielded = self._batches_per_execution - 1
-        pipeline.loops.enter(str(device))
-        self._end = weakref.finalize(self, pipeline.left, device)
+        self._take = take
+        self._end = end
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -164,7 +168,7 @@ class PerDeviceLoader:
         if self._batches_yielded >= self._batches_per_execution:
             self._batches_yielded = 0
             self._mark_step()
-        item = next_item(self._pipeline, self._device)
+        item = self._take()
         if item is None:
             self._mark_step()
             self.close()
@@ -178,6 +182,49 @@ class PerDeviceLoader:
     def _mark_step(self) -> None:
         with runtime.current_device(self._device.index or 0):
             model_api.sync()
+
+
+class PerDeviceLoader(_Stepping):
+    """The batches of one device, as an iterator. It ends the step before it hands out a batch.
+
+    With ``batches_per_execution`` above one before every so many. Also when there are no more.
+    """
+
+    def __init__(
+        self, pipeline: _Pipeline, device: torch.device, batches_per_execution: int
+    ) -> None:
+        pipeline.loops.enter(str(device))
+        end = weakref.finalize(self, pipeline.left, device)
+        take = functools.partial(next_item, pipeline, device)
+        super().__init__(device, batches_per_execution, take, end)
+
+
+def _in_loop(
+    loader: Iterable[Any],
+    device: torch.device,
+    batches_per_execution: int = 1,
+    input_sharding: Any = None,
+    **_of_threads: Any,
+) -> Iterator[Any]:
+    """A loader's batches read and uploaded in the loop's own thread, each when the loop asks for it."""
+    batches = iter(loader)
+
+    def take() -> Any:
+        for batch in batches:
+            return transfer.send_cpu_data_to_device(batch, device, input_sharding)
+        return None
+
+    return _Stepping(device, batches_per_execution, take, lambda: None)
+
+
+def _speaks_of_its_loop(loader: Any) -> bool:
+    """Whether a loader says which batch its loop is at, as those of Hugging Face's accelerate do.
+
+    Their ``end_of_dataloader`` decides when gradients are applied and how many samples count in a
+    metric, and some make collectives for each batch: read ahead they would speak of other batches, and
+    order their collectives by chance.
+    """
+    return hasattr(loader, "end_of_dataloader")
 
 
 def next_item(pipeline: _Pipeline, device: torch.device) -> Any:
@@ -263,7 +310,9 @@ class MpDeviceLoader:
     """Wraps a loader so that iterating over it gives batches on ``device``, read in the background.
 
     It ends the step between batches. ``kwargs`` are those of ``ParallelLoader``. Attributes that it
-    lacks are the wrapped loader's. Leaving a loop early ends its threads.
+    lacks are the wrapped loader's. Leaving a loop early ends its threads. A loader that has
+    ``end_of_dataloader``, as those of Hugging Face's accelerate, is read in the loop's own thread: what
+    it says of the loop has to be true while the loop works on a batch.
     """
 
     def __init__(self, loader: Any, device: torch.device | str, **kwargs: Any) -> None:
@@ -272,6 +321,8 @@ class MpDeviceLoader:
         self._parallel_loader_kwargs = kwargs
 
     def __iter__(self) -> Iterator[Any]:
+        if _speaks_of_its_loop(self._loader):
+            return _in_loop(self._loader, _device(self._device), **self._parallel_loader_kwargs)
         parallel = ParallelLoader(self._loader, [self._device], **self._parallel_loader_kwargs)
         return iter(parallel.per_device_loader(self._device))
 

@@ -57,10 +57,40 @@ class ProcessGroupXla(dist.ProcessGroup):
         self.me = rank
         self._sent: dict[tuple[int, int, int], int] = {}
         self._groups = _padded_groups(self.ranks, ordinals.world_size())
+        self._name = self._description = ""
 
     def getBackendName(self) -> str:
         """``"xla"``."""
         return "xla"
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Where its tensors may be: ``torch.distributed.checkpoint.async_save`` asks for the CPU."""
+        return [torch.device("xla"), torch.device("cpu")]
+
+    # --- its name: that of torch's own groups is kept by a backend in C++, which this one has not ---
+
+    def getGroupName(self) -> str:
+        """The name that ``torch.distributed`` has given the group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Give the group the name by which functional collectives find it."""
+        self._name = name
+
+    _set_group_name = setGroupName
+    group_name = property(getGroupName)
+
+    def getGroupDesc(self) -> str:
+        """What the group is for, as ``group_desc`` of ``dist.new_group`` says."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        """Say what the group is for."""
+        self._description = description
+
+    _set_group_desc = setGroupDesc
+    group_desc = property(getGroupDesc)
 
     # --- running ---
 
@@ -308,7 +338,9 @@ def create(options: Any, backend_options: Any) -> ProcessGroupXla:
     row = next((list(row) for row in mesh if mine in row), None)
     if row is None:
         raise ValueError(MSG_MESH.format(rank=mine, mesh=mesh))
-    return ProcessGroupXla(options.store, row.index(mine), row)
+    group = ProcessGroupXla(options.store, row.index(mine), row)
+    group.setGroupName(options.group_id)
+    return group
 
 
 def new_xla_process_group(

@@ -15,7 +15,14 @@ from xla_dist.patience import Patience
 
 def collectives_of(entries: Sequence[Entry], world: int) -> Collectives:
     """What the others have to agree with: the program's collectives in order."""
-    return Collectives([_described(entry, world) for entry in entries])
+    items = [_described(entry, world) for entry in entries]
+    return Collectives(items, [_place(entry) for entry in entries])
+
+
+def _place(entry: Entry) -> str:
+    """The user's line that recorded a collective, empty where it is not known."""
+    frames = entry.where.frames if entry.where is not None else ()
+    return f"{frames[0].filename}:{frames[0].line} in {frames[0].function}" if frames else ""
 
 
 def _described(entry: Entry, world: int) -> tuple[str, tuple[tuple[int, ...], ...]]:

@@ -21,6 +21,11 @@ MSG_DIFFERENT: Final = (
 MSG_MISSING: Final = (
     "ordinal {me} waits at {what}, and ordinal {missing} does not come: {why}"
 )  # fmt: skip
+MSG_SEVERAL: Final = (
+    "{devices}: in a job of {count} processes, each of them is one replica, on its device {own}. Start one "
+    "process per device (torch_xla.launch, or torchrun with as many processes as devices, of which each "
+    "shows one), or use SPMD mode"
+)
 
 
 class Team:
@@ -113,16 +118,38 @@ def team_of(devices: Sequence[int]) -> Team | None:
     return found
 
 
+def replicas_with(devices: Sequence[torch.device | str]) -> tuple[int, ...]:
+    """The ids of the replicas, in ordinal order, when this process drives ``devices`` of its own.
+
+    Alone: these devices, none where there is just one. In a job of several processes: those of all
+    processes. Raises NotImplementedError for other devices than the one that this process has in the job.
+    """
+    traces = [runtime.trace_of(d) for d in devices]
+    ids = tuple(trace.backend.placement.devices[0] for trace in traces)
+    everyone = runtime.process_replicas()
+    if not everyone:
+        return ids if len(ids) > 1 else ()
+    if len(ids) > 1 or ids[0] not in everyone:
+        mine = {t.backend.placement.devices[0]: t.device for t in runtime.traces()}
+        own = next(str(mine[i]) for i in everyone if i in mine)
+        names = ", ".join(map(str, devices))
+        raise NotImplementedError(MSG_SEVERAL.format(devices=names, count=len(everyone), own=own))
+    return everyone
+
+
 def run_threads(
     devices: Sequence[torch.device], function: Callable[[int], Any]
 ) -> list[Any]:  # fmt: skip
     """Call ``function(ordinal)`` in a thread per device, as replicas; their results, in order.
 
-    Raises what the first failing thread raised. Afterwards each device is on its own again.
+    In a job of several processes the replicas are those of all processes, and ``devices`` is one device.
+    Raises what the first failing thread raised. Afterwards the replicas are those from before.
     """
+    replicas = replicas_with(devices)
     ids = tuple(runtime.trace_of(d).backend.placement.devices[0] for d in devices)
+    before = runtime.trace_of(devices[0]).backend.replicas
     team = _teams[ids] = Team(ids)
-    runtime.set_replicas(ids)
+    runtime.set_replicas(replicas)
     results: list[Any] = [None] * len(ids)
     errors: dict[int, BaseException] = {}
 
@@ -145,7 +172,7 @@ def run_threads(
         for thread in threads:
             thread.join()
     finally:
-        runtime.set_replicas(())
+        runtime.set_replicas(before)
         _teams.pop(ids, None)
     if errors:
         raise next(iter(errors.values()))
