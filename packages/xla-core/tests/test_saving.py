@@ -84,7 +84,7 @@ def test_tensors_are_fetched_one_at_a_time(tmp_path, monkeypatch):
     read = xser.save.__globals__["saving"].read
 
     def watching(tensor):
-        (temporary,) = tmp_path.glob(".saving-*")
+        (temporary,) = tmp_path.glob("*.saving-*")
         sizes.append(original(temporary))
         return read(tensor)
 
@@ -212,10 +212,10 @@ def _umask():
 
 
 def test_leftovers_of_dead_writers_are_removed_those_of_living_ones_are_not(tmp_path):
-    (tmp_path / ".saving-x.pt-dead").write_bytes(b"torn")
+    (tmp_path / "x.saving-pt-dead").write_bytes(b"torn")
     with atomic_file.replacing(tmp_path / "x.pt") as temporary:
         temporary.write_bytes(b"first")
-        assert not (tmp_path / ".saving-x.pt-dead").exists()
+        assert not (tmp_path / "x.saving-pt-dead").exists()
         xm.save(3, tmp_path / "x.pt")  # beside a living writer
         assert temporary.exists()
     assert (tmp_path / "x.pt").read_bytes() == b"first"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-_PREFIX: Final = ".saving-"
+_MARK: Final = "saving"
 
 
 @contextlib.contextmanager
@@ -19,10 +20,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
     It is on the disk before it is renamed. After an exception, or a process that was killed, the
     former file is still there; what a killed process left beside it is removed by the next save.
+
+    Its name is the file's own up to the last dot: torch.save names the root folder of the archive so.
     """
     path = Path(os.path.realpath(path))  # a link keeps pointing where it points
     _remove_leftovers(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{_PREFIX}{path.name}-")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path))
     temporary = Path(name)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)  # says that the file's writer is alive
@@ -38,6 +41,14 @@ def replacing(path: Path) -> Iterator[Path]:
     _sync_folder(path.parent)
 
 
+def _prefix(path: Path) -> str:
+    """How the names of files begin that take the place of ``path``: ``a.b.pt`` is ``a.b.saving-pt-``."""
+    stem, _, suffix = path.name.rpartition(".")
+    if not stem:  # no dot, or one that makes the file a hidden one
+        stem, suffix = path.name, ""
+    return f"{stem}.{_MARK}-{suffix}-"
+
+
 def _mode(path: Path) -> int:
     """The permissions of the file that is replaced, or those that ``open`` would give."""
     if path.exists():
@@ -48,7 +59,7 @@ def _mode(path: Path) -> int:
 
 
 def _remove_leftovers(path: Path) -> None:
-    for left in path.parent.glob(f"{_PREFIX}{path.name}-*"):
+    for left in path.parent.glob(f"{glob.escape(_prefix(path))}*"):
         with contextlib.suppress(OSError), left.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its writer is alive
             left.unlink()
