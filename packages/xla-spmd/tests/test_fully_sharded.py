@@ -104,6 +104,43 @@ def test_what_cannot_be_wrapped(fsdp_mesh, mesh):
         FSDPv2(Named(8, 8).to("xla"), mesh=fsdp_mesh)(torch.ones(8, 8, device="xla"))
 
 
+def test_the_keys_of_state_dicts_are_those_of_torch_xla(fsdp_mesh):
+    wrapped = FSDPv2(nn.Sequential(nn.Linear(8, 8)), mesh=fsdp_mesh)
+    assert list(wrapped.state_dict()) == ["_orig_module.0.weight", "_orig_module.0.bias"]
+    again = FSDPv2(nn.Sequential(nn.Linear(8, 8)), mesh=fsdp_mesh)
+    again.load_state_dict(wrapped.state_dict())
+    torch.testing.assert_close(again[0].weight.detach().cpu(), wrapped[0].weight.detach().cpu())
+
+
+def test_layers_are_wrapped_with_checkpointing(fsdp_mesh):
+    """As transformers' Trainer does for ``xla_fsdp_grad_ckpt``: what it hands on reaches the inner wrappers."""
+    pytest.importorskip("xla_dist", reason="checkpoint_module is in the package xla-dist")
+    fsdp = pytest.importorskip("torch_xla.distributed.fsdp")
+    shapes = []
+
+    def wrap(module, *args, **kwargs):
+        return FSDPv2(fsdp.checkpoint_module(module), *args, **kwargs)
+
+    def shard_output(output, mesh):
+        shapes.append(tuple(output.shape))
+        xs.mark_sharding(output, mesh, ("fsdp", None))
+
+    policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={nn.Linear})
+    host = model()
+    split = FSDPv2(
+        model(), mesh=fsdp_mesh, shard_output=shard_output, auto_wrap_policy=policy,
+        auto_wrapper_callable=wrap,
+    )  # fmt: skip
+    batch = torch.randn(6, 8)  # rows that four devices share unevenly
+    values = batch.to("xla")
+    xs.mark_sharding(values, fsdp_mesh, ("fsdp", None))
+    for module, x in ((host, batch), (split, values)):
+        module(x).square().mean().backward()
+    assert {(6, 16), (6, 12), (6, 3)} <= set(shapes)
+    for p, q in zip(host.parameters(), split.parameters(), strict=True):
+        torch.testing.assert_close(q.grad.cpu(), p.grad, rtol=1e-4, atol=1e-6)
+
+
 def test_a_module_on_the_cpu_is_moved(fsdp_mesh):
     layer = nn.Linear(8, 8)
     before = layer.weight.detach().clone()

@@ -69,11 +69,16 @@ class SpmdFullyShardedDataParallel(nn.Module):
                 extra_data_axis=extra_data_axis,
             )
             _wrap_inside(module, auto_wrap_policy, wrapper)
-        self.module = module.to("xla")
+        self._orig_module = module.to("xla")  # torch_xla's name: it is in the keys of state dicts
         for parameter in module.parameters():
             if not is_sharded(parameter):
                 mark_sharding(parameter, self._mesh, self._spec_of(parameter.shape))
         apply_backward_optimization_barrier(module)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module inside."""
+        return self._orig_module
 
     def _spec_of(self, shape: Sequence[int]) -> tuple[str | None, ...]:
         size = self._mesh.shape()[AXIS]
@@ -100,7 +105,7 @@ class SpmdFullyShardedDataParallel(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("module"), name)
+            return getattr(super().__getattr__("_orig_module"), name)
 
     def __getitem__(self, key: int) -> Any:
         """An item of the module inside (``nn.Sequential``)."""
