@@ -48,6 +48,12 @@ def parse_auto(text: str) -> bool | None:
     return None if text.strip().lower() == "auto" else parse_bool(text)
 
 
+CHECK_INDICES: Final = Flag(
+    "XLA_CHECK_INDICES",
+    parse_bool,
+    False,
+    "raise IndexError for indices out of range, when the step has run; read at an operator's first use",
+)
 OUTLINE_REPEATS: Final = Flag(
     "XLA_OUTLINE_REPEATS",
     parse_auto,

@@ -145,6 +145,7 @@ def user_line() -> tuple[str, int]:
     inside = ("xla_core", "torch", "torch_xla", "contextlib")
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] not in inside:
+        # what torch.fx and torch.compile generate is of no module
+        if module and module.partition(".")[0] not in inside:
             return frame.f_code.co_filename, line
     return "<unknown>", 0
