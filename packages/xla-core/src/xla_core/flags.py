@@ -55,6 +55,12 @@ def parse_positive(text: str) -> int:
     return int(text)
 
 
+CHECK_INDICES: Final = Flag(
+    "XLA_CHECK_INDICES",
+    parse_bool,
+    False,
+    "raise IndexError for indices out of range, when the step has run; read at an operator's first use",
+)
 OUTLINE_REPEATS: Final = Flag(
     "XLA_OUTLINE_REPEATS",
     parse_auto,

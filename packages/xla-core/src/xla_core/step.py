@@ -8,7 +8,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from xla_core import compile_step, counters, donors, events, flags, lost, opbyop, settings
+from xla_core import (
+    compile_step,
+    counters,
+    donors,
+    events,
+    flags,
+    index_checks,
+    lost,
+    opbyop,
+    settings,
+)
 from xla_core.lowering.driver import LoweringError
 from xla_core.programs import StepProgram, hold, register
 from xla_core.storage import MSG_PLACEHOLDER, NoValueError, Storage
@@ -51,6 +61,8 @@ def flush(trace: Trace, reading: bool = False) -> None:
         if operations:
             elapsed = time.perf_counter_ns() - started
             events.emit("flushed", trace=trace, operations=operations, nanoseconds=elapsed)
+        if index_checks.pending:
+            index_checks.look(trace)
 
 
 def _flush(trace: Trace, one_by_one: bool) -> None:

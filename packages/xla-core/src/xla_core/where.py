@@ -145,7 +145,8 @@ def user_frame() -> Frame | None:
     """The innermost frame outside torch and this project."""
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] not in _INSIDE:
+        # what torch.fx and torch.compile generate is of no module
+        if module and module.partition(".")[0] not in _INSIDE:
             return Frame(frame.f_code.co_name, frame.f_code.co_filename, line)
     return None
 

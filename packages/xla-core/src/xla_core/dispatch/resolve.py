@@ -12,10 +12,18 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from xla_core import known_plans
+from xla_core import flags, known_plans
 from xla_core import tensor as tensor_module
 from xla_core._torch_compat import allow_list_kernels, let_make_fx_take
-from xla_core.dispatch import batch_norm, indexing, lengths, mutation, transfers, views
+from xla_core.dispatch import (
+    batch_norm,
+    index_ranges,
+    indexing,
+    lengths,
+    mutation,
+    transfers,
+    views,
+)
 from xla_core.dispatch.decomposed import decomposed_handler
 from xla_core.dispatch.fallback import fallback_handler
 from xla_core.dispatch.functional import composite_handler, factory_handler, functional_handler
@@ -140,6 +148,12 @@ def make_handler(overload: OpOverload) -> Handler:
     return fallback_handler(overload, facts)
 
 
+def _handler_as_asked_for(overload: OpOverload) -> Handler:
+    """The handler of ``overload``, which checks indices if the user wants that."""
+    handler = make_handler(overload)
+    return index_ranges.checking(overload, handler) if flags.CHECK_INDICES.get() else handler
+
+
 def _writing(overload: OpOverload, facts: Signature) -> Handler | None:
     pure = pure_form(overload)
     if facts.inplace_view and pure is not None:
@@ -185,7 +199,7 @@ def install() -> None:
     _installed.append(True)
     load_rules()
     tensor_module.set_handler_factory(
-        make_handler, lambda overload: fallback_handler(overload, signature(overload))
+        _handler_as_asked_for, lambda overload: fallback_handler(overload, signature(overload))
     )
     zeros = find_rule(aten.zeros.default)
     assert zeros is not None

@@ -1,0 +1,123 @@
+"""Operators that take indices, made to record the smallest and the largest of them (``XLA_CHECK_INDICES``)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch._ops import OpOverload
+
+from xla_core import index_checks, where
+from xla_core._torch_compat import current_backward
+from xla_core.dispatch.functional import find_trace
+from xla_core.index_checks import MSG_INDEX, MSG_ROW, MSG_TARGET, Range
+from xla_core.tensor import Handler, XLATensor
+
+_MASKS: Final = (torch.bool, torch.uint8)
+
+# dimension, its size, the index tensor, whether negative ones count from the end, an index that may be anything
+_Found = tuple[int, int, torch.Tensor, bool, int | None]
+_Finder = Callable[..., Iterator[_Found]]
+
+
+def _size(tensor: torch.Tensor, dim: int) -> tuple[int, int]:
+    """A dimension, counted from the front, and its size; a tensor without dimensions counts as one number."""
+    if not tensor.dim():
+        return 0, 1
+    return dim % tensor.dim(), tensor.shape[dim]
+
+
+def _along(negative: bool) -> _Finder:
+    def find(tensor: Any, dim: int, index: Any, *_rest: Any) -> Iterator[_Found]:
+        yield *_size(tensor, dim), index, negative, None
+
+    return find
+
+
+def _rows(table: Any, indices: Any, *_rest: Any) -> Iterator[_Found]:
+    yield 0, table.shape[0], indices, False, None
+
+
+def _flat(tensor: Any, index: Any, *_rest: Any) -> Iterator[_Found]:
+    yield 0, tensor.numel(), index, True, None
+
+
+def _several(tensor: Any, indices: Any, *_rest: Any) -> Iterator[_Found]:
+    dim = 0
+    for index in indices:
+        if index is None:
+            dim += 1
+        elif index.dtype in _MASKS:
+            dim += index.dim()  # its shape is compared where it is taken apart
+        else:
+            if dim < tensor.dim():
+                yield dim, tensor.shape[dim], index, True, None
+            dim += 1
+
+
+def _classes(
+    scores: Any, target: Any, _weight: Any, _reduction: int, ignored: int = -100
+) -> Iterator[_Found]:
+    dim = 0 if scores.dim() == 1 else 1
+    yield dim, scores.shape[dim], target, False, ignored
+
+
+_FINDERS: Final[dict[str, tuple[str, _Finder]]] = {
+    "aten::embedding": (MSG_ROW, _rows),
+    "aten::_embedding_bag": (MSG_ROW, _rows),
+    "aten::_embedding_bag_forward_only": (MSG_ROW, _rows),
+    "aten::index_select": (MSG_ROW, _along(False)),
+    "aten::index_add": (MSG_ROW, _along(False)),
+    "aten::index_copy": (MSG_INDEX, _along(False)),
+    "aten::index_reduce": (MSG_ROW, _along(False)),
+    "aten::index_fill": (MSG_INDEX, _along(True)),
+    "aten::gather": (MSG_INDEX, _along(False)),
+    "aten::scatter": (MSG_INDEX, _along(False)),
+    "aten::scatter_add": (MSG_INDEX, _along(False)),
+    "aten::scatter_reduce": (MSG_INDEX, _along(False)),
+    "aten::take": (MSG_ROW, _flat),
+    "aten::put": (MSG_ROW, _flat),
+    "aten::index": (MSG_INDEX, _several),
+    "aten::index_put": (MSG_INDEX, _several),
+    "aten::nll_loss_forward": (MSG_TARGET, _classes),
+    "aten::nll_loss2d_forward": (MSG_TARGET, _classes),
+}
+
+
+def checking(overload: OpOverload, handler: Handler) -> Handler:
+    """``handler``, for an operator that takes indices one that records what tells whether they are in range."""
+    operator = overload._schema.name
+    known = _FINDERS.get(operator.removesuffix("_"))
+    if known is None:
+        return handler
+    words, find = known
+
+    @functools.wraps(handler)
+    def checked(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        trace = find_trace(args, kwargs)
+        # The backward pass takes the indices of the forward pass. A loop's body, and a graph that is recorded
+        # for values of all kinds, have no results of their own.
+        if current_backward() == -1 and trace.aside is None and trace.unreadable is None:
+            found = [f for f in find(*args) if f[2].numel()]
+            result = handler(args, kwargs)
+            for dim, size, index, negative, ignored in found:
+                low = -size if negative else 0
+                wanted = Range(operator, words, dim, low, size, *where.user_line())
+                _check(wanted, index, ignored)
+            return result
+        return handler(args, kwargs)
+
+    return checked
+
+
+def _check(wanted: Range, index: torch.Tensor, ignored: int | None) -> None:
+    numbers = index.detach().reshape(-1).to(torch.int64)
+    if ignored is not None:
+        numbers = torch.where(numbers == ignored, max(wanted.low, 0), numbers)
+    extremes = torch.stack((numbers.amin(), numbers.amax()))
+    if isinstance(extremes, XLATensor):
+        index_checks.add(extremes._s.trace, wanted, extremes)
+    else:
+        wanted.check(*extremes.tolist())
