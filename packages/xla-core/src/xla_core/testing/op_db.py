@@ -55,6 +55,7 @@ def _product(left: torch.Tensor, values: torch.Tensor, right: torch.Tensor) -> t
 
 # Factors are determined up to signs and order: what they multiply to is compared, and the values.
 FACTORS: dict[str, Callable[..., Any]] = {
+    "linalg.eig": lambda w, v: (_product(v, w, torch.linalg.inv(v)),),
     "linalg.eigh": lambda w, v: (w, _product(v, w.to(v.dtype), v.mH)),
     "linalg.svd": lambda u, s, vh: (
         s,
