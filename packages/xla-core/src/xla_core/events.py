@@ -6,7 +6,8 @@ Times are nanoseconds. What a listener raises is raised where the event happened
   computes; emitted before anything is lowered. Raising here refuses it, the trace stays as it was.
 - ``program_compiled(trace, program, digest, entries, lowering, compiling)`` and
   ``program_loaded(trace, program, digest, entries, loading)``: its program is there.
-- ``program_executed(trace, program, results, nanoseconds)``: a run was enqueued.
+- ``program_executed(trace, program, results, nanoseconds)``: a run was enqueued. ``trace`` is a copy, as it was
+  before: its tensors have their values, and what is recorded now is no part of it.
 - ``execution_refused(trace)``: something would run where a block forbids it
   (``torch_xla.compile(full_graph=True)``); the error is raised next.
 - ``flushed(trace, operations, nanoseconds)``: what was pending was run, all of the above included.

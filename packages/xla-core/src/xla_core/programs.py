@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from xla_core import counters
 from xla_core.protocol import ArraySpec
+
+
+def execution(
+    executable: Any, arguments: list[Any], results: list[Any], known: bool = False
+) -> Iterable[Any]:
+    """For ``indivisible.do``: one run of ``executable``, whose results ``results`` is extended by.
+
+    With ``known`` the arguments need no check, and are in their list only when the run begins.
+    """
+    deferred = getattr(executable, "deferred", None)
+    if deferred is not None:
+        return deferred(arguments, results, known)  # type: ignore[no-any-return]
+    return map(results.extend, map(executable.execute, (arguments,)))
 
 
 class StepProgram:

@@ -12,14 +12,13 @@ import torch
 from torch.autograd.graph import increment_version
 
 from xla_core import errors, where
-from xla_core._torch_compat import set_data
 from xla_core.dispatch import mistakes
 from xla_core.dispatch.functional import find_trace, seeded, wrap_results
 from xla_core.dispatch.plan import Plan
 from xla_core.dispatch.schemas import Signature
 from xla_core.metas import tensor_meta
 from xla_core.storage import chain, strides
-from xla_core.tensor import Handler, XLATensor, handler_of
+from xla_core.tensor import Handler, XLATensor, become, handler_of
 from xla_core.trace import Trace
 
 MSG_OUT_DTYPE: Final = "result type {result} can't be cast to the desired output type {out}"
@@ -171,9 +170,7 @@ def resize(tensor: XLATensor, shape: tuple[int, ...]) -> None:
             flat = whole.reshape(-1)[start:]
             padding = flat.new_zeros(meta.numel - flat.numel())
             resized = torch.cat([flat, padding]).reshape(shape).clone()
-        tensor._s = resized._s
-        tensor._v = resized._v
-    set_data(tensor, resized)
+    become(tensor, resized)
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from xla_core import dtypes, errors
+from xla_core import dtypes, errors, indivisible
 from xla_core.dispatch.functional import find_trace
 from xla_core.metas import TensorMeta, tensor_meta
 from xla_core.runtime import trace_of
@@ -145,9 +145,9 @@ def _copy_from_host(
     with trace.lock:
         s = target._s
         if target._v is None:
-            s.buffer = fresh._s.buffer
-            s.epoch = -1
             s.version += 1
+            values = (fresh._s.buffer, -1)
+            indivisible.do(indivisible.storing(s, ("buffer", "epoch"), values))
         else:
             trace.write(target, trace.value_of(fresh))
 

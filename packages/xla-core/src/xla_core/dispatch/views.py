@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from xla_core._torch_compat import current_backward, make_wrapper, set_data
+from xla_core._torch_compat import current_backward, make_wrapper
 from xla_core.dispatch.plan import Plan
 from xla_core.dispatch.schemas import Signature
 from xla_core.lowering.registry import MultiViewRule
 from xla_core.metas import tensor_meta
 from xla_core.storage import View
-from xla_core.tensor import Handler, XLATensor, handler_of
+from xla_core.tensor import Handler, XLATensor, become, handler_of
 
 
 def view_handler(plan: Plan, signature: Signature) -> Handler:
@@ -105,9 +105,7 @@ def inplace_view_handler(pure: Any) -> Handler:
 
     def reshape_self(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         target = args[0]
-        seen = handler_of(pure)(args, kwargs)
-        target._v = seen._v
-        set_data(target, seen)
+        become(target, handler_of(pure)(args, kwargs))
         return target
 
     return reshape_self
@@ -130,7 +128,5 @@ def set_nothing(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
 
 
 def _become(target: XLATensor, source: XLATensor) -> XLATensor:
-    target._s = source._s
-    target._v = source._v
-    set_data(target, source)
+    become(target, source)
     return target
