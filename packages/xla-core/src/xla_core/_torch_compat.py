@@ -57,9 +57,8 @@ def get_data(tensor: torch.Tensor) -> torch.Tensor:
     return _data.__get__(tensor)
 
 
-def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Give ``tensor`` the C++ metadata (shape, dtype) of ``value``; the Python object stays."""
-    _data.__set__(tensor, value)
+# Gives a tensor the C++ metadata (shape, dtype) of another; the Python object stays. A function of C's.
+set_data: Callable[[torch.Tensor, torch.Tensor], None] = _data.__set__
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -10,6 +10,7 @@ call like any other code on ``xla`` tensors.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from sys import getrefcount
 from typing import Any, Final
@@ -20,7 +21,7 @@ from torch import fx
 from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
-from xla_core import counters, eager, flags, rng, runtime, step
+from xla_core import counters, eager, flags, indivisible, rng, runtime, step
 from xla_core._torch_compat import make_wrapper, without_dispatch_modes
 from xla_core.dispatch.plan import SEED
 from xla_core.graph_inputs import GraphInputMatcher
@@ -204,17 +205,24 @@ def _record(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) -> _
     _buffers(args, trace)  # runs what is pending: it is no part of the graph
     if trace.cur.depth:
         trace.flush(trace)
-    trace.unreadable = trace.forbidden = MSG_UNREADABLE
     try:
-        with eager.mode(False):
-            return _recorded(model, args, trace)
+        try:
+            trace.unreadable = trace.forbidden = MSG_UNREADABLE
+            with eager.mode(False):
+                return _recorded(model, args, trace)
+        finally:
+            _end_recording(trace)
     except (NotOneProgramError, RuntimeError) as error:
         if not isinstance(error, NotOneProgramError) and MSG_UNREADABLE not in str(error):
             raise
         return None
     finally:
-        trace.unreadable = trace.forbidden = None
-        trace.reset()
+        _end_recording(trace)  # also where an exception came in the line above
+
+
+def _end_recording(trace: Trace) -> None:
+    allowed = indivisible.storing(trace, ("unreadable", "forbidden"), (None, None))
+    indivisible.do(allowed, trace.renewal())
 
 
 def _recorded(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) -> _Recorded:
@@ -338,20 +346,21 @@ def _buffers(args: Sequence[Any], trace: Trace) -> None:
 def _run(recorded: _Recorded, args: tuple[Any, ...], trace: Trace) -> Any:
     _buffers(args, trace)
     program = recorded.program
-    if program is None:
-        results: list[Any] = []
-    else:
-        results = step.launch(trace, program, _arguments(recorded, program, args, trace))
-        trace.backend.launched(results)
+    results: list[Any] = []
+    if program is not None:
+        targets = [args[number]._s for number, _ in recorded.written]
+        values = map(results.__getitem__, [position for _, position in recorded.written])
+        work = itertools.chain(
+            indivisible.storing_each("buffer", targets, values),
+            indivisible.storing_each("epoch", targets, itertools.repeat(-1)),
+            indivisible.storing_each("version", targets, [s.version + 1 for s in targets]),
+        )
+        arguments = _arguments(recorded, program, args, trace)
+        step.launch(trace, program, arguments, results, work)
     given = [_give(r, results, args, trace) for r in recorded.results]
-    for number, position in recorded.written:
-        a = args[number]
-        s = a._s
-        s.buffer = results[position]
-        s.epoch = -1
-        s.version += 1
-        if not a.is_inference():
-            increment_version(a)
+    for number, _ in recorded.written:
+        if not args[number].is_inference():
+            increment_version(args[number])
     return pytree.tree_unflatten(given, recorded.spec)
 
 

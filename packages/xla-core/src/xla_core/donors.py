@@ -8,11 +8,12 @@ inside ``alias_with_buffer_donor_config`` only.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from xla_core.storage import NoValueError, Storage, lose_value
+from xla_core.storage import NoValueError, Storage, losing
 from xla_core.trace import Trace
 
 MSG_DONATED: Final = (
@@ -84,10 +85,13 @@ def pairs(trace: Trace, alive: Sequence[Storage], taken: Pairs) -> Pairs:
     return tuple(found)
 
 
-def release(trace: Trace, given: Pairs) -> None:
-    """Let go of the buffers that are about to be donated; their tensors have no value any more."""
-    for slot, _ in given:
-        s = trace.touched[trace.input_storages[slot]]
-        _marked.pop(id(trace.inputs[slot]), None)
-        if s.buffer is trace.inputs[slot]:
-            lose_value(s, NoValueError(MSG_DONATED))
+def holders(trace: Trace, given: Pairs) -> dict[int, Storage]:
+    """The tensors, by input, whose values are about to be donated."""
+    found = {slot: trace.touched[trace.input_storages[slot]] for slot, _ in given}
+    return {slot: s for slot, s in found.items() if s.buffer is trace.inputs[slot]}
+
+
+def releasing(held: dict[int, Storage]) -> Iterator[None]:
+    """For ``indivisible.do``: the values of these tensors were donated, they have none any more."""
+    error = NoValueError(MSG_DONATED)
+    return itertools.chain.from_iterable([losing(s, error) for s in held.values()])

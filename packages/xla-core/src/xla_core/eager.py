@@ -37,19 +37,22 @@ def switch(enable: bool) -> None:
             return
         if enable and runtime.started():
             _run_pending()
-        _state["on"] = enable
         tensor_module.set_handler_wrapper(_run_at_once if enable else None)
+        _state["on"] = enable  # last: an exception before it leaves the switch to be tried again
 
 
 @contextlib.contextmanager
 def mode(enable: bool) -> Iterator[None]:
     """Eager mode on or off inside a ``with`` block."""
     former = _state["on"]
-    switch(enable)
     try:
-        yield
+        try:
+            switch(enable)
+            yield
+        finally:
+            switch(former)
     finally:
-        switch(former)
+        switch(former)  # also where an exception came in the line above
 
 
 def _run_at_once(handler: Handler) -> Handler:
@@ -57,11 +60,15 @@ def _run_at_once(handler: Handler) -> Handler:
 
     @functools.wraps(handler)
     def run(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        _depth.value += 1
+        former = _depth.value
         try:
-            result = handler(args, kwargs)
+            try:
+                _depth.value = former + 1
+                result = handler(args, kwargs)
+            finally:
+                _depth.value = former
         finally:
-            _depth.value -= 1
+            _depth.value = former  # also where an exception came in the line above
         if _state["on"] and not _depth.value:
             _run_pending()
         return result
@@ -73,9 +80,11 @@ def _run_pending() -> None:
     for trace in runtime.traces():
         if trace.cur.depth:
             with trace.lock:
-                trace.one_by_one = _state["on"]
-                trace.flush(trace)
-                trace.one_by_one = False
+                try:
+                    trace.one_by_one = _state["on"]
+                    trace.flush(trace)
+                finally:
+                    trace.one_by_one = False
 
 
 def switch_on_if_asked() -> None:

@@ -9,7 +9,8 @@ Times are nanoseconds. What a listener raises is raised where the event happened
 - ``program_evicted(program)``: it was forgotten to make room for others; the next one who needs it makes
   it again.
 - ``steps_forgotten(trace)``: all steps recorded on a device are about to be dropped.
-- ``program_executed(trace, program, results, nanoseconds)``: a run was enqueued.
+- ``program_executed(trace, program, results, nanoseconds)``: a run was enqueued. ``trace`` is a copy, as it was
+  before: its tensors have their values, and what is recorded now is no part of it.
 - ``execution_refused(trace)``: something would run where a block forbids it
   (``torch_xla.compile(full_graph=True)``); the error is raised next.
 - ``flushed(trace, operations, nanoseconds)``: what was pending was run, all of the above included.

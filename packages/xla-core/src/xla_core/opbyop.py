@@ -6,6 +6,7 @@ its own, and a program is found again by operator, shapes and constants, whereve
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -83,12 +84,9 @@ def _run_single(trace: Trace, single: _Single, values: dict[int, Any]) -> dict[i
     made = tuple(i for i, meta in enumerate(entry.metas) if meta is not None)
     first = single.last.first
     if program is None:
-        kept = trace.cur, trace.one_by_one
-        trace.cur, trace.one_by_one = single.last, True
-        try:
-            program = compile_step.build(trace, tuple(first + i for i in made), ())
-        finally:
-            trace.cur, trace.one_by_one = kept
+        alone = copy.copy(trace)
+        alone.cur, alone.one_by_one = single.last, True
+        program = compile_step.build(alone, tuple(first + i for i in made), ())
         program.keep(_programs, key)
         programs.register(program)
     arguments = [values[vid] for vid in single.vids]

@@ -85,6 +85,19 @@ class Kept:
                 del table[key]
 
 
+def execution(
+    executable: Any, arguments: list[Any], results: list[Any], known: bool = False
+) -> Iterable[Any]:
+    """For ``indivisible.do``: one run of ``executable``, whose results ``results`` is extended by.
+
+    With ``known`` the arguments need no check, and are in their list only when the run begins.
+    """
+    deferred = getattr(executable, "deferred", None)
+    if deferred is not None:
+        return deferred(arguments, results, known)  # type: ignore[no-any-return]
+    return map(results.extend, map(executable.execute, (arguments,)))
+
+
 class StepProgram(Kept):
     """One compiled program of a step.
 

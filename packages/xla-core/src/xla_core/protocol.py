@@ -163,6 +163,11 @@ class Executable(Protocol):
     program_name: str
     # May have ``execute_own(arguments)``: ``execute`` of a program of replicas, of which this process
     # runs one, with buffers of its own device in and out. Without it they are assembled and taken apart.
+    # May have ``deferred(arguments, results, known=False)``, for programs that donate: an iterator that does
+    # what ``execute`` does once it is exhausted, and extends the list ``results``. If it runs no Python
+    # function (``map`` over functions of C), no interrupt loses what was donated. With ``known`` arguments
+    # are not checked, and come into their list only when the run begins. ``deferred_own(arguments,
+    # results)`` is that of ``execute_own``.
 
     def execute(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         """Enqueue one run and return its results at once. Donated arguments are gone afterwards.

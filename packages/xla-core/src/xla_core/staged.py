@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import operator
 import struct
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from xla_core import indivisible
 from xla_core.lowering.stages import StagePlan
+from xla_core.programs import execution
 from xla_core.protocol import DeviceClient, Executable, Placement
 
 _MAGIC: Final = b"XLASTG01"
@@ -98,10 +102,10 @@ class StagedExecutable:
     __slots__ = (
         "_client",
         "_executables",
+        "_numbers",
         "_placement",
         "_runs",
         "_schedule",
-        "_template",
         "program_name",
     )
 
@@ -118,12 +122,9 @@ class StagedExecutable:
         self._executables = list(executables)
         self._placement = placement
         self._schedule = plan
-        # bound once: execute() runs for every training step
-        self._runs = [
-            (self._executables[r.executable].execute, r.arguments, r.results, r.freed)
-            for r in plan.runs
-        ]
-        self._template: list[Any] | None = None
+        # registers are numbered as they are filled: what a run gives goes to the end of the list
+        self._runs = [(self._executables[r.executable], r.arguments, r.freed) for r in plan.runs]
+        self._numbers: list[Any] | None = None
 
     @property
     def aliases(self) -> tuple[tuple[int, int], ...]:
@@ -137,24 +138,38 @@ class StagedExecutable:
 
     def execute(self, arguments: Sequence[Any]) -> list[Any]:
         """Enqueue one run of every stage and return the step's results."""
-        values = [*arguments, *self._registers()]
-        for run, places, targets, freed in self._runs:
-            results = run([values[i] for i in places])
-            for target, result in zip(targets, results, strict=True):
-                values[target] = result
-            for register in freed:
-                values[register] = None
-        return [values[i] for i in self._schedule.outputs]
+        results: list[Any] = []
+        indivisible.do(self.deferred(arguments, results))
+        return results
 
-    def _registers(self) -> list[Any]:
-        """The registers behind the arguments; constants are put on the device at the first run."""
-        if self._template is None:
-            plan = self._schedule
+    def deferred(
+        self, arguments: Sequence[Any], results: list[Any], known: bool = False
+    ) -> Iterator[Any]:
+        """What ``execute`` does, done when the iterator is exhausted.
+
+        It runs no function of Python's if the stages' own ``deferred`` do not: a step that ends between two
+        stages would have lost what the first ones donated.
+        """
+        values = [*arguments, *self._constants()]
+        work: list[Iterable[Any]] = []
+        for executable, places, freed in self._runs:
+            given: list[Any] = []
+            work += (
+                map(given.extend, (map(values.__getitem__, places),)),
+                execution(executable, given, values, known=True),
+                map(operator.call, (given.clear,)),
+                map(values.__setitem__, freed, itertools.repeat(None)),
+            )
+        work.append(map(results.extend, (map(values.__getitem__, self._schedule.outputs),)))
+        return itertools.chain.from_iterable(work)
+
+    def _constants(self) -> list[Any]:
+        """The registers behind the arguments, put on the device at the first run."""
+        if self._numbers is None:
             put = self._client.put
-            constants = [put(np.array(c, np.uint32), self._placement) for c in plan.constants]
-            rest = len(plan.nbytes) - plan.arguments - len(constants)
-            self._template = [*constants, *([None] * rest)]
-        return self._template
+            numbers = self._schedule.constants
+            self._numbers = [put(np.array(c, np.uint32), self._placement) for c in numbers]
+        return self._numbers
 
     def serialize(self) -> bytes:
         """The schedule and every executable, for ``deserialize``; NotImplementedError as theirs."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import time
+from collections.abc import Iterable
 from sys import getrefcount
 from typing import Any, Final
 
@@ -15,12 +18,13 @@ from xla_core import (
     events,
     flags,
     index_checks,
+    indivisible,
     lost,
     opbyop,
     settings,
 )
 from xla_core.lowering.driver import LoweringError
-from xla_core.programs import StepProgram, hold, register
+from xla_core.programs import StepProgram, execution, hold, register
 from xla_core.storage import MSG_PLACEHOLDER, NoValueError, Storage
 from xla_core.trace import Trace
 
@@ -67,13 +71,15 @@ def flush(trace: Trace, reading: bool = False) -> None:
 
 def _flush(trace: Trace, one_by_one: bool) -> None:
     alive, passed, outputs = wanted(trace)
-    for s, slot in passed:
-        s.buffer = trace.backend.adopted(s, trace.inputs[slot])
-    if outputs and one_by_one:
+    adopted = [trace.backend.adopted(s, trace.inputs[slot]) for s, slot in passed]
+    taken = indivisible.storing_each("buffer", [s for s, _ in passed], adopted)
+    if not outputs:
+        indivisible.do(taken, trace.renewal())
+    elif one_by_one:
         values = opbyop.run(trace, tuple(outputs))
-        for s in alive:
-            s.buffer = values[s.vid]
-    elif outputs:
+        computed = indivisible.storing_each("buffer", alive, [values[s.vid] for s in alive])
+        indivisible.do(taken, computed, trace.renewal())
+    else:
         key, given = _step_key(trace, alive, outputs)
         counters.sample("TensorsGraphSize", trace.cur.depth, counters.render_number)
         program = trace.cur.programs.get(key)
@@ -81,14 +87,7 @@ def _flush(trace: Trace, one_by_one: bool) -> None:
             program = find_or_build(trace, key)
         else:
             counters.increment("CachedCompile")
-        if given:
-            donors.release(trace, given)
-        results = _run(trace, program)
-        index = program.output_index
-        for s in alive:
-            s.buffer = results[index[s.vid]]
-        trace.backend.launched(results)
-    trace.reset()
+        _run(trace, program, alive, taken, donors.holders(trace, given) if given else {})
 
 
 def warm_up(trace: Trace) -> None:
@@ -171,28 +170,52 @@ def find_or_build(trace: Trace, key: Any) -> StepProgram:
     return program
 
 
-def _run(trace: Trace, program: StepProgram) -> list[Any]:
+def _run(
+    trace: Trace,
+    program: StepProgram,
+    alive: list[Storage],
+    taken: Iterable[Any],
+    held: dict[int, Storage],
+) -> None:
+    """Run the pending step and bind its results; ``held`` are tensors that give their values away."""
     arguments = list(trace.inputs)
     for slot in program.donated:
         # The trace's list and ``arguments`` hold it; whoever else does still wants the old value.
-        if getrefcount(trace.inputs[slot]) > _INPUT_ONLY + 1:
+        if getrefcount(trace.inputs[slot]) > _INPUT_ONLY + 1 + (slot in held):
             arguments[slot] = trace.backend.copy(arguments[slot])
             program.copied_donations += 1
     if trace.floats:
         arguments.append(trace.backend.put_numbers(np.array(trace.floats, np.float64)))
     if trace.ints:
         arguments.append(trace.backend.put_numbers(np.array(trace.ints, np.int64)))
-    return launch(trace, program, arguments)
+    index = program.output_index
+    results: list[Any] = []
+    computed = map(results.__getitem__, [index[s.vid] for s in alive])
+    bound = indivisible.storing_each("buffer", alive, computed)
+    released = donors.releasing(held) if held else ()
+    work = itertools.chain(taken, released, bound, trace.renewal())
+    launch(trace, program, arguments, results, work)
 
 
-def launch(trace: Trace, program: StepProgram, arguments: list[Any]) -> list[Any]:
-    """Enqueue one run of a program, and count it."""
+def launch(
+    trace: Trace,
+    program: StepProgram,
+    arguments: list[Any],
+    results: list[Any],
+    work: Iterable[Any],
+) -> None:
+    """Enqueue one run of a program, and count it.
+
+    The list ``results`` gets its results, and then ``work`` is done, which gives them to their
+    tensors: no exception comes between, since what was donated exists in ``results`` only.
+    """
+    recorded = copy.copy(trace) if events.listening() else trace
     started = time.perf_counter_ns()
-    results = program.executable.execute(arguments)
+    indivisible.do(execution(program.executable, arguments, results), work)
     elapsed = time.perf_counter_ns() - started
+    trace.backend.launched(results)
     counters.sample("ExecuteTime", elapsed)
     program.count_run()
     events.emit(
-        "program_executed", program=program, trace=trace, results=results, nanoseconds=elapsed
+        "program_executed", program=program, trace=recorded, results=results, nanoseconds=elapsed
     )
-    return results

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
+from xla_core import indivisible
 from xla_core.metas import TensorMeta
 
 if TYPE_CHECKING:
@@ -71,11 +73,15 @@ class LostValue(int):
 _NEVER: Final = -2
 
 
+def losing(storage: Storage, error: Exception) -> Iterator[None]:
+    """For ``indivisible.do``: what ``lose_value`` does."""
+    values = (None, _NEVER, LostValue(error))
+    return indivisible.storing(storage, ("buffer", "epoch", "vid"), values)
+
+
 def lose_value(storage: Storage, error: Exception) -> None:
     """Let a storage have no value from now on; reading it raises ``error``, see ``check_lost``."""
-    storage.buffer = None
-    storage.epoch = _NEVER
-    storage.vid = LostValue(error)
+    indivisible.do(losing(storage, error))
 
 
 def check_lost(storage: Storage) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch._utils import _rebuild_device_tensor_from_cpu_tensor, _rebuild_parameter
 
-from xla_core import _torch_compat, storage_handle
+from xla_core import _torch_compat, indivisible, storage_handle
 from xla_core.storage import Storage, View
 
 MSG_NOT_NUMPY: Final = (
@@ -80,6 +80,17 @@ def through_wrapper(handler: Handler) -> Handler:
     return handler if _wrap is None else _wrap(handler)
 
 
+def become(target: XLATensor, source: XLATensor, like: torch.Tensor | None = None) -> None:
+    """Let ``target`` show what ``source`` shows, and share its storage, from now on.
+
+    Its C++ part becomes like that of ``like`` (default: ``source``), which has the same shape and dtype.
+    Raises RuntimeError, PyTorch's own, where the C++ parts of the two do not go together.
+    """
+    metadata = map(_torch_compat.set_data, (target,), (source if like is None else like,))
+    shown = indivisible.storing(target, ("_s", "_v"), (source._s, source._v))
+    indivisible.do(metadata, shown)
+
+
 class XLATensorType(type(torch.Tensor)):  # type: ignore[misc]
     """The class of ``XLATensor``; while torch.compile looks at tensors it answers for them."""
 
@@ -117,9 +128,7 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
                 f"cannot set .data of a tensor on {self.device} to a tensor on {value.device}; "
                 f"move it first: .to('{self.device}')"
             )
-        _torch_compat.set_data(self, value)
-        self._s = value._s
-        self._v = value._v
+        become(self, value)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         host = self.detach().cpu()

@@ -14,13 +14,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from xla_core import dtypes, errors, events, operands, where
+from xla_core import dtypes, errors, events, indivisible, operands, where
 from xla_core._torch_compat import make_wrapper
 from xla_core.known_plans import AS_STRIDED, ZEROS, known_plan
 from xla_core.metas import TensorMeta, tensor_meta
@@ -51,9 +51,15 @@ MAX_ENTRIES: Final = 2_000_000
 # trace is run when the next tensor arrives from the host.
 MAX_PENDING: Final = 100_000
 
+_VALUE: Final = ("vid", "buffer", "epoch")
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _epochs = itertools.count(1)
 
+
+# What begins anew with each step.
+_STEP: Final = (
+    "epoch", "cur", "inputs", "input_vids", "input_storages", "touched", "floats", "ints",
+)  # fmt: skip
 
 # Most entries have neither: one object for all of them.
 _NONE: Final[Any] = MappingProxyType({})
@@ -168,9 +174,20 @@ class Trace:
     for values of all kinds. ``one_by_one`` says that each operator is a program of its own now.
     ``aside`` records the body of a computation meanwhile, and the step waits. ``has_placeholders`` says
     that a tensor without a value was made, which a step may depend on.
+
+    An exception may come at any bytecode (Ctrl-C). So each change of what is pending is one store, which comes
+    last, or ``indivisible``: whatever was prepared before it is of no consequence.
     """
 
     backend: Backend
+    epoch: int
+    cur: Entry
+    inputs: list[Any]
+    input_vids: dict[int, int]
+    input_storages: list[int]
+    touched: list[Storage]
+    floats: list[float]
+    ints: list[int]
     region: Any = None
     graph_name: str | None = None
     forbidden: str | None = None
@@ -189,22 +206,25 @@ class Trace:
 
     def reset(self) -> None:
         """Begin a new step: nothing recorded, nothing lifted, no inputs."""
-        self.epoch = next(_epochs)
-        if self.entries > MAX_ENTRIES:
-            self.forget()
-        self.cur = self.root
-        self.inputs: list[Any] = []
-        self.input_vids: dict[int, int] = {}
-        self.input_storages: list[int] = []
-        self.touched: list[Storage] = []
-        self.floats: list[float] = []
-        self.ints: list[int] = []
+        indivisible.do(self.renewal())
+
+    def renewal(self, root: Entry | None = None) -> Iterator[None]:
+        """For ``indivisible.do``: what ``reset`` does; the step may begin at the root of another tree."""
+        names: tuple[str, ...] = _STEP
+        full = root is None and self.entries > MAX_ENTRIES
+        root = root or self.root
+        values: tuple[Any, ...] = (next(_epochs), root, [], {}, [], [], [], [])
+        if full:
+            root = Entry(None, None, None, (), 0, 0)
+            names = (*names, "root", "cur", "entries")
+            values = (*values, root, root, 0)
+        return indivisible.storing(self, names, values)
 
     def forget(self) -> None:
         """Drop all steps ever recorded, with their programs. Nothing may be pending."""
         events.emit("steps_forgotten", trace=self)
-        self.cur = self.root = Entry(None, None, None, (), 0, 0)
-        self.entries = 0
+        root = Entry(None, None, None, (), 0, 0)
+        indivisible.do(indivisible.storing(self, ("root", "cur", "entries"), (root, root, 0)))
 
     # -- recording -----------------------------------------------------------------------------
 
@@ -259,13 +279,13 @@ class Trace:
             entry = cur.then
             if entry is None or entry.key != k:
                 entry = cur.others.get(k) or self._extend(k, plan, args, kwargs or {})
+            self.cur = entry
+            return entry
         except BaseException:
-            # What this operation lifted must not shift the numbers of the next one.
+            # What an operation lifted that is not recorded must not shift the numbers of the next one.
             del self.floats[self.cur.floats :]
             del self.ints[self.cur.ints :]
             raise
-        self.cur = entry
-        return entry
 
     def _encode_kwargs(
         self, append: Callable[[Any], None], kwargs: dict[str, Any], plan: Plan
@@ -393,20 +413,33 @@ class Trace:
             check_lost(s)
             self._materialise_empty(s)
             return
-        meta = s.meta
-        entry = self._known(-meta.index) or self._grow(-meta.index, None, meta.alone)
-        vid = s.vid = entry.first
+        key = -s.meta.index
+        cur = self.cur
+        inputs = self.inputs
+        slot = len(inputs)
+        try:
+            entry = cur.then
+            if entry is None or entry.key != key:
+                entry = cur.others.get(key) or self._follow(key, None, s.meta.alone)
+            vid = entry.first
+            self.input_vids[vid] = slot
+            self.input_storages.append(len(self.touched))
+            self.touched.append(s)
+            inputs.append(buffer)
+            self.cur = entry
+        except BaseException:
+            if self.cur is cur:  # not an input: its place is the next one's
+                self.input_vids.pop(cur.end, None)
+                del inputs[slot:], self.input_storages[slot:]
+            raise
+        s.vid = vid
         s.epoch = self.epoch
-        self.input_vids[vid] = len(self.inputs)
-        self.input_storages.append(len(self.touched))
-        self.inputs.append(buffer)
-        self.touched.append(s)
 
     def _materialise_empty(self, s: Storage) -> None:
         entry = self.record(known_plan(ZEROS), (list(s.meta.shape),), {"dtype": s.meta.dtype})
+        self.touched.append(s)
         s.vid = entry.first
         s.epoch = self.epoch
-        self.touched.append(s)
 
     def read_view(self, v: View, s: Storage) -> int:
         """The number of a view's current value, replaying the chain where it is out of date."""
@@ -438,20 +471,31 @@ class Trace:
 
     def _grow(self, key: Any, plan: Plan | None, metas: tuple[TensorMeta, ...]) -> Entry:
         """Go on to an operation that never followed here, whose results are known."""
+        entry = self.cur = self._follow(key, plan, metas)
+        return entry
+
+    def _follow(self, key: Any, plan: Plan | None, metas: tuple[TensorMeta, ...]) -> Entry:
+        """A new entry after the current one."""
         cur = self.cur
-        entry = self.cur = Entry(cur, key, plan, metas, cur.floats, cur.ints)
+        entry = Entry(cur, key, plan, metas, cur.floats, cur.ints)
         cur.add(entry)
         self.entries += 1
         return entry
 
     def assign(self, s: Storage, vid: int) -> None:
         """Make value ``vid`` the storage's whole value."""
-        if s.epoch != self.epoch:
-            s.epoch = self.epoch
+        s.version += (
+            1  # before the value: what views know may be out of date too early, never too late
+        )
+        if s.epoch == self.epoch:
+            # the step's inputs still hold it, and alone they may donate it; an input without
+            # a buffer that keeps its number gets its buffer back
+            s.buffer = None
+            s.vid = vid
+        else:
             self.touched.append(s)
-        s.vid = vid
-        s.buffer = None  # the step's inputs still hold it; alone, they may donate it
-        s.version += 1
+            changed = indivisible.storing(s, _VALUE, (vid, None, self.epoch))
+            indivisible.do(changed)
 
     def write(self, tensor: XLATensor, vid: int) -> None:
         """Make value ``vid`` what ``tensor`` shows, through its views to the storage."""

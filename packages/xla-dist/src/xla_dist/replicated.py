@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from xla_core import runtime
@@ -65,10 +65,23 @@ class ReplicaExecutable:
 
         Raises RuntimeError when they run another, or do not come.
         """
+        self._agree()
+        return self._run(arguments)
+
+    def deferred(
+        self, arguments: list[Any], results: list[Any], known: bool = False
+    ) -> Iterable[Any]:
+        """``execute`` as an iterator, after the replicas agreed; see ``protocol.Executable``."""
+        own = getattr(self._executable, "deferred_own", None)
+        self._agree()
+        if own is not None:
+            return own(arguments, results)  # type: ignore[no-any-return]
+        return map(results.extend, map(self._run, (arguments,)))
+
+    def _agree(self) -> None:
         agreement = session.current().agreement
         if agreement.launch(self._collectives):
             self._meet(agreement)
-        return self._run(arguments)
 
     def _meet(self, agreement: Any) -> None:
         patience = Patience(self._collectives.items[-1][0], agreement.log.ordinal)

@@ -8,7 +8,6 @@ recording a body once more costs a look-up per operator, and compiles nothing ne
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 import weakref
@@ -19,7 +18,7 @@ import jax
 import numpy as np
 import torch
 
-from xla_core import _torch_compat, compile_step, eager
+from xla_core import _torch_compat, compile_step, indivisible
 from xla_core.dispatch.plan import SEED
 from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.nodes import Part, references
@@ -27,7 +26,7 @@ from xla_core.metas import TensorMeta
 from xla_core.operands import Lift
 from xla_core.storage import PLACEHOLDER, NoValueError, Storage, lose_value
 from xla_core.tensor import XLATensor
-from xla_core.trace import Entry, Trace
+from xla_core.trace import MAX_ENTRIES, Entry, Trace
 
 MSG_READS: Final = (
     "{what} is recorded once for all its runs, so that nothing in it may read a value (print, "
@@ -106,7 +105,9 @@ class _Turnstile:
 
 
 class Recorder:
-    """Records one body; ``with recorder:`` around the calls of the user's function.
+    """Records one body: ``with trace.lock, contextlib.closing(recorder), recorder:`` around the user's function.
+
+    ``close()`` ends what an exception kept the block from ending.
 
     ``what`` names the body in errors. After the block ``end`` is the entry that the body ends with,
     and ``floats`` and ``ints`` the numbers that it lifted.
@@ -124,7 +125,6 @@ class Recorder:
         self._former: dict[str, Any] = {}
         self._made: dict[int, Storage] = {}
         self._written: list[Storage] = []
-        self._stack = contextlib.ExitStack()
 
     # -- inside the block ----------------------------------------------------------------------
 
@@ -153,29 +153,34 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         trace = self.trace
-        self._stack.enter_context(eager.mode(False))
-        self._stack.enter_context(trace.lock)
         self._former = {name: getattr(trace, name) for name in _PER_STEP}
-        aside = _aside.setdefault(trace, _Aside(Entry(None, None, None, (), 0, 0), 0))
-        trace.root, trace.entries = aside.root, aside.entries
-        trace.reset()
-        trace.forbidden = trace.unreadable = MSG_READS.format(what=self.what)
-        trace.one_by_one = False
-        trace.aside = self
-        trace.lock = _Turnstile(trace.lock)
+        aside = _aside.get(trace)
+        if aside is None or aside.entries > MAX_ENTRIES:
+            aside = _Aside(Entry(None, None, None, (), 0, 0), 0)
+        refused = MSG_READS.format(what=self.what)
+        changed = {
+            "root": aside.root, "entries": aside.entries, "forbidden": refused, "unreadable": refused,
+            "one_by_one": False, "aside": self, "lock": _Turnstile(trace.lock),
+        }  # fmt: skip
+        begun = trace.renewal(aside.root)
+        indivisible.do(indivisible.storing(trace, changed.keys(), changed.values()), begun)
         return self
 
     def __exit__(self, kind: Any, error: Any, _traceback: Any) -> None:
-        trace = self.trace
-        with self._stack:
-            self.end, self.floats, self.ints = trace.cur, trace.floats, trace.ints
-            self._let_go()
-            _aside[trace] = _Aside(trace.root, trace.entries)
-            for name, value in self._former.items():
-                setattr(trace, name, value)
-            self._former.clear()
+        self.close()
         if error is None:
             self._check_writes()
+
+    def close(self) -> None:
+        """Let the trace go on with its step, if it does not already."""
+        trace = self.trace
+        if trace.aside is not self:
+            return
+        self.end, self.floats, self.ints = trace.cur, trace.floats, trace.ints
+        self._let_go()
+        _aside[trace] = _Aside(trace.root, trace.entries)
+        former = self._former
+        indivisible.do(indivisible.storing(trace, former.keys(), former.values()))
 
     def made(self, s: Storage) -> None:
         """A stand-in, or a tensor from the host: the body's own."""
@@ -204,7 +209,7 @@ class Recorder:
             if not (kept.written and kept.own):
                 kept.restore()
                 lost.pop(id(s), None)
-            elif kept.buffer is not None:
+            elif kept.buffer is not None and s in self.captured:
                 constant = Storage(self.trace, s.meta, -1, -1)
                 constant.buffer = kept.buffer
                 self.captured[self.captured.index(s)] = constant

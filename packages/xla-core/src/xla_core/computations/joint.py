@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from xla_core import _torch_compat
+from xla_core import _torch_compat, eager
 from xla_core.computations import partition
 from xla_core.computations.bodies import MSG_WRITES, Body, Recorder, needed, operands_of
 from xla_core.computations.partition import Keep, PartitionFn
@@ -143,7 +143,7 @@ def record(
     tangents: list[int | None] = []
     captured: list[torch.Tensor] = []
     aliases: list[torch.Tensor] = []
-    with recorder:
+    with trace.lock, eager.mode(False), contextlib.closing(recorder), recorder:
         given = [recorder.stand_in(m, grad and r) for m, r in zip(metas, requires, strict=True)]
         with history, _leaves_unwritten(what):
             results = [history.alias(r) for r in function(given)]

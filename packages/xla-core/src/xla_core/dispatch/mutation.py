@@ -215,7 +215,7 @@ def resize(tensor: XLATensor, shape: tuple[int, ...]) -> None:
             flat = whole.reshape(-1)[start:]
             padding = flat.new_zeros(meta.numel - flat.numel())
             resized = torch.cat([flat, padding]).reshape(shape).clone()
-        views.become(tensor, resized)
+    views.become(tensor, resized)
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch.nn.parameter import is_lazy
 
-from xla_core import dtypes, errors, uninitialized
+from xla_core import dtypes, errors, indivisible, uninitialized
 from xla_core.dispatch.functional import find_trace
 from xla_core.metas import TensorMeta, tensor_meta
 from xla_core.runtime import trace_of
@@ -158,9 +158,9 @@ def _copy_from_host(
     with trace.lock:
         s = target._s
         if target._v is None:
-            s.buffer = fresh._s.buffer
-            s.epoch = -1
             s.version += 1
+            values = (fresh._s.buffer, -1)
+            indivisible.do(indivisible.storing(s, ("buffer", "epoch"), values))
         else:
             trace.write(target, trace.value_of(fresh))
 

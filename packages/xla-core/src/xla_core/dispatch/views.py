@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from xla_core._torch_compat import current_backward, make_wrapper, set_data
+from xla_core import tensor as tensor_module
+from xla_core._torch_compat import current_backward, make_wrapper
 from xla_core.dispatch.plan import Plan
 from xla_core.dispatch.schemas import Signature
 from xla_core.lowering.registry import MultiViewRule
@@ -32,9 +33,7 @@ def become(target: XLATensor, source: XLATensor) -> XLATensor:
     if target.is_inference() is not source.is_inference():
         make = make_wrapper if is_inference_mode() is target.is_inference() else as_the_other_kind
         shown = make(XLATensor, source.shape, dtype=source.dtype, device=source.device)
-    set_data(target, shown)
-    target._s = source._s
-    target._v = source._v
+    tensor_module.become(target, source, shown)
     return target
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -12,13 +13,17 @@ from xla_core import _jax_compat as compat
 from xla_core import _jax_pjrt, stored
 from xla_core.protocol import Program
 
+_DISASSEMBLE: Final = operator.methodcaller("disassemble_into_single_device_arrays")
+_FIRST: Final = operator.itemgetter(0)
 _CYCLES: Final = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
 class PjrtExecutable:
     """A compiled program on the device of its placement; ``plugin`` marks its stored form."""
 
-    __slots__ = ("_client", "_handlers", "_loaded", "_plugin", "_program", "_run", "program_name")
+    __slots__ = (
+        "_client", "_consume", "_handlers", "_loaded", "_plugin", "_program", "_run", "program_name",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -40,6 +45,7 @@ class PjrtExecutable:
             compat.result_handler(compat.shaped_array(spec.shape, spec.dtype), sharding)
             for spec, sharding in zip(program.outputs, shardings, strict=True)
         ]
+        self._consume = operator.methodcaller("consume_with_handlers", self._handlers)
 
     def execute(self, arguments: Sequence[Any]) -> list[Any]:
         """Enqueue one run and return its results; inputs named in the program's aliases are gone.
@@ -48,6 +54,12 @@ class PjrtExecutable:
         fails later is raised by ``get`` or ``wait`` of a result.
         """
         return self._run(arguments).consume_with_handlers(self._handlers)
+
+    def deferred(
+        self, arguments: Sequence[Any], results: list[Any], known: bool = False
+    ) -> Iterator[None]:
+        """What ``execute`` does, done when the iterator is exhausted, without a function of Python's."""
+        return map(results.extend, map(self._consume, map(self._run, (arguments,))))
 
     def serialize(self) -> bytes:
         """Program description and machine code, for ``deserialize`` of an equal client.
@@ -111,6 +123,18 @@ class CheckedExecutable(PjrtExecutable):
 
     def execute(self, arguments: Sequence[Any]) -> list[Any]:
         """Enqueue one run; see ``PjrtExecutable.execute``."""
+        self._check(arguments)
+        return super().execute(arguments)
+
+    def deferred(
+        self, arguments: Sequence[Any], results: list[Any], known: bool = False
+    ) -> Iterator[None]:
+        """``execute`` as an iterator; raises what it raises for the arguments at once."""
+        if not known:
+            self._check(arguments)
+        return super().deferred(arguments, results)
+
+    def _check(self, arguments: Sequence[Any]) -> None:
         if len(arguments) != len(self._inputs):
             raise RuntimeError(
                 f"{self.program_name} takes {len(self._inputs)} arguments, got {len(arguments)}"
@@ -121,7 +145,6 @@ class CheckedExecutable(PjrtExecutable):
                     f"{self.program_name}: argument {index} is {argument.dtype}{argument.shape}, "
                     f"the program takes {wanted[1]}{wanted[0]}"
                 )
-        return super().execute(arguments)
 
 
 class ShardedPjrtExecutable(PjrtExecutable):
@@ -149,11 +172,16 @@ class ShardedPjrtExecutable(PjrtExecutable):
         Raises RuntimeError for an argument whose layout is not ``input_shardings``: the runtime
         itself would read past the end of a smaller shard.
         """
-        known = self._known
-        for index, argument in enumerate(arguments):
-            if argument.sharding is not known[index]:
-                self._check(index, argument)
+        self._check_all(arguments)
         return super().execute(arguments)
+
+    def deferred(
+        self, arguments: Sequence[Any], results: list[Any], known: bool = False
+    ) -> Iterator[None]:
+        """``execute`` as an iterator; raises what it raises for the arguments at once."""
+        if not known:
+            self._check_all(arguments)
+        return super().deferred(arguments, results)
 
     def execute_own(self, arguments: Sequence[Any]) -> list[Any]:
         """``execute`` for a process that runs one replica: one-device buffers in and out.
@@ -162,6 +190,17 @@ class ShardedPjrtExecutable(PjrtExecutable):
         """
         results = self._run(arguments).disassemble_into_single_device_arrays()
         return [shards[0] for shards in results]
+
+    def deferred_own(self, arguments: Sequence[Any], results: list[Any]) -> Iterator[None]:
+        """``execute_own`` as an iterator, as ``deferred`` is that of ``execute``."""
+        parts = map(_DISASSEMBLE, map(self._run, (arguments,)))
+        return map(results.extend, map(map, (_FIRST,), parts))
+
+    def _check_all(self, arguments: Sequence[Any]) -> None:
+        known = self._known
+        for index, argument in enumerate(arguments):
+            if argument.sharding is not known[index]:
+                self._check(index, argument)
 
     def _check(self, index: int, argument: Any) -> None:
         expected = self._expected[index]

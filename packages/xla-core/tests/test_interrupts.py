@@ -1,0 +1,375 @@
+"""Exceptions that come at any bytecode of a step: tensors hold a value they had, and the next step runs."""
+
+from __future__ import annotations
+
+import copy
+import dis
+import functools
+import linecache
+import pathlib
+import sys
+from collections import Counter
+
+import pytest
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+import torch_xla
+import xla_core
+from torch_xla.experimental.scan import scan
+from xla_core import compiled_graph, eager, events, programs, runtime
+from xla_core.staged import StagedExecutable
+
+SOURCES = str(pathlib.Path(xla_core.__file__).parent)
+
+
+class Interrupted(BaseException):
+    """Stands for KeyboardInterrupt, or whatever a signal's handler raises."""
+
+
+class Passed:
+    """Counts how often a step passes each bytecode (or line) of this package's functions."""
+
+    def __init__(self, lines=False):
+        self.lines = lines
+        self.counts = Counter()
+
+    def __enter__(self):
+        self.former = sys.gettrace()
+        sys.settrace(self.call)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(self.former)
+
+    def call(self, frame, _event, _argument):
+        if not frame.f_code.co_filename.startswith(SOURCES):
+            return None
+        frame.f_trace_opcodes = not self.lines
+        return self.local
+
+    def local(self, frame, event, _argument):
+        wanted = event == ("line" if self.lines else "opcode")
+        if wanted and frame.f_lasti not in left_out(frame.f_code):
+            self.counts[frame.f_code, frame.f_lasti] += 1
+        return self.local
+
+    def places(self, times=("first", "last")):
+        """Each place with the numbers of the first and the last time that it is passed."""
+        found = []
+        for place, count in self.counts.items():
+            numbers = {"first": 1, "last": count}
+            found += [(*place, n) for n in {numbers[time] for time in times}]
+        return found
+
+
+class Interrupt:
+    """Raises where a place is passed for the nth time; only its function is traced."""
+
+    def __init__(self, code, position, time, lines):
+        self.code = code
+        self.position = position
+        self.left = time
+        self.event = "line" if lines else "opcode"
+
+    def __enter__(self):
+        self.former = sys.gettrace()
+        sys.settrace(self.call)
+
+    def __exit__(self, *_):
+        sys.settrace(self.former)
+
+    def call(self, frame, _event, _argument):
+        if frame.f_code is not self.code:
+            return None
+        frame.f_trace_opcodes = self.event == "opcode"
+        return self.local
+
+    def local(self, frame, event, _argument):
+        if event == self.event and frame.f_lasti == self.position:
+            self.left -= 1
+            if self.left == 0:
+                raise Interrupted(f"{self.code.co_qualname}:{frame.f_lineno}+{self.position}")
+        return self.local
+
+
+@functools.cache
+def left_out(code):
+    """The bytecodes between the end of a ``with`` block and the call that releases its lock.
+
+    CPython delivers no signal there, and none at a NOP.
+    """
+    lines = linecache.getlines(code.co_filename)
+
+    def is_left_out(one):
+        line = one.positions.lineno
+        return line is None or one.opname == "NOP" or lines[line - 1].lstrip().startswith("with ")
+
+    return frozenset(one.offset for one in dis.get_instructions(code) if is_left_out(one))
+
+
+def fresh(device):
+    values = {name: torch.arange(4.0) + i for i, name in enumerate(("w", "x", "g", "b", "n"))}
+    return {name: value.to(device) for name, value in values.items()}
+
+
+def statements(t, host):
+    """A step of most kinds of writes; what it yields tells a value from what lies between two."""
+    t["w"].mul_(0.5)
+    yield
+    t["w"][1:].add_(t["x"][1:] * 2.5, alpha=1.5)  # through a view, with lifted numbers
+    yield
+    t["g"].zero_()  # overwritten without being read
+    yield
+    t["g"].copy_(t["w"] + 1.25)
+    yield
+    t["b"].copy_(host)
+    yield
+    t["x"].data = t["x"].data * 0.75 + t["b"]
+    yield
+    torch._foreach_mul_([t["n"], t["g"]], [0.5, 0.25])
+    yield
+
+
+def run(t, host, end=torch_xla.sync):
+    for _ in statements(t, host):
+        pass
+    end()
+
+
+def values_held(t, host):
+    """For every tensor all the values that a step gives it, computed on the CPU, the old one first."""
+    mirror = {name: value.clone() for name, value in t.items()}
+    held = {name: [value.clone()] for name, value in mirror.items()}
+    for _ in statements(mirror, host):
+        for name, value in mirror.items():
+            held[name].append(value.clone())
+    return held
+
+
+def read(t):
+    return {name: value.detach().cpu() for name, value in t.items()}
+
+
+def check_everywhere(step, make=fresh, lines=False, times=("first", "last")):
+    """Interrupt ``step`` at each place that it passes; returns how many there were."""
+    host = torch.tensor([3.0, 1.0, 2.0, 5.0])
+    t = make("xla")
+    for _ in range(3):
+        step(t, host)
+    with Passed(lines) as passed:
+        step(t, host)
+    fired = 0
+    for place in passed.places(times):
+        t = make("xla")
+        torch_xla.sync()
+        held = values_held(read(t), host)
+        try:
+            with Interrupt(*place, lines):
+                step(t, host)
+            continue  # this time the place is not passed as often: caches are full
+        except Interrupted as interrupted:
+            where = str(interrupted)
+        fired += 1
+        found = read(t)
+        for name, value in found.items():
+            assert any(torch.allclose(value, one) for one in held[name]), (where, name, value)
+        step(t, host)
+        expected = {name: value.clone() for name, value in found.items()}
+        for _ in statements(expected, host):
+            pass
+        for name, value in read(t).items():
+            assert torch.allclose(value, expected[name]), (where, name, value)
+    return fired
+
+
+def test_a_step_interrupted_at_any_bytecode():
+    """Recording and syncing; the first time that each bytecode is passed, others by line below."""
+    assert check_everywhere(run, times=("first",)) > 1000
+
+
+def test_reading_interrupted_at_any_line():
+    def step(t, host):
+        for _ in statements(t, host):
+            pass
+        t["w"].sum().item()
+        t["g"].cpu()
+
+    assert check_everywhere(step, lines=True) > 100
+
+
+@pytest.mark.parametrize("mode", ["eager", "op by op"])
+def test_operators_run_one_by_one_interrupted_at_any_line(mode, monkeypatch):
+    if mode == "eager":
+        with eager.mode(True):
+            assert check_everywhere(run, lines=True) > 100
+            assert eager.is_on()
+    else:
+        monkeypatch.setenv("SYNC_TENSORS_OPBYOP", "1")
+        assert check_everywhere(run, lines=True) > 100
+    assert not runtime.traces()[0].one_by_one
+
+
+def test_a_step_in_stages_interrupted_at_any_line(monkeypatch):
+    """Its first stage takes memory that the last one gives back."""
+    monkeypatch.setenv("XLA_STEP_STAGES", "1")
+    monkeypatch.setenv("XLA_OUTLINE_REPEATS", "1")
+
+    def layers(t, _host):
+        for _ in range(8):
+            for _ in range(8):
+                t["w"].mul_(0.5)
+                yield
+                t["w"].add_(t["x"])
+                yield
+
+    monkeypatch.setitem(globals(), "statements", layers)
+    assert check_everywhere(run, lines=True, times=("first",)) > 50
+    found = [p for p in programs.all_programs() if isinstance(p.executable, StagedExecutable)]
+    assert found
+
+
+def test_a_compiled_graph_interrupted_at_any_line():
+    def model(w, x):
+        w.mul_(0.5).add_(x)
+        return (w + 1,)
+
+    def graph_statements(t, _host):
+        t["b"].copy_(compiled[t["w"].device.type](t["w"], t["x"])[0])
+        yield
+
+    compiled = {"cpu": model}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "statements", graph_statements)
+        t = fresh("xla")
+        graph = fx.symbolic_trace(model)
+        compiled["xla"] = compiled_graph.extract_compiled_graph(graph, (t["w"], t["x"]))
+        assert check_everywhere(run, lines=True) > 100
+
+
+def test_the_recording_of_a_loop_interrupted_at_any_line():
+    """A body is recorded aside from the step, which goes on afterwards."""
+
+    def loop_statements(t, _host):
+        t["w"].mul_(0.5)
+        if t["w"].device.type == "xla":
+            t["b"].copy_(
+                scan(lambda c, x: (c + x, c * 2), t["w"], torch.stack([t["x"], t["g"]]))[0]
+            )
+        else:
+            t["b"].copy_(t["w"] + t["x"] + t["g"])
+        yield
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "statements", loop_statements)
+        assert check_everywhere(run, lines=True) > 100
+
+
+def train(net, optimizer, inputs):
+    optimizer.zero_grad()
+    net(inputs).square().mean().backward()
+    optimizer.step()
+    torch_xla.sync()
+
+
+def state(net, optimizer):
+    moments = [v for s in optimizer.state.values() for v in s.values()]
+    return [v.detach().cpu().clone() for v in (*net.state_dict().values(), *moments)]
+
+
+def test_training_interrupted_at_any_line_of_recording_and_syncing():
+    """Weights and moments are old or new; what comes next is what the CPU makes of them."""
+    torch.manual_seed(0)
+    net = torch.nn.Linear(3, 2).to("xla")
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    inputs = torch.randn(5, 3, device="xla")
+    for _ in range(3):
+        train(net, optimizer, inputs)
+    with Passed(lines=True) as passed:
+        train(net, optimizer, inputs)
+    for place in passed.places():
+        before = state(net, optimizer)
+        twin = copy.deepcopy(net.cpu()), inputs.cpu()
+        net.to("xla")
+        after = _trained_on_cpu(twin, optimizer)
+        where = "not passed"
+        try:
+            with Interrupt(*place, True):
+                train(net, optimizer, inputs)
+        except Interrupted as interrupted:
+            where = str(interrupted)
+        for value, old, new in zip(state(net, optimizer), before, after, strict=True):
+            held = torch.allclose(value, old, atol=1e-5) or torch.allclose(value, new, atol=1e-5)
+            assert held, where
+        train(net, optimizer, inputs)
+
+
+def _trained_on_cpu(twin, optimizer):
+    net, inputs = twin
+    copied = torch.optim.Adam(net.parameters(), lr=0.1)
+    moved = pytree.tree_map_only(torch.Tensor, lambda t: t.cpu(), optimizer.state_dict())
+    copied.load_state_dict(moved)
+    copied.zero_grad()
+    net(inputs).square().mean().backward()
+    copied.step()
+    return state(net, copied)
+
+
+def test_an_exception_of_a_listener_leaves_the_results_bound():
+    t = fresh("xla")
+    run(t, torch.ones(4))
+
+    def fail(name, _details):
+        if name == "program_executed":
+            raise Interrupted(name)
+
+    held = values_held(read(t), torch.ones(4))
+    undo = events.subscribe(fail)
+    try:
+        with pytest.raises(Interrupted):
+            run(t, torch.ones(4))
+    finally:
+        undo()
+    for name, value in read(t).items():
+        assert torch.allclose(value, held[name][-1])
+
+
+SIGNALLED = """
+    import random, signal, time, torch, torch_xla
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).to("xla")
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    inputs = torch.randn(16, 4, device="xla")
+
+    def train():
+        optimizer.zero_grad()
+        loss = net(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        torch_xla.sync()
+        return loss
+
+    for _ in range(5):
+        began = time.perf_counter()
+        train().item()
+        took = time.perf_counter() - began
+    random.seed(0)
+    interrupted = 0
+    while interrupted < 200:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 2 * took))
+            while True:
+                train()
+        except KeyboardInterrupt:
+            interrupted += 1
+        for value in [*net.parameters(), *[v for s in optimizer.state.values() for v in s.values()]]:
+            assert torch.isfinite(value.detach().cpu()).all()
+        assert train().item() < 10
+    print("interrupted", interrupted)
+"""
+
+
+def test_two_hundred_signals_lose_nothing(run_python):
+    assert "interrupted 200" in run_python(SIGNALLED)
