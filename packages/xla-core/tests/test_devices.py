@@ -163,21 +163,6 @@ def test_a_linear_layer_that_was_left_on_the_cpu():
         torch.nn.Linear(10, 20).to("xla")(torch.randn(10))
 
 
-def test_generators():
-    with pytest.raises(RuntimeError, match="XLA"):
-        torch.Generator(device="xla")
-    host = torch.Generator().manual_seed(0)
-    for use in (
-        lambda: torch.randn(2, device="xla", generator=host),
-        lambda: torch.randperm(4, device="xla", generator=host),
-        lambda: torch.empty(2, device="xla").uniform_(generator=host),
-        lambda: torch.bernoulli(torch.rand(2, device="xla"), generator=host),
-        lambda: torch.multinomial(torch.rand(4, device="xla"), 2, generator=host),
-    ):
-        with pytest.raises(RuntimeError, match=r"torch\.Generator on cpu.* seed it with torch_xla"):
-            use()
-
-
 # -- several devices ------------------------------------------------------------------------------
 
 

@@ -79,6 +79,7 @@ def ensure() -> None:
             importlib.import_module("torch.distributed.tensor")
     compat = importlib.import_module("xla_core._torch_compat")
     compat.register_device_module(importlib.import_module("xla_core.device_module"))
+    importlib.import_module("xla_core.generator").install()
     importlib.import_module("xla_core.autocast").install()
     importlib.import_module("xla_core.eager").switch_on_if_asked()
     compat.when_dynamo_is_used(_prepare_dynamo)

@@ -221,6 +221,46 @@ def seed_with_torch(seed_all: Callable[[int], None]) -> None:
     torch.random._seed_custom_device = seed_devices
 
 
+GeneratorBase = torch._C.Generator  # torch 2.11 to 2.15: cannot be made for device xla
+
+
+def make_generators_with(xla_generator: Callable[[Any], Any]) -> None:
+    """Let ``torch.Generator(device)`` be ``xla_generator(device)`` for ``xla`` devices.
+
+    C++ makes all others, and asks a library that was linked in for those of XLA. ``torch.Generator`` stays a
+    class: its instances and subclasses are those of torch's own.
+    """
+    if torch.Generator is not GeneratorBase:
+        return
+
+    class GeneratorType(type(GeneratorBase)):  # type: ignore[misc]
+        def __call__(cls, device: Any = "cpu") -> Any:
+            if cls is not Generator:
+                return super().__call__(device)
+            return (
+                xla_generator(device)
+                if torch.device(device).type == "xla"
+                else GeneratorBase(device)
+            )
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            if cls is Generator:
+                return isinstance(instance, GeneratorBase)
+            return bool(super().__instancecheck__(instance))
+
+        def __subclasscheck__(cls, other: Any) -> bool:
+            if cls is Generator:
+                return issubclass(other, GeneratorBase)
+            return bool(super().__subclasscheck__(other))
+
+    class Generator(GeneratorBase, metaclass=GeneratorType):  # type: ignore[misc, valid-type]
+        __doc__ = GeneratorBase.__doc__
+        __module__ = "torch"  # generators of the CPU are pickled by the name of this class
+        __qualname__ = "Generator"
+
+    torch.Generator = Generator  # type: ignore[misc, assignment]
+
+
 def register_device_module(module: ModuleType) -> None:
     """Make ``module`` known as ``torch.xla``, unless there is one (torch 2.13)."""
     if not hasattr(torch, "xla"):

@@ -24,10 +24,6 @@ MSG_OVERLAP: Final = (
     "unsupported operation: more than one element of the written-to tensor refers to a single memory "
     "location. Please clone() the tensor before performing the operation."
 )
-MSG_NO_GENERATOR: Final = (
-    "{operator} got a torch.Generator on {device}. The xla device has a generator of its own per device: "
-    "seed it with torch_xla.manual_seed(seed) or xm.set_rng_state(seed)"
-)
 
 
 def not_an_xla_tensor(tensor: torch.Tensor, operator: str, device: torch.device) -> RuntimeError:
@@ -49,15 +45,8 @@ def symbolic(operator: str, value: Any) -> RuntimeError:
     return RuntimeError(MSG_SYMBOLIC.format(operator=operator, value=value))
 
 
-def no_generator(operator: str, generator: torch.Generator) -> RuntimeError:
-    """The error for a generator: the device's own is the only one."""
-    return RuntimeError(MSG_NO_GENERATOR.format(operator=operator, device=generator.device))
-
-
 def unknown_argument(operator: str, value: Any) -> TypeError:
     """The error for an argument of a kind that no operator schema has."""
-    if isinstance(value, torch.Generator):
-        raise no_generator(operator, value)
     return TypeError(
         MSG_UNKNOWN_ARGUMENT.format(operator=operator, type_name=type(value).__name__, value=value)
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from xla_core import errors, rng
+from xla_core import generator, rng
 from xla_core._torch_compat import make_wrapper
 from xla_core.dispatch.plan import SEED, Plan
 from xla_core.runtime import trace_of
@@ -54,22 +54,33 @@ def functional_handler(plan: Plan, returns: str) -> Handler:
             return t
 
     if plan.random:
-        return seeded(functional, plan.name)
+        return seeded(functional, plan)
     return functional
 
 
-def seeded(handler: Handler, operator: str) -> Handler:
-    """``handler`` with a fresh seed from the device's generator as an extra argument.
+def seeded(handler: Handler, plan: Plan) -> Handler:
+    """``handler`` with a fresh seed as an extra argument: from the ``generator=``, or the device's own.
 
-    Raises RuntimeError for a ``torch.Generator``: no torch build has one for ``xla``.
+    Raises RuntimeError for a generator of another device.
     """
+
+    names = [argument.name for argument in plan.overload._schema.arguments]
+    place = names.index("generator") if "generator" in names else len(names)
 
     def random(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         trace = find_trace(args, kwargs)
-        named = kwargs or {}
-        if named.get("generator") is not None:
-            raise errors.no_generator(operator, named["generator"])
-        return handler(args, {**named, SEED: rng.next_seed(trace.device.index)})
+        named = dict(kwargs) if kwargs else {}
+        given = named.get("generator")
+        if given is not None:
+            named["generator"] = None
+        elif place < len(args):
+            given = args[place]  # where it has a place it is the last, and may be left out
+            args = args[:place]
+        if given is None:
+            named[SEED] = rng.next_seed(trace.device.index)
+        else:
+            named[SEED] = generator.seed_from(given)
+        return handler(args, named)
 
     return random
 
@@ -101,7 +112,7 @@ def factory_handler(plan: Plan) -> Handler:
             return wrap_results(trace, entry, "tensor")
 
     if plan.random:
-        return seeded(factory, plan.name)
+        return seeded(factory, plan)
     return factory
 
 

@@ -83,7 +83,7 @@ def mutating_handler(plan: Plan, signature: Signature) -> Handler:
 
     simple = written == (0,) and fresh == 0 and signature.returns == "tensor"
     handler = mutate_first if simple else mutate
-    return seeded(handler, plan.name) if plan.random else handler
+    return seeded(handler, plan) if plan.random else handler
 
 
 def _targets(
