@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
+from xla_core.errors import ValueNeededError
 from xla_core.tensor import XLATensor
 from xla_core.trace import Trace
 
@@ -37,8 +38,8 @@ class HostNodes(fx.Interpreter):
         self._trace.unreadable = MSG_UNREADABLE
         try:
             return super().run_node(n)
-        except RuntimeError as error:
-            if MSG_UNREADABLE not in str(error):
+        except ValueNeededError as error:
+            if error.reason is not MSG_UNREADABLE:  # another one's refusal, inside the node
                 raise
         finally:
             self._trace.unreadable = None

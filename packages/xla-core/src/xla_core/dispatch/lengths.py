@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from xla_core.dispatch.functional import find_trace
-from xla_core.dispatch.transfers import read, upload
+from xla_core.dispatch.transfers import upload
 from xla_core.tensor import XLATensor, handler_of
 from xla_core.trace import Trace
 
@@ -42,11 +42,6 @@ def ctc_loss_backward(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> A
     """``_ctc_loss_backward`` with lengths as numbers."""
     handler = handler_of(aten._ctc_loss_backward.Tensor)
     return handler(_with_lengths(args, _IN_GRADIENT), kwargs)
-
-
-def check_errors(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-    """Raise PyTorch's error where a factorisation's ``info`` is not zero; waits for it."""
-    aten._linalg_check_errors(read(args[0]), *args[1:], **(kwargs or {}))
 
 
 def masked_select(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
