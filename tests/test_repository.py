@@ -180,6 +180,15 @@ def test_the_readme_has_the_defaults_that_are_declared():
     assert {name: documented[name] for name in shared} == {name: declared[name] for name in shared}
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_table_has_a_key_twice(path):
+    # Python keeps the last one and says nothing; ruff sees constants only
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Dict):
+            keys = [ast.unparse(key) for key in node.keys if key is not None]
+            assert len(keys) == len(set(keys)), f"line {node.lineno}"
+
+
 def test_every_constraint_pins_one_version():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from xla_core import _jax_compat
 from xla_core.side_effects import only_computes
 
 
@@ -81,4 +82,30 @@ LOOPS = {
 @pytest.mark.parametrize("hlo", LOOPS)
 def test_a_loop_must_be_known_to_be_short(hlo):
     program = bytecode(lambda x: lax.while_loop(lambda c: c.sum() < 9, lambda c: c + 1, x), 4)
-    assert only_computes(program, lambda: hlo) is LOOPS[hlo]
+    text = f"HloModule step\n\nENTRY %main (x: f32[4]) -> f32[4] {{\n{hlo}\n}}\n"
+    assert only_computes(program, lambda: text) is LOOPS[hlo]
+    assert not only_computes(program, lambda: hlo)  # whatever that is
+
+
+def test_loops_of_another_form_are_not_known_to_be_short():
+    program = bytecode(lambda x: lax.while_loop(lambda c: c.sum() < 9, lambda c: c + 1, x), 4)
+    text = f"HloModule step\n\nENTRY %main (x: f32[4]) -> f32[4] {{\n{SHORT}\n}}\n"
+    assert only_computes(program, lambda: text)
+    for old, new in (
+        (" while(", "\twhile("),
+        (" while(", " while <"),
+        ("ENTRY %main", "entry main"),
+        ("known_trip_count", "trip_count"),
+    ):
+        changed = text.replace(old, new)
+        assert changed != text
+        assert not only_computes(program, lambda changed=changed: changed)
+
+
+def test_an_operation_that_is_not_known_may_do_more(monkeypatch):
+    program = bytecode(COMPUTING["arithmetic"], 4, 4)
+    names = _jax_compat.operation_names(program)
+    assert names is not None and "stablehlo.tanh" in names
+    for other in ("stablehlo.async_start", "acme.add", "chlo"):
+        monkeypatch.setattr(_jax_compat, "operation_names", lambda _, other=other: names | {other})
+        assert not only_computes(program, no_loops)

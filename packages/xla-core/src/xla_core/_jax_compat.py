@@ -198,6 +198,23 @@ def inline_functions(stablehlo: bytes, names: Collection[str]) -> bytes:
         return module_to_bytecode(module, debug_locations=True)
 
 
+def operation_names(stablehlo: bytes) -> frozenset[str] | None:
+    """The names of all operations in StableHLO bytecode, with their dialects; None if it is not readable."""
+    names = set()
+
+    def visit(operation: Any) -> Any:
+        names.add(operation.name)
+        return ir.WalkResult.ADVANCE
+
+    with _mlir.make_ir_context():  # jax 0.10.2
+        try:
+            module = ir.Module.parse(stablehlo)
+        except (ir.MLIRError, ValueError):
+            return None
+        module.operation.walk(visit)
+    return frozenset(names)
+
+
 def module_text(stablehlo: bytes) -> str:
     """StableHLO bytecode as readable MLIR."""
     # jax 0.10.2: a context in which all dialects that XLA accepts are loaded

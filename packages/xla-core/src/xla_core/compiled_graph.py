@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from xla_core import counters, eager, flags, indivisible, rng, runtime, step
 from xla_core._torch_compat import make_wrapper, without_dispatch_modes
 from xla_core.dispatch.plan import SEED
+from xla_core.errors import ValueNeededError
 from xla_core.graph_inputs import GraphInputMatcher
 from xla_core.graph_parts import MSG_UNREADABLE, one_part, partition
 from xla_core.metas import TensorMeta
@@ -212,8 +213,10 @@ def _record(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) -> _
                 return _recorded(model, args, trace)
         finally:
             _end_recording(trace)
-    except (NotOneProgramError, RuntimeError) as error:
-        if not isinstance(error, NotOneProgramError) and MSG_UNREADABLE not in str(error):
+    except NotOneProgramError:
+        return None
+    except ValueNeededError as error:
+        if error.reason is not MSG_UNREADABLE:  # another one's refusal, inside the graph
             raise
         return None
     finally:

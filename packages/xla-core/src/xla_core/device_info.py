@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from xla_core import programs, runtime
+from xla_core import caches, programs, runtime
 
 
 def device_attributes(device: torch.device | str) -> dict[str, Any]:
@@ -45,4 +45,4 @@ def clear_program_cache() -> None:
         with trace.lock:
             trace.flush(trace)
             trace.forget()
-    programs.clear()
+    caches.clear_all()

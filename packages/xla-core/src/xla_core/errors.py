@@ -26,6 +26,14 @@ MSG_OVERLAP: Final = (
 )
 
 
+class ValueNeededError(RuntimeError):
+    """Something needs a value, or would run, where that is refused; ``reason`` is the text that refuses it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 def not_an_xla_tensor(tensor: torch.Tensor, operator: str, device: torch.device) -> RuntimeError:
     """The error for a CPU tensor among the operands."""
     return RuntimeError(

@@ -13,6 +13,7 @@ from torch import fx
 from torch.fx.passes.split_module import split_module
 from torch.utils import _pytree as pytree
 
+from xla_core.errors import ValueNeededError
 from xla_core.tensor import XLATensor
 from xla_core.trace import Trace
 
@@ -41,8 +42,8 @@ class HostNodes(fx.Interpreter):
         self._trace.unreadable = MSG_UNREADABLE
         try:
             result = super().run_node(n)
-        except RuntimeError as error:
-            if MSG_UNREADABLE not in str(error):
+        except ValueNeededError as error:
+            if error.reason is not MSG_UNREADABLE:  # another one's refusal, inside the node
                 raise
         else:
             if _on_host([result, *map(self.env.get, n.all_input_nodes)]):

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from xla_core import atomic_file, counters, flags, persistent_cache, staged
+from xla_core import atomic_file, caches, counters, flags, persistent_cache, staged
 from xla_core.persistent_cache import CacheKey, PersistentCache
 from xla_core.protocol import DeviceClient, Executable, Placement
 
@@ -85,6 +85,11 @@ class Prefetch:
         self._used.append((key.file_name, key.program, placement.devices, placement.sharding))
         if self._foreseen[: len(self._used)] != self._used:
             _write(self._file, self._used)
+
+    def give_up(self) -> None:
+        """Forget what was loaded ahead and not used."""
+        with self._changed:
+            self._give_up()
 
     def _give_up(self) -> None:
         self._waiting.clear()
@@ -157,6 +162,12 @@ def start(client: DeviceClient, environment: Environment) -> None:
     cache = persistent_cache.current()
     wanted = flags.CACHE_PREFETCH.get() and not getattr(client, "shapes_only", False)
     _InUse.prefetch = Prefetch(cache, client, environment) if cache is not None and wanted else None
+
+
+@caches.on_clear
+def _forget() -> None:
+    if _InUse.prefetch is not None:
+        _InUse.prefetch.give_up()
 
 
 def take(key: CacheKey) -> Executable | None:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from xla_core import counters, events, flags, mappings
+from xla_core import caches, counters, events, flags, mappings
 from xla_core.protocol import ArraySpec
 
 logger = logging.getLogger(__name__)
@@ -238,6 +238,7 @@ def _evict(old: Iterable[Kept]) -> None:
             events.emit("program_evicted", program=kept)
 
 
+@caches.on_clear
 def clear() -> None:
     """Forget all programs; what they ran so far stays counted."""
     with _lock:

@@ -23,6 +23,7 @@ from xla_core import (
     opbyop,
     settings,
 )
+from xla_core.errors import ValueNeededError
 from xla_core.lowering.driver import LoweringError
 from xla_core.programs import StepProgram, execution, hold, register
 from xla_core.storage import MSG_PLACEHOLDER, NoValueError, Storage
@@ -46,7 +47,7 @@ def flush(trace: Trace, reading: bool = False) -> None:
     with trace.lock:
         if trace.forbidden is not None and trace.cur.depth:
             events.emit("execution_refused", trace=trace)
-            raise RuntimeError(trace.forbidden)
+            raise ValueNeededError(trace.forbidden)
         started = time.perf_counter_ns()
         operations = trace.cur.depth
         one_by_one = (flags.GET_OPBYOP if reading else flags.SYNC_OPBYOP).get()

@@ -13,8 +13,8 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
+from xla_core import caches, rng
 from xla_core import operators as operators
-from xla_core import rng
 from xla_core.dispatch.functional import find_trace, wrap_results
 from xla_core.dispatch.plan import SEED, Plan
 from xla_core.lowering.registry import Promotion, Rule
@@ -86,6 +86,12 @@ class Computation:
 
 _plans: dict[str, Plan] = {}
 _lock = threading.Lock()
+
+
+@caches.on_clear
+def _forget() -> None:
+    with _lock:
+        _plans.clear()
 
 
 def _plan_of(computation: Computation, evaluate: Evaluate, random: bool) -> Plan:

@@ -1,7 +1,7 @@
 """Handlers of operators with small operands that PyTorch lets stay on the host, or reads.
 
 ``ctc_loss`` takes lengths as numbers or as CPU tensors; they become operands of the program, so that
-batches of other lengths run the same one. ``_linalg_check_errors`` looks at a result of its own.
+batches of other lengths run the same one.
 ``repeat_interleave`` needs the sum of its repeats, unless its user knows it.
 """
 
@@ -70,8 +70,3 @@ def repeat_interleave_handler(record: Handler) -> Handler:
         return record(args, {"output_size": size})
 
     return repeat_interleave
-
-
-def check_errors(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-    """Raise PyTorch's error where a factorisation's ``info`` is not zero; waits for it."""
-    aten._linalg_check_errors(read(args[0]), *args[1:], **(kwargs or {}))

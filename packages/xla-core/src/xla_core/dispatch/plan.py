@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch._ops import OpOverload
 
-from xla_core import dtypes
+from xla_core import caches, dtypes
 from xla_core.dispatch import mistakes
 from xla_core.list_operators import distinct_elements, is_per_element
 from xla_core.lowering.decompose import DecomposedRule
@@ -91,6 +91,8 @@ class Plan:
         key = (_freeze(args), _freeze(tuple(kwargs.items())) if kwargs else ())
         found = self._metas.get(key)
         if found is None:
+            if len(self._metas) == caches.MOST:
+                self._metas.clear()
             found = self._metas[key] = self._checked(args, kwargs)
         if found is _ONLY_ON_CPU:
             raise NoMetaKernelError(self.name)

@@ -51,7 +51,6 @@ _OWN: dict[OpOverload, Handler] = {
     aten._copy_from.default: transfers.copy_from,
     aten._local_scalar_dense.default: transfers.local_scalar,
     aten.equal.default: transfers.equal,
-    aten._linalg_check_errors.default: lengths.check_errors,
     aten._ctc_loss.default: lengths.ctc_loss,
     aten._ctc_loss_backward.default: lengths.ctc_loss_backward,
     aten.allclose.default: transfers.allclose,

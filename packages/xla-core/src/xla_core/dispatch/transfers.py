@@ -49,7 +49,7 @@ def read(tensor: XLATensor) -> torch.Tensor:
 def materialise(trace: Trace, s: Any) -> Any:
     """The storage's buffer, after running what is pending if need be; None if never written."""
     if trace.unreadable is not None:
-        raise RuntimeError(trace.unreadable)
+        raise errors.ValueNeededError(trace.unreadable)
     if s.buffer is None and s.epoch == trace.epoch:
         trace.flush(trace, True)
     if s.buffer is None:
