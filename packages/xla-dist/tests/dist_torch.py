@@ -7,6 +7,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
 from dist_jobs import refused
 
 import torch_xla
@@ -259,3 +260,43 @@ def trains(index, how, steps, batch):
         torch_xla.sync()
     weights = {n: p.detach().cpu().numpy() for n, p in model.named_parameters()}
     return [loss.item() for loss in losses], list(weights.values())
+
+
+def functional(index):
+    """Functional collectives on the world and a group of some ranks; a group of other replicas."""
+    rank, world = initialize("xla://")
+    ranks = list(range(1, world))
+    some = dist.new_group(ranks, group_desc="not the first")
+    if rank in ranks:
+        assert some.group_name != dist.group.WORLD.group_name
+    for group, members in ((dist.group.WORLD, list(range(world))), (some, ranks)):
+        if rank in members:
+            functional_in(group, members, rank)
+    xm.set_replication("xla:0", [])
+    refused(RuntimeError, "there are 1 replicas now", dist.all_reduce, tensor(rank, 2))
+    xm.set_replication("xla:0", ["xla:0"])
+    summed = tensor(rank, 2)
+    dist.all_reduce(summed)
+    same(summed, sum(tensor(r, 2, device="cpu") for r in range(world)))
+    dist.destroy_process_group()
+    return True
+
+
+def functional_in(group, ranks, rank):
+    size, mine = len(ranks), ranks.index(rank)
+    value = tensor(rank, 2 * size)
+    everyone = [tensor(r, 2 * size, device="cpu") for r in ranks]
+    slices = slice(2 * mine, 2 * mine + 2)
+    with warnings.catch_warnings():
+        # their names change between releases of torch; and they go through the host
+        warnings.simplefilter("ignore")
+        same(functional_collectives.all_reduce(value, "sum", group), sum(everyone))
+        same(functional_collectives.all_reduce(value, "max", group), everyone[-1])
+        (reduced,) = functional_collectives.all_reduce_coalesced([value], "sum", group)
+        same(reduced, sum(everyone))
+        same(functional_collectives.broadcast(value, 0, group), everyone[0])
+        same(functional_collectives.all_gather_tensor(value, 0, group), torch.cat(everyone))
+        scattered = functional_collectives.reduce_scatter_tensor(value, "sum", 0, group)
+        same(scattered, sum(everyone)[slices])
+        exchanged = functional_collectives.all_to_all_single(value, None, None, group)
+        same(exchanged, torch.cat([v[slices] for v in everyone]))

@@ -22,3 +22,7 @@ def test_every_collective_of_a_process_group(launch, world, method):
 
 def test_groups_of_a_mesh(launch):
     assert launch(4, dist_torch.mesh_groups).join() == [True] * 4
+
+
+def test_functional_collectives(launch):
+    assert launch(3, dist_torch.functional).join() == [True] * 3

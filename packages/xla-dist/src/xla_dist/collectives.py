@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from xla_core import where
+from xla_core import ordinals, where
 from xla_core.tensor import XLATensor
 from xla_core.trace import Trace
 from xla_dist import host_collectives, primitives
@@ -75,8 +75,11 @@ def record(trace: Trace, name: str, tensors: Any, *arguments: Any) -> list[torch
 
 
 def world_of(trace: Trace) -> int:
-    """The number of replicas a collective on this device talks to."""
-    return max(len(trace.backend.replicas), 1)
+    """The number of replicas a collective on this device talks to.
+
+    Raises RuntimeError for a device that is none of the job's replicas.
+    """
+    return ordinals.replica_of(trace.device)[1]
 
 
 def flat_groups(groups: Groups, world: int) -> tuple[list[int], int]:

@@ -26,6 +26,10 @@ MSG_SPLITS: Final = (
     "all_to_all_single on xla tensors splits evenly over the {size} ranks; got sizes {sizes}. Programs "
     "have fixed shapes: pad the parts, or use CPU tensors"
 )
+MSG_WORLD: Final = (
+    "{name}: there are {got} replicas now, and there were {wanted} when this process group was made; "
+    "call xm.set_replication before init_process_group"
+)
 MSG_MESH: Final = "xla_pg_options: rank {rank} is in no row of mesh={mesh}"
 
 _KINDS: Final[list[tuple[Any, str]]] = [
@@ -56,7 +60,8 @@ class ProcessGroupXla(dist.ProcessGroup):
         self.ranks = list(ranks)
         self.me = rank
         self._sent: dict[tuple[int, int, int], int] = {}
-        self._groups = _padded_groups(self.ranks, ordinals.world_size())
+        self._world = ordinals.world_size()
+        self._groups = _padded_groups(self.ranks, self._world)
         self._name = self._description = ""
 
     def getBackendName(self) -> str:
@@ -108,6 +113,9 @@ class ProcessGroupXla(dist.ProcessGroup):
         if len(self.ranks) == 1:
             return [t.clone() for t in tensors]
         trace = tensors[0]._s.trace
+        world = collectives.world_of(trace)
+        if world != self._world:
+            raise RuntimeError(MSG_WORLD.format(name=name, got=world, wanted=self._world))
         if name == "broadcast":
             arguments = [self.ranks[arguments[0]]]
         if -1 in self._groups[0] and name not in ("all_reduce", "broadcast"):
