@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from xla_core import counters
+from xla_core.failures import Value
 from xla_core.protocol import ArraySpec
 
 
@@ -35,7 +36,7 @@ class StepProgram:
     __slots__ = (
         "name", "executable", "program", "inputs", "output_index", "aliases", "donated", "operations", "histogram",
         "runs", "tally", "copied_donations", "compile_seconds", "from_cache", "output_bytes",
-        "backend",
+        "backend", "largest", "_needed",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +52,7 @@ class StepProgram:
         from_cache: bool,
         output_bytes: dict[int, int],
         backend: Any,
+        largest: tuple[Value, ...] = (),
     ) -> None:
         self.name = name
         self.executable = executable
@@ -76,6 +78,19 @@ class StepProgram:
         self.from_cache = from_cache
         self.output_bytes = output_bytes
         self.backend = backend
+        self.largest = largest
+        self._needed: int | None = None
+
+    def memory_needed(self) -> int:
+        """Bytes that a run takes besides its arguments; 0 where the compiler does not tell."""
+        if self._needed is None:
+            try:
+                figures = self.executable.memory_analysis()
+            except (NotImplementedError, RuntimeError):
+                figures = {}
+            grown = figures.get("outputs", 0) - figures.get("aliased", 0)
+            self._needed = max(0, figures.get("temporaries", 0) + grown)
+        return self._needed
 
     def count_run(self) -> None:
         """One more run: of the program, and so of its operators."""

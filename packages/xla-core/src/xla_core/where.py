@@ -12,6 +12,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -140,11 +141,29 @@ def relocation(
     return place
 
 
+_INSIDE: Final = ("xla_core", "torch", "torch_xla", "contextlib")
+_places: dict[tuple[str, int], tuple[str, int]] = {}
+"""One object for each line, however many entries were recorded there."""
+
+
+def recording_line() -> tuple[str, int] | None:
+    """File and line of the innermost frame outside torch and this project's core; None if there is none.
+
+    Called once per entry that is new to a trace's tree.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _INSIDE:
+            place = frame.f_code.co_filename, frame.f_lineno
+            return _places.setdefault(place, place)
+        frame = frame.f_back
+    return None
+
+
 def user_line() -> tuple[str, int]:
     """File and line of the innermost frame outside torch and this project's core."""
-    inside = ("xla_core", "torch", "torch_xla", "contextlib")
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] not in inside:
+        if module.partition(".")[0] not in _INSIDE:
             return frame.f_code.co_filename, line
     return "<unknown>", 0
