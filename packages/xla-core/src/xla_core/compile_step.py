@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import jax
 import torch
 
-from xla_core import _jax_compat, compile_notice, counters, events, settings, sources
+from xla_core import _jax_compat, compile_notice, counters, events, failures, settings, sources
 from xla_core.lowering import decompose, registry
 from xla_core.lowering.clashes import clashes, kept_functions
 from xla_core.programs import StepProgram, make_room
@@ -43,7 +43,8 @@ def build(
     index = {vid: i for i, vid in enumerate(outputs)}
     aliases = tuple((slot, index[vid]) for slot, vid in pairs)
     backend = trace.backend
-    layout = backend.layout(trace, entries, outputs, aliases)
+    with failures.costing():
+        layout = backend.layout(trace, entries, outputs, aliases)
     aliases = layout.aliases
     text = key_text(entries, outputs, aliases) + f"\n{outlining_of(backend.client)}".encode()
     text += settings.key_text(backend.formats) + layout.key_text()
@@ -59,15 +60,16 @@ def build(
     lowered = time.perf_counter()
     if executable is None:
         with compile_notice.watching(name, len(entries)) as notice:
-            lowering = StepLowering(trace, entries, outputs, layout, name)
-            notice.functions = lowering.functions
-            programs, plan = (
-                lowering.stages() if lowering.in_stages() else ([lowering.whole()], None)
-            )
+            with failures.costing():
+                lowering = StepLowering(trace, entries, outputs, layout, name)
+                notice.functions = lowering.functions
+                programs, plan = (
+                    lowering.stages() if lowering.in_stages() else ([lowering.whole()], None)
+                )
             lowered = time.perf_counter()
             counters.sample("LoweringTime", (lowered - started) * 1e9)
             notice.stage = "compiling"
-            compiled = [_compiled(backend, part) for part in programs]
+            compiled = [_compiled(backend, part, entries) for part in programs]
             program, executable = compiled[0]
             if plan is not None:
                 parts = [part for _, part in compiled]
@@ -83,7 +85,8 @@ def build(
     if isinstance(executable, StagedExecutable):
         aliases = executable.aliases
     if layout.num_replicas > 1:
-        executable = backend.over_replicas(executable, name, layout.collectives)
+        with failures.costing():
+            executable = backend.over_replicas(executable, name, layout.collectives)
     sizes = _sizes(entries)
     built = StepProgram(
         name=name,
@@ -97,6 +100,7 @@ def build(
         from_cache=from_cache,
         output_bytes={vid: sizes[vid] for vid in outputs},
         backend=backend,
+        largest=failures.largest_values(entries),
     )
     if from_cache:
         events.emit("program_loaded", **step, program=built, loading=_ns(lowered - started))
@@ -106,7 +110,9 @@ def build(
     return built
 
 
-def _compiled(backend: Backend, program: Program) -> tuple[Program, Executable]:
+def _compiled(
+    backend: Backend, program: Program, entries: Sequence[Entry]
+) -> tuple[Program, Executable]:
     """A program's executable; functions whose calls XLA may have compiled wrongly are inlined.
 
     The program is the one that was compiled in the end.
@@ -114,7 +120,12 @@ def _compiled(backend: Backend, program: Program) -> tuple[Program, Executable]:
     # over a mesh all calls are inlined
     kept = kept_functions(program.stablehlo) if program.num_partitions == 1 else set()
     while True:
-        executable = backend.compile(program)
+        try:
+            executable = backend.compile(program)
+        except Exception as error:
+            values = failures.largest_values(entries)
+            told = failures.explained(error, program.name, values)
+            raise failures.costing_step(told) from (None if told is error else error)
         names = clashes(executable.optimized_hlo(), kept) if kept else set()
         if not names:
             return program, executable

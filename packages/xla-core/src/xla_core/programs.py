@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from xla_core import caches, counters, events, flags, mappings
+from xla_core.failures import Value
 from xla_core.protocol import ArraySpec
 
 logger = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class StepProgram(Kept):
     __slots__ = (
         "name", "program", "inputs", "output_index", "aliases", "donated", "operations", "histogram",
         "runs", "tally", "copied_donations", "compile_seconds", "from_cache", "output_bytes",
-        "backend",
+        "backend", "largest", "_needed",
     )  # fmt: skip
 
     def __init__(
@@ -125,6 +126,7 @@ class StepProgram(Kept):
         from_cache: bool,
         output_bytes: dict[int, int],
         backend: Any,
+        largest: tuple[Value, ...] = (),
     ) -> None:
         super().__init__(executable)
         self.name = name
@@ -150,6 +152,19 @@ class StepProgram(Kept):
         self.from_cache = from_cache
         self.output_bytes = output_bytes
         self.backend = backend
+        self.largest = largest
+        self._needed: int | None = None
+
+    def memory_needed(self) -> int:
+        """Bytes that a run takes besides its arguments; 0 where the compiler does not tell."""
+        if self._needed is None:
+            try:
+                figures = self.executable.memory_analysis()
+            except (NotImplementedError, RuntimeError):
+                figures = {}
+            grown = figures.get("outputs", 0) - figures.get("aliased", 0)
+            self._needed = max(0, figures.get("temporaries", 0) + grown)
+        return self._needed
 
     def count_run(self) -> None:
         """One more run: of the program, and so of its operators."""

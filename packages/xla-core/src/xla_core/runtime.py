@@ -20,6 +20,7 @@ from xla_core import (
     compile_step,
     counters,
     events,
+    failures,
     number_formats,
     persistent_cache,
     plugins,
@@ -35,9 +36,13 @@ from xla_core.lowering import registry
 from xla_core.lowering.target import target_of
 from xla_core.metas import TensorMeta
 from xla_core.persistent_cache import CacheKey
+from xla_core.programs import StepProgram
 from xla_core.protocol import ArraySpec, DeviceClient, Executable, Placement, Program
 from xla_core.storage import Storage
 from xla_core.trace import Entry, Trace
+
+_LITTLE: Final = 64 << 20
+"""Bytes that nobody asks a device about: it would take longer than most such programs run."""
 
 
 class Backend:
@@ -56,6 +61,8 @@ class Backend:
         self.formats = number_formats.chosen()
         self.numpy_dtype = number_formats.device_format(self.formats, client.numpy_dtype)
         self._last: list[weakref.ref[Any]] = []
+        self.last_program: StepProgram | None = None
+        self._has_limit = True
 
     def put(self, array: np.ndarray) -> Any:
         """Copy a host array to the device, in the dtype the device keeps."""
@@ -85,7 +92,10 @@ class Backend:
         if events.listening():  # the time until there is a value, apart from copying it
             self.client.wait([buffer])
             ready = time.perf_counter_ns()
-        array = self.client.get(buffer)
+        try:
+            array = self.client.get(buffer)
+        except RuntimeError as error:
+            raise self._explained(error) from error
         elapsed = time.perf_counter_ns() - started
         counters.sample("TransferFromDeviceTime", elapsed)
         counters.sample("InboundData", array.nbytes, counters.render_bytes)
@@ -96,6 +106,13 @@ class Backend:
             waited=ready - started,
         )
         return array
+
+    def _explained(self, error: Exception) -> Exception:
+        """What a program that runs out of memory while it runs raises where its values are wanted."""
+        program = self.last_program
+        if program is None:
+            return error
+        return failures.explained(error, program.name, program.largest)
 
     def input_layouts(self, trace: Trace) -> Hashable:
         """How the step's inputs are laid out: part of its program's identity. Called for every step."""
@@ -153,6 +170,21 @@ class Backend:
         """The value of another device's buffer, on this device."""
         return self.client.copy(buffer, self.placement)
 
+    def has_room(self, nbytes: int) -> bool:
+        """Whether the device has so much memory left, as far as it tells; little is always there."""
+        if nbytes < _LITTLE:
+            return True
+        if self._has_limit:
+            info = self.client.memory_info(self.index)
+            if info.bytes_limit is not None:
+                return nbytes <= info.bytes_limit - info.bytes_used
+            self._has_limit = False
+        try:
+            np.empty(nbytes, np.uint8)  # the host's own memory; nothing is written to it
+        except (MemoryError, ValueError):
+            return False
+        return True
+
     def launched(self, results: Sequence[Any]) -> None:
         """Remember what the last program will produce, for ``wait``; keeps no buffer alive."""
         self._last = [weakref.ref(r) for r in results]
@@ -162,7 +194,10 @@ class Backend:
         alive = [b for b in (ref() for ref in self._last) if b is not None]
         if alive:
             started = time.perf_counter_ns()
-            self.client.wait(alive)
+            try:
+                self.client.wait(alive)
+            except RuntimeError as error:
+                raise self._explained(error) from error
             events.emit("waited", nanoseconds=time.perf_counter_ns() - started)
 
     def cache_key(self, text: bytes, name: str, placement: Placement) -> CacheKey | None:

@@ -16,6 +16,7 @@ from xla_core import (
     counters,
     donors,
     events,
+    failures,
     flags,
     index_checks,
     indivisible,
@@ -39,10 +40,11 @@ def flush(trace: Trace, reading: bool = False) -> None:
     """Run what is pending on a device and bind the results; returns once the work is enqueued.
 
     When an operator cannot be lowered, the values that depend on it are lost, the others are
-    computed, and LoweringError is raised. When compiling or the launch fails, the error is raised
-    and the trace stays as it was: nothing that was recorded is lost. What depends on placeholders is
-    lost, the rest computed, and NoValueError raised. ``reading`` says that a value is
-    about to be fetched.
+    computed, and LoweringError is raised. When compiling or the launch fails, the step's values are
+    lost, and the error is raised: torch.OutOfMemoryError for want of memory. Tensors that had values
+    before the step have them again. What depends on placeholders is lost, the rest computed, and
+    NoValueError raised. After other exceptions (Ctrl-C, a listener's) the step is pending as before.
+    ``reading`` says that a value is about to be fetched.
     """
     with trace.lock:
         if trace.forbidden is not None and trace.cur.depth:
@@ -54,12 +56,9 @@ def flush(trace: Trace, reading: bool = False) -> None:
         unknown = trace.has_placeholders and lost.lose_placeholders(trace)
         try:
             _flush(trace, one_by_one)
-        except LoweringError as error:
-            while lost.lose(trace, error.plan, error):
-                try:
-                    _flush(trace, one_by_one)
-                except LoweringError as another:
-                    error.plan = another.plan
+        except Exception as error:
+            if _costs_values(error):
+                _give_up(trace, one_by_one, error)
             raise
         if unknown:
             raise NoValueError(MSG_PLACEHOLDER)
@@ -68,6 +67,22 @@ def flush(trace: Trace, reading: bool = False) -> None:
             events.emit("flushed", trace=trace, operations=operations, nanoseconds=elapsed)
         if index_checks.pending:
             index_checks.look(trace)
+
+
+def _costs_values(error: Exception) -> bool:
+    return isinstance(error, LoweringError) or failures.costs_step(error)
+
+
+def _give_up(trace: Trace, one_by_one: bool, error: Exception) -> None:
+    """Let what cannot be computed because of ``error`` be lost, and run the rest."""
+    if not (isinstance(error, LoweringError) and lost.lose(trace, error)):
+        lost.lose_step(trace, error)
+    try:
+        _flush(trace, one_by_one)
+    except Exception as another:
+        if not _costs_values(another):
+            raise
+        _give_up(trace, one_by_one, another)  # less is pending each time
 
 
 def _flush(trace: Trace, one_by_one: bool) -> None:
@@ -180,11 +195,15 @@ def _run(
 ) -> None:
     """Run the pending step and bind its results; ``held`` are tensors that give their values away."""
     arguments = list(trace.inputs)
+    # a launch that fails for want of memory has taken what was donated all the same
+    safe = not program.donated or trace.backend.has_room(program.memory_needed())
     for slot in program.donated:
         # The trace's list and ``arguments`` hold it; whoever else does still wants the old value.
         if getrefcount(trace.inputs[slot]) > _INPUT_ONLY + 1 + (slot in held):
             arguments[slot] = trace.backend.copy(arguments[slot])
             program.copied_donations += 1
+    if not safe:
+        _keep_donated(trace, program, arguments)
     if trace.floats:
         arguments.append(trace.backend.put_numbers(np.array(trace.floats, np.float64)))
     if trace.ints:
@@ -195,7 +214,18 @@ def _run(
     bound = indivisible.storing_each("buffer", alive, computed)
     released = donors.releasing(held) if held else ()
     work = itertools.chain(taken, released, bound, trace.renewal())
-    launch(trace, program, arguments, results, work)
+    launch(trace, program, arguments, results, work, wait=not safe)
+
+
+def _keep_donated(trace: Trace, program: StepProgram, arguments: list[Any]) -> None:
+    """Donate copies instead, so that the tensors keep their values should the launch fail."""
+    try:
+        for slot in program.donated:
+            if arguments[slot] is trace.inputs[slot]:
+                arguments[slot] = trace.backend.copy(arguments[slot])
+    except RuntimeError as error:
+        if not failures.is_out_of_memory(error):
+            raise
 
 
 def launch(
@@ -204,15 +234,30 @@ def launch(
     arguments: list[Any],
     results: list[Any],
     work: Iterable[Any],
+    wait: bool = False,
 ) -> None:
-    """Enqueue one run of a program, and count it.
+    """Enqueue one run of a program, and count it; with ``wait`` it has ended when this returns.
 
     The list ``results`` gets its results, and then ``work`` is done, which gives them to their
     tensors: no exception comes between, since what was donated exists in ``results`` only.
     """
     recorded = copy.copy(trace) if events.listening() else trace
     started = time.perf_counter_ns()
-    indivisible.do(execution(program.executable, arguments, results), work)
+    run = execution(program.executable, arguments, results)
+    try:
+        if wait:  # nothing is donated, and what fails later is known before it is bound
+            indivisible.do(run)
+            ended = results[:]
+            results.clear()
+            trace.backend.client.wait(ended)
+            run = map(results.extend, (ended,))
+        indivisible.do(run, work)
+    except Exception as error:
+        if results:  # an exception of somebody else's, set once all was done
+            raise
+        told = failures.explained(error, program.name, program.largest)
+        raise failures.costing_step(told) from (None if told is error else error)
+    trace.backend.last_program = program
     elapsed = time.perf_counter_ns() - started
     trace.backend.launched(results)
     counters.sample("ExecuteTime", elapsed)

@@ -37,7 +37,9 @@ class Storage:
         self.version = 0
 
 
-MSG_LOST: Final = "this tensor's value was never computed, because an operator it needs cannot be lowered: {error}"
+MSG_LOST: Final = (
+    "this tensor's value was never computed, because a step that it needs failed: {error}"
+)
 
 
 class Placeholder:

@@ -73,12 +73,13 @@ class Entry:
     count the numbers lifted up to and including this entry, ``depth`` the entries. ``then`` is the first
     operation that ever followed, ``others`` are the rest by key: nearly every entry has one child.
     ``programs`` holds the compiled programs of the step that ends here. ``where`` is the place in the
-    user's program that recorded it first, if somebody asks for that. The root has no ``parent``.
+    user's program that recorded it first, if somebody asks for that, ``line`` file and line of it, None in
+    the backward pass. The root has no ``parent``.
     """
 
     __slots__ = (
         "parent", "key", "plan", "metas", "values", "single", "first", "end",
-        "floats", "ints", "depth", "then", "others", "programs", "where", "_operands",
+        "floats", "ints", "depth", "then", "others", "programs", "where", "line", "_operands",
     )  # fmt: skip
 
     def __init__(
@@ -114,6 +115,7 @@ class Entry:
         self.programs: Table = _NONE
         self._operands = operands
         self.where = where.locate() if where.locate is not None else None
+        self.line: tuple[str, int] | None = None
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -586,6 +588,7 @@ class Trace:
         cur = self.cur
         metas = plan.infer(args, kwargs)
         entry = Entry(cur, key, plan, metas, len(self.floats), len(self.ints))
+        entry.line = where.recording_line()
         cur.add(entry)
         self.entries += 1
         return entry

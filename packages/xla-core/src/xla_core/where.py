@@ -12,6 +12,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -145,7 +146,6 @@ def user_frame() -> Frame | None:
     """The innermost frame outside torch and this project."""
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         module = frame.f_globals.get("__name__", "")
-        # what torch.fx and torch.compile generate is of no module
         if module and module.partition(".")[0] not in _INSIDE:
             return Frame(frame.f_code.co_name, frame.f_code.co_filename, line)
     return None
@@ -162,3 +162,23 @@ def locate_here(entry: Entry) -> None:
     if entry.where is None:
         found = user_frame()
         entry.where = Where((found,) if found is not None else (), found, "", False, False)
+
+
+_places: dict[tuple[str, int], tuple[str, int]] = {}
+"""One object for each line, however many entries were recorded there."""
+
+
+def recording_line() -> tuple[str, int] | None:
+    """File and line of the innermost frame outside torch and this project; None if there is none.
+
+    Called once per entry that is new to a trace's tree.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        # what torch.fx and torch.compile generate is of no module
+        if module and module.partition(".")[0] not in _INSIDE:
+            place = frame.f_code.co_filename, frame.f_lineno
+            return _places.setdefault(place, place)
+        frame = frame.f_back
+    return None

@@ -25,10 +25,11 @@ STORAGE_ARGUMENTS = frozenset(
 class LoweringError(RuntimeError):
     """A rule failed, or gave something else than the operator's meta kernel promised.
 
-    ``plan`` is how the operator was recorded, where that is known.
+    ``plan`` is how the operator was recorded and ``entry`` where, if that is known.
     """
 
     plan: Any = None
+    entry: Any = None
 
 
 def _promoted_dtype(promotion: Promotion, metas: tuple[Any, ...]) -> torch.dtype:

@@ -11,6 +11,7 @@ import numpy as np
 
 from xla_core.dispatch.plan import SEED
 from xla_core.dtypes import numpy_dtype
+from xla_core.failures import place_of
 from xla_core.lowering.decompose import DecomposedRule
 from xla_core.lowering.driver import LoweringError, conform, run_rule
 from xla_core.lowering.nodes import FILLS, Part
@@ -126,14 +127,14 @@ class Scope(dict[int, Any]):
                 key = random_key(self.value(recorded_named[SEED])) if plan.random else None
                 return run_rule(rule, args, kwargs, metas, outputs, key)
         except LoweringError as error:
-            error.plan = plan
+            error.plan, error.entry = plan, part.entry
             raise
         except Exception as error:
             failure = LoweringError(
                 f"the lowering rule of {plan.name} failed for operands "
-                f"{list(map(_meta, recorded))}: {type(error).__name__}: {error}"
+                f"{list(map(_meta, recorded))}{place_of(part.entry)}: {type(error).__name__}: {error}"
             )
-            failure.plan = plan
+            failure.plan, failure.entry = plan, part.entry
             raise failure from error
 
 
