@@ -330,7 +330,10 @@ class Trace:
         s.epoch = self.epoch
 
     def _materialise_empty(self, s: Storage) -> None:
-        entry = self.record(known_plan(ZEROS), (list(s.meta.shape),), {"dtype": s.meta.dtype})
+        # not by record(): an operation that is being recorded may have lifted numbers of its own
+        zeros = known_plan(ZEROS)
+        key = (zeros.number, s.meta.shape, "dtype", s.meta.dtype)
+        entry = self._known(key) or self._grow(key, zeros, s.meta.alone)
         self.touched.append(s)
         s.vid = entry.first
         s.epoch = self.epoch
