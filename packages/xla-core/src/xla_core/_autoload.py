@@ -82,6 +82,7 @@ def ensure() -> None:
     importlib.import_module("xla_core.generator").install()
     importlib.import_module("xla_core.autocast").install()
     importlib.import_module("xla_core.eager").switch_on_if_asked()
+    importlib.import_module("xla_core.checkpoint_staging").install()
     compat.when_dynamo_is_used(_prepare_dynamo)
     if not _early:
         _early.append(True)

@@ -362,6 +362,31 @@ def run_effects_in_order(tensor_class: type) -> None:
     effects.with_effects.py_impl(tensor_class)(run)
 
 
+def let_first_runs_pass(tensor_class: type) -> None:
+    """Let operators of higher order reach tensors of a class in the first run of a compiled graph.
+
+    A mode is on then that looks for aliases among the results of custom operators. It leaves subclasses that
+    it does not know to themselves, by NotImplemented, which is taken for the result of these operators.
+    """
+    wrappers = importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
+    mode = getattr(wrappers, "_AnalyzeCustomOpInputOutputMode", None)  # torch 2.13 and 2.15
+    if mode is None:
+        return
+    dispatch = mode.__torch_dispatch__
+
+    @functools.wraps(dispatch)
+    def __torch_dispatch__(
+        self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if isinstance(func, torch._ops.HigherOrderOperator) and any(
+            isinstance(a, tensor_class) for a in torch.utils._pytree.tree_leaves((args, kwargs))
+        ):
+            return func(*args, **(kwargs or {}))  # the mode is off while it is asked
+        return dispatch(self, func, types, args, kwargs)
+
+    mode.__torch_dispatch__ = __torch_dispatch__
+
+
 def let_dynamo_take(tensor_type: type, packages: Sequence[str], traced: Sequence[str]) -> None:
     """Let Dynamo trace tensors of a class with the metaclass ``tensor_type`` like torch's own.
 
@@ -459,6 +484,79 @@ def release_free_memory() -> None:
 
 
 # -- checkpoints -------------------------------------------------------------------------------------
+
+
+class _AfterImport:
+    """Finds one module as the other finders do, and has ``prepare(module)`` called once it was run."""
+
+    def __init__(self, name: str, prepare: Callable[[Any], None]) -> None:
+        self._name, self._prepare = name, prepare
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """What the other finders find, None for all other modules."""
+        if name != self._name:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((one for one in found if one is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._prepare(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+_to_be_imported: set[str] = set()
+
+
+def _when_imported(name: str, prepare: Callable[[Any], None]) -> None:
+    """Call ``prepare(module)`` once: now, or at the first import of a module that few programs need."""
+    if name in _to_be_imported:
+        return
+    _to_be_imported.add(name)
+    if name in sys.modules:
+        prepare(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, prepare))
+
+
+# Gives a storage on the CPU another place: in memory that processes share, or that is pinned.
+Place = Callable[[torch.UntypedStorage], torch.UntypedStorage]
+
+
+def stage_with(tensor_class: type, copy: Callable[[Any, Any, Place | None], torch.Tensor]) -> None:
+    """Let ``torch.distributed.checkpoint.async_save`` take tensors of a class to the CPU by ``copy``.
+
+    ``copy(tensor, memo, place)``: ``memo`` is the same dictionary for all tensors of one state dict.
+    torch's own way copies the bytes of their storages, and takes the ``id()`` of the object that
+    ``untyped_storage()`` returns for the storage's own.
+    """
+
+    def prepare(module: Any) -> None:
+        stager = module.StateDictStager  # torch 2.13 and 2.15
+        offload = stager._offload_tensor
+
+        @functools.wraps(offload)
+        def _offload_tensor(self: Any, x: Any, memo: Any, non_blocking: bool = False) -> Any:
+            if not isinstance(x, tensor_class):
+                return offload(self, x, memo, non_blocking=non_blocking)
+            elsewhere = self.share_memory or self.pin_memory
+            copied = memo[id(x)] = copy(x, memo, self._stage_untyped_storage if elsewhere else None)
+            for name, value in x.__dict__.items():
+                if name != "_is_param":  # nn.Parameter's own mark
+                    value = self.deepcopy_with_tensor_offload(
+                        value, memo, non_blocking=non_blocking
+                    )
+                    setattr(copied, name, value)
+            return copied
+
+        stager._offload_tensor = _offload_tensor
+
+    _when_imported("torch.distributed.checkpoint._state_dict_stager", prepare)
 
 
 def fsspec_writer(path: str, threads: int) -> Any:

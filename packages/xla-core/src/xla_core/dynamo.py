@@ -28,6 +28,7 @@ def prepare() -> None:
     _prepared.append(True)
     _torch_compat.let_dynamo_take(XLATensorType, ("xla_core", "torch_xla"), _TRACED)
     _torch_compat.run_effects_in_order(XLATensor)
+    _torch_compat.let_first_runs_pass(XLATensor)
     for tell in _to_tell:
         tell()
 
