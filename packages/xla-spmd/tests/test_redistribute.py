@@ -102,6 +102,18 @@ def test_gradients_come_back_split_as_the_tensor(device_mesh, mesh, shape, after
     assert spec_of(leaf.grad) == spec_of(inner.grad) == text
 
 
+@pytest.mark.parametrize("placements", [[Shard(0), R], [Shard(1), R], [Shard(0), Shard(1)]])
+def test_tensors_without_elements(device_mesh, placements):
+    tensor = distribute_tensor(torch.ones(0, 3, requires_grad=True), device_mesh, [Shard(1), R])
+    moved = tensor.redistribute(placements=placements)
+    torch_xla.sync()
+    again = moved.redistribute(placements=[R, Shard(1)])
+    assert moved.shape == moved.cpu().shape == again.cpu().shape == (0, 3)
+    assert moved.placements == tuple(placements)
+    (moved + 1).sum().backward()
+    assert tensor.grad.cpu().shape == (0, 3)
+
+
 def test_a_second_derivative(device_mesh):
     values = torch.randn(UNEVEN)
     results = []

@@ -10,7 +10,7 @@ from xla_core import runtime
 from xla_core.storage import Storage
 from xla_spmd.mesh import Mesh
 from xla_spmd.partition_spec import Spec, check_rank
-from xla_spmd.shardings import Sharding, canonical
+from xla_spmd.shardings import REPLICATED, Sharding, canonical
 
 MSG_DEVICES: Final = (
     "the mesh {mesh} is over {size} devices, this job has {count}: a mesh names each device of the "
@@ -50,6 +50,8 @@ def is_unannotated(storage: Storage) -> bool:
 def checked_annotation(mesh: Mesh, spec: Spec, shape: tuple[int, ...]) -> Annotation:
     """The annotation of a tensor of ``shape``. Raises what ``mark_sharding`` raises."""
     sharding = checked_sharding(mesh, spec, shape)
+    if 0 in shape:  # XLA lays a value without elements out whole, whatever a program says
+        sharding = REPLICATED
     return Annotation(sharding, canonical(sharding.text), mesh, tuple(spec))
 
 
