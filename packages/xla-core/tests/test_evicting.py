@@ -92,23 +92,6 @@ print(y.item() == number(1).item())
 """
 )
 
-FREED = (
-    OCCUPY
-    + """
-import torch_xla.runtime as xr
-import xla_debug.recompile
-torch_xla.runtime.clear_computation_cache()
-before = count()
-for k in range(6):
-    number(k).item()
-held = count()
-assert held > before + 100, (before, held)
-assert xla_debug.recompile.explanations()
-xr.clear_computation_cache()
-print(count() - before < (held - before) // 4)
-"""
-)
-
 
 @needs_maps
 @needs_small_limit
@@ -120,11 +103,6 @@ def test_programs_past_the_limit_of_memory_mappings(run_python):
 @needs_small_limit
 def test_an_error_where_the_compiler_would_end_the_process(run_python):
     assert run_python(FULL).splitlines()[-2:] == ["TooManyMappingsError True", "True"]
-
-
-@needs_maps
-def test_clearing_frees_the_code_of_programs_with_xla_debug_too(run_python):
-    assert run_python(FREED).splitlines()[-1] == "True"
 
 
 @pytest.fixture

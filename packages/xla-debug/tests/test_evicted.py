@@ -10,7 +10,7 @@ import torch
 
 import torch_xla
 import torch_xla.runtime as xr
-from xla_core import programs, runtime
+from xla_core import mappings, programs, runtime
 from xla_core.trace import Entry
 from xla_debug import memory, recompile
 from xla_debug.recompile import Cause
@@ -59,6 +59,27 @@ def test_nothing_here_keeps_an_evicted_program_or_dropped_steps(keep_one):
     assert root not in {id(o) for o in gc.get_objects() if type(o) is Entry and o.then is not None}
     assert not recompile._history.known
     assert not memory._last_entries
+
+
+@pytest.mark.skipif(mappings.count() is None, reason="only Linux tells its memory mappings")
+def test_clearing_frees_the_code_of_programs():
+    xr.clear_computation_cache()
+    gc.collect()
+    x = torch.ones(11).to("xla")
+    torch_xla.sync()
+    before = mappings.count()
+    for k in range(6):
+        y = x
+        for i in range(10 + k):
+            y = (y * y).cos() if i % 2 else y @ y * y
+        y.tolist()
+    held = mappings.count()
+    assert held > before + 30
+    assert recompile.explanations()
+    del y
+    xr.clear_computation_cache()
+    gc.collect()
+    assert mappings.count() - before < (held - before) // 2
 
 
 def test_history_is_bounded():

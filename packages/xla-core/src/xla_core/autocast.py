@@ -1,7 +1,10 @@
 """``torch.autocast('xla')``: which operators compute in lower precision, and which never do.
 
-The lists are those of torch_xla's AMP guide. The casts happen at the dispatch key ``AutocastXLA``, above
-autograd, so that gradients come back in the dtype of what was cast.
+The lists hold what torch_xla 2.9 registers and, in the same spirit, what it leaves to chance: the other
+overloads of ``pow``, decompositions without a kernel for short formats. The casts happen at the dispatch
+key ``AutocastXLA``, above autograd, so that gradients come back in the dtype of what was cast. An operator
+that PyTorch composes of listed ones (``softmin``, overloads with names of dimensions) needs no entry; one
+that is listed needs one for each of its overloads.
 """
 
 from __future__ import annotations
@@ -21,18 +24,20 @@ LOWER_PRECISION: Final = (
     "scaled_dot_product_attention",
 )  # fmt: skip
 
-# What loses too much in a short format: normalisation by statistics, losses, products, decompositions.
+# What loses too much in a short format: normalisation by statistics, powers, losses, products, decompositions.
 FLOAT32: Final = (
-    "batch_norm", "_log_softmax", "log_softmax.int", "binary_cross_entropy",
-    "binary_cross_entropy_with_logits", "prod", "prod.dim_int", "cdist", "trace", "cholesky",
-    "cholesky_inverse", "cholesky_solve", "inverse", "linalg_inv", "linalg_inv_ex", "pinverse",
+    "batch_norm", "_softmax", "softmax.int", "_log_softmax", "log_softmax.int", "pow.Tensor_Scalar",
+    "pow.Tensor_Tensor", "pow.Scalar", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+    "prod", "prod.dim_int", "cdist", "trace", "cholesky", "cholesky_inverse", "cholesky_solve",
+    "inverse", "linalg_inv", "linalg_inv_ex", "pinverse",
     "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d",
     "replication_pad2d", "replication_pad3d", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
     "kl_div", "poisson_nll_loss", "cosine_embedding_loss", "hinge_embedding_loss", "nll_loss",
     "nll_loss_nd", "nll_loss2d", "cross_entropy_loss", "margin_ranking_loss", "multi_margin_loss",
-    "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss", "ctc_loss.Tensor",
-    "ctc_loss.IntList", "qr", "linalg_qr", "svd", "linalg_svd", "linalg_eigh", "linalg_eigvalsh",
-    "linalg_cholesky",
+    "multilabel_margin_loss", "multilabel_margin_loss_forward", "soft_margin_loss",
+    "triplet_margin_loss", "ctc_loss.Tensor", "ctc_loss.IntList", "qr", "linalg_qr", "svd",
+    "linalg_svd", "linalg_svdvals", "linalg_eigh", "linalg_eigvalsh", "linalg_cholesky",
+    "triangular_solve",
 )  # fmt: skip
 
 # Operators on several tensors that must agree: the widest of their dtypes.

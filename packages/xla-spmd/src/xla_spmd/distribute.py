@@ -9,57 +9,15 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor import Placement, Replicate
 
 from xla_core import runtime
 from xla_spmd.marking import mark_sharding
-from xla_spmd.mesh import Mesh
 from xla_spmd.mode import MSG_AUTO
+from xla_spmd.placements import checked_partition_spec, convert_to_xla_mesh
 from xla_spmd.sharded_tensor import XLAShardedTensor
 
-MSG_DEVICE_TYPE: Final = (
-    "the device mesh is for {kind!r} devices; tensors are split over "
-    "DeviceMesh('xla', list(range(xr.global_runtime_device_count())))"
-)
 MSG_NO_MESH: Final = "xla_distribute_module got no device mesh; pass DeviceMesh('xla', ...)"
-MSG_COUNT: Final = (
-    "{count} placements for a device mesh of {rank} dimensions: write one for each, Replicate() where "
-    "devices hold copies"
-)
-MSG_PLACEMENT: Final = (
-    "the placement {placement} cannot be given to a tensor: it is Shard(dimension) or Replicate(). "
-    "Partial sums exist inside a program only, where XLA chooses them"
-)
-MSG_DIMENSION: Final = "{placement} of a tensor of shape {shape}, which has {rank} dimensions"
-
-
-def convert_to_xla_mesh(dt_mesh: DeviceMesh) -> Mesh:
-    """The ``Mesh`` of the same devices. Raises ValueError for a mesh of another kind of device."""
-    if dt_mesh.device_type != "xla":
-        raise ValueError(MSG_DEVICE_TYPE.format(kind=dt_mesh.device_type))
-    grid = dt_mesh.mesh.numpy()
-    return Mesh(grid.flatten(), grid.shape, dt_mesh.mesh_dim_names)
-
-
-def convert_to_xla_partition_spec(
-    tensor: torch.Tensor, placement_spec: Sequence[Placement]
-) -> tuple[Any, ...]:
-    """The partition spec of ``tensor`` for a placement per mesh dimension, as numbers of mesh axes.
-
-    Raises ValueError for placements besides ``Shard`` and ``Replicate``, and for a dimension that the
-    tensor lacks.
-    """
-    axes: list[list[int]] = [[] for _ in range(tensor.dim())]
-    for axis, placement in enumerate(placement_spec):
-        if isinstance(placement, Shard):
-            if not -tensor.dim() <= placement.dim < tensor.dim():
-                shape = tuple(tensor.shape)
-                text = MSG_DIMENSION.format(placement=placement, shape=shape, rank=len(shape))
-                raise ValueError(text)
-            axes[placement.dim].append(axis)
-        elif not isinstance(placement, Replicate):
-            raise ValueError(MSG_PLACEMENT.format(placement=placement))
-    return tuple(tuple(a) if len(a) > 1 else a[0] if a else None for a in axes)
 
 
 def xla_distribute_tensor(
@@ -70,22 +28,23 @@ def xla_distribute_tensor(
     """``tensor``, moved to the device if it is elsewhere, split as ``placements`` say.
 
     One placement per mesh dimension; without any, every device holds the whole value. A leaf that
-    needs a gradient comes as a leaf. Raises ValueError for placements that do not fit, and what
-    ``mark_sharding`` raises.
+    needs a gradient comes as a leaf, which gets the gradient. Raises what ``XLAShardedTensor.redistribute``
+    raises for placements and meshes, and what ``mark_sharding`` raises.
     """
     mesh = convert_to_xla_mesh(device_mesh)
     wanted = list(placements) if placements else [Replicate()] * device_mesh.ndim
-    if len(wanted) != device_mesh.ndim:
-        raise ValueError(MSG_COUNT.format(count=len(wanted), rank=device_mesh.ndim))
-    spec = convert_to_xla_partition_spec(tensor, wanted)
-    return mark_sharding(_on_device(tensor), mesh, spec)
+    spec = checked_partition_spec(tuple(tensor.shape), wanted, device_mesh.ndim)
+    made = mark_sharding(_on_device(tensor), mesh, spec)
+    if tensor.is_leaf and tensor.requires_grad:
+        return made.detach().requires_grad_()
+    return made
 
 
 def _on_device(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type == "xla":
         return tensor
     if tensor.is_leaf:
-        return tensor.detach().to("xla").requires_grad_(tensor.requires_grad)
+        return tensor.detach().to("xla")
     return tensor.to("xla")
 
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 import torch
 
 from xla_core.tensor import XLATensor, handler_of
-from xla_spmd.annotation import Annotation
-from xla_spmd.marking import checked, checked_sharding
+from xla_spmd.annotation import Annotation, checked_sharding
+from xla_spmd.marking import checked
 from xla_spmd.mesh import Mesh, get_global_mesh
 from xla_spmd.operators import TO_SHARD, TO_WHOLE
 from xla_spmd.partition_spec import Spec

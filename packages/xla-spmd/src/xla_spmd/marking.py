@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Final
 
 import torch
 
-from xla_core import runtime, spmd_mode
+from xla_core import spmd_mode
 from xla_core.tensor import XLATensor, handler_of
 from xla_core.trace import Trace
 from xla_spmd import gradients
-from xla_spmd.annotation import Annotation
+from xla_spmd.annotation import Annotation, checked_annotation, checked_sharding
 from xla_spmd.backend import MeshBackend
 from xla_spmd.dynamo import mark_in_graph
 from xla_spmd.mesh import Mesh
 from xla_spmd.operators import ANNOTATE
-from xla_spmd.partition_spec import Spec, check_rank
+from xla_spmd.partition_spec import Spec
 from xla_spmd.sharded_tensor import XLAShardedTensor, unwrap_sharded_tensor, wrap_as_sharded_tensor
-from xla_spmd.shardings import REPLICATED, Sharding, canonical
+from xla_spmd.shardings import REPLICATED, Sharding
 
 MSG_NOT_XLA: Final = (
     "Expected XLA tensor. Got: {kind}. A tensor is split over devices when it is on them: "
@@ -27,11 +26,6 @@ MSG_NOT_XLA: Final = (
 MSG_NOT_SPMD: Final = (
     "the devices of this process are used one by one; call torch_xla.runtime.use_spmd() at the start of the "
     "script to use them as one, over which tensors can be split"
-)
-MSG_DEVICES: Final = (
-    "the mesh {mesh} is over {size} devices, this job has {count}: a mesh names each device of the "
-    "job once, 0 to {last}. Use np.arange(xr.global_runtime_device_count()), and an axis that no "
-    "dimension lies on for devices that shall hold copies"
 )
 
 
@@ -64,8 +58,7 @@ def mark_sharding(
 def annotate(tensor: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> Annotation:
     """``mark_sharding`` without the wrapper around its result."""
     xla = checked(tensor)
-    sharding = checked_sharding(mesh, partition_spec, tuple(tensor.shape))
-    annotation = Annotation(sharding, canonical(sharding.text), mesh, tuple(partition_spec))
+    annotation = checked_annotation(mesh, partition_spec, tuple(tensor.shape))
     _lay(xla, annotation)
     gradients.watch(tensor)
     return annotation
@@ -89,25 +82,6 @@ def mesh_backend(trace: Trace) -> MeshBackend:
     if not isinstance(backend, MeshBackend):
         raise RuntimeError(MSG_NOT_SPMD)
     return backend
-
-
-def checked_sharding(mesh: Mesh, spec: Spec, shape: tuple[int, ...]) -> Sharding:
-    """The sharding of a tensor of ``shape`` on ``mesh``. Raises what ``mark_sharding`` raises."""
-    return _sharding(mesh, _frozen(spec), shape)
-
-
-def _frozen(spec: Spec) -> tuple[Any, ...]:
-    return tuple(tuple(entry) if isinstance(entry, list) else entry for entry in spec)
-
-
-@functools.lru_cache(maxsize=4096)
-def _sharding(mesh: Mesh, spec: Spec, shape: tuple[int, ...]) -> Sharding:
-    count = len(runtime.client().devices())
-    if sorted(mesh.device_ids.tolist()) != list(range(count)):
-        text = MSG_DEVICES.format(mesh=mesh, size=mesh.size(), count=count, last=count - 1)
-        raise ValueError(text)
-    check_rank(spec, shape)
-    return mesh.get_op_sharding(spec)
 
 
 def _lay(tensor: XLATensor, annotation: Annotation | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from types import EllipsisType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
@@ -15,12 +15,36 @@ from xla_core.dispatch.transfers import materialise
 from xla_core.protocol import ArraySpec, Placement
 from xla_core.tensor import XLATensor
 from xla_spmd import gradients
-from xla_spmd.annotation import is_unannotated, storage_annotation
+from xla_spmd.annotation import (
+    Annotation,
+    checked_annotation,
+    is_unannotated,
+    storage_annotation,
+)
 from xla_spmd.backend import HostValue, MeshBackend
-from xla_spmd.partition_spec import axes_of
+from xla_spmd.placements import (
+    checked_partition_spec,
+    convert_to_xla_mesh,
+    device_mesh_of,
+    placements_of,
+)
+from xla_spmd.relaying import Dtypes, relaid
 from xla_spmd.shardings import Sharding, ShardingType, parse
 from xla_spmd.uneven import filled_up
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Placement as TorchPlacement
+
+MSG_NO_PLACEMENTS: Final = (
+    "placements is needed for redistribute! Give one for each dimension of the mesh {mesh}: "
+    "Shard(dimension), or Replicate() where devices hold copies"
+)
+MSG_PART_ONLY: Final = (
+    "to_local: the devices of this process hold a part only of this tensor of shape {shape}, split "
+    "as {text}, and a tensor on {device} belongs to all processes. Read the parts on the CPU with "
+    "local_shards, or use the whole value with full_tensor()"
+)
 MSG_SHARD_COUNT: Final = (
     "load_local_shards_ got {got} shards; this process holds {wanted} of this tensor, one per device "
     "it addresses, in the order of local_shards"
@@ -100,15 +124,93 @@ class XLAShardedTensor(XLATensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"XLAShardedTensor({super().__repr__()})"
 
-    @property
-    def placements(self) -> tuple[Any, ...]:
-        """Per mesh axis, torch's ``Shard(dimension)`` of what lies on it, or ``Replicate()``."""
-        from torch.distributed.tensor import Replicate, Shard
+    # -- the methods of torch.distributed.tensor.DTensor ---------------------------------------------
 
-        groups = axes_of(self.partition_spec, self.mesh.axis_names, len(self.mesh.mesh_shape))
-        dimension = {axis: i for i, group in enumerate(groups) for axis in group}
-        count = len(self.mesh.mesh_shape)
-        return tuple(Shard(dimension[i]) if i in dimension else Replicate() for i in range(count))
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh as torch's ``DeviceMesh("xla", ...)``."""
+        return device_mesh_of(self.mesh)
+
+    @property
+    def placements(self) -> tuple[TorchPlacement, ...]:
+        """Per mesh axis, torch's ``Shard(dimension)`` of what lies on it, or ``Replicate()``."""
+        return placements_of(self.partition_spec, self.mesh)
+
+    def redistribute(
+        self,
+        device_mesh: DeviceMesh | None = None,
+        placements: Sequence[TorchPlacement] | None = None,
+        *,
+        async_op: bool = False,
+        forward_dtype: torch.dtype | None = None,
+        backward_dtype: torch.dtype | None = None,
+    ) -> XLAShardedTensor:
+        """A tensor of equal value, split over ``device_mesh`` as ``placements`` say; this one stays.
+
+        ``device_mesh`` may be another one over the same devices, and is this tensor's by default;
+        ``placements`` has a ``Shard(dimension)`` or ``Replicate()`` for each of its dimensions. The
+        result has ``forward_dtype``; gradients are moved as ``backward_dtype`` and come back split as
+        this tensor, and with its dtype (the default of both). ``async_op`` changes nothing, as nothing
+        here waits.
+
+        Raises RuntimeError without placements, or for one of another kind (NotImplementedError for
+        ``Partial``), IndexError for a dimension that the tensor lacks, and ValueError for another
+        number of placements, or a mesh over other devices than the job's; but for the first, they all
+        are ValueErrors.
+        """
+        if placements is None:
+            raise RuntimeError(MSG_NO_PLACEMENTS.format(mesh=self.mesh))
+        mesh = self.mesh if device_mesh is None else convert_to_xla_mesh(device_mesh)
+        shape = tuple(self.shape)
+        spec = checked_partition_spec(shape, placements, len(mesh.mesh_shape))
+        target = checked_annotation(mesh, spec, shape)
+        made = relaid(
+            self.global_tensor, target, self._own(), Dtypes(forward_dtype, backward_dtype)
+        )
+        gradients.watch(made)
+        return wrap_as_sharded_tensor(made, mesh, spec)
+
+    def full_tensor(
+        self, *, grad_placements: Sequence[TorchPlacement] | None = None
+    ) -> torch.Tensor:
+        """The tensor as a plain one that every device holds whole.
+
+        ``grad_placements`` says how the gradient by the result is split on its way back; without, the
+        compiler chooses. Raises what ``redistribute`` raises.
+        """
+        return self.redistribute(placements=placements_of((), self.mesh))._plain(grad_placements)
+
+    def to_local(self, *, grad_placements: Sequence[TorchPlacement] | None = None) -> torch.Tensor:
+        """What the devices of this process hold, together, as a plain tensor.
+
+        torch's ranks are processes, and here a process has several devices: where it has all of
+        them, or each holds the whole tensor, the result is the whole value, split as this tensor.
+        ``grad_placements`` as for ``full_tensor``. Raises NotImplementedError where this process holds a
+        part only: see ``local_shards``.
+        """
+        backend = self._s.trace.backend
+        assert isinstance(backend, MeshBackend)
+        sharding = self._own().sharding
+        parts = sharding.places()
+        local = {backend.devices.index(d.id) for d in backend.client.local_devices()}
+        if set(parts.values()) - {part for device, part in parts.items() if device in local}:
+            text = MSG_PART_ONLY.format(
+                shape=tuple(self.shape), text=sharding.text, device=self.device
+            )
+            raise NotImplementedError(text)
+        return self._plain(grad_placements)
+
+    def _own(self) -> Annotation:
+        return checked_annotation(self.mesh, self.partition_spec, tuple(self.shape))
+
+    def _plain(self, grad_placements: Sequence[TorchPlacement] | None) -> torch.Tensor:
+        """This tensor as a plain one, whose gradient is split as ``grad_placements`` say."""
+        plain = self.global_tensor
+        if grad_placements is None:
+            return plain
+        shape = tuple(self.shape)
+        spec = checked_partition_spec(shape, grad_placements, len(self.mesh.mesh_shape))
+        return relaid(plain, self._own(), checked_annotation(self.mesh, spec, shape), Dtypes())
 
     # torch.nn.Parameter(t) is made of what this returns, and wants it to be of the same class
     def detach(self) -> XLAShardedTensor:

@@ -12,9 +12,9 @@ from xla_core import dtypes
 from xla_core.metas import tensor_meta
 from xla_core.protocol import ArraySpec, Placement
 from xla_core.runtime import trace_of
-from xla_spmd.annotation import Annotation
+from xla_spmd.annotation import Annotation, checked_sharding
 from xla_spmd.backend import MeshBackend
-from xla_spmd.marking import annotate, checked_sharding, mesh_backend
+from xla_spmd.marking import annotate, mesh_backend
 from xla_spmd.mesh import Mesh
 from xla_spmd.partition_spec import PartitionSpecError, Spec
 from xla_spmd.shardings import Sharding, canonical

@@ -68,7 +68,8 @@ def _cut(value: Any, shape: Sequence[int], annotation: str) -> Any:
 
 def _fill(value: Any, text: str | None, annotation: str | None) -> Any:
     shape = _padded(value.shape, text)
-    if annotation is None or shape == value.shape:
+    # XLA lays a value without elements out whole, whatever its annotation says: no part is to be filled
+    if annotation is None or shape == value.shape or value.size == 0:
         return value
     laid = _jax_sharding.annotate_sharding(value, annotation)
     return jnp.pad(laid, [(0, n - m) for n, m in zip(shape, value.shape, strict=True)])

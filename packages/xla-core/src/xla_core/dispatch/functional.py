@@ -9,6 +9,7 @@ import torch
 
 from xla_core import generator, rng
 from xla_core._torch_compat import make_wrapper
+from xla_core.dispatch import random_numbers
 from xla_core.dispatch.plan import SEED, Plan
 from xla_core.runtime import trace_of
 from xla_core.storage import Storage
@@ -61,9 +62,11 @@ def functional_handler(plan: Plan, returns: str) -> Handler:
 def seeded(handler: Handler, plan: Plan) -> Handler:
     """``handler`` with a fresh seed as an extra argument: from the ``generator=``, or the device's own.
 
-    Raises RuntimeError for a generator of another device.
+    Raises RuntimeError for a generator of another device, and what the CPU raises of a distribution
+    that it cannot draw from; then no seed is taken.
     """
 
+    check = random_numbers.check_of(plan.overload)
     names = [argument.name for argument in plan.overload._schema.arguments]
     place = names.index("generator") if "generator" in names else len(names)
 
@@ -76,6 +79,8 @@ def seeded(handler: Handler, plan: Plan) -> Handler:
         elif place < len(args):
             given = args[place]  # where it has a place it is the last, and may be left out
             args = args[:place]
+        if check is not None:
+            check(args, named)
         if given is None:
             named[SEED] = rng.next_seed(trace.device.index)
         else:

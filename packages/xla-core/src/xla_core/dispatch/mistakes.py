@@ -129,6 +129,11 @@ def _has_no_row_numbers(args: Sequence[Any]) -> bool:
     return args[1].dtype not in (torch.int32, torch.int64)
 
 
+def _is_no_chance(args: Sequence[Any]) -> bool:
+    # in evaluation nothing is drawn, whatever the probability
+    return args[2] is not False and not 0 <= args[1] <= 1
+
+
 def _is_no_softmax(args: Sequence[Any]) -> bool:
     x, dim = args[0], args[1]
     return not x.dtype.is_floating_point or not -max(x.dim(), 1) <= dim < max(x.dim(), 1)
@@ -218,6 +223,9 @@ _SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
     aten.index_select.default: _unless(_INTEGERS, 2),
     aten.masked_fill_.Scalar: _unless((torch.bool,), 1),
     aten.masked_fill_.Tensor: _unless((torch.bool,), 1),
+    aten.multi_margin_loss.default: _unless((torch.int64,), 1),
+    aten.multilabel_margin_loss_forward.default: _unless((torch.int64,), 1),
+    aten.native_dropout.default: _is_no_chance,
     aten.nll_loss_forward.default: _unless((torch.int64, torch.uint8), 1),
     aten.nll_loss2d_forward.default: _unless((torch.int64,), 1),
     aten.put.default: _unless((torch.int64,), 1),
