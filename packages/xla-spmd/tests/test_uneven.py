@@ -13,7 +13,6 @@ from torch import nn
 
 import torch_xla
 import torch_xla.core.xla_model as xm
-import torch_xla.distributed.parallel_loader as pl
 import torch_xla.distributed.spmd as xs
 from torch_xla.experimental.distributed_checkpoint import SPMDLoadPlanner, SPMDSavePlanner
 from xla_core import programs, runtime, transfer
@@ -149,10 +148,16 @@ def test_training_with_a_last_batch_that_is_smaller(mesh, compile_count):
     for p in split.parameters():
         xs.mark_sharding(p, mesh, ("data", "model")[: p.dim()])
     wanted = train(host, batches, torch.optim.AdamW(host.parameters(), 1e-2))
-    loader = pl.MpDeviceLoader(batches, "xla", input_sharding=xs.ShardingSpec(mesh, ("data", None)))
+    spec = xs.ShardingSpec(mesh, ("data", None))
+
+    def uploaded():  # as MpDeviceLoader does, which is in the package xla-dist
+        for batch in batches:
+            yield xm.send_cpu_data_to_device(batch, xm.xla_device(), input_sharding=spec)
+            torch_xla.sync()
+
     optimizer = torch.optim.AdamW(split.parameters(), 1e-2)
     counts = []
-    loaded = ((counts.append(compile_count()), batch)[1] for batch in loader)
+    loaded = ((counts.append(compile_count()), batch)[1] for batch in uploaded())
     assert train(split, loaded, optimizer) == pytest.approx(wanted, rel=1e-5)
     assert counts[3] == counts[2]  # the second step is like the third
     donating = max(programs.all_programs(), key=lambda p: len(p.donated))
