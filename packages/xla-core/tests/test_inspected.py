@@ -11,7 +11,7 @@ import torch
 
 import torch_xla
 from xla_core.lowering import registry
-from xla_core.testing.against_cpu import assert_same, attempt, copy_to
+from xla_core.testing.against_cpu import assert_agrees_with_cpu, assert_same
 
 aten = torch.ops.aten
 NAN, INF = math.nan, math.inf
@@ -24,16 +24,7 @@ def on_the_device(fallbacks):
     assert fallbacks() == {}
 
 
-def agree(call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """The value, or the exception with its words, is that of the CPU."""
-    expected = attempt(lambda: call(*args, **kwargs))
-    got = attempt(lambda: call(*copy_to(args, "xla"), **copy_to(kwargs, "xla")))
-    if expected.error is None:
-        if got.error is not None:
-            raise got.error
-        assert_same(got.value, expected.value)
-    else:
-        assert (type(got.error), str(got.error)) == (type(expected.error), str(expected.error))
+agree = assert_agrees_with_cpu
 
 
 VALUES = {

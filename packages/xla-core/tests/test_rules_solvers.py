@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from xla_core.dispatch.fallback import FallbackWarning
 from xla_core.runtime import trace_of
-from xla_core.testing.against_cpu import assert_same, attempt, copy_to
+from xla_core.testing.against_cpu import assert_agrees_with_cpu, assert_same
 
 T = torch.tensor
 NAN = math.nan
@@ -19,16 +20,7 @@ NAN = math.nan
 LOOSE = (1e-3, 1e-4)
 
 
-def agree(call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """The value, or the exception with its words, is that of the CPU."""
-    expected = attempt(lambda: call(*args, **kwargs))
-    got = attempt(lambda: call(*copy_to(args, "xla"), **copy_to(kwargs, "xla")))
-    if expected.error is None:
-        if got.error is not None:
-            raise got.error
-        assert_same(got.value, expected.value, LOOSE)
-    else:
-        assert (type(got.error), str(got.error)) == (type(expected.error), str(expected.error))
+agree = functools.partial(assert_agrees_with_cpu, tolerance=LOOSE)
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -176,3 +176,23 @@ def forget_pending() -> None:
     for trace in runtime.traces():
         with trace.lock:
             trace.reset()
+
+
+def assert_agrees_with_cpu(
+    call: Callable[..., Any],
+    *args: Any,
+    tolerance: tuple[float, float] | None = None,
+    **kwargs: Any,
+) -> None:
+    """Raise AssertionError unless ``call`` gives the CPU's value on ``xla``, or its exception and words.
+
+    ``tolerance`` is relative and absolute, as ``assert_same`` takes it.
+    """
+    expected = attempt(lambda: call(*args, **kwargs))
+    got = attempt(lambda: call(*copy_to(args, "xla"), **copy_to(kwargs, "xla")))
+    if expected.error is None:
+        if got.error is not None:
+            raise got.error
+        assert_same(got.value, expected.value, tolerance)
+    else:
+        assert (type(got.error), str(got.error)) == (type(expected.error), str(expected.error))
