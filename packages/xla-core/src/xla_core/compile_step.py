@@ -106,7 +106,8 @@ def build(
         events.emit("program_loaded", **step, program=built, loading=_ns(lowered - started))
     else:
         times = {"lowering": _ns(lowered - started), "compiling": _ns(compiling)}
-        events.emit("program_compiled", **step, program=built, **times)
+        modules = tuple(part for part, _ in compiled)
+        events.emit("program_compiled", **step, program=built, modules=modules, **times)
     return built
 
 

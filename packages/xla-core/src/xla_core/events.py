@@ -4,8 +4,9 @@ Times are nanoseconds. What a listener raises is raised where the event happened
 
 - ``program_missing(trace, name, digest, entries, outputs, aliases)``: a step that no known program
   computes; emitted before anything is lowered. Raising here refuses it, the trace stays as it was.
-- ``program_compiled(trace, program, digest, entries, lowering, compiling)`` and
-  ``program_loaded(trace, program, digest, entries, loading)``: its program is there.
+- ``program_compiled(trace, program, digest, entries, modules, lowering, compiling)`` and
+  ``program_loaded(trace, program, digest, entries, loading)``: its program is there. ``modules`` are the
+  ``Program`` objects that were compiled, one per stage.
 - ``program_evicted(program)``: it was forgotten to make room for others; the next one who needs it makes
   it again.
 - ``steps_forgotten(trace)``: all steps recorded on a device are about to be dropped.
