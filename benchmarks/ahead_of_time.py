@@ -29,7 +29,10 @@ import torch_xla
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch_xla.distributed.spmd import debugging
-from xla_core import aot, counters, programs, report
+from xla_core.api import program_report
+from xla_core.compilation import program_table
+from xla_core.support import counters
+from xla_core.torch_features import ahead_of_time
 
 WIDTH, HEADS, KEY_HEADS, HIDDEN, VOCABULARY = 4096, 32, 8, 14336, 128256
 HEAD = WIDTH // HEADS
@@ -138,7 +141,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Build, trace and compile; the figures."""
     began = time.perf_counter()
     xr.use_spmd()
-    aot.use_topology(options.topology)
+    ahead_of_time.use_topology(options.topology)
     chips = xr.global_runtime_device_count()
     mesh = xs.Mesh(np.arange(chips), (chips,), ("fsdp",))
     model = make_model(options.layers, mesh)
@@ -152,7 +155,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     torch_xla.sync()
     compiled = time.perf_counter()
     del kept
-    program, figures = programs.all_programs()[-1], report.program_figures()[-1]
+    program, figures = program_table.all_programs()[-1], program_report.program_figures()[-1]
     kinds = collections.Counter(c.kind for c in debugging.collectives(program))
     samples = counters.all_metrics()
     return {

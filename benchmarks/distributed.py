@@ -32,7 +32,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.distributed.parallel_loader as pl
 import torch_xla.runtime as xr
 from models import GPT
-from xla_dist.launching import run_multiprocess
+from xla_dist.processes.launching import run_multiprocess
 
 HERE = Path(__file__).resolve().parent
 GLOBAL_BATCH = 32

@@ -34,12 +34,15 @@ class States:
         os.environ["XLA_METRICS_FILE"] = ""
         os.environ["PJRT_DEVICE"] = "CPU"
         import torch_xla
-        from xla_core import counters, events, where
-        from xla_debug import listeners, metrics_file, places
+        from xla_core.contract import events
+        from xla_core.recording import source_location
+        from xla_core.support import counters
+        from xla_debug.live import listeners, metrics_file
+        from xla_debug.stacks import stack_frames
 
         torch_xla.device()  # starts the client, and with it the extensions
-        self._events, self._where = events, where
-        self._listeners, self._metrics_file, self._places = listeners, metrics_file, places
+        self._events, self._where = events, source_location
+        self._listeners, self._metrics_file, self._places = listeners, metrics_file, stack_frames
         self._counters = counters
         self._followers: list[Any] = []
         self._path = path
@@ -47,7 +50,7 @@ class States:
         if not events.listening():
             raise RuntimeError("xla-debug is not installed: nobody listens to the core")
         events._listeners.clear()
-        where.set_locator(None)
+        source_location.set_locator(None)
 
     def enter(self, state: str) -> None:
         """Be in ``state`` from now on."""

@@ -22,8 +22,9 @@ from torch.nn import functional as F
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xla.amp import autocast
-from xla_core import counters, report
-from xla_core.persistent_cache import _InUse as in_use
+from xla_core.api import program_report
+from xla_core.compilation.disk_cache import _InUse as in_use
+from xla_core.support import counters
 
 # Before a client starts: a machine with a TPU runs these tests on its CPU too.
 os.environ["PJRT_DEVICE"] = "CPU"
@@ -234,9 +235,9 @@ for data, target in train_loader:
 @pytest.mark.parametrize("snippet", [TRAIN, TRAIN_WITH_SYNC], ids=["mark_step", "sync"])
 def test_training_loops_learn_the_digits(snippet, names, digits):
     names |= {"torch_xla": torch_xla, "xm": xm}
-    before = report.fallback_counts(), counters.all_counters().get("MarkStep", 0)
+    before = program_report.fallback_counts(), counters.all_counters().get("MarkStep", 0)
     run(snippet, names)
-    assert report.fallback_counts() == before[0]
+    assert program_report.fallback_counts() == before[0]
     assert counters.all_counters()["MarkStep"] == before[1] + STEPS
     images, labels = (part[TRAINED_ON:] for part in digits)
     with torch.no_grad():
@@ -529,9 +530,9 @@ def test_clipping_without_item(norm_type, max_norm):
     for p, x, g in zip(parameters, on_device, gradients, strict=True):
         p.grad, x.grad = g.clone(), g.to("xla")
     torch_xla.sync()
-    runs = sum(p.runs for p in report.program_runs())
+    runs = sum(p.runs for p in program_report.program_runs())
     clip(on_device, max_norm, norm_type)
-    assert sum(p.runs for p in report.program_runs()) == runs  # no item(): nothing ran
+    assert sum(p.runs for p in program_report.program_runs()) == runs  # no item(): nothing ran
     torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
     for p, x in zip(parameters, on_device, strict=True):
         torch.testing.assert_close(x.grad.cpu(), p.grad)

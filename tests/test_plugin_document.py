@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from xla_core import plugins
-from xla_core.protocol import INTERFACE_VERSION
+from xla_core.contract.device_protocol import INTERFACE_VERSION
+from xla_core.plugins import discovery
 
 DOCUMENT = (Path(__file__).resolve().parents[1] / "docs" / "plugins.md").read_text()
 ERRORS = re.findall(r"^```text\n(.*?)\n```$", DOCUMENT, re.M | re.S)
@@ -32,7 +32,7 @@ def installed(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "xla_pjrt_acme", raising=False)  # the example's own
     before = set(sys.modules)
     points = [
-        metadata.EntryPoint(name, "xla_core.null_device:create_client", "xla_core.devices")
+        metadata.EntryPoint(name, "xla_core.plugins.null_device:create_client", "xla_core.devices")
         for name in ("cpu", "null")
     ]
 
@@ -49,7 +49,7 @@ def installed(tmp_path, monkeypatch):
     def listed(group):
         return [point for point in points if point.group == group]
 
-    monkeypatch.setattr(plugins.metadata, "entry_points", listed)
+    monkeypatch.setattr(discovery.metadata, "entry_points", listed)
     yield install
     for added in set(sys.modules) - before:
         if added.startswith(("acme", "xla_pjrt_acme")):
@@ -57,8 +57,8 @@ def installed(tmp_path, monkeypatch):
 
 
 def message():
-    with pytest.raises(plugins.PluginError) as caught:
-        plugins.start_client("acme", plugins.new_manager(), {})
+    with pytest.raises(discovery.PluginError) as caught:
+        discovery.start_client("acme", discovery.new_manager(), {})
     return str(caught.value)
 
 

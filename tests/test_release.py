@@ -111,7 +111,7 @@ def user_reads(folder):
 
 
 GOOD = "def create_client(topology, options):\n    raise AssertionError('not to be started')\n"
-PREFIX = "xla_core.plugins.PluginError: "
+PREFIX = "xla_core.plugins.discovery.PluginError: "
 
 
 def test_a_second_plugin_of_one_name(tmp_path):
@@ -139,7 +139,7 @@ def test_a_plugin_of_another_interface(tmp_path):
 
 KERNELS = """
 import torch
-from xla_core.hookspecs import hookimpl
+from xla_core.contract.hookspecs import hookimpl
 
 _library = torch.library.Library("acme_kernels", "DEF")
 _library.define("twice(Tensor self) -> Tensor")
@@ -157,11 +157,12 @@ def xla_core_cache_key_entries():
 """
 USES_KERNELS = """
 import torch, torch_xla
-from xla_core import persistent_cache, report
+from xla_core.compilation import disk_cache
+from xla_core.api import program_report
 
 x = torch.arange(3.0).to("xla")
-print(torch.ops.acme_kernels.twice(x).tolist(), report.fallback_counts())
-(entry,) = persistent_cache.entries(persistent_cache.current().path)
+print(torch.ops.acme_kernels.twice(x).tolist(), program_report.fallback_counts())
+(entry,) = disk_cache.entries(disk_cache.current().path)
 print(entry.key["extension:acme-kernels"])
 """
 

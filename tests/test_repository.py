@@ -11,27 +11,30 @@ from pathlib import Path
 
 import pytest
 
-from xla_core import flags
+from xla_core.support import flags
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_FILE_LINES = 600
 MOST_FUNCTION_LINES = 80
-TORCH_PRIVATE_HOMES = {"_torch_compat.py", "_torch_guard.py"}
-JAX_PRIVATE_HOMES = {
-    "_jax_annotate.py",
-    "_jax_calls.py",
-    "_jax_compat.py",
-    "_jax_composites.py",
-    "_jax_coordinator.py",
-    "_jax_hlo.py",
-    "_jax_kernels.py",
-    "_jax_manual.py",
-    "_jax_partitioned.py",
-    "_jax_pjrt.py",
-    "_jax_portable.py",
-    "_jax_sharding.py",
-    "_jax_versions.py",
-}
+# The folders that alone touch private parts of torch and of jax.
+TORCH_PRIVATE_HOME = "xla_core/torch_bridge"
+JAX_PRIVATE_HOME = "xla_core/jax_bridge"
+# The folders of xla_core, from the bottom up: each imports only itself and those before it. The same for
+# the other packages, whose remaining modules (entry points, settings) may import all of them.
+LAYERS = {
+    "xla_core": (
+        "contract", "support", "jax_bridge", "torch_bridge", "multiprocess", "plugins", "operators",
+        "recording", "lowering", "lowering.rules", "compilation", "pjrt", "execution", "dispatch",
+        "dynamo", "torch_features", "computations", "builder", "kernels", "export", "api", "attach",
+        "testing",
+    ),
+    "xla_dist": (
+        "settings", "operators", "job_health", "processes", "collectives", "data_parallel", "fsdp",
+    ),
+    "xla_spmd": ("sharding", "lowering", "tensors", "training", "reports", "checkpoint"),
+    "xla_debug": ("settings", "stacks", "steps", "recompile", "live", "run_report", "cli"),
+}  # fmt: skip
+MOST_MODULES_IN_A_FOLDER = 15
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
 OWN_CODE = [*SOURCES, *sorted((ROOT / "examples").glob("*.py")), ROOT / "toxfile.py"]
@@ -238,6 +241,51 @@ def test_the_cycle_finder_finds_a_cycle():
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [{"b", "c"}]
 
 
+def layer_of(module: str) -> int | None:
+    """The position of a module's folder among its package's layers; None beside them."""
+    package, _, rest = module.partition(".")
+    layers = LAYERS.get(package, ())
+    held = [n for n, layer in enumerate(layers) if f"{rest}.".startswith(f"{layer}.")]
+    return max(held, key=lambda n: len(layers[n]), default=None)
+
+
+def imported_modules(path: Path) -> Iterator[tuple[ast.stmt, str]]:
+    """Every import of a module of ours, those for types only included."""
+    for node, target in imports(parsed(path)):
+        if target in MODULES and not (
+            isinstance(node, ast.ImportFrom)
+            and target == node.module
+            and all(f"{target}.{alias.name}" in MODULES for alias in node.names)
+        ):
+            yield node, target
+
+
+def test_a_layer_imports_only_those_below():
+    upwards = [
+        f"{at(path, node)} imports {target}"
+        for name, path in MODULES.items()
+        for node, target in imported_modules(path)
+        if (own := layer_of(name)) is not None and target.split(".")[0] == name.split(".")[0]
+        if (other := layer_of(target)) is None or other > own
+    ]
+    assert not upwards, "\n".join(upwards)
+
+
+def test_every_folder_is_a_layer_or_in_one():
+    flat = [name for name, path in MODULES.items() if path.name == "__init__.py"]
+    nowhere = [n for n in flat if n.split(".")[0] in LAYERS and "." in n and layer_of(n) is None]
+    assert not nowhere
+
+
+def test_no_folder_has_too_many_modules():
+    # One file per family of operators is a catalogue; the names of torch_xla's modules are torch_xla's.
+    catalogues = ("xla_core/lowering/rules", "/torch_xla/experimental")
+    folders = {path.parent for path in SOURCES}
+    folders = {folder for folder in folders if not folder.as_posix().endswith(catalogues)}
+    sizes = {folder: len(list(folder.glob("[!_]*.py"))) for folder in folders}
+    assert not [folder for folder, size in sizes.items() if size > MOST_MODULES_IN_A_FOLDER]
+
+
 def test_no_function_imports_our_own_packages():
     own = {name for names in IMPORT_NAMES.values() for name in names}
     found = [
@@ -282,10 +330,10 @@ def attribute_chains(path: Path) -> Iterator[tuple[ast.expr, str]]:
                 yield node, text
 
 
-def private_uses(pattern: str, homes: set[str]) -> list[str]:
+def private_uses(pattern: str, home: str) -> list[str]:
     found = set()
     for path in SOURCES:
-        if path.name in homes:
+        if path.parent.as_posix().endswith(home):
             continue
         names = [*imports(parsed(path)), *attribute_chains(path)]
         found |= {at(path, node) for node, name in names if re.match(pattern, name)}
@@ -293,11 +341,11 @@ def private_uses(pattern: str, homes: set[str]) -> list[str]:
 
 
 def test_torchs_private_parts_are_used_in_one_place():
-    assert not private_uses(r"(torch\._C|ctypes)(\.|$)", TORCH_PRIVATE_HOMES)
+    assert not private_uses(r"(torch\._C|ctypes)(\.|$)", TORCH_PRIVATE_HOME)
 
 
 def test_jaxs_private_parts_are_used_in_one_place():
-    assert not private_uses(r"(jax\._src|jaxlib)(\.|$)", JAX_PRIVATE_HOMES)
+    assert not private_uses(r"(jax\._src|jaxlib)(\.|$)", JAX_PRIVATE_HOME)
 
 
 @pytest.mark.parametrize("path", OWN_CODE, ids=lambda path: str(path.relative_to(ROOT)))

@@ -11,7 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from xla_core import _jax_versions, _torch_guard
+from xla_core.jax_bridge import jax_versions
+from xla_core.torch_bridge import device_guard
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -34,12 +35,12 @@ def test_every_package_allows_the_range_that_is_checked_at_import(name):
     found = dict(requirements(name))
     assert "xla-core" in found
     for package, wanted in found.items():
-        lowest, unknown = dotted(_jax_versions.OLDEST), dotted(_jax_versions.FIRST_UNKNOWN)
+        lowest, unknown = dotted(jax_versions.OLDEST), dotted(jax_versions.FIRST_UNKNOWN)
         assert {str(s) for s in wanted.specifier} == {f">={lowest}", f"<{unknown}"}, package
 
 
 def test_every_package_allows_the_torch_versions_that_the_guard_names():
-    oldest, newest = re.findall(r"\d+\.\d+", _torch_guard.MSG_UNKNOWN_LAYOUT)
+    oldest, newest = re.findall(r"\d+\.\d+", device_guard.MSG_UNKNOWN_LAYOUT)
     major, minor = newest.split(".")
     for package, wanted in requirements("torch"):
         unknown = f"{major}.{int(minor) + 1}"
@@ -67,10 +68,10 @@ def test_the_matrix_has_the_oldest_and_the_newest_that_the_packages_allow():
                if k == kind}
         for kind in ("py", "torch", "jax")
     }  # fmt: skip
-    oldest, newest = re.findall(r"\d+\.\d+", _torch_guard.MSG_UNKNOWN_LAYOUT)
+    oldest, newest = re.findall(r"\d+\.\d+", device_guard.MSG_UNKNOWN_LAYOUT)
     assert (min(tried["torch"]), max(tried["torch"])) == (Version(oldest), Version(newest))
-    assert min(tried["jax"]) == Version(dotted(_jax_versions.OLDEST[:2]))
-    major, minor = _jax_versions.FIRST_UNKNOWN
+    assert min(tried["jax"]) == Version(dotted(jax_versions.OLDEST[:2]))
+    major, minor = jax_versions.FIRST_UNKNOWN
     assert max(tried["jax"]) == Version(f"{major}.{minor - 1}")
     assert tried["py"] == {Version("3.11"), Version("3.12"), Version("3.13")}
 

@@ -24,7 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from xla_core import _jax_compat, events
+from xla_core.contract import events
+from xla_core.jax_bridge import jax_private
 
 Recorded = list[dict[str, Any]]
 
@@ -56,7 +57,7 @@ def record(target: Sequence[str]) -> tuple[Recorded, int]:
 
 
 def _digest(stablehlo: bytes) -> str:
-    return hashlib.sha256(_jax_compat.module_text(stablehlo).encode()).hexdigest()[:32]
+    return hashlib.sha256(jax_private.module_text(stablehlo).encode()).hexdigest()[:32]
 
 
 def _run(target: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 import torch_xla
-from xla_core.lowering.registry import find_inspected, find_rule
+from xla_core.operators.lowering_registry import find_inspected, find_rule
 from xla_core.testing.against_cpu import Outcome, attempt, fallbacks
 from xla_core.testing.op_db import (
     NO_GRADIENTS,

@@ -11,8 +11,10 @@ import textwrap
 import pytest
 import torch
 
-from xla_core import counters, report, runtime
-from xla_core.dispatch import fallback
+from xla_core.api import program_report
+from xla_core.dispatch import cpu_fallback
+from xla_core.execution import runtime
+from xla_core.support import counters
 
 # What would change the meaning of a test if it came from the developer's own environment.
 _CLEARED = ("XLA_", "CPU_NUM_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD", "PJRT_DEVICE")
@@ -37,7 +39,7 @@ def new_step():
 @pytest.fixture(autouse=True)
 def warn_again(monkeypatch):
     """An operator's fallback is warned about once in a process: here, once in a test."""
-    monkeypatch.setattr(fallback, "_warned", set())
+    monkeypatch.setattr(cpu_fallback, "_warned", set())
 
 
 @pytest.fixture
@@ -55,10 +57,10 @@ def compile_count():
 @pytest.fixture
 def fallbacks():
     """A function that says which operators ran on the CPU since the test began, and how often."""
-    before = report.fallback_counts()
+    before = program_report.fallback_counts()
     return lambda: {
         name: count - before.get(name, 0)
-        for name, count in report.fallback_counts().items()
+        for name, count in program_report.fallback_counts().items()
         if count > before.get(name, 0)
     }
 

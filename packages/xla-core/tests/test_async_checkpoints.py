@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.utils import _pytree as pytree
 
 import torch_xla
-from xla_core import checkpoint_staging
+from xla_core.torch_features import checkpoint_staging
 
 # torch warns of what is asked for here: to save without a process group
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import torch_xla  # noqa: F401 - registers the device
-from xla_core import autocast
+from xla_core.torch_features import autocast
 
 _REAL: Final = torch.arange(1, 5, dtype=torch.float32) / 8
 _MATRIX: Final = torch.tensor([[2.0, 0.5], [0.5, 1.0]])  # positive definite
@@ -148,7 +148,7 @@ def _floats(results: Any) -> list[torch.Tensor]:
 
 
 # conv_tbc has no lowering: it runs on the CPU, and warns of that
-@pytest.mark.filterwarnings("ignore::xla_core.dispatch.fallback.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::xla_core.dispatch.cpu_fallback.FallbackWarning")
 @pytest.mark.parametrize("given", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_a_listed_operator_computes_in_the_promised_dtype(name: str, given: torch.dtype) -> None:

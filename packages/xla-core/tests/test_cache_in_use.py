@@ -14,7 +14,7 @@ import time
 TRAIN = """
 import sys, torch, torch_xla
 import torch_xla.runtime as xr
-from xla_core import counters
+from xla_core.support import counters
 if "{how}" == "call":
     xr.initialize_cache({path!r}, readonly={readonly})
 

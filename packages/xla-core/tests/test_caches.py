@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch_xla.runtime as xr
-from xla_core import caches, programs
+from xla_core.compilation import program_table
 from xla_core.computations import computation
+from xla_core.support import caches
 
 
 def test_all_that_is_listed_is_emptied(monkeypatch):
@@ -15,4 +16,4 @@ def test_all_that_is_listed_is_emptied(monkeypatch):
     xr.clear_computation_cache()
     assert told == ["cleared"]
     assert not computation._plans
-    assert not programs.all_programs()
+    assert not program_table.all_programs()

@@ -10,10 +10,12 @@ import torch
 
 import torch_xla
 import torch_xla.core.xla_model as xm
-from xla_core import counters, programs, runtime
-from xla_core.compile_step import CLASH_COUNTER
-from xla_core.lowering.clashes import clashes
-from xla_core.protocol import Outlining
+from xla_core.compilation import program_table
+from xla_core.compilation.build_program import CLASH_COUNTER
+from xla_core.contract.device_protocol import Outlining
+from xla_core.execution import runtime
+from xla_core.lowering.call_alias_check import clashes
+from xla_core.support import counters
 
 EAGER = Outlining(wanted=True, min_operations=3, min_saved=3, min_staged=None)
 
@@ -147,7 +149,7 @@ def test_where_the_text_is_not_understood_all_is_inlined(monkeypatch):
     found = blocks(given, equal=True)
     torch_xla.sync()
     assert count() > before
-    (program,) = [p for p in programs.all_programs() if p.operations > 20][-1:]
+    (program,) = [p for p in program_table.all_programs() if p.operations > 20][-1:]
     assert " call(" not in former(program.executable)
     torch.testing.assert_close(found.cpu(), blocks(start, equal=True))
 
@@ -197,7 +199,7 @@ def test_only_the_function_that_gets_what_xla_finds_equal_is_inlined(equal, stag
     torch.testing.assert_close(found.cpu(), run(start), rtol=1e-5, atol=1e-6)
     # in stages the two are arguments of another program, which cannot know
     assert count() - before == (equal and staged == "0")
-    step = programs.all_programs()[-1]
+    step = program_table.all_programs()[-1]
     if staged == "0":
         called = re.findall(r"to_apply=%xla_repeat_\d+_(\w+?)_\d+", step.executable.optimized_hlo())
         assert set(called) == ({"mul_to_sub"} if equal else {"mul_to_sub", "slice_to_tanh"})

@@ -11,11 +11,13 @@ from torch import nn
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xla import experimental
-from xla_core import counters, report, step_closures
+from xla_core.api import program_report
+from xla_core.execution import step_closures
+from xla_core.support import counters
 
 
 def runs():
-    return sum(p.runs for p in report.program_runs())
+    return sum(p.runs for p in program_report.program_runs())
 
 
 def step_of(x):
@@ -287,7 +289,7 @@ def test_environment_variables(run_python):
     code = """
         import torch, torch_xla
         from torch_xla.experimental import is_eager_mode
-        from xla_core import counters
+        from xla_core.support import counters
         x = torch.arange(4.0, device="xla") + 1.5
         y = (x * x).relu() + torch.rand(4, device="xla") * 0
         torch_xla.sync()

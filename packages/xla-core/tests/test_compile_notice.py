@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from xla_core import compile_notice
+from xla_core.compilation import progress_line
 
 
 class Terminal(io.StringIO):
@@ -18,21 +18,21 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def impatient(monkeypatch):
     """The same behaviour in hundredths of seconds, so that the test does not wait for real."""
-    monkeypatch.setattr(compile_notice, "AFTER_SECONDS", 0.03)
-    monkeypatch.setattr(compile_notice, "EVERY_SECONDS", 0.02)
-    monkeypatch.setattr(compile_notice, "SUMMARY_SECONDS", 0.05)
+    monkeypatch.setattr(progress_line, "AFTER_SECONDS", 0.03)
+    monkeypatch.setattr(progress_line, "EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(progress_line, "SUMMARY_SECONDS", 0.05)
 
 
 def test_quick_compilations_say_nothing():
     terminal = Terminal()
-    with compile_notice.watching("step", 10, terminal):
+    with progress_line.watching("step", 10, terminal):
         pass
     assert terminal.getvalue() == ""
 
 
 def test_long_ones_say_what_and_end_with_a_summary(impatient):
     terminal = Terminal()
-    with compile_notice.watching("step_1", 1467, terminal) as notice:
+    with progress_line.watching("step_1", 1467, terminal) as notice:
         notice.stage = "compiling"
         notice.functions = 3
         time.sleep(0.3)
@@ -43,7 +43,7 @@ def test_long_ones_say_what_and_end_with_a_summary(impatient):
 
 def test_no_terminal_no_line(impatient):
     stream = io.StringIO()
-    with compile_notice.watching("step", 10, stream):
+    with progress_line.watching("step", 10, stream):
         time.sleep(0.1)
     assert stream.getvalue() == ""
 
@@ -51,14 +51,14 @@ def test_no_terminal_no_line(impatient):
 def test_silent_when_told_so(impatient, monkeypatch):
     monkeypatch.setenv("XLA_COMPILE_PROGRESS", "0")
     terminal = Terminal()
-    with compile_notice.watching("step", 10, terminal):
+    with progress_line.watching("step", 10, terminal):
         time.sleep(0.1)
     assert terminal.getvalue() == ""
 
 
 def test_an_error_while_compiling_clears_the_line(impatient):
     terminal = Terminal()
-    with pytest.raises(RuntimeError, match="broken"), compile_notice.watching("s", 1, terminal):
+    with pytest.raises(RuntimeError, match="broken"), progress_line.watching("s", 1, terminal):
         time.sleep(0.2)
         raise RuntimeError("broken")
     assert "\r\x1b[K" in terminal.getvalue()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torch_xla
-from xla_core import counters
+from xla_core.support import counters
 from xla_core.testing.against_cpu import assert_same, copy_to, fallbacks
 
 PADDED = torch.tensor([[1, 2, 2, 4], [3, 3, 0, 0], [4, 1, 2, 0]])

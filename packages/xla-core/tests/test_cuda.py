@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from xla_core import plugins
 from xla_core.pjrt import cuda
+from xla_core.plugins import discovery
 
 
 def test_plugin_is_installed_with_the_core_and_is_found_by_name():
-    assert "CUDA" in plugins.installed_devices()
-    assert plugins.load_factory("CUDA") is cuda.create_client
+    assert "CUDA" in discovery.installed_devices()
+    assert discovery.load_factory("CUDA") is cuda.create_client
 
 
 @pytest.mark.skipif(
@@ -20,8 +20,8 @@ def test_plugin_is_installed_with_the_core_and_is_found_by_name():
 )
 def test_without_the_runtime_it_says_what_to_install():
     assert not cuda.create_client.is_available({})
-    with pytest.raises(plugins.PluginError) as caught:
-        plugins.start_client("CUDA", plugins.new_manager(), {})
+    with pytest.raises(discovery.PluginError) as caught:
+        discovery.start_client("CUDA", discovery.new_manager(), {})
     text = str(caught.value)
     assert text.startswith("PJRT_DEVICE=CUDA: xla-core ")
     assert "jax's CUDA plugin is not installed" in text and 'pip install "jax[cuda12]==' in text

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from xla_core.contract.device_protocol import Topology
 from xla_core.pjrt import cuda
-from xla_core.protocol import Topology
 from xla_core.testing.conformance import DeviceConformance
 
 if not cuda.create_client.is_available({}):

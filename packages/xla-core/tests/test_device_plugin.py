@@ -14,10 +14,10 @@ from torch_xla.experimental.plugins import (
     register_plugin,
     using_dynamic_plugins,
 )
-from xla_core import device_plugin, plugins
-from xla_core.null_device import NullClient
+from xla_core.contract.device_protocol import Topology
 from xla_core.pjrt.library import LibraryPlugin
-from xla_core.protocol import Topology
+from xla_core.plugins import discovery, torch_xla_plugins
+from xla_core.plugins.null_device import NullClient
 
 
 class Missing(DevicePlugin):
@@ -30,8 +30,8 @@ class Missing(DevicePlugin):
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch):
-    monkeypatch.setattr(plugins, "_registered", {})
-    monkeypatch.setattr(device_plugin, "_plugins", {})
+    monkeypatch.setattr(discovery, "_registered", {})
+    monkeypatch.setattr(torch_xla_plugins, "_plugins", {})
     monkeypatch.setenv("PJRT_DEVICE", "INITECH")
 
 
@@ -56,29 +56,29 @@ def installed(tmp_path, monkeypatch):
 
 def test_registered_plugin_is_found_and_its_library_is_looked_for():
     register_plugin("initech", Missing())
-    assert "INITECH" in plugins.installed_devices()
-    assert isinstance(plugins.load_factory("INITECH"), LibraryPlugin)
+    assert "INITECH" in discovery.installed_devices()
+    assert isinstance(discovery.load_factory("INITECH"), LibraryPlugin)
     assert isinstance(default(), Missing)
     with pytest.raises(
-        plugins.PluginError,
+        discovery.PluginError,
         match=r"the registered Missing could not start .*no PJRT library at .*library_path\(\)",
     ):
-        plugins.start_client("INITECH", plugins.new_manager(), {})
+        discovery.start_client("INITECH", discovery.new_manager(), {})
 
 
 def test_installed_plugin_is_found_by_its_entry_point(installed):
-    assert "INITECH" in plugins.installed_devices()
-    with pytest.raises(plugins.PluginError, match=r"initech 3\.0 .*could not start"):
-        plugins.start_client("initech", plugins.new_manager(), {})
+    assert "INITECH" in discovery.installed_devices()
+    with pytest.raises(discovery.PluginError, match=r"initech 3\.0 .*could not start"):
+        discovery.start_client("initech", discovery.new_manager(), {})
     register_installed_plugins()
     assert default().library_path() == "/nowhere/libinitech.so"
 
 
 def test_installed_plugins_can_be_left_out(installed, monkeypatch):
     monkeypatch.setenv("XLA_REGISTER_INSTALLED_PLUGINS", "0")
-    assert "INITECH" not in plugins.installed_devices()
-    with pytest.raises(plugins.PluginError, match="no installed package offers this device"):
-        plugins.load_factory("initech")
+    assert "INITECH" not in discovery.installed_devices()
+    with pytest.raises(discovery.PluginError, match="no installed package offers this device"):
+        discovery.load_factory("initech")
 
 
 def test_defaults_of_a_plugin():
@@ -101,13 +101,15 @@ def test_default_says_what_is_registered(monkeypatch):
 
 
 def test_a_factory_in_code_comes_first():
-    plugins.register_factory("null", lambda topology, options: NullClient(num_devices=5), "a test")
-    client = plugins.start_client("NULL", plugins.new_manager(), {})
+    discovery.register_factory(
+        "null", lambda topology, options: NullClient(num_devices=5), "a test"
+    )
+    client = discovery.start_client("NULL", discovery.new_manager(), {})
     assert len(client.local_devices()) == 5
 
 
 def test_create_options_reach_the_library():
-    factory = device_plugin.factory("initech", Missing())
+    factory = torch_xla_plugins.factory("initech", Missing())
     assert factory._create_options({}) == {"speed": 3}
     with pytest.raises(RuntimeError, match="INITECH: there is no PJRT library"):
         factory(Topology(), {})

@@ -8,7 +8,7 @@ import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
-from xla_core import _torch_compat, _torch_guard
+from xla_core.torch_bridge import device_guard, torch_private
 
 # -- names ----------------------------------------------------------------------------------------
 
@@ -331,7 +331,7 @@ def test_a_backward_on_the_cpu_may_come_first(run_python):
 
 def test_without_autoload_a_backward_that_came_first_is_explained(run_python):
     output = run_python(BACKWARD_FIRST, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
-    assert output.splitlines() == [_torch_compat.MSG_LATE_BACKWARD] * 2
+    assert output.splitlines() == [torch_private.MSG_LATE_BACKWARD] * 2
     assert "Import torch_xla first" in output
 
 
@@ -437,8 +437,8 @@ def test_a_fork_after_the_import_can_train(run_python):
 @pytest.fixture
 def unregistered(monkeypatch):
     """As before registration; nothing may reach the process's registry."""
-    monkeypatch.setitem(_torch_guard._state, "registered", False)
-    monkeypatch.setattr(_torch_guard, "_keep_alive", [])
+    monkeypatch.setitem(device_guard._state, "registered", False)
+    monkeypatch.setattr(device_guard, "_keep_alive", [])
 
 
 def names_the_version(error):
@@ -451,18 +451,18 @@ def names_the_version(error):
 
 def test_a_header_without_the_methods(unregistered, monkeypatch):
     meta = 1  # never dereferenced: the header is looked at first
-    monkeypatch.setattr(_torch_guard, "_METHODS", (*_torch_guard._METHODS, "noSuchMethod"))
+    monkeypatch.setattr(device_guard, "_METHODS", (*device_guard._METHODS, "noSuchMethod"))
     with pytest.raises(
         RuntimeError, match="the device guard interface lacks noSuchMethod"
     ) as caught:
-        _torch_guard._build_guard(meta, _torch_guard._method_order())
+        device_guard._build_guard(meta, device_guard._method_order())
     assert names_the_version(caught.value)
 
 
 def test_a_missing_header(unregistered, monkeypatch):
-    monkeypatch.setattr(_torch_guard, "_HEADER", "include/none.h")
+    monkeypatch.setattr(device_guard, "_HEADER", "include/none.h")
     with pytest.raises(RuntimeError, match=r"its header include/none\.h cannot be read") as caught:
-        _torch_guard._method_order()
+        device_guard._method_order()
     assert names_the_version(caught.value)
 
 
@@ -471,13 +471,13 @@ def test_methods_in_another_order(run_python):
     output = run_python(
         """
         import torch
-        from xla_core import _torch_guard
-        order = _torch_guard._method_order()
+        from xla_core.torch_bridge import device_guard
+        order = device_guard._method_order()
         i, j = order.index("type"), order.index("deviceCount")
         order[i], order[j] = order[j], order[i]
-        _torch_guard._method_order = lambda: order
-        from xla_core import _autoload
-        _autoload.autoload()  # what import torch does: it must not raise
+        device_guard._method_order = lambda: order
+        from xla_core.attach import autoload
+        autoload.autoload()  # what import torch does: it must not raise
         try:
             import torch_xla
         except RuntimeError as error:
@@ -493,9 +493,9 @@ def test_methods_in_another_order(run_python):
 
 @pytest.mark.parametrize("what", ["_REGISTER", "_REGISTRY"])
 def test_a_library_without_the_registry(unregistered, monkeypatch, what):
-    monkeypatch.setattr(_torch_guard, what, "_ZN3c104noneE")
+    monkeypatch.setattr(device_guard, what, "_ZN3c104noneE")
     with pytest.raises(RuntimeError, match="does not offer the device guard registry") as caught:
-        _torch_guard.register()
+        device_guard.register()
     assert names_the_version(caught.value)
 
 
@@ -503,4 +503,4 @@ def test_another_package_with_the_device(unregistered):
     with pytest.raises(
         RuntimeError, match=r"already registered the xla device.*pip uninstall torch_xla"
     ):
-        _torch_guard.register()
+        device_guard.register()

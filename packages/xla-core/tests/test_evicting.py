@@ -14,21 +14,25 @@ import torch_xla
 import torch_xla.runtime as xr
 from torch_xla import stablehlo
 from torch_xla._dynamo.dynamo_bridge import extract_compiled_graph
-from xla_core import counters, events, mappings, programs, runtime
+from xla_core.compilation import program_table
+from xla_core.contract import events
+from xla_core.execution import runtime
+from xla_core.support import counters, memory_mappings
 
 COUNT = 'lambda: open("/proc/self/maps", "rb").read().count(b"\\n")'
 needs_maps = pytest.mark.skipif(
-    mappings.count() is None or mappings.limit() is None, reason="only Linux tells"
+    memory_mappings.count() is None or memory_mappings.limit() is None, reason="only Linux tells"
 )
 # occupying more than this takes long
 needs_small_limit = pytest.mark.skipif(
-    (mappings.limit() or 0) > 300_000, reason="the limit of this machine is too high to come near"
+    (memory_mappings.limit() or 0) > 300_000,
+    reason="the limit of this machine is too high to come near",
 )
 
 OCCUPY = f"""
 import ctypes
 import torch, torch_xla
-from xla_core import counters, mappings
+from xla_core.support import counters, memory_mappings
 count = {COUNT}
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
@@ -65,7 +69,7 @@ number(1).item()
 each = count() - each
 assert each > 15
 left = 750
-occupied = Occupied(mappings.limit() - count() - left)
+occupied = Occupied(memory_mappings.limit() - count() - left)
 programs = left // each + 3
 for k in range(programs):  # more than fit
     number(k).item()
@@ -82,7 +86,7 @@ FULL = (
     OCCUPY
     + """
 y = number(1)
-occupied = Occupied(mappings.limit() - count() - 200)
+occupied = Occupied(memory_mappings.limit() - count() - 200)
 try:
     y.item()
 except RuntimeError as error:
@@ -150,7 +154,7 @@ def test_an_evicted_executable_is_gone(keep):
     keep(1)
     x = torch.ones(6).to("xla")
     (x + 1).tolist()
-    (program,) = programs.all_programs()
+    (program,) = program_table.all_programs()
     gone = weakref.ref(program)
     del program
     (x * 3).tolist()
@@ -165,9 +169,9 @@ def test_who_runs_a_program_keeps_it(keep):
     for _ in range(30):
         y = y @ x
     torch_xla.sync()  # enqueued, and perhaps running
-    (program,) = programs.all_programs()
+    (program,) = program_table.all_programs()
     assert (x * 2).sum().item() == pytest.approx(180, rel=1e-5)
-    assert programs.all_programs() != [program]
+    assert program_table.all_programs() != [program]
     wanted = torch.full((300, 300), 1e-3)
     for _ in range(30):
         wanted = wanted @ torch.full((300, 300), 1e-3)
@@ -211,10 +215,10 @@ def test_graphs_of_dynamo_are_made_again(keep):
     assert graph(x).tolist() == wanted
     (x - 7).tolist()
     before = compiled()
-    (program,) = programs.all_programs()
+    (program,) = program_table.all_programs()
     assert graph(x).tolist() == wanted
     assert compiled() > before
-    assert program not in programs.all_programs()
+    assert program not in program_table.all_programs()
 
 
 def test_operators_run_one_by_one_are_counted_and_cleared(keep, monkeypatch):
@@ -271,7 +275,7 @@ def test_an_eviction_is_told(keep):
     try:
         x = torch.ones(11).to("xla")
         (x + 1).tolist()
-        (program,) = programs.all_programs()
+        (program,) = program_table.all_programs()
         (x - 4).tolist()
     finally:
         end()
@@ -279,10 +283,10 @@ def test_an_eviction_is_told(keep):
 
 
 def test_dropped_tables_are_no_concern_of_a_program():
-    table = programs.Table()
-    kept = programs.Kept(object())
+    table = program_table.Table()
+    kept = program_table.Kept(object())
     kept.keep(table, 1)
-    other = programs.Kept(object())
+    other = program_table.Kept(object())
     other.keep(table, 2)
     other.keep(table, 1)
     kept.leave()
@@ -297,7 +301,7 @@ def test_dropped_tables_are_no_concern_of_a_program():
 def test_the_evicted_program_is_found_in_the_persistent_cache(run_python, tmp_path):
     script = """
 import torch, torch_xla
-from xla_core import counters
+from xla_core.support import counters
 x = torch.ones(4).to("xla")
 for k in (0, 1, 0, 1):
     print((x + 2 if k else x * x).tolist()[0])

@@ -24,7 +24,7 @@ from torch_xla.stablehlo import (
     save_as_stablehlo,
     save_torch_model_as_stablehlo,
 )
-from xla_core.lowering.driver import LoweringError
+from xla_core.operators.run_rule import LoweringError
 
 # torch.export warns of the list of weights that nn.LSTM keeps beside its parameters
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes? .*_flat_weights:UserWarning")
@@ -443,7 +443,8 @@ def test_an_export_needs_no_device(run_python):
         assert "xla_core.export.module" not in sys.modules
         model = torch.nn.Linear(4, 3)
         torch_xla.save_torch_model_as_stablehlo(model, (torch.randn(2, 4),), "model")
-        from xla_core import _jax_compat, runtime
-        print(runtime.started(), _jax_compat.backends_started())
+        from xla_core.jax_bridge import jax_private
+        from xla_core.execution import runtime
+        print(runtime.started(), jax_private.backends_started())
     """
     assert run_python(code, PJRT_DEVICE="NONE").split("\n")[0] == "False ()"

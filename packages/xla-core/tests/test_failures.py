@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import torch_xla
-from xla_core import runtime, step, tensor
-from xla_core.lowering import registry
+from xla_core.execution import run_step, runtime
+from xla_core.operators import lowering_registry
+from xla_core.recording import xla_tensor
 
 HUGE = 1 << 22
 """A square of float32 of 64 TB: more than any machine's address space grants."""
@@ -76,7 +77,7 @@ def test_a_launch_that_fails_costs_only_its_step(weight, monkeypatch):
         raise RuntimeError("INTERNAL: the device is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(step, "execution", lambda *_: map(fail, (1,)))
+        patch.setattr(run_step, "execution", lambda *_: map(fail, (1,)))
         with pytest.raises(RuntimeError, match="the device is gone"):
             torch_xla.sync()
     with pytest.raises(RuntimeError, match=r"never computed.*the device is gone"):
@@ -88,7 +89,7 @@ def test_a_launch_that_fails_costs_only_its_step(weight, monkeypatch):
 def picky_digamma(monkeypatch):
     """An operator whose lowering rule fails for two elements only."""
     overload = torch.ops.aten.digamma.default
-    rule = registry.find_rule(overload)
+    rule = lowering_registry.find_rule(overload)
 
     def picky(x):
         if x.shape == (2,):
@@ -96,9 +97,9 @@ def picky_digamma(monkeypatch):
         return rule.function(x)
 
     changed = dataclasses.replace(rule, function=picky)
-    monkeypatch.setitem(registry._rules, overload, changed)
-    monkeypatch.setattr(tensor, "handlers", {})  # those made before have the rule that works
-    monkeypatch.setattr(tensor, "_plain", {})
+    monkeypatch.setitem(lowering_registry._rules, overload, changed)
+    monkeypatch.setattr(xla_tensor, "handlers", {})  # those made before have the rule that works
+    monkeypatch.setattr(xla_tensor, "_plain", {})
 
 
 def test_a_failed_lowering_names_the_line_and_spares_the_operator_elsewhere(weight, picky_digamma):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import torch_xla
-from xla_core import events
-from xla_core.dispatch import fallback
-from xla_core.dispatch.fallback import FallbackWarning
+from xla_core.contract import events
+from xla_core.dispatch import cpu_fallback
+from xla_core.dispatch.cpu_fallback import FallbackWarning
 
 LIBRARY = torch.library.Library("xla_core_tests", "DEF")
 LIBRARY.define("halves(Tensor x) -> (Tensor, Tensor)")
@@ -28,7 +28,7 @@ OPS = torch.ops.xla_core_tests
 
 @pytest.fixture(autouse=True)
 def nothing_warned_yet(monkeypatch):
-    monkeypatch.setattr(fallback, "_warned", set())
+    monkeypatch.setattr(cpu_fallback, "_warned", set())
 
 
 def test_the_warning_names_operator_and_line_once(fallbacks):

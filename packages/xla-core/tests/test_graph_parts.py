@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from torch_xla._dynamo.dynamo_bridge import extract_compiled_graph
-from xla_core.graph_parts import MSG_UNREADABLE
+from xla_core.dynamo.graph_partition import MSG_UNREADABLE
 
 
 def reads(x):

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 import torch_xla
 from torch_xla import experimental
-from xla_core import index_checks
-from xla_core import tensor as tensor_module
+from xla_core.execution import index_checks
+from xla_core.recording import xla_tensor as tensor_module
 
 TABLE = torch.arange(12.0).reshape(3, 4)
 
@@ -154,7 +154,7 @@ def test_off_nothing_is_recorded_for_it(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("XLA_CHECK_INDICES")
     script = """
 import torch, torch_xla
-from xla_core import index_checks
+from xla_core.execution import index_checks
 row = torch.nn.functional.embedding(torch.tensor([7], device="xla"), torch.ones(3, 4, device="xla"))
 trace = row._s.trace
 print([entry.plan.name for entry in trace.cur.path() if entry.plan][-1], len(index_checks.pending))

@@ -90,7 +90,7 @@ WRITES = {
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "through a view"])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-@pytest.mark.filterwarnings("ignore::xla_core.dispatch.fallback.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::xla_core.dispatch.cpu_fallback.FallbackWarning")
 def test_write(write, whole):
     def run(device):
         base = torch.arange(20.0).reshape(4, 5).clone().to(device)

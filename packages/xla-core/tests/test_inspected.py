@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torch_xla
-from xla_core.lowering import registry
+from xla_core.operators import lowering_registry
 from xla_core.testing.against_cpu import assert_agrees_with_cpu, assert_same
 
 aten = torch.ops.aten
@@ -203,6 +203,6 @@ def test_large_results_give_up_what_is_cut_off() -> None:
 
 def test_an_overload_is_ruled_once() -> None:
     with pytest.raises(ValueError, match=r"duplicate lowering rule for aten\.nonzero\.default"):
-        registry.rule(aten.nonzero.default)(lambda x: x)
+        lowering_registry.rule(aten.nonzero.default)(lambda x: x)
     with pytest.raises(ValueError, match=r"duplicate lowering rule for aten\.sin\.default"):
-        registry.inspected_rule(aten.sin.default, meta=lambda x: x)(lambda x: x)
+        lowering_registry.inspected_rule(aten.sin.default, meta=lambda x: x)(lambda x: x)

@@ -18,8 +18,11 @@ from torch.utils import _pytree as pytree
 import torch_xla
 import xla_core
 from torch_xla.experimental.scan import scan
-from xla_core import compiled_graph, eager, events, programs, runtime
-from xla_core.staged import StagedExecutable
+from xla_core.compilation import program_table
+from xla_core.compilation.staged_executable import StagedExecutable
+from xla_core.contract import events
+from xla_core.dynamo import compiled_graph
+from xla_core.execution import eager_mode, runtime
 
 SOURCES = str(pathlib.Path(xla_core.__file__).parent)
 
@@ -202,9 +205,9 @@ def test_reading_interrupted_at_any_line():
 @pytest.mark.parametrize("mode", ["eager", "op by op"])
 def test_operators_run_one_by_one_interrupted_at_any_line(mode, monkeypatch):
     if mode == "eager":
-        with eager.mode(True):
+        with eager_mode.mode(True):
             assert check_everywhere(run, lines=True) > 100
-            assert eager.is_on()
+            assert eager_mode.is_on()
     else:
         monkeypatch.setenv("SYNC_TENSORS_OPBYOP", "1")
         assert check_everywhere(run, lines=True) > 100
@@ -226,7 +229,7 @@ def test_a_step_in_stages_interrupted_at_any_line(monkeypatch):
 
     monkeypatch.setitem(globals(), "statements", layers)
     assert check_everywhere(run, lines=True, times=("first",)) > 50
-    found = [p for p in programs.all_programs() if isinstance(p.executable, StagedExecutable)]
+    found = [p for p in program_table.all_programs() if isinstance(p.executable, StagedExecutable)]
     assert found
 
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xla_core import _jax_compat
-from xla_core.protocol import ArraySpec
+from xla_core.contract.device_protocol import ArraySpec
+from xla_core.jax_bridge import jax_private
 
 
 def specs(*shapes, dtype="float32"):
@@ -20,8 +20,8 @@ def specs(*shapes, dtype="float32"):
 
 
 def text(function, avals, aliases=(), **options):
-    bytecode = _jax_compat.lower(function, avals, aliases, "cpu", "step", **options)
-    return _jax_compat.module_text(bytecode)
+    bytecode = jax_private.lower(function, avals, aliases, "cpu", "step", **options)
+    return jax_private.module_text(bytecode)
 
 
 def test_aliases_are_recorded_exactly_as_given():
@@ -47,7 +47,7 @@ def test_aliases_are_recorded_exactly_as_given():
 def test_alias_that_does_not_fit(alias, message):
     avals = [*specs((2,)), *specs((2,), dtype="int32")]
     with pytest.raises(ValueError, match=message):
-        _jax_compat.lower(lambda a, b: (a, b), avals, alias, "cpu", "step")
+        jax_private.lower(lambda a, b: (a, b), avals, alias, "cpu", "step")
 
 
 def test_unused_inputs_stay_and_name_is_kept():
@@ -71,19 +71,19 @@ def traced_here(x):
 
 def test_bytes_do_not_depend_on_where_the_program_was_traced():
     def from_here():
-        return _jax_compat.lower(traced_here, specs((4, 4)), [], "cpu", "step")
+        return jax_private.lower(traced_here, specs((4, 4)), [], "cpu", "step")
 
     def from_there():
-        return _jax_compat.lower(lambda x: jnp.tanh(x) @ x, specs((4, 4)), [], "cpu", "step")
+        return jax_private.lower(lambda x: jnp.tanh(x) @ x, specs((4, 4)), [], "cpu", "step")
 
     assert from_here() == from_there()
     assert b"test_jax_compat" not in from_here()
 
 
 def test_debug_locations_name_the_file_when_asked():
-    found = _jax_compat.lower(traced_here, specs((4, 4)), [], "cpu", "step", debug_locations=True)
+    found = jax_private.lower(traced_here, specs((4, 4)), [], "cpu", "step", debug_locations=True)
     assert b"test_jax_compat" in found
-    assert len(found) > len(_jax_compat.lower(traced_here, specs((4, 4)), [], "cpu", "step"))
+    assert len(found) > len(jax_private.lower(traced_here, specs((4, 4)), [], "cpu", "step"))
 
 
 def test_callbacks_into_python_are_refused():
@@ -91,12 +91,12 @@ def test_callbacks_into_python_are_refused():
         return jax.pure_callback(np.sin, x, x)
 
     with pytest.raises(ValueError, match="step calls back into Python"):
-        _jax_compat.lower(calls_back, specs((2,)), [], "cpu", "step")
+        jax_private.lower(calls_back, specs((2,)), [], "cpu", "step")
 
 
 def test_module_of_a_jitted_function_gives_the_same_program():
     lowered = jax.jit(lambda a: a + 1).lower(jax.ShapeDtypeStruct((2,), np.float32))
-    found = _jax_compat.module_text(_jax_compat.module_to_bytecode(lowered))
+    found = jax_private.module_text(jax_private.module_to_bytecode(lowered))
     assert "stablehlo.add" in found and "loc(" not in found
 
 
@@ -120,7 +120,7 @@ def test_shardings_are_written_and_missing_ones_pinned():
 
 def test_sharding_text_that_is_none():
     with pytest.raises(ValueError, match="not an HLO sharding"):
-        _jax_compat.hlo_sharding("{device=[2]}")
+        jax_private.hlo_sharding("{device=[2]}")
 
 
 def test_lowering_starts_no_backend_and_changes_no_configuration():
@@ -129,8 +129,8 @@ def test_lowering_starts_no_backend_and_changes_no_configuration():
         """
         import jax, numpy as np, jax.numpy as jnp
         before = {k: v for k, v in jax.config.values.items()}
-        from xla_core import _jax_compat
-        from xla_core.protocol import ArraySpec
+        from xla_core.jax_bridge import jax_private
+        from xla_core.contract.device_protocol import ArraySpec
 
         def step(a, bits):
             key = jax.random.wrap_key_data(bits)
@@ -140,8 +140,8 @@ def test_lowering_starts_no_backend_and_changes_no_configuration():
 
         avals = [ArraySpec((4, 4), np.dtype(np.float64)), ArraySpec((2,), np.dtype(np.uint32))]
         for platform in ("cpu", "tpu", "cuda"):
-            assert _jax_compat.lower(step, avals, [(0, 0)], platform, "step")
-        assert _jax_compat.backends_started() == (), _jax_compat.backends_started()
+            assert jax_private.lower(step, avals, [(0, 0)], platform, "step")
+        assert jax_private.backends_started() == (), jax_private.backends_started()
         assert {k: v for k, v in jax.config.values.items()} == before
         assert jnp.zeros(1, "float32").dtype == "float32" and not jax.config.jax_enable_x64
         """

@@ -12,8 +12,9 @@ import torch
 
 from torch_xla.experimental import custom_kernel as ck
 from torch_xla.experimental.splash_attention import SplashAttentionConfig, splash_attention
-from xla_core import _jax_kernels, runtime
-from xla_core.kernels import flash_attention, grouped, paged
+from xla_core.execution import runtime
+from xla_core.jax_bridge import pallas_kernels
+from xla_core.kernels import flash_attention, grouped_matmul, paged_attention
 from xla_core.kernels import splash_attention as splash
 from xla_core.lowering.target import Target, lowering_for
 from xla_core.testing import programs
@@ -30,7 +31,7 @@ def on_device(*tensors):
 @pytest.fixture
 def interpreted(monkeypatch):
     """Run a rule for a TPU, its kernels interpreted on this machine's CPU."""
-    monkeypatch.setattr(_jax_kernels, "for_tpu", lambda kind, cores: _jax_kernels.interpreted)
+    monkeypatch.setattr(pallas_kernels, "for_tpu", lambda kind, cores: pallas_kernels.interpreted)
     return run_for_tpu
 
 
@@ -193,7 +194,7 @@ def test_paged_attention_in_the_kernel(interpreted):
     torch.manual_seed(0)
     q, lengths, indices = torch.randn(2, 4, 128), torch.tensor([5, 16]).int(), pages(2, 4, 16)
     k, v = (c.bfloat16().float() for c in cache(size=128))  # as the kernel rounds them
-    found = interpreted(paged.lower_paged, q, k, v, lengths, indices, 2)
+    found = interpreted(paged_attention.lower_paged, q, k, v, lengths, indices, 2)
     wanted = one_by_one(q[:, None], k, v, lengths, indices, [1, 1], None)[:, 0]
     torch.testing.assert_close(found, wanted, **CLOSE)
 
@@ -335,9 +336,11 @@ def test_grouped_products_in_the_kernels(interpreted):
     torch.manual_seed(0)
     lhs, rhs, right = torch.randn(300, 128), torch.randn(3, 128, 256), torch.randn(300, 256)
     sizes = torch.tensor([130, 0, 160]).int()
-    found = interpreted(grouped.lower_gmm, lhs, rhs, sizes)
+    found = interpreted(grouped_matmul.lower_gmm, lhs, rhs, sizes)
     torch.testing.assert_close(found, grouped_product(lhs, rhs, sizes), rtol=1e-4, atol=1e-4)
-    found = interpreted(grouped.lower_tgmm, lhs.t().contiguous(), right, sizes, (128, 128, 128))
+    found = interpreted(
+        grouped_matmul.lower_tgmm, lhs.t().contiguous(), right, sizes, (128, 128, 128)
+    )
     torch.testing.assert_close(found, by_group(lhs, right, sizes), rtol=1e-4, atol=1e-4)
 
 
@@ -443,7 +446,7 @@ def test_importing_the_names_imports_no_kernel(run_python):
         import torch_xla.experimental.custom_kernel
         import torch_xla.experimental.splash_attention
         print([n for n in sys.modules if "pallas" in n and n.startswith("jax")])
-        from xla_core import runtime
+        from xla_core.execution import runtime
         print(runtime.started())
         """
     )

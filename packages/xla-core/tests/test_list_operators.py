@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from xla_core.list_operators import distinct_elements, is_per_element
+from xla_core.operators.foreach import distinct_elements, is_per_element
 
 SHAPES = ((2, 3), (4,), (2, 3), (), (4,), (2, 3), (4,))
 DTYPES = (torch.float32, torch.float32, torch.bfloat16, torch.int64) * 2

@@ -12,7 +12,7 @@ import torch
 
 import torch_xla
 import torch_xla.core.xla_model as xm
-from xla_core.programs import all_programs
+from xla_core.compilation.program_table import all_programs
 
 
 @pytest.fixture

@@ -16,12 +16,13 @@ from torch_xla.experimental.fori_loop import fori_loop, while_loop
 from torch_xla.experimental.gradient_accumulation import gradient_accumulation
 from torch_xla.experimental.gru import GRU
 from torch_xla.experimental.scan_layers import scan_layers
-from xla_core import _jax_compat, programs
+from xla_core.compilation import program_table
+from xla_core.jax_bridge import jax_private
 from xla_core.testing.against_cpu import assert_same
 
 
 def last_program():
-    return _jax_compat.module_text(programs.all_programs()[-1].program.stablehlo)
+    return jax_private.module_text(program_table.all_programs()[-1].program.stablehlo)
 
 
 def block():

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from xla_core import compile_step, runtime, sources
-from xla_core.lowering import registry
+from xla_core.compilation import build_program
+from xla_core.execution import runtime
+from xla_core.operators import lowering_registry, source_digests
 
 RULES = """
 import torch
-from xla_core.lowering.registry import rule
+from xla_core.operators.lowering_registry import rule
 from acme_rules import (
     helper,  # the factor
 )
@@ -35,7 +36,7 @@ import sys
 sys.path.insert(0, {folder!r})
 import torch, torch_xla
 import acme_rules.rules
-from xla_core import counters
+from xla_core.support import counters
 
 x = torch.ones(1).to("xla")
 value = torch.ops.acme.scaled(x).item()
@@ -105,9 +106,9 @@ def test_a_file_stands_for_what_it_imports_of_its_package(package):
 
 
 def fresh(*starts):
-    sources._digest.cache_clear()
-    sources._read.cache_clear()
-    return sources.digest(starts)
+    source_digests._digest.cache_clear()
+    source_digests._read.cache_clear()
+    return source_digests.digest(starts)
 
 
 @pytest.mark.parametrize(
@@ -154,18 +155,18 @@ def test_what_cannot_be_read_is_left_out(tmp_path):
 
 
 def test_two_checkouts_have_one_digest(tmp_path, monkeypatch):
-    root = Path(compile_step.__file__).parent
+    root = Path(build_program.__file__).parent
     shutil.copytree(root, tmp_path / "elsewhere" / "xla_core")
-    here = compile_step.lowering_version()
-    monkeypatch.setattr(compile_step, "_ROOT", tmp_path / "elsewhere" / "xla_core")
-    assert compile_step.lowering_version.__wrapped__() == here
+    here = build_program.lowering_version()
+    monkeypatch.setattr(build_program, "_ROOT", tmp_path / "elsewhere" / "xla_core")
+    assert build_program.lowering_version.__wrapped__() == here
     (tmp_path / "elsewhere" / "xla_core" / "sources.py").write_text("")
-    assert compile_step.lowering_version.__wrapped__() != here
+    assert build_program.lowering_version.__wrapped__() != here
 
 
 def test_a_function_without_a_file_counts_by_its_code():
     def digest(text):
-        return sources.code_digest(compile(text, "<prompt>", "exec"))
+        return source_digests.code_digest(compile(text, "<prompt>", "exec"))
 
     text = "def f(x):\n    def g():\n        return {}\n    return g() + x\n"
     assert digest(text.format(1)) == digest(text.format(1)) != digest(text.format(2))
@@ -173,7 +174,7 @@ def test_a_function_without_a_file_counts_by_its_code():
 
 
 def test_all_that_registers_rules_is_in_the_key():
-    outside = {name for name in registry.source_files() if "xla_core" not in name}
+    outside = {name for name in lowering_registry.source_files() if "xla_core" not in name}
     entries = dict(runtime.environment(runtime.client()))
     assert len(entries["rules"]) == 32
     assert all(Path(name).is_file() for name in outside)

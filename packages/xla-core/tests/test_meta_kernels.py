@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from xla_core.dispatch import plan
-from xla_core.lowering import registry, rules  # noqa: F401  (rules registers them)
+from xla_core.dispatch import meta_inference
+from xla_core.lowering import rules  # noqa: F401  (rules registers them)
+from xla_core.operators import lowering_registry
 from xla_core.testing.against_cpu import assert_same, fallbacks
 
 
@@ -33,7 +34,7 @@ def test_a_dtype_that_xla_lacks_is_refused_where_it_is_asked_for() -> None:
 
 
 # PyTorch takes the sparse tensor apart first, and its parts go to the device and back.
-@pytest.mark.filterwarnings("ignore::xla_core.dispatch.fallback.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::xla_core.dispatch.cpu_fallback.FallbackWarning")
 def test_a_sparse_tensor_is_refused() -> None:
     with pytest.raises(TypeError, match="to_dense"):
         torch.eye(2).to_sparse().to("xla")
@@ -95,9 +96,12 @@ def _floats_for(overload):
 def _kept():
     return [
         overload
-        for overload, rule in registry._rules.items()
+        for overload, rule in lowering_registry._rules.items()
         if torch.Tag.pointwise in overload.tags
-        and (rule.promotion in plan._KEEP_FLOATS or overload is torch.ops.aten.pow.Tensor_Scalar)
+        and (
+            rule.promotion in meta_inference._KEEP_FLOATS
+            or overload is torch.ops.aten.pow.Tensor_Scalar
+        )
     ]
 
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 import torch_xla
 from torch_xla import amp, backends
 from torch_xla.amp import syncfree
-from xla_core import autocast as autocast_module
-from xla_core import graph_text, report
+from xla_core.api import program_report, stablehlo_text
+from xla_core.torch_features import autocast as autocast_module
 
 # -- autocast -------------------------------------------------------------------------------------
 
@@ -129,9 +129,11 @@ def test_syncfree_optimizers_skip_steps_on_the_device(name):
         for m, device in ((model, "xla"), (cpu, "cpu")):
             m.zero_grad()
             m(torch.ones(1, 3, device=device)).square().sum().backward()
-        before = sum(p.runs for p in report.program_runs())
+        before = sum(p.runs for p in program_report.program_runs())
         mine.step(found_inf=found[skip])
-        assert sum(p.runs for p in report.program_runs()) == before  # nothing was waited for
+        assert (
+            sum(p.runs for p in program_report.program_runs()) == before
+        )  # nothing was waited for
         if not skip:
             reference.step()
     torch.testing.assert_close(model.weight.cpu(), cpu.weight)
@@ -224,11 +226,11 @@ def test_a_wrong_format_is_refused(run_python):
 def test_matmul_precision_is_in_the_program():
     x = torch.ones(4, 4, device="xla")
     assert backends.get_mat_mul_precision() == "default"
-    assert "precision = [DEFAULT, DEFAULT]" in graph_text.stablehlo_text([x @ x])
+    assert "precision = [DEFAULT, DEFAULT]" in stablehlo_text.stablehlo_text([x @ x])
     try:
         backends.set_mat_mul_precision("highest")
         assert backends.get_mat_mul_precision() == "highest"
-        assert "precision = [HIGHEST, HIGHEST]" in graph_text.stablehlo_text([x @ x])
+        assert "precision = [HIGHEST, HIGHEST]" in stablehlo_text.stablehlo_text([x @ x])
     finally:
         backends.set_mat_mul_precision("default")
     with pytest.raises(

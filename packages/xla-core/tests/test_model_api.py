@@ -13,7 +13,8 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 from torch_xla.utils import checkpoint as xla_checkpoint
-from xla_core import counters, report
+from xla_core.api import program_report
+from xla_core.support import counters
 
 # -- random numbers -------------------------------------------------------------------------------
 
@@ -36,7 +37,7 @@ def test_seeding_starts_no_device(run_python):
     run_python(
         """
         import torch, torch_xla
-        from xla_core import runtime
+        from xla_core.execution import runtime
         torch.manual_seed(1)
         torch_xla.manual_seed(1)
         assert not runtime.started()
@@ -137,14 +138,14 @@ def test_stablehlo_of_what_is_pending():
     torch_xla.sync()
     y = (x + 1).exp()
     z = y.sum()
-    before = sum(p.runs for p in report.program_runs())
+    before = sum(p.runs for p in program_report.program_runs())
     text = xm.get_stablehlo([y])
     assert "stablehlo.exponential" in text
     assert "stablehlo.reduce" not in text
     assert "tensor<2x3xf32>" in text
     assert "stablehlo.reduce" in xm.get_stablehlo()
     assert xm.get_stablehlo_bytecode([z])[:4] == b"ML\xefR"
-    assert sum(p.runs for p in report.program_runs()) == before
+    assert sum(p.runs for p in program_report.program_runs()) == before
     assert z.item() == pytest.approx(6 * 7.389056)
     torch_xla.sync()
     with pytest.raises(RuntimeError, match="nothing to show"):

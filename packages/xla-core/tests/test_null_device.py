@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from xla_core.null_device import create_client
-from xla_core.protocol import ArraySpec, Placement, Program, Topology
+from xla_core.contract.device_protocol import ArraySpec, Placement, Program, Topology
+from xla_core.plugins.null_device import create_client
 from xla_core.testing.conformance import DeviceConformance
 
 HERE = Placement((0,))

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import torch_xla
-from xla_core import operands, runtime
-from xla_core.operands import Lift, Ref
+from xla_core.execution import runtime
+from xla_core.recording import step_key
+from xla_core.recording.step_key import Lift, Ref
 
 
 @pytest.fixture
@@ -98,9 +99,9 @@ def test_steps_that_part_know_their_own_values(recorded):
 
 
 def test_numbers_of_other_types_keep_them():
-    words = [word for value in (np.float64(0.5), 2 + 1j) for word in operands.spelled(value)]
+    words = [word for value in (np.float64(0.5), 2 + 1j) for word in step_key.spelled(value)]
     key = (0, *words, float, "nan", "name", bool, False)
-    args, kwargs = operands.read(key, operands.Values(None, 0), 0, 0)
+    args, kwargs = step_key.read(key, step_key.Values(None, 0), 0, 0)
     assert list(map(type, args)) == [np.float64, complex, float]
     assert args[:2] == (0.5, 2 + 1j) and math.isnan(args[2])
     assert kwargs == {"name": False}

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import lr_scheduler as schedules
 
 import torch_xla
-from xla_core import counters
+from xla_core.support import counters
 from xla_core.testing.against_cpu import fallbacks
 
 STEPS = 20

@@ -7,7 +7,8 @@ import json
 import pytest
 
 TRAINING = """
-    from xla_core import _jax_compat, programs
+    from xla_core.jax_bridge import jax_private
+    from xla_core.compilation import program_table
 
     def train(device):
         torch.manual_seed(0)
@@ -29,14 +30,14 @@ TRAINING = """
 
     torch_xla.manual_seed(7)
     losses = train("xla")
-    step = max(programs.all_programs(), key=lambda p: p.operations)
-    text = _jax_compat.module_text(step.program.stablehlo)
+    step = max(program_table.all_programs(), key=lambda p: p.operations)
+    text = jax_private.module_text(step.program.stablehlo)
     print(json.dumps({
         "losses": losses,
         "functions": text.count("func.func"),
         "kept": text.count('inlineable = "false"'),
         "donated": len(step.donated),
-        "programs": len(programs.all_programs()),
+        "programs": len(program_table.all_programs()),
     }))
 """
 
@@ -59,7 +60,8 @@ def test_outlined_and_inlined_training_are_the_same(run_python, blocks):
 
 
 CONVOLUTIONS = """
-    from xla_core import _jax_compat, programs
+    from xla_core.jax_bridge import jax_private
+    from xla_core.compilation import program_table
 
     class Mixed(nn.Module):
         def __init__(self):
@@ -73,8 +75,8 @@ CONVOLUTIONS = """
     model = nn.Sequential(*[Mixed() for _ in range(6)]).to("xla")
     model(torch.randn(2, 4, 8, 8).to("xla")).sum().backward()
     torch_xla.sync()
-    step = max(programs.all_programs(), key=lambda p: p.operations)
-    functions = _jax_compat.module_text(step.program.stablehlo).split("func.func private @")[1:]
+    step = max(program_table.all_programs(), key=lambda p: p.operations)
+    functions = jax_private.module_text(step.program.stablehlo).split("func.func private @")[1:]
     functions = [text for text in functions if text.startswith("xla_repeat")]
     print(json.dumps({"functions": len(functions),
         "inside": sum(text.count("stablehlo.convolution") for text in functions)}))

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 
 from torch_xla import _XLAC
 from torch_xla.experimental import custom_kernel as ck
-from xla_core import counters
+from xla_core.support import counters
 
 
 def add(x, y):

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from xla_core import persistent_cache
-from xla_core.persistent_cache import CacheKey, CacheRefusedError, PersistentCache
+from xla_core.compilation import disk_cache
+from xla_core.compilation.disk_cache import CacheKey, CacheRefusedError, PersistentCache
 
 KEY = CacheKey((("program", b"step" * 50), ("jaxlib", b"0.10.2"), ("empty", b"")), "step_1")
 PAYLOAD = bytes(range(256)) * 20
@@ -92,7 +92,7 @@ def test_equal_file_name_is_not_enough(cache, caplog):
 
 
 def test_key_entries_are_logged(cache, caplog):
-    with caplog.at_level(logging.DEBUG, logger="xla_core.persistent_cache"):
+    with caplog.at_level(logging.DEBUG, logger="xla_core.compilation.disk_cache"):
         cache.get(KEY)
     lines = [r.getMessage() for r in caplog.records]
     assert len(lines) == 3
@@ -130,7 +130,7 @@ def test_every_flipped_byte_is_noticed(tmp_path):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(content=st.binary(max_size=300), magic=st.booleans())
 def test_foreign_content_is_a_miss(cache, content, magic):
-    start = persistent_cache._MAGIC if magic else b""
+    start = disk_cache._MAGIC if magic else b""
     entry(cache).write_bytes(start + content)
     assert cache.get(KEY) is None
 
@@ -147,7 +147,7 @@ def test_foreign_content_is_a_miss(cache, content, magic):
 )
 def test_one_warning_says_what_is_wrong(cache, caplog, monkeypatch, content, fault):
     if content is None:
-        monkeypatch.setattr(persistent_cache, "_FORMAT_VERSION", 2)
+        monkeypatch.setattr(disk_cache, "_FORMAT_VERSION", 2)
         cache.put(KEY, PAYLOAD)
         monkeypatch.undo()
     else:
@@ -208,7 +208,7 @@ def test_full_disk_is_one_warning_and_leaves_nothing(cache, caplog, monkeypatch,
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    owner = {"mkstemp": persistent_cache.tempfile, "fsync": os, "replace": persistent_cache.Path}
+    owner = {"mkstemp": disk_cache.tempfile, "fsync": os, "replace": disk_cache.Path}
     with monkeypatch.context() as patch:
         patch.setattr(owner[step], step, full)
         assert not any(cache.put(KEY, PAYLOAD) for _ in range(3))
@@ -253,9 +253,9 @@ def test_directory_that_others_can_write_to_is_refused(tmp_path, monkeypatch, mo
 def test_directory_of_another_user_is_refused(tmp_path):
     status = tmp_path.stat()
     foreign = os.stat_result((*status[:4], os.getuid() + 1, *status[5:]))
-    assert "belongs to user id" in persistent_cache._why_not_private(foreign)
+    assert "belongs to user id" in disk_cache._why_not_private(foreign)
     (tmp_path / "cache").mkdir(mode=0o755)
-    assert persistent_cache._why_not_private((tmp_path / "cache").stat()) is None
+    assert disk_cache._why_not_private((tmp_path / "cache").stat()) is None
 
 
 # --- the process's cache ---
@@ -263,17 +263,17 @@ def test_directory_of_another_user_is_refused(tmp_path):
 
 @pytest.fixture
 def undecided(monkeypatch):
-    monkeypatch.setattr(persistent_cache._InUse, "decided", False)
-    monkeypatch.setattr(persistent_cache._InUse, "cache", None)
+    monkeypatch.setattr(disk_cache._InUse, "decided", False)
+    monkeypatch.setattr(disk_cache._InUse, "cache", None)
 
 
 def test_environment_decides_unless_initialized(tmp_path, monkeypatch, undecided):
     monkeypatch.setenv("XLA_PERSISTENT_CACHE_PATH", str(tmp_path / "env"))
     monkeypatch.setenv("XLA_PERSISTENT_CACHE_READ_ONLY", "1")
-    found = persistent_cache.current()
+    found = disk_cache.current()
     assert (found.path, found.readonly) == (tmp_path / "env", True)
-    persistent_cache.initialize(tmp_path / "code")
-    assert (persistent_cache.current().path, persistent_cache.current().readonly) == (
+    disk_cache.initialize(tmp_path / "code")
+    assert (disk_cache.current().path, disk_cache.current().readonly) == (
         tmp_path / "code",
         False,
     )
@@ -281,11 +281,11 @@ def test_environment_decides_unless_initialized(tmp_path, monkeypatch, undecided
 
 def test_no_cache_without_a_path(monkeypatch, undecided):
     monkeypatch.delenv("XLA_PERSISTENT_CACHE_PATH", raising=False)
-    assert persistent_cache.current() is None
+    assert disk_cache.current() is None
 
 
 def test_refused_program_is_a_warning_that_names_it(caplog):
-    persistent_cache.warn_unusable(KEY, ValueError("other processor"))
+    disk_cache.warn_unusable(KEY, ValueError("other processor"))
     assert "step_1" in warnings_of(caplog)[0] and "other processor" in warnings_of(caplog)[0]
 
 
@@ -294,7 +294,7 @@ def test_refused_program_is_a_warning_that_names_it(caplog):
 WRITER = textwrap.dedent(
     """
     import hashlib, itertools, random, sys
-    from xla_core.persistent_cache import CacheKey, PersistentCache
+    from xla_core.compilation.disk_cache import CacheKey, PersistentCache
     path, seed, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     cache, choice = PersistentCache(path), random.Random(seed)
     print("ready", flush=True)
@@ -340,7 +340,7 @@ def test_concurrent_writers_and_readers(tmp_path):
     assert [code for _, code in outcomes] == [0] * 4, outcomes
     assert not any("cache" in err for (_, err), _ in outcomes), outcomes
     assert check(tmp_path / "cache") == 8
-    assert all(p.suffix == persistent_cache.SUFFIX for p in (tmp_path / "cache").iterdir())
+    assert all(p.suffix == disk_cache.SUFFIX for p in (tmp_path / "cache").iterdir())
 
 
 def test_killed_writers_leave_a_usable_cache(tmp_path, caplog):

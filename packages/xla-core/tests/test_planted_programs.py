@@ -14,11 +14,12 @@ import pytest
 import torch
 
 import torch_xla
-from xla_core import programs, runtime
-from xla_core.lowering.outline import KEPT_PREFIX
-from xla_core.programs import StepProgram
-from xla_core.protocol import Outlining
-from xla_core.staged import StagedExecutable
+from xla_core.compilation import program_table
+from xla_core.compilation.program_table import StepProgram
+from xla_core.compilation.staged_executable import StagedExecutable
+from xla_core.contract.device_protocol import Outlining
+from xla_core.execution import runtime
+from xla_core.lowering.outline_functions import KEPT_PREFIX
 
 SHAPE = (4, 6)
 # Blocks this short are worth no function to a device; here they become one wherever they repeat.
@@ -129,7 +130,7 @@ def on_device(
     runtime.trace_of(None).forget()  # the same step was compiled in another way before
     found = run(program, kept, given, weight)
     torch_xla.sync()
-    step = programs.all_programs()[-1]
+    step = program_table.all_programs()[-1]
     return [t.cpu() for t in found], step
 
 

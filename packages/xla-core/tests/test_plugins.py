@@ -9,12 +9,12 @@ import textwrap
 
 import pytest
 
-from xla_core import plugins
-from xla_core.null_device import NullClient
-from xla_core.protocol import Topology
+from xla_core.contract.device_protocol import Topology
+from xla_core.plugins import discovery
+from xla_core.plugins.null_device import NullClient
 
 GOOD = """
-    from xla_core.null_device import NullClient
+    from xla_core.plugins.null_device import NullClient
     def create_client(topology, options):
         client = NullClient(topology, num_devices=2)
         client.device_type = "GLOBEX"
@@ -47,7 +47,7 @@ def install(tmp_path, monkeypatch):
 
 @pytest.fixture
 def manager():
-    return plugins.new_manager()
+    return discovery.new_manager()
 
 
 def globex(install, source, name="globex-xla", module="globex_xla", device="globex"):
@@ -56,8 +56,8 @@ def globex(install, source, name="globex-xla", module="globex_xla", device="glob
 
 def test_third_party_device_starts(install, manager):
     globex(install, GOOD)
-    assert "GLOBEX" in plugins.installed_devices()
-    client = plugins.start_client("GLOBEX", manager, {})
+    assert "GLOBEX" in discovery.installed_devices()
+    client = discovery.start_client("GLOBEX", manager, {})
     assert client.device_type == "GLOBEX"
     assert len(client.local_devices()) == 2
 
@@ -65,8 +65,8 @@ def test_third_party_device_starts(install, manager):
 def test_only_the_chosen_plugin_is_imported(install, manager):
     globex(install, GOOD)
     globex(install, "raise SystemError('must not be imported')", "other", "other_xla", "other")
-    assert {"GLOBEX", "OTHER"} <= set(plugins.installed_devices())
-    plugins.start_client("globex", manager, {})
+    assert {"GLOBEX", "OTHER"} <= set(discovery.installed_devices())
+    discovery.start_client("globex", manager, {})
     assert "other_xla" not in sys.modules
 
 
@@ -78,23 +78,23 @@ def test_only_the_chosen_plugin_is_imported(install, manager):
     ],
 )
 def test_unknown_device(manager, device, parts):
-    with pytest.raises(plugins.PluginError) as caught:
-        plugins.start_client(device, manager, {})
+    with pytest.raises(discovery.PluginError) as caught:
+        discovery.start_client(device, manager, {})
     assert all(part in str(caught.value) for part in parts)
 
 
 def test_known_device_without_its_package_names_the_package(monkeypatch):
-    monkeypatch.setattr(plugins.metadata, "entry_points", lambda group: ())
+    monkeypatch.setattr(discovery.metadata, "entry_points", lambda group: ())
     with pytest.raises(RuntimeError, match=r"pip install xla-pjrt-tpu.*Installed devices: none"):
-        plugins.load_factory("tpu")
+        discovery.load_factory("tpu")
     with pytest.raises(RuntimeError, match="pip install xla-pjrt-cpu"):
-        plugins.load_factory("CPU")
+        discovery.load_factory("CPU")
 
 
 def test_plugin_that_raises_on_import(install):
     globex(install, "import a_library_that_is_missing")
-    with pytest.raises(plugins.PluginError) as caught:
-        plugins.load_factory("globex")
+    with pytest.raises(discovery.PluginError) as caught:
+        discovery.load_factory("globex")
     for part in ("PJRT_DEVICE=GLOBEX", "globex-xla 2.5", "ModuleNotFoundError", "reinstall"):
         assert part in str(caught.value)
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
@@ -112,59 +112,63 @@ def test_plugin_that_raises_on_import(install):
 )
 def test_other_interface_version(install, manager, source):
     globex(install, source)
-    with pytest.raises(plugins.PluginError, match=r"globex-xla 2\.5 .* version 7 .* has version 1"):
-        plugins.start_client("globex", manager, {})
+    with pytest.raises(
+        discovery.PluginError, match=r"globex-xla 2\.5 .* version 7 .* has version 1"
+    ):
+        discovery.start_client("globex", manager, {})
 
 
 def test_two_plugins_of_one_name(install):
     globex(install, GOOD)
     globex(install, GOOD, "globex-fork", "globex_fork")
-    with pytest.raises(plugins.PluginError) as caught:
-        plugins.load_factory("globex")
+    with pytest.raises(discovery.PluginError) as caught:
+        discovery.load_factory("globex")
     assert "globex-xla 2.5" in str(caught.value) and "globex-fork 2.5" in str(caught.value)
     assert "Uninstall one" in str(caught.value)
 
 
 def test_plugin_that_cannot_start(install, manager):
     globex(install, "def create_client(topology, options):\n    raise OSError('no chip on slot 3')")
-    with pytest.raises(plugins.PluginError, match=r"globex-xla 2\.5 .*OSError: no chip on slot 3"):
-        plugins.start_client("globex", manager, {})
+    with pytest.raises(
+        discovery.PluginError, match=r"globex-xla 2\.5 .*OSError: no chip on slot 3"
+    ):
+        discovery.start_client("globex", manager, {})
 
 
 # --- which device ---
 
 
 def test_named_device_wins_in_any_case(caplog):
-    assert plugins.chosen_device({"PJRT_DEVICE": "null"}) == "NULL"
-    assert plugins.chosen_device({"PJRT_DEVICE": "TPU"}) == "TPU"
+    assert discovery.chosen_device({"PJRT_DEVICE": "null"}) == "NULL"
+    assert discovery.chosen_device({"PJRT_DEVICE": "TPU"}) == "TPU"
     assert not caplog.records
 
 
 @pytest.mark.parametrize("value", ["", "  "])
 def test_default_is_the_cpu_with_a_warning(caplog, value):
     with caplog.at_level(logging.WARNING):
-        assert plugins.chosen_device({"PJRT_DEVICE": value}) == "CPU"
+        assert discovery.chosen_device({"PJRT_DEVICE": value}) == "CPU"
     assert [r.getMessage() for r in caplog.records] == ["Defaulting to PJRT_DEVICE=CPU"]
 
 
 @pytest.mark.parametrize("chips", [True, False])
 def test_default_is_a_tpu_that_is_there(install, monkeypatch, chips):
-    found = plugins.metadata.entry_points
+    found = discovery.metadata.entry_points
     probe = f"create_client.is_available = lambda options: {chips}\n"
     globex(install, textwrap.dedent(GOOD) + probe, "some-tpu", "some_tpu", "tpu")
     # leave out a TPU plugin that is installed for real
     monkeypatch.setattr(
-        plugins.metadata,
+        discovery.metadata,
         "entry_points",
         lambda group: [p for p in found(group=group) if p.value.startswith("some_tpu")],
     )
-    assert plugins.chosen_device({}) == ("TPU" if chips else "CPU")
+    assert discovery.chosen_device({}) == ("TPU" if chips else "CPU")
 
 
 def test_choosing_leaves_the_environment_alone(monkeypatch):
     monkeypatch.delenv("PJRT_DEVICE", raising=False)
     before = dict(os.environ)
-    plugins.chosen_device()
+    discovery.chosen_device()
     assert dict(os.environ) == before
 
 
@@ -176,8 +180,8 @@ def test_extension_gives_the_topology_and_sees_the_client(install):
         "globex-dist",
         "globex_dist",
         """
-        from xla_core.hookspecs import hookimpl
-        from xla_core.protocol import Topology
+        from xla_core.contract.hookspecs import hookimpl
+        from xla_core.contract.device_protocol import Topology
         started = []
         @hookimpl
         def xla_core_topology(device_type, options):
@@ -192,8 +196,8 @@ def test_extension_gives_the_topology_and_sees_the_client(install):
         """,
         extensions={"dist": "globex_dist"},
     )
-    manager = plugins.load_extensions()
-    client = plugins.start_client("NULL", manager, {})
+    manager = discovery.load_extensions()
+    client = discovery.start_client("NULL", manager, {})
     assert [d.process_index for d in client.devices()] == [0, 1, 2]
     assert [d.id for d in client.local_devices()] == [1]
     assert sys.modules["globex_dist"].started == [client]
@@ -201,7 +205,7 @@ def test_extension_gives_the_topology_and_sees_the_client(install):
 
 
 def test_without_extension_a_process_is_alone(manager):
-    client = plugins.start_client("NULL", manager, {})
+    client = discovery.start_client("NULL", manager, {})
     assert isinstance(client, NullClient)
     assert len(client.devices()) == len(client.local_devices()) == 1
 
@@ -211,7 +215,7 @@ def test_misspelt_hook_is_named_with_its_package_and_the_likely_one(install):
         "globex-dist",
         "globex_dist",
         """
-        from xla_core.hookspecs import hookimpl
+        from xla_core.contract.hookspecs import hookimpl
         @hookimpl
         def xla_core_topolgy(device_type, options):
             return None
@@ -219,40 +223,40 @@ def test_misspelt_hook_is_named_with_its_package_and_the_likely_one(install):
         extensions={"dist": "globex_dist"},
     )
     with pytest.raises(RuntimeError) as caught:
-        plugins.load_extensions()
+        discovery.load_extensions()
     for part in ("globex-dist 2.5", "'xla_core_topolgy'", "did you mean 'xla_core_topology'"):
         assert part in str(caught.value)
 
 
 def test_hook_with_a_wrong_argument(manager):
     class Extension:
-        @plugins.hookspecs.hookimpl
+        @discovery.hookspecs.hookimpl
         def xla_core_topology(self, device_kind):
             return Topology()
 
     with pytest.raises(
-        plugins.PluginError, match=r"globex 1 has a hook that does not fit.*device_kind"
+        discovery.PluginError, match=r"globex 1 has a hook that does not fit.*device_kind"
     ):
-        plugins.register(manager, Extension(), "globex 1")
+        discovery.register(manager, Extension(), "globex 1")
 
 
 def test_extension_that_raises_on_import(install):
     install("globex-dist", "globex_dist", "1 / 0", extensions={"dist": "globex_dist"})
-    with pytest.raises(plugins.PluginError, match=r"globex-dist 2\.5 .*ZeroDivisionError"):
-        plugins.load_extensions()
+    with pytest.raises(discovery.PluginError, match=r"globex-dist 2\.5 .*ZeroDivisionError"):
+        discovery.load_extensions()
 
 
 def test_partitioning_takes_the_first_answer(manager):
     class Silent:
-        @plugins.hookspecs.hookimpl
+        @discovery.hookspecs.hookimpl
         def xla_core_partition_program(self, program):
             return None
 
     class Speaking:
-        @plugins.hookspecs.hookimpl
+        @discovery.hookspecs.hookimpl
         def xla_core_partition_program(self, program):
             return program * 2
 
-    plugins.register(manager, Speaking(), "speaking")
-    plugins.register(manager, Silent(), "silent")
+    discovery.register(manager, Speaking(), "speaking")
+    discovery.register(manager, Silent(), "silent")
     assert manager.hook.xla_core_partition_program(program=21) == 42

@@ -9,7 +9,7 @@ import pytest
 SCRIPT = """
 import json, sys
 import torch, torch_xla
-from xla_core import counters
+from xla_core.support import counters
 
 torch_xla.device()
 x = torch.ones(4).to("xla")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import torch_xla
-from xla_core import tensor as tensor_module
+from xla_core.recording import xla_tensor as tensor_module
 from xla_core.testing.program_machine import Machine
 from xla_core.testing.random_programs import difference, make_program, shrink
 
@@ -64,7 +64,7 @@ def test_on_the_second_device(run_python):
     out = run_python(
         """
         import torch, torch_xla
-        from xla_core import runtime
+        from xla_core.execution import runtime
         from xla_core.testing.random_programs import difference, make_program
 
         device = torch.device("xla:1")

@@ -8,7 +8,7 @@ import pytest
 
 PREPARED = """
     import threading
-    from xla_core import counters
+    from xla_core.support import counters
 
     def rehearsed():
         (thread,) = [t for t in threading.enumerate() if t.name == "xla-prefetch"] or [None]

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import xla_core.lowering.rules as rules
-from xla_core.dtypes import to_numpy
 from xla_core.lowering.rules import window
 from xla_core.testing.rules import Call
 from xla_core.testing.together import together
+from xla_core.torch_bridge.dtypes import to_numpy
 
 aten = torch.ops.aten
 assert rules.__name__  # importing the package is what registers the rules

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from xla_core.dispatch.fallback import FallbackWarning
-from xla_core.runtime import trace_of
+from xla_core.dispatch.cpu_fallback import FallbackWarning
+from xla_core.execution.runtime import trace_of
 from xla_core.testing.against_cpu import assert_agrees_with_cpu, assert_same
 
 T = torch.tensor

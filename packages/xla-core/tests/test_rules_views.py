@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import xla_core.lowering.rules as rules
-from xla_core.dtypes import to_numpy
-from xla_core.lowering.registry import find_multi_view, find_view
-from xla_core.metas import tensor_meta
+from xla_core.operators.lowering_registry import find_multi_view, find_view
+from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.testing.rules import check
+from xla_core.torch_bridge.dtypes import to_numpy
 
 aten = torch.ops.aten
 assert rules.__name__  # importing the package is what registers the rules

@@ -19,8 +19,8 @@ from torch import nn
 
 import torch_xla.core.xla_model as xm
 import torch_xla.utils.serialization as xser
-from xla_core import atomic_file, counters
-from xla_core.saving import TensorReference
+from xla_core.support import atomic_file, counters
+from xla_core.torch_features.saving import TensorReference
 
 Pair = namedtuple("Pair", "first second")
 
@@ -88,7 +88,7 @@ def test_tensors_are_fetched_one_at_a_time(tmp_path, monkeypatch):
         sizes.append(original(temporary))
         return read(tensor)
 
-    monkeypatch.setattr("xla_core.saving.read", watching)
+    monkeypatch.setattr("xla_core.torch_features.saving.read", watching)
     xser.save(rows, path)
     assert len(sizes) == 4
     assert all(later - former >= 200_000 for former, later in itertools.pairwise(sizes[1:]))
@@ -128,7 +128,7 @@ def test_only_the_master_saves(tmp_path, monkeypatch):
         asked.append(local)
         return False
 
-    monkeypatch.setattr("xla_core.model_api.is_master_ordinal", is_master)
+    monkeypatch.setattr("xla_core.api.xla_model.is_master_ordinal", is_master)
     xm.save([1], tmp_path / "a.pt")
     xm.save([1], tmp_path / "b.pt", global_master=True)
     xm.save([1], tmp_path / "c.pt", master_only=False)

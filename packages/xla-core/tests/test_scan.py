@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 import torch_xla
 from torch_xla.experimental import eager_mode_context
 from torch_xla.experimental.scan import scan
-from xla_core import _jax_compat, programs
+from xla_core.compilation import program_table
+from xla_core.jax_bridge import jax_private
 from xla_core.testing.against_cpu import assert_same, copy_to
 
 
@@ -149,7 +150,7 @@ def test_eager_mode_runs_a_scan_as_one_operator():
 
 
 def last_program():
-    return _jax_compat.module_text(programs.all_programs()[-1].program.stablehlo)
+    return jax_private.module_text(program_table.all_programs()[-1].program.stablehlo)
 
 
 def trained(length, step=scan):

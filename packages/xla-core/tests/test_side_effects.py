@@ -11,8 +11,8 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from xla_core import _jax_compat
-from xla_core.side_effects import only_computes
+from xla_core.jax_bridge import jax_private
+from xla_core.pjrt.rehearsal_safety import only_computes
 
 
 def bytecode(function, *shape: int) -> bytes:
@@ -104,8 +104,8 @@ def test_loops_of_another_form_are_not_known_to_be_short():
 
 def test_an_operation_that_is_not_known_may_do_more(monkeypatch):
     program = bytecode(COMPUTING["arithmetic"], 4, 4)
-    names = _jax_compat.operation_names(program)
+    names = jax_private.operation_names(program)
     assert names is not None and "stablehlo.tanh" in names
     for other in ("stablehlo.async_start", "acme.add", "chlo"):
-        monkeypatch.setattr(_jax_compat, "operation_names", lambda _, other=other: names | {other})
+        monkeypatch.setattr(jax_private, "operation_names", lambda _, other=other: names | {other})
         assert not only_computes(program, no_loops)

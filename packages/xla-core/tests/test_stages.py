@@ -8,7 +8,8 @@ import pytest
 
 TRAINING = """
     import dataclasses
-    from xla_core import counters, programs
+    from xla_core.support import counters
+    from xla_core.compilation import program_table
     from xla_pjrt_cpu.client import CpuClient
 
     CpuClient.outlining = dataclasses.replace(CpuClient.outlining, most_stages=MOST_STAGES)
@@ -27,7 +28,7 @@ TRAINING = """
         schedule.step()
         torch_xla.sync()
         losses.append(loss.item())
-    step = max(programs.all_programs(), key=lambda p: p.operations)
+    step = max(program_table.all_programs(), key=lambda p: p.operations)
     executable = step.executable
     print(json.dumps({
         "losses": losses,
@@ -37,7 +38,7 @@ TRAINING = """
         "aliases": sorted(step.aliases),
         "memory": executable.memory_analysis(),
         "flops": executable.cost_analysis()["flops"],
-        "programs": len(programs.all_programs()),
+        "programs": len(program_table.all_programs()),
         "compiled": counters.all_counters().get("UncachedCompile", 0),
         "microkernels": executable.optimized_hlo().count("ynn_fusion"),
         "grad": model[0].up.weight.grad.sum().item(),
@@ -118,7 +119,7 @@ def test_a_second_process_finds_the_stages_in_the_cache(trained, tmp_path):
 RECURRENT = """
     import json, torch, torch_xla
     from torch import nn
-    from xla_core import programs
+    from xla_core.compilation import program_table
 
     torch.manual_seed(0)
     cell = nn.GRUCell(4, 8).to("xla")
@@ -140,7 +141,7 @@ RECURRENT = """
         torch_xla.sync()
         made = (loss, kept[3], first, ones, like)
         found.append([value.sum().item() for value in made])
-    step = max(programs.all_programs(), key=lambda p: p.operations)
+    step = max(program_table.all_programs(), key=lambda p: p.operations)
     print(json.dumps([type(step.executable).__name__, found]))
 """
 

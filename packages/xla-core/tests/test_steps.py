@@ -12,8 +12,10 @@ import torch
 
 import torch_xla
 import torch_xla.core.xla_model as xm
-from xla_core import counters, programs, tensor
-from xla_core.lowering import registry
+from xla_core.compilation import program_table
+from xla_core.operators import lowering_registry
+from xla_core.recording import xla_tensor
+from xla_core.support import counters
 
 
 def buffer_of(x):
@@ -55,23 +57,23 @@ def test_sync_waits_when_asked_to(how, monkeypatch):
 
 
 def test_nothing_runs_before_it_is_needed():
-    runs = sum(p.runs for p in programs.all_programs())
+    runs = sum(p.runs for p in program_table.all_programs())
     x = torch.ones(2, device="xla") * 3
     y = x + 1
     assert x.shape == (2,) and y.dtype is torch.float32
-    assert sum(p.runs for p in programs.all_programs()) == runs
+    assert sum(p.runs for p in program_table.all_programs()) == runs
     assert y.tolist() == [4, 4]
     assert x.tolist() == [3, 3]
-    assert sum(p.runs for p in programs.all_programs()) == runs + 1
+    assert sum(p.runs for p in program_table.all_programs()) == runs + 1
 
 
 def test_a_step_without_work_runs_nothing():
     torch_xla.sync()
-    runs = sum(p.runs for p in programs.all_programs())
+    runs = sum(p.runs for p in program_table.all_programs())
     steps = counters.all_counters()["MarkStep"]
     torch_xla.sync()
     xm.mark_step()
-    assert sum(p.runs for p in programs.all_programs()) == runs
+    assert sum(p.runs for p in program_table.all_programs()) == runs
     assert counters.all_counters()["MarkStep"] == steps + 2
 
 
@@ -80,7 +82,7 @@ def test_what_nobody_holds_is_not_computed():
     x = torch.ones(2, device="xla")
     x.exp()
     torch_xla.sync()
-    program = programs.all_programs()[-1]
+    program = program_table.all_programs()[-1]
     assert len(program.output_index) == 1
 
 
@@ -132,13 +134,13 @@ def broken_digamma(monkeypatch):
         raise ValueError("no such luck")
 
     overload = torch.ops.aten.digamma.default
-    found = registry.find_rule(overload)
+    found = lowering_registry.find_rule(overload)
     monkeypatch.setitem(
-        registry._rules,
+        lowering_registry._rules,
         overload,
-        dataclasses.replace(found, function=broken, promotion=registry.Promotion.NONE),
+        dataclasses.replace(found, function=broken, promotion=lowering_registry.Promotion.NONE),
     )
-    monkeypatch.setattr(tensor, "handlers", {})  # those made before have the rule that works
+    monkeypatch.setattr(xla_tensor, "handlers", {})  # those made before have the rule that works
 
 
 def test_a_failed_lowering_costs_only_what_depends_on_it(broken_digamma):
@@ -369,6 +371,6 @@ def test_the_device_is_told_how_large_a_value_the_step_works_on(step, largest):
     y = step(x)
     torch_xla.sync()
     assert y.device.type == "xla"
-    program = programs.all_programs()[-1].program
+    program = program_table.all_programs()[-1].program
     assert program is not None
     assert program.largest == largest

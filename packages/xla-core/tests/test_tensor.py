@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import torch_xla.core.xla_model as xm
-from xla_core.tensor import XLATensor
+from xla_core.recording.xla_tensor import XLATensor
 
 
 def same(x, expected):

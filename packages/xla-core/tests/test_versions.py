@@ -6,14 +6,14 @@ import jax
 import jaxlib
 import pytest
 
-from xla_core import _jax_versions
+from xla_core.jax_bridge import jax_versions
 
 
 @pytest.mark.parametrize("version", ["0.10.2", "0.10.2.dev3", "0.11.0", "0.12.0.1", "0.12.9"])
 def test_versions_that_are_known(version, monkeypatch):
     monkeypatch.setattr(jax.version, "__version__", version)
     monkeypatch.setattr(jaxlib.version, "__version__", version)
-    _jax_versions.check()
+    jax_versions.check()
 
 
 @pytest.mark.parametrize("version", ["0.4.38", "0.10.1", "0.13.0", "0.13", "1.0"])
@@ -22,7 +22,7 @@ def test_an_unknown_version_is_named_with_what_to_install(library, version, monk
     monkeypatch.setattr(library.version, "__version__", version)
     name = library.__name__
     with pytest.raises(ImportError) as caught:
-        _jax_versions.check()
+        jax_versions.check()
     text = str(caught.value)
     assert f"cannot use {name} {version}: it knows {name} 0.10.2 up to, not including, 0.13" in text
     assert 'pip install "jax>=0.10.2,<0.13" "jaxlib>=0.10.2,<0.13"' in text

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torch_xla
-from xla_core.programs import all_programs
+from xla_core.compilation.program_table import all_programs
 
 VIEWS = {
     "select": lambda x: x[1],

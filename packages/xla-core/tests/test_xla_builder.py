@@ -10,7 +10,8 @@ import torch_xla
 import torch_xla.core.xla_builder as xb
 import torch_xla.core.xla_op_registry as xor
 from torch_xla import _XLAC
-from xla_core import _jax_compat, programs
+from xla_core.compilation import program_table
+from xla_core.jax_bridge import jax_private
 from xla_core.testing.against_cpu import assert_same
 
 
@@ -242,7 +243,9 @@ def test_hlo_modules_are_computations():
     inside = run(lambda a, b: xb.Op.call(read, (a, b)).get_tuple_element(0) + a, X, Y)
     assert_same(inside, [X + Y + X])
     torch_xla.sync()
-    assert "call @read" in _jax_compat.module_text(programs.all_programs()[-1].program.stablehlo)
+    assert "call @read" in jax_private.module_text(
+        program_table.all_programs()[-1].program.stablehlo
+    )
     with pytest.raises(ValueError, match="neither a serialized HLO module nor StableHLO"):
         xb.computation_from_module_proto("broken", b"no module")
 

@@ -10,8 +10,8 @@ import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.debug.profiler as xp
-from xla_debug import analysis, listeners
-from xla_debug.sync_causes import SyncCause
+from xla_debug.live import analysis, listeners
+from xla_debug.stacks.sync_causes import SyncCause
 
 
 @pytest.fixture

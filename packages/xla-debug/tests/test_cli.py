@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from xla_core import flags
+from xla_core.support import flags
 from xla_debug import cli
 from xla_debug.cli import doctor
 

@@ -12,7 +12,9 @@ import pytest
 SCRIPT = """
 import torch, torch_xla
 from torch import nn
-from xla_core import counters, programs, runtime
+from xla_core.support import counters
+from xla_core.compilation import program_table
+from xla_core.execution import runtime
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).to("xla")
@@ -32,8 +34,8 @@ for size in (6, 6, 6, 5):
 waits = counters.all_metrics()
 print("LOSS", loss.item())
 torch.linalg.ldl_factor(torch.eye(2).to("xla"))
-print("HLO", "source_line" in __import__("xla_debug.graphs").graphs.graph_as_hlo(
-    programs.all_programs()[0].program.stablehlo))
+print("HLO", "source_line" in __import__("xla_debug.steps.graphs").graphs.graph_as_hlo(
+    program_table.all_programs()[0].program.stablehlo))
 """
 
 
@@ -190,8 +192,9 @@ def test_levels(tmp_path):
 IN_PROCESS = """
 import os, re, sys, time
 import torch, torch_xla
-from xla_core import runtime
-from xla_debug import analysis, listeners, recompile, saved_graphs, settings
+from xla_core.execution import runtime
+from xla_debug.live import analysis, listeners, saved_graphs
+from xla_debug import recompile, settings
 
 os.environ["XLA_SAVE_TENSORS_FILE"] = sys.argv[1] if len(sys.argv) > 1 else "dump"
 x = torch.ones(4).to("xla")

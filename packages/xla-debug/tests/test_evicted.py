@@ -10,8 +10,10 @@ import torch
 
 import torch_xla
 import torch_xla.runtime as xr
-from xla_core import mappings, programs, runtime
-from xla_core.trace import Entry
+from xla_core.compilation import program_table
+from xla_core.execution import runtime
+from xla_core.recording.trace import Entry
+from xla_core.support import memory_mappings
 from xla_debug import memory, recompile
 from xla_debug.recompile import Cause
 
@@ -43,7 +45,7 @@ def test_nothing_here_keeps_an_evicted_program_or_dropped_steps(keep_one):
     with memory.tracking():
         x = torch.ones(10).to("xla")
         (x + 3).tolist()
-        (program,) = programs.all_programs()
+        (program,) = program_table.all_programs()
         name, gone = program.name, weakref.ref(program)
         assert name in memory._last_entries
         del program
@@ -61,25 +63,25 @@ def test_nothing_here_keeps_an_evicted_program_or_dropped_steps(keep_one):
     assert not memory._last_entries
 
 
-@pytest.mark.skipif(mappings.count() is None, reason="only Linux tells its memory mappings")
+@pytest.mark.skipif(memory_mappings.count() is None, reason="only Linux tells its memory mappings")
 def test_clearing_frees_the_code_of_programs():
     xr.clear_computation_cache()
     gc.collect()
     x = torch.ones(11).to("xla")
     torch_xla.sync()
-    before = mappings.count()
+    before = memory_mappings.count()
     for k in range(6):
         y = x
         for i in range(10 + k):
             y = (y * y).cos() if i % 2 else y @ y * y
         y.tolist()
-    held = mappings.count()
+    held = memory_mappings.count()
     assert held > before + 30
     assert recompile.explanations()
     del y
     xr.clear_computation_cache()
     gc.collect()
-    assert mappings.count() - before < (held - before) // 2
+    assert memory_mappings.count() - before < (held - before) // 2
 
 
 def test_history_is_bounded():

@@ -12,8 +12,10 @@ import torch_xla
 from torch_xla import _XLAC
 from torch_xla.debug import graph_saver
 from torch_xla.debug import profiler as xp
-from xla_core import _jax_compat, programs, runtime
-from xla_core.where import Detail, detail, set_detail
+from xla_core.compilation import program_table
+from xla_core.execution import runtime
+from xla_core.jax_bridge import jax_private
+from xla_core.recording.source_location import Detail, detail, set_detail
 
 
 @pytest.fixture(autouse=True)
@@ -187,8 +189,8 @@ def test_functions_of_repeats_are_named_after_their_modules():
         model(torch.randn(4, 8).to("xla")).pow(2).sum().backward()
     optimizer.step()
     torch_xla.sync()
-    step = max(programs.all_programs(), key=lambda program: program.operations)
-    text = _jax_compat.module_text(step.program.stablehlo)
+    step = max(program_table.all_programs(), key=lambda program: program.operations)
+    text = jax_private.module_text(step.program.stablehlo)
     names = set(re.findall(r"call @xla_repeat_\d+_(\w+)_\d+_operations\(", text))
     modules = ("train_gr_e_Deep_blocks_", "backward_train_gr_e_Deep_blocks_", "optimizer_")
     assert {m for m in modules if any(name.startswith(m) for name in names)} == set(modules), names

@@ -19,8 +19,8 @@ import torch_xla
 import torch_xla.debug.metrics as met
 import torch_xla.debug.metrics_compare_utils as mcu
 from torch_xla.debug import metrics_saver
-from xla_core import counters
-from xla_debug import metrics_file
+from xla_core.support import counters
+from xla_debug.live import metrics_file
 
 RUNTIME_METRICS = {
     "CompileTime", "ExecuteTime", "InboundData", "OutboundData",

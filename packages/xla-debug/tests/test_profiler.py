@@ -15,8 +15,9 @@ from torch import nn
 
 import torch_xla
 import torch_xla.debug.profiler as xp
-from xla_core import _jax_compat, runtime
-from xla_core.protobuf import read_message
+from xla_core.execution import runtime
+from xla_core.jax_bridge import jax_private
+from xla_core.support.protobuf_wire import read_message
 from xla_debug import profiler, remote_profile
 
 
@@ -55,7 +56,7 @@ def profile(tmp_path_factory):
 
 
 def test_no_backend_of_jax_was_started(profile):
-    assert _jax_compat.backends_started() == ()
+    assert jax_private.backends_started() == ()
 
 
 def test_the_xplane_file_has_steps_and_programs(profile):

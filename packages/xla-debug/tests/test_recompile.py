@@ -11,10 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import torch_xla
-from xla_core import runtime
-from xla_core.trace import Entry
-from xla_debug import places, recompile
-from xla_debug.wording import Cause
+from xla_core.execution import runtime
+from xla_core.recording.trace import Entry
+from xla_debug import recompile
+from xla_debug.stacks import stack_frames
+from xla_debug.steps.recompile_text import Cause
 
 DEVICE = "xla"
 
@@ -289,8 +290,8 @@ def test_looking_for_the_backward_call_leaves_nothing_to_the_collector():
     """A cycle through its own frame would hold what the caller's frames hold, as a model."""
 
     def look():
-        places._backward_calls.clear()
-        assert places.backward_call() == ()  # no thread has called backward()
+        stack_frames._backward_calls.clear()
+        assert stack_frames.backward_call() == ()  # no thread has called backward()
 
     look()  # describes files, once
     gc.collect()

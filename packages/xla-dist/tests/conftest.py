@@ -26,12 +26,14 @@ import dist_jobs  # noqa: E402 - found there
 from dist_jobs import clean_environment  # noqa: E402 - likewise
 
 _PRELOADED = [
-    "torch", "torch_xla.core.xla_model", "xla_dist.process_group", "xla_dist.launching",
-    "xla_dist.functions", "xla_dist.data_parallel", "xla_dist.extension", "xla_core.compile_step",
-    "xla_core.lowering.step", "xla_pjrt_cpu", "dist_jobs", "dist_topology", "dist_loader",
-    "dist_torch", "dist_collectives", "dist_gradients", "dist_vitals", "dist_fsdp",
-    "dist_zero", "sklearn.datasets", "torch._dynamo.backends.torchxla",
-    "jaxlib.mlir.dialects.mhlo", "xla_core._jax_sharding",
+    "torch", "torch_xla.core.xla_model", "xla_dist.collectives.process_group",
+    "xla_dist.processes.launching", "xla_dist.collectives.autograd_functions",
+    "xla_dist.data_parallel.thread_data_parallel", "xla_dist.extension",
+    "xla_core.compilation.build_program", "xla_core.lowering.replay", "xla_pjrt_cpu", "dist_jobs",
+    "dist_topology", "dist_loader", "dist_torch", "dist_collectives", "dist_gradients",
+    "dist_vitals", "dist_fsdp", "dist_zero", "sklearn.datasets",
+    "torch._dynamo.backends.torchxla", "jaxlib.mlir.dialects.mhlo",
+    "xla_core.jax_bridge.sharding_primitives",
 ]  # fmt: skip
 
 
@@ -72,7 +74,7 @@ class Job:
 def launch(fork_server, monkeypatch):
     """Start ``fn(ordinal, *args)`` in so many processes; further keywords are environment variables."""
     from torch_xla.distributed import xla_multiprocessing as xmp
-    from xla_core import runtime
+    from xla_core.execution import runtime
 
     if runtime.started():
         pytest.skip(

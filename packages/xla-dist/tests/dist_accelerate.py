@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
-from xla_dist import launching
+from xla_dist.processes import launching
 
 BATCH = 8
 

@@ -20,7 +20,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.distributed.parallel_loader as pl
 import torch_xla.distributed.xla_multiprocessing as xmp
 import torch_xla.runtime as xr
-from xla_dist import launching
+from xla_dist.processes import launching
 
 # What would change the meaning of a test if it came from the developer's own environment.
 _CLEARED = (

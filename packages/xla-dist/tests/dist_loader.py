@@ -14,7 +14,7 @@ import torch
 
 import torch_xla
 import torch_xla.distributed.parallel_loader as pl
-from xla_core import counters
+from xla_core.support import counters
 
 Pair = collections.namedtuple("Pair", "image label")
 

@@ -15,7 +15,7 @@ import dist_jobs
 import torch.distributed as dist
 
 import torch_xla.core.xla_model as xm
-from xla_dist import neighbours
+from xla_dist.job_health import local_processes
 
 PLACE = "never reached by all"
 
@@ -122,7 +122,7 @@ def is_slow_in_many_ways(index, seconds):
 
 def ends_on_another_host(index, how):
     """As ``is_stopped``, where no process can look at another one."""
-    neighbours._system = lambda: f"host {index}"
+    local_processes._system = lambda: f"host {index}"
     dist_jobs.reduced(4)
     if index == 1:
         os.kill(os.getpid(), {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}[how])

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from xla_core import distributed
-from xla_dist import neighbours
+from xla_core.multiprocess import job_setup
+from xla_dist.job_health import local_processes
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def go_on(process):
 def seen(process, monkeypatch):
     """Looks of ordinal 0 at ordinal 1, which is ``process``; what they saw."""
     names = {"0": os.getpid(), "1": process.pid}
-    told = {name: f"{neighbours._system()} {pid}".encode() for name, pid in names.items()}
-    monkeypatch.setattr(distributed, "published", lambda folder: told)
-    watched = neighbours.Neighbours(2)
+    told = {name: f"{local_processes._system()} {pid}".encode() for name, pid in names.items()}
+    monkeypatch.setattr(job_setup, "published", lambda folder: told)
+    watched = local_processes.Neighbours(2)
 
     def look():
         watched.look()
@@ -47,14 +47,14 @@ def seen(process, monkeypatch):
 
 
 def test_a_stopped_process_is_told_from_one_that_may_still_speak(process):
-    assert not neighbours.is_frozen(process.pid)
+    assert not local_processes.is_frozen(process.pid)
     stop(process)
-    assert neighbours.is_frozen(process.pid)
+    assert local_processes.is_frozen(process.pid)
     go_on(process)
-    assert not neighbours.is_frozen(process.pid)
+    assert not local_processes.is_frozen(process.pid)
     process.kill()
     process.wait()
-    assert not neighbours.is_frozen(process.pid)
+    assert not local_processes.is_frozen(process.pid)
 
 
 def test_seconds_count_from_the_first_look_that_saw_it_stopped(process, seen):
@@ -95,14 +95,14 @@ def test_who_was_stopped_too_starts_to_count_anew(process, seen, monkeypatch):
     seen()
     time.sleep(0.01)
     assert seen()[0][1] > 0
-    monkeypatch.setattr(neighbours, "_GAP_SECONDS", 0.01)
+    monkeypatch.setattr(local_processes, "_GAP_SECONDS", 0.01)
     time.sleep(0.02)
     assert seen() == ({1: 0.0}, {})
 
 
 def test_processes_of_another_host_are_not_looked_at(process, seen, monkeypatch):
     stop(process)
-    monkeypatch.setattr(neighbours, "_system", lambda: "another host")
+    monkeypatch.setattr(local_processes, "_system", lambda: "another host")
     assert seen() == ({}, {})
 
 

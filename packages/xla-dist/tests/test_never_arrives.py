@@ -22,10 +22,10 @@ import pytest
 from dist_jobs import clean_environment
 from torch.multiprocessing import ProcessRaisedException
 
-from xla_dist import vitals
-from xla_dist.failures import Waiting
-from xla_dist.patience import circle
-from xla_dist.vitals import COMPUTES, INPUT, LOCKED, SLEEPS
+from xla_dist.job_health import thread_states
+from xla_dist.job_health.bounded_wait import circle
+from xla_dist.job_health.failure_reports import Waiting
+from xla_dist.job_health.thread_states import COMPUTES, INPUT, LOCKED, SLEEPS
 
 LIMIT = 10.0
 
@@ -102,7 +102,7 @@ def test_a_circle_is_found(waiting, expected):
 
 def test_looking_at_the_threads_leaves_nothing_to_the_collector():
     """A cycle would hold what the user's frames hold, as full parameters."""
-    own = vitals.Vitals()
+    own = thread_states.Vitals()
 
     def look():
         assert own.look().stack
@@ -168,9 +168,9 @@ def test_who_does_not_answer_does_not_keep_the_news_from_the_others(start_hosts)
 
 _MEETS = """
 import os, time
-from xla_core import distributed
+from xla_core.multiprocess import job_setup
 print(time.monotonic(), flush=True)
-distributed.connect(distributed.job_from_environment(os.environ))
+job_setup.connect(job_setup.job_from_environment(os.environ))
 print("met")
 """
 
@@ -223,7 +223,7 @@ def _coordinators():
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if b"xla_core._jax_coordinator" in path.read_bytes():
+            if b"xla_core.jax_bridge.coordinator_process" in path.read_bytes():
                 found.append(int(path.parent.name))
         except OSError:
             continue

@@ -12,7 +12,7 @@ import torch
 from dist_jobs import clean_environment
 
 import torch_xla.distributed.xla_multiprocessing as xmp
-from xla_core import spmd_mode
+from xla_core.execution import spmd_mode
 
 
 def expected_counts(index, world, local):

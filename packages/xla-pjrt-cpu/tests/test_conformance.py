@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xla_core.protocol import Topology
+from xla_core.contract.device_protocol import Topology
 from xla_core.testing.conformance import DeviceConformance
 from xla_pjrt_cpu import create_client
 

@@ -14,8 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xla_core import _jax_compat, plugins, stored
-from xla_core.protocol import ArraySpec, Placement, Topology
+from xla_core.contract import serialized_executable
+from xla_core.contract.device_protocol import ArraySpec, Placement, Topology
+from xla_core.jax_bridge import jax_private
+from xla_core.plugins import discovery
 from xla_core.testing.programs import make_program, spec
 from xla_pjrt_cpu import CpuClient, create_client, fusions
 
@@ -33,7 +35,7 @@ def f32(*shape):
 
 
 def test_entry_point_starts_this_client():
-    started = plugins.start_client("cpu", plugins.new_manager(), {"CPU_NUM_DEVICES": "3"})
+    started = discovery.start_client("cpu", discovery.new_manager(), {"CPU_NUM_DEVICES": "3"})
     assert isinstance(started, CpuClient)
     assert started.device_type == "CPU"
     assert [d.id for d in started.local_devices()] == [0, 1, 2]
@@ -176,14 +178,14 @@ def test_jax_in_the_same_process_is_not_touched():
     script = textwrap.dedent(
         """
         import numpy as np, jax
-        from xla_core import _jax_compat
-        from xla_core.protocol import Placement, Topology
+        from xla_core.jax_bridge import jax_private
+        from xla_core.contract.device_protocol import Placement, Topology
         from xla_core.testing.programs import run
         from xla_pjrt_cpu import create_client
         client = create_client(Topology(), {"CPU_NUM_DEVICES": "4"})
         (found,) = run(client, lambda a: a + 1, np.ones(3))
         assert found.dtype == np.float64
-        assert _jax_compat.backends_started() == ()
+        assert jax_private.backends_started() == ()
         assert not jax.config.jax_enable_x64
         assert len(jax.devices()) == 1 and jax.numpy.ones(3).dtype == "float32"
         client.shutdown()
@@ -206,7 +208,7 @@ def test_stored_linear_algebra_runs_in_a_process_that_never_lowered_any(client, 
         """
         import pathlib, sys
         import numpy as np
-        from xla_core.protocol import Placement, Topology
+        from xla_core.contract.device_protocol import Placement, Topology
         from xla_pjrt_cpu import create_client
         folder = pathlib.Path(sys.argv[1])
         client, here = create_client(Topology(), {}), Placement((0,))
@@ -229,7 +231,7 @@ PEER = """
     import sys
     import numpy as np, jax
     from jaxlib import _jax
-    from xla_core.protocol import ArraySpec, Placement, Topology
+    from xla_core.contract.device_protocol import ArraySpec, Placement, Topology
     from xla_core.testing.programs import make_program
     from xla_pjrt_cpu import create_client
 
@@ -299,7 +301,7 @@ def test_shut_down_client_lets_its_memory_go():
     local = create_client(Topology(), {})
     buffer = local.put(np.ones(4, F32), HERE)
     local.shutdown()
-    np.testing.assert_array_equal(_jax_compat.to_host(buffer), np.ones(4))
+    np.testing.assert_array_equal(jax_private.to_host(buffer), np.ones(4))
     assert jax.config.jax_enable_x64 is False
 
 
@@ -324,7 +326,7 @@ def test_what_is_rehearsed(client, name):
     loaded = client.deserialize(client.compile(program).serialize(), name, HERE)
     assert client.rehearse(loaded) is wanted
     # what is stored again keeps the mark
-    assert stored.report(loaded.serialize()) == {"rehearsable": wanted}
+    assert serialized_executable.report(loaded.serialize()) == {"rehearsable": wanted}
 
 
 def test_what_was_compiled_or_stored_without_the_mark_is_not_rehearsed(client):
@@ -332,8 +334,8 @@ def test_what_was_compiled_or_stored_without_the_mark_is_not_rehearsed(client):
     compiled = client.compile(program)
     assert client.rehearse(compiled) is False
     marked = compiled.serialize()
-    _, code = stored.unpack(client.plugin, marked, "p", HERE)
-    loaded = client.deserialize(stored.pack(client.plugin, program, code), "p", HERE)
+    _, code = serialized_executable.unpack(client.plugin, marked, "p", HERE)
+    loaded = client.deserialize(serialized_executable.pack(client.plugin, program, code), "p", HERE)
     assert client.rehearse(loaded) is False
     (found,) = loaded.execute([client.put(np.ones(4, F32), HERE)])
     assert client.get(found).tolist() == [2, 2, 2, 2]

@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import torch_xla
-from xla_core import programs, report
+from xla_core.api import program_report
+from xla_core.compilation import program_table
 
 
 class DigitNet(nn.Module):
@@ -127,11 +128,15 @@ def step(model, optimizer, inputs, targets, loss_of=cross_entropy):
     optimizer.step()
     optimizer.zero_grad()
     torch_xla.sync()
-    made = programs.all_programs()[-1]
+    made = program_table.all_programs()[-1]
     assert made.inputs == made.program.inputs
     state = [t for s in optimizer.state.values() for t in s.values() if t.device.type == "xla"]
     kept = [*model.parameters(), *model.buffers(), *state]
-    return made, report.program_figures()[-1], sum(t.numel() * t.element_size() for t in kept)
+    return (
+        made,
+        program_report.program_figures()[-1],
+        sum(t.numel() * t.element_size() for t in kept),
+    )
 
 
 def shape(*sizes, dtype=torch.float32):

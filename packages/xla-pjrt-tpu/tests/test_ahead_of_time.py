@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xla_core import aot
-from xla_core.protocol import ArraySpec, Topology
+from xla_core.contract.device_protocol import ArraySpec, Topology
 from xla_core.testing.programs import make_program
+from xla_core.torch_features import ahead_of_time
 from xla_pjrt_tpu import TpuClient, create_client, libtpu
 from xla_pjrt_tpu.hardware import generation
 
@@ -54,7 +54,7 @@ def client_of(topology):
 @functools.cache
 def models():
     """tests/aot_models.py, with the topology of this process chosen."""
-    aot.use_topology(TRACED_FOR)
+    ahead_of_time.use_topology(TRACED_FOR)
     path = Path(__file__).with_name("aot_models.py")
     spec = importlib.util.spec_from_file_location("aot_models", path)
     module = importlib.util.module_from_spec(spec)
@@ -168,7 +168,9 @@ def check_figures(step):
 SCRIPT = """
 import torch, torch_xla
 import torch_xla.core.xla_model as xm
-from xla_core import aot, counters, report
+from xla_core.torch_features import ahead_of_time
+from xla_core.support import counters
+from xla_core.api import program_report
 
 device = torch_xla.device()
 model = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.Dropout()).to(device)
@@ -179,9 +181,9 @@ for _ in range(3):
     loss = model(x).double().pow(2).mean()
     loss.backward()
     xm.optimizer_step(optimizer, barrier=True)
-print([f.name for f in report.program_figures()])
-print(len(torch_xla.devices()), xm.xla_device_hw(device), loss.dtype, aot.active())
-print(xm.get_memory_info(device)["bytes_limit"], [f.total for f in report.program_figures()])
+print([f.name for f in program_report.program_figures()])
+print(len(torch_xla.devices()), xm.xla_device_hw(device), loss.dtype, ahead_of_time.active())
+print(xm.get_memory_info(device)["bytes_limit"], [f.total for f in program_report.program_figures()])
 print(sorted(n for n in counters.all_counters() if n in ("UncachedCompile", "PersistentCacheHit")))
 print("value", loss.item(), model[0].weight.cpu().abs().max().item())
 """
@@ -207,11 +209,12 @@ def test_script_is_compiled_kept_and_walked_through(tmp_path):
 
 STEPS = """
 import torch, torch_xla
-from xla_core import compile_step, events
+from xla_core.compilation import build_program
+from xla_core.contract import events
 
 def listen(event, of):
     if event == "program_missing":
-        print(compile_step.key_text(of["entries"], of["outputs"], of["aliases"]).decode())
+        print(build_program.key_text(of["entries"], of["outputs"], of["aliases"]).decode())
 
 {choose}
 events.subscribe(listen)
@@ -231,7 +234,9 @@ for _ in range(2):
 
 def test_steps_are_those_that_a_device_with_values_records():
     """Or a host with chips would not find what was compiled for them."""
-    chosen = 'from xla_core import aot; aot.use_topology("v5e:2x2")'
+    chosen = (
+        'from xla_core.torch_features import ahead_of_time; ahead_of_time.use_topology("v5e:2x2")'
+    )
     ahead = run(STEPS.format(choose=chosen))
     real = run(STEPS.format(choose=""), PJRT_DEVICE="NULL")
     assert (ahead.returncode, real.returncode) == (0, 0), ahead.stderr + real.stderr
@@ -262,9 +267,10 @@ def test_stored_program_has_the_runtimes_own_form():
 
 MEMORY = """
 import resource, time, torch, torch_xla
-from xla_core import aot, report
+from xla_core.torch_features import ahead_of_time
+from xla_core.api import program_report
 
-aot.use_topology("v5p:2x2x1")
+ahead_of_time.use_topology("v5p:2x2x1")
 with torch.device("meta"):
     model = torch.nn.Sequential(*[torch.nn.Linear(16384, 16384, dtype=torch.bfloat16) for _ in range(32)])
 model.to_empty(device="xla")
@@ -272,7 +278,7 @@ x = torch.empty(16, 16384, dtype=torch.bfloat16, device="meta").to("xla")
 with torch.no_grad():
     y = model(x)
 torch_xla.sync()
-figures = report.program_figures()[-1]
+figures = program_report.program_figures()[-1]
 print(sum(p.numel() for p in model.parameters()), figures.arguments)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
@@ -291,10 +297,10 @@ def test_model_of_eight_billion_parameters_is_never_allocated():
 
 LATE = """
 import torch, torch_xla
-from xla_core import aot
+from xla_core.torch_features import ahead_of_time
 for attempt in (
     lambda: torch.nn.Linear(2, 2, device="meta").to("xla"),
-    lambda: aot.use_topology("v5e:2x2"),
+    lambda: ahead_of_time.use_topology("v5e:2x2"),
 ):
     try:
         attempt()

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xla_core import _jax_compat, counters
-from xla_core.kernels import flash_attention, grouped, paged
+from xla_core.contract.device_protocol import ArraySpec, Topology
+from xla_core.jax_bridge import jax_private
+from xla_core.kernels import flash_attention, grouped_matmul, paged_attention
 from xla_core.kernels import splash_attention as splash
 from xla_core.lowering.target import lowering_for, target_of
-from xla_core.protocol import ArraySpec, Topology
+from xla_core.support import counters
 from xla_core.testing.programs import make_program
 from xla_pjrt_tpu import create_client, libtpu
 
@@ -53,8 +54,8 @@ def splash_both(config):
 
 
 def products(lhs, rhs, right, sizes):
-    by_rows = grouped.lower_gmm(lhs, rhs, sizes)
-    return by_rows, grouped.lower_tgmm(lhs.T, right, sizes, (512, 512, 512), jnp.int32(1), 2)
+    by_rows = grouped_matmul.lower_gmm(lhs, rhs, sizes)
+    return by_rows, grouped_matmul.lower_tgmm(lhs.T, right, sizes, (512, 512, 512), jnp.int32(1), 2)
 
 
 def heads(length, dtype, size=128, count=4):
@@ -84,12 +85,12 @@ CASES = {
         4,
     ),
     "paged": (
-        lambda *operands: paged.lower_paged(*operands, 4, None, 30.0),
+        lambda *operands: paged_attention.lower_paged(*operands, 4, None, 30.0),
         arrays(((4, 8, 128), F32), *[((2, 64, 16, 128), F32)] * 2, ((4,), I64), ((4, 16), I64)),
         1,
     ),
     "ragged": (
-        paged.lower_ragged,
+        paged_attention.lower_ragged,
         arrays(
             ((100, 8, 128), BF16), ((64, 16, 4, 128), BF16),
             ((8,), I64), ((8, 8), I64), ((9,), I64), ((1,), I64),
@@ -109,13 +110,13 @@ CASES = {
 def test_kernels_compile(case, topology):
     function, operands, kernels = CASES[case]
     client = create_client(Topology(), {"XLA_AOT_TOPOLOGY": topology})
-    before = _jax_compat.backends_started()
+    before = jax_private.backends_started()
     with lowering_for(target_of(client.local_devices()[0])):
         program = make_program(client, function, operands)
     hlo = client.compile(program).optimized_hlo()
     assert hlo.count('custom_call_target="tpu_custom_call"') == kernels
     # jax's own client would take the chips
-    assert _jax_compat.backends_started() == before
+    assert jax_private.backends_started() == before
 
 
 def test_shapes_that_no_kernel_takes_compile_too():
@@ -136,7 +137,8 @@ import jax, torch, torch_xla
 from jax.experimental import pallas as pl
 from torch_xla import _XLAC
 from torch_xla.experimental import custom_kernel as ck
-from xla_core import _jax_compat, programs
+from xla_core.jax_bridge import jax_private
+from xla_core.compilation import program_table
 
 def add(x, y):
     def kernel(x_ref, y_ref, o_ref):
@@ -145,7 +147,7 @@ def add(x, y):
 
 def kernels():
     torch_xla.sync()
-    return programs.all_programs()[-1].executable.optimized_hlo().count('"tpu_custom_call"')
+    return program_table.all_programs()[-1].executable.optimized_hlo().count('"tpu_custom_call"')
 
 qkv = torch.nn.Linear(128, 3 * 128).to("xla")
 x = torch.randn(2, 256, 128).to("xla")
@@ -157,7 +159,7 @@ print("own", kernels())
 payload, tensors = ck.trace_pallas(add, x, x)
 z = _XLAC._xla_tpu_custom_call(tensors, payload, [x.shape], [x.dtype])
 print("payload", kernels(), z[0].shape == x.shape)
-print("jax", _jax_compat.backends_started())
+print("jax", jax_private.backends_started())
 """
 
 
@@ -166,7 +168,7 @@ import numpy as np, torch, torch_xla
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch_xla.experimental.custom_kernel import flash_attention
-from xla_core import programs
+from xla_core.compilation import program_table
 xr.use_spmd()
 mesh = xs.Mesh(np.arange(4), (2, 2), ("data", "model"))
 q, k, v = (torch.randn(4, 4, 256, 64).to("xla").requires_grad_() for _ in range(3))
@@ -177,7 +179,7 @@ for t in (q, k, v):
 for partition_spec in (spec, None):
     flash_attention(q, k, v, causal=True, partition_spec=partition_spec, mesh=mesh).sum().backward()
     torch_xla.sync()
-    hlo = programs.all_programs()[-1].executable.optimized_hlo()
+    hlo = program_table.all_programs()[-1].executable.optimized_hlo()
     calls = [line for line in hlo.splitlines() if 'custom_call_target="tpu_custom_call"' in line]
     shape = "f32[2,2,256,64]" if partition_spec else "f32[4,4,256,64]"
     print(len(calls), all(shape in line for line in calls))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from xla_core.protocol import ArraySpec, Placement, Topology
+from xla_core.contract.device_protocol import ArraySpec, Placement, Topology
 from xla_core.testing.conformance import DeviceConformance
 from xla_core.testing.programs import make_program
 from xla_pjrt_tpu import create_client, libtpu

@@ -49,7 +49,7 @@ def _enter_spmd_mode():
 @pytest.fixture(autouse=True)
 def new_step():
     """What an earlier test left pending is no part of this one's steps."""
-    from xla_core import runtime
+    from xla_core.execution import runtime
 
     if runtime.started():
         gc.collect()
@@ -60,7 +60,7 @@ def new_step():
 @pytest.fixture
 def compile_count():
     """A function that says how many programs this process has compiled."""
-    from xla_core import counters
+    from xla_core.support import counters
 
     return lambda: counters.all_counters().get("UncachedCompile", 0)
 

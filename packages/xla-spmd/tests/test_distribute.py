@@ -11,8 +11,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_modul
 import torch_xla
 import torch_xla.distributed.spmd as xs
 from torch_xla.distributed.spmd.api import convert_to_xla_mesh
-from xla_core import graph_text
-from xla_spmd import report
+from xla_core.api import stablehlo_text
+from xla_spmd.reports import program_report
 
 spec_of = torch_xla._XLAC._get_xla_sharding_spec
 
@@ -76,7 +76,7 @@ def test_a_distributed_module_trains(device_mesh, mesh):
         torch.testing.assert_close(mine, expected)
     state = optimizer.state[model[0].weight]["exp_avg"]
     assert spec_of(model[0].weight) == spec_of(state) == text
-    held = {t.name: t.device_bytes[0] for t in report.live_tensors(model)}
+    held = {t.name: t.device_bytes[0] for t in program_report.live_tensors(model)}
     assert held["0.weight"] == 16 * 8 * 4 // 4
 
 
@@ -140,6 +140,6 @@ def test_a_barrier_in_the_backward_pass():
     xs.apply_backward_optimization_barrier(layer)
     x = torch.ones(2, 4, device="xla", requires_grad=True)
     layer(x * 1).sum().backward()
-    text = graph_text.stablehlo_text([x.grad])
+    text = stablehlo_text.stablehlo_text([x.grad])
     assert "optimization_barrier" in text
     torch.testing.assert_close(x.grad.cpu(), layer.weight.detach().cpu().sum(0).expand(2, 4))

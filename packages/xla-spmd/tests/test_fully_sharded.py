@@ -15,7 +15,7 @@ import torch_xla.distributed.spmd as xs
 from torch_xla.experimental.spmd_fully_sharded_data_parallel import (
     SpmdFullyShardedDataParallel as FSDPv2,
 )
-from xla_spmd import report
+from xla_spmd.reports import program_report
 
 spec_of = torch_xla._XLAC._get_xla_sharding_spec
 
@@ -54,7 +54,7 @@ def test_it_trains_as_the_module_alone(fsdp_mesh):
     assert specs["0.weight"] == over["fsdp", None] and specs["2.weight"] == over[None, "fsdp"]
     assert specs["3.weight"] == over[None, "fsdp"]  # 3 rows do not divide, 12 columns do
     assert specs["0.bias"] == over["fsdp",] and specs["3.bias"] == "{replicated}"
-    shares = report.parameter_shares(split, optimizer)
+    shares = program_report.parameter_shares(split, optimizer)
     whole = sum(p.numel() * 4 for n, p in split.module.named_parameters())
     assert shares["parameters"][0] == (whole - 3 * 4) // 4 + 3 * 4
     assert shares["state"][0] == 2 * shares["parameters"][0]

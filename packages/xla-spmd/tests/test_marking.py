@@ -12,8 +12,9 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
-from xla_core import programs, runtime
-from xla_spmd import report
+from xla_core.compilation import program_table
+from xla_core.execution import runtime
+from xla_spmd.reports import program_report
 
 spec_of = torch_xla._XLAC._get_xla_sharding_spec
 
@@ -271,15 +272,19 @@ def test_the_report_lists_collectives_and_bytes(mesh):
     total = layer(tensor).sum()
     torch_xla.sync()
     assert total.cpu().isfinite()
-    one = next(t for t in report.live_tensors(layer) if t.name == "weight")
+    one = next(t for t in program_report.live_tensors(layer) if t.name == "weight")
     assert one.device_bytes == dict.fromkeys(range(8), 64 * 64 * 4)
     mine = next(
-        t for t in report.live_tensors() if t.sharding == spec_of(tensor) and t.shape == (64, 64)
+        t
+        for t in program_report.live_tensors()
+        if t.sharding == spec_of(tensor) and t.shape == (64, 64)
     )
     assert mine.device_bytes == dict.fromkeys(range(8), 64 * 64)
-    assert report.bytes_per_device([one, mine]) == dict.fromkeys(range(8), 64 * 64 * 5)
-    assert {c.kind for c in report.collectives(programs.all_programs()[-1])} == {"all-reduce"}
-    text = report.sharding_report(layer)
+    assert program_report.bytes_per_device([one, mine]) == dict.fromkeys(range(8), 64 * 64 * 5)
+    assert {c.kind for c in program_report.collectives(program_table.all_programs()[-1])} == {
+        "all-reduce"
+    }
+    text = program_report.sharding_report(layer)
     assert "Collectives of the program" in text and "weight" in text
 
 
@@ -292,7 +297,7 @@ def test_collectives_are_read_from_hlo():
       %p = pred[3]{0} collective-permute(%e), channel_id=3
       %get = f32[4,2]{1,0} get-tuple-element(%all-reduce.1), index=0
     """
-    found = [(one.kind, one.bytes) for one in report.collectives_in(hlo)]
+    found = [(one.kind, one.bytes) for one in program_report.collectives_in(hlo)]
     assert found == [
         ("all-reduce", 48), ("all-gather", 128), ("all-gather", 64), ("collective-permute", 3),
     ]  # fmt: skip
@@ -333,7 +338,7 @@ def test_shard_as_reaches_what_is_computed_in_the_program(mesh):
     product, _ = xs.shard_as(values.to("xla") @ values.to("xla").t(), split)
     total = product.sum()
     torch_xla.sync()
-    hlo = programs.all_programs()[-1].executable.optimized_hlo()
+    hlo = program_table.all_programs()[-1].executable.optimized_hlo()
     assert "f32[2,8]{1,0} dot" in hlo  # two of eight rows on each device
     torch.testing.assert_close(total.cpu(), (values @ values.t()).sum(), rtol=1e-5, atol=1e-4)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import torch_xla.distributed.spmd as xs
-from xla_core.protocol import DeviceDescription
-from xla_spmd import devices
+from xla_core.contract.device_protocol import DeviceDescription
+from xla_spmd.sharding import job_devices
 
 
 def test_shape_names_and_logical_mesh(mesh):
@@ -93,7 +93,7 @@ def chips(sizes):
 
 def test_mesh_axes_run_along_axes_of_the_torus():
     torus = chips((2, 4, 2))
-    grid = devices.torus_grid(torus, range(16), (2, 8))
+    grid = job_devices.torus_grid(torus, range(16), (2, 8))
     where = {d.id: d.attributes["coords"] for d in torus}
     # one mesh axis is one axis of the torus: its neighbours differ in that coordinate only
     fixed = {axis for row in grid.T for axis in range(3) if len({where[i][axis] for i in row}) > 1}
@@ -103,11 +103,11 @@ def test_mesh_axes_run_along_axes_of_the_torus():
 
 def test_without_a_fitting_torus_devices_fill_the_mesh_in_order():
     np.testing.assert_array_equal(
-        devices.torus_grid(chips((3, 3, 1)), range(9), (9, 1)).ravel(), range(9)
+        job_devices.torus_grid(chips((3, 3, 1)), range(9), (9, 1)).ravel(), range(9)
     )
     plain = [DeviceDescription(i, i, 0, "cpu", "cpu") for i in range(6)]
     np.testing.assert_array_equal(
-        devices.torus_grid(plain, range(6), (2, 3)), np.arange(6).reshape(2, 3)
+        job_devices.torus_grid(plain, range(6), (2, 3)), np.arange(6).reshape(2, 3)
     )
 
 

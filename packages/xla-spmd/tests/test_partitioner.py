@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import torch_xla
 import torch_xla.distributed.spmd as xs
-from xla_core import programs
+from xla_core.compilation import program_table
 
 CASES = {
     # windows of one value, filled with zeros and with something else
@@ -63,4 +63,4 @@ def test_one_filling_needs_no_barrier(mesh):
     total = tensor.cumsum(0) + F.pad(tensor, (1, -1))
     torch_xla.sync()
     assert total.cpu()[1, 1] == 3
-    assert "opt-barrier" not in programs.all_programs()[-1].executable.optimized_hlo()
+    assert "opt-barrier" not in program_table.all_programs()[-1].executable.optimized_hlo()

@@ -13,8 +13,8 @@ import numpy as np, torch, torch_xla
 import torch_xla.runtime as xr
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
-from xla_core import transfer
-from xla_spmd import report
+from xla_core.recording import tensor_trees
+from xla_spmd.reports import program_report
 
 xr.use_spmd()
 assert (xr.global_runtime_device_count(), xr.addressable_runtime_device_count()) == (8, 4)
@@ -33,7 +33,7 @@ losses = []
 for step in range(3):
     batch = torch.randn(8, 16, generator=generator)
     mine = batch.chunk(2)[xr.process_index()]
-    x = transfer.send_cpu_data_to_device(mine, "xla", spec)
+    x = tensor_trees.send_cpu_data_to_device(mine, "xla", spec)
     assert x.shape == (8, 16)
     optimizer.zero_grad()
     loss = model(x).square().mean()
@@ -41,7 +41,7 @@ for step in range(3):
     optimizer.step()
     torch_xla.sync()
     losses.append(loss.item())
-assert len(report.parameter_shares(model)["parameters"]) == 4
+assert len(program_report.parameter_shares(model)["parameters"]) == 4
 weight = model[0].weight
 shards = xs.wrap_if_sharded(weight).local_shards
 assert len(shards) == 4 and shards[0].data.shape == (16, 4)

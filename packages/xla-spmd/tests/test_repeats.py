@@ -14,8 +14,10 @@ from torch.nn import functional as F
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
-from xla_core import _jax_compat, programs, runtime
-from xla_spmd import report
+from xla_core.compilation import program_table
+from xla_core.execution import runtime
+from xla_core.jax_bridge import jax_private
+from xla_spmd.reports import program_report
 
 WIDTH, HEADS, LENGTH, LAYERS, STEPS = 16, 4, 8, 4, 3
 
@@ -71,7 +73,7 @@ def losses(model, device, mesh=None):
 
 
 def functions_of(program):
-    text = _jax_compat.module_text(program.program.stablehlo)
+    text = jax_private.module_text(program.program.stablehlo)
     return [f for f in text.split("func.func private @")[1:] if f.startswith("xla_repeat")], text
 
 
@@ -89,7 +91,7 @@ def test_sharded_repeats_are_lowered_once(monkeypatch):
         runtime.trace_of(None).forget()  # the same step was compiled in another way before
         # sums over devices are added in another order
         assert losses(model, xm.xla_device(), mesh) == pytest.approx(expected, rel=1e-5)
-        steps.append(programs.all_programs()[-1])
+        steps.append(program_table.all_programs()[-1])
 
     before, after = steps
     assert functions_of(before)[0] == []
@@ -97,7 +99,7 @@ def test_sharded_repeats_are_lowered_once(monkeypatch):
     assert functions
     assert all(text.count(f"call @{f.split('(')[0]}(") >= LAYERS - 1 for f in functions)
     assert any("sharding_constraint" in f for f in functions)  # an annotation inside
-    collectives = [Counter(c.kind for c in report.collectives(p)) for p in (before, after)]
+    collectives = [Counter(c.kind for c in program_report.collectives(p)) for p in (before, after)]
     assert collectives[0] == collectives[1]
     memory = [p.executable.memory_analysis() for p in (before, after)]
     assert memory[1]["arguments"] == memory[0]["arguments"]
@@ -124,4 +126,4 @@ def test_repeats_with_regions_laid_out_by_hand_stay_in_one_function():
     found = by_parts(x.to("xla"), mesh, ("data", None))
     torch_xla.sync()
     torch.testing.assert_close(found.cpu(), expected)
-    assert functions_of(programs.all_programs()[-1])[0] == []
+    assert functions_of(program_table.all_programs()[-1])[0] == []

@@ -11,8 +11,8 @@ import torch_xla
 import torch_xla.distributed.spmd as xs
 import torch_xla.distributed.spmd.debugging as debugging
 import torch_xla.distributed.spmd.xla_sharding as xla_sharding
-from xla_core import transfer
-from xla_spmd.visualize import cells
+from xla_core.recording import tensor_trees
+from xla_spmd.reports.visualize import cells
 
 VALUES = torch.arange(64.0).reshape(8, 8)
 XLAC = torch_xla._XLAC
@@ -82,17 +82,17 @@ def test_input_sharding_of_batches(mesh):
     assert spec.can_apply(images) and not spec.can_apply(labels)
     assert spec.xla_spec(images) == mesh.get_op_sharding(("data", None))
     assert spec.xla_spec(labels) is None
-    sent = transfer.send_cpu_data_to_device({"x": images, "y": labels}, "xla", spec)
+    sent = tensor_trees.send_cpu_data_to_device({"x": images, "y": labels}, "xla", spec)
     assert XLAC._get_xla_sharding_spec(sent["x"]) == mesh.get_op_sharding(("data", None)).text
     assert XLAC._get_xla_sharding_spec(sent["y"]) == ""
     by_name = {"x": xs.ShardingSpec(mesh, (None, "model")), "y": None}
-    sent = transfer.send_cpu_data_to_device({"x": images, "y": labels}, "xla", by_name)
+    sent = tensor_trees.send_cpu_data_to_device({"x": images, "y": labels}, "xla", by_name)
     assert XLAC._get_xla_sharding_spec(sent["x"]) == mesh.get_op_sharding((None, "model")).text
 
 
 def test_minibatches_of_one_process_are_the_batch(mesh):
     spec = xs.ShardingSpec(mesh, ("data", None), minibatch=True)
-    sent = transfer.send_cpu_data_to_device(VALUES, "xla", spec)
+    sent = tensor_trees.send_cpu_data_to_device(VALUES, "xla", spec)
     torch.testing.assert_close(sent.cpu(), VALUES)
     assert XLAC._get_xla_sharding_spec(sent) == mesh.get_op_sharding(("data", None)).text
 
@@ -136,7 +136,7 @@ def test_pictures_show_which_device_holds_what(text, rows, capsys):
 
 
 def debugging_parse(text):
-    from xla_spmd.shardings import parse
+    from xla_spmd.sharding.hlo_sharding import parse
 
     return parse(text)
 
@@ -179,7 +179,7 @@ def test_the_persistent_cache_serves_sharded_programs(run_python, tmp_path):
     code = """
         import numpy as np, torch, torch_xla
         import torch_xla.runtime as xr, torch_xla.distributed.spmd as xs
-        from xla_core import counters
+        from xla_core.support import counters
         xr.use_spmd()
         mesh = xs.Mesh(np.arange(8), (4, 2), ("data", "model"))
         torch.manual_seed(0)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xla_core._jax_compat import hlo_sharding
-from xla_spmd.mesh import Mesh
-from xla_spmd.shardings import REPLICATED, ShardingType, canonical, parse
-from xla_spmd.shardy import common_mesh
+from xla_core.jax_bridge.jax_private import hlo_sharding
+from xla_spmd.sharding.hlo_sharding import REPLICATED, ShardingType, canonical, parse
+from xla_spmd.sharding.mesh import Mesh
+from xla_spmd.sharding.shardy import common_mesh
 
 MESHES = [(8,), (4, 2), (2, 4), (2, 2, 2), (1, 8)]
 

@@ -11,9 +11,9 @@ import torch
 
 import torch_xla
 import torch_xla.distributed.spmd as xs
-from xla_core import programs
-from xla_spmd import report
-from xla_spmd.sharded_tensor import local_shards
+from xla_core.compilation import program_table
+from xla_spmd.reports import program_report
+from xla_spmd.tensors.sharded_tensor import local_shards
 
 _spec = importlib.util.spec_from_file_location(
     "xla_spmd_tests_gpt", Path(__file__).with_name("gpt.py")
@@ -39,16 +39,16 @@ class Run:
         self.mesh = gpt.shard(self.model, strategy)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.compiled = []
-        before = len(programs.all_programs())
+        before = len(program_table.all_programs())
         losses = []
         for ids in gpt.batches(STEPS):
             losses.append(self.step(ids.to("xla"), strategy))
             torch_xla.sync()
-            self.compiled.append(len(programs.all_programs()) - before)
+            self.compiled.append(len(program_table.all_programs()) - before)
             if len(losses) == 1:
-                self.first = report.parameter_shares(self.model, self.optimizer)
-        self.last = report.parameter_shares(self.model, self.optimizer)
-        self.program = programs.all_programs()[-1]
+                self.first = program_report.parameter_shares(self.model, self.optimizer)
+        self.last = program_report.parameter_shares(self.model, self.optimizer)
+        self.program = program_table.all_programs()[-1]
         self.losses = [loss.item() for loss in losses]
 
     def step(self, ids, strategy):
@@ -105,7 +105,7 @@ def test_a_gpt_is_trained_under(name, cpu_losses):
     check_each_device_holds_its_share(run)
     check_gradients_and_state_lie_as_their_parameter(run)
     check_parameters_are_donated_to_their_updates(run)
-    assert {one.kind for one in report.collectives(run.program)} == run.strategy.kinds
+    assert {one.kind for one in program_report.collectives(run.program)} == run.strategy.kinds
 
 
 def test_momentum_made_in_the_first_step_is_split(mesh):
@@ -142,14 +142,14 @@ def test_loading_a_checkpoint_keeps_the_shardings(mesh):
     other = torch.nn.Linear(8, 16)
     layer.load_state_dict(other.state_dict())
     torch.testing.assert_close((layer.weight * 1).cpu(), other.weight)
-    shares = report.parameter_shares(layer)["parameters"]
+    shares = program_report.parameter_shares(layer)["parameters"]
     assert shares[0] == 16 * 8 * 4 // 8  # the bias was not used yet: no device has it
     assert torch_xla._XLAC._get_xla_sharding_spec(layer.weight) == text
     copied = {name: value.to("xla") for name, value in torch.nn.Linear(8, 16).state_dict().items()}
     layer.load_state_dict(copied)
     torch.testing.assert_close((layer.weight * 1).cpu(), copied["weight"].cpu())
     # weights that came from the host are whole nowhere; the bias is an argument of the step now
-    held = {t.name: t.device_bytes for t in report.live_tensors(layer)}
+    held = {t.name: t.device_bytes for t in program_report.live_tensors(layer)}
     assert held["weight"] == dict.fromkeys(range(8), 16 * 8 * 4 // 8)
     assert held["bias"] == dict.fromkeys(range(8), 16 * 4)
     assert torch_xla._XLAC._get_xla_sharding_spec(layer.weight) == text
@@ -178,7 +178,7 @@ def test_a_weight_is_gathered_once_for_both_directions(mesh):
     torch_xla.sync()
     torch.nn.functional.linear(torch.nn.functional.linear(x, weight).tanh(), weight.t()).backward(x)
     torch_xla.sync()
-    found = report.collectives(programs.all_programs()[-1])
+    found = program_report.collectives(program_table.all_programs()[-1])
     assert [(one.kind, one.bytes) for one in found] == [("all-gather", 16 * 8 * 4)]
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 # First: torch loads xla_core._autoload by entry point, which must not be half imported then.
 import torch
 
-from xla_core import _autoload
+from xla_core.attach import autoload
 
-_autoload.ensure()
+autoload.ensure()
 
 from lazy_tensor_core import core as core  # noqa: E402 - the device must be attached before
 from lazy_tensor_core import debug as debug  # noqa: E402

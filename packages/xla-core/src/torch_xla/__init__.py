@@ -9,9 +9,9 @@ from __future__ import annotations
 # First: torch loads xla_core._autoload by entry point, which must not be half imported then.
 import torch
 
-from xla_core import _autoload
+from xla_core.attach import autoload
 
-_autoload.ensure()
+autoload.ensure()
 
 from torch_xla import _XLAC as _XLAC  # noqa: E402 - the device must be attached before
 from torch_xla import backends as backends  # noqa: E402
@@ -36,7 +36,7 @@ from torch_xla.version import __version__ as __version__  # noqa: E402
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "launch": "xla_dist.launching",
+        "launch": "xla_dist.processes.launching",
         "save_as_stablehlo": "xla_core.export.module",
         "save_torch_model_as_stablehlo": "xla_core.export.module",
     },

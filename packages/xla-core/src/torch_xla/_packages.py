@@ -27,7 +27,7 @@ class MissingPackageError(ImportError):
 
 
 def package_module(module: str, user: str) -> ModuleType:
-    """Import ``module`` (``xla_dist.collectives``) for the name ``user`` that needs it.
+    """Import ``module`` (``xla_dist.collectives.model_collectives``) for the name ``user`` that needs it.
 
     Raises ImportError naming the distribution to install, if its top-level package is missing.
     """
@@ -46,7 +46,8 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` (PEP 562) for ``module``, whose submodules are attributes, too.
 
-    ``homes`` maps names to the modules that have them: ``{"all_reduce": "xla_dist.collectives"}`` gives
+    ``homes`` maps names to the modules that have them: ``
+    {"all_reduce": "xla_dist.collectives.model_collectives"}`` gives
     ``module.all_reduce`` from there. ``aliases`` maps names to modules that the names stand for.
     ``dir()`` leaves out names whose package is not installed. Written out, ``module.all_reduce`` and
     ``from module import all_reduce`` raise ImportError then; ``hasattr``, ``getattr`` and what looks

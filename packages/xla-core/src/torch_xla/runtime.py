@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from torch_xla._packages import lazy_names
-from xla_core import persistent_cache, runtime
-from xla_core.deprecated import using_pjrt as using_pjrt
-from xla_core.device_info import cached_program_count as get_num_cached_compilation_graph
-from xla_core.device_info import clear_program_cache as clear_computation_cache
-from xla_core.device_info import device_attributes as runtime_device_attributes
-from xla_core.ordinals import addressable_device_count as addressable_device_count
-from xla_core.ordinals import addressable_runtime_device_count as addressable_runtime_device_count
-from xla_core.ordinals import global_device_attributes as global_runtime_device_attributes
-from xla_core.ordinals import global_device_count as global_device_count
-from xla_core.ordinals import global_ordinal as global_ordinal
-from xla_core.ordinals import global_runtime_device_count as global_runtime_device_count
-from xla_core.ordinals import host_index as host_index
-from xla_core.ordinals import local_device_count as local_device_count
-from xla_core.ordinals import local_ordinal as local_ordinal
-from xla_core.ordinals import local_process_count as local_process_count
-from xla_core.ordinals import master_ip as get_master_ip
-from xla_core.ordinals import process_count as process_count
-from xla_core.ordinals import process_index as process_index
-from xla_core.ordinals import world_size as world_size
-from xla_core.runtime import device_type as _maybe_select_default_device
-from xla_core.runtime import set_device_type as set_device_type
-from xla_core.runtime import traces as _init_world_size_ordinal
-from xla_core.spmd_mode import is_spmd as is_spmd
+from xla_core.api.deprecated import using_pjrt as using_pjrt
+from xla_core.api.device_info import cached_program_count as get_num_cached_compilation_graph
+from xla_core.api.device_info import clear_program_cache as clear_computation_cache
+from xla_core.api.device_info import device_attributes as runtime_device_attributes
+from xla_core.compilation import disk_cache
+from xla_core.execution import runtime
+from xla_core.execution.ordinals import addressable_device_count as addressable_device_count
+from xla_core.execution.ordinals import (
+    addressable_runtime_device_count as addressable_runtime_device_count,
+)
+from xla_core.execution.ordinals import global_device_attributes as global_runtime_device_attributes
+from xla_core.execution.ordinals import global_device_count as global_device_count
+from xla_core.execution.ordinals import global_ordinal as global_ordinal
+from xla_core.execution.ordinals import global_runtime_device_count as global_runtime_device_count
+from xla_core.execution.ordinals import host_index as host_index
+from xla_core.execution.ordinals import local_device_count as local_device_count
+from xla_core.execution.ordinals import local_ordinal as local_ordinal
+from xla_core.execution.ordinals import local_process_count as local_process_count
+from xla_core.execution.ordinals import master_ip as get_master_ip
+from xla_core.execution.ordinals import process_count as process_count
+from xla_core.execution.ordinals import process_index as process_index
+from xla_core.execution.ordinals import world_size as world_size
+from xla_core.execution.runtime import device_type as _maybe_select_default_device
+from xla_core.execution.runtime import set_device_type as set_device_type
+from xla_core.execution.runtime import traces as _init_world_size_ordinal
+from xla_core.execution.spmd_mode import is_spmd as is_spmd
 
 __all__ = [
     "addressable_device_count",
@@ -53,7 +56,7 @@ __all__ = [
 ]
 
 # not in __all__: `from torch_xla.runtime import *` must not need the package
-__getattr__, __dir__ = lazy_names(__name__, {"use_spmd": "xla_spmd.mode"})
+__getattr__, __dir__ = lazy_names(__name__, {"use_spmd": "xla_spmd.sharding.mode"})
 
 
 def device_type() -> str:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from xla_core import where
-from xla_core.hookspecs import hookimpl
-from xla_debug import listeners, places, settings
+from xla_core.contract.hookspecs import hookimpl
+from xla_core.recording import source_location
+from xla_debug import settings
+from xla_debug.live import listeners
+from xla_debug.stacks import stack_frames
 
 
 @hookimpl
 def xla_core_subscribe(events: Any) -> None:
     """Listen to the core, as much as the environment asks for."""
-    where.set_locator(places.locate)
+    source_location.set_locator(stack_frames.locate)
     if settings.HLO_DEBUG.get():
-        where.set_detail(where.Detail.LINES)
-    elif where.detail() is where.Detail.NONE:
-        where.set_detail(where.Detail.SCOPES)
+        source_location.set_detail(source_location.Detail.LINES)
+    elif source_location.detail() is source_location.Detail.NONE:
+        source_location.set_detail(source_location.Detail.SCOPES)
     events.subscribe(listeners.dispatch)
     listeners.start()

@@ -15,15 +15,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from xla_core import model_api, programs
-from xla_core.counters import render_bytes
-from xla_core.lowering.step import needed_entries
-from xla_core.operands import Ref
-from xla_core.tensor import XLATensor
-from xla_core.trace import Entry
-from xla_core.where import Frame, Where
-from xla_debug import listeners, places
-from xla_debug.wording import operator_text, tensor_text
+from xla_core.api import xla_model
+from xla_core.compilation import program_table
+from xla_core.lowering.replay import needed_entries
+from xla_core.recording.source_location import Frame, Where
+from xla_core.recording.step_key import Ref
+from xla_core.recording.trace import Entry
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.support.counters import render_bytes
+from xla_debug.live import listeners
+from xla_debug.stacks import stack_frames
+from xla_debug.steps.recompile_text import operator_text, tensor_text
 
 UNKNOWN: Final = "(made before memory.track())"
 
@@ -156,7 +158,7 @@ def tracking() -> Iterator[None]:
 def _on_executed(details: dict[str, Any]) -> None:
     program, results, trace = details["program"], details["results"], details["trace"]
     if not trace.cur.depth:  # a compiled graph, which was recorded long ago
-        frames = places.user_frames(sys._getframe(1), limit=1)
+        frames = stack_frames.user_frames(sys._getframe(1), limit=1)
         for result in results:
             _origins.add(result, GRAPH, frames[0] if frames else None)
         return
@@ -200,7 +202,7 @@ listeners.add("steps_forgotten", _on_forgotten)
 
 
 def _on_upload(details: dict[str, Any]) -> None:
-    frames = places.user_frames(sys._getframe(1), limit=1)
+    frames = stack_frames.user_frames(sys._getframe(1), limit=1)
     _origins.add(details["buffer"], "uploaded", frames[0] if frames else None)
 
 
@@ -248,13 +250,13 @@ def report(limit: int = 20) -> str:
 # -- of one step ---------------------------------------------------------------------------------
 
 
-def step_peak(program: programs.StepProgram | None = None, largest: int = 10) -> StepPeak:
+def step_peak(program: program_table.StepProgram | None = None, largest: int = 10) -> StepPeak:
     """The peak of one program (default: the one with the highest) and what is alive at it.
 
     Needs ``track()`` before the program runs. Raises RuntimeError when none was seen.
     """
     if program is None:
-        seen = [p for p in programs.all_programs() if p.name in _last_entries]
+        seen = [p for p in program_table.all_programs() if p.name in _last_entries]
         if not seen:
             raise RuntimeError("no program has run since memory.track(); call it before the step")
         program = max(seen, key=_compiled_peak)
@@ -271,7 +273,7 @@ def step_peak(program: programs.StepProgram | None = None, largest: int = 10) ->
     )
 
 
-def _compiled_peak(program: programs.StepProgram) -> int:
+def _compiled_peak(program: program_table.StepProgram) -> int:
     sizes = program.executable.memory_analysis()
     used = sum(sizes.get(key, 0) for key in ("arguments", "outputs", "temporaries"))
     return int(used - sizes.get("aliased", 0))
@@ -332,7 +334,7 @@ def missed_donations(least: int = 1024) -> list[MissedDonation]:
     own. Programs that ran since ``track()`` are looked at.
     """
     found: list[MissedDonation] = []
-    for program in programs.all_programs():
+    for program in program_table.all_programs():
         entries = _last_entries.get(program.name)
         if entries:
             found += _missed(program, entries, least)
@@ -340,7 +342,7 @@ def missed_donations(least: int = 1024) -> list[MissedDonation]:
 
 
 def _missed(
-    program: programs.StepProgram, entries: Sequence[Entry], least: int
+    program: program_table.StepProgram, entries: Sequence[Entry], least: int
 ) -> Iterator[MissedDonation]:
     inputs = [e for e in entries if e.plan is None]
     makers = _makers_of.get(program.name, {})
@@ -364,7 +366,7 @@ def _missed(
             yield MissedDonation(program.name, held.what, meta.nbytes, held.where, REASON_READ)
 
 
-def _is_dead(program: programs.StepProgram, slot: int) -> bool:
+def _is_dead(program: program_table.StepProgram, slot: int) -> bool:
     return slot in _dead_inputs.get(program.name, ())
 
 
@@ -390,8 +392,8 @@ def _dead(trace: Any) -> frozenset[int]:
 def device_report() -> str:
     """Bytes in use, limit and peak of every device, as text."""
     lines = []
-    for device in model_api.devices():
-        info = model_api.memory_info(device)
+    for device in xla_model.devices():
+        info = xla_model.memory_info(device)
         limit = info["bytes_limit"]
         lines.append(
             f"{device}: {render_bytes(info['bytes_used'] or 0)} in use, "

@@ -1,6 +1,6 @@
 """``torch_xla.debug.metrics``: counters and timed metrics of the process.
 
-What is counted and the text format are xla-core's (``xla_core.counters``), after torch_xla 2.9.
+What is counted and the text format are xla-core's (``xla_core.support.counters``), after torch_xla 2.9.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from xla_core import counters
-from xla_core.counters import clear_counters as clear_counters
-from xla_core.counters import clear_metrics as clear_metrics
-from xla_core.report import fallback_counts
+from xla_core.api.program_report import fallback_counts
+from xla_core.support import counters
+from xla_core.support.counters import clear_counters as clear_counters
+from xla_core.support.counters import clear_metrics as clear_metrics
 
 SHORT_COUNTERS: Final = ("CachedCompile", "MarkStep", "DynamoSyncInputExecuteTime")
 SHORT_METRICS: Final = (

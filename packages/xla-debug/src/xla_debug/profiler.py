@@ -17,8 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from xla_core import _jax_compat, model_api, programs, runtime
-from xla_debug import places, remote_profile
+from xla_core.api import xla_model
+from xla_core.compilation import program_table
+from xla_core.execution import runtime
+from xla_core.jax_bridge import jax_private
+from xla_debug import remote_profile
+from xla_debug.stacks import stack_frames
 
 MSG_RUNNING: Final = "a profile is being recorded already; stop_trace() ends it"
 MSG_NOT_RUNNING: Final = "no profile is being recorded; start_trace(log_dir) begins one"
@@ -51,9 +55,9 @@ class Trace:
         self._span: Any = None
 
     def __enter__(self) -> Trace:
-        self._span = _jax_compat.trace_me(self.name, **self._details)
+        self._span = jax_private.trace_me(self.name, **self._details)
         self._span.__enter__()
-        places.push_scope(self.name)
+        stack_frames.push_scope(self.name)
         return self
 
     def __exit__(
@@ -62,7 +66,7 @@ class Trace:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        places.pop_scope()
+        stack_frames.pop_scope()
         self._span.__exit__(kind, error, traceback)
 
 
@@ -83,7 +87,7 @@ class StepTrace(Trace):
     ) -> None:
         try:
             if kind is None and runtime.started():
-                model_api.sync()
+                xla_model.sync()
         finally:
             super().__exit__(kind, error, traceback)
 
@@ -125,7 +129,7 @@ def start_trace(log_dir: str) -> None:
         if _State.session is not None:
             raise RuntimeError(MSG_RUNNING)
         runtime.client()  # its threads must be there to be seen
-        _State.session = _jax_compat.profiler_session()
+        _State.session = jax_private.profiler_session()
         _State.folder = Path(log_dir)
 
 
@@ -144,7 +148,7 @@ def stop_trace() -> None:
 
 def _export(session: Any, folder: Path) -> None:
     began = time.time() - 2  # file systems with whole seconds
-    _jax_compat.profiler_export(session, str(folder))
+    jax_private.profiler_export(session, str(folder))
     for path in (folder / "plugins" / "profile").glob("*/*.trace.json.gz"):
         if path.stat().st_mtime >= began:
             _add_scopes(path)
@@ -157,7 +161,7 @@ def _add_scopes(path: Path) -> None:
     """
     with gzip.open(path, "rt") as file:
         content = json.load(file)
-    known = {p.name: p for p in programs.all_programs()}
+    known = {p.name: p for p in program_table.all_programs()}
     scopes: dict[str, dict[str, str]] = {}
     for event in content.get("traceEvents", []):
         arguments = event.get("args") or {}
@@ -191,12 +195,12 @@ def start_server(port: int, only_on_master: bool = True) -> object | None:
     With several processes and ``only_on_master`` only the first has one; the others get None. Raises
     RuntimeError for a second server.
     """
-    if only_on_master and runtime.started() and not model_api.is_master_ordinal(local=True):
+    if only_on_master and runtime.started() and not xla_model.is_master_ordinal(local=True):
         return None
     with _State.lock:
         if _State.server is not None:
             raise RuntimeError(MSG_SERVER.format(port=_State.port))
-        _State.server = _jax_compat.profiler_server(port)
+        _State.server = jax_private.profiler_server(port)
         _State.port = port
         return _State.server
 

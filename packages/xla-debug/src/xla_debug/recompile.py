@@ -15,18 +15,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from xla_core.trace import Entry
-from xla_core.where import Frame, Where
-from xla_debug import sync_causes
-from xla_debug.differences import (
-    Kind,
-    common_length,
-    compare,
-    count_operations,
-    name_of,
-)
-from xla_debug.sync_causes import SyncCause
-from xla_debug.wording import Cause, Explanation, operator_text, place_of, words
+from xla_core.recording.source_location import Frame, Where
+from xla_core.recording.trace import Entry
+from xla_debug.stacks import sync_causes
+from xla_debug.stacks.sync_causes import SyncCause
+from xla_debug.steps.differences import Kind, common_length, compare, count_operations, name_of
+from xla_debug.steps.recompile_text import Cause, Explanation, operator_text, place_of, words
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from xla_core.protobuf import bytes_field, number_field, read_message
+from xla_core.support.protobuf_wire import bytes_field, number_field, read_message
 
 METHOD: Final = "/tensorflow.ProfilerService/Profile"
 MSG_GRPC: Final = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from xla_core.flags import Flag, parse_bool
+from xla_core.support.flags import Flag, parse_bool
 
 FORMATS: Final = ("text", "dot", "hlo", "stablehlo")
 

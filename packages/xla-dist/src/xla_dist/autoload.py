@@ -32,10 +32,12 @@ def autoload() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    return importlib.import_module("xla_dist.process_group").create(options, backend_options)
+    return importlib.import_module("xla_dist.collectives.process_group").create(
+        options, backend_options
+    )
 
 
 def _rendezvous(
     url: str, timeout: timedelta | None = None, **_options: Any
 ) -> Iterator[tuple[Any, int, int]]:
-    yield importlib.import_module("xla_dist.store").join(url, timeout)
+    yield importlib.import_module("xla_dist.processes.kv_store").join(url, timeout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from xla_core import flags
+from xla_core.support import flags
 
 WAIT_TIMEOUT: Final = flags.Flag(
     "XLA_DIST_WAIT_TIMEOUT",

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from xla_core import _jax_compat as compat
-from xla_core import stored
+from xla_core.contract import serialized_executable
+from xla_core.contract.device_protocol import Executable, Outlining, Placement, Program, Topology
+from xla_core.jax_bridge import jax_private as compat
 from xla_core.pjrt.client import PjrtClient
-from xla_core.protocol import Executable, Outlining, Placement, Program, Topology
 from xla_pjrt_cpu.fusions import RULE, is_unknown, options_for
 from xla_pjrt_cpu.rehearsal import CpuExecutable, noted
 
@@ -111,7 +111,7 @@ class CpuClient(PjrtClient):
         """Load a serialized executable; see ``PjrtClient.deserialize``."""
         executable = super().deserialize(payload, program_name, placement)
         if isinstance(executable, CpuExecutable):
-            executable.rehearsable = noted(stored.report(payload))
+            executable.rehearsable = noted(serialized_executable.report(payload))
         return executable
 
     def rehearse(self, executable: Executable) -> bool:

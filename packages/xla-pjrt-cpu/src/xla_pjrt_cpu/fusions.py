@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from xla_core.protocol import Program
+from xla_core.contract.device_protocol import Program
 
 OPTION: Final = "xla_cpu_experimental_ynn_fusion_type"
 """XLA's own option (jaxlib 0.10.2), which takes a comma-separated list of kinds."""

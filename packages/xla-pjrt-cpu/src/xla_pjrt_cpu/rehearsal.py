@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from xla_core.contract.device_protocol import ArraySpec, Placement, Program
 from xla_core.pjrt.executable import PjrtExecutable
-from xla_core.protocol import ArraySpec, Placement, Program
-from xla_core.side_effects import only_computes
+from xla_core.pjrt.rehearsal_safety import only_computes
 
 logger = logging.getLogger(__name__)
 

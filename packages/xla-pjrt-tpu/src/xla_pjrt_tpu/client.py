@@ -10,11 +10,11 @@ import numpy as np
 
 import xla_pjrt_tpu.chips as chips_of_host
 import xla_pjrt_tpu.libtpu as libtpu
-from xla_core import _jax_compat as compat
-from xla_core import _jax_pjrt
+from xla_core.contract.device_protocol import INTERFACE_VERSION, DeviceClient, Topology
+from xla_core.jax_bridge import jax_private as compat
+from xla_core.jax_bridge import pjrt_c_api
 from xla_core.pjrt.client import PjrtClient
 from xla_core.pjrt.topology_client import TopologyClient
-from xla_core.protocol import INTERFACE_VERSION, DeviceClient, Topology
 from xla_pjrt_tpu.topology import TpuTopology, parse_topology
 
 PLUGIN: Final = "xla-pjrt-tpu"
@@ -106,7 +106,7 @@ class TpuClient(PjrtClient):
         version = chips_of_host.version_name(options, found)
         self._flags = libtpu.load(options, chips=True, megacore=version == "v4")
         try:
-            client = _jax_pjrt.make_client(
+            client = pjrt_c_api.make_client(
                 libtpu.LIBRARY, create_options(options), topology.distributed_client
             )
         except RuntimeError as error:
@@ -134,7 +134,7 @@ class TpuTopologyClient(TopologyClient):
     ) -> None:
         self._flags = libtpu.load(options, chips=False)
         try:
-            devices = _jax_pjrt.topology_devices(
+            devices = pjrt_c_api.topology_devices(
                 libtpu.LIBRARY, topology.library_name, topology.library_options()
             )
         except RuntimeError as error:

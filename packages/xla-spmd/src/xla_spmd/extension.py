@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from xla_core import spmd_mode
-from xla_core.hookspecs import hookimpl
-from xla_core.protocol import DeviceClient
-from xla_spmd import __version__, operators
-from xla_spmd.backend import MeshBackend
-from xla_spmd.manual import over_parts
-from xla_spmd.mesh import Mesh
+from xla_core.contract.device_protocol import DeviceClient
+from xla_core.contract.hookspecs import hookimpl
+from xla_core.execution import spmd_mode
+from xla_spmd import __version__
+from xla_spmd.lowering import annotation_ops
+from xla_spmd.lowering.mesh_backend import MeshBackend
+from xla_spmd.sharding.mesh import Mesh
+from xla_spmd.tensors.manual_sharding import over_parts
 
 
 @hookimpl
@@ -23,7 +24,7 @@ def xla_core_make_backends(client: DeviceClient) -> Sequence[MeshBackend] | None
 @hookimpl
 def xla_core_register_operators(registry: Any) -> None:
     """The operators that carry annotations."""
-    operators.register(registry)
+    annotation_ops.register(registry)
 
 
 @hookimpl

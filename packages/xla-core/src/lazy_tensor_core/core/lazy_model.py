@@ -7,27 +7,28 @@ from typing import Any
 
 import torch
 
-from xla_core import model_api, step_closures
-from xla_core.model_api import device_hardware as lazy_device_hw
-from xla_core.model_api import fork_rng as fork_rng
-from xla_core.model_api import get_rng_state as get_rng_state
-from xla_core.model_api import is_master_ordinal as is_master_ordinal
-from xla_core.model_api import is_xla_tensor as is_lazy_tensor
-from xla_core.model_api import master_print as master_print
-from xla_core.model_api import memory_info as get_memory_info
-from xla_core.model_api import optimizer_step as optimizer_step
-from xla_core.model_api import save as save
-from xla_core.model_api import set_rng_state as set_rng_state
-from xla_core.model_api import sync as mark_step
-from xla_core.model_api import unlazy as unlazy
-from xla_core.model_api import wait_device_ops as wait_device_ops
-from xla_core.ordinals import global_ordinal as get_ordinal
-from xla_core.ordinals import local_ordinal as get_local_ordinal
-from xla_core.rates import RateTracker as RateTracker
-from xla_core.transfer import ToXlaTensorArena as ToLazyTensorArena
-from xla_core.transfer import send_cpu_data_to_device as send_cpu_data_to_device
+from xla_core.api import xla_model
+from xla_core.api.xla_model import device_hardware as lazy_device_hw
+from xla_core.api.xla_model import fork_rng as fork_rng
+from xla_core.api.xla_model import get_rng_state as get_rng_state
+from xla_core.api.xla_model import is_master_ordinal as is_master_ordinal
+from xla_core.api.xla_model import is_xla_tensor as is_lazy_tensor
+from xla_core.api.xla_model import master_print as master_print
+from xla_core.api.xla_model import memory_info as get_memory_info
+from xla_core.api.xla_model import optimizer_step as optimizer_step
+from xla_core.api.xla_model import save as save
+from xla_core.api.xla_model import set_rng_state as set_rng_state
+from xla_core.api.xla_model import sync as mark_step
+from xla_core.api.xla_model import unlazy as unlazy
+from xla_core.api.xla_model import wait_device_ops as wait_device_ops
+from xla_core.execution import step_closures
+from xla_core.execution.ordinals import global_ordinal as get_ordinal
+from xla_core.execution.ordinals import local_ordinal as get_local_ordinal
+from xla_core.recording.tensor_trees import ToXlaTensorArena as ToLazyTensorArena
+from xla_core.recording.tensor_trees import send_cpu_data_to_device as send_cpu_data_to_device
+from xla_core.support.rate_tracker import RateTracker as RateTracker
 
-_maybe_convert_to_cpu = model_api.to_cpu
+_maybe_convert_to_cpu = xla_model.to_cpu
 
 
 def lazy_device(n: int | None = None, devkind: str | None = None) -> torch.device:
@@ -35,26 +36,26 @@ def lazy_device(n: int | None = None, devkind: str | None = None) -> torch.devic
 
     Raises RuntimeError when there is no device of kind ``devkind`` (``'CPU'``, ``'TPU'``).
     """
-    found = model_api.device(n)
+    found = xla_model.device(n)
     if devkind is not None and devkind.upper() != lazy_device_hw(found):
         raise RuntimeError(
-            f"there is no {devkind} device; this process has {model_api.real_devices()}"
+            f"there is no {devkind} device; this process has {xla_model.real_devices()}"
         )
     return found
 
 
 def get_lazy_supported_devices(max_devices: int | None = None) -> list[str]:
     """The names of this process's lazy devices, at most ``max_devices``."""
-    return [str(d) for d in model_api.devices()][:max_devices]
+    return [str(d) for d in xla_model.devices()][:max_devices]
 
 
 def lazy_real_devices(devices: Sequence[torch.device | str] | None = None) -> list[str]:
     """The runtime's names of lazy devices (default: all), such as ``CPU:0``."""
-    return [model_api.real_name(d) for d in devices or model_api.devices()]
+    return [xla_model.real_name(d) for d in devices or xla_model.devices()]
 
 
 def add_step_closure(
     closure: Callable[..., Any], args: Sequence[Any] = (), run_async: bool = False
 ) -> None:
     """Call ``closure(*args)`` at the end of the current step; see ``torch_xla``'s function."""
-    step_closures.add(model_api.device(), closure, args, run_async)
+    step_closures.add(xla_model.device(), closure, args, run_async)

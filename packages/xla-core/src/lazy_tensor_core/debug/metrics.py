@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from xla_core.counters import report as metrics_report
+from xla_core.support.counters import report as metrics_report

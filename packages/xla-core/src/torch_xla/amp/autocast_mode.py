@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from xla_core.autocast import autocast as autocast
+from xla_core.torch_features.autocast import autocast as autocast

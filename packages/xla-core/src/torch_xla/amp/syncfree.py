@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from xla_core.syncfree import SGD as SGD
-from xla_core.syncfree import Adam as Adam
-from xla_core.syncfree import AdamW as AdamW
+from xla_core.torch_features.syncfree_optimizers import SGD as SGD
+from xla_core.torch_features.syncfree_optimizers import Adam as Adam
+from xla_core.torch_features.syncfree_optimizers import AdamW as AdamW

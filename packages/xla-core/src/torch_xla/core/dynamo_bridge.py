@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from xla_core import dynamo
-from xla_core.compiled_graph import extract_compiled_graph as extract_compiled_graph
-from xla_core.compiled_graph import (
+from xla_core.dynamo import dynamo_backend
+from xla_core.dynamo.compiled_graph import extract_compiled_graph as extract_compiled_graph
+from xla_core.dynamo.compiled_graph import (
     partition_fx_graph_for_cpu_fallback as partition_fx_graph_for_cpu_fallback,
 )
-from xla_core.graph_inputs import GraphInputMatcher as GraphInputMatcher
+from xla_core.dynamo.graph_inputs import GraphInputMatcher as GraphInputMatcher
 
-dynamo.prepare()
+dynamo_backend.prepare()

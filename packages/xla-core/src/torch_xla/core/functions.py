@@ -8,4 +8,6 @@ _NAMES = (
     "AllGather", "AllReduce", "AllReduceSumLayer", "SyncBatchNorm", "all_gather", "all_reduce",
     "distributed_mm",
 )  # fmt: skip
-__getattr__, __dir__ = lazy_names(__name__, dict.fromkeys(_NAMES, "xla_dist.functions"))
+__getattr__, __dir__ = lazy_names(
+    __name__, dict.fromkeys(_NAMES, "xla_dist.collectives.autograd_functions")
+)

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from xla_core.computations.op_registry import Op as Op
-from xla_core.computations.op_registry import register as register
+from xla_core.builder.op_registry import Op as Op
+from xla_core.builder.op_registry import register as register

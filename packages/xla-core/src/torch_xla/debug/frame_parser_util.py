@@ -7,6 +7,6 @@ from torch_xla._packages import lazy_names
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "process_frames": "xla_debug.saved_frames",
+        "process_frames": "xla_debug.live.saved_frames",
     },
 )

@@ -7,6 +7,6 @@ from torch_xla._packages import lazy_names
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "save_tensors_graph": "xla_debug.saved_graphs",
+        "save_tensors_graph": "xla_debug.live.saved_graphs",
     },
 )

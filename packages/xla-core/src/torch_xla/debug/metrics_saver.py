@@ -7,6 +7,6 @@ from torch_xla._packages import lazy_names
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "save_metrics": "xla_debug.metrics_file",
+        "save_metrics": "xla_debug.live.metrics_file",
     },
 )

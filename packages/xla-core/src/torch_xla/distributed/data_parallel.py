@@ -7,8 +7,8 @@ from torch_xla._packages import lazy_names
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "DataParallel": "xla_dist.data_parallel",
-        "Context": "xla_dist.data_parallel",
-        "ParallelLoader": "xla_dist.parallel_loader",
+        "DataParallel": "xla_dist.data_parallel.thread_data_parallel",
+        "Context": "xla_dist.data_parallel.thread_data_parallel",
+        "ParallelLoader": "xla_dist.data_parallel.parallel_loader",
     },
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch_xla._packages import package_module
 
-_module = package_module("xla_dist.process_group", __name__)
+_module = package_module("xla_dist.collectives.process_group", __name__)
 
 ProcessGroupXla = _module.ProcessGroupXla
 new_xla_process_group = _module.new_xla_process_group

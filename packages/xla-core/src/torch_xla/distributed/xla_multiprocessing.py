@@ -6,5 +6,9 @@ from torch_xla._packages import lazy_names
 
 _HELPERS = ("MpModelWrapper", "MpSerialExecutor", "create_optimized_replica_groups")
 __getattr__, __dir__ = lazy_names(
-    __name__, {"spawn": "xla_dist.launching", **dict.fromkeys(_HELPERS, "xla_dist.wrappers")}
+    __name__,
+    {
+        "spawn": "xla_dist.processes.launching",
+        **dict.fromkeys(_HELPERS, "xla_dist.processes.wrappers"),
+    },
 )

@@ -4,4 +4,6 @@ from __future__ import annotations
 
 from torch_xla._packages import lazy_names
 
-__getattr__, __dir__ = lazy_names(__name__, {"ZeroRedundancyOptimizer": "xla_dist.zero"})
+__getattr__, __dir__ = lazy_names(
+    __name__, {"ZeroRedundancyOptimizer": "xla_dist.data_parallel.zero_redundancy"}
+)

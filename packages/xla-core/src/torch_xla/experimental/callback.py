@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from xla_core.callback import on_ready_callback as on_ready_callback
-from xla_core.callback import on_ready_event as on_ready_event
+from xla_core.torch_features.ready_callbacks import on_ready_callback as on_ready_callback
+from xla_core.torch_features.ready_callbacks import on_ready_event as on_ready_event

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from xla_core.jax_guard import jax_import_guard as jax_import_guard
-from xla_core.jax_guard import requires_jax as requires_jax
 from xla_core.kernels.flash_attention import FlashAttention as FlashAttention
 from xla_core.kernels.flash_attention import flash_attention as flash_attention
-from xla_core.kernels.grouped import GMM as GMM
-from xla_core.kernels.grouped import gmm as gmm
-from xla_core.kernels.grouped import gmm_backward as gmm_backward
-from xla_core.kernels.grouped import tgmm as tgmm
-from xla_core.kernels.operator import MASK_VALUE as DEFAULT_MASK_VALUE
-from xla_core.kernels.paged import (
+from xla_core.kernels.grouped_matmul import GMM as GMM
+from xla_core.kernels.grouped_matmul import gmm as gmm
+from xla_core.kernels.grouped_matmul import gmm_backward as gmm_backward
+from xla_core.kernels.grouped_matmul import tgmm as tgmm
+from xla_core.kernels.kernel_operator import MASK_VALUE as DEFAULT_MASK_VALUE
+from xla_core.kernels.paged_attention import (
     multi_queries_paged_attention as multi_queries_paged_attention,
 )
-from xla_core.kernels.paged import paged_attention as paged_attention
-from xla_core.kernels.paged import ragged_paged_attention as ragged_paged_attention
+from xla_core.kernels.paged_attention import paged_attention as paged_attention
+from xla_core.kernels.paged_attention import ragged_paged_attention as ragged_paged_attention
 from xla_core.kernels.pallas import convert_torch_dtype_to_jax as convert_torch_dtype_to_jax
 from xla_core.kernels.pallas import make_kernel_from_pallas as make_kernel_from_pallas
 from xla_core.kernels.pallas import to_jax_shape_dtype_struct as to_jax_shape_dtype_struct
 from xla_core.kernels.pallas import trace_pallas as trace_pallas
 from xla_core.kernels.quantized import quantized_matmul_int8 as quantized_matmul_int8
-from xla_core.operators import XLA_LIB as XLA_LIB
+from xla_core.torch_bridge.op_library import XLA_LIB as XLA_LIB
+from xla_core.torch_features.jax_coexistence import jax_import_guard as jax_import_guard
+from xla_core.torch_features.jax_coexistence import requires_jax as requires_jax

@@ -2,4 +2,6 @@
 
 from __future__ import annotations
 
-from xla_core.composites import StableHLOCompositeBuilder as StableHLOCompositeBuilder
+from xla_core.torch_features.composites import (
+    StableHLOCompositeBuilder as StableHLOCompositeBuilder,
+)

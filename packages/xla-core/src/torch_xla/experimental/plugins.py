@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from xla_core.device_plugin import DevicePlugin as DevicePlugin
-from xla_core.device_plugin import default as default
-from xla_core.device_plugin import register_installed_plugins as register_installed_plugins
-from xla_core.device_plugin import register_plugin as register_plugin
+from xla_core.plugins.torch_xla_plugins import DevicePlugin as DevicePlugin
+from xla_core.plugins.torch_xla_plugins import default as default
+from xla_core.plugins.torch_xla_plugins import (
+    register_installed_plugins as register_installed_plugins,
+)
+from xla_core.plugins.torch_xla_plugins import register_plugin as register_plugin
 
 use_dynamic_plugins = register_installed_plugins
 

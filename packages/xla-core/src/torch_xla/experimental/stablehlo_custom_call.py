@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from xla_core.custom_calls import place_to_device as place_to_device
-from xla_core.custom_calls import place_to_host as place_to_host
-from xla_core.custom_calls import stablehlo_custom_call as stablehlo_custom_call
+from xla_core.torch_features.custom_calls import place_to_device as place_to_device
+from xla_core.torch_features.custom_calls import place_to_host as place_to_host
+from xla_core.torch_features.custom_calls import stablehlo_custom_call as stablehlo_custom_call

@@ -2,4 +2,6 @@
 
 from __future__ import annotations
 
-from xla_core.donors import alias_with_buffer_donor_config as alias_with_buffer_donor_config
+from xla_core.execution.buffer_donation import (
+    alias_with_buffer_donor_config as alias_with_buffer_donor_config,
+)

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from xla_core.checkpointing import checkpoint as checkpoint
+from xla_core.torch_features.checkpointing import checkpoint as checkpoint

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from xla_core.step_closures import AsyncClosureHandler as AsyncClosureHandler
-from xla_core.step_closures import ClosureHandler as ClosureHandler
+from xla_core.execution.step_closures import AsyncClosureHandler as AsyncClosureHandler
+from xla_core.execution.step_closures import ClosureHandler as ClosureHandler

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from xla_core.dlpack import from_dlpack as from_dlpack
-from xla_core.dlpack import to_dlpack as to_dlpack
+from xla_core.torch_features.dlpack import from_dlpack as from_dlpack
+from xla_core.torch_features.dlpack import to_dlpack as to_dlpack

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from xla_core.model_api import save_streaming as save
-from xla_core.saving import TensorReference as TensorReference
-from xla_core.saving import load as load
+from xla_core.api.xla_model import save_streaming as save
+from xla_core.torch_features.saving import TensorReference as TensorReference
+from xla_core.torch_features.saving import load as load

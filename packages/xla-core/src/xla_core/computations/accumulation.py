@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import torch
 from torch import nn
 
-from xla_core.computations import joint as joints
-from xla_core.computations import trees
-from xla_core.computations.bodies import needed
+from xla_core.computations import forward_backward as joints
+from xla_core.computations import pytrees
+from xla_core.computations.body_recorder import needed
 from xla_core.computations.computation import Computation
-from xla_core.computations.joint import Joint
-from xla_core.dtypes import numpy_dtype
-from xla_core.metas import tensor_meta
-from xla_core.tensor import XLATensor
+from xla_core.computations.forward_backward import Joint
+from xla_core.operators.tensor_meta import tensor_meta
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge.dtypes import numpy_dtype
 
 WHAT: Final = "train_step"
 MSG_NONE: Final = "iterable_tensors cannot be empty"
@@ -51,11 +51,11 @@ def gradient_accumulation(
     Raises ValueError for tensors without a common first dimension.
     """
     length = _length(iterable_tensors)
-    items, _ = trees.flatten(list(iterable_tensors), "`iterable_tensors`")
-    carried, _ = trees.flatten(list(carried_tensors), "`carried_tensors`")
+    items, _ = pytrees.flatten(list(iterable_tensors), "`iterable_tensors`")
+    carried, _ = pytrees.flatten(list(carried_tensors), "`carried_tensors`")
     del model  # its parameters are found by what train_step captures
-    carries = trees.metas(carried)
-    slices = [tensor_meta(m.shape[1:], m.dtype) for m in trees.metas(items)]
+    carries = pytrees.metas(carried)
+    slices = [tensor_meta(m.shape[1:], m.dtype) for m in pytrees.metas(items)]
 
     def step(given: list[XLATensor]) -> list[torch.Tensor]:
         values = train_step(*given[: len(items)], *given[len(items) :])
@@ -103,12 +103,12 @@ def _length(iterable_tensors: Sequence[torch.Tensor]) -> int:
 
 def _check(loss: Any, after: Sequence[Any], carries: Sequence[Any]) -> None:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
-        got = trees.metas([loss])[0] if isinstance(loss, torch.Tensor) else repr(loss)
+        got = pytrees.metas([loss])[0] if isinstance(loss, torch.Tensor) else repr(loss)
         raise ValueError(MSG_LOSS.format(got=got))
-    found, _ = trees.flatten(list(after), "what train_step returned")
-    if trees.metas(found) != tuple(carries):
+    found, _ = pytrees.flatten(list(after), "what train_step returned")
+    if pytrees.metas(found) != tuple(carries):
         text = MSG_RESULTS.format(
-            count=len(carries), got=list(trees.metas(found)), wanted=list(carries)
+            count=len(carries), got=list(pytrees.metas(found)), wanted=list(carries)
         )
         raise ValueError(text)
 

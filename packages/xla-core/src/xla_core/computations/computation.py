@@ -13,14 +13,15 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from xla_core import caches, rng
-from xla_core import operators as operators
 from xla_core.dispatch.functional import find_trace, wrap_results
-from xla_core.dispatch.plan import SEED, Plan
-from xla_core.lowering.registry import Promotion, Rule
-from xla_core.metas import TensorMeta
-from xla_core.tensor import XLATensor, through_wrapper
-from xla_core.trace import Trace
+from xla_core.dispatch.meta_inference import SEED, Plan
+from xla_core.operators.lowering_registry import Promotion, Rule
+from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording import random_state
+from xla_core.recording.trace import Trace
+from xla_core.recording.xla_tensor import XLATensor, through_wrapper
+from xla_core.support import caches
+from xla_core.torch_bridge import op_library as op_library
 
 MSG_OPERAND: Final = (
     "{name}: operand {position} is {got}; operands of a computation are tensors on an xla device"
@@ -79,7 +80,7 @@ class Computation:
     def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         trace: Trace = find_trace(args)
         if self.plan.random and kwargs is None:
-            kwargs = {SEED: rng.next_seed(trace.device.index)}
+            kwargs = {SEED: random_state.next_seed(trace.device.index)}
         with trace.lock:
             return wrap_results(trace, trace.record(self.plan, args, kwargs), "list")
 

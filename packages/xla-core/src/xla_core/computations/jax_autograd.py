@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from xla_core.computations import joint as joints
-from xla_core.computations.jax_calls import call_jax
-from xla_core.computations.joint import Passes
+from xla_core.computations import forward_backward as joints
+from xla_core.computations.call_jax import call_jax
+from xla_core.computations.forward_backward import Passes
 
 
 def j2t_autograd(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import torch
 from torch._higher_order_ops.while_loop import while_loop_op
 
-from xla_core.computations import joint as joints
-from xla_core.computations import trees
+from xla_core.computations import forward_backward as joints
+from xla_core.computations import pytrees
 from xla_core.computations.computation import Computation, Evaluate
-from xla_core.computations.joint import Recorded
+from xla_core.computations.forward_backward import Recorded
 from xla_core.dispatch.functional import find_trace
-from xla_core.tensor import XLATensor
+from xla_core.recording.xla_tensor import XLATensor
 
 BODY: Final = "the body of while_loop"
 CONDITION: Final = "the condition of while_loop"
@@ -46,12 +46,12 @@ def while_loop(
     """
     trace = find_trace(carried_inputs)
     given = [torch.tensor(t, device=trace.device) if type(t) is int else t for t in carried_inputs]
-    carried, _ = trees.flatten(given, "`carried_inputs`")
+    carried, _ = pytrees.flatten(given, "`carried_inputs`")
     additional = list(additional_inputs or ())
     kept = [t for t in additional if not isinstance(t, int)]
-    constants, _ = trees.flatten(kept, "`additional_inputs`")
+    constants, _ = pytrees.flatten(kept, "`additional_inputs`")
     tensors = [*carried, *constants]
-    metas = trees.metas(tensors)
+    metas = pytrees.metas(tensors)
     count = len(carried)
 
     def condition(given: list[XLATensor]) -> list[torch.Tensor]:
@@ -63,11 +63,11 @@ def while_loop(
 
     def body(given: list[XLATensor]) -> list[torch.Tensor]:
         found = body_fn(*given[:count], *_in_place(additional, given[count:]))
-        made, _ = trees.flatten(
+        made, _ = pytrees.flatten(
             list(found) if isinstance(found, (tuple, list)) else [found], f"what {BODY} returned"
         )
-        if trees.metas(made) != metas[:count]:
-            got = list(trees.metas(made))
+        if pytrees.metas(made) != metas[:count]:
+            got = list(pytrees.metas(made))
             raise ValueError(MSG_CARRIED.format(got=got, wanted=list(metas[:count])))
         return list(made)
 

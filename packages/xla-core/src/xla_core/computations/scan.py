@@ -17,16 +17,16 @@ import jax.numpy as jnp
 import torch
 from functorch.compile import default_partition
 
-from xla_core.computations import joint as joints
-from xla_core.computations import trees
-from xla_core.computations.bodies import needed
+from xla_core.computations import forward_backward as joints
+from xla_core.computations import pytrees
+from xla_core.computations.body_recorder import needed
 from xla_core.computations.computation import Computation
-from xla_core.computations.joint import Joint, Passes, Recorded, snapshot
-from xla_core.computations.partition import PartitionFn
-from xla_core.dtypes import numpy_dtype
-from xla_core.metas import TensorMeta, tensor_meta
-from xla_core.tensor import XLATensor
-from xla_core.trace import Entry
+from xla_core.computations.forward_backward import Joint, Passes, Recorded, snapshot
+from xla_core.computations.rematerialization import PartitionFn
+from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
+from xla_core.recording.trace import Entry
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge.dtypes import numpy_dtype
 
 WHAT: Final = "the function of scan"
 MSG_CALLABLE: Final = "`fn` {fn} must be callable."
@@ -63,8 +63,8 @@ def scan(
     """
     if not callable(fn):
         raise ValueError(MSG_CALLABLE.format(fn=fn))
-    carries, structure = trees.flatten(init, "`init`")
-    items, item_structure = trees.flatten(xs, "`xs`")
+    carries, structure = pytrees.flatten(init, "`init`")
+    items, item_structure = pytrees.flatten(xs, "`xs`")
     length = _length(xs, items)
     call = _Call(fn, structure, item_structure, carries, items, partition_fn)
     known = _pure.setdefault(fn, {}) if is_fn_pure else {}
@@ -80,7 +80,7 @@ def scan(
     return structure.unflatten(carry), results.unflatten(stacked)
 
 
-_Found = tuple[Recorded, trees.Structure]
+_Found = tuple[Recorded, pytrees.Structure]
 _pure: weakref.WeakKeyDictionary[Any, dict[Hashable, _Found]] = weakref.WeakKeyDictionary()
 
 
@@ -101,12 +101,12 @@ class _Call:
     """One call of ``scan`` on its way to being recorded."""
 
     fn: Callable[[Any, Any], tuple[Any, Any]]
-    structure: trees.Structure
-    item_structure: trees.Structure
+    structure: pytrees.Structure
+    item_structure: pytrees.Structure
     carries: Sequence[XLATensor]
     items: Sequence[XLATensor]
     partition_fn: PartitionFn
-    results: list[trees.Structure] = dataclasses.field(default_factory=list)
+    results: list[pytrees.Structure] = dataclasses.field(default_factory=list)
 
     def key(self) -> Hashable:
         """What decides what is recorded, besides ``fn`` itself."""
@@ -119,13 +119,13 @@ class _Call:
         )
 
     def _metas(self) -> tuple[TensorMeta, ...]:
-        items = (tensor_meta(m.shape[1:], m.dtype) for m in trees.metas(self.items))
-        return (*trees.metas(self.carries), *items)
+        items = (tensor_meta(m.shape[1:], m.dtype) for m in pytrees.metas(self.items))
+        return (*pytrees.metas(self.carries), *items)
 
     def record(self) -> _Found:
         """``fn`` as two passes, and the structure of its outputs."""
         # what a carry's gradient is made of may come from any iteration
-        flows = [_has_gradient(m) for m in trees.metas(self.carries)]
+        flows = [_has_gradient(m) for m in pytrees.metas(self.carries)]
         recorded = joints.record(
             self.items[0]._s.trace,
             WHAT,
@@ -144,13 +144,13 @@ class _Call:
         )
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise ValueError(MSG_PAIR.format(got=type(pair).__name__))
-        carry, structure = trees.flatten(pair[0], "the carry that `fn` returned")
-        got, wanted = trees.metas(carry), trees.metas(self.carries)
+        carry, structure = pytrees.flatten(pair[0], "the carry that `fn` returned")
+        got, wanted = pytrees.metas(carry), pytrees.metas(self.carries)
         if structure != self.structure or got != wanted:
             different = structure if got == wanted else list(got)
             expected = self.structure if got == wanted else list(wanted)
             raise ValueError(MSG_CARRY.format(got=different, wanted=expected))
-        ys, results = trees.flatten(pair[1], "the output that `fn` returned")
+        ys, results = pytrees.flatten(pair[1], "the output that `fn` returned")
         self.results.append(results)
         return [*carry, *ys]
 

@@ -11,7 +11,7 @@ from functorch.compile import default_partition
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from xla_core.computations.partition import PartitionFn
+from xla_core.computations.rematerialization import PartitionFn
 from xla_core.computations.scan import scan
 
 MSG_KEYS: Final = "Layer {number} has mismatched keys.{missing}{extra}"

@@ -8,10 +8,10 @@ import torch
 from torch._ops import OpOverload
 
 from xla_core.dispatch.functional import functional_handler, wrap_results
-from xla_core.dispatch.plan import Plan
-from xla_core.lowering.registry import find_rule
-from xla_core.metas import tensor_meta
-from xla_core.tensor import Handler
+from xla_core.dispatch.meta_inference import Plan
+from xla_core.operators.lowering_registry import find_rule
+from xla_core.operators.tensor_meta import tensor_meta
+from xla_core.recording.xla_tensor import Handler
 
 aten = torch.ops.aten
 _PURE = aten._native_batch_norm_legit_functional.default

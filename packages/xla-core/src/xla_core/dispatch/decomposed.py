@@ -10,12 +10,12 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-from xla_core.dispatch.fallback import fallback_handler
+from xla_core.dispatch.cpu_fallback import fallback_handler
 from xla_core.dispatch.functional import find_trace, wrap_results
-from xla_core.dispatch.plan import Plan
-from xla_core.dispatch.schemas import Signature
-from xla_core.lowering.decompose import DecomposedRule
-from xla_core.tensor import Handler
+from xla_core.dispatch.meta_inference import Plan
+from xla_core.operators.decompositions import DecomposedRule
+from xla_core.operators.schema import Signature
+from xla_core.recording.xla_tensor import Handler
 
 
 def decomposed_handler(overload: OpOverload, facts: Signature) -> Handler:

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
-from xla_core import generator, rng
-from xla_core._torch_compat import make_wrapper
 from xla_core.dispatch import random_numbers
-from xla_core.dispatch.plan import SEED, Plan
-from xla_core.runtime import trace_of
-from xla_core.storage import Storage
-from xla_core.tensor import Handler, XLATensor
-from xla_core.trace import Entry, Trace
+from xla_core.dispatch.meta_inference import SEED, Plan
+from xla_core.execution import generator
+from xla_core.execution.runtime import trace_of
+from xla_core.recording import random_state
+from xla_core.recording.storage import Storage
+from xla_core.recording.trace import Entry, Trace
+from xla_core.recording.xla_tensor import Handler, XLATensor
+from xla_core.torch_bridge.torch_private import make_wrapper
 
 
 def find_trace(args: Any, kwargs: Any = None) -> Trace:
@@ -82,7 +83,7 @@ def seeded(handler: Handler, plan: Plan) -> Handler:
         if check is not None:
             check(args, named)
         if given is None:
-            named[SEED] = rng.next_seed(trace.device.index)
+            named[SEED] = random_state.next_seed(trace.device.index)
         else:
             named[SEED] = generator.seed_from(given)
         return handler(args, named)

@@ -9,11 +9,12 @@ from typing import Any, Final
 import torch
 from torch._ops import OpOverload
 
-from xla_core import index_checks, where
-from xla_core._torch_compat import current_backward
 from xla_core.dispatch.functional import find_trace
-from xla_core.index_checks import MSG_INDEX, MSG_ROW, MSG_TARGET, Range
-from xla_core.tensor import Handler, XLATensor
+from xla_core.execution import index_checks
+from xla_core.execution.index_checks import MSG_INDEX, MSG_ROW, MSG_TARGET, Range
+from xla_core.recording import source_location
+from xla_core.recording.xla_tensor import Handler, XLATensor
+from xla_core.torch_bridge.torch_private import current_backward
 
 _MASKS: Final = (torch.bool, torch.uint8)
 
@@ -104,7 +105,7 @@ def checking(overload: OpOverload, handler: Handler) -> Handler:
             result = handler(args, kwargs)
             for dim, size, index, negative, ignored in found:
                 low = -size if negative else 0
-                wanted = Range(operator, words, dim, low, size, *where.user_line())
+                wanted = Range(operator, words, dim, low, size, *source_location.user_line())
                 _check(wanted, index, ignored)
             return result
         return handler(args, kwargs)

@@ -13,8 +13,8 @@ import torch
 
 from xla_core.dispatch.functional import find_trace
 from xla_core.dispatch.transfers import upload
-from xla_core.tensor import Handler, XLATensor, handler_of
-from xla_core.trace import Trace
+from xla_core.recording.trace import Trace
+from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
 
 _MASKS = (torch.bool, torch.uint8)
 _NONZERO = torch.ops.aten.nonzero.default

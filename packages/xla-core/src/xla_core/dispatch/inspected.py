@@ -12,16 +12,16 @@ from typing import Any, Final
 
 import torch
 
-from xla_core._torch_compat import make_wrapper
-from xla_core.dispatch.fallback import fallback_handler, refuse
+from xla_core.dispatch.cpu_fallback import fallback_handler, refuse
 from xla_core.dispatch.functional import find_trace, wrap_results
-from xla_core.dispatch.plan import Plan
-from xla_core.dispatch.schemas import Signature
+from xla_core.dispatch.meta_inference import Plan
 from xla_core.dispatch.transfers import HOST_VIEW_BYTES, read
-from xla_core.lowering.registry import ALL_OR_NOTHING, InspectedRule, find_view
-from xla_core.metas import tensor_meta
-from xla_core.storage import View
-from xla_core.tensor import Handler, XLATensor, handler_of
+from xla_core.operators.lowering_registry import ALL_OR_NOTHING, InspectedRule, find_view
+from xla_core.operators.schema import Signature
+from xla_core.operators.tensor_meta import tensor_meta
+from xla_core.recording.storage import View
+from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
+from xla_core.torch_bridge.torch_private import make_wrapper
 
 aten = torch.ops.aten
 

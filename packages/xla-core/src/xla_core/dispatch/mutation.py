@@ -11,15 +11,16 @@ from typing import Any, Final
 import torch
 from torch.autograd.graph import increment_version
 
-from xla_core import errors, where
-from xla_core.dispatch import mistakes, views
+from xla_core.dispatch import cpu_error_parity, views
 from xla_core.dispatch.functional import find_trace, seeded, wrap_results
-from xla_core.dispatch.plan import Plan
-from xla_core.dispatch.schemas import Signature
-from xla_core.metas import tensor_meta
-from xla_core.storage import chain, strides
-from xla_core.tensor import Handler, XLATensor, handler_of
-from xla_core.trace import Trace
+from xla_core.dispatch.meta_inference import Plan
+from xla_core.operators import error_messages
+from xla_core.operators.schema import Signature
+from xla_core.operators.tensor_meta import tensor_meta
+from xla_core.recording import source_location
+from xla_core.recording.storage import chain, strides
+from xla_core.recording.trace import Trace
+from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
 
 MSG_OUT_DTYPE: Final = "result type {result} can't be cast to the desired output type {out}"
 MSG_OUT_GRADIENT: Final = (
@@ -71,7 +72,9 @@ def mutating_handler(plan: Plan, signature: Signature) -> Handler:
     def mutate_first(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         target = args[0]
         if type(target) is not XLATensor and not isinstance(target, XLATensor):
-            raise errors.not_an_xla_tensor(target, plan.name, find_trace(args, kwargs).device)
+            raise error_messages.not_an_xla_tensor(
+                target, plan.name, find_trace(args, kwargs).device
+            )
         trace = target._s.trace
         with trace.lock:
             entry = trace.record(plan, args, kwargs)
@@ -164,7 +167,7 @@ def _check_out(overload: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Let the CPU refuse what some operators refuse: an ``out=`` of another dtype, an operand too small."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of shapes: _store() says it
-        told = mistakes.in_cpu_words(overload, args, kwargs)
+        told = cpu_error_parity.in_cpu_words(overload, args, kwargs)
     if told is not None:
         try:
             raise told
@@ -174,7 +177,7 @@ def _check_out(overload: Any, args: Any, kwargs: dict[str, Any]) -> None:
 
 def _store(out: Any, result: XLATensor, name: str) -> None:
     if not isinstance(out, XLATensor):
-        raise errors.not_an_xla_tensor(out, name, result.device)
+        raise error_messages.not_an_xla_tensor(out, name, result.device)
     if not torch.can_cast(result.dtype, out.dtype):
         raise RuntimeError(
             MSG_OUT_DTYPE.format(result=_scalar_name(result.dtype), out=_scalar_name(out.dtype))
@@ -183,7 +186,7 @@ def _store(out: Any, result: XLATensor, name: str) -> None:
         if out.numel():
             had, needed = list(out.shape), list(result.shape)
             text = MSG_OUT_RESIZED.format(had=had, needed=needed)
-            warnings.warn_explicit(text, UserWarning, *where.user_line())
+            warnings.warn_explicit(text, UserWarning, *source_location.user_line())
         resize(out, tuple(result.shape))
     handler_of(torch.ops.aten.copy_.default)((out, result), None)
 

@@ -18,8 +18,8 @@ from typing import Any, Final
 import torch
 from torch._ops import OpOverload
 
-from xla_core import where
-from xla_core.tensor import XLATensor
+from xla_core.recording import source_location
+from xla_core.recording.xla_tensor import XLATensor
 
 # Whether an operator surely takes these arguments (positional ones, what is left out is None), and the
 # dtype of what it draws or of its first tensor.
@@ -219,7 +219,7 @@ def _ask_cpu(
             if dtypes <= _ON_CPU:
                 raise
     for warning in told:
-        warnings.warn_explicit(warning.message, warning.category, *where.user_line())
+        warnings.warn_explicit(warning.message, warning.category, *source_location.user_line())
 
 
 def _on_cpu(name: str, a: Any, keep_shapes: bool) -> Any:

@@ -12,34 +12,35 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from xla_core import flags, known_plans
-from xla_core import tensor as tensor_module
-from xla_core._torch_compat import allow_list_kernels, let_make_fx_take
 from xla_core.dispatch import (
     batch_norm,
+    host_length_operands,
     index_ranges,
     indexing,
-    lengths,
     mutation,
     transfers,
     views,
 )
+from xla_core.dispatch.cpu_fallback import fallback_handler
 from xla_core.dispatch.decomposed import decomposed_handler
-from xla_core.dispatch.fallback import fallback_handler
 from xla_core.dispatch.functional import composite_handler, factory_handler, functional_handler
 from xla_core.dispatch.inspected import inspected_handler
-from xla_core.dispatch.plan import Plan
-from xla_core.dispatch.schemas import Signature, pure_form, signature
+from xla_core.dispatch.meta_inference import Plan
 from xla_core.lowering import load_rules
-from xla_core.lowering.decompose import has_decomposition
-from xla_core.lowering.registry import (
+from xla_core.operators.decompositions import has_decomposition
+from xla_core.operators.lowering_registry import (
     Rule,
     find_inspected,
     find_multi_view,
     find_rule,
     find_view,
 )
-from xla_core.tensor import Handler, XLATensor, handler_of
+from xla_core.operators.schema import Signature, pure_form, signature
+from xla_core.recording import builtin_plans
+from xla_core.recording import xla_tensor as tensor_module
+from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
+from xla_core.support import flags
+from xla_core.torch_bridge.torch_private import allow_list_kernels, let_make_fx_take
 
 aten = torch.ops.aten
 
@@ -51,8 +52,8 @@ _OWN: dict[OpOverload, Handler] = {
     aten._copy_from.default: transfers.copy_from,
     aten._local_scalar_dense.default: transfers.local_scalar,
     aten.equal.default: transfers.equal,
-    aten._ctc_loss.default: lengths.ctc_loss,
-    aten._ctc_loss_backward.default: lengths.ctc_loss_backward,
+    aten._ctc_loss.default: host_length_operands.ctc_loss,
+    aten._ctc_loss_backward.default: host_length_operands.ctc_loss_backward,
     aten.allclose.default: transfers.allclose,
     aten.is_same_size.default: transfers.is_same_size,
     aten._has_same_storage_numel.default: transfers.has_same_storage_numel,
@@ -101,7 +102,7 @@ def _special(overload: OpOverload, facts: Signature) -> Handler | None:
         # itself has to come back where nothing is to be done
         return composite_handler(overload)
     if overload is aten.repeat_interleave.Tensor:
-        return lengths.repeat_interleave_handler(_recorded(overload, facts))
+        return host_length_operands.repeat_interleave_handler(_recorded(overload, facts))
     if overload is aten.index.Tensor:
         return indexing.index_handler(_recorded(overload, facts))
     if overload is aten.index_put.default:
@@ -202,8 +203,8 @@ def install() -> None:
     )
     zeros = find_rule(aten.zeros.default)
     assert zeros is not None
-    known_plans.set_plan(known_plans.ZEROS, Plan(aten.zeros.default, zeros))
+    builtin_plans.set_plan(builtin_plans.ZEROS, Plan(aten.zeros.default, zeros))
     strided = Plan(aten.as_strided.default, find_view(aten.as_strided.default))
-    known_plans.set_plan(known_plans.AS_STRIDED, strided)
+    builtin_plans.set_plan(builtin_plans.AS_STRIDED, strided)
     allow_list_kernels(XLATensor)
     let_make_fx_take(XLATensor)

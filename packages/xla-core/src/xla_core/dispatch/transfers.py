@@ -7,13 +7,16 @@ from typing import Any, Final
 import torch
 from torch.nn.parameter import is_lazy
 
-from xla_core import dtypes, errors, indivisible, uninitialized
 from xla_core.dispatch.functional import find_trace
-from xla_core.metas import TensorMeta, tensor_meta
-from xla_core.runtime import trace_of
-from xla_core.storage import MSG_PLACEHOLDER, PLACEHOLDER, NoValueError, chain, check_lost
-from xla_core.tensor import Handler, XLATensor, handler_of
-from xla_core.trace import Trace
+from xla_core.execution.runtime import trace_of
+from xla_core.operators import error_messages
+from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
+from xla_core.recording import uninitialized
+from xla_core.recording.storage import MSG_PLACEHOLDER, PLACEHOLDER, NoValueError, chain, check_lost
+from xla_core.recording.trace import Trace
+from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
+from xla_core.support import indivisible
+from xla_core.torch_bridge import dtypes
 
 # Up to this size a view is cut out on the host after its whole storage was fetched: that needs
 # no program of its own.
@@ -49,7 +52,7 @@ def read(tensor: XLATensor) -> torch.Tensor:
 def materialise(trace: Trace, s: Any) -> Any:
     """The storage's buffer, after running what is pending if need be; None if never written."""
     if trace.unreadable is not None:
-        raise errors.ValueNeededError(trace.unreadable)
+        raise error_messages.ValueNeededError(trace.unreadable)
     if s.buffer is None and s.epoch == trace.epoch:
         trace.flush(trace, True)
     if s.buffer is None:
@@ -147,7 +150,7 @@ def _copy_from_host(
     target: XLATensor, source: torch.Tensor, meta: TensorMeta, trace: Trace
 ) -> None:
     if source.device.type != "cpu" and not _only_shape(source, trace):
-        raise errors.not_an_xla_tensor(source, "aten.copy_", trace.device)
+        raise error_messages.not_an_xla_tensor(source, "aten.copy_", trace.device)
     if is_lazy(source):
         uninitialized.arrive(target, source)
         return
@@ -176,7 +179,7 @@ def equal(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> bool:
     find_trace(args)
     if not (isinstance(first, XLATensor) and isinstance(second, XLATensor)):
         host = second if isinstance(first, XLATensor) else first
-        raise errors.not_an_xla_tensor(host, "aten.equal", find_trace(args).device)
+        raise error_messages.not_an_xla_tensor(host, "aten.equal", find_trace(args).device)
     if first.shape != second.shape:
         return False
     return bool(read(torch.eq(first, second).all()).item())

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from xla_core import tensor as tensor_module
-from xla_core._torch_compat import current_backward, make_wrapper
-from xla_core.dispatch.plan import Plan
-from xla_core.dispatch.schemas import Signature
-from xla_core.lowering.registry import MultiViewRule
-from xla_core.metas import tensor_meta
-from xla_core.storage import View
-from xla_core.tensor import Handler, XLATensor, handler_of
+from xla_core.dispatch.meta_inference import Plan
+from xla_core.operators.lowering_registry import MultiViewRule
+from xla_core.operators.schema import Signature
+from xla_core.operators.tensor_meta import tensor_meta
+from xla_core.recording import xla_tensor as tensor_module
+from xla_core.recording.storage import View
+from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
+from xla_core.torch_bridge.torch_private import current_backward, make_wrapper
 
 is_inference_mode = torch.is_inference_mode_enabled
 

@@ -13,14 +13,15 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
-from xla_core import _jax_calls, rng
-from xla_core.dtypes import numpy_dtype
 from xla_core.export.symbols import Symbols
-from xla_core.lowering.decompose import lowerable
-from xla_core.lowering.driver import LoweringError
+from xla_core.jax_bridge import custom_call_primitives
 from xla_core.lowering.evaluate import random_key
-from xla_core.lowering.fx_graphs import GraphRun, is_getitem
-from xla_core.lowering.registry import Rule, find_multi_view, find_rule, find_view
+from xla_core.operators.decompositions import lowerable
+from xla_core.operators.fx_interpreter import GraphRun, is_getitem
+from xla_core.operators.lowering_registry import Rule, find_multi_view, find_rule, find_view
+from xla_core.operators.run_rule import LoweringError
+from xla_core.recording import random_state
+from xla_core.torch_bridge.dtypes import numpy_dtype
 
 MSG_UNSUPPORTED: Final = (
     "the model cannot be exported to StableHLO: there is no lowering for {operators}. Write the model "
@@ -223,7 +224,7 @@ class ExportRun(GraphRun):
         several = isinstance(value, (list, tuple))
         metas = [self.symbols.meta(v) for v in (value if several else [value])]
         tensors = [a for a in jax.tree.leaves(self.arguments(node)[0]) if isinstance(a, jax.Array)]
-        results = _jax_calls.custom_call(
+        results = custom_call_primitives.custom_call(
             str(node.target), tensors, [(m.shape, numpy_dtype(m.dtype)) for m in metas]
         )
         return results if several else results[0]
@@ -317,5 +318,5 @@ def draw_seeds(program: GraphModule) -> dict[Node, int]:
         for node in graph.graph.nodes:
             rule = find_rule(node.target) if isinstance(node.target, OpOverload) else None
             if rule is not None and rule.random:
-                found[node] = rng.next_seed(0)
+                found[node] = random_state.next_seed(0)
     return found

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from xla_core._jax_compat import Relocation
+from xla_core.jax_bridge.jax_private import Relocation
 
 _DELIMITER = ";"
 

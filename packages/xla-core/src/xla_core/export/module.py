@@ -12,9 +12,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from xla_core import _jax_portable, runtime
+from xla_core.compilation.program_table import Kept, Table, hold, make_room
+from xla_core.contract.device_protocol import ArraySpec, Program
 from xla_core.dispatch.transfers import materialise
-from xla_core.dtypes import numpy_dtype
+from xla_core.execution import runtime
 from xla_core.export import arguments, bundle, program
 from xla_core.export.bundle import (
     InputLocation,
@@ -24,11 +25,11 @@ from xla_core.export.bundle import (
     VariableType,
 )
 from xla_core.export.options import StableHLOExportOptions
-from xla_core.metas import tensor_meta
-from xla_core.programs import Kept, Table, hold, make_room
-from xla_core.protocol import ArraySpec, Program
-from xla_core.tensor import XLATensor
-from xla_core.trace import Trace
+from xla_core.jax_bridge import portable_stablehlo
+from xla_core.operators.tensor_meta import tensor_meta
+from xla_core.recording.trace import Trace
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge.dtypes import numpy_dtype
 
 MSG_NO_METHOD: Final = "there is no function {name!r}; this model has {known}"
 MSG_NO_WEIGHT: Final = (
@@ -182,8 +183,8 @@ class _Runner:
         if count > 1:
             raise RuntimeError(MSG_SEVERAL_DEVICES.format(device=trace.device, count=count))
         inputs = _specs(trace, self.meta.input_signature, shapes)
-        stablehlo = _jax_portable.from_portable(self.bytecode, inputs)
-        result_shapes = _jax_portable.result_shapes(stablehlo)
+        stablehlo = portable_stablehlo.from_portable(self.bytecode, inputs)
+        result_shapes = portable_stablehlo.result_shapes(stablehlo)
         make_room(_OPERATIONS)
         name = f"{self.meta.name}_{hashlib.sha256(stablehlo).hexdigest()[:12]}"
         key = backend.cache_key(b"stablehlo\n" + stablehlo, name, backend.placement)

@@ -18,10 +18,6 @@ from torch.export.graph_signature import InputKind, OutputKind, SymIntArgument
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from xla_core import _jax_portable, settings
-from xla_core._jax_composites import build_composites
-from xla_core._jax_portable import PortableProgram
-from xla_core.dtypes import numpy_dtype, to_numpy
 from xla_core.export import arguments
 from xla_core.export.bundle import (
     InputLocation,
@@ -41,9 +37,13 @@ from xla_core.export.locations import relocation
 from xla_core.export.options import StableHLOExportOptions
 from xla_core.export.results import result_spec
 from xla_core.export.symbols import Symbols, is_dynamic
-from xla_core.lowering import load_rules
-from xla_core.lowering.decompose import lowerable
-from xla_core.lowering.registry import find_multi_view
+from xla_core.jax_bridge import portable_stablehlo
+from xla_core.jax_bridge.composite_pass import build_composites
+from xla_core.jax_bridge.portable_stablehlo import PortableProgram
+from xla_core.lowering import compile_settings, load_rules
+from xla_core.operators.decompositions import lowerable
+from xla_core.operators.lowering_registry import find_multi_view
+from xla_core.torch_bridge.dtypes import numpy_dtype, to_numpy
 
 METHOD: Final = "forward"
 
@@ -253,8 +253,8 @@ class _Export:
             results = run.run(self.graph, [given.get(node) for node in placeholders])
             return tuple(jnp.asarray(r) for r in results)
 
-        with settings.matmul_precision():
-            return _jax_portable.lower_portable(
+        with compile_settings.matmul_precision():
+            return portable_stablehlo.lower_portable(
                 function,
                 [*avals, *constants],
                 METHOD,

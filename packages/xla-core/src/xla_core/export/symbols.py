@@ -14,7 +14,7 @@ import torch
 from torch.utils._sympy import functions as torch_functions
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from xla_core.metas import TensorMeta, tensor_meta
+from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 
 MSG_EXPRESSION: Final = (
     "the size {size} has no form in StableHLO (its {part} is not one of + - * // % max min); export "

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import torch
 from jax import Array
 
-from xla_core import _jax_kernels
-from xla_core.dynamo import kept_in_graphs
-from xla_core.kernels.operator import (
+from xla_core.dynamo.dynamo_backend import kept_in_graphs
+from xla_core.jax_bridge import pallas_kernels
+from xla_core.kernels.kernel_operator import (
     LANES,
     MASK_VALUE,
     block_of,
@@ -27,9 +27,9 @@ from xla_core.kernels.operator import (
     weights_of,
     wide,
 )
-from xla_core.kernels.over_parts import over_parts, splits_positions
+from xla_core.kernels.per_shard_calls import over_parts, splits_positions
 from xla_core.lowering.target import Target
-from xla_core.operators import XLA_LIB
+from xla_core.torch_bridge.op_library import XLA_LIB
 
 MSG_SEGMENTS: Final = "q_segment_ids and kv_segment_ids are given both or not at all"
 MSG_SEGMENT_SHAPE: Final = "{name} has the shape {got}; it needs (batch, length), here {wanted}"
@@ -333,7 +333,7 @@ class _Kernels:
         blocks: Sequence[int],
     ) -> None:
         self.tpu, self.causal, self.sm_scale = tpu, causal, sm_scale
-        self.kernels = _jax_kernels.flash_attention()
+        self.kernels = pallas_kernels.flash_attention()
         self.q_length, self.kv_length = q.shape[2], k.shape[2]
         self.q_padded = rounded_up(self.q_length, LANES)
         self.kv_padded = rounded_up(self.kv_length, LANES)

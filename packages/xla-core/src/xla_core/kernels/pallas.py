@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from xla_core import _jax_compat, _jax_kernels, counters
-from xla_core.computations.jax_calls import call_jax
+from xla_core.computations.call_jax import call_jax
 from xla_core.dispatch.functional import find_trace
-from xla_core.dtypes import HALF_COMPLEX, NUMPY_DTYPES
-from xla_core.jax_guard import requires_jax
+from xla_core.jax_bridge import jax_private, pallas_kernels
 from xla_core.lowering.target import Target
-from xla_core.tensor import XLATensor
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.support import counters
+from xla_core.torch_bridge.dtypes import HALF_COMPLEX, NUMPY_DTYPES
+from xla_core.torch_features.jax_coexistence import requires_jax
 
 OutputShapes = Callable[..., list[tuple[Sequence[int], torch.dtype]]]
 
@@ -50,10 +51,10 @@ class _Traced:
     target: Target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        tracing: _jax_kernels.Tracing = _jax_kernels.interpreted
+        tracing: pallas_kernels.Tracing = pallas_kernels.interpreted
         if self.target.platform == "tpu":
-            tracing = _jax_kernels.for_tpu(self.target.kind, self.target.cores)
-        return _jax_kernels.call(self.kernel, tracing, *args, **kwargs)
+            tracing = pallas_kernels.for_tpu(self.target.kind, self.target.cores)
+        return pallas_kernels.call(self.kernel, tracing, *args, **kwargs)
 
 
 def make_kernel_from_pallas(
@@ -122,8 +123,8 @@ def trace_pallas(
         filled = [next(rest) if isinstance(a, torch.Tensor) else a for a in args]
         return _Traced(kernel, target)(*filled, **kwargs)
 
-    module = _jax_compat.lower_to_module(traced, shapes, (), "tpu", "kernel")
-    payload = _jax_kernels.first_payload(module)
+    module = jax_private.lower_to_module(traced, shapes, (), "tpu", "kernel")
+    payload = pallas_kernels.first_payload(module)
     if payload is None:
         raise ValueError(MSG_NO_KERNEL.format(kernel=getattr(kernel, "__name__", kernel)))
     if use_cache:
@@ -153,7 +154,7 @@ def tpu_custom_call(
         (tuple(shape), convert_torch_dtype_to_jax(dtype))
         for shape, dtype in zip(output_shapes, output_dtypes, strict=True)
     )
-    called = functools.partial(_jax_kernels.call_payload, payload, results)
+    called = functools.partial(pallas_kernels.call_payload, payload, results)
     return list(call_jax(called, tuple(tensors), None, "tpu_custom_call", (payload, results)))
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import torch
 from jax import Array, lax
 
-from xla_core.dynamo import kept_in_graphs
-from xla_core.kernels.operator import operator
+from xla_core.dynamo.dynamo_backend import kept_in_graphs
+from xla_core.kernels.kernel_operator import operator
 
 MSG_NOT_THERE: Final = (
     "quantized_matmul_int8 has one scale per output; {name} is not supported. Dequantize the weights "

@@ -19,9 +19,9 @@ from jax import Array, lax
 from torch import nn
 from torch.nn import functional as F
 
-from xla_core.kernels.operator import operator
+from xla_core.kernels.kernel_operator import operator
 from xla_core.kernels.quantized import product, rounded_rows
-from xla_core.operators import XLA_LIB
+from xla_core.torch_bridge.op_library import XLA_LIB
 
 PER_CHANNEL: Final = -1
 

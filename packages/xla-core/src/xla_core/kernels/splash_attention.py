@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import torch
 from jax import Array
 
-from xla_core import _jax_kernels
-from xla_core.dynamo import kept_in_graphs
-from xla_core.kernels.operator import (
+from xla_core.dynamo.dynamo_backend import kept_in_graphs
+from xla_core.jax_bridge import pallas_kernels
+from xla_core.kernels.kernel_operator import (
     LANES,
     block_of,
     call_kernel,
@@ -27,7 +27,7 @@ from xla_core.kernels.operator import (
     weights_of,
     wide,
 )
-from xla_core.kernels.over_parts import over_parts, splits_positions
+from xla_core.kernels.per_shard_calls import over_parts, splits_positions
 
 MSG_NO_WINDOW: Final = (
     "SplashAttentionConfig(attentiontype_local_sliding=True) needs slide_window_size, got None"
@@ -290,7 +290,7 @@ def _kernel(
     segment_ids: Array | None,
 ) -> Array:
     """Jax's kernel on operands padded to whole blocks, in which what was padded is a segment of its own."""
-    kernels, masks = _jax_kernels.splash_attention()
+    kernels, masks = pallas_kernels.splash_attention()
     length = q.shape[2]
     whole = rounded_up(length, LANES)
     if segment_ids is None and whole > length:

@@ -9,17 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xla_core.dispatch.plan import SEED
-from xla_core.dtypes import numpy_dtype
-from xla_core.failures import place_of
-from xla_core.lowering.decompose import DecomposedRule
-from xla_core.lowering.driver import LoweringError, conform, run_rule
-from xla_core.lowering.nodes import FILLS, Part
-from xla_core.lowering.registry import ViewRule
-from xla_core.metas import TensorMeta
-from xla_core.operands import Lift, Ref
-from xla_core.trace import Entry
-from xla_core.where import scope_name
+from xla_core.dispatch.meta_inference import SEED
+from xla_core.lowering.program_failures import place_of
+from xla_core.lowering.repeat_graph import FILLS, Part
+from xla_core.operators.decompositions import DecomposedRule
+from xla_core.operators.lowering_registry import ViewRule
+from xla_core.operators.run_rule import LoweringError, conform, run_rule
+from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.source_location import scope_name
+from xla_core.recording.step_key import Lift, Ref
+from xla_core.recording.trace import Entry
+from xla_core.torch_bridge.dtypes import numpy_dtype
 
 
 class Lifted:

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Final
 
-from xla_core.protocol import DeviceDescription
+from xla_core.contract.device_protocol import DeviceDescription
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

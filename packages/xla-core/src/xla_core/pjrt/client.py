@@ -7,14 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xla_core import _jax_compat as compat
-from xla_core import _jax_pjrt, stored
-from xla_core.pjrt.executable import (
-    CheckedExecutable,
-    PjrtExecutable,
-    ShardedPjrtExecutable,
-)
-from xla_core.protocol import (
+from xla_core.contract import serialized_executable
+from xla_core.contract.device_protocol import (
     INTERFACE_VERSION,
     ArraySpec,
     DeviceDescription,
@@ -23,6 +17,13 @@ from xla_core.protocol import (
     Outlining,
     Placement,
     Program,
+)
+from xla_core.jax_bridge import jax_private as compat
+from xla_core.jax_bridge import pjrt_c_api
+from xla_core.pjrt.executable import (
+    CheckedExecutable,
+    PjrtExecutable,
+    ShardedPjrtExecutable,
 )
 
 
@@ -72,7 +73,7 @@ class PjrtClient:
             process_index=device.process_index,
             platform=self.platform,
             kind=self._kind(device),
-            attributes=_jax_pjrt.device_attributes(device),
+            attributes=pjrt_c_api.device_attributes(device),
         )
 
     def _kind(self, device: compat.Device) -> str:
@@ -114,7 +115,7 @@ class PjrtClient:
         aval = compat.shaped_array(array.shape, array.dtype)
         if len(devices) == 1 and placement.sharding is None:
             return compat.device_put(aval, sharding, [array], devices)
-        padded = _jax_pjrt.padded_shape(sharding, array.shape)
+        padded = pjrt_c_api.padded_shape(sharding, array.shape)
         indices = sharding.addressable_devices_indices_map(padded)
         part = sharding.shard_shape(padded)
         # one by one: jaxlib 0.10.2 fails on several at once when the value is partly replicated
@@ -135,7 +136,7 @@ class PjrtClient:
         pieces = compat.single_device_arrays(buffer)
         if len(pieces) == 1 and pieces[0].shape == buffer.shape:
             return compat.to_host(pieces[0])
-        padded = _jax_pjrt.padded_shape(buffer.sharding, buffer.shape)
+        padded = pjrt_c_api.padded_shape(buffer.sharding, buffer.shape)
         indices = buffer.sharding.addressable_devices_indices_map(padded)
         if not (buffer.is_fully_addressable or buffer.is_fully_replicated):
             raise RuntimeError(
@@ -157,7 +158,7 @@ class PjrtClient:
         sharding, devices = self._layouts.get(placement) or self._layout(placement)
         pieces = compat.single_device_arrays(buffer)
         if len(pieces) == 1 and len(devices) == 1 and placement.sharding is None:
-            return _jax_pjrt.copy_to_devices(pieces[0], sharding, devices)
+            return pjrt_c_api.copy_to_devices(pieces[0], sharding, devices)
         # through the host: jaxlib copies between layouts only inside its own backends
         return self.put(self.get(buffer), placement)
 
@@ -171,7 +172,7 @@ class PjrtClient:
         found = self._placements.get(id(sharding))
         if found is not None:
             return found[1]
-        placement = Placement(*_jax_pjrt.devices_and_sharding(sharding))
+        placement = Placement(*pjrt_c_api.devices_and_sharding(sharding))
         if len(placement.devices) > 1:
             self._placements[id(sharding)] = (sharding, placement)
         return placement
@@ -187,7 +188,7 @@ class PjrtClient:
         Raises ValueError when their number or a shape does not fit.
         """
         sharding, devices = self._layouts.get(placement) or self._layout(placement)
-        wanted = sharding.shard_shape(_jax_pjrt.padded_shape(sharding, spec.shape))
+        wanted = sharding.shard_shape(pjrt_c_api.padded_shape(sharding, spec.shape))
         if len(shards) != len(devices) or not all(_is_shard(s, wanted) for s in shards):
             raise ValueError(
                 f"{[s.shape for s in shards]} are not {len(devices)} shards of shape {wanted}"
@@ -214,7 +215,7 @@ class PjrtClient:
 
         Raises ValueError when it does not fit this client.
         """
-        program, code = stored.unpack(self.plugin, payload, program_name, placement)
+        program, code = serialized_executable.unpack(self.plugin, payload, program_name, placement)
         self._prepare(code)
         devices = self._devices_of(placement)
         options = compile_options(program, shardy=uses_shardy(program))
@@ -260,7 +261,7 @@ class PjrtClient:
         any call so far has seen.
         """
         device = self._local[local_index]
-        stats = _jax_pjrt.memory_stats(device)
+        stats = pjrt_c_api.memory_stats(device)
         if stats:
             used = stats["bytes_in_use"]
             peak = max(used, stats.get("peak_bytes_in_use", 0))

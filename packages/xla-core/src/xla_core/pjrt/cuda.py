@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from xla_core import _jax_compat, _jax_pjrt
+from xla_core.jax_bridge import jax_private, pjrt_c_api
 from xla_core.pjrt.client import PjrtClient
 from xla_core.pjrt.library import LibraryPlugin
 
@@ -62,16 +62,16 @@ class CudaPlugin(LibraryPlugin):
         name = "cuda"
         installed = self.find(options) is not None
         if installed:
-            _jax_pjrt.load_jax_plugins()
-        if not _jax_pjrt.library_loaded(name):
+            pjrt_c_api.load_jax_plugins()
+        if not pjrt_c_api.library_loaded(name):
             state = "is installed but could not be loaded (see the log)"
             raise RuntimeError(
                 MSG_NO_RUNTIME.format(
                     state=state if installed else "is not installed",
-                    version=_jax_compat.JAXLIB_VERSION,
+                    version=jax_private.JAXLIB_VERSION,
                 )
             )
-        _jax_pjrt.initialize_library(name)
+        pjrt_c_api.initialize_library(name)
         return name
 
 
@@ -80,6 +80,6 @@ create_client: Final = CudaPlugin(
     path=plugin_library,
     platform="cuda",
     plugin="xla-core cuda",
-    create_options=lambda _options: _jax_pjrt.gpu_options(),
+    create_options=lambda _options: pjrt_c_api.gpu_options(),
     client_class=CudaClient,
 )

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from xla_core import _jax_compat as compat
-from xla_core import _jax_pjrt, stored
-from xla_core.protocol import Program
+from xla_core.contract import serialized_executable
+from xla_core.contract.device_protocol import Program
+from xla_core.jax_bridge import jax_private as compat
+from xla_core.jax_bridge import pjrt_c_api
 
 _DISASSEMBLE: Final = operator.methodcaller("disassemble_into_single_device_arrays")
 _FIRST: Final = operator.itemgetter(0)
@@ -69,10 +70,10 @@ class PjrtExecutable:
         try:
             code = self._client.serialize_executable(self._loaded)
         except RuntimeError as error:
-            if _jax_pjrt.is_unimplemented(error):
+            if pjrt_c_api.is_unimplemented(error):
                 raise NotImplementedError(f"{self._plugin}: {error}") from error
             raise
-        return stored.pack(self._plugin, self._program, code, self._report())
+        return serialized_executable.pack(self._plugin, self._program, code, self._report())
 
     def _report(self) -> Mapping[str, Any] | None:
         """What is stored beside the program; a plugin's own."""
@@ -233,7 +234,7 @@ def cost_figures(compiled: Any) -> dict[str, float]:
     try:
         analysis = compiled.cost_analysis()
     except RuntimeError as error:
-        if _jax_pjrt.is_unimplemented(error):
+        if pjrt_c_api.is_unimplemented(error):
             return {}
         raise
     return {name: float(value) for name, value in dict(analysis).items()}

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from xla_core import _jax_pjrt
+from xla_core.contract.device_protocol import INTERFACE_VERSION, DeviceClient, Topology
+from xla_core.jax_bridge import pjrt_c_api
 from xla_core.pjrt.client import PjrtClient
 from xla_core.pjrt.topology_client import TopologyClient
-from xla_core.protocol import INTERFACE_VERSION, DeviceClient, Topology
 
-CreateOptions = _jax_pjrt.CreateOptions
+CreateOptions = pjrt_c_api.CreateOptions
 
 MSG_NO_LIBRARY: Final = "{device}: there is no PJRT library at {path}; {hint}"
 MSG_NOT_LOADED: Final = (
@@ -80,7 +80,7 @@ class LibraryPlugin:
         created = dict(self._create_options(options))
         if topology.process_count > 1:
             created |= {"node_id": topology.process_index, "num_nodes": topology.process_count}
-        client = _jax_pjrt.make_client(name, created, topology.distributed_client)
+        client = pjrt_c_api.make_client(name, created, topology.distributed_client)
         return self._client_class(client, process_index=topology.process_index)
 
     def is_available(self, options: Mapping[str, str]) -> bool:
@@ -103,10 +103,10 @@ class LibraryPlugin:
             raise RuntimeError(self._missing(options))
         name = self.device_type.lower()
         try:
-            _jax_pjrt.load_library(name, str(path))
+            pjrt_c_api.load_library(name, str(path))
         except RuntimeError as error:
             text = MSG_NOT_LOADED.format(
-                device=self.device_type, path=path, error=error, jaxlib=_jax_pjrt.JAXLIB_VERSION
+                device=self.device_type, path=path, error=error, jaxlib=pjrt_c_api.JAXLIB_VERSION
             )
             raise RuntimeError(text) from error
         return name
@@ -123,7 +123,7 @@ class LibraryPlugin:
         self, name: str, wanted: str, options: Mapping[str, str]
     ) -> TopologyClient:
         try:
-            devices = _jax_pjrt.topology_devices(name, wanted, {})
+            devices = pjrt_c_api.topology_devices(name, wanted, {})
         except RuntimeError as error:
             text = MSG_NO_TOPOLOGY.format(
                 device=self.device_type, path=self.find(options), topology=wanted, error=error

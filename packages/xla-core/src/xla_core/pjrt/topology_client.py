@@ -14,17 +14,8 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from xla_core import _jax_compat as compat
-from xla_core import _jax_pjrt, stored
-from xla_core.pjrt.client import compile_options, uses_shardy
-from xla_core.pjrt.executable import (
-    cost_figures,
-    hlo_text,
-    memory_figures,
-    sharding_texts,
-    with_cycles,
-)
-from xla_core.protocol import (
+from xla_core.contract import serialized_executable
+from xla_core.contract.device_protocol import (
     INTERFACE_VERSION,
     ArraySpec,
     DeviceDescription,
@@ -32,6 +23,16 @@ from xla_core.protocol import (
     Outlining,
     Placement,
     Program,
+)
+from xla_core.jax_bridge import jax_private as compat
+from xla_core.jax_bridge import pjrt_c_api
+from xla_core.pjrt.client import compile_options, uses_shardy
+from xla_core.pjrt.executable import (
+    cost_figures,
+    hlo_text,
+    memory_figures,
+    sharding_texts,
+    with_cycles,
 )
 
 READS: Final = ("error", "zeros")
@@ -147,7 +148,7 @@ class TopologyExecutable:
             code = self._compiled.serialize()
             packed = zlib.compress(hlo_text(self._compiled).encode(), 1)
             report = {**report, "hlo": base64.b85encode(packed).decode()}
-        return stored.pack(self._client.plugin, self._program, code, report=report)
+        return serialized_executable.pack(self._client.plugin, self._program, code, report=report)
 
     def memory_analysis(self) -> Mapping[str, int]:
         """Bytes by use on one chip: ``arguments, outputs, temporaries, aliased, code``."""
@@ -208,7 +209,7 @@ class TopologyClient:
                 process_index=0,
                 platform=self.platform,
                 kind=device.device_kind,
-                attributes=_jax_pjrt.device_attributes(device)
+                attributes=pjrt_c_api.device_attributes(device)
                 | {"host": device.process_index, "topology": topology},
             )
             for index, device in enumerate(devices)
@@ -295,15 +296,15 @@ class TopologyClient:
         """Compile for the program's placement. Raises RuntimeError with the compiler's message."""
         devices = self._devices_of(program.placement)
         options = compile_options(program, shardy=uses_shardy(program))
-        compiled = _jax_pjrt.compile_for_topology(devices, program.stablehlo, options)
+        compiled = pjrt_c_api.compile_for_topology(devices, program.stablehlo, options)
         return TopologyExecutable(self, program, compiled)
 
     def deserialize(
         self, payload: bytes, program_name: str, placement: Placement
     ) -> TopologyExecutable:
         """What ``serialize`` wrote, for its figures. Raises ValueError for anything else."""
-        program, code = stored.unpack(self.plugin, payload, program_name, placement)
-        report = stored.report(payload)
+        program, code = serialized_executable.unpack(self.plugin, payload, program_name, placement)
+        report = serialized_executable.report(payload)
         if report is None:
             raise ValueError(f"{program_name}: stored on hardware, without the compiler's report")
         self._devices_of(placement)
@@ -347,7 +348,7 @@ class TopologyClient:
             return shape
         sharding = compat.hlo_sharding(placement.sharding)
         laid = compat.sharding_over(self._devices_of(placement), sharding)
-        return tuple(laid.shard_shape(_jax_pjrt.padded_shape(laid, shape)))
+        return tuple(laid.shard_shape(pjrt_c_api.padded_shape(laid, shape)))
 
     def shard_bytes(self, shape: tuple[int, ...], dtype: np.dtype, placement: Placement) -> int:
         """Bytes of one device's part of a value."""

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from xla_core import counters, runtime
+from xla_core.execution import runtime
+from xla_core.support import counters
 
 Tolerance = tuple[float, float]
 """``(rtol, atol)``."""

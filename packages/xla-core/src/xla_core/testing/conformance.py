@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xla_core.protocol import (
+from xla_core.contract.device_protocol import (
     INTERFACE_VERSION,
     ArraySpec,
     Buffer,

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from xla_core.protocol import ArraySpec, DeviceClient, Placement
+from xla_core.contract.device_protocol import ArraySpec, DeviceClient, Placement
 from xla_core.testing.programs import make_program, spec
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch._ops import OpOverload
 
-from xla_core.dtypes import from_numpy, numpy_dtype, to_numpy
-from xla_core.lowering.driver import STORAGE_ARGUMENTS, run_rule
-from xla_core.lowering.registry import Rule, find_rule
-from xla_core.metas import TensorMeta, tensor_meta
+from xla_core.operators.lowering_registry import Rule, find_rule
+from xla_core.operators.run_rule import STORAGE_ARGUMENTS, run_rule
+from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
+from xla_core.torch_bridge.dtypes import from_numpy, numpy_dtype, to_numpy
 
 # (rtol, atol) by result dtype: a few units in the last place, since XLA and the CPU kernels
 # use different approximations of transcendental functions; integers are compared exactly.

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xla_core import counters, persistent_cache
-from xla_core.persistent_cache import CacheEntry
+from xla_core.compilation import disk_cache
+from xla_core.compilation.disk_cache import CacheEntry
+from xla_core.support import counters
 
 _DAY: Final = 86_400.0
 _WIDTH: Final = 120  # where the output is no terminal
@@ -51,7 +52,7 @@ def _size(text: str) -> int:
 def _entries(path: Path) -> list[CacheEntry]:
     if not path.is_dir():
         raise SystemExit(f"{path} is not a folder; name the one in XLA_PERSISTENT_CACHE_PATH")
-    return sorted(persistent_cache.entries(path), key=lambda e: -e.used)
+    return sorted(disk_cache.entries(path), key=lambda e: -e.used)
 
 
 def ls(chosen: argparse.Namespace) -> int:

@@ -15,10 +15,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from xla_core.counters import render_bytes
-from xla_debug import findings, page
-from xla_debug.findings import Advice, CauseRow
-from xla_debug.recorder import PARTS, Recorder
+from xla_core.support.counters import render_bytes
+from xla_debug.run_report import advice, html_report
+from xla_debug.run_report.advice import Advice, CauseRow
+from xla_debug.run_report.recorder import PARTS, Recorder
 
 MSG_NO_SCRIPT: Final = "xla-debug run: {} is no file; name a script, or with -m a module\n"
 _WIDTH: Final = 120  # where the output is no terminal: lines of code should not be cut
@@ -52,7 +52,7 @@ def command(chosen: argparse.Namespace) -> int:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
     title = " ".join([Path(chosen.script).name, *chosen.arguments])
     show(recorder, console)
-    Path(chosen.output).write_text(page.render(recorder, title), encoding="utf-8")
+    Path(chosen.output).write_text(html_report.render(recorder, title), encoding="utf-8")
     console.print(f"report: {Path(chosen.output).resolve()}")
     return status
 
@@ -95,14 +95,14 @@ def show(recorder: Recorder, console: Console) -> None:
         return
     console.print(f"{recorder.startup:.1f} s of it before the script used the device")
     console.print(_parts_table(recorder))
-    console.print(_causes_table(findings.causes(recorder)))
+    console.print(_causes_table(advice.causes(recorder)))
     spots = sorted(recorder.spots.values(), key=lambda s: -s.nanoseconds)
     if spots:
         table = _table("lines that made the host wait", "what", "times", "seconds", "line", "code")
         for spot in spots[:10]:
             row = (spot.what, str(spot.count), f"{spot.nanoseconds / 1e9:.3f}")
-            code = Text(findings.code(spot.frame), overflow="ellipsis", no_wrap=True)
-            table.add_row(*row, Text(findings.place(spot.frame)), code)
+            code = Text(advice.code(spot.frame), overflow="ellipsis", no_wrap=True)
+            table.add_row(*row, Text(advice.place(spot.frame)), code)
         console.print(table)
     memory = [s.memory for s in steps if s.memory is not None]
     if memory:
@@ -110,7 +110,7 @@ def show(recorder: Recorder, console: Console) -> None:
             f"device memory after a step: {render_bytes(memory[0])} in the first, "
             f"{render_bytes(memory[-1])} in the last, {render_bytes(max(memory))} at most"
         )
-    _show_advice(findings.advice(recorder), console)
+    _show_advice(advice.advice(recorder), console)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -132,13 +132,13 @@ def _parts_table(recorder: Recorder) -> Table:
     table = _table(
         "where the time of the steps went", "part", "seconds", "share", "ms when nothing compiles"
     )
-    totals = findings.totals(recorder)
-    quiet = findings.steady(recorder)
+    totals = advice.totals(recorder)
+    quiet = advice.steady(recorder)
     whole = sum(totals.values()) or 1.0
     for part in PARTS:
         steady = f"{quiet[part]:.2f}" if quiet else ""
         table.add_row(
-            page.LABELS[part], f"{totals[part]:.2f}", f"{totals[part] / whole:.0%}", steady
+            html_report.LABELS[part], f"{totals[part]:.2f}", f"{totals[part] / whole:.0%}", steady
         )
     mean = f"{sum(quiet.values()):.2f}" if quiet else ""
     table.add_row("step", f"{sum(totals.values()):.2f}", "100%", mean)

@@ -10,8 +10,11 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from xla_core import _torch_compat, model_api, ordinals, transfer
-from xla_dist import collectives
+from xla_core.api import xla_model
+from xla_core.execution import ordinals
+from xla_core.recording import tensor_trees
+from xla_core.torch_bridge import torch_private
+from xla_dist.collectives import model_collectives
 from xla_dist.fsdp import names, units, wrap
 from xla_dist.fsdp.layouts import Layout
 from xla_dist.fsdp.units import Options, Place, Shard, Unit
@@ -138,7 +141,7 @@ class XlaFullyShardedDataParallel(nn.Module):
         self.compute_dtype = compute_dtype or torch.float32
         self.buffer_dtype = buffer_dtype or self.compute_dtype
         self.sharding_groups = sharding_groups
-        self.xla_device = model_api.device()
+        self.xla_device = xla_model.device()
         mine = ordinals.replica_of(self.xla_device)
         self.rank = mine[0] if sharding_rank is None else sharding_rank
         self.world_size = mine[1] if sharding_world_size is None else sharding_world_size
@@ -159,7 +162,7 @@ class XlaFullyShardedDataParallel(nn.Module):
         self._move_buffers()
         if execute_sharding_on_init:
             gc.collect()
-            model_api.sync()
+            xla_model.sync()
 
     # -- sharding -------------------------------------------------------------------------------
 
@@ -245,9 +248,9 @@ class XlaFullyShardedDataParallel(nn.Module):
         """The wrapped module's results, with full parameters gathered from all replicas."""
         self._settle_root()
         if self.compute_dtype != torch.float32:
-            args, kwargs = transfer.map_selected((args, kwargs), _is_float, self._cast)
+            args, kwargs = tensor_trees.map_selected((args, kwargs), _is_float, self._cast)
         # what is computed again inside a backward pass is differentiated next: nothing is freed between
-        again = _torch_compat.current_backward() != -1
+        again = torch_private.current_backward() != -1
         keeps = self._is_root and self.disable_reshard_on_root
         frees = self.reshard_after_forward and not keeps and not again
         call = units.Call(self._unit, frees, self._end_backward)
@@ -273,13 +276,13 @@ class XlaFullyShardedDataParallel(nn.Module):
 
     def _end_backward(self) -> None:
         if self._is_root and self.sync_on_finalization:
-            model_api.sync()
+            xla_model.sync()
 
     def _check_idle_root(self, what: str) -> None:
         self._settle_root()
         if not self._is_root:
             raise RuntimeError(MSG_ROOT.format(what=what))
-        if _torch_compat.current_backward() != -1:
+        if torch_private.current_backward() != -1:
             raise RuntimeError(MSG_BUSY.format(what=what))
 
     @contextlib.contextmanager
@@ -331,16 +334,16 @@ class XlaFullyShardedDataParallel(nn.Module):
         return total
 
     def _norm(
-        self, gradients: Sequence[torch.Tensor], kind: float, groups: collectives.Groups
+        self, gradients: Sequence[torch.Tensor], kind: float, groups: model_collectives.Groups
     ) -> torch.Tensor:
         if not gradients:
             return torch.zeros((), device=self.xla_device)
         norms = torch.stack([torch.linalg.vector_norm(g, kind) for g in gradients])
         mine = torch.linalg.vector_norm(norms, kind)
         if kind == torch.inf:
-            total: torch.Tensor = collectives.all_reduce("max", mine, groups=groups)
+            total: torch.Tensor = model_collectives.all_reduce("max", mine, groups=groups)
             return total
-        return collectives.all_reduce("sum", mine**kind, groups=groups) ** (1.0 / kind)  # type: ignore[no-any-return]
+        return model_collectives.all_reduce("sum", mine**kind, groups=groups) ** (1.0 / kind)  # type: ignore[no-any-return]
 
     # -- looking at it --------------------------------------------------------------------------
 

@@ -19,11 +19,14 @@ from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from xla_core import _torch_compat, barrier, lost, transfer
-from xla_core.storage import NoValueError
-from xla_core.tensor import XLATensor
-from xla_dist import collectives
-from xla_dist.collectives import Groups
+from xla_core.execution import poisoned_values
+from xla_core.recording import tensor_trees
+from xla_core.recording.storage import NoValueError
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge import torch_private
+from xla_core.torch_features import optimization_barrier
+from xla_dist.collectives import model_collectives
+from xla_dist.collectives.model_collectives import Groups
 from xla_dist.fsdp.layouts import Layout
 
 MSG_FREED: Final = (
@@ -117,9 +120,9 @@ class Unit:
         options = self.options
         parts = [p.to(options.compute_dtype) for p in parts]
         if options.coalesce and parts:
-            found: list[torch.Tensor] = collectives.all_gather(parts, 0, options.groups)
+            found: list[torch.Tensor] = model_collectives.all_gather(parts, 0, options.groups)
             return found
-        return [collectives.all_gather(p, 0, options.groups) for p in parts]
+        return [model_collectives.all_gather(p, 0, options.groups) for p in parts]
 
     def buckets(self) -> Iterator[list[int]]:
         """Positions of parameters whose gradients are reduced by one operator, the last ones first."""
@@ -149,8 +152,8 @@ class Unit:
             return [None] * len(positions)
         options = self.options
         prepared = [self._prepared(p, g) for p, g in ready.items()]
-        results = collectives.reduce_scatter(
-            collectives.REDUCE_SUM, prepared, options.scale, 0, options.world, options.groups
+        results = model_collectives.reduce_scatter(
+            model_collectives.REDUCE_SUM, prepared, options.scale, 0, options.world, options.groups
         )
         done = dict(zip(ready, map(self._finished, ready, results), strict=True))
         return [done.get(p) for p in positions]
@@ -188,14 +191,14 @@ class Call:
 
     def enter(self, arguments: Any) -> Any:
         """Gather, once ``arguments`` are computed; gives them back, for the module."""
-        tensors = transfer.collect(arguments, _is_xla)
+        tensors = tensor_trees.collect(arguments, _is_xla)
         if not tensors or not self.unit.shards:
             self.gather([])
             self._put_fulls()
             return arguments
         fresh = iter(_Enter.apply(self, *tensors))
         self._put_fulls()
-        return transfer.map_selected(arguments, _is_xla, lambda _old: next(fresh))
+        return tensor_trees.map_selected(arguments, _is_xla, lambda _old: next(fresh))
 
     def gather(self, dependencies: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Make the bases; with a barrier after ``dependencies``, whose values come back."""
@@ -210,7 +213,7 @@ class Call:
         parts = [shard.parameter.detach() for shard in self.unit.shards]
         if not fence or not parts:
             return parts, [d.detach() for d in dependencies]
-        values = barrier.behind_barrier([*parts, *dependencies])
+        values = optimization_barrier.behind_barrier([*parts, *dependencies])
         return values[: len(parts)], values[len(parts) :]
 
     def _put_fulls(self) -> None:
@@ -230,12 +233,12 @@ class Call:
         self.unit.clear()
         if not torch.is_grad_enabled():
             return results
-        tensors = [t for t in transfer.collect(results, _is_xla) if t.requires_grad]
+        tensors = [t for t in tensor_trees.collect(results, _is_xla) if t.requires_grad]
         chosen = {id(t) for t in tensors}
         if not tensors:
             return results
         fresh = iter(_Leave.apply(self, *tensors))
-        changed = transfer.map_selected(
+        changed = tensor_trees.map_selected(
             results, lambda t: id(t) in chosen, lambda _old: next(fresh)
         )
         if self.frees:
@@ -245,14 +248,14 @@ class Call:
     def free(self) -> None:
         """Take the values from the gathered parameters' storages; what autograd saved looks at them."""
         for shard, base in zip(self.unit.shards, self.bases, strict=True):
-            lost.take_away(base, NoValueError(MSG_FREED.format(name=shard.path)))
+            poisoned_values.take_away(base, NoValueError(MSG_FREED.format(name=shard.path)))
         self.freed = True
 
     # -- backward -------------------------------------------------------------------------------
 
     def begin_backward(self, gradients: Sequence[Any]) -> list[Any]:
         """Bring the full parameters back before anything of this call is differentiated."""
-        _torch_compat.after_backward(self._end_backward)
+        torch_private.after_backward(self._end_backward)
         if self.freed:
             gradients = self._gather_again(gradients)
         self.unit.put(self.fulls)  # for what is computed again
@@ -262,7 +265,7 @@ class Call:
         there = [g for g in gradients if g is not None]
         values, fresh = self._parts_behind(there, self.unit.options.barrier_in_backward)
         for base, again in zip(self.bases, self.unit.gathered(values), strict=True):
-            lost.bring_back(base, again)
+            poisoned_values.bring_back(base, again)
         self.freed = False
         found = iter(fresh)
         return [None if g is None else next(found) for g in gradients]
@@ -284,7 +287,7 @@ def _fenced(gradients: Iterable[Any], fence: bool) -> list[Any]:
     there = [g for g in all_ if g is not None]
     if not fence or not there:
         return all_
-    fresh = iter(barrier.behind_barrier(there))
+    fresh = iter(optimization_barrier.behind_barrier(there))
     return [None if g is None else next(fresh) for g in all_]
 
 
@@ -322,7 +325,7 @@ class _Leave(Function):
         ctx.call = call
         ctx.set_materialize_grads(False)
         if call.unit.options.barrier_in_forward:
-            return tuple(barrier.behind_barrier(tensors))
+            return tuple(optimization_barrier.behind_barrier(tensors))
         return tuple(t.clone() for t in tensors)
 
     @staticmethod

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from xla_core import model_api, ordinals
+from xla_core.api import xla_model
+from xla_core.execution import ordinals
 from xla_spmd.checkpoint import parts, preemption
 from xla_spmd.checkpoint.planners import SPMDLoadPlanner, SPMDSavePlanner
 from xla_spmd.checkpoint.storage import Record, Storage
@@ -90,7 +91,7 @@ class CheckpointManager:
         """
         if not (self.should_save(step) or force):
             return False
-        model_api.sync(wait=True)
+        xla_model.sync(wait=True)
         self._submit(lambda: self._save(step, state_dict, SPMDSavePlanner())).result()
         self._raise_failures()
         return True
@@ -104,7 +105,7 @@ class CheckpointManager:
         if not (self.should_save(step) or force):
             return False
         self._raise_failures()
-        model_api.sync(wait=True)
+        xla_model.sync(wait=True)
         self._room.acquire()
         try:
             flat, planner = _copied(state_dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from xla_core import model_api
+from xla_core.api import xla_model
 
 
 def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -13,12 +13,12 @@ def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     The state lies as the parameters do. The step changes parameters (weight decay) and counts: load a
     checkpoint into both afterwards. The gradients are None then. Returns ``optimizer``.
     """
-    model_api.sync()
+    xla_model.sync()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    model_api.sync(wait=True)
+    xla_model.sync(wait=True)
     return optimizer

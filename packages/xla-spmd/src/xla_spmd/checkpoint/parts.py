@@ -17,10 +17,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from xla_core import dtypes
-from xla_core.tensor import XLATensor
-from xla_spmd.backend import MeshBackend
-from xla_spmd.sharded_tensor import XLAShard, load_local_shards_, placed, shard_indices
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge import dtypes
+from xla_spmd.lowering.mesh_backend import MeshBackend
+from xla_spmd.tensors.sharded_tensor import XLAShard, load_local_shards_, placed, shard_indices
 
 Offsets = tuple[int, ...]
 

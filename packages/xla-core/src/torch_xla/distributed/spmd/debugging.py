@@ -7,11 +7,11 @@ from torch_xla._packages import lazy_names
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "visualize_sharding": "xla_spmd.visualize",
-        "visualize_tensor_sharding": "xla_spmd.visualize",
-        "bytes_per_device": "xla_spmd.report",
-        "collectives": "xla_spmd.report",
-        "live_tensors": "xla_spmd.report",
-        "sharding_report": "xla_spmd.report",
+        "visualize_sharding": "xla_spmd.reports.visualize",
+        "visualize_tensor_sharding": "xla_spmd.reports.visualize",
+        "bytes_per_device": "xla_spmd.reports.program_report",
+        "collectives": "xla_spmd.reports.program_report",
+        "live_tensors": "xla_spmd.reports.program_report",
+        "sharding_report": "xla_spmd.reports.program_report",
     },
 )

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.registry import Promotion, rule
 from xla_core.lowering.rules.arithmetic import clip
 from xla_core.lowering.rules.common import is_float, present, where
+from xla_core.operators.lowering_registry import Promotion, rule
 
 DEFAULT = Promotion.DEFAULT
 

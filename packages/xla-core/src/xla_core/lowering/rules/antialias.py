@@ -8,9 +8,9 @@ import numpy as np
 from jax import Array
 from torch._ops import OpOverload
 
-from xla_core.lowering.registry import aten, rule
 from xla_core.lowering.rules.common import opmath
 from xla_core.lowering.rules.window import separable, transposed
+from xla_core.operators.lowering_registry import aten, rule
 
 _Filter = Callable[[np.ndarray], np.ndarray]
 

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.registry import Promotion, RuleContext, rule
 from xla_core.lowering.rules.common import (
     aten,
     is_complex,
@@ -24,6 +23,7 @@ from xla_core.lowering.rules.common import (
     scalar,
     where,
 )
+from xla_core.operators.lowering_registry import Promotion, RuleContext, rule
 
 DEFAULT = Promotion.DEFAULT
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from jax import Array, lax
 
-from xla_core import operators as operators
-from xla_core.lowering.registry import rule
+from xla_core.operators.lowering_registry import rule
+from xla_core.torch_bridge import op_library as op_library
 
 
 def _meta(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -10,9 +10,9 @@ import numpy as np
 from jax import Array, lax
 from torch._ops import OpOverload
 
-from xla_core.dtypes import numpy_dtype
-from xla_core.lowering.registry import RuleContext, aten
-from xla_core.metas import TensorMeta
+from xla_core.operators.lowering_registry import RuleContext, aten
+from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.torch_bridge.dtypes import numpy_dtype
 
 Shape = tuple[int, ...]
 

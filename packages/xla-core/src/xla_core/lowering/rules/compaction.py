@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from jax import Array, lax
 
-from xla_core.lowering.registry import aten, inspected_rule
 from xla_core.lowering.rules.common import where as select
+from xla_core.operators.lowering_registry import aten, inspected_rule
 
 
 def number(like: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.registry import Promotion, RuleContext, rule
 from xla_core.lowering.rules.common import (
     broadcast_to,
     convert,
@@ -23,6 +22,7 @@ from xla_core.lowering.rules.common import (
     scalar,
     where,
 )
+from xla_core.operators.lowering_registry import Promotion, RuleContext, rule
 
 # Comparisons are made in the operands' own dtype: a scalar is rounded to it first.
 NO_OPMATH = Promotion.NO_OPMATH

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.registry import RuleContext, aten, rule
 from xla_core.lowering.rules.common import is_integer
+from xla_core.operators.lowering_registry import RuleContext, aten, rule
 
 # Kernel positions up to which a sum of shifted products wins: for values, for weight gradients.
 _MAX_TAPS = 64

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from jax import Array
 
-from xla_core.lowering.registry import aten, inspected_rule, rule
 from xla_core.lowering.rules.common import count_as
 from xla_core.lowering.rules.common import where as select
 from xla_core.lowering.rules.compaction import number
 from xla_core.lowering.rules.indexing import searchsorted
+from xla_core.operators.lowering_registry import aten, inspected_rule, rule
 
 _BINNED = (torch.float32, torch.float64)
 

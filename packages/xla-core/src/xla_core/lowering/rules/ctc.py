@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import torch
 from jax import Array, lax
 
-from xla_core.lowering.registry import aten, rule
 from xla_core.lowering.rules.common import where as select
+from xla_core.operators.lowering_registry import aten, rule
 
 
 def _loss_meta(

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from jax import Array
 
-from xla_core import _jax_calls
-from xla_core import composites as composites
-from xla_core.custom_calls import result_specs, results_of
-from xla_core.dtypes import numpy_dtype
-from xla_core.lowering.registry import rule
+from xla_core.jax_bridge import custom_call_primitives
+from xla_core.operators.lowering_registry import rule
+from xla_core.torch_bridge.dtypes import numpy_dtype
+from xla_core.torch_features import composites as composites
+from xla_core.torch_features.custom_calls import result_specs, results_of
 
 _PLACEMENT = "annotate_device_placement"
 
@@ -32,7 +32,7 @@ def custom_call(
     """``stablehlo.custom_call`` of ``call_target``."""
     texts = iter(frontend_attributes)  # names and values in turn
     results = [(s, numpy_dtype(d)) for s, d in result_specs(sizes, ranks, dtypes)]
-    return _jax_calls.custom_call(
+    return custom_call_primitives.custom_call(
         call_target,
         args,
         results,
@@ -45,7 +45,7 @@ def custom_call(
 
 def _placed(value: Array, memory: str) -> Array:
     # how XLA's offloading passes are told of a value's memory
-    (result,) = _jax_calls.custom_call(
+    (result,) = custom_call_primitives.custom_call(
         _PLACEMENT,
         [value],
         [(value.shape, value.dtype)],
@@ -75,4 +75,6 @@ def _like(x: torch.Tensor, *_: Any) -> torch.Tensor:
 def mark_tensor(x: Array, name: str, pos: int, id: str, is_input: bool, attr: Any = None) -> Array:
     """``x``, marked as an operand or result of the composite ``name``."""
     attributes = None if attr is None else dict(attr)
-    return _jax_calls.mark(x, _jax_calls.Mark(name, pos, id, is_input, json.dumps(attributes)))
+    return custom_call_primitives.mark(
+        x, custom_call_primitives.Mark(name, pos, id, is_input, json.dumps(attributes))
+    )

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from jax import Array, lax
 
-from xla_core.lowering.registry import aten, inspected_rule
 from xla_core.lowering.rules.common import where as select
 from xla_core.lowering.rules.compaction import number
+from xla_core.operators.lowering_registry import aten, inspected_rule
 
 
 def _eig_meta(self: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -10,7 +10,6 @@ import jax.scipy.special as jsp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.registry import Promotion, RuleContext, rule
 from xla_core.lowering.rules import special
 from xla_core.lowering.rules.arithmetic import clip
 from xla_core.lowering.rules.common import (
@@ -22,6 +21,7 @@ from xla_core.lowering.rules.common import (
     present,
     where,
 )
+from xla_core.operators.lowering_registry import Promotion, RuleContext, rule
 
 DEFAULT = Promotion.DEFAULT
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from jax import Array
 
-from xla_core.lowering.registry import RuleContext, aten, rule
 from xla_core.lowering.rules.common import opmath, output_shape
 from xla_core.lowering.rules.common import where as select
+from xla_core.operators.lowering_registry import RuleContext, aten, rule
 
 _SUM, _MEAN, _MAX = range(3)
 

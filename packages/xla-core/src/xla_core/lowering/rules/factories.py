@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.registry import RuleContext, rule
 from xla_core.lowering.rules.common import (
     broadcast_to,
     convert,
@@ -19,6 +18,7 @@ from xla_core.lowering.rules.common import (
     present,
     where,
 )
+from xla_core.operators.lowering_registry import RuleContext, rule
 
 
 @rule(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from xla_core.lowering.registry import aten, rule
+from xla_core.operators.lowering_registry import aten, rule
 
 # PyTorch's normalisation modes: none, by the root of the number of points, by that number.
 _BY_ROOT, _BY_COUNT = 1, 2

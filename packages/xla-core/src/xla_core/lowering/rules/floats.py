@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from xla_core.lowering.registry import RuleContext, aten, rule
 from xla_core.lowering.rules.common import is_integer, opmath, opmath_dtype, output_dtype
 from xla_core.lowering.rules.common import where as select
+from xla_core.operators.lowering_registry import RuleContext, aten, rule
 
 
 @rule(aten.frexp.Tensor)

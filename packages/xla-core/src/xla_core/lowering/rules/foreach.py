@@ -10,8 +10,6 @@ import numpy as np
 from jax import Array, lax
 from torch._ops import OpOverload
 
-from xla_core.lowering.driver import run_rule
-from xla_core.lowering.registry import RuleContext, rule, rule_of
 from xla_core.lowering.rules.common import (
     convert,
     find_overload,
@@ -22,6 +20,8 @@ from xla_core.lowering.rules.common import (
     where,
 )
 from xla_core.lowering.rules.reductions import sum_over
+from xla_core.operators.lowering_registry import RuleContext, rule, rule_of
+from xla_core.operators.run_rule import run_rule
 
 UNARY: Final = (
     "abs", "acos", "asin", "atan", "ceil", "clone", "cos", "cosh", "erf", "erfc", "exp", "expm1",

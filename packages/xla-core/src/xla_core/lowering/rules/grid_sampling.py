@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from jax import Array, lax
 
-from xla_core.lowering.registry import rule
 from xla_core.lowering.rules.common import opmath
 from xla_core.lowering.rules.common import where as select
+from xla_core.operators.lowering_registry import rule
 
 aten = torch.ops.aten
 

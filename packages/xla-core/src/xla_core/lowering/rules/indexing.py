@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.registry import RuleContext, aten, rule
 from xla_core.lowering.rules.common import convert, output_shape, scalar
 from xla_core.lowering.rules.common import where as select
 from xla_core.lowering.rules.views import wrap_dim
+from xla_core.operators.lowering_registry import RuleContext, aten, rule
 
 _Indices = Sequence[Array | None]
 

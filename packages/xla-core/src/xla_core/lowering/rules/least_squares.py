@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from jax import Array, lax
 
-from xla_core.lowering.registry import ALL_OR_NOTHING, aten, inspected_rule
 from xla_core.lowering.rules.common import where as select
 from xla_core.lowering.rules.compaction import number
+from xla_core.operators.lowering_registry import ALL_OR_NOTHING, aten, inspected_rule
 
 _DRIVERS = ("gels", "gelsy", "gelsd", "gelss")
 _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.registry import RuleContext, aten, rule
 from xla_core.lowering.rules.common import opmath, output_shape
 from xla_core.lowering.rules.common import where as select
+from xla_core.operators.lowering_registry import RuleContext, aten, rule
 
 
 def _h(matrix: Array) -> Array:

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.registry import aten, rule
 from xla_core.lowering.rules.common import opmath
 from xla_core.lowering.rules.common import where as select
+from xla_core.operators.lowering_registry import aten, rule
 
 _NONE, _MEAN, _SUM = range(3)
 

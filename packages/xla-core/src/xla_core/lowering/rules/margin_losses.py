@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from jax import Array
 
-from xla_core.lowering.registry import aten, rule
 from xla_core.lowering.rules.common import opmath
 from xla_core.lowering.rules.common import where as select
+from xla_core.operators.lowering_registry import aten, rule
 
 _NONE, _MEAN, _SUM = range(3)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.registry import aten, rule
+from xla_core.operators.lowering_registry import aten, rule
 
 _SCALARS = ("beta", "alpha")
 

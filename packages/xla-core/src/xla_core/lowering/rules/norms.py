@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from jax import Array, lax
 
-from xla_core.lowering.registry import RuleContext, aten, rule
 from xla_core.lowering.rules.common import is_one, opmath, output_shape
+from xla_core.operators.lowering_registry import RuleContext, aten, rule
 
 
 def _moments(x: Array, axes: Sequence[int], eps: float) -> tuple[Array, Array, Array]:

@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from xla_core.lowering.registry import rule
 from xla_core.lowering.rules.common import opmath, present, scalar, where
+from xla_core.operators.lowering_registry import rule
 
 Arrays = list[Array]
 

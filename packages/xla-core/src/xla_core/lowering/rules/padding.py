@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from xla_core.lowering.registry import aten, rule
+from xla_core.operators.lowering_registry import aten, rule
 
 
 def _pad(x: Array, padding: Sequence[int], mode: str) -> Array:

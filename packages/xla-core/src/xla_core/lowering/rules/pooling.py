@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.registry import aten, rule
 from xla_core.lowering.rules.common import opmath
 from xla_core.lowering.rules.window import (
     Axis,
@@ -25,6 +24,7 @@ from xla_core.lowering.rules.window import (
     spread,
     window_sum,
 )
+from xla_core.operators.lowering_registry import aten, rule
 
 _Numbers = int | Sequence[int]
 

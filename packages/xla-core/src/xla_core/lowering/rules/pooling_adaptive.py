@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from xla_core.lowering.registry import aten, rule
 from xla_core.lowering.rules.common import opmath
 from xla_core.lowering.rules.window import (
     Axis,
@@ -20,6 +19,7 @@ from xla_core.lowering.rules.window import (
     spread,
     transposed,
 )
+from xla_core.operators.lowering_registry import aten, rule
 
 
 def _edges(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from jax import Array
 
-from xla_core.dtypes import numpy_dtype
-from xla_core.lowering.registry import rule
 from xla_core.lowering.rules.common import convert
+from xla_core.operators.lowering_registry import rule
+from xla_core.torch_bridge.dtypes import numpy_dtype
 
 
 @rule(torch.ops.prims.convert_element_type.default)

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from jax import Array, lax
 
-from xla_core.lowering.registry import RuleContext, rule
 from xla_core.lowering.rules.common import (
     convert,
     count_as,
@@ -25,6 +24,7 @@ from xla_core.lowering.rules.common import (
     where,
 )
 from xla_core.lowering.rules.comparison import truth
+from xla_core.operators.lowering_registry import RuleContext, rule
 
 Dims = int | Sequence[int] | None
 

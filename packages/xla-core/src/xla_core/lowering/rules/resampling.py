@@ -16,9 +16,9 @@ import torch
 from jax import Array
 from torch._ops import OpOverload
 
-from xla_core.lowering.registry import rule
 from xla_core.lowering.rules.common import opmath, present
 from xla_core.lowering.rules.window import separable, transposed
+from xla_core.operators.lowering_registry import rule
 
 aten = torch.ops.aten
 

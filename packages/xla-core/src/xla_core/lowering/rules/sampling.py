@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.registry import RuleContext, rule
 from xla_core.lowering.rules.activations import leaky_relu
 from xla_core.lowering.rules.common import (
     is_complex,
@@ -23,6 +22,7 @@ from xla_core.lowering.rules.common import (
     scalar,
     where,
 )
+from xla_core.operators.lowering_registry import RuleContext, rule
 
 _GENERATOR: Final = ("", ".generator")
 

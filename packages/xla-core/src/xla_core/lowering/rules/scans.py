@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.registry import RuleContext, rule
 from xla_core.lowering.rules.common import (
     convert,
     is_float,
@@ -20,6 +19,7 @@ from xla_core.lowering.rules.common import (
     where,
 )
 from xla_core.lowering.rules.reductions import finite_maximum, sum_over
+from xla_core.operators.lowering_registry import RuleContext, rule
 
 
 def _at_least_1d(array: Array) -> Array:

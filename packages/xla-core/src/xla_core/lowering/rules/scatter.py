@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.registry import aten, rule
 from xla_core.lowering.rules.common import convert, is_float, scalar
 from xla_core.lowering.rules.common import where as select
 from xla_core.lowering.rules.indexing import along
 from xla_core.lowering.rules.views import wrap_dim
+from xla_core.operators.lowering_registry import aten, rule
 
 # Beyond this length of the dimension a comparison with every position costs more than a scatter.
 _MAX_COMPARED_LENGTH = 4096

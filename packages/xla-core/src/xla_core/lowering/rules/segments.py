@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from jax import Array
 
-from xla_core.lowering.registry import RuleContext, aten, inspected_rule, rule
 from xla_core.lowering.rules.common import is_nan, opmath, output_shape
 from xla_core.lowering.rules.common import where as select
 from xla_core.lowering.rules.compaction import number
+from xla_core.operators.lowering_registry import RuleContext, aten, inspected_rule, rule
 
 _STARTS: Final = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.registry import RuleContext, aten, rule
 from xla_core.lowering.rules.common import convert, output_dtype, scalar
 from xla_core.lowering.rules.views import wrap_dim
+from xla_core.operators.lowering_registry import RuleContext, aten, rule
 
 
 @rule(aten.cat.default, context=True)

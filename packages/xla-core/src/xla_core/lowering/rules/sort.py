@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.registry import aten, rule
 from xla_core.lowering.rules.common import is_float, is_nan
 from xla_core.lowering.rules.common import where as select
 from xla_core.lowering.rules.views import wrap_dim
+from xla_core.operators.lowering_registry import aten, rule
 
 
 def sort_pairs(self: Array, dim: int, descending: bool) -> tuple[Array, Array]:

@@ -10,9 +10,9 @@ import jax.scipy.special as jsp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.registry import Promotion, aten, rule
 from xla_core.lowering.rules.common import broadcast_to
 from xla_core.lowering.rules.common import where as select
+from xla_core.operators.lowering_registry import Promotion, aten, rule
 
 _EULER_GAMMA: Final = 0.5772156649015329
 

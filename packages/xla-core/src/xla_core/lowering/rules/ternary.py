@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.registry import Promotion, rule
 from xla_core.lowering.rules.common import (
     is_complex,
     is_nan,
@@ -18,6 +17,7 @@ from xla_core.lowering.rules.common import (
     scalar,
     where,
 )
+from xla_core.operators.lowering_registry import Promotion, rule
 
 DEFAULT = Promotion.DEFAULT
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT

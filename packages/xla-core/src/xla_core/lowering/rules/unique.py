@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from jax import Array, lax
 
-from xla_core.lowering.registry import aten, inspected_rule
 from xla_core.lowering.rules.compaction import number, to_front
+from xla_core.operators.lowering_registry import aten, inspected_rule
 
 MSG_NO_DIMENSIONS = "Dimension specified as {dim} but tensor has no dimensions"
 

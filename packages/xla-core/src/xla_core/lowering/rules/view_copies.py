@@ -13,13 +13,13 @@ import numpy as np
 from jax import Array, lax
 from torch._ops import OpOverload
 
-from xla_core.lowering.registry import aten, find_view, rule
 from xla_core.lowering.rules.views import (
     MAX_UNROLLED_WINDOW,
     slice_bounds,
     window_positions,
     wrap_dim,
 )
+from xla_core.operators.lowering_registry import aten, find_view, rule
 
 _COPIES: Final = {
     aten._unsafe_view.default: aten.view.default,

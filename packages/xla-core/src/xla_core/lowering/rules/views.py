@@ -19,10 +19,10 @@ import torch
 from jax import Array, lax
 from torch._ops import OpOverload
 
-from xla_core.dtypes import numpy_dtype
-from xla_core.lowering.registry import aten, multi_view_rule, view_rule
 from xla_core.lowering.rules.common import opmath
-from xla_core.metas import TensorMeta
+from xla_core.operators.lowering_registry import aten, multi_view_rule, view_rule
+from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.torch_bridge.dtypes import numpy_dtype
 
 # Up to this many strided slices are stacked for an overlapping window before a gather is smaller.
 MAX_UNROLLED_WINDOW = 16

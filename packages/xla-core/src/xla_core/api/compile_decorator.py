@@ -1,0 +1,184 @@
+"""``torch_xla.compile``: a function, or a block, that runs as one program."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from xla_core.api import hlo_text_names, xla_model
+from xla_core.execution import eager_mode, runtime
+from xla_core.lowering import compile_settings
+from xla_core.recording.trace import Entry, Trace
+
+MSG_UNEXPECTED: Final = (
+    "Unexpected execution happens inside the compiled function, exiting. With full_graph=True nothing "
+    "inside may read a value (print, .item(), .cpu(), a Python condition on a tensor) or sync"
+)
+MSG_GRAPHS: Final = (
+    "Maximum number of different graphs allowed per function exceeded: {limit}\n"
+    "Got: {got}\nExpected: {expected}\n"
+)
+MSG_LIMIT: Final = "max_different_graphs is {got!r}; give a whole number of at least 1"
+F = TypeVar("F", bound=Callable[..., Any])
+END_OF_GRAPH: Final = "[] the end of the function"
+
+
+class _Region(contextlib.ContextDecorator):
+    """One use of ``compile``: as a context manager, or around every call of a function."""
+
+    def __init__(
+        self,
+        full_graph: bool,
+        name: str | None,
+        limit: int | None,
+        known: list[Entry],
+        options: dict[str, Any] | None,
+    ) -> None:
+        self.full_graph = full_graph
+        self.name = name
+        self.limit = limit
+        self.known = known
+        self.options = options
+        self._undo = contextlib.ExitStack()
+
+    def _recreate_cm(self) -> _Region:
+        return _Region(self.full_graph, self.name, self.limit, self.known, self.options)
+
+    def __call__(self, func: F) -> F:
+        """The function as a region of its own, with the graphs that ``func`` has been seen to record."""
+        name = self.name or getattr(func, "__name__", None) or type(func).__name__
+        region = _Region(self.full_graph, name, self.limit, _graphs_of(func), self.options)
+        decorate: Any = contextlib.ContextDecorator.__call__
+        compiled: F = decorate(region, _as_function(func))
+        return compiled
+
+    def __enter__(self) -> None:
+        trace = self.trace = runtime.trace_of(None)
+        self.outermost = trace.region is None
+        if self.outermost:
+            runtime.sync(trace.device)  # what was pending before is no part of this program
+        self._undo.callback(_restore, trace, trace.region, trace.graph_name, trace.forbidden)
+        trace.region = self
+        trace.graph_name = self.name or trace.graph_name
+        if self.full_graph:
+            trace.forbidden = MSG_UNEXPECTED
+        self._undo.enter_context(eager_mode.mode(False))
+        if self.options is not None:
+            self._undo.enter_context(compile_settings.compile_options(self.options))
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        trace = self.trace
+        try:
+            if error is None:
+                if self.limit is not None:
+                    self._check(trace)
+                if self.outermost:
+                    trace.forbidden = None
+                    xla_model.sync()
+        finally:
+            self._undo.close()
+
+    def _check(self, trace: Trace) -> None:
+        """Raise RuntimeError when this is one graph more than allowed; it stays pending then."""
+        last = trace.cur
+        if any(last is known or _keys(last) == _keys(known) for known in self.known):
+            return
+        assert self.limit is not None
+        if len(self.known) >= self.limit:
+            got, expected = _difference(last, self.known)
+            raise RuntimeError(MSG_GRAPHS.format(limit=self.limit, got=got, expected=expected))
+        self.known.append(last)
+
+
+# owner (a function, a module, an object with a method) -> the method or None -> last entries of the graphs
+_known: weakref.WeakKeyDictionary[Any, dict[Any, list[Entry]]] = weakref.WeakKeyDictionary()
+
+
+def _graphs_of(func: Any) -> list[Entry]:
+    """The graphs that ``func`` has recorded under any limit: one list for each function."""
+    owner, method = getattr(func, "__self__", func), getattr(func, "__func__", None)
+    try:
+        return _known.setdefault(owner, {}).setdefault(method, [])
+    except TypeError:  # an object without weak references, or without a hash, is counted by wrapper
+        return []
+
+
+def _restore(trace: Trace, region: Any, name: str | None, forbidden: str | None) -> None:
+    trace.region = region
+    trace.graph_name = name
+    trace.forbidden = forbidden
+
+
+def _keys(last: Entry) -> list[Any]:
+    return [entry.key for entry in last.path()]
+
+
+def _difference(last: Entry, known: list[Entry]) -> tuple[str, str]:
+    """The first operation that differs from the nearest known graph, and what is there in that."""
+    path = last.path()
+    nearest: list[Entry] = []
+    shared = -1
+    for other in (entry.path() for entry in known):
+        common = _common(path, other)
+        if common > shared:
+            nearest, shared = other, common
+    texts = [
+        hlo_text_names.node_text(found[shared]) if shared < len(found) else END_OF_GRAPH
+        for found in (path, nearest)
+    ]
+    return texts[0], texts[1]
+
+
+def _common(path: list[Entry], other: list[Entry]) -> int:
+    for count, (a, b) in enumerate(zip(path, other, strict=False)):
+        if a.key != b.key:
+            return count
+    return min(len(path), len(other))
+
+
+def compile(
+    f: Callable[..., Any] | None = None,
+    full_graph: bool = False,
+    name: str | None = None,
+    max_different_graphs: int | None = None,
+    custom_compile_options: dict[str, Any] | None = None,
+) -> Any:
+    """Run a function (or a block) as one program: pending work is run before it and its own after it.
+
+    Three uses: ``step = torch_xla.compile(step)``, the decorator ``@torch_xla.compile`` or
+    ``@torch_xla.compile(full_graph=True)``, and ``with torch_xla.compile():``. ``name`` (default: the
+    function's) is the program's name in debug output. Inside eager mode is off.
+
+    ``full_graph``: RuntimeError when something inside needs a value before the end.
+    ``max_different_graphs``: RuntimeError, naming the first operation that differs, when the
+    function records more different programs than that; nothing of it is run then. What the same
+    function recorded under another wrapper counts; a block counts for itself.
+    ``custom_compile_options``: the compiler's own options, for this function's programs.
+    Raises ValueError for a limit below 1.
+    """
+    if max_different_graphs is not None and (
+        not isinstance(max_different_graphs, int) or max_different_graphs < 1
+    ):
+        raise ValueError(MSG_LIMIT.format(got=max_different_graphs))
+    region = _Region(full_graph, name, max_different_graphs, [], custom_compile_options)
+    return region if f is None else region(f)
+
+
+def step() -> Any:
+    """A block that runs as one program: ``with torch_xla.step():``, also as a decorator."""
+    return compile()
+
+
+def _as_function(f: Callable[..., Any]) -> Callable[..., Any]:
+    """``f``, or for a callable object (a module) a function that calls it."""
+    if hasattr(f, "__name__"):
+        return f
+
+    @functools.wraps(f, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return f(*args, **kwargs)
+
+    return call

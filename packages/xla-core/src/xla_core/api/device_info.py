@@ -1,0 +1,50 @@
+"""What the runtime tells of devices, and the programs that a process holds for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from xla_core.compilation import program_table
+from xla_core.execution import runtime
+from xla_core.support import caches
+
+
+def device_attributes(device: torch.device | str) -> dict[str, Any]:
+    """What the runtime tells of one device of this process: ``name``, and what its plugin adds.
+
+    ``device`` is an ``xla`` device, or the runtime's name of one of this process (``CPU:0``).
+    """
+    kind = runtime.device_type()
+    local = runtime.client().local_devices()
+    for description in local:
+        if str(device).upper() == f"{kind}:{description.id}":
+            return _attributes(kind, description)
+    return _attributes(kind, local[runtime.trace_of(device).device.index])
+
+
+def _attributes(kind: str, description: Any) -> dict[str, Any]:
+    return {"name": f"{kind}:{description.id}", **description.attributes}
+
+
+def device_kind(device: torch.device | str | None = None) -> str:
+    """The hardware's name (``TPU v5 lite``, ``x86_64``) of a device (default: the current one)."""
+    return runtime.client().local_devices()[runtime.trace_of(device).device.index].kind
+
+
+def cached_program_count() -> int:
+    """How many compiled programs this process holds in memory."""
+    return len(program_table.all_programs())
+
+
+def clear_program_cache() -> None:
+    """Forget every compiled program of this process, and the steps recorded so far.
+
+    What is pending is run first. The persistent cache stays.
+    """
+    for trace in runtime.traces():
+        with trace.lock:
+            trace.flush(trace)
+            trace.forget()
+    caches.clear_all()

@@ -1,0 +1,36 @@
+"""Shapes and operators in the words of torch_xla's texts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.trace import Entry
+
+_NAMES: Final = {
+    torch.bool: "pred", torch.uint8: "u8", torch.uint16: "u16", torch.uint32: "u32",
+    torch.uint64: "u64", torch.int8: "s8", torch.int16: "s16", torch.int32: "s32",
+    torch.int64: "s64", torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32",
+    torch.float64: "f64", torch.complex64: "c64", torch.complex128: "c128",
+    torch.float8_e4m3fn: "f8e4m3fn", torch.float8_e5m2: "f8e5m2",
+}  # fmt: skip
+
+
+def shape_text(meta: TensorMeta) -> str:
+    """A shape as HLO prints it: ``f32[2,3]{1,0}``."""
+    sizes = ",".join(map(str, meta.shape))
+    layout = ",".join(str(i) for i in reversed(range(len(meta.shape))))
+    return f"{_NAMES[meta.dtype]}[{sizes}]{{{layout}}}"
+
+
+def node_text(entry: Entry) -> str:
+    """An operation as torch_xla prints a node: ``[] aten::mul, xla_shape=f32[3,3]{1,0}, ...``."""
+    if entry.plan is None:
+        name = "xla::device_data"
+    else:
+        name = str(entry.plan.overload._schema.name)
+    shapes = [shape_text(meta) for meta in entry.metas if meta is not None]
+    text = shapes[0] if len(shapes) == 1 else f"({', '.join(shapes)})"
+    return f"[] {name}, xla_shape={text}, dynamic_dims: ()"

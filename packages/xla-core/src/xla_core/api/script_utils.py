@@ -1,0 +1,208 @@
+"""Small helpers that scripts import from ``torch_xla.utils.utils``: fake data, timing, containers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Final, TextIO
+
+import torch
+
+from xla_core.recording import tensor_trees
+
+_FALSE: Final = frozenset({"", "0", "false", "no", "off"})
+
+
+class SampleGenerator:
+    """An iterator that gives ``data`` ``sample_count`` times: a loader that costs nothing.
+
+    It has the length ``sample_count`` and can be gone through again and again.
+    """
+
+    def __init__(self, data: Any, sample_count: int) -> None:
+        self._data = data
+        self._sample_count = sample_count
+        self._given = 0
+
+    def __iter__(self) -> SampleGenerator:
+        return SampleGenerator(self._data, self._sample_count)
+
+    def __len__(self) -> int:
+        return self._sample_count
+
+    def __next__(self) -> Any:
+        if self._given >= self._sample_count:
+            raise StopIteration
+        self._given += 1
+        return self._data
+
+
+class FnDataGenerator:
+    """An iterator of ``count`` pairs of a random batch and ``func`` of it, (batch_size, ...) each.
+
+    ``gen_tensor(batch_size, *dims)`` makes the batch; ``dims`` defaults to ``[1]``.
+    """
+
+    def __init__(
+        self,
+        func: Callable[[torch.Tensor], Any],
+        batch_size: int,
+        gen_tensor: Callable[..., torch.Tensor],
+        dims: Sequence[int] | None = None,
+        count: int = 1,
+    ) -> None:
+        self._func = func
+        self._shape = (batch_size, *(dims or [1]))
+        self._gen_tensor = gen_tensor
+        self._count = count
+        self._given = 0
+
+    def __iter__(self) -> FnDataGenerator:
+        dims = self._shape[1:]
+        return FnDataGenerator(self._func, self._shape[0], self._gen_tensor, dims, self._count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __next__(self) -> tuple[torch.Tensor, Any]:
+        if self._given >= self._count:
+            raise StopIteration
+        self._given += 1
+        batch = self._gen_tensor(*self._shape)
+        return batch, self._func(batch)
+
+
+class LazyProperty:
+    """A class attribute that ``gen_fn(instance)`` computes when it is first read, once per instance."""
+
+    def __init__(self, gen_fn: Callable[[Any], Any]) -> None:
+        self._gen_fn = gen_fn
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        value = self._gen_fn(instance)
+        vars(instance)[self._name] = value  # found before this descriptor from now on
+        return value
+
+
+class TmpFolder(contextlib.AbstractContextManager[str]):
+    """A folder for the time of a ``with`` block, which gets its path."""
+
+    def __enter__(self) -> str:
+        self._folder = tempfile.TemporaryDirectory()
+        return self._folder.name
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._folder.cleanup()
+
+
+def as_list(t: Any) -> Any:
+    """``t`` if it is a list or a tuple, else ``[t]``."""
+    return t if isinstance(t, (list, tuple)) else [t]
+
+
+def getenv_as(name: str, type: Callable[[str], Any], defval: Any = None) -> Any:
+    """An environment variable as ``type`` makes it (``bool`` reads 0, false and no), else ``defval``."""
+    text = os.environ.get(name)
+    if text is None:
+        return defval
+    return text.strip().lower() not in _FALSE if type is bool else type(text)
+
+
+def check_env_flag(name: str, default: str = "") -> bool:
+    """Whether an environment variable (``default`` if it is not set) says on, yes, true or 1."""
+    return os.environ.get(name, default).upper() in ("ON", "1", "YES", "TRUE", "Y")
+
+
+def eprint(*args: Any, file: TextIO | None = None, **kwargs: Any) -> None:
+    """``print`` to stderr, unless ``file`` says otherwise."""
+    print(*args, file=file or sys.stderr, **kwargs)
+
+
+def for_each_instance(
+    value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], Any]
+) -> None:
+    """Call ``fn`` with whatever ``select_fn`` says yes to inside the containers of ``value``."""
+    for item in tensor_trees.collect(value, select_fn):
+        fn(item)
+
+
+def for_each_instance_rewrite(
+    value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], Any]
+) -> Any:
+    """A copy of ``value`` in which ``fn(item)`` stands for each item that ``select_fn`` says yes to."""
+    return tensor_trees.map_selected(value, select_fn, fn)
+
+
+class TimedScope:
+    """A ``with`` block that prints ``msg`` and its seconds when it ends; ``printfn=None`` prints nothing."""
+
+    def __init__(self, msg: str = "", printfn: Callable[[str], Any] | None = eprint) -> None:
+        self._msg = msg
+        self._printfn = printfn
+        self.seconds = 0.0
+
+    def __enter__(self) -> TimedScope:
+        self._started = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.seconds = time.perf_counter() - self._started
+        if error is None and self._printfn is not None:
+            self._printfn(f"{self._msg}{self.seconds:.3f}s")
+
+
+def timed(
+    fn: Callable[[], Any], msg: str = "", printfn: Callable[[str], Any] | None = eprint
+) -> Any:
+    """``fn()``, with ``msg`` and its seconds printed."""
+    with TimedScope(msg, printfn):
+        return fn()
+
+
+def get_free_tcp_ports(n: int = 1) -> list[int]:
+    """``n`` different ports that nothing listened on just now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
+        for s in sockets:
+            s.bind(("", 0))
+        return [s.getsockname()[1] for s in sockets]
+
+
+def parallel_work(num_workers: int, fn: Callable[..., Any], *args: Any) -> Iterator[Any]:
+    """``map(fn, *args)`` by ``num_workers`` threads; the results in order."""
+    with ThreadPoolExecutor(max_workers=num_workers) as pool:
+        return iter(list(pool.map(fn, *args)))
+
+
+class DataWrapper:
+    """The base of objects that hold tensors and are converted as one: ``get_tensors``, ``from_tensors``."""
+
+    def get_tensors(self) -> list[torch.Tensor]:
+        """The tensors inside. A subclass overrides it."""
+        raise NotImplementedError(f"{type(self).__name__} has to define get_tensors()")
+
+    def from_tensors(self, tensors: Sequence[torch.Tensor]) -> DataWrapper:
+        """The same object with these tensors. A subclass overrides it."""
+        raise NotImplementedError(f"{type(self).__name__} has to define from_tensors()")

@@ -1,0 +1,223 @@
+"""The single-device functions behind ``torch_xla`` and ``torch_xla.core.xla_model``."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TextIO
+
+import torch
+
+from xla_core.contract import events
+from xla_core.execution import ordinals, runtime, step_closures
+from xla_core.execution.ordinals import global_ordinal as global_ordinal
+from xla_core.execution.ordinals import is_master_ordinal as is_master_ordinal
+from xla_core.execution.ordinals import process_count as process_count
+from xla_core.execution.ordinals import process_index as process_index
+from xla_core.execution.ordinals import world_size as world_size
+from xla_core.recording import random_state, tensor_trees
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.support import counters, flags
+from xla_core.torch_bridge import device_guard
+from xla_core.torch_features import saving
+
+
+def device(index: int | None = None) -> torch.device:
+    """The ``xla`` device with this index; without one, the calling thread's current device.
+
+    With an index it becomes the thread's current device. Raises IndexError naming the devices
+    there are when there is none with this index, RuntimeError when no device can be had at all.
+    """
+    known = devices()
+    if index is None:
+        return known[min(device_guard.current_index(), len(known) - 1)]
+    if not 0 <= index < len(known):
+        raise IndexError(f"Device index {index} out of range in {[str(d) for d in known]}")
+    device_guard.set_current_index(index)
+    return known[index]
+
+
+def devices() -> list[torch.device]:
+    """All ``xla`` devices that this process addresses."""
+    return [trace.device for trace in runtime.traces()]
+
+
+def real_devices() -> list[str]:
+    """The runtime's names of this process's devices, such as ``CPU:0``."""
+    kind = runtime.device_type()
+    return [f"{kind}:{d.id}" for d in runtime.client().local_devices()]
+
+
+def real_name(device: torch.device | str) -> str:
+    """The runtime's name of one ``xla`` device, such as ``CPU:0``."""
+    description = runtime.client().local_devices()[runtime.trace_of(device).device.index]
+    return f"{runtime.device_type()}:{description.id}"
+
+
+def device_count() -> int:
+    """The number of ``xla`` devices that this process addresses."""
+    return len(runtime.traces())
+
+
+def device_hardware(device: torch.device | str) -> str:
+    """``'CPU'``, ``'TPU'``, ...: what the device really is. A CPU tensor's device gives ``'CPU'``."""
+    kind = torch.device(device).type
+    return runtime.device_type() if kind == "xla" else kind.upper()
+
+
+def sync(wait: bool = False, reset_scope: bool = True) -> None:
+    """End a step: run what is pending on the current device, then the step closures.
+
+    Returns once the work is enqueued; with ``wait``, or ``XLA_SYNC_WAIT=1`` in the environment, when it
+    is done. ``reset_scope`` is accepted for torch_xla's sake: there is no scope to reset here.
+    """
+    del reset_scope
+    trace = runtime.trace_of(None)
+    trace.flush(trace)
+    counters.increment("MarkStep")
+    if wait or flags.SYNC_WAIT.get():
+        trace.backend.wait()
+    events.emit("step_marked", device=trace.device)
+    step_closures.run(trace.device)
+
+
+def wait_device_ops(devices: Sequence[torch.device | str] = ()) -> None:
+    """Block until the programs launched on these devices (default: all) have finished."""
+    runtime.wait([torch.device(d) for d in devices])
+
+
+def optimizer_step(
+    optimizer: torch.optim.Optimizer,
+    barrier: bool = False,
+    optimizer_args: dict[str, Any] | None = None,
+    groups: Any = None,
+    pin_layout: bool = True,
+) -> Any:
+    """Reduce the gradients over the replicas, then run ``optimizer.step(**optimizer_args)``.
+
+    Returns what ``step`` returns; with ``barrier`` the step ends here. Raises RuntimeError where
+    several replicas train and the package xla-dist, which reduces over them, is not installed.
+    """
+    if groups or ordinals.world_size() > 1:
+        if not _gradient_reducers:
+            raise RuntimeError("optimizer_step() reduces over processes: pip install xla-dist")
+        _gradient_reducers[0](optimizer, groups, pin_layout)
+    loss = optimizer.step(**(optimizer_args or {}))
+    if barrier:
+        sync()
+    return loss
+
+
+_gradient_reducers: list[Callable[[torch.optim.Optimizer, Any, bool], None]] = []
+
+
+def set_gradient_reducer(reduce: Callable[[torch.optim.Optimizer, Any, bool], None]) -> None:
+    """Let ``optimizer_step`` call ``reduce(optimizer, groups, pin_layout)`` before the step."""
+    _gradient_reducers[:] = [reduce]
+
+
+def set_rng_state(seed: int, device: torch.device | str | None = None) -> None:
+    """Set the random state of one device (default: the current one)."""
+    random_state.set_state(int(seed), runtime.trace_of(device).device.index)
+
+
+def get_rng_state(device: torch.device | str | None = None) -> int:
+    """The random state of one device (default: the current one), as ``set_rng_state`` takes it."""
+    return random_state.get_state(runtime.trace_of(device).device.index)
+
+
+def memory_info(device: torch.device | str | None = None) -> dict[str, int | None]:
+    """``bytes_used``, ``bytes_limit`` and ``peak_bytes_used`` of a device (default: the current one).
+
+    Also ``kb_total`` and ``kb_free``, the names of releases before 2.3. The limit is None, and with it
+    those two, where the device tells none.
+    """
+    info = runtime.client().memory_info(runtime.trace_of(device).device.index)
+    limit = info.bytes_limit
+    return {
+        "bytes_used": info.bytes_used,
+        "bytes_limit": limit,
+        "peak_bytes_used": info.peak_bytes_used,
+        "kb_total": None if limit is None else limit // 1024,
+        "kb_free": None if limit is None else max(0, limit - info.bytes_used) // 1024,
+    }
+
+
+@contextlib.contextmanager
+def fork_rng(device: torch.device | str | None = None, enabled: bool = True) -> Iterator[None]:
+    """Put the random state of a device (default: the current one) back after the block."""
+    if not enabled:
+        yield
+        return
+    state = get_rng_state(device)
+    try:
+        yield
+    finally:
+        set_rng_state(state, device)
+
+
+def master_print(
+    *args: Any, fd: TextIO = sys.stdout, local: bool = False, flush: bool = False
+) -> None:
+    """``print`` on the master ordinal only."""
+    if is_master_ordinal(local=local):
+        print(*args, file=fd, flush=flush)
+
+
+def to_cpu(data: Any, convert: bool = True) -> Any:
+    """``data`` with every ``xla`` tensor in it (dicts, lists, tuples, sets, attributes not) on the CPU."""
+    return tensor_trees.map_tensors(data, lambda t: t.cpu()) if convert else data
+
+
+def save(
+    data: Any, file_or_path: Any, master_only: bool = True, global_master: bool = False
+) -> None:
+    """Write ``data`` so that ``torch.load`` gives it back with CPU tensors, from the master only.
+
+    ``data`` is any nesting of objects. A path is written beside and then renamed: an interrupted
+    save leaves the former file. Host memory grows by about one tensor. ``master_only=False`` saves
+    from every process (to paths of their own), ``global_master`` from the first one of the job.
+    """
+    if not master_only or is_master_ordinal(local=not global_master):
+        saving.save(data, file_or_path)
+
+
+def save_streaming(
+    data: Any, path: Any, master_only: bool = True, global_master: bool = False
+) -> None:
+    """``save`` under the parameter names of ``xser.save``: both stream one tensor at a time."""
+    save(data, path, master_only, global_master)
+
+
+def is_xla_tensor(tensor: Any) -> bool:
+    """Whether ``tensor`` lives on an ``xla`` device."""
+    return isinstance(tensor, XLATensor)
+
+
+def gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The gradients of an optimizer's parameters, in their order, without those that have none."""
+    groups = optimizer.__getstate__()["param_groups"]
+    return [p.grad for group in groups for p in group["params"] if p.grad is not None]
+
+
+def check_view_sharing(obj: Any) -> None:
+    """Raise RuntimeError when two tensors inside ``obj`` are different views of one storage.
+
+    Such tensors are separate once they are on another device.
+    """
+    seen: dict[int, XLATensor] = {}
+    for tensor in tensor_trees.collect(obj, is_xla_tensor):
+        other = seen.setdefault(id(tensor._s), tensor)
+        if other is not tensor and other._v is not tensor._v:
+            raise RuntimeError(
+                f"tensors of shapes {tuple(other.shape)} and {tuple(tensor.shape)} are views of one storage; "
+                "clone() one of them, or make the view again where they are used"
+            )
+
+
+def unlazy(tensors: Iterable[torch.Tensor]) -> None:
+    """Run what is pending on the devices of ``tensors`` and wait for it."""
+    for trace in {t._s.trace for t in tensors if isinstance(t, XLATensor)}:
+        trace.flush(trace)
+        trace.backend.wait()

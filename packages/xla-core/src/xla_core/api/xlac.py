@@ -1,0 +1,178 @@
+"""Names of torch_xla's C++ module ``_XLAC`` that Python code calls directly, as far as they exist here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from xla_core.api import xla_model
+from xla_core.api.device_info import device_kind as _xla_device_kind
+from xla_core.api.xla_model import wait_device_ops as _xla_wait_device_ops
+from xla_core.builder.hlo import XlaComputation
+from xla_core.compilation import program_table
+from xla_core.dispatch.transfers import materialise
+from xla_core.execution import buffer_donation, run_step, runtime
+from xla_core.lowering.compile_settings import get_mat_mul_precision as _xla_get_mat_mul_precision
+from xla_core.lowering.compile_settings import set_mat_mul_precision as _xla_set_mat_mul_precision
+from xla_core.recording.storage import PLACEHOLDER
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.support import counters
+
+MSG_VIEW: Final = "a view has no memory of its own; take the pointer of its clone()"
+MSG_POINTER: Final = "the device {device} tells no addresses of its buffers"
+MSG_FIXED: Final = (
+    "dimension {dim} of a tensor of {shape} cannot be dynamic: programs have fixed shapes. Pad to the "
+    "largest size or to a few sizes, or let each size have its program"
+)
+MSG_NOT_XLA: Final = "Input tensor is not an XLA tensor: {type}"
+
+
+def _on_xla(tensor: Any) -> XLATensor:
+    if not isinstance(tensor, XLATensor):
+        raise RuntimeError(MSG_NOT_XLA.format(type=torch.Tensor.type(tensor)))
+    return tensor
+
+
+def _xla_metrics_report() -> str:
+    """The metrics report, as ``torch_xla.debug.metrics.metrics_report()`` gives it."""
+    return counters.report()
+
+
+def _xla_get_default_device() -> str:
+    """The calling thread's current device, as text."""
+    return str(xla_model.device())
+
+
+def _xla_get_tensor_id(tensor: Any) -> int:
+    """A number that tensors sharing a storage have in common, and no others do while they live."""
+    return id(_on_xla(tensor)._s)
+
+
+def _xla_sync_multi(
+    tensors: Sequence[torch.Tensor],
+    devices: Sequence[str] = (),
+    wait: bool = True,
+    sync_xla_data: bool = True,
+) -> None:
+    """Run what is pending on the devices of ``tensors``; with ``wait`` until it is done.
+
+    One program computes everything that is pending there, not ``tensors`` alone.
+    """
+    del devices, sync_xla_data
+    for device in dict.fromkeys(_on_xla(t)._s.trace.device for t in tensors):
+        runtime.sync(device, wait=wait)
+
+
+def _xla_step_marker(
+    device: str = "", devices: Sequence[str] = (), wait: bool = True, reset_scope: bool = True
+) -> None:
+    """End the step of one device (default: the current one), as ``torch_xla.sync()`` does."""
+    del devices
+    with runtime.current_device(int(runtime.trace_of(device or None).device.index)):
+        xla_model.sync(wait, reset_scope)
+
+
+def _xla_get_devices() -> list[str]:
+    """The names of this process's devices: ``['xla:0']``."""
+    return [str(d) for d in xla_model.devices()]
+
+
+def _xla_real_devices(devices: Sequence[str] = ()) -> list[str]:
+    """The runtime's names of ``xla`` devices (default: all), such as ``CPU:0``."""
+    return [xla_model.real_name(d) for d in devices or xla_model.devices()]
+
+
+def _xla_runtime_is_initialized() -> bool:
+    """Whether the device client runs."""
+    return runtime.started()
+
+
+def _init_computation_client() -> None:
+    """Start the device client, unless it runs."""
+    runtime.client()
+
+
+def _xla_computation_cache_is_initialized() -> bool:
+    """Whether programs were compiled or loaded: too late for ``xr.initialize_cache``."""
+    return bool(program_table.all_programs())
+
+
+def _check_tensor_need_materialization(tensors: Sequence[torch.Tensor]) -> list[bool]:
+    """For each tensor, whether its value is recorded and not computed yet; False for other devices."""
+    return [isinstance(t, XLATensor) and _pending(t) for t in tensors]
+
+
+def _pending(tensor: XLATensor) -> bool:
+    s = tensor._s
+    return bool(s.epoch == s.trace.epoch and s.buffer is None)
+
+
+def _xla_user_computation(
+    name: str, tensors: Sequence[torch.Tensor], computation: XlaComputation
+) -> list[torch.Tensor]:
+    """The results of a computation of ``xla_builder`` for these tensors, as one operation of the step."""
+    return computation.run(name, tensors)
+
+
+def _is_placecholder(tensor: torch.Tensor) -> bool:
+    """Whether a tensor was made by ``create_placeholder_tensor`` (torch_xla's own spelling)."""
+    return isinstance(tensor, XLATensor) and tensor._s.buffer is PLACEHOLDER
+
+
+def _set_buffer_donation(tensor: torch.Tensor, should_donate: bool) -> bool:
+    """Mark the value of a tensor as given away, see ``buffer_donation``; False while it is pending."""
+    return buffer_donation.mark(_on_xla(tensor)._s, bool(should_donate))
+
+
+def _get_buffer_donation(tensor: torch.Tensor) -> bool:
+    """Whether the value of a tensor is marked as given away."""
+    return buffer_donation.is_marked(_on_xla(tensor)._s.buffer)
+
+
+def _unsafe_buffer_pointer(tensor: torch.Tensor) -> int:
+    """The address of a tensor's value in device memory, which is computed first if it is pending.
+
+    It is valid while the tensor keeps this value. Raises RuntimeError for a view, which has no memory of
+    its own, and where the device tells no address.
+    """
+    s = _on_xla(tensor)._s
+    if _on_xla(tensor)._v is not None:
+        raise RuntimeError(MSG_VIEW)
+    with s.trace.lock:
+        buffer = materialise(s.trace, s)
+        if buffer is None:  # nobody has written to it
+            buffer = s.buffer = s.trace.backend.allocate(s.meta)
+    pointer = getattr(buffer, "unsafe_buffer_pointer", None)
+    if pointer is None:
+        raise RuntimeError(MSG_POINTER.format(device=tensor.device))
+    return int(pointer())
+
+
+def _xla_warm_up_cache(tensors: Sequence[torch.Tensor], devices: Sequence[str] = ()) -> None:
+    """Compile what is pending on the devices of ``tensors``, without running it."""
+    del devices
+    for trace in {id(t): t for t in (_on_xla(t)._s.trace for t in tensors)}.values():
+        run_step.warm_up(trace)
+
+
+def _xla_mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
+    """Raises RuntimeError: programs have fixed shapes, and the message says what to do instead."""
+    raise RuntimeError(MSG_FIXED.format(dim=dim, shape=tuple(tensor.shape)))
+
+
+def _get_xla_tensor_dimension_size(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """The size of a dimension as an int32 tensor without dimensions, on the tensor's device."""
+    return torch.full((), _on_xla(tensor).shape[dim], dtype=torch.int32, device=tensor.device)
+
+
+__all__ = [
+    "_check_tensor_need_materialization", "_get_buffer_donation", "_get_xla_tensor_dimension_size",
+    "_init_computation_client", "_is_placecholder", "_set_buffer_donation",
+    "_unsafe_buffer_pointer", "_xla_computation_cache_is_initialized", "_xla_device_kind",
+    "_xla_get_default_device", "_xla_get_devices", "_xla_get_mat_mul_precision",
+    "_xla_get_tensor_id", "_xla_mark_dynamic", "_xla_metrics_report", "_xla_real_devices",
+    "_xla_runtime_is_initialized", "_xla_set_mat_mul_precision", "_xla_step_marker",
+    "_xla_sync_multi", "_xla_user_computation", "_xla_wait_device_ops", "_xla_warm_up_cache",
+]  # fmt: skip

@@ -1,0 +1,1 @@
+"""What runs at ``import torch`` and ``import torch_xla``; nothing slow."""

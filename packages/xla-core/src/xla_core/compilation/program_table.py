@@ -1,0 +1,270 @@
+"""The compiled programs of the process: what is known about each, and how many are kept.
+
+Every executable that a table of this process holds is registered here. There are at most
+``XLA_COMPILATION_CACHE_SIZE`` of them, and fewer when the process comes near the number of memory
+mappings that Linux allows it: those that were not used for longest go first. Evicting takes a program
+out of its tables, no more: whoever runs it keeps it until the run is over, and the next one who looks
+for it finds nothing and compiles it again, or loads it from the persistent cache.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from xla_core.contract import events
+from xla_core.contract.device_protocol import ArraySpec
+from xla_core.lowering.program_failures import Value
+from xla_core.support import caches, counters, flags, memory_mappings
+
+logger = logging.getLogger(__name__)
+
+EVICTED: Final = "ProgramEvicted"
+"""Counts programs that were forgotten to make room for others."""
+# Mappings that there must be for one more program, beside one for each of its operations: what the
+# compiler's threads and the allocator take meanwhile.
+_SPARE_MAPPINGS: Final = 512
+
+MSG_EVICTED: Final = (
+    "this process has %d of the %d memory mappings that Linux allows it (vm.max_map_count); compiled "
+    "programs that were not used for long are forgotten, and compiled again when they are met again. "
+    "Raise the limit (sysctl -w vm.max_map_count=1048576), or lower XLA_COMPILATION_CACHE_SIZE"
+)
+MSG_NO_MAPPINGS: Final = (
+    "a program of {operations} operations cannot be compiled: this process has {count} of the {limit} "
+    "memory mappings that Linux allows it (vm.max_map_count), none of them a compiled program's that could "
+    "be forgotten, and the compiler ends the process where it gets no more. Raise the limit (sysctl -w "
+    "vm.max_map_count=1048576), or let whatever else makes mappings (memory-mapped files, other "
+    "libraries) make fewer"
+)
+
+
+class TooManyMappingsError(RuntimeError):
+    """The process has nearly all the memory mappings that it may have: nothing can be compiled."""
+
+
+class Table(dict[Any, Any]):
+    """A table in which programs are found; a plain dict that can be referred to weakly."""
+
+    __slots__ = ("__weakref__",)
+
+
+_uses = itertools.count(1)
+
+
+class Kept:
+    """An executable that tables of this process hold, until it is evicted."""
+
+    __slots__ = ("__weakref__", "_places", "executable", "used")
+
+    def __init__(self, executable: Any) -> None:
+        self.executable = executable
+        self.used = next(_uses)
+        self._places: list[tuple[weakref.ref[Table], Any, Callable[[], Any]]] = []
+
+    def keep(self, table: Table, key: Any, value: Any = None) -> None:
+        """Let ``table[key]`` be ``value`` (default: this object) until this is evicted."""
+        value = self if value is None else value
+        self._places.append((weakref.ref(table), key, weakref.ref(value)))
+        table[key] = value
+
+    def mark_used(self) -> None:
+        """Note that this is the one used last."""
+        self.used = next(_uses)
+
+    def leave(self) -> None:
+        """Take this out of all tables that hold it."""
+        places, self._places = self._places, []
+        for place, key, kept in places:
+            table, value = place(), kept()
+            if table is not None and value is not None and table.get(key) is value:
+                del table[key]
+
+
+def execution(
+    executable: Any, arguments: list[Any], results: list[Any], known: bool = False
+) -> Iterable[Any]:
+    """For ``indivisible.do``: one run of ``executable``, whose results ``results`` is extended by.
+
+    With ``known`` the arguments need no check, and are in their list only when the run begins.
+    """
+    deferred = getattr(executable, "deferred", None)
+    if deferred is not None:
+        return deferred(arguments, results, known)  # type: ignore[no-any-return]
+    return map(results.extend, map(executable.execute, (arguments,)))
+
+
+class StepProgram(Kept):
+    """One compiled program of a step.
+
+    ``output_index`` maps value numbers to positions among the results; ``aliases`` pairs inputs with
+    the results that take over their memory. ``histogram`` counts the operators recorded in it, which
+    are counted under torch_xla's names (``xla::add``) with each run.
+    """
+
+    __slots__ = (
+        "name", "program", "inputs", "output_index", "aliases", "donated", "operations", "histogram",
+        "runs", "tally", "copied_donations", "compile_seconds", "from_cache", "output_bytes",
+        "backend", "largest", "_needed",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        executable: Any,
+        program: Any,
+        inputs: tuple[ArraySpec, ...],
+        output_index: dict[int, int],
+        aliases: tuple[tuple[int, int], ...],
+        histogram: Counter[str],
+        compile_seconds: float,
+        from_cache: bool,
+        output_bytes: dict[int, int],
+        backend: Any,
+        largest: tuple[Value, ...] = (),
+    ) -> None:
+        super().__init__(executable)
+        self.name = name
+        self.program = program
+        self.inputs = inputs
+        self.output_index = output_index
+        self.aliases = aliases
+        self.donated = tuple(slot for slot, _ in aliases)
+        self.operations = histogram.total()
+        self.histogram = histogram
+        self.tally = counters.Tally(
+            (
+                ("CreateDataHandles", len(output_index)),
+                *(
+                    ("xla::" + name.removeprefix("put:").split(".")[1], count)
+                    for name, count in histogram.items()
+                ),
+            )
+        )
+        self.runs = 0
+        self.copied_donations = 0
+        self.compile_seconds = compile_seconds
+        self.from_cache = from_cache
+        self.output_bytes = output_bytes
+        self.backend = backend
+        self.largest = largest
+        self._needed: int | None = None
+
+    def memory_needed(self) -> int:
+        """Bytes that a run takes besides its arguments; 0 where the compiler does not tell."""
+        if self._needed is None:
+            try:
+                figures = self.executable.memory_analysis()
+            except (NotImplementedError, RuntimeError):
+                figures = {}
+            grown = figures.get("outputs", 0) - figures.get("aliased", 0)
+            self._needed = max(0, figures.get("temporaries", 0) + grown)
+        return self._needed
+
+    def count_run(self) -> None:
+        """One more run: of the program, and so of its operators."""
+        self.runs += 1
+        self.used = next(_uses)
+        self.tally.count()
+
+    def wasteful(self, wanted: set[int]) -> bool:
+        """Whether the results nobody wants weigh more than those wanted (and more than a MiB)."""
+        extra = sum(size for vid, size in self.output_bytes.items() if vid not in wanted)
+        useful = sum(size for vid, size in self.output_bytes.items() if vid in wanted)
+        return extra > max(useful, 1 << 20)
+
+
+_programs: list[Kept] = []
+_lock = threading.RLock()
+_told = threading.Event()
+
+
+def register(program: StepProgram) -> None:
+    """Remember a program for reports; those used least recently go when there are too many."""
+    if not program.from_cache:
+        counters.increment("CreateCompileHandles")
+    hold(program)
+
+
+def hold(kept: Kept) -> None:
+    """Count an executable among those that the process keeps, if it is not among them."""
+    with _lock:
+        if kept not in _programs:
+            _programs.append(kept)
+        excess = len(_programs) - flags.COMPILATION_CACHE_SIZE.get()
+        old = sorted(_programs, key=_last_use)[:excess] if excess > 0 else []
+    _evict(old)
+
+
+def make_room(operations: int) -> None:
+    """Make sure that the process may map the code of one more program with so many operations.
+
+    Called before something is compiled or loaded. Raises TooManyMappingsError when the process is too
+    near to its limit and evicting all programs does not help.
+    """
+    needed = _SPARE_MAPPINGS + operations
+    # counted each time, as others make mappings, too: a tenth of what the smallest program takes
+    limit, count = memory_mappings.limit(), memory_mappings.count()
+    if limit is None or count is None:
+        return
+    if limit - count < 2 * needed:
+        count = _evict_until(limit - 2 * needed, count, limit)
+        if limit - count < needed:
+            text = MSG_NO_MAPPINGS.format(operations=operations, count=count, limit=limit)
+            raise TooManyMappingsError(text)
+
+
+def _evict_until(wanted: int, count: int, limit: int) -> int:
+    """Evict programs until ``count``, the number of mappings, is ``wanted``; what it is at last."""
+    if not _told.is_set():
+        _told.set()
+        logger.warning(MSG_EVICTED, count, limit)
+    while count > wanted:
+        with _lock:
+            old = sorted(_programs, key=_last_use)[: max(16, len(_programs) // 4)]
+        last = not old
+        if last:
+            gc.collect()  # what reference cycles still hold
+        _evict(old)
+        del old
+        count = memory_mappings.count() or 0
+        if last:
+            break
+    return count
+
+
+def _last_use(kept: Kept) -> int:
+    return kept.used
+
+
+def _evict(old: Iterable[Kept]) -> None:
+    for kept in old:
+        with _lock:
+            if kept in _programs:
+                _programs.remove(kept)
+        kept.leave()
+        counters.increment(EVICTED)
+        if isinstance(kept, StepProgram):
+            events.emit("program_evicted", program=kept)
+
+
+@caches.on_clear
+def clear() -> None:
+    """Forget all programs; what they ran so far stays counted."""
+    with _lock:
+        known = list(_programs)
+        _programs.clear()
+    for kept in known:
+        kept.leave()
+
+
+def all_programs() -> list[StepProgram]:
+    """Every program compiled or loaded in this process that is still kept, oldest first."""
+    with _lock:
+        return [kept for kept in _programs if isinstance(kept, StepProgram)]

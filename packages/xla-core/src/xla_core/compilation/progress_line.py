@@ -1,0 +1,82 @@
+"""Tells a person at a terminal what is being compiled when it takes longer than a few seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Final, TextIO
+
+from xla_core.support import flags
+
+SHOW: Final = flags.Flag(
+    "XLA_COMPILE_PROGRESS",
+    flags.parse_bool,
+    True,
+    "a line on the terminal while a program is compiled; never shown when stderr is no terminal",
+)
+AFTER_SECONDS: Final = 3.0
+EVERY_SECONDS: Final = 1.0
+SUMMARY_SECONDS: Final = 10.0
+
+_lock = threading.Lock()  # one line at a time, whatever compiles in other threads
+
+
+class Notice:
+    """What is known so far of the program in the making; ``functions`` may be filled in later."""
+
+    def __init__(self, name: str, operations: int) -> None:
+        self.name = name
+        self.operations = operations
+        self.functions = 1
+        self.stage = "lowering"
+        self.started = time.monotonic()
+
+    def text(self) -> str:
+        """One line without a line break."""
+        seconds = time.monotonic() - self.started
+        functions = f" in {self.functions} functions" if self.functions > 1 else ""
+        return f"xla: {self.stage} {self.name}: {self.operations} operations{functions}, {seconds:.0f} s"
+
+
+@contextlib.contextmanager
+def watching(name: str, operations: int, stream: TextIO | None = None) -> Iterator[Notice]:
+    """Show a line about the program inside the ``with`` block if that takes more than three seconds.
+
+    The line is redrawn every second on ``stream`` (default: stderr), and replaced by a summary when it
+    took more than ten. Nothing is shown when the stream is no terminal or XLA_COMPILE_PROGRESS=0.
+    """
+    stream = stream or sys.stderr
+    notice = Notice(name, operations)
+    if not (SHOW.get() and stream.isatty()):
+        yield notice
+        return
+    done = threading.Event()
+    drawer = threading.Thread(target=_draw, args=(notice, stream, done), daemon=True)
+    drawer.start()
+    try:
+        yield notice
+    finally:
+        done.set()
+        drawer.join()
+
+
+def _draw(notice: Notice, stream: TextIO, done: threading.Event) -> None:
+    if done.wait(AFTER_SECONDS) or not _lock.acquire(timeout=0):
+        return
+    try:
+        while True:
+            stream.write(f"\r\x1b[K{notice.text()}")
+            stream.flush()
+            if done.wait(EVERY_SECONDS):
+                break
+        stream.write("\r\x1b[K")
+        seconds = time.monotonic() - notice.started
+        if seconds >= SUMMARY_SECONDS:
+            notice.stage = "compiled"
+            stream.write(notice.text() + "\n")
+        stream.flush()
+    finally:
+        _lock.release()

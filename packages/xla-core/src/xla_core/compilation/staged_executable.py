@@ -1,0 +1,266 @@
+"""A step that runs as several programs in a row: compiled, run, reported on and stored as one."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import operator
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from xla_core.compilation.program_table import execution
+from xla_core.contract.device_protocol import DeviceClient, Executable, Placement
+from xla_core.lowering.stage_partition import StagePlan
+from xla_core.support import indivisible
+
+_MAGIC: Final = b"XLASTG01"
+_LENGTH: Final = struct.Struct("<Q")
+
+MSG_DAMAGED: Final = "{name}: the description of the stored stages is damaged"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """One stage: the number of its executable, and the registers of its arguments and results.
+
+    ``freed`` are registers that nothing reads afterwards.
+    """
+
+    executable: int
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    freed: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Schedule:
+    """The runs of a step over registers: first the arguments, then the constants, then the rest.
+
+    ``constants`` are uint32 scalars; ``outputs`` the registers that are the step's results;
+    ``aliases`` pairs arguments with the results that take over their memory; ``nbytes`` is the size
+    of each register's value.
+    """
+
+    arguments: int
+    constants: tuple[int, ...]
+    runs: tuple[Run, ...]
+    outputs: tuple[int, ...]
+    aliases: tuple[tuple[int, int], ...]
+    nbytes: tuple[int, ...]
+
+
+def schedule(
+    plan: StagePlan,
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    aliases: tuple[tuple[int, int], ...],
+    nbytes: Callable[[int], int],
+) -> Schedule:
+    """The schedule of ``plan``'s stages; ``nbytes`` tells the size of a value number's value."""
+    registers = {value: i for i, value in enumerate(inputs)}
+    sizes = [nbytes(value) for value in inputs]
+    constants = tuple(dict.fromkeys(i for stage in plan.stages for i in stage.indices))
+    place = {index: len(inputs) + i for i, index in enumerate(constants)}
+    sizes += [np.dtype(np.uint32).itemsize] * len(constants)
+    runs = []
+    for stage in plan.stages:
+        arguments = (*(registers[v] for v in stage.inputs), *(place[i] for i in stage.indices))
+        for value in stage.outputs:
+            registers[value] = len(sizes)
+            sizes.append(nbytes(value))
+        runs.append(Run(stage.program, arguments, tuple(registers[v] for v in stage.outputs), ()))
+    kept = {registers[v] for v in outputs} | set(place.values())
+    return Schedule(
+        len(inputs),
+        constants,
+        tuple(_with_frees(runs, kept)),
+        tuple(registers[v] for v in outputs),
+        aliases,
+        tuple(sizes),
+    )
+
+
+def _with_frees(runs: Sequence[Run], kept: set[int]) -> list[Run]:
+    seen = set(kept)
+    found = []
+    for run in reversed(runs):
+        freed = {r for r in (*run.arguments, *run.results) if r not in seen}
+        seen |= freed
+        found.append(dataclasses.replace(run, freed=tuple(sorted(freed))))
+    found.reverse()
+    return found
+
+
+class StagedExecutable:
+    """Several executables, each of which may run several times: one step."""
+
+    __slots__ = (
+        "_client",
+        "_executables",
+        "_numbers",
+        "_placement",
+        "_runs",
+        "_schedule",
+        "program_name",
+    )
+
+    def __init__(
+        self,
+        client: DeviceClient,
+        name: str,
+        executables: Sequence[Executable],
+        plan: Schedule,
+        placement: Placement,
+    ) -> None:
+        self.program_name = name
+        self._client = client
+        self._executables = list(executables)
+        self._placement = placement
+        self._schedule = plan
+        # registers are numbered as they are filled: what a run gives goes to the end of the list
+        self._runs = [(self._executables[r.executable], r.arguments, r.freed) for r in plan.runs]
+        self._numbers: list[Any] | None = None
+
+    @property
+    def aliases(self) -> tuple[tuple[int, int], ...]:
+        """Arguments that are gone after a run, and the results that have their memory."""
+        return self._schedule.aliases
+
+    @property
+    def executables(self) -> Sequence[Executable]:
+        """The programs of the stages, each once."""
+        return self._executables
+
+    def execute(self, arguments: Sequence[Any]) -> list[Any]:
+        """Enqueue one run of every stage and return the step's results."""
+        results: list[Any] = []
+        indivisible.do(self.deferred(arguments, results))
+        return results
+
+    def deferred(
+        self, arguments: Sequence[Any], results: list[Any], known: bool = False
+    ) -> Iterator[Any]:
+        """What ``execute`` does, done when the iterator is exhausted.
+
+        It runs no function of Python's if the stages' own ``deferred`` do not: a step that ends between two
+        stages would have lost what the first ones donated.
+        """
+        values = [*arguments, *self._constants()]
+        work: list[Iterable[Any]] = []
+        for executable, places, freed in self._runs:
+            given: list[Any] = []
+            work += (
+                map(given.extend, (map(values.__getitem__, places),)),
+                execution(executable, given, values, known=True),
+                map(operator.call, (given.clear,)),
+                map(values.__setitem__, freed, itertools.repeat(None)),
+            )
+        work.append(map(results.extend, (map(values.__getitem__, self._schedule.outputs),)))
+        return itertools.chain.from_iterable(work)
+
+    def _constants(self) -> list[Any]:
+        """The registers behind the arguments, put on the device at the first run."""
+        if self._numbers is None:
+            put = self._client.put
+            numbers = self._schedule.constants
+            self._numbers = [put(np.array(c, np.uint32), self._placement) for c in numbers]
+        return self._numbers
+
+    def serialize(self) -> bytes:
+        """The schedule and every executable, for ``deserialize``; NotImplementedError as theirs."""
+        payloads = [executable.serialize() for executable in self._executables]
+        plan = dataclasses.asdict(self._schedule)
+        header = json.dumps({"schedule": plan, "sizes": list(map(len, payloads))}).encode()
+        return b"".join((_MAGIC, _LENGTH.pack(len(header)), header, *payloads))
+
+    def memory_analysis(self) -> Mapping[str, int]:
+        """Bytes by use; temporaries are what a run needs at its peak beyond arguments and results."""
+        plan = self._schedule
+        each = [executable.memory_analysis() for executable in self._executables]
+        live = peak = aliased = 0
+        for run in plan.runs:
+            figures = each[run.executable]
+            aliased += figures.get("aliased", 0)
+            live += sum(plan.nbytes[r] for r in run.results) - figures.get("aliased", 0)
+            peak = max(peak, live + figures.get("temporaries", 0))
+            live -= sum(plan.nbytes[r] for r in run.freed if r >= plan.arguments)
+        outputs = sum(plan.nbytes[r] for r in plan.outputs)
+        return {
+            "arguments": sum(plan.nbytes[: plan.arguments]),
+            "outputs": outputs,
+            "temporaries": max(0, peak - (outputs - aliased)),
+            "aliased": aliased,
+            "code": sum(figures.get("code", 0) for figures in each),
+        }
+
+    def cost_analysis(self) -> Mapping[str, float]:
+        """The compiler's estimates for all runs together."""
+        each = [executable.cost_analysis() for executable in self._executables]
+        total: Counter[str] = Counter()
+        for run in self._schedule.runs:
+            total.update(each[run.executable])  # type: ignore[arg-type]
+        return dict(total)
+
+    def optimized_hlo(self) -> str:
+        """The compiled modules as HLO text, in the order in which they first run."""
+        order = dict.fromkeys(run.executable for run in self._schedule.runs)
+        return "\n\n".join(self._executables[i].optimized_hlo() for i in order)
+
+    def input_shardings(self) -> tuple[str | None, ...]:
+        """Stages run on one device: None for each argument."""
+        return (None,) * self._schedule.arguments
+
+    def output_shardings(self) -> tuple[str | None, ...]:
+        """Stages run on one device: None for each result."""
+        return (None,) * len(self._schedule.outputs)
+
+
+def parts(executable: Executable) -> Sequence[Executable]:
+    """The programs of a step's stages, each once, or the one program."""
+    return executable.executables if isinstance(executable, StagedExecutable) else (executable,)
+
+
+def deserialize(
+    client: DeviceClient, payload: bytes, name: str, placement: Placement
+) -> Executable:
+    """The executable of a stored payload, in stages or not.
+
+    Raises ValueError when it does not fit the client or is damaged.
+    """
+    if not payload.startswith(_MAGIC):
+        return client.deserialize(payload, name, placement)
+    start = len(_MAGIC) + _LENGTH.size
+    try:
+        (length,) = _LENGTH.unpack_from(payload, len(_MAGIC))
+        header = json.loads(payload[start : start + length])
+        plan = _schedule(header["schedule"])
+        sizes = [int(size) for size in header["sizes"]]
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        raise ValueError(MSG_DAMAGED.format(name=name)) from error
+    executables = []
+    position = start + length
+    for number, size in enumerate(sizes):
+        part = payload[position : position + size]
+        executables.append(client.deserialize(part, f"{name}_{number}", placement))
+        position += size
+    return StagedExecutable(client, name, executables, plan, placement)
+
+
+def _schedule(stored: Mapping[str, Any]) -> Schedule:
+    runs = (
+        Run(int(r["executable"]), tuple(r["arguments"]), tuple(r["results"]), tuple(r["freed"]))
+        for r in stored["runs"]
+    )
+    return Schedule(
+        int(stored["arguments"]),
+        tuple(stored["constants"]),
+        tuple(runs),
+        tuple(stored["outputs"]),
+        tuple((slot, target) for slot, target in stored["aliases"]),
+        tuple(stored["nbytes"]),
+    )

@@ -1,0 +1,280 @@
+"""``assume_pure``: functions whose operators are recorded once, and called as one operation afterwards.
+
+Recording costs microseconds per operator in every step. A function that computes the same whenever its
+arguments look the same needs it only once, forward and backward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from xla_core.computations import forward_backward as joints
+from xla_core.computations import pytrees
+from xla_core.computations.computation import Computation
+from xla_core.computations.forward_backward import Joint, Passes, Recorded, snapshot
+from xla_core.dispatch.functional import find_trace
+from xla_core.recording import random_state
+from xla_core.recording.xla_tensor import XLATensor
+
+MSG_SEED: Final = (
+    "the function was made with add_rng_seed_argument=True: give it rng_seed=, an int; got {got}"
+)
+MSG_HOST: Final = (
+    "{function} was given a tensor on {device}; assume_pure takes tensors on an xla device, and values "
+    "that do not change"
+)
+MSG_UNHASHABLE: Final = (
+    "{function} was given a {type}, which is not hashable: what is no tensor tells recordings apart"
+)
+MSG_GRAD: Final = "assume_pure_torch is for inference: use it under torch.no_grad(), or assume_pure"
+
+
+def assume_pure(
+    fn: Callable[..., Any], *, add_rng_seed_argument: bool = False
+) -> Callable[..., Any]:
+    """``fn``, recorded once for each structure, shapes and dtypes of its tensors and each other argument.
+
+    ``fn`` must be pure: what it returns depends on its arguments only, and it has no side effects.
+    Gradients flow to its arguments and to tensors that it captures, whose values are read at every call.
+    Random numbers are those of the first call for ever, unless ``add_rng_seed_argument``: then
+    the function takes ``rng_seed``, an int, and equal seeds give equal numbers.
+    Calling it raises RuntimeError if ``fn`` reads a value or writes in place, and TypeError for tensors
+    elsewhere and arguments that cannot be told apart.
+    """
+    known: dict[Hashable, _Traced] = {}
+
+    @functools.wraps(fn)
+    def pure(*args: Any, **kwargs: Any) -> Any:
+        seed = None
+        if add_rng_seed_argument:
+            given = kwargs.pop("rng_seed", None)
+            if not isinstance(given, int):
+                raise TypeError(MSG_SEED.format(got=repr(given)))
+            seed = random_state.derived_seed(given)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, XLATensor)]
+        key = (_key(fn, leaves), spec, joints.modes())
+        found = known.get(key)
+        if found is None:
+            found = known[key] = _trace(fn, leaves, spec, tensors)
+        return found(tensors, seed)
+
+    return pure
+
+
+def _key(fn: Any, leaves: Sequence[Any]) -> Hashable:
+    """What decides what is recorded, of all arguments."""
+    found: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, XLATensor):
+            found.append((leaf.shape, leaf.dtype, leaf.requires_grad, leaf.device))
+        elif isinstance(leaf, torch.Tensor):
+            raise TypeError(MSG_HOST.format(function=_name(fn), device=leaf.device))
+        else:
+            found.append((type(leaf), repr(leaf) if isinstance(leaf, float) else leaf))
+    key = tuple(found)
+    try:
+        hash(key)
+    except TypeError:
+        kinds = (type(leaf).__name__ for leaf in leaves if type(leaf).__hash__ is None)
+        kind = next(kinds, "tuple of such")
+        raise TypeError(MSG_UNHASHABLE.format(function=_name(fn), type=kind)) from None
+    return key
+
+
+def _name(fn: Any) -> str:
+    return str(getattr(fn, "__name__", type(fn).__name__))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Traced:
+    """A recorded function. ``leaves`` are its results, with None where a tensor is, at ``places``."""
+
+    recorded: Recorded
+    seed: int
+    leaves: tuple[Any, ...]
+    places: tuple[int, ...]
+    spec: Any
+
+    def __call__(self, tensors: Sequence[torch.Tensor], seed: int | None) -> Any:
+        passes = _Once(self.recorded, self.seed if seed is None else seed)
+        values = joints.run(passes, [*tensors, *self.recorded.differentiable])
+        leaves = list(self.leaves)
+        for place, value in zip(self.places, values, strict=True):
+            leaves[place] = value
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+def _trace(
+    fn: Callable[..., Any], leaves: Sequence[Any], spec: Any, tensors: Sequence[XLATensor]
+) -> _Traced:
+    results: list[Any] = []
+
+    def flat(given: list[XLATensor]) -> list[torch.Tensor]:
+        remaining = iter(given)
+        filled = [next(remaining) if isinstance(a, XLATensor) else a for a in leaves]
+        args, kwargs = pytree.tree_unflatten(filled, spec)
+        found, structure = pytree.tree_flatten(fn(*args, **kwargs))
+        results[:] = [found, structure]
+        return [t for t in found if isinstance(t, torch.Tensor)]
+
+    trace = find_trace(leaves)
+    recorded = joints.record(
+        trace,
+        _name(fn),
+        flat,
+        pytrees.metas(tensors),
+        [t.requires_grad for t in tensors],
+        wanted=any(t.requires_grad for t in tensors),
+    )
+    found, structure = results
+    places = tuple(i for i, t in enumerate(found) if isinstance(t, torch.Tensor))
+    others = tuple(None if isinstance(t, torch.Tensor) else t for t in found)
+    return _Traced(recorded, random_state.next_seed(trace.device.index), others, places, structure)
+
+
+class _Programs:
+    """The two passes as computations; what is ``read`` are arguments that the backward pass needs."""
+
+    def __init__(self, joint: Joint) -> None:
+        self.joint = joint
+        body = joint.body
+        self.results = tuple(dict.fromkeys((*joint.outputs, *joint.saved)))
+        self.read = {v: joint.inputs[v] for v in joint.reads if joint.inputs[v] >= 0}
+        self.forward = self._computation("pure", self.results, joint.forward, self._given_forward)
+        wanted = tuple(g for g in joint.gradients if g is not None)
+        self.backward = None
+        if wanted:
+            # tangents that nothing depends on have no input
+            self.tangents = [t for t in joint.tangents if t is not None]
+            self.backward = self._computation(
+                "pure_backward", wanted, joint.backward, self._given_backward
+            )
+        self.held = {v: s for v, s in body.inputs.items() if s < 0}
+
+    def _computation(
+        self, name: str, values: Sequence[int], entries: Any, given: Callable[[Any], dict[int, Any]]
+    ) -> Computation:
+        body = self.joint.body
+
+        def evaluate(tensors: Any, floats: Any, ints: Any, key: Any) -> list[Any]:
+            scope = body.run(entries, given(tensors), floats, ints, key)
+            return [scope[v] for v in values]
+
+        random = body.is_random(entries)
+        metas = [body.meta(v) for v in values]
+        return Computation(name, self.joint.text(), metas, evaluate, random=random)
+
+    def _given_forward(self, tensors: Sequence[Any]) -> dict[int, Any]:
+        count = self.joint.arguments
+        sources = (*tensors[:count], *reversed(tensors[count:]))
+        return {v: sources[s] for v, s in self.joint.inputs.items()}
+
+    def _given_backward(self, tensors: Sequence[Any]) -> dict[int, Any]:
+        joint = self.joint
+        given = dict(zip((*joint.saved, *self.read), tensors, strict=False))
+        rest = tensors[len(joint.saved) + len(self.read) :]
+        captured = rest[: joint.captures]
+        given.update((v, captured[-1 - s]) for v, s in self.held.items())
+        given.update(zip(self.tangents, rest[joint.captures :], strict=True))
+        return given
+
+
+class _Once(Passes):
+    """The two passes, for one call."""
+
+    def __init__(self, recorded: Recorded, seed: int) -> None:
+        self.recorded = recorded
+        self.seed = seed
+        known = recorded.joint.programs
+        self.programs: _Programs = known.get(_Programs) or _Programs(recorded.joint)
+        known[_Programs] = self.programs
+
+    def _run(self, computation: Computation, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        seed = self.seed if computation.plan.random else None
+        return computation(tensors, self.recorded.floats, self.recorded.ints, seed)
+
+    def forward(
+        self, tensors: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[bool], list[torch.Tensor]]:
+        recorded, programs = self.recorded, self.programs
+        joint = recorded.joint
+        arguments = tensors[: joint.arguments]
+        captured = [snapshot(s) for s in recorded.captured]
+        of = dict(
+            zip(programs.results, self._run(programs.forward, (*arguments, *captured)), strict=True)
+        )
+        saved = []
+        if joint.differentiable:
+            read = [snapshot(arguments[s]) for s in programs.read.values()]
+            saved = [*(of[v] for v in joint.saved), *read, *captured]
+        return (
+            [snapshot(of[v]) for v in joint.outputs],
+            [t is not None for t in joint.tangents],
+            saved,
+        )
+
+    def backward(
+        self, saved: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        joint = self.recorded.joint
+        wanted = [g for g, t in zip(gradients, joint.tangents, strict=True) if t is not None]
+        assert self.programs.backward is not None
+        made = iter(self._run(self.programs.backward, (*saved, *wanted)))
+        return [None if g is None else next(made) for g in joint.gradients]
+
+
+class PureModule(nn.Module):
+    """``module``, whose forward pass is recorded once as by ``assume_pure``; parameters are arguments.
+
+    It must not write to its buffers, as batch normalization in training does.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._module = module
+        function = functools.partial(_pure_forward, module)
+        function.__name__ = f"{type(module).__name__}.forward"  # type: ignore[attr-defined]
+        self._pure_forward = assume_pure(function)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """``module(*args, **kwargs)``."""
+        parameters = dict(self._module.named_parameters())
+        buffers = dict(self._module.named_buffers())
+        return self._pure_forward(parameters, buffers, self._module.training, args, kwargs)
+
+
+def _pure_forward(
+    module: nn.Module,
+    parameters: dict[str, torch.Tensor],
+    buffers: dict[str, torch.Tensor],
+    _training: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    return torch.func.functional_call(module, (parameters, buffers), args, kwargs)
+
+
+def assume_pure_torch(func: Callable[..., Any], use_cache: bool = False) -> Callable[..., Any]:
+    """``func`` as one operation of the step, forward only; with ``use_cache`` recorded just once.
+
+    ``use_cache`` goes by the arguments as ``assume_pure`` does. Raises RuntimeError where gradients are
+    enabled.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(MSG_GRAD)
+    pure = assume_pure(func)
+
+    @functools.wraps(func)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return (pure if use_cache else assume_pure(func))(*args, **kwargs)
+
+    return inner

@@ -1,0 +1,304 @@
+"""Records the body of a computation aside from the step: on stand-ins, into a tree of its own.
+
+The body's operations go through the device's trace like any others, so that autograd, autocast, views
+and in-place operators work as they do outside. Meanwhile the step waits. What the body uses and was not
+given becomes an input of it: a *captured* value. What was recorded before is found again in the tree:
+recording a body once more costs a look-up per operator, and compiles nothing new.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import jax
+import numpy as np
+import torch
+
+from xla_core.compilation import build_program
+from xla_core.dispatch.meta_inference import SEED
+from xla_core.lowering.evaluate import Lifted, Scope
+from xla_core.lowering.repeat_graph import Part, references
+from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.step_key import Lift
+from xla_core.recording.storage import PLACEHOLDER, NoValueError, Storage, lose_value
+from xla_core.recording.trace import MAX_ENTRIES, Entry, Trace
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.support import indivisible
+from xla_core.torch_bridge import torch_private
+
+MSG_READS: Final = (
+    "{what} is recorded once for all its runs, so that nothing in it may read a value (print, "
+    ".item(), .cpu(), a Python condition on a tensor), sync, or run an operator on the CPU"
+)
+MSG_WRITES: Final = (
+    "{what} writes in place to {target}, which a recorded function cannot; return the new value "
+    "instead"
+)
+MSG_LEAKED: Final = (
+    "this tensor was computed inside {what}, whose values exist only while it runs; return it "
+    "from there instead"
+)
+MSG_RESULT: Final = "{what} returned {got} where a tensor on {device} is needed"
+
+
+@dataclasses.dataclass(eq=False)
+class _Aside:
+    """The tree of all bodies that one trace recorded."""
+
+    root: Entry
+    entries: int
+
+
+_aside: weakref.WeakKeyDictionary[Trace, _Aside] = weakref.WeakKeyDictionary()
+
+# What a trace begins anew with each step, its tree, and what is other while a body is recorded.
+_PER_STEP: Final = (
+    "epoch", "root", "entries", "cur", "inputs", "input_vids", "input_storages", "touched",
+    "floats", "ints", "forbidden", "unreadable", "aside", "one_by_one", "lock",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Kept:
+    """A storage as it was when the body first used it; ``own``: the body may write to it."""
+
+    storage: Storage
+    vid: int
+    epoch: int
+    buffer: Any
+    version: int
+    own: bool
+
+    @property
+    def written(self) -> bool:
+        """Whether it was written to since."""
+        return self.storage.version != self.version
+
+    def restore(self) -> None:
+        """Give the storage back what it held."""
+        s = self.storage
+        s.vid, s.epoch, s.buffer, s.version = self.vid, self.epoch, self.buffer, self.version
+
+
+class _Turnstile:
+    """A trace's lock while a body is recorded: other threads wait until it is done.
+
+    The thread that records may pass, and those of autograd, which record the body's backward pass.
+    """
+
+    def __init__(self, outer: Any) -> None:
+        self._outer = outer
+        self._inner = threading.RLock()
+        self._owner = threading.get_ident()
+        self._held = threading.local()
+
+    def __enter__(self) -> None:
+        passes = threading.get_ident() == self._owner or torch_private.current_backward() != -1
+        lock = self._inner if passes else self._outer
+        lock.__enter__()
+        self._held.locks = [*getattr(self._held, "locks", ()), lock]
+
+    def __exit__(self, *error: Any) -> None:
+        self._held.locks.pop().__exit__(*error)
+
+
+class Recorder:
+    """Records one body: ``with trace.lock, contextlib.closing(recorder), recorder:`` around the user's function.
+
+    ``close()`` ends what an exception kept the block from ending.
+
+    ``what`` names the body in errors. After the block ``end`` is the entry that the body ends with,
+    and ``floats`` and ``ints`` the numbers that it lifted.
+    """
+
+    def __init__(self, trace: Trace, what: str) -> None:
+        self.trace = trace
+        self.what = what
+        self.stand_ins: list[XLATensor] = []
+        self.captured: list[Storage] = []
+        self.end: Entry = trace.root
+        self.floats: list[float] = []
+        self.ints: list[int] = []
+        self._kept: dict[int, _Kept] = {}
+        self._former: dict[str, Any] = {}
+        self._made: dict[int, Storage] = {}
+        self._written: list[Storage] = []
+
+    # -- inside the block ----------------------------------------------------------------------
+
+    def stand_in(self, meta: TensorMeta, requires_grad: bool = False) -> XLATensor:
+        """A tensor in place of an argument; its value is none that anybody could read."""
+        made = self.trace.from_buffer(PLACEHOLDER, meta)
+        self.stand_ins.append(made)
+        return made.requires_grad_(requires_grad) if requires_grad else made
+
+    def value(self, tensor: Any) -> int:
+        """The number of a result's value in the body. Raises TypeError for what is no such tensor."""
+        if not isinstance(tensor, XLATensor) or tensor._s.trace is not self.trace:
+            got = tensor.device if isinstance(tensor, torch.Tensor) else repr(tensor)
+            text = MSG_RESULT.format(what=self.what, got=got, device=self.trace.device)
+            raise TypeError(text)
+        return self.trace.value_of(tensor)
+
+    def sources(self) -> list[int]:
+        """For each of the body's inputs: the number of its stand-in, or -1 - that of a captured one."""
+        numbers = {id(t._s): i for i, t in enumerate(self.stand_ins)}
+        numbers.update({id(s): -1 - i for i, s in enumerate(self.captured)})
+        trace = self.trace
+        return [numbers[id(trace.touched[p])] for p in trace.input_storages]
+
+    # -- the block itself ----------------------------------------------------------------------
+
+    def __enter__(self) -> Recorder:
+        trace = self.trace
+        self._former = {name: getattr(trace, name) for name in _PER_STEP}
+        aside = _aside.get(trace)
+        if aside is None or aside.entries > MAX_ENTRIES:
+            aside = _Aside(Entry(None, None, None, (), 0, 0), 0)
+        refused = MSG_READS.format(what=self.what)
+        changed = {
+            "root": aside.root, "entries": aside.entries, "forbidden": refused, "unreadable": refused,
+            "one_by_one": False, "aside": self, "lock": _Turnstile(trace.lock),
+        }  # fmt: skip
+        begun = trace.renewal(aside.root)
+        indivisible.do(indivisible.storing(trace, changed.keys(), changed.values()), begun)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, _traceback: Any) -> None:
+        self.close()
+        if error is None:
+            self._check_writes()
+
+    def close(self) -> None:
+        """Let the trace go on with its step, if it does not already."""
+        trace = self.trace
+        if trace.aside is not self:
+            return
+        self.end, self.floats, self.ints = trace.cur, trace.floats, trace.ints
+        self._let_go()
+        _aside[trace] = _Aside(trace.root, trace.entries)
+        former = self._former
+        indivisible.do(indivisible.storing(trace, former.keys(), former.values()))
+
+    def made(self, s: Storage) -> None:
+        """A stand-in, or a tensor from the host: the body's own."""
+        self._made[id(s)] = s
+
+    def captures(self, s: Storage) -> None:
+        """A storage becomes an input: remember what it held, and let a pending one be an input too."""
+        if s.buffer is PLACEHOLDER and id(s) in self._made:
+            return
+        # nobody knows whose a tensor is that nobody has written to; if it is not the body's it is lost
+        unwritten = s.buffer is None and s.epoch <= 0
+        own = unwritten or id(s) in self._made
+        self._kept[id(s)] = _Kept(s, s.vid, s.epoch, s.buffer, s.version, own)
+        if s.buffer is None and not unwritten:
+            s.buffer = PLACEHOLDER
+        if s.buffer is not None:
+            self.captured.append(s)
+
+    def _let_go(self) -> None:
+        """What was captured is as before; what the body computed has no value for who kept it."""
+        error = NoValueError(MSG_LEAKED.format(what=self.what))
+        self._written = [k.storage for k in self._kept.values() if k.written and not k.own]
+        lost = {id(s): s for s in (*self.trace.touched, *(t._s for t in self.stand_ins))}
+        for kept in self._kept.values():
+            s = kept.storage
+            if not (kept.written and kept.own):
+                kept.restore()
+                lost.pop(id(s), None)
+            elif kept.buffer is not None and s in self.captured:
+                constant = Storage(self.trace, s.meta, -1, -1)
+                constant.buffer = kept.buffer
+                self.captured[self.captured.index(s)] = constant
+        for s in lost.values():
+            lose_value(s, error)
+
+    def _check_writes(self) -> None:
+        target = None
+        if self._written:
+            target = f"a tensor of {tuple(self._written[0].meta.shape)} that it was not given"
+        for number, tensor in enumerate(self.stand_ins):
+            if tensor._s.version:
+                target = f"its argument number {number} (flattened)"
+        if target is not None:
+            raise RuntimeError(MSG_WRITES.format(what=self.what, target=target))
+
+
+class Body:
+    """What a recorder recorded, for lowering: the entries, and what their inputs stand for.
+
+    ``inputs`` maps the value number of each input to its source, see ``Recorder.sources``. ``metas``
+    gives shape and dtype of every value.
+    """
+
+    def __init__(self, end: Entry, sources: Sequence[int]) -> None:
+        self.entries = end.path()
+        given = (e.first for e in self.entries if e.plan is None)
+        self.inputs: dict[int, int] = dict(zip(given, sources, strict=True))
+        self.metas = {e.first + i: m for e in self.entries for i, m in enumerate(e.metas)}
+        self._seeds = {
+            e.kwargs[SEED].position: n
+            for n, e in enumerate(self.entries)
+            if e.plan is not None and isinstance(e.kwargs.get(SEED), Lift)
+        }
+
+    def meta(self, vid: int) -> TensorMeta:
+        """Shape and dtype of a value that is a tensor."""
+        found = self.metas[vid]
+        assert found is not None
+        return found
+
+    def text(self, outputs: Iterable[int]) -> bytes:
+        """The body in full, equal for equal bodies in every process."""
+        return build_program.key_text(self.entries, list(outputs), ()) + repr(self.inputs).encode()
+
+    def numbers(self, ints: Sequence[int]) -> list[int]:
+        """The lifted ints without seeds, which each run of the body gets from the computation's own."""
+        return [0 if i in self._seeds else n for i, n in enumerate(ints)]
+
+    def is_random(self, entries: Iterable[Entry]) -> bool:
+        """Whether these entries need a seed."""
+        return any(e.plan is not None and SEED in e.kwargs for e in entries)
+
+    def run(
+        self,
+        entries: Iterable[Entry],
+        given: Mapping[int, Any],
+        floats: Sequence[Any],
+        ints: Sequence[Any],
+        key: Any,
+    ) -> Scope:
+        """All values of ``entries`` under jax, from those ``given`` by number."""
+        numbers = list(ints)
+        if key is not None:
+            for position, number in self._seeds.items():
+                bits = jax.random.bits(jax.random.fold_in(key, number), (), np.uint64)
+                numbers[position] = jax.lax.bitcast_convert_type(bits, np.int64)
+        scope = Scope({}, Lifted(floats, numbers))
+        scope.update(given)
+        for entry in entries:
+            if entry.plan is not None:
+                scope.compute(Part(entry))
+        return scope
+
+
+def operands_of(entry: Entry) -> list[int]:
+    """The values that an entry reads."""
+    return [ref.vid for ref in references((entry.args, tuple(entry.kwargs.values())))]
+
+
+def needed(entries: Sequence[Entry], wanted: Iterable[int]) -> list[Entry]:
+    """The entries without which ``wanted`` cannot be computed, in order; inputs are left out."""
+    missing = set(wanted)
+    found: list[Entry] = []
+    for entry in reversed(entries):
+        if entry.plan is not None and not missing.isdisjoint(range(entry.first, entry.end)):
+            found.append(entry)
+            missing.update(operands_of(entry))
+    found.reverse()
+    return found

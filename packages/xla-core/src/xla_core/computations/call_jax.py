@@ -1,0 +1,204 @@
+"""``call_jax``: a jax function on ``xla`` tensors, as one operation of the step.
+
+The function is traced under the user's own jax configuration, so it means what it means elsewhere:
+unless the user has switched on 64-bit types, 64-bit arguments come in as 32-bit ones. The step's
+program contains the jaxpr: XLA compiles, and fuses, across the border between PyTorch and jax.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Final
+
+import jax
+import numpy as np
+import torch
+
+from xla_core.computations.computation import Computation
+from xla_core.dispatch.functional import find_trace
+from xla_core.jax_bridge import jax_private
+from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge.dtypes import NUMPY_DTYPES, numpy_dtype
+from xla_core.torch_features.jax_coexistence import requires_jax
+
+MSG_NOT_XLA: Final = (
+    "call_jax takes tensors on an xla device; argument {position} (flattened) is on {device}. Move "
+    "it first: .to('xla')"
+)
+MSG_EFFECTS: Final = (
+    "{function} has side effects ({effects}), which a program for a device cannot have; take "
+    "jax.debug.print, io_callback and the like out of it"
+)
+MSG_DTYPE: Final = "{function} returns an array of dtype {dtype}, which PyTorch does not have"
+MSG_UNHASHABLE: Final = (
+    "argument {position} (flattened) of {function} is of type {type}, which is not hashable; give "
+    "tensors, arrays, or values such as numbers and strings"
+)
+# Functions redefined in every step would fill memory: the least recently used are let go.
+MAX_KEPT: Final = 1024
+
+_TORCH_DTYPES: Final[Mapping[np.dtype, torch.dtype]] = {n: t for t, n in NUMPY_DTYPES.items()}
+_TENSOR: Final = object()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Array:
+    """A numpy or jax array among the arguments: a constant, told by its content."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    content: bytes
+
+    def value(self) -> np.ndarray:
+        """The array."""
+        return np.frombuffer(self.content, self.dtype).reshape(self.shape)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Traced:
+    """A function traced for arguments of certain shapes: what it computes, and its results' structure."""
+
+    function: Any  # kept: its address is part of the key
+    computation: Computation
+    structure: Any
+
+
+_traced: OrderedDict[Hashable, _Traced] = OrderedDict()
+
+
+@requires_jax
+def call_jax(
+    jax_func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    name: str | None = None,
+    override_hash: Hashable = None,
+) -> Any:
+    """``jax_func(*args, **kwargs)`` with each ``xla`` tensor as a jax array, and arrays back as tensors.
+
+    ``jax_func`` must be pure and traceable by ``jax.jit``; arguments may be nested as jax's pytrees
+    are. What is no tensor is a constant to it. It is traced once per function (or ``override_hash``),
+    shapes, dtypes and constants; ``name`` is shown in dumps. The results have no history: see
+    ``torch_xla.experimental.assume_pure.j2t_autograd`` for gradients.
+    Raises TypeError for tensors elsewhere and for results that PyTorch has no dtype for, ValueError
+    for a function with side effects.
+    """
+    leaves, structure = jax.tree.flatten((args, kwargs or {}))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    constants = tuple(_constant(jax_func, i, leaf) for i, leaf in enumerate(leaves))
+    metas = tuple(tensor_meta(tuple(t.shape), t.dtype) for t in tensors)
+    platform = find_trace(tensors).backend.platform
+    key = (
+        override_hash if override_hash is not None else _identity(jax_func),
+        *(metas, tuple(_typed(c) for c in constants), structure, name, platform),
+        jax_private.trace_context(),
+    )
+    found = _traced.get(key)
+    if found is None:
+        found = _traced[key] = _trace(jax_func, name, metas, constants, structure, platform)
+        if len(_traced) > MAX_KEPT:
+            _traced.popitem(last=False)
+    else:
+        _traced.move_to_end(key)
+    return jax.tree.unflatten(found.structure, found.computation(tensors))
+
+
+def _identity(function: Any) -> Hashable:
+    try:
+        hash(function)
+    except TypeError:
+        return id(function)
+    return function  # type: ignore[no-any-return]
+
+
+def _typed(constant: Any) -> Hashable:
+    """A constant as part of a key, in which 1, 1.0 and True differ."""
+    if isinstance(constant, (bool, int, float, complex)):
+        return (type(constant), repr(constant))
+    return constant  # type: ignore[no-any-return]
+
+
+def _constant(function: Any, position: int, leaf: Any) -> Any:
+    """What a leaf is to the traced function: a place for a tensor, or a hashable constant."""
+    if isinstance(leaf, torch.Tensor):
+        if not isinstance(leaf, XLATensor):
+            raise TypeError(MSG_NOT_XLA.format(position=position, device=leaf.device))
+        return _TENSOR
+    if isinstance(leaf, torch.dtype):
+        return numpy_dtype(leaf)
+    if isinstance(leaf, (np.ndarray, jax.Array)):
+        array = np.asarray(leaf)
+        return _Array(array.dtype, array.shape, array.tobytes())
+    try:
+        hash(leaf)
+    except TypeError:
+        text = MSG_UNHASHABLE.format(
+            position=position, function=_name(function), type=type(leaf).__name__
+        )
+        raise TypeError(text) from None
+    return leaf
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _trace(
+    function: Any,
+    name: str | None,
+    metas: tuple[TensorMeta, ...],
+    constants: tuple[Any, ...],
+    structure: Any,
+    platform: str,
+) -> _Traced:
+    results: list[Any] = []
+
+    def flat(*arrays: Any) -> list[Any]:
+        remaining = iter(arrays)
+        leaves = [
+            next(remaining) if c is _TENSOR else c.value() if isinstance(c, _Array) else c
+            for c in constants
+        ]
+        args, kwargs = jax.tree.unflatten(structure, leaves)
+        flattened, shape = jax.tree.flatten(function(*args, **kwargs))
+        results[:] = [shape]
+        return flattened
+
+    # jax 0.12.0 warns where it narrows an argument as the user's configuration says; 0.10.2 does not
+    narrowed = [jax.dtypes.canonicalize_dtype(numpy_dtype(m.dtype)) for m in metas]
+    structs = [jax.ShapeDtypeStruct(m.shape, t) for m, t in zip(metas, narrowed, strict=True)]
+    jaxpr = jax.make_jaxpr(flat)(*structs)
+    if jaxpr.effects:
+        raise ValueError(MSG_EFFECTS.format(function=_name(function), effects=jaxpr.effects))
+    return _Traced(function, _computation(function, name, jaxpr, platform), results[0])
+
+
+def _computation(function: Any, name: str | None, jaxpr: Any, platform: str) -> Computation:
+    call = jax_private.jaxpr_function(jaxpr)
+    dtypes = [aval.dtype for aval in jaxpr.in_avals]
+    # The module names all that decides, constants included; the text of a jaxpr contains addresses.
+    module = jax_private.lower(lambda *arrays: call(*arrays), jaxpr.in_avals, (), platform, "jax")
+
+    def evaluate(
+        tensors: Sequence[Any], _floats: Sequence[Any], _ints: Sequence[Any], _key: Any
+    ) -> Sequence[Any]:
+        arrays = [a.astype(dtype) for a, dtype in zip(tensors, dtypes, strict=True)]
+        return call(*arrays)  # type: ignore[no-any-return]
+
+    outputs = [_meta(function, aval) for aval in jaxpr.out_avals]
+    return Computation(name or "jax_func", platform.encode() + module, outputs, evaluate)
+
+
+def _meta(function: Any, aval: Any) -> TensorMeta:
+    dtype = _TORCH_DTYPES.get(np.dtype(aval.dtype)) if not _is_extended(aval.dtype) else None
+    if dtype is None:
+        raise TypeError(MSG_DTYPE.format(function=_name(function), dtype=aval.dtype))
+    return tensor_meta(tuple(aval.shape), dtype)
+
+
+def _is_extended(dtype: Any) -> bool:
+    """Whether a dtype is jax's own: keys of random numbers."""
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.extended))

@@ -1,0 +1,344 @@
+"""A function and its gradient, recorded together: what the forward pass has to keep for the other.
+
+The gradient is autograd's own, of the function as it was called: the backward pass is recorded right
+after the forward pass, for gradients of its results that do not exist yet. What of the forward pass it
+reads is kept, unless it can be had again for free; ``partition_fn`` may choose otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import get_gradient_edge
+from torch.overrides import TorchFunctionMode
+
+from xla_core.computations import rematerialization
+from xla_core.computations.body_recorder import MSG_WRITES, Body, Recorder, needed, operands_of
+from xla_core.computations.rematerialization import Keep, PartitionFn
+from xla_core.execution import eager_mode
+from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.storage import Storage
+from xla_core.recording.trace import Entry, Trace
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge import torch_private
+
+MSG_HISTORY: Final = (
+    "{what} uses a tensor that it was not given and whose gradient is wanted, in a way that cannot "
+    "be followed ({node}); give it as an argument, or detach() it"
+)
+# What autograd says of writing in place to a leaf of its graph.
+_LEAF: Final = "leaf Variable that requires grad"
+
+
+class Joint:
+    """The two passes. Values are told by their numbers in ``body``.
+
+    ``outputs`` are the function's results. ``tangents`` has for each result the input that stands for
+    its gradient, None if there is none. ``gradients`` has, for each argument and then each captured
+    tensor with a gradient, what the backward pass computes for it; None for none. Of that pass ``saved``
+    lists what it reads of the forward pass, ``reads`` what of the function's inputs. ``programs`` is for
+    those who make computations of it.
+    """
+
+    def __init__(
+        self,
+        body: Body,
+        cut: int,
+        outputs: tuple[int, ...],
+        tangents: tuple[int | None, ...],
+        gradients: tuple[int | None, ...],
+        argument_metas: tuple[TensorMeta, ...],
+        captures: int,
+        partition_fn: PartitionFn | None,
+    ) -> None:
+        self.body = body
+        self.argument_metas = argument_metas
+        self.captures = captures
+        self.outputs = outputs
+        self.tangents = tangents
+        self.gradients = gradients
+        self.arguments = arguments = len(argument_metas)
+        self.inputs = {v: s for v, s in body.inputs.items() if s < arguments}
+        self.programs: dict[Any, Any] = {}
+        wanted = [g for g in gradients if g is not None]
+        keep = rematerialization.keep_rule(body, cut, outputs, wanted, tangents, partition_fn)
+        self.backward, self.saved, self.reads = _backward(body, cut, wanted, tangents, keep)
+        self.forward = needed(body.entries[:cut], (*outputs, *self.saved))
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether there is a backward pass."""
+        return any(g is not None for g in self.gradients)
+
+    def text(self) -> bytes:
+        """Both passes in full."""
+        parts = (self.outputs, self.tangents, self.gradients, self.saved, self.arguments)
+        wanted = [g for g in self.gradients if g is not None]
+        return self.body.text((*self.outputs, *wanted)) + repr(parts).encode()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recorded:
+    """A joint, and what one call of the function has of its own.
+
+    ``captured`` are storages whose values it uses, ``differentiable`` the tensors among what it
+    captured whose gradients are wanted.
+    """
+
+    joint: Joint
+    captured: tuple[Storage, ...]
+    differentiable: tuple[torch.Tensor, ...]
+    floats: tuple[float, ...]
+    ints: tuple[int, ...]
+
+
+def _backward(
+    body: Body, cut: int, wanted: Sequence[int], tangents: Sequence[int | None], keep: Keep
+) -> tuple[list[Entry], tuple[int, ...], tuple[int, ...]]:
+    """The entries of the backward pass in order, what it reads of the forward pass, and of the inputs."""
+    missing = set(wanted)
+    found: list[Entry] = []
+    saved: list[int] = []
+    reads: list[int] = []
+    for number in range(len(body.entries) - 1, -1, -1):
+        entry = body.entries[number]
+        values = [v for v in range(entry.first, entry.end) if v in missing]
+        if not values:
+            continue
+        if entry.plan is None:
+            reads += (v for v in values if v not in tangents)
+            continue
+        kept = [v for v in values if number < cut and keep(entry, v)]
+        saved += kept
+        if len(kept) < len(values):
+            found.append(entry)
+            missing.update(operands_of(entry))
+    found.reverse()
+    return found, tuple(reversed(saved)), tuple(reversed(reads))
+
+
+def record(
+    trace: Trace,
+    what: str,
+    function: Callable[[list[XLATensor]], Sequence[torch.Tensor]],
+    metas: Sequence[TensorMeta],
+    requires: Sequence[bool],
+    *,
+    wanted: bool,
+    partition_fn: PartitionFn | None = None,
+) -> Recorded:
+    """Record ``function`` for arguments of these metas, of which some require gradients.
+
+    Its gradient is recorded too if one is ``wanted``, or if it captures a tensor that requires one.
+    Raises RuntimeError for a function that reads values or writes to what it was given.
+    """
+    recorder = Recorder(trace, what)
+    grad = torch.is_grad_enabled()
+    history = _Cut(torch_private.next_sequence())
+    gradients: list[int | None] = []
+    tangents: list[int | None] = []
+    captured: list[torch.Tensor] = []
+    aliases: list[torch.Tensor] = []
+    with trace.lock, eager_mode.mode(False), contextlib.closing(recorder), recorder:
+        given = [recorder.stand_in(m, grad and r) for m, r in zip(metas, requires, strict=True)]
+        with history, _leaves_unwritten(what):
+            results = [history.alias(r) for r in function(given)]
+        outputs = tuple(map(recorder.value, results))
+        cut = trace.cur.depth
+        if grad:
+            captured, aliases = _captured(history, results, given, what)
+        if grad and (wanted or captured):
+            tangents, gradients = _differentiate(recorder, given, results, aliases)
+        sources = tuple(recorder.sources())
+    vids = {source: vid for vid, source in zip(_inputs(recorder), sources, strict=True)}
+    tangent_vids = tuple(None if t is None else vids.get(t) for t in tangents) or (None,) * len(
+        outputs
+    )
+    key = (Joint, cut, outputs, tangent_vids, tuple(gradients), sources, partition_fn)
+    joint = recorder.end.programs.get(key)
+    if joint is None:
+        body = Body(recorder.end, sources)
+        joint = Joint(
+            body,
+            cut,
+            outputs,
+            tangent_vids,
+            tuple(gradients),
+            tuple(metas),
+            len(recorder.captured),
+            partition_fn,
+        )
+        recorder.end.keep(key, joint)
+    ints = joint.body.numbers(recorder.ints)
+    return Recorded(
+        joint, tuple(recorder.captured), tuple(captured), tuple(recorder.floats), tuple(ints)
+    )
+
+
+@contextlib.contextmanager
+def _leaves_unwritten(what: str) -> Iterator[None]:
+    """Say in our words that autograd refuses to write in place to a stand-in."""
+    try:
+        yield
+    except RuntimeError as error:
+        if _LEAF not in str(error):
+            raise
+        target = "an argument, or to a captured tensor that requires a gradient"
+        raise RuntimeError(MSG_WRITES.format(what=what, target=target)) from error
+
+
+def _inputs(recorder: Recorder) -> list[int]:
+    return [e.first for e in recorder.end.path() if e.plan is None]
+
+
+def _differentiate(
+    recorder: Recorder,
+    given: Sequence[XLATensor],
+    results: Sequence[torch.Tensor],
+    captured: Sequence[torch.Tensor],
+) -> tuple[list[int | None], list[int | None]]:
+    """Record the backward pass: stand-ins of the results' gradients, and the gradients' values."""
+    tangents: list[int | None] = []
+    for result in results:
+        tangents.append(len(recorder.stand_ins) if result.requires_grad else None)
+        if result.requires_grad:
+            assert isinstance(result, XLATensor)
+            recorder.stand_in(result._v.meta if result._v is not None else result._s.meta)
+    sources = [r for r in results if r.requires_grad]
+    targets = [t for t in (*given, *captured) if t.requires_grad]
+    if not sources or not targets:
+        return tangents, [None] * (len(given) + len(captured))
+    # what a user's backward() does outside of the region that autocast covers
+    with torch.autocast("xla", enabled=False):
+        found = torch.autograd.grad(
+            sources, targets, recorder.stand_ins[len(given) :], allow_unused=True
+        )
+    values = iter(found)
+    gradients: list[int | None] = []
+    for t in (*given, *captured):
+        gradient = next(values) if t.requires_grad else None
+        gradients.append(None if gradient is None else recorder.value(gradient))
+    return tangents, gradients
+
+
+class _Cut(TorchFunctionMode):
+    """Cuts the history of what a function captures, at the tensors that torch's functions are given.
+
+    A tensor with a history from before ``start`` is replaced by an alias without: gradients are wanted
+    for the tensor, and what it was made of is no part of the function.
+    """
+
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self.start = start
+        self.aliases: dict[tuple[Any, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        named = {name: self.alias(a) for name, a in kwargs.items()} if kwargs else {}
+        return func(*map(self.alias, args), **named)
+
+    def alias(self, a: Any) -> Any:
+        """``a``, or what replaces it; lists are looked into."""
+        if isinstance(a, XLATensor):
+            node = a.grad_fn
+            if node is None or torch_private.sequence_of(node) >= self.start:
+                return a
+            key = (node, a.output_nr)
+            if key not in self.aliases:
+                self.aliases[key] = (a, a.detach().requires_grad_())
+            return self.aliases[key][1]
+        if type(a) in (list, tuple):
+            return type(a)(map(self.alias, a))
+        return a
+
+
+def _captured(
+    cut: _Cut, results: Sequence[torch.Tensor], given: Sequence[torch.Tensor], what: str
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tensors from outside whose gradients the results' history leads to, and their aliases."""
+    own = {get_gradient_edge(t).node for t in given if t.requires_grad}
+    originals = {get_gradient_edge(alias).node: a for a, alias in cut.aliases.values()}
+    pending = [get_gradient_edge(r).node for r in reversed(results) if r.requires_grad]
+    visited: set[Any] = set()
+    found: dict[torch.Tensor, torch.Tensor] = {}
+    while pending:
+        node = pending.pop()
+        if node in own or node in visited:
+            continue
+        visited.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found[leaf] = originals.get(node, leaf)
+        elif torch_private.sequence_of(node) < cut.start:
+            raise RuntimeError(MSG_HISTORY.format(what=what, node=node.name()))
+        else:
+            pending += [n for n, _ in reversed(node.next_functions) if n is not None]
+    return list(found.values()), list(found)
+
+
+class Passes:
+    """One call of a recorded function: what autograd runs. Subclasses say what the passes compute."""
+
+    def forward(
+        self, tensors: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[bool], list[torch.Tensor]]:
+        """The results, whether each has a gradient, and what the backward pass needs."""
+        raise NotImplementedError
+
+    def backward(
+        self, saved: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        """A gradient per tensor that ``forward`` took, None for none."""
+        raise NotImplementedError
+
+
+class _Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, passes: Passes, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results, differentiable, saved = passes.forward(tensors)
+        ctx.passes = passes
+        ctx.save_for_backward(*saved)
+        ctx.mark_non_differentiable(
+            *(r for r, has in zip(results, differentiable, strict=True) if not has)
+        )
+        return tuple(results)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (None, *ctx.passes.backward(ctx.saved_tensors, gradients))
+
+
+def run(passes: Passes, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The results of the passes for these tensors, with a history if a gradient is wanted."""
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return list(_Apply.apply(passes, *tensors))
+    with torch.no_grad():
+        return passes.forward(tensors)[0]
+
+
+def modes() -> tuple[Any, ...]:
+    """What of torch's modes decides how a function is recorded."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("xla"),
+        torch.get_autocast_dtype("xla"),
+    )
+
+
+def snapshot(tensor: torch.Tensor | Storage) -> XLATensor:
+    """A tensor with the value that ``tensor`` has now; what is written to it later leaves it alone."""
+    s = tensor if isinstance(tensor, Storage) else tensor._s  # type: ignore[attr-defined]
+    trace: Trace = s.trace
+    whole = trace.whole(s) if isinstance(tensor, Storage) else tensor
+    assert isinstance(whole, XLATensor)
+    with trace.lock:
+        vid = trace.value_of(whole)
+        return trace.new_tensor(whole._v.meta if whole._v is not None else s.meta, vid)

@@ -1,0 +1,152 @@
+"""Which values of a forward pass its backward pass reads, and which it computes once more.
+
+By default views and constants are computed again, as they cost nothing, and all else is kept. Another
+``partition_fn`` is one of functorch's (``min_cut_rematerialization_partition``): it is shown the two
+passes as an FX graph of PyTorch's operators, and what its forward graph returns is what is kept.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+import torch
+from functorch.compile import default_partition
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+
+from xla_core.computations.body_recorder import Body, operands_of
+from xla_core.dispatch.meta_inference import SEED
+from xla_core.operators.lowering_registry import ViewRule
+from xla_core.operators.schema import pure_form
+from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.step_key import Lift, Ref
+from xla_core.recording.trace import Entry
+
+PartitionFn: TypeAlias = Callable[..., tuple[Any, Any]]
+Keep: TypeAlias = Callable[[Entry, int], bool]
+"""Whether a value, of an entry of the forward pass, is kept for the backward pass."""
+
+MSG_UNKNOWN: Final = (
+    "partition_fn keeps {name!r}, which the recorded function does not compute: it may choose what "
+    "is kept, not change the operators"
+)
+
+
+def keep_rule(
+    body: Body,
+    cut: int,
+    outputs: Sequence[int],
+    gradients: Sequence[int],
+    tangents: Sequence[int | None],
+    partition_fn: PartitionFn | None,
+) -> Keep:
+    """What ``partition_fn`` (None: the default) keeps; random numbers are always kept."""
+    if not gradients or partition_fn in (None, default_partition):
+        free = _free(body, cut)
+        return lambda _entry, vid: vid not in free
+    chosen = _chosen(body, outputs, gradients, tangents, partition_fn)
+    return lambda entry, vid: vid in chosen or SEED in entry.kwargs
+
+
+def _free(body: Body, cut: int) -> set[int]:
+    """The values that views show of what is kept anyway, and constants."""
+    free: set[int] = set()
+    given = {v for v, source in body.inputs.items()}
+    for entry in body.entries[:cut]:
+        plan = entry.plan
+        if plan is None or len(entry.metas) != 1 or SEED in entry.kwargs:
+            continue
+        reads = operands_of(entry)
+        view = isinstance(plan.rule, ViewRule) and not plan.is_put and len(reads) == 1
+        constant = not reads and not any(_lifts((entry.args, tuple(entry.kwargs.values()))))
+        if constant or (view and _is_as_large(body, entry, reads[0], given | free)):
+            free.add(entry.first)
+    return free
+
+
+def _is_as_large(body: Body, entry: Entry, base: int, kept: set[int]) -> bool:
+    """Whether keeping the base of a view takes no more memory than keeping the view."""
+    return base in kept or body.meta(base).nbytes <= body.meta(entry.first).nbytes
+
+
+def _lifts(a: Any) -> list[Lift]:
+    if isinstance(a, Lift):
+        return [a]
+    return [x for item in a for x in _lifts(item)] if isinstance(a, (list, tuple)) else []
+
+
+def _chosen(
+    body: Body,
+    outputs: Sequence[int],
+    gradients: Sequence[int],
+    tangents: Sequence[int | None],
+    partition_fn: PartitionFn,
+) -> set[int]:
+    """What the forward graph of ``partition_fn`` returns besides the results."""
+    module, values, examples = _graph(body, outputs, gradients, tangents)
+    forward, _ = partition_fn(module, examples, num_fwd_outputs=len(outputs))
+    (returned,) = next(n for n in forward.graph.nodes if n.op == "output").args
+    chosen: set[int] = set()
+    for node in returned[len(outputs) :]:
+        vid = values.get(node.name) if isinstance(node, Node) else None
+        if vid is None:
+            raise ValueError(MSG_UNKNOWN.format(name=getattr(node, "name", node)))
+        chosen.add(vid)
+    return chosen
+
+
+def _graph(
+    body: Body, outputs: Sequence[int], gradients: Sequence[int], tangents: Sequence[int | None]
+) -> tuple[GraphModule, dict[str, int], tuple[list[Any], list[Any]]]:
+    """The two passes as functorch's partitioners take them, and the values by their nodes' names."""
+    graph = Graph()
+    nodes: dict[int, Node] = {}
+    examples: dict[str, list[Any]] = {"primals": [], "tangents": []}
+    inputs = [e.first for e in body.entries if e.plan is None]
+    with FakeTensorMode():
+        for vid in sorted(inputs, key=lambda v: v in tangents):  # partitioners go by these names
+            kind = "tangents" if vid in tangents else "primals"
+            node = graph.placeholder(f"{kind}_{len(examples[kind]) + 1}")
+            node.meta["val"] = _fake(body.meta(vid))
+            examples[kind].append(node.meta["val"])
+            nodes[vid] = node
+        for entry in body.entries:
+            if entry.plan is not None:
+                _add(graph, nodes, entry)
+    graph.output(tuple(nodes[v] for v in (*outputs, *gradients)))
+    names = {node.name: vid for vid, node in nodes.items()}
+    module = GraphModule(torch.nn.Module(), graph)
+    return module, names, (examples["primals"], examples["tangents"])
+
+
+def _fake(meta: TensorMeta) -> torch.Tensor:
+    return torch.empty(meta.shape, dtype=meta.dtype)
+
+
+def _add(graph: Graph, nodes: dict[int, Node], entry: Entry) -> None:
+    """One operation as a node, and a node for each of its results if it has several."""
+
+    def shown(a: Any) -> Any:
+        if isinstance(a, Ref):
+            return nodes[a.vid]
+        if isinstance(a, Lift):
+            return 1.0 if isinstance(a.example, TensorMeta) else a.example
+        return [shown(item) for item in a] if isinstance(a, (list, tuple)) else a
+
+    plan = entry.plan
+    assert plan is not None
+    # partitioners never recompute what writes; recorded operators are pure, whatever was called
+    target = (pure_form(plan.overload) or plan.overload) if plan.written else plan.overload
+    named = {name: shown(a) for name, a in entry.kwargs.items() if name != SEED}
+    node = graph.call_function(target, tuple(map(shown, entry.args)), named)
+    if len(entry.metas) == 1:
+        node.meta["val"] = None if entry.metas[0] is None else _fake(entry.metas[0])
+        nodes[entry.first] = node
+        return
+    node.meta["val"] = tuple(None if m is None else _fake(m) for m in entry.metas)
+    for i, value in enumerate(node.meta["val"]):
+        if value is not None:
+            item = nodes[entry.first + i] = graph.call_function(operator.getitem, (node, i))
+            item.meta["val"] = value

@@ -1,0 +1,100 @@
+"""The hooks through which other packages take part in cold decisions (pluggy specifications).
+
+An extension is an entry point of the group ``xla_core.extensions``: a module or object with
+functions of these names, marked with ``hookimpl``. None of them runs per operation. Subscribers
+and registries are handed over once, at the start; a hook may leave out arguments it does not use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import pluggy
+
+from xla_core.contract.device_protocol import DeviceClient, Executable, Program, Topology
+
+PROJECT: Final = "xla_core"
+
+hookspec: Final = pluggy.HookspecMarker(PROJECT)
+hookimpl: Final = pluggy.HookimplMarker(PROJECT)
+"""The marker that extensions put on their hook functions."""
+
+
+@hookspec(firstresult=True)
+def xla_core_topology(device_type: str, options: Mapping[str, str]) -> Topology | None:
+    """This process's place in the job, asked once before the client of ``device_type`` starts.
+
+    ``device_type`` is upper-case (``"CPU"``), ``options`` the environment. The first answer that
+    is not None counts; without one it is ``distributed.topology``: what the environment says of a
+    job of several processes. An implementation may connect to a coordinator and wait for other
+    processes here.
+    """
+
+
+@hookspec
+def xla_core_client_started(client: DeviceClient) -> None:
+    """The client runs: its devices can be looked at. Called once, before the first transfer."""
+
+
+@hookspec(firstresult=True)
+def xla_core_make_backends(client: DeviceClient) -> Any:
+    """The devices that PyTorch sees, as a sequence of ``runtime.Backend``; None: one per local device.
+
+    Asked when the client starts, and again when an extension calls ``runtime.reattach``.
+    """
+
+
+@hookspec
+def xla_core_register_operators(registry: Any) -> None:
+    """Add lowering rules to ``registry``; a second rule for one overload is an error there."""
+
+
+@hookspec(firstresult=True)
+def xla_core_partition_program(program: Program) -> Program | None:
+    """A replacement for a lowered program before it is compiled, or None to leave it.
+
+    The replacement may change placement, counts, shardings and options. Called only for a program
+    that neither the memory cache nor the persistent cache has.
+    """
+
+
+@hookspec(firstresult=True)
+def xla_core_over_parts(
+    function: Callable[..., Any],
+    tensors: Sequence[Any],
+    specs: Sequence[Any],
+    results: Sequence[tuple[Any, tuple[int, ...]]],
+    mesh: Any,
+) -> Any:
+    """``function`` of the parts of ``tensors`` that each device holds, its results as whole tensors; or None.
+
+    ``specs`` are the tensors' partition specs, ``results`` those of the results with their whole shapes,
+    ``mesh`` a mesh, its text, or None for the global one; a tensor may be None. Called for kernels, which no
+    partitioner divides, where the user names a partition spec; without an answer every device computes all
+    of it. Autograd is not involved.
+    """
+
+
+@hookspec(firstresult=True)
+def xla_core_replicated_executable(
+    executable: Executable, name: str, collectives: Any, backend: Any
+) -> Executable | None:
+    """What runs a program over all replicas in place of ``executable``; called once for each.
+
+    ``collectives`` are the trace's entries, in order, that talk to other replicas, ``backend`` is
+    this replica's device. The answer takes and gives buffers of this device alone.
+    """
+
+
+@hookspec
+def xla_core_cache_key_entries() -> Mapping[str, bytes] | None:
+    """What of the extension shapes compiled code (version, settings), by unique entry name.
+
+    The entries become part of each persistent cache key, so they are stable from run to run.
+    """
+
+
+@hookspec
+def xla_core_subscribe(events: Any) -> None:
+    """Subscribe to the core's event stream (steps, compilations, transfers, fallbacks)."""

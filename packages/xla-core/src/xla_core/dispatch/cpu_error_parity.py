@@ -1,0 +1,245 @@
+"""Mistakes in an operator's operands, told in the words that PyTorch uses on the CPU.
+
+PyTorch's meta kernels, which infer shapes, word many errors differently from the kernels that users
+know, and let some mistakes pass (mixed dtypes in a matrix product). All of this runs only when an
+operator meets operands of these shapes and dtypes for the first time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch._ops import OpOverload
+
+from xla_core.recording.xla_tensor import XLATensor
+
+aten = torch.ops.aten
+
+# Above this many elements an operator is not repeated on the CPU just to word an error.
+_MAX_ELEMENTS: Final = 1 << 24
+
+_COMMON_DTYPES: Final = frozenset(
+    {
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.float32, torch.float64, torch.complex64, torch.complex128,
+    }
+)  # fmt: skip
+
+
+_INTEGERS: Final = (torch.int64, torch.int32)
+_INDEX_DTYPES: Final = (torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
+def in_cpu_words(
+    overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Exception | None:
+    """What the CPU raises for operands of these shapes and dtypes (their values are zero), if it does."""
+    return _attempt(overload, args, kwargs, _as_large)
+
+
+def are_small(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator is repeated on the CPU to learn what it says of such operands."""
+    return sum(x.numel() for x in _tensors((args, tuple(kwargs.values())))) <= _MAX_ELEMENTS
+
+
+def find(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception | None:
+    """The error for a mistake that the meta kernel of ``overload`` lets pass, or None."""
+    suspicious = _SUSPICIONS.get(overload)
+    if suspicious is not None and suspicious(args):
+        return in_cpu_words(overload, args, kwargs)
+    if overload._schema.name.startswith("aten::_foreach_") and overload._schema.is_mutable:
+        whole = any(not x.is_floating_point() for x in _tensors(tuple(args)))
+        return in_cpu_words(overload, args, kwargs) if whole else None
+    if torch.Tag.pointwise in overload.tags:
+        # One element decides about dtypes as well as many.
+        if _has_common_dtypes(args):
+            return _attempt(overload, args, kwargs, _one_element)
+        if overload._schema.is_mutable and _is_too_narrow(args):
+            told = _attempt(overload, args, kwargs, _one_element)
+            return None if isinstance(told, NotImplementedError) else told
+    return None
+
+
+def _as_large(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(x.shape, dtype=x.dtype)
+
+
+def _one_element(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones((1,) * x.dim(), dtype=x.dtype)  # not zero: integers may be divided by it
+
+
+def _attempt(
+    overload: OpOverload,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    stand_in: Callable[[XLATensor], torch.Tensor],
+) -> Exception | None:
+    named = {k: v for k, v in kwargs.items() if k in {a.name for a in overload._schema.arguments}}
+    if "device" in named:
+        named["device"] = torch.device("cpu")
+    if not are_small(args, named):
+        return None
+    try:
+        same = functools.cache(stand_in)  # an operand given twice is one tensor on the CPU, too
+        overload(*_replace(tuple(args), same), **{k: _replace(v, same) for k, v in named.items()})
+    except Exception as error:  # whatever the CPU says is what the user should read
+        return error.with_traceback(None)
+    return None
+
+
+def _replace(a: Any, stand_in: Callable[[XLATensor], torch.Tensor]) -> Any:
+    if isinstance(a, XLATensor):
+        return stand_in(a)
+    if isinstance(a, (list, tuple)):
+        return [_replace(item, stand_in) for item in a]
+    return a
+
+
+def _tensors(a: Any) -> list[torch.Tensor]:
+    if isinstance(a, torch.Tensor):
+        return [a]
+    return [x for item in a for x in _tensors(item)] if isinstance(a, (list, tuple)) else []
+
+
+def _has_common_dtypes(args: Sequence[Any]) -> bool:
+    # For the others the CPU lacks kernels that the xla device has.
+    return all(x.dtype in _COMMON_DTYPES for x in _tensors(tuple(args)))
+
+
+def _is_too_narrow(args: Sequence[Any]) -> bool:
+    """Whether an operator would write floating-point numbers into integers."""
+    target = args[0]
+    return isinstance(target, torch.Tensor) and any(
+        not torch.can_cast(x.dtype, target.dtype) for x in _tensors(tuple(args[1:]))
+    )
+
+
+def _mixes_dtypes(args: Sequence[Any]) -> bool:
+    return len({x.dtype for x in _tensors(tuple(args))}) > 1
+
+
+def _is_empty(args: Sequence[Any]) -> bool:
+    return args[0].numel() == 0
+
+
+def _has_no_row_numbers(args: Sequence[Any]) -> bool:
+    return args[1].dtype not in (torch.int32, torch.int64)
+
+
+def _is_no_chance(args: Sequence[Any]) -> bool:
+    # in evaluation nothing is drawn, whatever the probability
+    return args[2] is not False and not 0 <= args[1] <= 1
+
+
+def _is_no_softmax(args: Sequence[Any]) -> bool:
+    x, dim = args[0], args[1]
+    return not x.dtype.is_floating_point or not -max(x.dim(), 1) <= dim < max(x.dim(), 1)
+
+
+def _pads_negatively(args: Sequence[Any]) -> bool:
+    return any(size < 0 for size in args[4])
+
+
+def _is_not_a_line(args: Sequence[Any]) -> bool:
+    return args[1].dim() != 1
+
+
+def _are_no_indices(indices: Sequence[Any]) -> bool:
+    return any(i is not None and i.dtype not in _INDEX_DTYPES for i in indices)
+
+
+def _unless(dtypes: Sequence[torch.dtype], position: int) -> Callable[[Sequence[Any]], bool]:
+    """Whether the tensor at ``position`` has none of ``dtypes``, which the CPU tells in its own words."""
+
+    def suspicious(args: Sequence[Any]) -> bool:
+        return args[position].dtype not in dtypes
+
+    return suspicious
+
+
+def _reaches_beyond(args: Sequence[Any]) -> bool:
+    """Whether ``as_strided`` (or its copy, or ``as_strided_scatter``) leaves the tensor's elements."""
+    source = args[0]
+    size, stride, *rest = [a for a in args[1:] if not isinstance(a, torch.Tensor)]
+    start = (rest[0] if rest else None) or 0
+    if start < 0 or 0 in size or len(size) != len(stride):
+        return True  # the CPU knows what it takes of these
+    last = start + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    return bool(last >= source.numel())
+
+
+def _can_be_indexed(args: Sequence[Any]) -> bool:
+    # else index 0, which stands in for all, would be out of range
+    return args[0].numel() != 0 or args[2].numel() == 0
+
+
+def _do_values_misfit(args: Sequence[Any]) -> bool:
+    """Whether ``index_put`` cannot broadcast its values to what the indices choose, or their dtype."""
+    target, indices, values = args[:3]
+    if values.dtype != target.dtype or _are_no_indices(indices):
+        return True
+    chosen = torch.empty(target.shape, device="meta")[
+        tuple(
+            slice(None) if i is None else torch.empty(i.shape, dtype=i.dtype, device="meta")
+            for i in indices
+        )
+    ].shape
+    fits = zip(reversed(values.shape), reversed(chosen), strict=False)
+    return values.dim() > len(chosen) or any(have not in (1, want) for have, want in fits)
+
+
+def _always(args: Sequence[Any]) -> bool:
+    """For operators without a meta kernel, whose rules' own says no more than shapes."""
+    return True
+
+
+_SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
+    aten.mm.default: _mixes_dtypes,
+    aten.bmm.default: _mixes_dtypes,
+    aten.mv.default: _mixes_dtypes,
+    aten.dot.default: _mixes_dtypes,
+    aten.addmm.default: _mixes_dtypes,
+    aten.addmv.default: _mixes_dtypes,
+    aten.baddbmm.default: _mixes_dtypes,
+    aten.linear.default: _mixes_dtypes,
+    aten.bucketize.Tensor: _is_not_a_line,
+    aten.convolution.default: lambda args: _mixes_dtypes(args) or _pads_negatively(args),
+    aten.index_add.default: _can_be_indexed,
+    aten.index_add_.default: _can_be_indexed,
+    aten.index_copy.default: _can_be_indexed,
+    aten.index_copy_.default: _can_be_indexed,
+    aten.as_strided.default: _reaches_beyond,
+    aten.as_strided_copy.default: _reaches_beyond,
+    aten.as_strided_scatter.default: _reaches_beyond,
+    aten.index_fill.int_Scalar: _unless((torch.int64,), 2),
+    aten.index_fill.int_Tensor: _unless((torch.int64,), 2),
+    aten.index_fill_.int_Scalar: _unless((torch.int64,), 2),
+    aten.index_fill_.int_Tensor: _unless((torch.int64,), 2),
+    aten.index_reduce.default: _unless(_INTEGERS, 2),
+    aten.index_reduce_.default: _unless(_INTEGERS, 2),
+    aten.index_select.default: _unless(_INTEGERS, 2),
+    aten.masked_fill_.Scalar: _unless((torch.bool,), 1),
+    aten.masked_fill_.Tensor: _unless((torch.bool,), 1),
+    aten.multi_margin_loss.default: _unless((torch.int64,), 1),
+    aten.multilabel_margin_loss_forward.default: _unless((torch.int64,), 1),
+    aten.native_dropout.default: _is_no_chance,
+    aten.nll_loss_forward.default: _unless((torch.int64, torch.uint8), 1),
+    aten.nll_loss2d_forward.default: _unless((torch.int64,), 1),
+    aten.put.default: _unless((torch.int64,), 1),
+    aten.put_.default: _unless((torch.int64,), 1),
+    aten.index_put.default: _do_values_misfit,
+    aten.index_put_.default: _do_values_misfit,
+    aten.embedding.default: _has_no_row_numbers,
+    aten.max.default: _is_empty,
+    aten.min.default: _is_empty,
+    aten._softmax.default: _is_no_softmax,
+    aten._log_softmax.default: _is_no_softmax,
+    aten.histogram.bin_ct: _always,
+    aten.histogram.bins_tensor: _always,
+    aten._histogramdd_bin_edges.default: _always,
+    aten._histogramdd_from_bin_cts.default: _always,
+    aten._histogramdd_from_bin_tensors.default: _always,
+}

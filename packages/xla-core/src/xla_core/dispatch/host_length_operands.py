@@ -1,0 +1,72 @@
+"""Handlers of operators with small operands that PyTorch lets stay on the host, or reads.
+
+``ctc_loss`` takes lengths as numbers or as CPU tensors; they become operands of the program, so that
+batches of other lengths run the same one.
+``repeat_interleave`` needs the sum of its repeats, unless its user knows it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from xla_core.dispatch import cpu_error_parity
+from xla_core.dispatch.functional import find_trace
+from xla_core.dispatch.transfers import read, upload
+from xla_core.recording.trace import Trace
+from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
+
+aten = torch.ops.aten
+
+# Positions of (input_lengths, target_lengths) among the arguments.
+_IN_LOSS = (2, 3)
+_IN_GRADIENT = (3, 4)
+
+
+def _on_device(lengths: Any, trace: Trace) -> XLATensor:
+    if isinstance(lengths, XLATensor):
+        return lengths
+    return upload(torch.as_tensor(lengths, dtype=torch.int64), trace)
+
+
+def _with_lengths(args: tuple[Any, ...], positions: tuple[int, int]) -> tuple[Any, ...]:
+    trace = find_trace(args)
+    return tuple(_on_device(a, trace) if i in positions else a for i, a in enumerate(args))
+
+
+def ctc_loss(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """``_ctc_loss`` with lengths as numbers."""
+    return handler_of(aten._ctc_loss.Tensor)(_with_lengths(args, _IN_LOSS), kwargs)
+
+
+def ctc_loss_backward(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """``_ctc_loss_backward`` with lengths as numbers."""
+    handler = handler_of(aten._ctc_loss_backward.Tensor)
+    return handler(_with_lengths(args, _IN_GRADIENT), kwargs)
+
+
+MSG_NEGATIVE_REPEATS: Final = "repeats can not be negative"
+
+
+def repeat_interleave_handler(record: Handler) -> Handler:
+    """``repeat_interleave`` of repeats alone; ``record`` takes the result's length with them."""
+
+    def repeat_interleave(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        repeats, named = args[0], kwargs or {}
+        if named.get("output_size") is not None:
+            return record(args, kwargs)
+        told = cpu_error_parity.in_cpu_words(aten.repeat_interleave.Tensor, args, named)
+        if told is not None:
+            try:
+                raise told
+            finally:
+                del told  # a frame that names its own exception is a cycle
+        size = 0
+        if repeats.numel():
+            least, size = read(torch.stack([repeats.min(), repeats.sum()])).tolist()
+            if least < 0:
+                raise RuntimeError(MSG_NEGATIVE_REPEATS)
+        return record(args, {"output_size": size})
+
+    return repeat_interleave

@@ -1,0 +1,311 @@
+"""``Plan``: how one operator overload is recorded and lowered, decided when it is first met."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch._ops import OpOverload
+
+from xla_core.dispatch import cpu_error_parity
+from xla_core.operators.decompositions import DecomposedRule
+from xla_core.operators.foreach import distinct_elements, is_per_element
+from xla_core.operators.lowering_registry import Promotion, Rule, ViewRule
+from xla_core.operators.run_rule import STORAGE_ARGUMENTS
+from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
+from xla_core.recording.xla_tensor import NoMetaKernelError, XLATensor
+from xla_core.support import caches
+from xla_core.torch_bridge import dtypes
+
+SEED: Final = "__seed"
+"""The extra argument that carries a random operator's seed, a lifted int."""
+
+_META: Final = torch.device("meta")
+# In place of the metas of an operator whose results only a CPU can tell; told apart by identity.
+_ONLY_ON_CPU: Final[tuple[TensorMeta | None, ...]] = (None,) * 64
+
+MSG_TOO_SMALL: Final = "output with shape {had} doesn't match the broadcast shape {needed}"
+
+# How operators convert their operands so that floats of one dtype give that dtype.
+_KEEP_FLOATS: Final = (Promotion.DEFAULT, Promotion.INT_TO_FLOAT)
+
+
+_numbers = itertools.count()
+
+
+class Plan:
+    """One overload as the trace knows it; plans are compared by identity, or by ``number``.
+
+    ``overload`` is the operator the user called, whose meta kernel gives shapes, dtypes and errors.
+    ``rule`` lowers it; for a write through a view it is the view's rule and ``is_put`` is set.
+    ``lift_mask`` says, per positional argument, whether its scalars are lifted.
+    """
+
+    __slots__ = (
+        "number", "name", "overload", "rule", "is_put", "random", "lift_mask", "lift_names",
+        "storage_arguments", "written", "host_tensors", "needs_all_replicas", "_metas", "_put",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        overload: OpOverload,
+        rule: Rule | ViewRule | DecomposedRule | None,
+        *,
+        name: str | None = None,
+        is_put: bool = False,
+        written: tuple[int, ...] = (),
+        host_tensors: bool = False,
+    ) -> None:
+        arguments = overload._schema.arguments
+        lift = rule.lift if isinstance(rule, Rule) else frozenset()
+        self.number = next(_numbers)
+        self.name = name or str(overload)
+        self.overload = overload
+        self.rule = rule
+        self.is_put = is_put
+        self.random = isinstance(rule, Rule) and rule.random
+        self.needs_all_replicas = isinstance(rule, Rule) and rule.all_replicas
+        self.lift_mask = tuple(a.name in lift for a in arguments)
+        self.lift_names = lift | {SEED}
+        self.storage_arguments = STORAGE_ARGUMENTS
+        self.written = written
+        self.host_tensors = host_tensors
+        self._metas: dict[Any, tuple[TensorMeta | None, ...]] = {}
+        self._put: Plan | None = None
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def repeats(self) -> bool:
+        """Whether this is a view that may show one element repeatedly."""
+        return isinstance(self.rule, ViewRule) and self.rule.put is None
+
+    def infer(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[TensorMeta | None, ...]:
+        """The metas of the results.
+
+        Raises what PyTorch raises for these operands, and NoMetaKernelError where only a CPU can
+        tell.
+        """
+        key = (_freeze(args), _freeze(tuple(kwargs.items())) if kwargs else ())
+        found = self._metas.get(key)
+        if found is None:
+            if len(self._metas) == caches.MOST:
+                self._metas.clear()
+            found = self._metas[key] = self._checked(args, kwargs)
+        if found is _ONLY_ON_CPU:
+            raise NoMetaKernelError(self.name)
+        return found
+
+    def _checked(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[TensorMeta | None, ...]:
+        try:
+            metas = self._run_meta(args, kwargs)
+        except dtypes.UnsupportedDtypeError:
+            raise
+        except Exception as error:
+            if self.needs_all_replicas:  # a collective, which PyTorch's CPU does not have
+                raise
+            told = cpu_error_parity.in_cpu_words(self.overload, args, kwargs)
+            if told is None and (
+                isinstance(error, NotImplementedError) or cpu_error_parity.are_small(args, kwargs)
+            ):
+                return _ONLY_ON_CPU
+            try:
+                raise (told or error) from None
+            finally:
+                del (
+                    told
+                )  # a frame that names its own exception is a cycle that keeps operands alive
+        mistake = cpu_error_parity.find(self.overload, args, kwargs)
+        if mistake is not None:
+            try:
+                raise mistake
+            finally:
+                del mistake
+        return metas
+
+    def _run_meta(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[TensorMeta | None, ...]:
+        if not is_per_element(self.name):
+            return self._metas_of(args, kwargs)
+        # A meta kernel takes a tenth of a millisecond per element, and models repeat their layers.
+        shortened = distinct_elements(args, _freeze)
+        if shortened is None:
+            return self._metas_of(args, kwargs)
+        few, places = shortened
+        metas = self._metas_of(few, kwargs)
+        distinct = max(places) + 1
+        return tuple(
+            metas[part + place] for part in range(0, len(metas), distinct) for place in places
+        )
+
+    def _metas_of(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[TensorMeta | None, ...]:
+        known = {a.name for a in self.overload._schema.arguments}
+        named = {
+            name: _META if name == "device" else to_meta(value)
+            for name, value in kwargs.items()
+            if name != SEED and (value is not None or name in known)
+        }
+        if not any(isinstance(a, torch.Tensor) for a in _flat(args)) and any(
+            a.name == "device" for a in self.overload._schema.arguments
+        ):
+            named["device"] = _META
+        if named.get("pin_memory"):
+            named["pin_memory"] = None
+        own = self.rule.meta if isinstance(self.rule, Rule) else None
+        converted = [to_meta(a) for a in args]
+        if own is None and self._is_like_its_operand(converted, named):
+            # Python meta kernels take a millisecond each, and their first one imports torch._dynamo.
+            return (_meta_of(args[0]),)
+        try:
+            result = (own or self.overload)(*converted, **named)
+        except NotImplementedError:
+            if not self.written or _fresh_count(self.overload):
+                raise
+            result = None  # an operator that only writes: its results look like its arguments
+        for i in self.written:
+            # meta kernels written in Python resize what they write to where others refuse
+            if (
+                i < len(args)
+                and isinstance(args[i], XLATensor)
+                and converted[i].shape != args[i].shape
+            ):
+                raise RuntimeError(
+                    MSG_TOO_SMALL.format(had=list(args[i].shape), needed=list(converted[i].shape))
+                )
+        written = [args[i] if i < len(args) else None for i in self.written]
+        if not self.written:
+            return tuple(_meta_of(r) for r in _flat_results(result))
+        fresh = result if isinstance(result, tuple) else (result,)
+        return tuple(_meta_of(r) for r in fresh[: _fresh_count(self.overload)]) + tuple(
+            _meta_of(w) for w in _flat(written)
+        )
+
+    def _is_like_its_operand(self, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+        """Whether this is an elementwise operator whose result any kernel says is as the first operand.
+
+        That is so of floats of one shape and dtype. An operator that refuses floats is found out
+        later, on one element (``mistakes.find``), where the CPU has kernels for all.
+        """
+        if torch.Tag.pointwise not in self.overload.tags or len(self.overload._schema.returns) != 1:
+            return False
+        if self.written != (0,) and (self.written or not self._keeps_floats()):
+            return False
+        first, *rest = [*args, *named.values()]
+        return (
+            isinstance(first, torch.Tensor)
+            and first.dtype in (torch.float32, torch.float64)
+            and all(
+                a is None
+                or type(a) in (bool, int, float)
+                or (
+                    isinstance(a, torch.Tensor) and (a.dtype, a.shape) == (first.dtype, first.shape)
+                )
+                for a in rest
+            )
+        )
+
+    def _keeps_floats(self) -> bool:
+        rule = self.rule
+        return isinstance(rule, Rule) and (
+            rule.promotion in _KEEP_FLOATS or self.overload is torch.ops.aten.pow.Tensor_Scalar
+        )
+
+    def put_plan(self, view: TensorMeta, base: TensorMeta) -> Plan | None:
+        """The plan that writes through this view, or None where one element is seen repeatedly."""
+        rule = self.rule
+        assert isinstance(rule, ViewRule)
+        if rule.put is None:
+            if view.numel > base.numel:
+                return None
+            # An expand that repeats nothing is a reshape.
+            rule = _reshape_rule(rule)
+        if self._put is None or self._put.rule is not rule:
+            self._put = Plan(self.overload, rule, name=f"put:{self.name}", is_put=True)
+        return self._put
+
+
+_reshape_rules: dict[OpOverload, ViewRule] = {}
+
+
+def _put_by_reshape(base: Any, value: Any, *_args: Any) -> Any:
+    # expanding a dimension of size 1 to size 0 shows nothing of it
+    return value.reshape(base.shape) if value.size else base
+
+
+def _reshape_rule(rule: ViewRule) -> ViewRule:
+    found = _reshape_rules.get(rule.overload)
+    if found is None:
+        found = ViewRule(rule.overload, rule.get, _put_by_reshape, rule.where)
+        _reshape_rules[rule.overload] = found
+    return found
+
+
+def _fresh_count(overload: OpOverload) -> int:
+    return sum(r.alias_info is None for r in overload._schema.returns)
+
+
+def _freeze(a: Any) -> Any:
+    """A hashable image of an argument in which 1, 1.0 and True, 0.0 and -0.0 differ."""
+    t = type(a)
+    if t is XLATensor:
+        v = a._v
+        return v.meta if v is not None else a._s.meta
+    if t is tuple or t is list:
+        return tuple(map(_freeze, a))
+    if a is None or t is torch.dtype:
+        return a
+    if t is int or t is bool:
+        return (t, a)
+    if isinstance(a, XLATensor):
+        return _meta_of(a)
+    if isinstance(a, torch.Tensor):
+        return ("host", a.dtype, a.shape)
+    if isinstance(a, (list, tuple)):
+        return tuple(map(_freeze, a))
+    if isinstance(a, (int, float, complex)):
+        return (t, repr(a))
+    return a
+
+
+def to_meta(a: Any) -> Any:
+    """An operand as the meta kernels take it: ``xla`` tensors become meta tensors."""
+    if isinstance(a, XLATensor):
+        return torch.empty(
+            a._v.meta.shape if a._v else a._s.meta.shape, dtype=a.dtype, device=_META
+        )
+    if isinstance(a, torch.Tensor):
+        # Without dimensions and on the CPU: for type promotion, the tensor itself says it best.
+        return a
+    if isinstance(a, (list, tuple)):
+        return [to_meta(item) for item in a]
+    return a
+
+
+def _meta_of(a: Any) -> TensorMeta | None:
+    if a is None:
+        return None
+    if isinstance(a, XLATensor):
+        return a._v.meta if a._v is not None else a._s.meta
+    return tensor_meta(tuple(a.shape), a.dtype)
+
+
+def _flat(items: Any) -> list[Any]:
+    flat: list[Any] = []
+    for item in items:
+        if isinstance(item, (list, tuple)):
+            flat.extend(_flat(item))
+        else:
+            flat.append(item)
+    return flat
+
+
+def _flat_results(result: Any) -> list[Any]:
+    return _flat(result) if isinstance(result, (list, tuple)) else [result]

@@ -1,0 +1,413 @@
+"""Graphs of ``torch.compile``: recorded once, compiled to one program, and run without recording again.
+
+``extract_compiled_graph`` is what PyTorch's own backend ``openxla`` calls. The graph is run once on stand-ins
+of its arguments, whose values nothing may read; what that records becomes the program. A graph that needs
+a value on the way (an operator that runs on the CPU) cannot be one program: it is cut there, and the parts
+become programs (``graph_parts``). What is left over, such as results on other devices, is recorded on every
+call like any other code on ``xla`` tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from sys import getrefcount
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import fx
+from torch.autograd.graph import increment_version
+from torch.utils import _pytree as pytree
+
+from xla_core.compilation.program_table import StepProgram, Table
+from xla_core.dispatch.meta_inference import SEED
+from xla_core.dynamo.graph_inputs import GraphInputMatcher
+from xla_core.dynamo.graph_partition import MSG_UNREADABLE, one_part, partition
+from xla_core.execution import eager_mode, run_step, runtime
+from xla_core.operators.error_messages import ValueNeededError
+from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording import random_state
+from xla_core.recording.step_key import Lift
+from xla_core.recording.storage import Storage, View, chain
+from xla_core.recording.trace import Trace
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.support import counters, flags, indivisible
+from xla_core.torch_bridge.torch_private import make_wrapper, without_dispatch_modes
+
+# References to an argument's buffer when its storage alone keeps it: the storage, the list of
+# arguments, getrefcount's own.
+_STORAGE_ONLY: Final = 3
+
+
+class NotOneProgramError(Exception):
+    """A graph whose results this module cannot take from one program."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Fresh:
+    """A result that the program computes: its position there, and its shape and dtype."""
+
+    position: int
+    meta: TensorMeta
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Passed:
+    """A result that is an argument, or a view of one."""
+
+    argument: int
+    view: View | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Constant:
+    """A result that is no tensor."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
+class _Recorded:
+    """A graph as one program, for arguments of certain shapes.
+
+    ``inputs`` gives each of the program's inputs: an argument, or a storage that the graph itself holds.
+    ``written`` pairs arguments with the results that are their new values. ``seeds`` are
+    the positions among ``ints`` that need a new number for every run.
+    """
+
+    program: StepProgram | None
+    inputs: GraphInputMatcher
+    results: tuple[_Fresh | _Passed | _Constant, ...]
+    written: tuple[tuple[int, int], ...]
+    spec: Any
+    floats: Any
+    ints: np.ndarray | None
+    seeds: tuple[int, ...]
+
+
+class CompiledGraph:
+    """A callable that runs an FX graph on ``xla`` tensors, one program per set of argument shapes.
+
+    Or several, where operators of it run on the CPU in between.
+    """
+
+    def __init__(self, model: Callable[..., Any]) -> None:
+        self._model = model
+        self._known = Table()
+
+    def __call__(self, *args: Any) -> Any:
+        """The graph's results for these arguments, enqueued."""
+        args = _with_scalars_on_device(args)
+        if flags.CHECK_INDICES.get():
+            return self._model(*args)  # recorded on every call, and checked like all that is
+        trace = _trace_of(args)
+        with trace.lock, torch.no_grad():
+            key = _key(args, trace)
+            recorded = self._known.get(key) or self._extract(key, args, trace)
+            if isinstance(recorded, _Recorded):
+                return _run(recorded, args, trace)
+        if recorded is self._model:
+            counters.increment("DynamoGraphRecordedAgain")
+        return recorded(*args)
+
+    def prepare(self, args: Sequence[Any]) -> None:
+        """Make the program for arguments like ``args`` now."""
+        if flags.CHECK_INDICES.get():
+            return
+        args = _with_scalars_on_device(tuple(args))
+        trace = _trace_of(args)
+        with trace.lock, torch.no_grad():
+            self._extract(_key(args, trace), args, trace)
+
+    def _extract(
+        self, key: Any, args: tuple[Any, ...], trace: Trace
+    ) -> _Recorded | Callable[..., Any]:
+        """The graph as one program, or as several and what lies between, or as it is."""
+        counters.increment("DynamoExtractCompiledGraph")
+        # a program would keep what a tensor on the host holds now; its nodes are run on every call
+        on_host = any(isinstance(a, torch.Tensor) and not isinstance(a, XLATensor) for a in args)
+        with without_dispatch_modes():
+            found: Any = None if on_host else _record(self._model, args, trace)
+            if found is None and isinstance(self._model, fx.GraphModule):
+                found = partition(self._model, args, trace, CompiledGraph)
+        if isinstance(found, _Recorded) and found.program is not None:
+            found.program.keep(self._known, key, found)  # until its program is evicted
+            return found
+        found = self._known[key] = self._model if found is None else found
+        return found  # type: ignore[no-any-return]
+
+
+def extract_compiled_graph(xla_model: Callable[..., Any], xla_args: Sequence[Any]) -> CompiledGraph:
+    """A callable that computes ``xla_model(*xla_args)`` with one program, and again for other values.
+
+    ``xla_model`` is an FX graph module. The program is made now, for the shapes of ``xla_args``; other
+    shapes (and other numbers among the arguments) make another one.
+    """
+    graph = CompiledGraph(xla_model)
+    graph.prepare(xla_args)
+    return graph
+
+
+def partition_fx_graph_for_cpu_fallback(
+    xla_model: fx.GraphModule,
+    xla_args: Sequence[Any],
+    all_xla_args: Sequence[Any] = (),
+    all_xla_args_tensor_only: Sequence[torch.Tensor] = (),
+) -> fx.GraphModule:
+    """``xla_model`` cut where operators run on the CPU, the parts between them compiled to programs.
+
+    A graph without such operators becomes one part. The graph is run once, on copies of ``xla_args``;
+    buffers that it holds itself are found without ``all_xla_args``, which is accepted.
+    """
+    args = _with_scalars_on_device(tuple(xla_args))
+    trace = _trace_of(args)
+    with trace.lock, torch.no_grad():
+        found = partition(xla_model, args, trace, CompiledGraph)
+    return one_part(xla_model, CompiledGraph) if found is None else found
+
+
+def _with_scalars_on_device(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """CPU tensors without dimensions (Python floats, to Dynamo) as arguments of the program."""
+    if all(type(a) is not torch.Tensor or a.dim() for a in args):
+        return args
+    device = _trace_of(args).device
+    return tuple(a.to(device) if type(a) is torch.Tensor and not a.dim() else a for a in args)
+
+
+def _trace_of(args: Sequence[Any]) -> Trace:
+    for a in args:
+        if isinstance(a, XLATensor):
+            return a._s.trace
+    return runtime.trace_of(None)
+
+
+def _key(args: Sequence[Any], trace: Trace) -> tuple[Any, ...]:
+    """What decides which program runs: shapes, numbers, and how the arguments lie over devices."""
+    layouts = trace.backend.argument_layouts(a._s for a in args if isinstance(a, XLATensor))
+    return (*map(_signature, args), layouts)
+
+
+def _signature(a: Any) -> Any:
+    """What of an argument is fixed in a program."""
+    if isinstance(a, XLATensor):
+        if a._v is None:
+            return a._s.meta
+        return (a._s.meta, *((v.plan, v.tail) for v in chain(a._v)))
+    if isinstance(a, torch.Tensor):
+        return (a.device, a.dtype, a.shape)
+    return (type(a), repr(a) if isinstance(a, (int, float, complex)) else a)
+
+
+# -- recording ------------------------------------------------------------------------------------
+
+
+def _record(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) -> _Recorded | None:
+    """The graph as one program, or None where it cannot be one."""
+    _buffers(args, trace)  # runs what is pending: it is no part of the graph
+    if trace.cur.depth:
+        trace.flush(trace)
+    try:
+        try:
+            trace.unreadable = trace.forbidden = MSG_UNREADABLE
+            with eager_mode.mode(False):
+                return _recorded(model, args, trace)
+        finally:
+            _end_recording(trace)
+    except NotOneProgramError:
+        return None
+    except ValueNeededError as error:
+        if error.reason is not MSG_UNREADABLE:  # another one's refusal, inside the graph
+            raise
+        return None
+    finally:
+        _end_recording(trace)  # also where an exception came in the line above
+
+
+def _end_recording(trace: Trace) -> None:
+    allowed = indivisible.storing(trace, ("unreadable", "forbidden"), (None, None))
+    indivisible.do(allowed, trace.renewal())
+
+
+def _recorded(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) -> _Recorded:
+    stand_ins = [_stand_in(a, trace) if isinstance(a, XLATensor) else a for a in args]
+    numbers = {id(t._s): i for i, t in enumerate(stand_ins) if isinstance(t, XLATensor)}
+    results, spec = pytree.tree_flatten(model(*stand_ins))
+    written = _written(stand_ins, trace)
+    tensors = [r for r in results if isinstance(r, torch.Tensor)]
+    vids = {id(r): _value(r, numbers, written, trace) for r in tensors}
+    computed = [v for v in vids.values() if v is not None] + list(written.values())
+    outputs = tuple(dict.fromkeys(computed))
+    index = {vid: i for i, vid in enumerate(outputs)}
+    storages = [trace.touched[p] for p in trace.input_storages]
+    inputs = GraphInputMatcher(numbers, [id(s) for s in storages], storages, numbers)
+    program = None
+    if outputs:
+        slots = {number: slot for slot, number in enumerate(inputs.arg_idxs)}
+        key = run_step.program_key(trace, outputs, _pairs(written, slots))
+        program = trace.cur.programs.get(key) or run_step.find_or_build(trace, key)
+        index = program.output_index
+    return _Recorded(
+        program=program,
+        inputs=inputs,
+        results=tuple(_result(r, vids, index, numbers) for r in results),
+        written=tuple((number, index[vid]) for number, vid in written.items()),
+        spec=spec,
+        floats=trace.backend.put_numbers(np.array(trace.floats)) if trace.floats else None,
+        ints=np.array(trace.ints, np.int64) if trace.ints else None,
+        seeds=_seeds(trace),
+    )
+
+
+def _stand_in(a: XLATensor, trace: Trace) -> XLATensor:
+    """A tensor of its own that shows what ``a`` shows."""
+    if a._s.trace is not trace:
+        raise NotOneProgramError(f"arguments on {a._s.trace.device} and {trace.device}")
+    view: View | None = None
+    for v in chain(a._v):
+        view = View(view, v.plan, v.tail, v.args, v.meta, -1, -1, -1)
+    base = trace.from_buffer(a._s.buffer, a._s.meta)
+    return base if view is None else _shown(base._s, view, trace)
+
+
+def _shown(s: Storage, view: View | None, trace: Trace) -> XLATensor:
+    meta = s.meta if view is None else view.meta
+    t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=trace.device)
+    t._s, t._v = s, view
+    return t
+
+
+def _written(stand_ins: Sequence[Any], trace: Trace) -> dict[int, int]:
+    """The arguments that the graph wrote to, and the numbers of their storages' new values."""
+    found = {}
+    for number, t in enumerate(stand_ins):
+        if isinstance(t, XLATensor) and t._s.version:
+            if t._s.epoch != trace.epoch or t._s.buffer is not None:
+                raise NotOneProgramError("an argument gets a value from the host")
+            found[number] = t._s.vid
+    return found
+
+
+def _value(
+    r: torch.Tensor, numbers: dict[int, int], written: dict[int, int], trace: Trace
+) -> int | None:
+    """The number of a result's value, None for one that is an unchanged argument or a view of it."""
+    if not isinstance(r, XLATensor):
+        raise NotOneProgramError(f"a result on {r.device}")
+    number = numbers.get(id(r._s))
+    if number is not None and number not in written:
+        return None
+    return trace.value_of(r)
+
+
+def _pairs(written: dict[int, int], slots: dict[Any, int]) -> tuple[tuple[int, int], ...]:
+    """Inputs whose memory their new values may take over."""
+    taken: set[int] = set()
+    pairs = []
+    for number, vid in written.items():
+        if number in slots and vid not in taken:
+            taken.add(vid)
+            pairs.append((slots[number], vid))
+    return tuple(pairs)
+
+
+def _result(
+    r: Any, vids: dict[int, int | None], index: dict[int, int], numbers: dict[int, int]
+) -> _Fresh | _Passed | _Constant:
+    if not isinstance(r, XLATensor):
+        return _Constant(r)
+    vid = vids[id(r)]
+    if vid is None:
+        return _Passed(numbers[id(r._s)], r._v)
+    return _Fresh(index[vid], r._v.meta if r._v is not None else r._s.meta)
+
+
+def _seeds(trace: Trace) -> tuple[int, ...]:
+    found = []
+    for entry in trace.cur.path():
+        seed = entry.kwargs.get(SEED)
+        if entry.plan is not None and isinstance(seed, Lift):
+            found.append(seed.position)
+    return tuple(found)
+
+
+# -- running --------------------------------------------------------------------------------------
+
+
+def _buffers(args: Sequence[Any], trace: Trace) -> None:
+    """Give every argument's storage a buffer: runs what is pending, and zeros what nobody wrote to."""
+    pending = False
+    for a in args:
+        if isinstance(a, XLATensor) and a._s.buffer is None:
+            pending = True
+            if a._s.epoch != trace.epoch:
+                trace.bring(a._s)
+    if pending:
+        counters.increment("DynamoSyncInputExecuteTime")
+        trace.flush(trace)
+
+
+def _run(recorded: _Recorded, args: tuple[Any, ...], trace: Trace) -> Any:
+    _buffers(args, trace)
+    program = recorded.program
+    results: list[Any] = []
+    if program is not None:
+        targets = [args[number]._s for number, _ in recorded.written]
+        values = map(results.__getitem__, [position for _, position in recorded.written])
+        work = itertools.chain(
+            indivisible.storing_each("buffer", targets, values),
+            indivisible.storing_each("epoch", targets, itertools.repeat(-1)),
+            indivisible.storing_each("version", targets, [s.version + 1 for s in targets]),
+        )
+        arguments = _arguments(recorded, program, args, trace)
+        run_step.launch(trace, program, arguments, results, work)
+    given = [_give(r, results, args, trace) for r in recorded.results]
+    for number, _ in recorded.written:
+        if not args[number].is_inference():
+            increment_version(args[number])
+    return pytree.tree_unflatten(given, recorded.spec)
+
+
+def _arguments(
+    recorded: _Recorded, program: StepProgram, args: tuple[Any, ...], trace: Trace
+) -> list[Any]:
+    arguments = [
+        _captured(a, trace) if type(a) is Storage else trace.backend.ready(a._s)
+        for a in recorded.inputs(args)
+    ]
+    for slot in program.donated:
+        if getrefcount(arguments[slot]) > _STORAGE_ONLY:
+            arguments[slot] = trace.backend.copy(arguments[slot])
+            program.copied_donations += 1
+    if recorded.floats is not None:
+        arguments.append(recorded.floats)
+    if recorded.ints is not None:
+        ints = recorded.ints.copy()
+        for position in recorded.seeds:
+            ints[position] = random_state.next_seed(trace.device.index)
+        arguments.append(trace.backend.put_numbers(ints))
+    return arguments
+
+
+def _captured(s: Storage, trace: Trace) -> Any:
+    """The buffer of a tensor that the graph holds itself."""
+    if s.buffer is None and s.epoch == trace.epoch:
+        trace.flush(trace)
+    return trace.backend.ready(s)
+
+
+def _give(
+    r: _Fresh | _Passed | _Constant, results: list[Any], args: tuple[Any, ...], trace: Trace
+) -> Any:
+    if isinstance(r, _Fresh):
+        return trace.from_buffer(results[r.position], r.meta)
+    if isinstance(r, _Constant):
+        return r.value
+    # What an argument holds is a value of its own here: writing to one of them changes just that one.
+    source = args[r.argument]._s
+    own = trace.from_buffer(source.buffer, source.meta)
+    view: View | None = None
+    for v in chain(r.view):
+        view = View(view, v.plan, v.tail, v.args, v.meta, -1, -1, -1)
+    return own if view is None else _shown(own._s, view, trace)

@@ -1,0 +1,52 @@
+"""Makes ``torch.compile`` take ``xla`` tensors; its backend ``openxla`` is PyTorch's own.
+
+That backend hands each graph to ``torch_xla.core.dynamo_bridge.extract_compiled_graph``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import torch
+
+from xla_core.recording.xla_tensor import XLATensor, XLATensorType
+from xla_core.torch_bridge import torch_private
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# what models call and graphs hold: operators and no state of ours
+_TRACED: Final = ("xla_core.torch_features.composites", "xla_core.torch_features.custom_calls")
+_prepared: list[bool] = []
+_to_tell: list[Callable[[], Any]] = []
+
+
+def prepare() -> None:
+    """Register with Dynamo, once. Changes none of its settings."""
+    if _prepared:
+        return
+    _prepared.append(True)
+    torch_private.let_dynamo_take(XLATensorType, ("xla_core", "torch_xla"), _TRACED)
+    torch_private.run_effects_in_order(XLATensor)
+    torch_private.let_first_runs_pass(XLATensor)
+    for tell in _to_tell:
+        tell()
+
+
+def _tell(tell: Callable[[], Any]) -> None:
+    """Let Dynamo, which is slow to import, hear of something when it is there."""
+    _to_tell.append(tell)
+    if _prepared:
+        tell()
+
+
+def kept_in_graphs(function: F) -> F:
+    """A decorator: a call of ``function`` is a node of ``torch.compile``'s graphs, and ends none."""
+    _tell(lambda: torch.compiler.allow_in_graph(function))
+    return function
+
+
+def constant_in_graphs(function: F) -> F:
+    """A decorator: what ``function`` returns while a graph is recorded is a constant of the graph."""
+    _tell(lambda: torch.compiler.assume_constant_result(function))
+    return function

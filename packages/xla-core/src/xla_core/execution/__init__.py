@@ -1,0 +1,1 @@
+"""The process's devices: running recorded steps, donation, liveness, lost values."""

@@ -1,0 +1,97 @@
+"""Values that the user gives away: the next program that takes one may reuse its memory for a result.
+
+What a step overwrites is donated without being asked (``step.py``). This is for what it reads and nobody
+needs again. A mark belongs to the buffer: it is gone with the value. As with torch_xla, marks count
+inside ``alias_with_buffer_donor_config`` only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from xla_core.recording.storage import NoValueError, Storage, losing
+from xla_core.recording.trace import Trace
+
+MSG_DONATED: Final = (
+    "this tensor's value was donated: it was marked with _set_buffer_donation, and a program has "
+    "reused its memory"
+)
+
+Pairs = tuple[tuple[int, int], ...]
+"""Inputs of a program, and the values that take over their memory."""
+
+
+class _Config:
+    alias = False
+
+
+_marked: dict[int, weakref.ref[Any]] = {}
+
+
+@contextlib.contextmanager
+def alias_with_buffer_donor_config(should_alias: bool = True) -> Iterator[bool]:
+    """Inside, marks of ``_set_buffer_donation`` count (or not); gives the setting from before."""
+    former = _Config.alias
+    _Config.alias = should_alias
+    try:
+        yield former
+    finally:
+        _Config.alias = former
+
+
+def aliasing() -> bool:
+    """Whether marks count."""
+    return _Config.alias
+
+
+def mark(s: Storage, donated: bool) -> bool:
+    """Mark the storage's value, or take the mark back; False for one that is not in device memory yet."""
+    buffer = s.buffer
+    if buffer is None:
+        return False
+    number = id(buffer)
+    if not donated:
+        _marked.pop(number, None)
+    else:
+        _marked[number] = weakref.ref(buffer, lambda _: _marked.pop(number, None))
+    return True
+
+
+def is_marked(buffer: Any) -> bool:
+    """Whether a buffer is marked."""
+    found = _marked.get(id(buffer))
+    return found is not None and found() is buffer
+
+
+def pairs(trace: Trace, alive: Sequence[Storage], taken: Pairs) -> Pairs:
+    """Marked inputs of the step with results of their shapes and dtypes, besides those in ``taken``."""
+    if not (_Config.alias and _marked):
+        return ()
+    slots, results = {slot for slot, _ in taken}, {vid for _, vid in taken}
+    free = {s.vid: s.meta for s in alive if s.vid not in results}
+    found = []
+    for slot, buffer in enumerate(trace.inputs):
+        if slot in slots or not is_marked(buffer):
+            continue
+        meta = trace.touched[trace.input_storages[slot]].meta
+        vid = next((v for v, m in free.items() if m is meta), None)
+        if vid is not None:
+            del free[vid]
+            found.append((slot, vid))
+    return tuple(found)
+
+
+def holders(trace: Trace, given: Pairs) -> dict[int, Storage]:
+    """The tensors, by input, whose values are about to be donated."""
+    found = {slot: trace.touched[trace.input_storages[slot]] for slot, _ in given}
+    return {slot: s for slot, s in found.items() if s.buffer is trace.inputs[slot]}
+
+
+def releasing(held: dict[int, Storage]) -> Iterator[None]:
+    """For ``indivisible.do``: the values of these tensors were donated, they have none any more."""
+    error = NoValueError(MSG_DONATED)
+    return itertools.chain.from_iterable([losing(s, error) for s in held.values()])

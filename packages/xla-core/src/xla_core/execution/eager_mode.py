@@ -1,0 +1,94 @@
+"""Eager mode: every operator runs when it is called, as a program of its own.
+
+Switching it replaces the table of handlers, so that recording costs nothing more while it is off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from xla_core.execution import runtime
+from xla_core.recording import xla_tensor as tensor_module
+from xla_core.recording.xla_tensor import Handler
+from xla_core.support import flags
+
+
+class _Depth(threading.local):
+    value = 0
+
+
+_depth = _Depth()
+_state = {"on": False}
+_lock = threading.Lock()
+
+
+def is_on() -> bool:
+    """Whether operators run one by one."""
+    return _state["on"]
+
+
+def switch(enable: bool) -> None:
+    """Turn eager mode on or off for the process; what is pending is run when it is turned on."""
+    with _lock:
+        if enable == _state["on"]:
+            return
+        if enable and runtime.started():
+            _run_pending()
+        tensor_module.set_handler_wrapper(_run_at_once if enable else None)
+        _state["on"] = enable  # last: an exception before it leaves the switch to be tried again
+
+
+@contextlib.contextmanager
+def mode(enable: bool) -> Iterator[None]:
+    """Eager mode on or off inside a ``with`` block."""
+    former = _state["on"]
+    try:
+        try:
+            switch(enable)
+            yield
+        finally:
+            switch(former)
+    finally:
+        switch(former)  # also where an exception came in the line above
+
+
+def _run_at_once(handler: Handler) -> Handler:
+    """``handler`` that runs what it recorded, unless another handler called it."""
+
+    @functools.wraps(handler)
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        former = _depth.value
+        try:
+            try:
+                _depth.value = former + 1
+                result = handler(args, kwargs)
+            finally:
+                _depth.value = former
+        finally:
+            _depth.value = former  # also where an exception came in the line above
+        if _state["on"] and not _depth.value:
+            _run_pending()
+        return result
+
+    return run
+
+
+def _run_pending() -> None:
+    for trace in runtime.traces():
+        if trace.cur.depth:
+            with trace.lock:
+                try:
+                    trace.one_by_one = _state["on"]
+                    trace.flush(trace)
+                finally:
+                    trace.one_by_one = False
+
+
+def switch_on_if_asked() -> None:
+    """Eager mode from the start, where ``XLA_USE_EAGER_DEBUG_MODE`` says so."""
+    if flags.EAGER_DEBUG_MODE.get():
+        switch(True)

@@ -1,0 +1,105 @@
+"""``GET_TENSORS_OPBYOP`` and ``SYNC_TENSORS_OPBYOP``: a recorded step as a chain of small programs.
+
+For debugging, and for code whose every step is different: each operator is lowered, compiled and run on
+its own, and a program is found again by operator, shapes and constants, wherever in a step it is.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+
+from xla_core.compilation import build_program, program_table
+from xla_core.lowering import compile_settings
+from xla_core.lowering.replay import needed_entries
+from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.step_key import Lift, Ref
+from xla_core.recording.trace import Entry, Trace
+from xla_core.support import counters
+
+_programs = program_table.Table()
+
+
+class _Single:
+    """One operation as a step of its own: what it reads becomes inputs, numbered from 0."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.vids: dict[int, TensorMeta] = {}
+        self.floats: list[int] = []
+        self.ints: list[int] = []
+        args = tuple(map(self._renumber, entry.args))
+        kwargs = {name: self._renumber(a) for name, a in entry.kwargs.items()}
+        last: Entry | None = Entry(None, None, None, (), 0, 0)
+        counts = (len(self.floats), len(self.ints))
+        for meta in self.vids.values():
+            last = Entry(last, -meta.index, None, (meta,), 0, 0)
+        self.last = Entry(last, entry.key, entry.plan, entry.metas, *counts, (args, kwargs))
+        self.key = (entry.plan, _frozen(args), _frozen(tuple(kwargs.items())), entry.metas)
+
+    def _renumber(self, a: Any) -> Any:
+        if isinstance(a, Ref):
+            self.vids.setdefault(a.vid, a.meta)
+            return Ref(list(self.vids).index(a.vid), a.meta)
+        if isinstance(a, Lift):
+            used = self.floats if a.is_float else self.ints
+            used.append(a.position)
+            return Lift(a.is_float, len(used) - 1, a.example)
+        if isinstance(a, (list, tuple)):
+            return type(a)(map(self._renumber, a))
+        return a
+
+
+def _frozen(a: Any) -> Any:
+    """A hashable image of an argument in which numbers of different types differ."""
+    if isinstance(a, Ref):
+        return ("value", a.vid, a.meta)
+    if isinstance(a, Lift):
+        example = a.example if isinstance(a.example, TensorMeta) else type(a.example)
+        return ("lifted", a.is_float, a.position, example)
+    if isinstance(a, (list, tuple)):
+        return tuple(map(_frozen, a))
+    return (type(a), repr(a)) if isinstance(a, (bool, int, float, complex)) else a
+
+
+def run(trace: Trace, outputs: tuple[int, ...]) -> dict[int, Any]:
+    """The buffers of the values ``outputs`` of the step that ends at the trace's current entry."""
+    needed = needed_entries(trace.cur.path(), outputs)
+    values = {vid: trace.inputs[slot] for vid, slot in trace.input_vids.items()}
+    singles = [_Single(entry) for entry in needed if entry.plan is not None]
+    last_use = {vid: i for i, single in enumerate(singles) for vid in single.vids}
+    wanted = set(outputs)
+    for position, single in enumerate(singles):
+        values.update(_run_single(trace, single, values))
+        for vid in single.vids:
+            if last_use[vid] == position and vid not in wanted:
+                del values[vid]
+    return {vid: values[vid] for vid in outputs}
+
+
+def _run_single(trace: Trace, single: _Single, values: dict[int, Any]) -> dict[int, Any]:
+    entry = single.entry
+    key = (trace.device, single.key, compile_settings.token())
+    program = _programs.get(key)
+    made = tuple(i for i, meta in enumerate(entry.metas) if meta is not None)
+    first = single.last.first
+    if program is None:
+        alone = copy.copy(trace)
+        alone.cur, alone.one_by_one = single.last, True
+        program = build_program.build(alone, tuple(first + i for i in made), ())
+        program.keep(_programs, key)
+        program_table.register(program)
+    arguments = [values[vid] for vid in single.vids]
+    if single.floats:
+        floats = np.array([trace.floats[i] for i in single.floats], np.float64)
+        arguments.append(trace.backend.put_numbers(floats))
+    if single.ints:
+        ints = np.array([trace.ints[i] for i in single.ints], np.int64)
+        arguments.append(trace.backend.put_numbers(ints))
+    results = program.executable.execute(arguments)
+    program.count_run()
+    counters.increment("OpByOpExecute")
+    trace.backend.launched(results)
+    return {entry.first + i: results[program.output_index[first + i]] for i in made}

@@ -1,0 +1,118 @@
+"""Tensors without a value: what no program can compute, and what was taken away on purpose.
+
+An operator that cannot be lowered costs the values that depend on it, a program that cannot be compiled or
+run those of its step: without this, they would stay pending, and every later step would fail with them.
+A tensor that had a value when the step began has that one again, as if the operator had failed at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from xla_core.recording.step_key import Lift, Ref
+from xla_core.recording.storage import MSG_PLACEHOLDER, PLACEHOLDER, NoValueError, lose_value
+from xla_core.recording.trace import Entry, Trace
+from xla_core.support import indivisible
+
+if TYPE_CHECKING:
+    from xla_core.operators.run_rule import LoweringError
+    from xla_core.recording.xla_tensor import XLATensor
+
+
+def lose(trace: Trace, error: LoweringError) -> bool:
+    """Give up what is pending and depends on the operation that cannot be lowered.
+
+    Returns whether there was anything. Operations like it, on operands of the same shapes, are lost with
+    it: of operations that repeat, one is lowered. Where none is found, all of its operator are.
+    """
+    failed, plan = error.entry, error.plan
+    if failed is not None:
+        kind = _kind(failed)
+        if _lose(trace, lambda e: e.plan is failed.plan and _kind(e) == kind, error):
+            return True
+    return plan is not None and _lose(trace, lambda e: e.plan is plan, error)
+
+
+def lose_step(trace: Trace, error: Exception) -> None:
+    """Give up all that is pending."""
+    _lose(trace, lambda e: e.plan is not None, error)
+
+
+def lose_placeholders(trace: Trace) -> bool:
+    """Give up what depends on placeholders, which become zeros; whether there was anything."""
+    gone = {v: slot for v, slot in trace.input_vids.items() if trace.inputs[slot] is PLACEHOLDER}
+    error = NoValueError(MSG_PLACEHOLDER)
+    found = bool(gone) and _lose(trace, lambda e: e.plan is None and e.first in gone, error)
+    for slot in gone.values():
+        meta = trace.touched[trace.input_storages[slot]].meta
+        trace.inputs[slot] = trace.backend.allocate(meta)
+    return found
+
+
+def _kind(entry: Entry) -> Any:
+    return list(map(_shaped, (entry.args, tuple(entry.kwargs.values()))))
+
+
+def _shaped(a: Any) -> Any:
+    """An operand without its value's number."""
+    if isinstance(a, Ref):
+        return a.meta
+    if isinstance(a, Lift):
+        return Lift
+    return list(map(_shaped, a)) if isinstance(a, (list, tuple)) else repr(a)
+
+
+def _lose(trace: Trace, is_gone: Callable[[Entry], bool], error: Exception) -> bool:
+    gone: set[int] = set()
+    for entry in trace.cur.path():
+        arguments = (*entry.args, *entry.kwargs.values())
+        if is_gone(entry) or (entry.plan is not None and _uses(arguments, gone)):
+            gone.update(range(entry.first, entry.end))
+    epoch = trace.epoch
+    found = [s for s in trace.touched if s.epoch == epoch and s.buffer is None and s.vid in gone]
+    former = _former(trace)
+    for s in found:
+        buffer = former.get(id(s))
+        if buffer is None:
+            lose_value(s, error)
+        else:
+            s.version += 1
+            indivisible.do(indivisible.storing(s, ("buffer", "epoch"), (buffer, -1)))
+    return bool(found)
+
+
+def _former(trace: Trace) -> dict[int, Any]:
+    """The buffers that tensors had when the step began, by their storages' ids."""
+    found = {}
+    for slot, position in enumerate(trace.input_storages):
+        buffer = trace.inputs[slot]
+        deleted = getattr(buffer, "is_deleted", None)  # a launch that failed may have taken it
+        if buffer is not PLACEHOLDER and not (deleted is not None and deleted()):
+            found[id(trace.touched[position])] = buffer
+    return found
+
+
+def take_away(tensor: XLATensor, error: NoValueError) -> None:
+    """Let the storage of ``tensor`` have no value; reading it or a view of it raises ``error``.
+
+    Autograd does not see it. ``bring_back`` ends it.
+    """
+    storage = tensor._s
+    with storage.trace.lock:
+        lose_value(storage, error)
+        storage.version += 1
+
+
+def bring_back(tensor: XLATensor, value: XLATensor) -> None:
+    """Give ``tensor``, which is no view, the value of another one; autograd does not see it."""
+    trace = tensor._s.trace
+    with trace.lock:
+        trace.write(tensor, trace.value_of(value))
+
+
+def _uses(arguments: Any, gone: set[int]) -> bool:
+    return any(
+        a.vid in gone if isinstance(a, Ref) else isinstance(a, (list, tuple)) and _uses(a, gone)
+        for a in arguments
+    )

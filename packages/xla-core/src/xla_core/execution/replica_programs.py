@@ -1,0 +1,47 @@
+"""Programs over all replicas of a job: those with an operator that talks to the other replicas.
+
+A program without such an operator stays on its device alone. One with runs on the device of every
+replica at once, each on values of its own: the same StableHLO with ``num_replicas`` above one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from xla_core.contract.device_protocol import Placement
+from xla_core.lowering.replay import needed_entries
+from xla_core.recording.program_layout import Layout
+from xla_core.recording.trace import Entry
+
+if TYPE_CHECKING:
+    from xla_core.execution.runtime import Backend
+
+
+def collective_entries(entries: Sequence[Entry], outputs: Sequence[int]) -> list[Entry]:
+    """The operations among ``entries`` that ``outputs`` need and that talk to other replicas."""
+    if not any(_talks(e) for e in entries):
+        return []
+    return [e for e in needed_entries(entries, outputs) if _talks(e)]
+
+
+def _talks(entry: Entry) -> bool:
+    return entry.plan is not None and entry.plan.needs_all_replicas
+
+
+def layout_of(
+    backend: Backend,
+    entries: Sequence[Entry],
+    outputs: Sequence[int],
+    aliases: tuple[tuple[int, int], ...],
+) -> Layout:
+    """The layout of a program that is not partitioned: on the device of every replica, or just here."""
+    collectives = tuple(collective_entries(entries, outputs))
+    if not collectives or len(backend.replicas) < 2:
+        return Layout(backend.placement, aliases, collectives=collectives)
+    return Layout(
+        Placement(backend.replicas),
+        aliases,
+        num_replicas=len(backend.replicas),
+        collectives=collectives,
+    )

@@ -1,0 +1,259 @@
+"""Runs a recorded step: which values are still wanted, which program computes them, and the run."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import time
+from collections.abc import Iterable
+from sys import getrefcount
+from typing import Any, Final
+
+import numpy as np
+
+from xla_core.compilation import build_program
+from xla_core.compilation.program_table import StepProgram, execution, hold, register
+from xla_core.contract import events
+from xla_core.execution import buffer_donation, index_checks, op_by_op, poisoned_values
+from xla_core.lowering import compile_settings, program_failures
+from xla_core.operators.error_messages import ValueNeededError
+from xla_core.operators.run_rule import LoweringError
+from xla_core.recording.storage import MSG_PLACEHOLDER, NoValueError, Storage
+from xla_core.recording.trace import Trace
+from xla_core.support import counters, flags, indivisible
+
+# References to a storage that nobody but the trace holds: the list, the loop variable, the argument.
+_TRACE_ONLY: Final = 3
+# References to a buffer that nobody but the step's inputs hold: the list, the argument.
+_INPUT_ONLY: Final = 2
+
+
+def flush(trace: Trace, reading: bool = False) -> None:
+    """Run what is pending on a device and bind the results; returns once the work is enqueued.
+
+    When an operator cannot be lowered, the values that depend on it are lost, the others are
+    computed, and LoweringError is raised. When compiling or the launch fails, the step's values are
+    lost, and the error is raised: torch.OutOfMemoryError for want of memory. Tensors that had values
+    before the step have them again. What depends on placeholders is lost, the rest computed, and
+    NoValueError raised. After other exceptions (Ctrl-C, a listener's) the step is pending as before.
+    ``reading`` says that a value is about to be fetched.
+    """
+    with trace.lock:
+        if trace.forbidden is not None and trace.cur.depth:
+            events.emit("execution_refused", trace=trace)
+            raise ValueNeededError(trace.forbidden)
+        started = time.perf_counter_ns()
+        operations = trace.cur.depth
+        one_by_one = (flags.GET_OPBYOP if reading else flags.SYNC_OPBYOP).get()
+        unknown = trace.has_placeholders and poisoned_values.lose_placeholders(trace)
+        try:
+            _flush(trace, one_by_one)
+        except Exception as error:
+            if _costs_values(error):
+                _give_up(trace, one_by_one, error)
+            raise
+        if unknown:
+            raise NoValueError(MSG_PLACEHOLDER)
+        if operations:
+            elapsed = time.perf_counter_ns() - started
+            events.emit("flushed", trace=trace, operations=operations, nanoseconds=elapsed)
+        if index_checks.pending:
+            index_checks.look(trace)
+
+
+def _costs_values(error: Exception) -> bool:
+    return isinstance(error, LoweringError) or program_failures.costs_step(error)
+
+
+def _give_up(trace: Trace, one_by_one: bool, error: Exception) -> None:
+    """Let what cannot be computed because of ``error`` be lost, and run the rest."""
+    if not (isinstance(error, LoweringError) and poisoned_values.lose(trace, error)):
+        poisoned_values.lose_step(trace, error)
+    try:
+        _flush(trace, one_by_one)
+    except Exception as another:
+        if not _costs_values(another):
+            raise
+        _give_up(trace, one_by_one, another)  # less is pending each time
+
+
+def _flush(trace: Trace, one_by_one: bool) -> None:
+    alive, passed, outputs = wanted(trace)
+    adopted = [trace.backend.adopted(s, trace.inputs[slot]) for s, slot in passed]
+    taken = indivisible.storing_each("buffer", [s for s, _ in passed], adopted)
+    if not outputs:
+        indivisible.do(taken, trace.renewal())
+    elif one_by_one:
+        values = op_by_op.run(trace, tuple(outputs))
+        computed = indivisible.storing_each("buffer", alive, [values[s.vid] for s in alive])
+        indivisible.do(taken, computed, trace.renewal())
+    else:
+        key, given = _step_key(trace, alive, outputs)
+        counters.sample("TensorsGraphSize", trace.cur.depth, counters.render_number)
+        program = trace.cur.programs.get(key)
+        if program is None:
+            program = find_or_build(trace, key)
+        else:
+            counters.increment("CachedCompile")
+        _run(trace, program, alive, taken, buffer_donation.holders(trace, given) if given else {})
+
+
+def warm_up(trace: Trace) -> None:
+    """Make the program of what is pending, without running it: the next sync finds it."""
+    with trace.lock:
+        alive, _, outputs = wanted(trace)
+        if outputs:
+            key, _ = _step_key(trace, alive, outputs)
+            if key not in trace.cur.programs:
+                find_or_build(trace, key)
+
+
+def _step_key(
+    trace: Trace, alive: list[Storage], outputs: dict[int, None]
+) -> tuple[tuple[Any, ...], buffer_donation.Pairs]:
+    """The key of the pending step's program, and which of its donations the user asked for."""
+    pairs = _donations(trace, outputs)
+    given = buffer_donation.pairs(trace, alive, pairs) if buffer_donation.aliasing() else ()
+    key = program_key(trace, tuple(outputs), pairs + given)
+    # another program of the step, as good otherwise, would not take the memory that is given away
+    return ((*key[:2], (*key[2], given)) if given else key), given
+
+
+def wanted(trace: Trace) -> tuple[list[Storage], list[tuple[Storage, int]], dict[int, None]]:
+    """Storages to bind, storages that just take an input's value, and the values to compute."""
+    epoch = trace.epoch
+    input_vids = trace.input_vids
+    alive: list[Storage] = []
+    passed: list[tuple[Storage, int]] = []
+    outputs: dict[int, None] = {}
+    for s in trace.touched:
+        if s.buffer is None and getrefcount(s) > _TRACE_ONLY and s.epoch == epoch:
+            slot = input_vids.get(s.vid)
+            if slot is None:
+                outputs[s.vid] = None
+                alive.append(s)
+            else:
+                passed.append((s, slot))
+    return alive, passed, outputs
+
+
+def _donations(trace: Trace, outputs: dict[int, None]) -> tuple[tuple[int, int], ...]:
+    """Pairs of an input and the value that its storage holds at the end of the step."""
+    epoch = trace.epoch
+    pairs = []
+    taken = set()
+    for slot, position in enumerate(trace.input_storages):
+        s = trace.touched[position]
+        if s.buffer is None and s.epoch == epoch and s.vid in outputs and s.vid not in taken:
+            taken.add(s.vid)
+            pairs.append((slot, s.vid))
+    return tuple(pairs)
+
+
+def program_key(
+    trace: Trace, outputs: tuple[int, ...], pairs: tuple[tuple[int, int], ...]
+) -> tuple[Any, ...]:
+    """What tells the programs of one step apart: results, donations, settings, layouts."""
+    return outputs, pairs, (compile_settings.token(), trace.backend.input_layouts(trace))
+
+
+def find_or_build(trace: Trace, key: Any) -> StepProgram:
+    """A known program that computes at least the wanted values, or a new one.
+
+    A reference cycle that the garbage collector has not met yet keeps values alive; a program
+    that computes more than is wanted is as good, and saves a compilation.
+    """
+    wanted = set(key[0])
+    for known, program in list(trace.cur.programs.items()):
+        if known[2] != key[2]:
+            continue
+        if wanted <= program.output_index.keys() and not program.wasteful(wanted):
+            trace.cur.keep(key, program)
+            hold(program)  # another device's thread may have evicted it meanwhile
+            counters.increment("CachedCompile")
+            return program
+    program = build_program.build(trace, key[0], key[1])
+    trace.cur.keep(key, program)
+    register(program)
+    return program
+
+
+def _run(
+    trace: Trace,
+    program: StepProgram,
+    alive: list[Storage],
+    taken: Iterable[Any],
+    held: dict[int, Storage],
+) -> None:
+    """Run the pending step and bind its results; ``held`` are tensors that give their values away."""
+    arguments = list(trace.inputs)
+    # a launch that fails for want of memory has taken what was donated all the same
+    safe = not program.donated or trace.backend.has_room(program.memory_needed())
+    for slot in program.donated:
+        # The trace's list and ``arguments`` hold it; whoever else does still wants the old value.
+        if getrefcount(trace.inputs[slot]) > _INPUT_ONLY + 1 + (slot in held):
+            arguments[slot] = trace.backend.copy(arguments[slot])
+            program.copied_donations += 1
+    if not safe:
+        _keep_donated(trace, program, arguments)
+    if trace.floats:
+        arguments.append(trace.backend.put_numbers(np.array(trace.floats, np.float64)))
+    if trace.ints:
+        arguments.append(trace.backend.put_numbers(np.array(trace.ints, np.int64)))
+    index = program.output_index
+    results: list[Any] = []
+    computed = map(results.__getitem__, [index[s.vid] for s in alive])
+    bound = indivisible.storing_each("buffer", alive, computed)
+    released = buffer_donation.releasing(held) if held else ()
+    work = itertools.chain(taken, released, bound, trace.renewal())
+    launch(trace, program, arguments, results, work, wait=not safe)
+
+
+def _keep_donated(trace: Trace, program: StepProgram, arguments: list[Any]) -> None:
+    """Donate copies instead, so that the tensors keep their values should the launch fail."""
+    try:
+        for slot in program.donated:
+            if arguments[slot] is trace.inputs[slot]:
+                arguments[slot] = trace.backend.copy(arguments[slot])
+    except RuntimeError as error:
+        if not program_failures.is_out_of_memory(error):
+            raise
+
+
+def launch(
+    trace: Trace,
+    program: StepProgram,
+    arguments: list[Any],
+    results: list[Any],
+    work: Iterable[Any],
+    wait: bool = False,
+) -> None:
+    """Enqueue one run of a program, and count it; with ``wait`` it has ended when this returns.
+
+    The list ``results`` gets its results, and then ``work`` is done, which gives them to their
+    tensors: no exception comes between, since what was donated exists in ``results`` only.
+    """
+    recorded = copy.copy(trace) if events.listening() else trace
+    started = time.perf_counter_ns()
+    run = execution(program.executable, arguments, results)
+    try:
+        if wait:  # nothing is donated, and what fails later is known before it is bound
+            indivisible.do(run)
+            ended = results[:]
+            results.clear()
+            trace.backend.client.wait(ended)
+            run = map(results.extend, (ended,))
+        indivisible.do(run, work)
+    except Exception as error:
+        if results:  # an exception of somebody else's, set once all was done
+            raise
+        told = program_failures.explained(error, program.name, program.largest)
+        raise program_failures.costing_step(told) from (None if told is error else error)
+    trace.backend.last_program = program
+    elapsed = time.perf_counter_ns() - started
+    trace.backend.launched(results)
+    counters.sample("ExecuteTime", elapsed)
+    program.count_run()
+    events.emit(
+        "program_executed", program=program, trace=recorded, results=results, nanoseconds=elapsed
+    )

@@ -1,0 +1,1 @@
+"""The one place that touches private parts of jax and jaxlib, with the versions they were seen in."""

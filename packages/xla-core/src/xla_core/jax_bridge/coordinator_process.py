@@ -1,0 +1,117 @@
+"""The coordination service of a job, in this process or in one of its own.
+
+The service has to outlive process 0: were it a part of that process, then jaxlib would abort all
+others the moment process 0 is killed, before anybody could say what happened. So process 0 starts it
+with ``python -m xla_core.jax_bridge.coordinator_process``, and it stays for as long as others are connected. That
+process imports nothing but jaxlib, to start fast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+# jaxlib 0.10.2: the extension module with the distributed runtime
+from jaxlib import _jax as _jaxlib
+
+_READY: Final = "listening"
+_TICK_SECONDS: Final = 0.25
+_LINGER_SECONDS: Final = 30.0
+"""The others need the time in which they find out that process 0 is gone."""
+_TABLES: Final = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
+_ESTABLISHED: Final = "01"
+
+MSG_NOT_STARTED: Final = "the job's coordinator cannot listen at {address}: {error}"
+
+
+def start_coordinator(address: str, processes: int, dead_after: int, start_within: int) -> Any:
+    """Run the service at ``address`` (``host:port``) through which ``processes`` processes meet.
+
+    A process silent for ``dead_after`` seconds is dead; the service does not end the others. It ends
+    with ``shutdown()`` of the result.
+    """
+    # jaxlib 0.10.2: recoverable leaves it to our own watchdog what the death of one process means
+    return _jaxlib.get_distributed_runtime_service(
+        address,
+        processes,
+        heartbeat_timeout=dead_after,
+        cluster_register_timeout=start_within,
+        shutdown_timeout=start_within,
+        recoverable=True,
+    )
+
+
+class CoordinatorProcess:
+    """The service in a process of its own, which survives this one while others are connected."""
+
+    def __init__(self, address: str, processes: int, dead_after: int, start_within: int) -> None:
+        numbers = map(str, (processes, dead_after, start_within, os.getpid()))
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+        }
+        pipe = subprocess.PIPE
+        # not a member of the terminal's or a launcher's group of processes: both may be killed at once
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, address, *numbers],
+            env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        self._await(address)
+
+    def _await(self, address: str) -> None:
+        """Return once it listens. Raises RuntimeError with its last words otherwise."""
+        output, errors = self._process.stdout, self._process.stderr
+        assert output is not None
+        assert errors is not None
+        with output, errors:
+            if output.readline().strip() == _READY:
+                return
+            words = errors.read().strip().splitlines() or ["it ended without a word"]
+        self._process.wait()
+        raise RuntimeError(MSG_NOT_STARTED.format(address=address, error=words[-1]))
+
+    def leave(self) -> None:
+        """Leave the service to the others: it ends with the last connection."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError), self._process.stdin as pipe:  # it may have been killed
+            pipe.write("\n")
+        self._process.returncode = 0  # nobody will wait for it
+
+
+def _connected(port: int) -> bool:
+    """Whether somebody is connected to ``port`` of this host; True where that cannot be told."""
+    ending = f":{port:04X}"
+    tables = [table for table in _TABLES if table.exists()]
+    lines = [line.split() for table in tables for line in table.read_text().splitlines()[1:]]
+    found = any(line[1].endswith(ending) and line[3] == _ESTABLISHED for line in lines)
+    return found or not tables
+
+
+def serve_apart(argv: Sequence[str]) -> None:
+    """What the process does: serve until the parent has left, or is gone, and nobody is connected."""
+    address = argv[0]
+    processes, dead_after, start_within, parent = map(int, argv[1:])
+    service = start_coordinator(address, processes, dead_after, start_within)
+    print(_READY, flush=True)  # noqa: T201 - the parent waits for it
+    while os.getppid() == parent:
+        if select.select([sys.stdin], [], [], _TICK_SECONDS)[0]:
+            if sys.stdin.readline():
+                break
+            time.sleep(_TICK_SECONDS)  # closed
+    until = time.monotonic() + _LINGER_SECONDS
+    while time.monotonic() < until and _connected(int(address.rpartition(":")[2])):
+        time.sleep(_TICK_SECONDS)
+    service.shutdown()
+
+
+if __name__ == "__main__":
+    serve_apart(sys.argv[1:])

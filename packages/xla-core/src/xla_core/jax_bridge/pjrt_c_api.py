@@ -1,0 +1,165 @@
+"""jaxlib's private names for PJRT C API libraries: loading one, its clients, its topologies.
+
+The rest of what this project uses of jax and jaxlib is in ``jax_private``.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+# jax 0.10.2: into how many parts an HLO sharding cuts each dimension
+from jax._src import op_shardings as _op_shardings
+
+# jax 0.10.2: loads the plugins that are installed for jax
+from jax._src import xla_bridge as _xla_bridge
+
+# jax 0.10.2: a context in which all dialects that XLA accepts are loaded
+from jax._src.interpreters import mlir as _mlir
+
+# jaxlib 0.10.2: the registry of loaded libraries, clients and topologies.
+from jaxlib import xla_client as _xla_client
+from jaxlib.mlir import ir
+
+from xla_core.jax_bridge.jax_private import JAXLIB_VERSION as JAXLIB_VERSION
+from xla_core.jax_bridge.jax_private import Client, CompileOptions, Device, DeviceList
+
+# jaxlib 0.10.2: a compiled program that is not loaded on any device.
+CompiledProgram: TypeAlias = _xla_client.Executable
+CreateOptions: TypeAlias = Mapping[str, str | int | float | bool | list[int]]
+
+_UNIMPLEMENTED: Final = "UNIMPLEMENTED"
+_lock = threading.Lock()
+
+
+def load_library(name: str, path: str) -> None:
+    """Load the PJRT C API library at ``path`` under ``name``, once in this process.
+
+    The registry is jaxlib's, one per process: what jax has loaded under the same name is used.
+    Raises RuntimeError when the file is no such library or its API version does not fit jaxlib's.
+    """
+    with _lock:
+        # jaxlib 0.10.2: all names below
+        if not _xla_client.pjrt_plugin_loaded(name):
+            _xla_client.load_pjrt_plugin_dynamically(name, path)
+        initialize_library(name)
+
+
+def initialize_library(name: str) -> None:
+    """Let a loaded library set itself up, once."""
+    # jaxlib 0.10.2: both names
+    if not _xla_client.pjrt_plugin_initialized(name):
+        _xla_client.initialize_pjrt_plugin(name)
+
+
+def load_jax_plugins() -> None:
+    """Let jax load the plugins that are installed for it, as it does before its first computation.
+
+    No backend is started. A plugin that fails leaves an error in the log, as with jax alone.
+    """
+    # jax 0.10.2: does its work once, whoever asks first
+    _xla_bridge._discover_and_register_pjrt_plugins()
+
+
+def gpu_options() -> CreateOptions:
+    """What jax tells a GPU's client: the allocator's settings from the environment."""
+    # jaxlib 0.10.2
+    return _xla_client.generate_pjrt_gpu_plugin_options()
+
+
+def library_loaded(name: str) -> bool:
+    """Whether a library is loaded under ``name``, by us or by jax."""
+    # jaxlib 0.10.2
+    return bool(_xla_client.pjrt_plugin_loaded(name))
+
+
+def make_client(name: str, options: CreateOptions, distributed_client: Any = None) -> Client:
+    """A client of a loaded library. Raises RuntimeError with the library's message."""
+    # jaxlib 0.10.2
+    return _xla_client.make_c_api_client(name, dict(options), distributed_client)
+
+
+def topology_devices(name: str, topology: str, options: CreateOptions) -> list[Device]:
+    """The devices of a topology that a loaded library can compile for; no hardware is needed.
+
+    Raises RuntimeError with the library's message when it does not know the topology.
+    """
+    # jaxlib 0.10.2: what jax.experimental.topologies calls, for any library's name
+    found = _xla_client._xla.get_default_c_api_topology(name, topology, dict(options))
+    return list(found._make_compile_only_devices())
+
+
+def compile_for_topology(
+    devices: Sequence[Device], stablehlo: bytes, options: CompileOptions
+) -> CompiledProgram:
+    """Compile for ``devices`` of a topology. Raises RuntimeError with the compiler's message."""
+    with _mlir.make_ir_context():
+        try:
+            module = ir.Module.parse(stablehlo)
+        except ir.MLIRError as error:
+            raise RuntimeError(f"this is no StableHLO: {error}") from error
+        # jaxlib 0.10.2: takes a module where clients with hardware take bytecode
+        return devices[0].client.compile(module, DeviceList(tuple(devices)), options)
+
+
+def copy_to_devices(array: Any, sharding: Any, devices: Sequence[Device]) -> Any:
+    """A copy of ``array`` laid out as ``sharding``, made by the runtime without the host."""
+    # jaxlib 0.10.2
+    (copied,) = _xla_client.batched_copy_array_to_devices_with_sharding(
+        [array],
+        [DeviceList(tuple(devices))],
+        [sharding],
+        [_xla_client.ArrayCopySemantics.ALWAYS_COPY],
+    )
+    return copied
+
+
+def devices_and_sharding(sharding: Any) -> tuple[tuple[int, ...], str | None]:
+    """Ids of an array's devices in order, and its HLO sharding's text; None where it is whole."""
+    # jax 0.10.2: both names; the order is that in which shards lie
+    ids = tuple(device.id for device in sharding._device_assignment)
+    hlo = sharding._to_xla_hlo_sharding(1)
+    return ids, None if hlo.is_replicated() else repr(hlo)
+
+
+@functools.lru_cache(maxsize=4096)
+def padded_shape(sharding: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """``shape`` with each dimension at the next size that ``sharding`` cuts into equal parts.
+
+    That is how the runtime keeps a value of a size that does not divide: XLA's partitioner lays the
+    elements out from the front, and never reads what follows them.
+    """
+    # jax 0.10.2: both names; whole dimensions may be left out at the end, or all of them
+    parts, _ = _op_shardings.get_num_ways_dim_sharded(sharding._to_xla_hlo_sharding(len(shape)))
+    parts = [*parts, *[1] * (len(shape) - len(parts))]
+    return tuple(-(-n // count) * count for n, count in zip(shape, parts, strict=True))
+
+
+def memory_stats(device: Device) -> Mapping[str, int] | None:
+    """The allocator's figures (``bytes_in_use``, ``bytes_limit``, ...); None where it keeps none."""
+    try:
+        # jaxlib 0.10.2: None on the CPU, an error from libraries without the call
+        return device.memory_stats()
+    except RuntimeError as error:
+        if is_unimplemented(error):
+            return None
+        raise
+
+
+def device_attributes(device: Device) -> dict[str, Any]:
+    """What the runtime tells of a device beyond its number (``coords``, ``core_on_chip``, ...)."""
+    # jaxlib 0.10.2: attributes of the library's own, found by name
+    names = ("coords", "core_on_chip", "num_cores", "slice_index", "compute_capability")
+    found = {name: getattr(device, name, None) for name in names}
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in found.items()
+        if value is not None
+    }
+
+
+def is_unimplemented(error: Exception) -> bool:
+    """Whether a runtime error says that the library lacks the function."""
+    return str(error).startswith(_UNIMPLEMENTED)

@@ -1,0 +1,92 @@
+"""How values are laid out over devices, said inside a program: primitives that jax has no public form of."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+# jax 0.10.2: ShapedArray and Primitive are what an operation of one's own is made of.
+from jax._src import core as _jax_core
+
+# jax 0.10.2: registers lowerings, and builds custom calls.
+from jax._src.interpreters import mlir as _mlir
+
+# jaxlib 0.10.2: MLIR bindings; ``ir`` makes attributes.
+from jaxlib.mlir import ir
+
+# jaxlib 0.10.2: builders of Shardy's operations.
+from jaxlib.mlir.dialects import sdy
+
+from xla_core.jax_bridge.manual_constants_pass import BEGINS, ENDS
+
+
+def annotate_sharding(value: Any, text: str) -> Any:
+    """``value``, laid out as ``text`` says: HLO text or Shardy's, see ``jax_private.lower``."""
+    return _layout_p.bind(value, target="Sharding", text=text, shape=value.shape)
+
+
+def to_manual(value: Any, shape: tuple[int, ...]) -> Any:
+    """The part of ``value``, of ``shape``, that each device holds; HLO annotations only."""
+    return _layout_p.bind(value, target=BEGINS, text="{manual}", shape=shape)
+
+
+def from_manual(value: Any, text: str, shape: tuple[int, ...]) -> Any:
+    """The value of ``shape`` whose parts, laid out as ``text`` says, each device gives."""
+    part = annotate_sharding(value, "{manual}")
+    return _layout_p.bind(part, target=ENDS, text=text, shape=shape)
+
+
+def shard_alike(a: Any, b: Any, group: int, shardy: bool) -> tuple[Any, Any]:
+    """``a`` and ``b``, of one shape, laid out alike; ``group`` is a number of their own in the program."""
+    first, second = _alike_p.bind(a, b, group=group, shardy=shardy)
+    return first, second
+
+
+def _lower_layout(
+    ctx: Any, value: Any, *, target: str, text: str, shape: tuple[int, ...]
+) -> list[Any]:
+    if text.startswith("#sdy."):
+        return [sdy.ShardingConstraintOp(value, ir.Attribute.parse(text)).result]
+    # jax 0.10.2; XLA's partitioner (GSPMD) knows these calls by name
+    call = _mlir.custom_call(
+        target,
+        result_types=[_mlir.aval_to_ir_type(ctx.module_context, ctx.avals_out[0])],
+        operands=[value],
+        api_version=1,
+        extra_attributes={"mhlo.sharding": ir.StringAttr.get(text)},
+    )
+    return [call.result]
+
+
+# jax 0.10.2: jax's own constraint needs jax's devices, of which this process may have none
+_layout_p: Final = _jax_core.Primitive("xla_layout")
+_layout_p.def_abstract_eval(
+    lambda aval, *, target, text, shape: _jax_core.ShapedArray(shape, aval.dtype)
+)
+_mlir.register_lowering(_layout_p, _lower_layout)
+
+
+def _lower_alike(ctx: Any, *values: Any, group: int, shardy: bool) -> list[Any]:
+    if shardy:
+        for value in values:
+            sdy.ShardingGroupOp(value, group)
+        return list(values)
+    # jax 0.10.2; a call that may not be dropped, since the other one needs it
+    text = {"mhlo.sharding": ir.StringAttr.get(f"{{unknown shard_as {group}}}")}
+    calls = [
+        _mlir.custom_call(
+            "Sharding",
+            result_types=[value.type],
+            operands=[value],
+            api_version=1,
+            has_side_effect=True,
+            extra_attributes=text,
+        )
+        for value in values
+    ]
+    return [call.result for call in calls]
+
+
+_alike_p: Final = _jax_core.Primitive("xla_shard_alike")
+_alike_p.multiple_results = True
+_alike_p.def_abstract_eval(lambda a, b, *, group, shardy: (a, b))
+_mlir.register_lowering(_alike_p, _lower_alike)

@@ -1,0 +1,117 @@
+"""How an operator of the namespace ``xla`` is defined here, and which way its rule lowers it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import Array
+
+from xla_core.jax_bridge import pallas_kernels
+from xla_core.lowering import target
+from xla_core.operators.lowering_registry import rule
+from xla_core.support import counters
+from xla_core.torch_bridge.op_library import XLA_LIB
+
+F = TypeVar("F", bound=Callable[..., Any])
+Kernel = Callable[..., Any]
+
+MASK_VALUE: Final[float] = -0.7 * torch.finfo(torch.float32).max
+"""What is added to scores that do not count; far from overflow, as in jax's kernels."""
+
+
+def operator(schema: str, meta: Callable[..., Any]) -> Callable[[F], F]:
+    """Define ``xla::`` + ``schema``; the decorated function is its lowering rule.
+
+    ``meta`` takes the operator's arguments with tensors that have no values, and returns such.
+    """
+
+    def register(function: F) -> F:
+        XLA_LIB.define(schema)
+        name = schema.partition("(")[0]
+        torch.library.register_fake(f"xla::{name}", meta, lib=XLA_LIB)
+        rule(getattr(torch.ops.xla, name).default)(function)
+        return function
+
+    return register
+
+
+def for_tpu(fits: bool, name: str) -> target.Target | None:
+    """The TPU that is being lowered for, if it is one and its kernel ``fits``; else None.
+
+    A kernel that does not fit is counted under ``PlainKernel::name``: plain operations need more memory.
+    """
+    found = target.current()
+    if found is None or found.platform != "tpu":
+        return None
+    if not fits:
+        counters.increment(f"PlainKernel::{name}")
+        return None
+    return found
+
+
+def call_kernel(tpu: target.Target, kernel: Kernel, *operands: Any, **options: Any) -> Any:
+    """``kernel(*operands, **options)`` traced for ``tpu``, 64-bit integers made 32-bit ones."""
+    narrow, named = jax.tree.map(_narrow, (operands, options))
+    return pallas_kernels.call(
+        kernel, pallas_kernels.for_tpu(tpu.kind, tpu.cores), *narrow, **named
+    )
+
+
+def _narrow(operand: Any) -> Any:
+    if isinstance(operand, Array) and operand.dtype == jnp.int64:
+        return operand.astype(jnp.int32)
+    return operand
+
+
+def wide(*arrays: Array) -> Any:
+    """The dtype that sums of products of these are computed in: float32 at least."""
+    return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
+
+
+def weights_of(scores: Array, visible: Array | None) -> tuple[Array, Array, Array]:
+    """Softmax over the last dimension of the visible scores: unnormalised weights, their sums, the maxima.
+
+    A row in which nothing is visible weighs everything alike.
+    """
+    if visible is not None:
+        scores = jnp.where(visible, scores, MASK_VALUE)
+    highest = scores.max(axis=-1, keepdims=True)
+    weights = jnp.exp(scores - highest)
+    return weights, weights.sum(axis=-1, keepdims=True), highest
+
+
+def capped(scores: Array, cap: float | None) -> Array:
+    """``cap * tanh(scores / cap)``, or the scores where there is no cap."""
+    return scores if cap is None else jnp.tanh(scores / cap) * cap
+
+
+LANES: Final = 128
+"""Lanes of a TPU's registers: blocks of kernels are whole multiples of it."""
+
+
+def block_of(wanted: int, length: int) -> int:
+    """The longest block of whole lanes, at most ``wanted``, that divides ``length`` (whole lanes too)."""
+    block = max(LANES, min(wanted, length) // LANES * LANES)
+    while length % block:
+        block -= LANES
+    return block
+
+
+def rounded_up(length: int, multiple: int) -> int:
+    """The least multiple of ``multiple`` that is at least ``length``."""
+    return -(-length // multiple) * multiple
+
+
+def padded(array: Array, axis: int, length: int, value: Any = 0) -> Array:
+    """``array`` with ``value`` appended along ``axis`` up to ``length``."""
+    missing = length - array.shape[axis]
+    if not missing:
+        return array
+    widths: Sequence[tuple[int, int]] = [
+        (0, missing if i == axis % array.ndim else 0) for i in range(array.ndim)
+    ]
+    return jnp.pad(array, widths, constant_values=value)

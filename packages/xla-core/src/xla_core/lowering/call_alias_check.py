@@ -1,0 +1,206 @@
+"""Finds kept functions whose calls XLA may have compiled wrongly, in the HLO of a compiled program.
+
+jaxlib 0.10.2 (CPU) lets a fusion write its result in place of an operand of which it reads only the
+element that it writes. When a call has given one value two names (two of its operands are the same, or
+it returns an operand as it is, or one result twice), and a fusion reads the value elsewhere by the
+other name, it reads what it has overwritten. Lowering writes no such call, but XLA may find out that
+two values are the same, or that an operation of the function changes nothing.
+
+The text of HLO is no interface: where a line of it is not as jaxlib 0.10.2 writes it, every function counts
+as one of those, as nobody knows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from xla_core.lowering.outline_functions import KEPT_PREFIX
+
+logger = logging.getLogger(__name__)
+
+_ENTRY: Final = "ENTRY"
+_INSTRUCTION: Final = re.compile(r"\s+(?:ROOT )?(%\S+) = .*? ([a-z][a-z0-9-]*)\(([^)]*)\)")
+_NAME: Final = re.compile(r"%[^\s,()]+")
+_INDEX: Final = re.compile(r" index=(\d+)")
+_CALLEE: Final = re.compile(rf" to_apply=%({KEPT_PREFIX}[^\s,]*)")
+_HEADER: Final = re.compile(r"(?:(ENTRY) )?%?(\S+) \(.*\{$")
+_COMMENT: Final = re.compile(r"/\*.*?\*/")
+# names in it are the user's, or of what was there before XLA's passes
+_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
+# of an attribute; instructions are named after functions, too
+_REFERENCE: Final = re.compile(rf"[={{,] ?%?{KEPT_PREFIX}")
+_KEPT_NAME: Final = re.compile(rf"{KEPT_PREFIX}\w+".encode())
+
+MSG_UNREADABLE: Final = (
+    "what XLA writes of a compiled program is not as it was in jaxlib 0.10.2 (%s): repeats of a step are "
+    "inlined, which takes longer to compile"
+)
+
+
+class _UnreadableError(Exception):
+    """A line whose form is not known."""
+
+
+class _Held(NamedTuple):
+    """What a name stands for: ``base`` is one for all that XLA knows to be the same in a computation."""
+
+    value: int
+    base: str
+    function: str  # that gave the value this name: as a parameter or a result; else empty
+
+
+def kept_functions(stablehlo: bytes) -> set[str]:
+    """The names of the kept functions in a lowered program, and of those that were inlined since."""
+    return {name.decode() for name in _KEPT_NAME.findall(stablehlo)}
+
+
+def clashes(hlo: str, kept: Collection[str]) -> set[str]:
+    """Those of ``kept`` through whose calls an instruction reads one value by two names.
+
+    ``hlo`` is the text of a compiled program, ``kept`` the functions that its StableHLO calls. All of them,
+    when a line that matters is not understood, or no call is found.
+    """
+    try:
+        walk = _Walk(_computations(hlo), kept)
+        walk.follow(_ENTRY, ())
+        walk.check_all_met()
+    except _UnreadableError as error:
+        logger.warning(MSG_UNREADABLE, error)
+        return set(kept)
+    return walk.found
+
+
+def _computations(hlo: str) -> dict[str, list[str]]:
+    """The lines of each computation, by name."""
+    bodies: dict[str, list[str]] = {}
+    body: list[str] | None = None
+    for line in hlo.splitlines():
+        if not line[:1].isspace():
+            header = _HEADER.match(line)
+            if header is not None:
+                body = bodies[header[1] or header[2]] = []
+            elif _refers(line):
+                raise _UnreadableError(line)
+        elif body is not None and line.strip():
+            body.append(line)
+    if _ENTRY not in bodies:
+        raise _UnreadableError("no entry computation")
+    return bodies
+
+
+class _Walk:
+    """Follows values by number from the entry computation through the calls."""
+
+    def __init__(self, bodies: dict[str, list[str]], kept: Collection[str]) -> None:
+        self.bodies = bodies
+        self.kept = kept
+        self.found: set[str] = set()
+        self._met: set[str] = set()
+        self._numbers = itertools.count()
+
+    def check_all_met(self) -> None:
+        """Raise _UnreadableError unless all that mentions a kept function was followed."""
+        if self.kept and len(self._met) < 2:
+            raise _UnreadableError("no call is found")
+        for name in self.bodies.keys() - self._met:
+            if any(map(_refers, self.bodies[name])):
+                raise _UnreadableError(f"{name} calls a function and is not called itself")
+
+    def follow(self, name: str, arguments: Sequence[int]) -> list[int]:
+        """The values that a computation returns when it is called with these."""
+        self._met.add(name)
+        function = name.partition(".")[0] if name != _ENTRY else ""
+        held: dict[str, _Held] = {}
+        tuples: dict[str, dict[int, _Held]] = {}
+        returned: list[int] | None = None
+        parameters = 0
+        for line in self.bodies[name]:
+            target, opcode, listed = _instruction(line)
+            operands = [] if opcode in _LITERAL else _operands(line, listed, held)
+            made = None
+            if opcode == "parameter":
+                parameters += 1
+                if function:
+                    made = _Held(_argument(line, listed, arguments), target, function)
+            elif opcode == "bitcast":
+                (made,) = operands
+            elif opcode == "tuple":
+                tuples[target] = dict(enumerate(operands))
+            elif opcode == "get-tuple-element":
+                made = _element(line, tuples.setdefault(listed.strip(), {}))
+            elif _refers(line):
+                tuples[target] = self._call(_QUOTED.sub("", line), opcode, target, operands)
+                made = tuples[target].get(0)  # where it is not a tuple
+            else:
+                self._check(operands)
+            held[target] = made or _Held(next(self._numbers), target, "")
+            if line.lstrip().startswith("ROOT "):
+                returned = [h.value for h in tuples.get(target, {0: held[target]}).values()]
+        if returned is None or (function and parameters != len(arguments)):
+            raise _UnreadableError(f"{name} has no result, or not its {len(arguments)} parameters")
+        return returned
+
+    def _call(
+        self, line: str, opcode: str, target: str, operands: Sequence[_Held]
+    ) -> dict[int, _Held]:
+        """The elements of a call's result."""
+        callee = _CALLEE.search(line)
+        if opcode != "call" or callee is None or callee[1] not in self.bodies:
+            raise _UnreadableError(line)
+        inner = callee[1].partition(".")[0]
+        if inner not in self.kept:
+            raise _UnreadableError(f"{inner} is none of the program's functions")
+        results = self.follow(callee[1], [o.value for o in operands])
+        return {i: _Held(value, f"{target} {i}", inner) for i, value in enumerate(results)}
+
+    def _check(self, operands: Iterable[_Held]) -> None:
+        by_value: dict[int, dict[str, _Held]] = {}
+        for operand in operands:
+            by_value.setdefault(operand.value, {})[operand.base] = operand
+        for same in by_value.values():
+            if len(same) > 1:
+                self.found.update(h.function for h in same.values() if h.function)
+
+
+# What stands in their parentheses are no operands.
+_LITERAL: Final = frozenset({"parameter", "constant"})
+
+
+def _refers(line: str) -> bool:
+    """Whether a line names a kept function in one of its attributes."""
+    return KEPT_PREFIX in line and _REFERENCE.search(_QUOTED.sub("", line)) is not None
+
+
+def _instruction(line: str) -> tuple[str, str, str]:
+    """Name, opcode and what stands in parentheses."""
+    match = _INSTRUCTION.match(line)
+    if match is None:
+        raise _UnreadableError(line)
+    target, opcode, listed = match.groups()
+    return target, opcode, listed
+
+
+def _operands(line: str, listed: str, held: dict[str, _Held]) -> list[_Held]:
+    """The operands of an instruction, each of which an earlier line has named."""
+    names = _NAME.findall(listed)
+    count = len(_COMMENT.sub("", listed).split(",")) if listed.strip() else 0
+    if len(names) < count or any(name not in held for name in names):
+        raise _UnreadableError(line)
+    return [held[name] for name in names]
+
+
+def _argument(line: str, listed: str, arguments: Sequence[int]) -> int:
+    if not listed.isdecimal() or int(listed) >= len(arguments):
+        raise _UnreadableError(line)
+    return arguments[int(listed)]
+
+
+def _element(line: str, elements: dict[int, _Held]) -> _Held | None:
+    found = _INDEX.search(line)
+    if found is None:
+        raise _UnreadableError(line)
+    return elements.get(int(found[1]))

@@ -1,0 +1,230 @@
+"""Emits a step with its repeats as functions: each is traced once by jax and called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xla_core.lowering.evaluate import AS_IT_IS, Handed, Lifted, Scope
+from xla_core.lowering.repeat_graph import Graph, lifted_slot
+from xla_core.lowering.repeats import Call, Function, Item, Plan, flat_nodes
+from xla_core.recording.source_location import common_scope
+
+# A lifted number of a call: whether it is a float, and where in the step's vector it is.
+Slot = tuple[bool, int]
+
+# A function under ``jax.jit``, and once it was traced for each result the place among the values that
+# are given to it and those that it makes, and its form.
+_Traced = tuple[Callable[..., list[Any]], list[tuple[int, str]]]
+
+KEPT_PREFIX: Final = "xla_repeat_"
+"""Functions whose name begins so are kept as functions by the compiler."""
+
+
+def outlined_function(
+    graph: Graph,
+    plan: Plan,
+    outputs: Sequence[int],
+    floats: bool,
+    ints: bool,
+    scope_class: type[Scope] = Scope,
+) -> Callable[..., tuple[Any, ...]]:
+    """A jax function of the step: inputs in order, then the lifted floats and ints if there are any."""
+    emitter = Emitter(graph, plan, scope_class)
+
+    def step(*arrays: Any) -> tuple[Any, ...]:
+        count = len(graph.inputs)
+        rest = list(arrays[count:])
+        ints_vector = rest.pop() if ints else None
+        floats_vector = rest.pop() if floats else None
+        scope = scope_class(graph.lazy | graph.early, Lifted(floats_vector, ints_vector))
+        scope.update(zip(graph.inputs, arrays[:count], strict=True))
+        emitter.emit(plan.items, scope)
+        return tuple(scope[vid] for vid in outputs)
+
+    return step
+
+
+class Emitter:
+    """Replays items of a plan under jax; functions are traced once.
+
+    ``groups`` holds, for each function, the lifted numbers that are elsewhere in another call.
+    """
+
+    def __init__(self, graph: Graph, plan: Plan, scope_class: type[Scope] = Scope) -> None:
+        self.lazy = graph.lazy
+        self.scope_class = scope_class
+        self.groups = _moving_groups(plan)
+        self._traced: dict[Any, _Traced] = {}
+
+    def emit(self, items: Sequence[Item], scope: Scope) -> None:
+        """Compute items in order."""
+        for item in items:
+            if isinstance(item, Call):
+                self._call(item, scope)
+            else:
+                scope.compute(item.payload)
+
+    def _call(self, call: Call, scope: Scope) -> None:
+        function = call.function
+        vectors = [scope.lifted.vectors[kind] for kind in kinds_of(call.operands)]
+        indices = [_index(slot, scope) for slot in self.moving_slots(call)]
+        operands = [scope.handed(v) for v in call.operands if v >= 0]
+        results = self._run(function, vectors, indices, operands)
+        for vid, result in zip(call.results, results, strict=True):
+            scope.take(vid, result)
+
+    def moving_slots(self, call: Call) -> list[Slot]:
+        """For each group of its function's moving numbers, where the first is in this call."""
+        found = slots(call.operands)
+        return [found[group[0]] for group in self.groups[call.function]]
+
+    def run_kept(
+        self, function: Function, vectors: list[Any], indices: list[Any], operands: list[Any]
+    ) -> list[Any]:
+        """Call a function of the program that is kept as one: ``body`` under its name.
+
+        See ``_run``; operands and results are as they are.
+        """
+        given = [(operand, AS_IT_IS) for operand in operands]
+        return [array for array, _ in self._run(function, vectors, indices, given)]
+
+    def _run(
+        self, function: Function, vectors: list[Any], indices: list[Any], operands: list[Handed]
+    ) -> list[Handed]:
+        """Call a function, traced once for each pattern and forms of operands that it meets.
+
+        What stands in two places among its operands is given once, and a result that is another one or
+        an operand is not returned: a call must not have two names for one value (see ``clashes``).
+        """
+        given, pattern = _distinct([array for array, _ in operands])
+        key = (function, pattern, tuple(form for _, form in operands))
+        found = self._traced.get(key)
+        if found is None:
+            found = self._traced[key] = self._trace(*key)
+        jitted, results = found
+        made = jitted(vectors, indices, given)
+        values = [*given, *made]
+        return [(values[place], form) for place, form in results]
+
+    def _trace(
+        self, function: Function, pattern: tuple[int, ...], forms: tuple[str, ...]
+    ) -> _Traced:
+        body = self._body(function)
+        results: list[tuple[int, str]] = []
+
+        def run(vectors: list[Any], indices: list[Any], given: list[Any]) -> list[Any]:
+            operands = [(given[place], form) for place, form in zip(pattern, forms, strict=True)]
+            made = body(vectors, indices, operands)
+            values, places = _distinct([*given, *(array for array, _ in made)])
+            results[:] = zip(places[len(given) :], (form for _, form in made), strict=True)
+            return values[len(given) :]
+
+        run.__name__ = KEPT_PREFIX + name_of(function)
+        return jax.jit(run), results
+
+    def body(self, function: Function) -> Callable[[list[Any], list[Any], list[Any]], list[Any]]:
+        """What computes a function's results from vectors of numbers, indices, and operands.
+
+        The vectors are those of ``kinds_of`` its parameters, the indices say where each group of
+        its moving numbers begins.
+        """
+        body = self._body(function)
+
+        def run(vectors: list[Any], indices: list[Any], operands: list[Any]) -> list[Any]:
+            results = body(vectors, indices, [(operand, AS_IT_IS) for operand in operands])
+            return [array for array, _ in results]
+
+        return run
+
+    def _body(
+        self, function: Function
+    ) -> Callable[[list[Any], list[Any], list[Handed]], list[Handed]]:
+        """``body`` for operands and results in forms of their scope."""
+        parameters = [v for v in function.parameters if v >= 0]
+        kinds = kinds_of(function.parameters)
+
+        def run(vectors: list[Any], indices: list[Any], operands: list[Handed]) -> list[Handed]:
+            of = dict(zip(kinds, vectors, strict=True))
+            lifted = Lifted(of.get(True), of.get(False), self._positions(function, indices))
+            scope = self.scope_class(self.lazy, lifted)
+            for vid, operand in zip(parameters, operands, strict=True):
+                scope.take(vid, operand)
+            self.emit(function.body, scope)
+            return [scope.handed(v) for v in function.results]
+
+        return run
+
+    def _positions(self, function: Function, indices: Sequence[Any]) -> dict[Slot, Any]:
+        """Where the lifted numbers are that the body reads, from its index arguments."""
+        places = slots(function.parameters)
+        found: dict[Slot, Any] = {}
+        for group, index in zip(self.groups[function], indices, strict=True):
+            base = places[group[0]][1]
+            for member in group:
+                offset = places[member][1] - base
+                found[places[member]] = index + np.uint32(offset) if offset else index
+        return found
+
+
+def _distinct(values: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
+    """Each value once, in order, and where among these each of ``values`` is."""
+    found = {id(v): v for v in values}
+    places = {number: i for i, number in enumerate(found)}
+    return list(found.values()), tuple(places[id(v)] for v in values)
+
+
+def slots(values: Sequence[int]) -> list[Slot]:
+    """The lifted numbers among operands or parameters."""
+    return [lifted_slot(v) for v in values if v < 0]
+
+
+def kinds_of(values: Sequence[int]) -> list[bool]:
+    """The vectors that operands or parameters have lifted numbers in: ints (False), floats (True)."""
+    return sorted({is_float for is_float, _ in slots(values)})
+
+
+def _moving_groups(plan: Plan) -> dict[Function, list[list[int]]]:
+    """For each function, its lifted numbers that are elsewhere in another call, in groups.
+
+    Those of a group are equally far apart in all calls: one index argument serves them.
+    """
+    calls: dict[Function, list[list[Slot]]] = {f: [] for f in plan.functions}
+    for items in (plan.items, *(f.body for f in plan.functions)):
+        for item in items:
+            if isinstance(item, Call):
+                calls[item.function].append(slots(item.operands))
+    groups: dict[Function, list[list[int]]] = {}
+    for function, occurrences in calls.items():
+        found: dict[tuple[bool, tuple[int, ...]], list[int]] = {}
+        for i, (is_float, position) in enumerate(slots(function.parameters)):
+            distance = tuple(o[i][1] - position for o in occurrences)
+            if any(distance):
+                found.setdefault((is_float, distance), []).append(i)
+        groups[function] = list(found.values())
+    return groups
+
+
+def name_of(function: Function) -> str:
+    """For people who read dumps: of which module, from which operation to which, and how many.
+
+    The module is known where operations are located (``xla_core.recording.source_location``).
+    """
+    nodes = list(flat_nodes(function.body))
+    ends = (nodes[0].payload.entry.plan.name, nodes[-1].payload.entry.plan.name)
+    first, last = (name.replace("put:aten.", "put_aten.").split(".")[1] for name in ends)
+    scope = common_scope(node.payload.entry for node in nodes)
+    module = f"{scope}_" if scope else ""
+    return f"{function.index}_{module}{first}_to_{last}_{len(nodes)}_operations"
+
+
+def _index(slot: Slot, scope: Scope) -> Any:
+    position = scope.lifted.positions.get(slot)
+    if position is not None:
+        return position
+    # Where XLA sees the constant it makes every call's kernels another: they would all be compiled.
+    return jax.lax.optimization_barrier(jnp.uint32(slot[1]))

@@ -1,0 +1,121 @@
+"""Programs that cannot be compiled or run: which errors cost a step its values, and what they say.
+
+For want of memory XLA says RESOURCE_EXHAUSTED and no more, at times where a value is read long after the
+step. ``explained`` makes torch.OutOfMemoryError of it, which names the largest values and their lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from xla_core.support.counters import render_bytes
+
+if TYPE_CHECKING:
+    from xla_core.recording.trace import Entry
+
+MSG_OUT_OF_MEMORY: Final = (
+    "{name} needs more memory than the device has: {error}\n"
+    "Its largest values:\n{values}\n"
+    "What helps: a smaller batch (with gradients accumulated over several), bfloat16 (torch.autocast), "
+    "torch_xla.utils.checkpoint.checkpoint() around layers, so that their activations are computed again; "
+    "`del` of tensors that are not needed any more, or .detach() before they are kept."
+)
+MSG_VALUE: Final = "  {size} {meta}  {operator}{count}{place}"
+MOST_VALUES: Final = 6
+_KEPT: Final = 64
+_MARK: Final = "xla_costs_step"
+
+
+class Value(NamedTuple):
+    """A value that a program computes: its size, and where the user's program asks for it."""
+
+    nbytes: int
+    meta: str
+    operator: str
+    place: str
+
+
+def largest_values(entries: Iterable[Entry]) -> tuple[Value, ...]:
+    """The largest values that ``entries`` compute, in order of size."""
+    sizes = (
+        (meta.nbytes, -e.depth, e, meta)
+        for e in entries
+        if e.plan is not None
+        for meta in e.metas
+        if meta is not None
+    )
+    found = heapq.nlargest(_KEPT, sizes, key=lambda item: item[:2])
+    return tuple(
+        Value(size, str(m), "" if e.plan is None else e.plan.name, _place(e))
+        for size, _, e, m in found
+    )
+
+
+def _place(entry: Entry) -> str:
+    frames = entry.where.frames if entry.where is not None else ()
+    if frames:
+        return f" at {frames[0].filename}:{frames[0].line} in {frames[0].function}"
+    if entry.line is not None:
+        return f" at {entry.line[0]}:{entry.line[1]}"
+    return " in the backward pass"
+
+
+def place_of(entry: Entry | None) -> str:
+    """Where the user's program records ``entry``, as the end of a sentence."""
+    return "" if entry is None else _place(entry)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a runtime or a compiler says that memory does not suffice."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError)
+        and not isinstance(error, torch.OutOfMemoryError)
+        and "RESOURCE_EXHAUSTED" in str(error)
+    )
+
+
+def explained(error: Exception, name: str, values: Sequence[Value]) -> Exception:
+    """``error``, or for want of memory torch.OutOfMemoryError that says what takes it."""
+    if not is_out_of_memory(error):
+        return error
+    counts: dict[Value, int] = {}
+    for value in values:
+        counts[value] = counts.get(value, 0) + 1
+    lines = [
+        MSG_VALUE.format(
+            size=render_bytes(value.nbytes),
+            meta=value.meta,
+            operator=value.operator,
+            count=f" ({count} times)" if count > 1 else "",
+            place=value.place,
+        )
+        for value, count in list(counts.items())[:MOST_VALUES]
+    ]
+    text = MSG_OUT_OF_MEMORY.format(name=name, error=error, values="\n".join(lines))
+    return torch.OutOfMemoryError(text)
+
+
+def costing_step(error: Exception) -> Exception:
+    """Mark ``error``: the step that raised it cannot be computed, now or later."""
+    setattr(error, _MARK, True)
+    return error
+
+
+@contextlib.contextmanager
+def costing() -> Iterator[None]:
+    """Inside, every exception but Ctrl-C and its like is one that ``costing_step`` marks."""
+    try:
+        yield
+    except Exception as error:
+        costing_step(error)
+        raise
+
+
+def costs_step(error: Exception) -> bool:
+    """Whether ``costing_step`` marked an error."""
+    return getattr(error, _MARK, False)

@@ -1,0 +1,72 @@
+"""Lowers a recorded step: replays its entries through the lowering rules under jax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from xla_core.lowering.evaluate import Lifted, Scope
+from xla_core.lowering.repeat_graph import Graph, Part, build_graph
+from xla_core.lowering.repeats import CostModel, Plan, find_repeats
+from xla_core.recording.step_key import Ref
+from xla_core.recording.trace import Entry
+
+
+def needed_entries(entries: Sequence[Entry], outputs: Sequence[int]) -> list[Entry]:
+    """The entries that the outputs depend on, in program order; inputs are always kept."""
+    wanted = set(outputs)
+    kept: list[Entry] = []
+    for entry in reversed(entries):
+        if entry.plan is None:
+            kept.append(entry)
+        elif any(vid in wanted for vid in range(entry.first, entry.end)):
+            kept.append(entry)
+            _collect_refs((entry.args, tuple(entry.kwargs.values())), wanted)
+    kept.reverse()
+    return kept
+
+
+def _collect_refs(a: Any, found: set[int]) -> None:
+    if isinstance(a, Ref):
+        found.add(a.vid)
+    elif isinstance(a, (list, tuple)):
+        for item in a:
+            _collect_refs(item, found)
+
+
+def step_function(
+    entries: Sequence[Entry],
+    outputs: Sequence[int],
+    floats: bool,
+    ints: bool,
+    scope_class: type[Scope] = Scope,
+) -> Callable[..., tuple[Any, ...]]:
+    """A jax function of the step: inputs in order, then the lifted floats and ints if there are any."""
+    given = [entry.first for entry in entries if entry.plan is None]
+
+    def step(*arrays: Any) -> tuple[Any, ...]:
+        rest = list(arrays[len(given) :])
+        ints_vector = rest.pop() if ints else None
+        scope = scope_class({}, Lifted(rest.pop() if floats else None, ints_vector))
+        scope.update(zip(given, arrays, strict=False))
+        for entry in entries:
+            if entry.plan is not None:
+                scope.compute(Part(entry))
+        return tuple(scope[vid] for vid in outputs)
+
+    return step
+
+
+def repeats_of(
+    entries: Sequence[Entry],
+    outputs: Sequence[int],
+    model: CostModel,
+    never_inside: Collection[str] = (),
+) -> tuple[Graph, Plan] | None:
+    """The step as a graph and what repeats in it, or None where no function would be worth it.
+
+    Operators named in ``never_inside`` get into no function.
+    """
+    graph = build_graph(entries, outputs, never_inside)
+    plan = find_repeats(graph.nodes, graph.wanted, model)
+    return (graph, plan) if plan.functions else None

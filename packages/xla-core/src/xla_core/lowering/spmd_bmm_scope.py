@@ -1,0 +1,116 @@
+"""Keeps batch dimensions apart that PyTorch merges for ``bmm``, where a program is partitioned.
+
+``matmul`` of four-dimensional tensors reshapes batch and heads into one dimension, multiplies and
+takes them apart again. A value that is split over the heads cannot stay so in between: devices would
+exchange it whole, twice for each product. The product is the same without the reshapes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import jax.numpy as jnp
+
+from xla_core.lowering.evaluate import AS_IT_IS, Handed, Lifted, Scope
+from xla_core.lowering.repeat_graph import Part
+from xla_core.recording.step_key import Ref
+from xla_core.recording.trace import Entry
+
+
+class UnmergedScope(Scope):
+    """A scope in which merged batch dimensions stay apart as long as only products use them.
+
+    ``apart`` holds arrays with all their batch dimensions by the number of the merged value, which
+    is made when something else reads it. ``forms`` are all such ways to keep a value, by name.
+    """
+
+    def __init__(self, lazy: Mapping[int, Entry], lifted: Lifted) -> None:
+        super().__init__(lazy, lifted)
+        self.apart: dict[int, Any] = {}
+        self.forms = {"apart": self.apart}
+        self._met: set[int] = set()
+
+    def meet(self, vid: int) -> int:
+        """``vid``; a lazy value of that number is there now, in whatever form."""
+        entry = self.lazy.get(vid)
+        if entry is not None and vid not in self._met and vid not in self:
+            self._met.add(vid)
+            self.compute(Part(entry))
+        return vid
+
+    def handed(self, vid: int) -> Handed:
+        """A value for another scope, in the form that it has here."""
+        self.meet(vid)
+        for form, kept in self.forms.items():
+            if vid in kept:
+                return kept[vid], form
+        return super().handed(vid)
+
+    def take(self, vid: int, handed: Handed) -> None:
+        """Keep a value in the form that it has in another scope."""
+        array, form = handed
+        if form == AS_IT_IS:
+            super().take(vid, handed)
+        else:
+            self._met.add(vid)  # lazy or not, it is there
+            self.forms[form][vid] = array
+
+    def __missing__(self, vid: int) -> Any:
+        found = self.apart.get(vid)
+        if found is None:
+            return super().__missing__(vid)
+        merged = self[vid] = found.reshape(-1, *found.shape[-2:])
+        return merged
+
+    def compute(self, part: Part) -> None:
+        """Run one operation and keep its results."""
+        plan = part.entry.plan
+        assert plan is not None
+        kept = None if plan.is_put else _KEEPS_APART.get(plan.name)
+        if kept is None or not kept(self, part):
+            super().compute(part)
+
+
+def _view(scope: UnmergedScope, part: Part) -> bool:
+    source = part.entry.args[0]
+    (meta,) = part.metas()
+    (vid,) = part.results()
+    assert isinstance(source, Ref) and meta is not None
+    found = scope.apart.get(scope.meet(source.vid))
+    if found is not None and found.shape == meta.shape:
+        scope[vid] = found
+        return True
+    shape = source.meta.shape
+    merged = (math.prod(shape[:-2]), *shape[-2:])
+    if len(shape) > 3 and meta.shape == merged:
+        scope.apart[vid] = scope[source.vid]
+        return True
+    return False
+
+
+def _transpose(scope: UnmergedScope, part: Part) -> bool:
+    source, first, second = part.entry.args[:3]
+    found = scope.apart.get(scope.meet(source.vid))
+    if found is None or {first % 3, second % 3} != {1, 2}:
+        return False
+    scope.apart[part.results()[0]] = jnp.swapaxes(found, -1, -2)
+    return True
+
+
+def _bmm(scope: UnmergedScope, part: Part) -> bool:
+    left, right = (scope.apart.get(scope.meet(a.vid)) for a in part.entry.args[:2])
+    if left is None or right is None or left.shape[:-2] != right.shape[:-2]:
+        return False
+    rule = part.entry.plan.rule  # type: ignore[union-attr]
+    scope.apart[part.results()[0]] = rule.function(left, right)  # type: ignore[union-attr]
+    return True
+
+
+_KEEPS_APART: Final[Mapping[str, Callable[[UnmergedScope, Part], bool]]] = {
+    "aten.view.default": _view,
+    "aten._unsafe_view.default": _view,
+    "aten.transpose.int": _transpose,
+    "aten.bmm.default": _bmm,
+}

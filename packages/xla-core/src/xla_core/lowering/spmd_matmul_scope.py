@@ -1,0 +1,106 @@
+"""What is lowered otherwise where a program is partitioned: products without transposes around them.
+
+PyTorch's linear layer multiplies by a transposed weight, its gradient by the weight itself. A weight
+that is split over the devices has to be whole for both: as two values it would be gathered twice.
+A product over other dimensions of the weight is the same, and one gathered value serves all.
+
+The weight's gradient is a product that is transposed. Devices sum it up in between, so the compiler
+cannot make one operation of the two, and all that reads the gradient would turn it. The factors
+the other way round give the transpose at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+
+from xla_core.lowering.evaluate import Lifted
+from xla_core.lowering.repeat_graph import Part
+from xla_core.lowering.spmd_bmm_scope import UnmergedScope
+from xla_core.operators.lowering_registry import Rule
+from xla_core.operators.run_rule import conform
+from xla_core.operators.tensor_meta import tensor_meta
+from xla_core.recording.source_location import scope_name
+from xla_core.recording.trace import Entry
+
+
+class PartitionedScope(UnmergedScope):
+    """An ``UnmergedScope`` in which transposed matrices are made only for those who are no products.
+
+    ``turned`` holds the matrices by the number of their transpose; ``waiting`` are products that nobody
+    read yet: whether a transpose reads them first decides in which form they are computed.
+    """
+
+    def __init__(self, lazy: Mapping[int, Entry], lifted: Lifted) -> None:
+        super().__init__(lazy, lifted)
+        self.turned: dict[int, Any] = {}
+        self.forms["turned"] = self.turned
+        self.waiting: dict[int, Part] = {}
+
+    def __missing__(self, vid: int) -> Any:
+        part = self.waiting.pop(vid, None)
+        if part is not None:
+            found = self[vid] = _product(self, part)
+            return found
+        turned = self.turned.get(vid)
+        if turned is None:
+            return super().__missing__(vid)
+        found = self[vid] = jnp.swapaxes(turned, 0, 1)
+        return found
+
+    def compute(self, part: Part) -> None:
+        """Run one operation and keep its results."""
+        plan = part.entry.plan
+        assert plan is not None
+        name = "" if plan.is_put else plan.name
+        if name in _PRODUCTS:
+            self.waiting[part.results()[0]] = part
+        elif name not in _TRANSPOSES or not _transpose(self, part):
+            super().compute(part)
+
+    def turn(self, vid: int) -> Any:
+        """The transpose of a matrix: as it was given, or computed so now; else None."""
+        part = self.waiting.get(self.meet(vid))
+        if part is not None and part.entry.plan.name == MM:  # type: ignore[union-attr]
+            del self.waiting[vid]
+            self.turned[vid] = _product(self, part, swapped=True)
+        return self.turned.get(vid)
+
+
+def _transpose(scope: PartitionedScope, part: Part) -> bool:
+    source, *dimensions = part.entry.args
+    (vid,) = part.results()
+    if len(source.meta.shape) != 2 or len({d % 2 for d in dimensions or (0, 1)}) != 2:
+        return False
+    back = scope.turn(source.vid)
+    if back is not None:
+        scope[vid] = back
+    else:
+        scope.turned[vid] = scope[source.vid]
+    return True
+
+
+def _product(scope: PartitionedScope, part: Part, swapped: bool = False) -> Any:
+    """What ``mm`` or ``addmm`` gives; ``swapped``: the transpose of what ``mm`` gives."""
+    args, kwargs = part.arguments()
+    *added, left, right = args
+    turned = tuple(scope.meet(ref.vid) in scope.turned for ref in (left, right))
+    factors = [scope.turned.get(ref.vid, ref) for ref in (left, right)]
+    plan, (meta,) = part.entry.plan, part.metas()
+    assert plan is not None and isinstance(plan.rule, Rule) and meta is not None
+    if swapped:  # (a b)' is b' a'
+        factors.reverse()
+        turned = not turned[1], not turned[0]
+        meta = tensor_meta(meta.shape[::-1], meta.dtype)
+    named = {name: scope.value(a) for name, a in kwargs.items()}
+    values = list(map(scope.value, (*added, *factors)))
+    with jax.named_scope(scope_name(part.entry)):
+        return conform(plan.rule.function(*values, **named, turned=turned), meta, plan.name)
+
+
+MM: Final = "aten.mm.default"
+_PRODUCTS: Final = frozenset({MM, "aten.addmm.default"})
+_TRANSPOSES: Final = frozenset({"aten.t.default", "aten.transpose.int"})

@@ -1,0 +1,317 @@
+"""Cuts a step with repeats into stages: programs that run in a row, each compiled once.
+
+XLA clones a function for each of its calls and optimizes the clones: the compile time of one program
+grows with a model's depth, functions or not. A stage that runs forty-eight times is one program
+however deep the model is. What lies between the calls of functions become stages of their own.
+
+A device that waits when many runs are pending is given fewer: a stage then stands for a few calls in a
+row, as long as all such stages are wired alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from xla_core.lowering.evaluate import Lifted, Scope
+from xla_core.lowering.outline_functions import Emitter, kinds_of, name_of
+from xla_core.lowering.repeat_graph import FILLS, Graph, references
+from xla_core.lowering.repeats import Call, Function, Item, Plan
+from xla_core.recording.trace import Entry
+
+# XLA clones a function for each call: more calls than this, and a stage takes long to compile itself.
+_MOST_CALLS: Final = 8
+
+VECTORS: Final = {True: -1, False: -2}
+"""The value numbers of the step's vectors of lifted floats (True) and ints (False)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StageProgram:
+    """A program of one or more stages.
+
+    ``function`` takes arrays of the values ``inputs`` (of one of its stages; vectors of numbers
+    among them), then ``indices`` uint32 scalars, and gives those of ``outputs``. ``aliases`` pairs
+    inputs with the outputs that take over their memory, in every stage.
+    """
+
+    name: str
+    function: Callable[..., Sequence[Any]]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    indices: int
+    aliases: tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stage:
+    """One run of a program: which values it takes and makes; ``indices`` are numbers given as such."""
+
+    program: int
+    inputs: tuple[int, ...]
+    indices: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StagePlan:
+    """A step as stages, in order."""
+
+    programs: tuple[StageProgram, ...]
+    stages: tuple[Stage, ...]
+
+    def donated(self) -> set[int]:
+        """The values whose memory is taken over by a result."""
+        aliases = [program.aliases for program in self.programs]
+        return {stage.inputs[i] for stage in self.stages for i, _ in aliases[stage.program]}
+
+
+def cut(
+    graph: Graph,
+    plan: Plan,
+    outputs: Sequence[int],
+    donations: Mapping[int, int],
+    most_stages: int | None = None,
+) -> StagePlan:
+    """The stages of a step; ``donations`` maps inputs to the outputs that their storages hold then.
+
+    Where there were more than ``most_stages``, calls in a row share one.
+    """
+    return _Cutter(graph, plan, outputs, donations, most_stages).plan()
+
+
+class _Cutter:
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        outputs: Sequence[int],
+        donations: Mapping[int, int],
+        most_stages: int | None,
+    ) -> None:
+        self.graph = graph
+        self.emitter = Emitter(graph, plan)
+        self.outputs = outputs
+        self.donations = donations
+        self.groups = list(_groups(plan.items, _calls_per_stage(plan, most_stages)))
+        self.made = {v for group in self.groups for item in group for v in item.results}
+        self.last_reader: dict[int, int] = {}
+
+    def plan(self) -> StagePlan:
+        reads = [_reads(group) for group in self.groups]
+        first = self._first(itertools.chain(*reads, self.outputs))
+        for number, values in enumerate(reads, start=1):
+            self.last_reader.update(dict.fromkeys(values, number))
+        self.last_reader.update(dict.fromkeys(self.outputs, len(reads) + 1))
+        leaving = self._leaving_calls()
+        stages: list[Stage] = []
+        programs: list[StageProgram] = []
+        of: dict[Hashable, int] = {}
+        for number, (group, values) in enumerate(zip(self.groups, reads, strict=True), start=1):
+            key: Hashable = number
+            calls = _calls(group)
+            if calls:
+                key = _wiring(calls)
+                stage = self._of_calls(calls, leaving[key])
+            else:
+                stage = self._between(group, values, number)
+            if key not in of:
+                of[key] = len(programs)
+                programs.append(self._program(group, stage))
+            stages.append(dataclasses.replace(stage, program=of[key]))
+        programs = self._with_aliases(programs, stages)
+        if first is not None:
+            stages.insert(0, Stage(len(programs), first.inputs, (), first.outputs))
+            programs.append(first)
+        return StagePlan(tuple(programs), tuple(stages))
+
+    def _first(self, read: Iterable[int]) -> StageProgram | None:
+        """What computes the slices of inputs that stages read, and constants that are results."""
+        graph = self.graph
+        lazy = graph.lazy | graph.early
+        wanted = tuple(v for v in dict.fromkeys(read) if v in lazy and v not in self.made)
+        if not wanted:
+            return None
+        inputs = tuple(_given(wanted, lazy))
+
+        def function(*arrays: Any) -> list[Any]:
+            scope = Scope(lazy, Lifted(None, None))
+            scope.update(zip(inputs, arrays, strict=True))
+            return [scope[v] for v in wanted]
+
+        return StageProgram("slices_and_constants", function, inputs, wanted, 0, ())
+
+    def _leaving_calls(self) -> dict[Hashable, list[int]]:
+        """For all groups of calls that are wired alike: which of their results some of them hand on."""
+        found: dict[Hashable, set[int]] = {}
+        for number, group in enumerate(self.groups, start=1):
+            calls = _calls(group)
+            if calls:
+                results = enumerate(v for call in calls for v in call.results)
+                read_later = {i for i, v in results if self.last_reader.get(v, 0) > number}
+                found.setdefault(_wiring(calls), set()).update(read_later)
+        return {wiring: sorted(places) for wiring, places in found.items()}
+
+    def _of_calls(self, calls: list[Call], leaving: list[int]) -> Stage:
+        results = [v for call in calls for v in call.results]
+        made = set(results)
+        values = (v for call in calls for v in call.operands if v >= 0 and v not in made)
+        vectors = (VECTORS[kind] for kind in kinds_of(calls[0].operands))
+        moving = (slot for call in calls for slot in self.emitter.moving_slots(call))
+        indices = tuple(position for _, position in moving)
+        return Stage(-1, (*values, *vectors), indices, tuple(results[i] for i in leaving))
+
+    def _between(self, group: list[Item], values: Iterable[int], number: int) -> Stage:
+        numbers = [v for item in group for v in item.operands if v < 0]
+        made = dict.fromkeys(v for item in group for v in item.results)
+        outputs = tuple(v for v in made if self.last_reader.get(v, 0) > number)
+        return Stage(-1, (*values, *(VECTORS[kind] for kind in kinds_of(numbers))), (), outputs)
+
+    def _program(self, group: list[Item], stage: Stage) -> StageProgram:
+        values = [v for v in stage.inputs if v >= 0]
+        kinds = [kind for kind in (False, True) if VECTORS[kind] in stage.inputs]
+        calls = _calls(group)
+        if calls:
+            body, name = self._calls_body(calls, stage.outputs), name_of(calls[0].function)
+            name = f"{len(calls)}_times_{name}" if len(calls) > 1 else name
+        else:
+            body, name = self._body(group, values, kinds, stage.outputs), f"{len(group)}_operations"
+        vectors, count = len(kinds), len(values)
+
+        def function(*arrays: Any) -> list[Any]:
+            operands, rest = list(arrays[:count]), list(arrays[count:])
+            return body(rest[:vectors], rest[vectors:], operands)
+
+        return StageProgram(name, function, stage.inputs, stage.outputs, len(stage.indices), ())
+
+    def _calls_body(
+        self, calls: list[Call], outputs: tuple[int, ...]
+    ) -> Callable[[list[Any], list[Any], list[Any]], list[Any]]:
+        function = calls[0].function
+        # a function that is called once need not be one
+        emitter = self.emitter
+        run_one = (
+            emitter.body(function)
+            if len(calls) == 1
+            else functools.partial(emitter.run_kept, function)
+        )
+
+        def run(vectors: list[Any], indices: list[Any], operands: list[Any]) -> list[Any]:
+            made: dict[int, Any] = {}
+            given, moving = iter(operands), iter(indices)
+            for call in calls:
+                own = [made[v] if v in made else next(given) for v in call.operands if v >= 0]
+                numbers = [next(moving) for _ in emitter.moving_slots(call)]
+                made.update(zip(call.results, run_one(vectors, numbers, own), strict=True))
+            return [made[v] for v in outputs]
+
+        return run
+
+    def _body(
+        self, group: list[Item], values: list[int], kinds: list[bool], outputs: tuple[int, ...]
+    ) -> Callable[[list[Any], list[Any], list[Any]], list[Any]]:
+        def run(vectors: list[Any], _indices: list[Any], operands: list[Any]) -> list[Any]:
+            of = dict(zip(kinds, vectors, strict=True))
+            scope = Scope(self.graph.lazy, Lifted(of.get(True), of.get(False)))
+            scope.update(zip(values, operands, strict=True))
+            self.emitter.emit(group, scope)
+            return [scope[v] for v in outputs]
+
+        return run
+
+    def _with_aliases(
+        self, programs: list[StageProgram], stages: list[Stage]
+    ) -> list[StageProgram]:
+        """Donate where every stage of a program is the last to read a donated input, and makes its heir."""
+        common: dict[int, set[tuple[int, int]]] = {}
+        for number, stage in enumerate(stages, start=1):
+            found = set(self._aliases(stage, number))
+            common[stage.program] = common.get(stage.program, found) & found
+        return [
+            dataclasses.replace(p, aliases=tuple(sorted(common[i]))) for i, p in enumerate(programs)
+        ]
+
+    def _aliases(self, stage: Stage, number: int) -> Iterator[tuple[int, int]]:
+        times = Counter(stage.inputs)
+        places = {v: i for i, v in enumerate(stage.outputs)}
+        for i, value in enumerate(stage.inputs):
+            heir = places.get(self.donations.get(value, -1))
+            if heir is not None and times[value] == 1 and self.last_reader[value] == number:
+                yield i, heir
+
+
+def stage_count(plan: Plan) -> int:
+    """How many stages a plan gives with one for each call, but for slices of inputs and constants."""
+    return sum(1 for _ in _groups(plan.items, lambda _: 1))
+
+
+def _groups(items: Sequence[Item], per_stage: Callable[[int], int]) -> Iterator[list[Item]]:
+    """Calls of one function in a row, ``per_stage`` of them at a time; the operations between calls.
+
+    ``per_stage`` is asked with the number of calls that are in a row.
+    """
+    for function, run in itertools.groupby(items, _function_of):
+        found = list(run)
+        size = len(found) if function is None else per_stage(len(found))
+        yield from (found[i : i + size] for i in range(0, len(found), size))
+
+
+def _function_of(item: Item) -> Function | None:
+    return item.function if isinstance(item, Call) else None
+
+
+def _calls_per_stage(plan: Plan, most_stages: int | None) -> Callable[[int], int]:
+    """How many of so many calls in a row share a stage, so that there are at most ``most_stages``.
+
+    A number that leaves no rest is preferred: the rest would be another program to compile.
+    """
+    count = stage_count(plan)
+    fewest = 1 if most_stages is None else min(math.ceil(count / most_stages), _MOST_CALLS)
+
+    def per_stage(calls: int) -> int:
+        even = (n for n in range(fewest, min(2 * fewest, _MOST_CALLS) + 1) if calls % n == 0)
+        return next(even, fewest)
+
+    return per_stage
+
+
+def _calls(group: Sequence[Item]) -> list[Call]:
+    """The calls that a group consists of; none where it is what lies between calls."""
+    return [item for item in group if isinstance(item, Call)]
+
+
+def _wiring(calls: Sequence[Call]) -> Hashable:
+    """What makes groups of calls the same program: how many there are, and how they read each other."""
+    places = {v: i for i, v in enumerate(v for call in calls for v in call.results)}
+    operands = (v for call in calls for v in call.operands if v >= 0)
+    return calls[0].function, len(calls), tuple(places.get(v, -1) for v in operands)
+
+
+def _reads(group: Iterable[Item]) -> list[int]:
+    """The values that a group reads and does not make, in order."""
+    made: set[int] = set()
+    found: dict[int, None] = {}
+    for item in group:
+        found.update(dict.fromkeys(v for v in item.operands if v >= 0 and v not in made))
+        made.update(item.results)
+    return list(found)
+
+
+def _given(wanted: Iterable[int], lazy: Mapping[int, Entry]) -> Iterator[int]:
+    """The program inputs that lazy values are made of; of a pattern to fill nothing but its shape is read."""
+    pending, seen = list(wanted), set[int]()
+    while pending:
+        value = pending.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        entry = lazy.get(value)
+        if entry is None:
+            yield value
+        elif entry.plan is not None and entry.plan.name not in FILLS:
+            pending += (r.vid for r in references((entry.args, tuple(entry.kwargs.values()))))

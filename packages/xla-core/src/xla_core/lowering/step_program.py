@@ -1,0 +1,226 @@
+"""How a recorded step becomes one program, or several that run in a row."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from xla_core.compilation.staged_executable import Schedule, schedule
+from xla_core.contract.device_protocol import ArraySpec, DeviceClient, Outlining, Program
+from xla_core.jax_bridge import jax_private
+from xla_core.jax_bridge.composite_pass import build_composites
+from xla_core.lowering import compile_settings
+from xla_core.lowering.evaluate import Scope
+from xla_core.lowering.outline_functions import KEPT_PREFIX, outlined_function
+from xla_core.lowering.repeat_graph import Graph
+from xla_core.lowering.repeats import CostModel, Plan
+from xla_core.lowering.replay import needed_entries, repeats_of, step_function
+from xla_core.lowering.spmd_matmul_scope import PartitionedScope
+from xla_core.lowering.stage_partition import VECTORS, cut, stage_count
+from xla_core.lowering.target import lowering_for
+from xla_core.operators.lowering_registry import Rule
+from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording import source_location
+from xla_core.recording.program_layout import Layout
+from xla_core.recording.trace import Entry, Trace
+from xla_core.support import flags
+from xla_core.torch_bridge.dtypes import kept_as, numpy_dtype
+from xla_core.torch_bridge.op_library import MARK
+
+if TYPE_CHECKING:
+    from xla_core.execution.runtime import Backend
+
+
+def _spec(backend: Backend, meta: TensorMeta | None) -> ArraySpec:
+    assert meta is not None
+    return ArraySpec(meta.shape, backend.numpy_dtype(numpy_dtype(meta.dtype)))
+
+
+def _nbytes(spec: ArraySpec) -> int:
+    return math.prod(spec.shape) * spec.dtype.itemsize
+
+
+def input_specs(backend: Backend, entries: Sequence[Entry]) -> tuple[ArraySpec, ...]:
+    """The program's arguments: the step's inputs, then the vectors of lifted floats and ints."""
+    metas = [e.metas[0] for e in entries if e.plan is None]
+    specs = {meta: _spec(backend, meta) for meta in dict.fromkeys(metas)}
+    inputs = [specs[meta] for meta in metas]
+    last = entries[-1]
+    for count, dtype in ((last.floats, torch.float64), (last.ints, torch.int64)):
+        if count:
+            inputs.append(ArraySpec((count,), backend.client.numpy_dtype(numpy_dtype(dtype))))
+    return tuple(inputs)
+
+
+def lower(
+    trace: Trace,
+    entries: Sequence[Entry],
+    outputs: tuple[int, ...],
+    layout: Layout,
+    name: str,
+) -> Program:
+    """One program that computes ``outputs`` of a step, also where it would run in stages."""
+    return StepLowering(trace, entries, outputs, layout, name).whole()
+
+
+class StepLowering:
+    """One step on its way to a program, or several: ``whole()`` or, if ``in_stages()``, ``stages()``."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        entries: Sequence[Entry],
+        outputs: tuple[int, ...],
+        layout: Layout,
+        name: str,
+    ) -> None:
+        self.backend = trace.backend
+        self.entries = entries
+        self.outputs = outputs
+        self.layout = layout
+        self.name = name
+        self.needed = needed_entries(entries, outputs)
+        self.metas = {e.first + i: m for e in entries for i, m in enumerate(e.metas)}
+        self.marked = any(e.plan is not None and e.plan.name == MARK for e in self.needed)
+        rules = (e.plan.rule for e in self.needed if e.plan is not None)
+        one = any(isinstance(rule, Rule) and rule.whole_step for rule in rules)
+        self.outlining = None if one else outlining_of(trace.backend.client)
+        self.repeats: tuple[Graph, Plan] | None = None
+        if self.outlining is not None:
+            sizes = (self.outlining.min_operations, self.outlining.min_saved)
+            model = CostModel(*map(float, sizes))
+            self.repeats = repeats_of(self.needed, outputs, model, self.outlining.never_inside)
+
+    @property
+    def kept(self) -> bool:
+        """Whether repeats stay functions in the compiler.
+
+        A partitioner decides for each call how its values are split: it gets the calls inlined, of
+        functions that are lowered once all the same.
+        """
+        return self.repeats is not None and self.layout.num_partitions == 1
+
+    @property
+    def functions(self) -> int:
+        """How many functions are compiled."""
+        return 1 + (len(self.repeats[1].functions) if self.repeats is not None and self.kept else 0)
+
+    def in_stages(self) -> bool:
+        """Whether the step is better compiled as several programs."""
+        outlining = self.outlining
+        if self.repeats is None or outlining is None or outlining.min_staged is None:
+            return False
+        if self.layout.num_replicas > 1 or self.layout.num_partitions > 1:
+            # replicas agree on programs, not on parts of them, and partitioners look at whole ones
+            return False
+        graph, plan = self.repeats
+        operations, stages = len(graph.nodes), stage_count(plan)
+        return operations >= max(outlining.min_staged, stages * outlining.min_stage)
+
+    def whole(self) -> Program:
+        """One program, its repeats functions."""
+        last = self.entries[-1]
+        scalars = (bool(last.floats), bool(last.ints))
+        scope = PartitionedScope if self.layout.num_partitions > 1 else Scope
+        if self.repeats is not None:
+            function = outlined_function(*self.repeats, self.outputs, *scalars, scope)
+        else:
+            function = step_function(self.needed, self.outputs, *scalars, scope)
+        inputs = input_specs(self.backend, self.entries)
+        outputs = tuple(_spec(self.backend, self.metas[vid]) for vid in self.outputs)
+        shapes = {meta.shape for meta in self.metas.values() if meta is not None}
+        largest = max(map(math.prod, shapes), default=0)
+        return self._program(self.name, function, inputs, outputs, self.layout.aliases, largest)
+
+    def stages(self) -> tuple[list[Program], Schedule]:
+        """Several programs, and how they follow each other."""
+        assert self.repeats is not None and self.outlining is not None
+        given = [e.first for e in self.entries if e.plan is None]
+        donations = {given[slot]: self.outputs[target] for slot, target in self.layout.aliases}
+        plan = cut(*self.repeats, self.outputs, donations, self.outlining.most_stages)
+        last = self.entries[-1]
+        vectors = ((VECTORS[True], last.floats), (VECTORS[False], last.ints))
+        order = [*given, *(vid for vid, count in vectors if count)]
+        specs = dict(zip(order, input_specs(self.backend, self.entries), strict=True))
+
+        def spec(vid: int) -> ArraySpec:
+            found = specs.get(vid)
+            return _spec(self.backend, self.metas[vid]) if found is None else found
+
+        programs = [
+            self._program(
+                f"{self.name}_{program.name}",
+                program.function,
+                (
+                    *map(spec, program.inputs),
+                    *[ArraySpec((), np.dtype(np.uint32))] * program.indices,
+                ),
+                tuple(map(spec, program.outputs)),
+                program.aliases,
+            )
+            for program in plan.programs
+        ]
+        kept = plan.donated()
+        aliases = tuple(pair for pair in self.layout.aliases if given[pair[0]] in kept)
+        return programs, schedule(plan, order, self.outputs, aliases, lambda v: _nbytes(spec(v)))
+
+    def _program(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        inputs: tuple[ArraySpec, ...],
+        outputs: tuple[ArraySpec, ...],
+        aliases: tuple[tuple[int, int], ...],
+        largest: int | None = None,
+    ) -> Program:
+        layout, backend = self.layout, self.backend
+        edged, arguments = layout.edges(function, inputs)
+        with (
+            kept_as(backend.numpy_dtype),
+            compile_settings.matmul_precision(),
+            lowering_for(backend.target),
+            layout.lowering(),
+        ):
+            stablehlo = jax_private.lower(
+                edged,
+                arguments,
+                aliases,
+                backend.platform,
+                name,
+                num_replicas=layout.num_replicas,
+                num_partitions=layout.num_partitions,
+                input_shardings=layout.input_annotations,
+                output_shardings=layout.output_annotations,
+                kept_prefix=KEPT_PREFIX if self.kept else None,
+                relocate=source_location.relocation(self.entries),
+                edit=build_composites if self.marked else None,
+            )
+        return Program(
+            name=name,
+            stablehlo=stablehlo,
+            inputs=layout.input_specs(inputs),
+            outputs=layout.output_specs(outputs),
+            aliases=aliases,
+            placement=layout.placement,
+            num_replicas=layout.num_replicas,
+            num_partitions=layout.num_partitions,
+            options={
+                **(self.outlining.options if self.outlining is not None and self.kept else {}),
+                **compile_settings.custom_compile_options(),
+            },
+            largest=largest,
+        )
+
+
+def outlining_of(client: DeviceClient) -> Outlining | None:
+    """How repeats become functions on this device, or None if they do not; the user may decide."""
+    found: Outlining = getattr(client, "outlining", Outlining())
+    chosen, staged = flags.OUTLINE_REPEATS.get(), flags.STEP_STAGES.get()
+    if staged is not None:
+        found = dataclasses.replace(found, min_staged=0 if staged else None, min_stage=0)
+    return found if (found.wanted if chosen is None else chosen) else None

@@ -1,0 +1,1 @@
+"""The job that this process is part of: environment, coordinator, start-up."""

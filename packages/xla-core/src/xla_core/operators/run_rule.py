@@ -1,0 +1,102 @@
+"""Runs one lowering rule: promotion of operands before it, dtype and shape of results after it.
+
+Rules stay bare because what is common to all of them happens here, once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import torch
+from jax import lax
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+
+from xla_core.operators.lowering_registry import Promotion, Rule, RuleContext
+from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.torch_bridge.dtypes import HALF_COMPLEX, numpy_dtype
+
+# Arguments that say where and how a result is stored, never what it is.
+STORAGE_ARGUMENTS = frozenset(
+    {"layout", "device", "pin_memory", "memory_format", "generator", "non_blocking"}
+)
+
+
+class LoweringError(RuntimeError):
+    """A rule failed, or gave something else than the operator's meta kernel promised.
+
+    ``plan`` is how the operator was recorded and ``entry`` where, if that is known.
+    """
+
+    plan: Any = None
+    entry: Any = None
+
+
+def _promoted_dtype(promotion: Promotion, metas: tuple[Any, ...]) -> torch.dtype:
+    # only whether there are dimensions counts; their sizes may be symbols
+    operands = [
+        torch.empty((1,) * len(m.shape), dtype=m.dtype, device="meta")
+        if isinstance(m, TensorMeta)
+        else m
+        for m in metas
+        if isinstance(m, (TensorMeta, bool, int, float, complex))
+    ]
+    kind = ELEMENTWISE_TYPE_PROMOTION_KIND[promotion.value]
+    compute, _ = elementwise_dtypes(*operands, type_promotion_kind=kind)
+    return compute
+
+
+def run_rule(
+    rule: Rule,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    arg_metas: tuple[Any, ...],
+    outputs: tuple[TensorMeta | None, ...],
+    key: Any = None,
+) -> list[Any]:
+    """Apply ``rule`` and return one jax array per output, with the promised shape and dtype.
+
+    ``args`` holds jax arrays (tensors and lifted scalars) and Python values. ``arg_metas`` mirrors
+    it: a ``TensorMeta`` for a tensor, a number of the scalar's Python type for a scalar, lifted
+    or not, which is what type promotion looks at. Raises LoweringError when a result's shape
+    differs from its meta. An output whose meta is None (a gradient that the output mask leaves
+    out) gives None.
+    """
+    if rule.promotion is not Promotion.NONE:
+        dtype = numpy_dtype(_promoted_dtype(rule.promotion, arg_metas))
+        args = tuple(
+            jnp.asarray(a).astype(dtype)
+            if isinstance(m, (TensorMeta, bool, int, float, complex))
+            else a
+            for a, m in zip(args, arg_metas, strict=True)
+        )
+    if rule.context:
+        results = rule.function(RuleContext(outputs, arg_metas, key), *args, **kwargs)
+    else:
+        results = rule.function(*args, **kwargs)
+    if not isinstance(results, (tuple, list)):
+        results = (results,)
+    if len(results) != len(outputs):
+        raise LoweringError(
+            f"the rule of {rule.overload} at {rule.where} gave {len(results)} results, not {len(outputs)}"
+        )
+    return [
+        None if m is None else conform(r, m, rule.overload)
+        for r, m in zip(results, outputs, strict=True)
+    ]
+
+
+def conform(result: Any, meta: TensorMeta, culprit: Any) -> Any:
+    """``result`` in the dtype of ``meta``. Raises LoweringError when its shape is another."""
+    result = jnp.asarray(result)
+    if result.shape != meta.shape:
+        raise LoweringError(
+            f"{culprit}: the lowering gave shape {result.shape}, PyTorch promises {meta}"
+        )
+    wanted = numpy_dtype(meta.dtype)
+    if meta.dtype is HALF_COMPLEX:
+        parts = (
+            part.astype(jnp.float16).astype(jnp.float32) for part in (result.real, result.imag)
+        )
+        return lax.complex(*parts)
+    return result if result.dtype == wanted else result.astype(wanted)

@@ -1,0 +1,1 @@
+"""Finds and starts device plugins and extensions."""

@@ -1,0 +1,1 @@
+"""Tensors, storages, views, and the trace that records what happens to them."""

@@ -1,0 +1,156 @@
+"""Step keys and what they say: how an operation's operands stand in a key, and how they are read back.
+
+A key is the number of a plan followed by its positional operands, then by its keyword operands, each
+behind its name. An operand is
+
+- the number of a value, an int that is not negative,
+- ``LIFT_FLOAT``, ``LIFT_INT``: a number that is an argument of the program; ``HOST_FLOAT``,
+  ``HOST_INT`` and a dtype: one that came as a CPU tensor without dimensions,
+- a type and a constant of it: ``int, 3``, ``float, 0.5``, ``bool, True``, ``str, "mean"``. Zeros and
+  NaN of floats are spelled (``float, "-0.0"``), since equal keys must mean equal numbers; so are
+  constants of other types,
+- ``LIST``, its length and its elements, or ``SAME`` and the one element that it repeats; a list of
+  plain ints is a tuple of them,
+- None, a dtype, a layout, a memory format or a device, as they are.
+
+Keys hold nothing that Python's garbage collector has to look at. A model of a hundred layers records
+tens of thousands; what the compiler and the reports need is read back from them when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
+
+LIFT_FLOAT: Final = -1
+LIFT_INT: Final = -2
+HOST_FLOAT: Final = -3
+HOST_INT: Final = -4
+LIST: Final = -5
+SAME: Final = -6
+
+_SPELLED: dict[tuple[type, str], Any] = {}
+
+Operands = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword operands: ``Ref``, ``Lift``, constants, and lists of them."""
+
+NO_OPERANDS: Final[Operands] = ((), {})
+
+
+class Ref:
+    """An operand of an entry: the value with this number."""
+
+    __slots__ = ("vid", "meta")
+
+    def __init__(self, vid: int, meta: TensorMeta) -> None:
+        self.vid = vid
+        self.meta = meta
+
+
+class Lift:
+    """A scalar operand that the program reads from its vector of lifted floats or ints.
+
+    ``example`` is a number of the operand's Python type, or a ``TensorMeta`` when it was a CPU
+    tensor without dimensions: what type promotion looks at.
+    """
+
+    __slots__ = ("is_float", "position", "example")
+
+    def __init__(self, is_float: bool, position: int, example: Any) -> None:
+        self.is_float = is_float
+        self.position = position
+        self.example = example
+
+
+class Values:
+    """The metas of a step's values by number, as far as entries follow each other.
+
+    Where steps part, the further ones begin ``Values`` of their own and look ``before`` them for the
+    rest: a step that differs in its last operation costs no copy of the others.
+    """
+
+    __slots__ = ("before", "first", "metas")
+
+    def __init__(self, before: Values | None, first: int) -> None:
+        self.before = before
+        self.first = first
+        self.metas: list[TensorMeta | None] = []
+
+    def __getitem__(self, vid: int) -> TensorMeta:
+        """The meta of value ``vid``, which is a tensor."""
+        values = self
+        while vid < values.first:
+            assert values.before is not None
+            values = values.before
+        meta = values.metas[vid - values.first]
+        assert meta is not None
+        return meta
+
+
+def spelled(constant: Any) -> tuple[type, str]:
+    """How a constant whose own equality is too coarse (complex, numpy's scalars) stands in a key."""
+    key = (type(constant), repr(constant))
+    _SPELLED[key] = constant
+    return key
+
+
+def read(key: Sequence[Any], values: Values, floats: int, ints: int) -> Operands:
+    """The operands of the operation with this key.
+
+    ``values`` has the metas of all values before it; ``floats`` and ``ints`` count what was lifted
+    before it.
+    """
+    return _Reader(key, values, floats, ints).operands()
+
+
+class _Reader:
+    def __init__(self, key: Sequence[Any], values: Values, floats: int, ints: int) -> None:
+        self._items: Iterator[Any] = iter(key[1:])
+        self._values = values
+        self._floats = floats
+        self._ints = ints
+
+    def operands(self) -> Operands:
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for item in self._items:
+            if type(item) is str:
+                kwargs[item] = self._operand(next(self._items))
+            else:
+                args.append(self._operand(item))
+        return tuple(args), kwargs
+
+    def _operand(self, item: Any) -> Any:
+        if type(item) is int:
+            if item >= 0:
+                return Ref(item, self._values[item])
+            return self._list() if item == LIST else self._lift(item)
+        if isinstance(item, tuple):
+            return list(item)
+        return self._constant(item) if isinstance(item, type) else item
+
+    def _list(self) -> list[Any]:
+        count = next(self._items)
+        first = next(self._items)
+        if first == SAME:
+            return [self._operand(next(self._items))] * count
+        return [self._operand(first), *(self._operand(next(self._items)) for _ in range(count - 1))]
+
+    def _lift(self, marker: int) -> Lift:
+        is_float = marker in (LIFT_FLOAT, HOST_FLOAT)
+        example: Any = 0.5 if is_float else 2
+        if marker in (HOST_FLOAT, HOST_INT):
+            example = tensor_meta((), next(self._items))
+        if is_float:
+            self._floats += 1
+            return Lift(True, self._floats - 1, example)
+        self._ints += 1
+        return Lift(False, self._ints - 1, example)
+
+    def _constant(self, kind: type) -> Any:
+        said = next(self._items)
+        if kind is float:
+            return float(said)
+        return said if kind in (int, bool, str) else _SPELLED[kind, said]

@@ -1,0 +1,127 @@
+"""Finds the tensors inside Python containers, changes them, and moves them between devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from xla_core.recording.xla_tensor import XLATensor
+
+
+def map_tensors(data: Any, change: Callable[[XLATensor], Any]) -> Any:
+    """A copy of ``data`` with ``change`` applied to each ``xla`` tensor.
+
+    Goes through mappings, lists, tuples, named tuples, sets and dataclasses, and keeps their types;
+    what holds no ``xla`` tensor is the same object.
+    """
+    return map_selected(data, lambda item: isinstance(item, XLATensor), change)
+
+
+def map_selected(data: Any, select: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+    """``map_tensors`` for whatever ``select`` says yes to."""
+    if select(data):
+        return change(data)
+    if isinstance(data, Mapping):
+        changed = {k: map_selected(v, select, change) for k, v in data.items()}
+        return data if all(changed[k] is data[k] for k in changed) else _like(data, changed)
+    if isinstance(data, (list, tuple, set, frozenset)):
+        items = [map_selected(item, select, change) for item in data]
+        if all(new is old for new, old in zip(items, data, strict=True)):
+            return data
+        return type(data)(*items) if hasattr(data, "_fields") else type(data)(items)
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        fields = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.init}
+        changed = {k: map_selected(v, select, change) for k, v in fields.items()}
+        return (
+            data
+            if all(changed[k] is fields[k] for k in fields)
+            else dataclasses.replace(data, **changed)
+        )
+    return data
+
+
+def _like(data: Any, changed: dict[Any, Any]) -> Any:
+    made = type(data)(changed)
+    # state_dict() keeps its version information in an attribute of the OrderedDict
+    for name, value in getattr(data, "__dict__", {}).items():
+        setattr(made, name, value)
+    return made
+
+
+def collect(data: Any, select: Callable[[Any], bool]) -> list[Any]:
+    """What ``select`` says yes to inside ``data``, in order."""
+    found: list[Any] = []
+
+    def keep(item: Any) -> Any:
+        found.append(item)
+        return item
+
+    map_selected(data, select, keep)
+    return found
+
+
+class ToXlaTensorArena:
+    """Converts many tensors inside nested containers with one call.
+
+    ``select_fn(value) -> bool`` chooses values, ``convert_fn(list) -> list`` converts them all.
+    """
+
+    def __init__(
+        self,
+        convert_fn: Callable[[list[Any]], Sequence[Any]],
+        select_fn: Callable[[Any], bool],
+    ) -> None:
+        self._convert = convert_fn
+        self._select = select_fn
+
+    def transform(self, inputs: Any) -> Any:
+        """``inputs`` with the chosen values replaced by what they were converted to."""
+        found = collect(inputs, self._select)
+        if not found:
+            return inputs
+        converted = iter(self._convert(found))
+        return map_selected(inputs, self._select, lambda _item: next(converted))
+
+
+def _on_cpu(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
+
+
+def send_cpu_data_to_device(
+    datas: Any, device: torch.device | str, input_sharding: Any = None
+) -> Any:
+    """``datas`` with its CPU tensors moved to ``device``; containers keep their types.
+
+    ``input_sharding`` is a ``torch_xla.distributed.spmd.ShardingSpec`` or another object with its
+    ``can_apply`` and ``apply`` (in place), applied to each tensor that it can apply to; or a dict of
+    them by the keys of ``datas``.
+    """
+    if isinstance(input_sharding, Mapping):
+        if not isinstance(datas, Mapping):
+            raise TypeError(
+                f"input_sharding is a dict, so the batch must be one too; it is a {type(datas).__name__}"
+            )
+        return _like(
+            datas,
+            {
+                k: send_cpu_data_to_device(v, device, input_sharding.get(k))
+                for k, v in datas.items()
+            },
+        )
+
+    def convert(tensors: list[Any]) -> list[torch.Tensor]:
+        if input_sharding is None:
+            return [t.to(device) for t in tensors]
+        send = getattr(input_sharding, "send", None)
+        if send is not None:
+            return [send(t, device) for t in tensors]
+        sent = [t.to(device) for t in tensors]
+        for tensor in sent:
+            if input_sharding.can_apply(tensor):
+                input_sharding.apply(tensor)
+        return sent
+
+    return ToXlaTensorArena(convert, _on_cpu).transform(datas)

@@ -1,0 +1,503 @@
+"""The lazy trace of one device: what was recorded since the last sync, and all that ever was.
+
+Steps repeat, so every step ever recorded is kept as a path in a prefix tree: an ``Entry`` is one
+operation in one position, its children are the operations that once followed. Recording
+an operation that the tree knows is one dictionary look-up, and gives shapes, dtypes and value
+numbers; at the end of a step the entry reached *is* the step's identity, with its compiled programs
+on it. The path is the exact step key: nothing is hashed away.
+
+Values are numbered in program order. ``operands`` tells how an operation stands in a key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from xla_core.contract import events
+from xla_core.operators import error_messages
+from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
+from xla_core.recording import source_location, step_key
+from xla_core.recording.builtin_plans import AS_STRIDED, ZEROS, known_plan
+from xla_core.recording.entry import Entry
+from xla_core.recording.step_key import HOST_FLOAT, HOST_INT, LIFT_FLOAT, LIFT_INT, LIST, SAME
+from xla_core.recording.storage import Aside, Storage, View, check_lost, strides
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.support import indivisible
+from xla_core.torch_bridge import dtypes
+from xla_core.torch_bridge.torch_private import make_wrapper
+
+if TYPE_CHECKING:
+    from xla_core.dispatch.meta_inference import Plan
+    from xla_core.execution.runtime import Backend
+
+# More entries than this and the tree is dropped: a program whose every step is different must not
+# keep all of them in memory.
+MAX_ENTRIES: Final = 2_000_000
+
+# A loop that never syncs would hold the inputs of all its iterations: longer than this, the
+# trace is run when the next tensor arrives from the host.
+MAX_PENDING: Final = 100_000
+
+_VALUE: Final = ("vid", "buffer", "epoch")
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_epochs = itertools.count(1)
+
+
+# What begins anew with each step.
+_STEP: Final = (
+    "epoch", "cur", "inputs", "input_vids", "input_storages", "touched", "floats", "ints",
+)  # fmt: skip
+
+
+class Trace:
+    """What one device has recorded and not yet run.
+
+    ``flush`` runs what is pending and ``backend`` transfers and compiles; both are given by the
+    runtime when the device is made. Inside ``torch_xla.compile`` ``region`` is that use of it,
+    ``graph_name`` its name, and ``forbidden`` the error to raise when something would run (or None).
+    ``unreadable`` is the error to raise when a value would be read: while a graph is recorded once
+    for values of all kinds. ``one_by_one`` says that each operator is a program of its own now.
+    ``aside`` records the body of a computation meanwhile, and the step waits. ``has_placeholders`` says
+    that a tensor without a value was made, which a step may depend on.
+
+    An exception may come at any bytecode (Ctrl-C). So each change of what is pending is one store, which comes
+    last, or ``indivisible``: whatever was prepared before it is of no consequence.
+    """
+
+    backend: Backend
+    epoch: int
+    cur: Entry
+    inputs: list[Any]
+    input_vids: dict[int, int]
+    input_storages: list[int]
+    touched: list[Storage]
+    floats: list[float]
+    ints: list[int]
+    region: Any = None
+    graph_name: str | None = None
+    forbidden: str | None = None
+    unreadable: str | None = None
+    one_by_one: bool = False
+    aside: Aside | None = None
+    has_placeholders: bool = False
+
+    def __init__(self, device: torch.device, flush: Callable[..., None]) -> None:
+        self.device = device
+        self.flush = flush
+        self.lock: contextlib.AbstractContextManager[Any] = threading.RLock()
+        self.root = Entry(None, None, None, (), 0, 0)
+        self.entries = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new step: nothing recorded, nothing lifted, no inputs."""
+        indivisible.do(self.renewal())
+
+    def renewal(self, root: Entry | None = None) -> Iterator[None]:
+        """For ``indivisible.do``: what ``reset`` does; the step may begin at the root of another tree."""
+        names: tuple[str, ...] = _STEP
+        full = root is None and self.entries > MAX_ENTRIES
+        root = root or self.root
+        values: tuple[Any, ...] = (next(_epochs), root, [], {}, [], [], [], [])
+        if full:
+            root = Entry(None, None, None, (), 0, 0)
+            names = (*names, "root", "cur", "entries")
+            values = (*values, root, root, 0)
+        return indivisible.storing(self, names, values)
+
+    def forget(self) -> None:
+        """Drop all steps ever recorded, with their programs. Nothing may be pending."""
+        events.emit("steps_forgotten", trace=self)
+        root = Entry(None, None, None, (), 0, 0)
+        indivisible.do(indivisible.storing(self, ("root", "cur", "entries"), (root, root, 0)))
+
+    # -- recording -----------------------------------------------------------------------------
+
+    def record(self, plan: Plan, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Entry:
+        """Append one operation and return its entry. The caller holds the lock.
+
+        Raises what PyTorch raises for these operands, from its meta kernels.
+        """
+        key: list[Any] = [plan.number]
+        append = key.append
+        epoch = self.epoch
+        try:
+            for a, lift in zip(args, plan.lift_mask):  # noqa: B905 - the mask is the longer one
+                t = type(a)
+                if t is XLATensor:
+                    s = a._s
+                    if s.trace is not self:
+                        raise error_messages.other_device(plan.name, self.device, s.trace.device)
+                    v = a._v
+                    if v is None:
+                        if s.epoch != epoch:
+                            self.bring(s)
+                        append(s.vid)
+                    elif v.epoch == epoch and v.version == s.version:
+                        append(v.vid)
+                    else:
+                        append(self.read_view(v, s))
+                elif t is float:
+                    if lift and a != 0.0 and a != 1.0:
+                        append(LIFT_FLOAT)
+                        self.floats.append(a)
+                    else:
+                        append(float)
+                        append(a if a == a and a != 0.0 else repr(a))
+                elif t is int:
+                    if lift and a != 0 and a != 1 and _INT64_MIN <= a <= _INT64_MAX:
+                        append(LIFT_INT)
+                        self.ints.append(a)
+                    else:
+                        append(int)
+                        append(a)
+                elif a is None:
+                    append(None)
+                elif t is list or t is tuple:
+                    self._encode_list(append, a, lift, plan)
+                else:
+                    self._encode_other(append, a, lift, plan)
+            if kwargs:
+                self._encode_kwargs(append, kwargs, plan)
+            k = tuple(key)
+            cur = self.cur
+            entry = cur.then
+            if entry is None or entry.key != k:
+                entry = cur.others.get(k) or self._extend(k, plan, args, kwargs or {})
+            self.cur = entry
+            return entry
+        except BaseException:
+            # What an operation lifted that is not recorded must not shift the numbers of the next one.
+            del self.floats[self.cur.floats :]
+            del self.ints[self.cur.ints :]
+            raise
+
+    def _encode_kwargs(
+        self, append: Callable[[Any], None], kwargs: dict[str, Any], plan: Plan
+    ) -> None:
+        for name, value in kwargs.items():
+            if name in plan.storage_arguments:
+                continue
+            append(name)
+            self._encode(append, value, name in plan.lift_names, plan)
+
+    def _encode(self, append: Callable[[Any], None], a: Any, lift: bool, plan: Plan) -> None:
+        t = type(a)
+        if t is list or t is tuple:
+            self._encode_list(append, a, lift, plan)
+        elif isinstance(a, XLATensor):
+            append(self.value_of(a, plan))
+        elif t is float:
+            if lift and a != 0.0 and a != 1.0:
+                append(LIFT_FLOAT)
+                self.floats.append(a)
+            else:
+                append(float)
+                append(a if a == a and a != 0.0 else repr(a))
+        elif t is int:
+            if lift and a != 0 and a != 1 and _INT64_MIN <= a <= _INT64_MAX:
+                append(LIFT_INT)
+                self.ints.append(a)
+            else:
+                append(int)
+                append(a)
+        elif a is None:
+            append(None)
+        else:
+            self._encode_other(append, a, lift, plan)
+
+    def _encode_list(
+        self, append: Callable[[Any], None], items: Any, lift: bool, plan: Plan
+    ) -> None:
+        if not items:
+            append(())
+            return
+        first = items[0]
+        if type(first) is int and not lift:
+            append(tuple(items))
+            return
+        append(LIST)
+        append(len(items))
+        epoch = self.epoch
+        if type(first) is XLATensor:
+            for a in items:
+                if type(a) is XLATensor and a._v is None:
+                    s = a._s
+                    if s.epoch != epoch:
+                        if s.trace is not self:
+                            raise error_messages.other_device(
+                                plan.name, self.device, s.trace.device
+                            )
+                        self.bring(s)
+                    append(s.vid)
+                else:
+                    self._encode(append, a, lift, plan)
+        elif _uniform(items):
+            append(SAME)
+            self._encode(append, first, lift, plan)
+        else:
+            for a in items:
+                self._encode(append, a, lift, plan)
+
+    def _encode_other(self, append: Callable[[Any], None], a: Any, lift: bool, plan: Plan) -> None:
+        t = type(a)
+        if isinstance(a, XLATensor):
+            append(self.value_of(a, plan))
+        elif isinstance(a, torch.Tensor):
+            self._encode_host_tensor(append, a, plan)
+        elif t is bool or t is str:
+            append(t)
+            append(a)
+        elif isinstance(a, (float, int, complex, str)):  # numpy's scalars, enumerations
+            for word in step_key.spelled(a):
+                append(word)
+        elif isinstance(a, (torch.dtype, torch.memory_format, torch.layout, torch.device)):
+            append(a)
+        elif isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise error_messages.symbolic(plan.name, a)
+        else:
+            raise error_messages.unknown_argument(plan.name, a)
+
+    def _encode_host_tensor(
+        self, append: Callable[[Any], None], a: torch.Tensor, plan: Plan
+    ) -> None:
+        """A CPU tensor among the operands: PyTorch allows one without dimensions, as a number."""
+        if a.device.type != "cpu" or a.dim() != 0:
+            raise error_messages.not_an_xla_tensor(a, plan.name, self.device)
+        if a.is_complex():  # too rare for a vector of lifted ones
+            meta = tensor_meta((), a.dtype)
+            array = self.backend.put(dtypes.to_numpy(a))
+            append(self.value_of(self.from_buffer(array, meta), plan))
+            return
+        if a.is_floating_point():
+            append(HOST_FLOAT)
+            self.floats.append(a.item())
+        else:
+            append(HOST_INT)
+            self.ints.append(int(a.item()))
+        append(a.dtype)
+
+    # -- values --------------------------------------------------------------------------------
+
+    def value_of(self, tensor: XLATensor, plan: Plan | None = None) -> int:
+        """The number of ``tensor``'s current value in this trace."""
+        s = tensor._s
+        if s.trace is not self:
+            raise error_messages.other_device(
+                plan.name if plan else "read", self.device, s.trace.device
+            )
+        v = tensor._v
+        if v is not None:
+            return self.read_view(v, s)
+        if s.epoch != self.epoch:
+            self.bring(s)
+        return s.vid
+
+    def bring(self, s: Storage) -> None:
+        """Make a materialised storage an input of this step."""
+        if self.aside is not None:
+            self.aside.captures(s)
+        buffer = s.buffer
+        if buffer is None:
+            check_lost(s)
+            self._materialise_empty(s)
+            return
+        key = -s.meta.index
+        cur = self.cur
+        inputs = self.inputs
+        slot = len(inputs)
+        try:
+            entry = cur.then
+            if entry is None or entry.key != key:
+                entry = cur.others.get(key) or self._follow(key, None, s.meta.alone)
+            vid = entry.first
+            self.input_vids[vid] = slot
+            self.input_storages.append(len(self.touched))
+            self.touched.append(s)
+            inputs.append(buffer)
+            self.cur = entry
+        except BaseException:
+            if self.cur is cur:  # not an input: its place is the next one's
+                self.input_vids.pop(cur.end, None)
+                del inputs[slot:], self.input_storages[slot:]
+            raise
+        s.vid = vid
+        s.epoch = self.epoch
+
+    def _materialise_empty(self, s: Storage) -> None:
+        # not by record(): an operation that is being recorded may have lifted numbers of its own
+        zeros = known_plan(ZEROS)
+        key = (zeros.number, s.meta.shape, "dtype", s.meta.dtype)
+        entry = self._known(key) or self._grow(key, zeros, s.meta.alone)
+        self.touched.append(s)
+        s.vid = entry.first
+        s.epoch = self.epoch
+
+    def read_view(self, v: View, s: Storage) -> int:
+        """The number of a view's current value, replaying the chain where it is out of date."""
+        if v.epoch == self.epoch and v.version == s.version:
+            return v.vid
+        parent = v.parent
+        if parent is not None:
+            base = self.read_view(parent, s)
+        else:
+            if s.epoch != self.epoch:
+                self.bring(s)
+            base = s.vid
+        key = (v.plan.number, base, *v.tail)
+        entry = self._known(key) or self._grow(key, v.plan, v.meta.alone)
+        v.vid = entry.first
+        v.epoch = self.epoch
+        v.version = s.version
+        return v.vid
+
+    def _known(self, key: Any) -> Entry | None:
+        """Go on to the operation with this key, if it once followed here."""
+        entry = self.cur.then
+        if entry is None or entry.key != key:
+            entry = self.cur.others.get(key)
+            if entry is None:
+                return None
+        self.cur = entry
+        return entry
+
+    def _grow(self, key: Any, plan: Plan | None, metas: tuple[TensorMeta, ...]) -> Entry:
+        """Go on to an operation that never followed here, whose results are known."""
+        entry = self.cur = self._follow(key, plan, metas)
+        return entry
+
+    def _follow(self, key: Any, plan: Plan | None, metas: tuple[TensorMeta, ...]) -> Entry:
+        """A new entry after the current one."""
+        cur = self.cur
+        entry = Entry(cur, key, plan, metas, cur.floats, cur.ints)
+        cur.add(entry)
+        self.entries += 1
+        return entry
+
+    def assign(self, s: Storage, vid: int) -> None:
+        """Make value ``vid`` the storage's whole value."""
+        s.version += (
+            1  # before the value: what views know may be out of date too early, never too late
+        )
+        if s.epoch == self.epoch:
+            # the step's inputs still hold it, and alone they may donate it; an input without
+            # a buffer that keeps its number gets its buffer back
+            s.buffer = None
+            s.vid = vid
+        else:
+            self.touched.append(s)
+            changed = indivisible.storing(s, _VALUE, (vid, None, self.epoch))
+            indivisible.do(changed)
+
+    def write(self, tensor: XLATensor, vid: int) -> None:
+        """Make value ``vid`` what ``tensor`` shows, through its views to the storage."""
+        s = tensor._s
+        v = tensor._v
+        if v is None:
+            self.assign(s, vid)
+            return
+        shown: list[tuple[View, int]] = []
+        while v is not None:
+            parent = v.parent
+            base_meta = parent.meta if parent is not None else s.meta
+            put = v.plan.put_plan(v.meta, base_meta)
+            if put is None or (shown and put.rule.overlaps):  # type: ignore[union-attr]
+                self._write_strided(tensor, shown[0][1] if shown else vid)
+                return
+            base = self.read_view(parent, s) if parent is not None else self._storage_value(s)
+            shown.append((v, vid))
+            key = (put.number, base, vid, *v.tail)
+            entry = self._known(key) or self._grow(key, put, base_meta.alone)
+            vid = entry.first
+            v = parent
+        self.assign(s, vid)
+        for v, seen in shown:
+            v.vid = seen
+            v.epoch = self.epoch
+            v.version = s.version
+
+    def _write_strided(self, tensor: XLATensor, vid: int) -> None:
+        """Write through a chain of views in which one (``expand``, ``unfold``) repeats elements.
+
+        One element of each may be left (``x.expand(3, 4)[0]``), which only the strides tell.
+        Raises RuntimeError where PyTorch does: a stride of 0 is left.
+        """
+        s = tensor._s
+        assert tensor._v is not None
+        meta = tensor._v.meta
+        if not meta.numel:
+            return  # nothing is written, so nothing twice
+        stride, offset = strides(s.meta, tensor._v)
+        if any(size > 1 and step == 0 for size, step in zip(meta.shape, stride, strict=True)):
+            raise RuntimeError(error_messages.MSG_OVERLAP)
+        base = self._storage_value(s)
+        put = known_plan(AS_STRIDED).put_plan(meta, s.meta)
+        assert put is not None
+        key = (put.number, base, vid, meta.shape, stride, int, offset)
+        entry = self._known(key) or self._grow(key, put, s.meta.alone)
+        self.assign(s, entry.first)
+
+    def _storage_value(self, s: Storage) -> int:
+        if s.epoch != self.epoch:
+            self.bring(s)
+        return s.vid
+
+    def new_tensor(self, meta: TensorMeta, vid: int) -> XLATensor:
+        """A tensor with a storage of its own whose value is ``vid``."""
+        t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=self.device)
+        s = t._s = Storage(self, meta, vid, self.epoch)
+        t._v = None
+        self.touched.append(s)
+        return t
+
+    def whole(self, s: Storage) -> XLATensor:
+        """A tensor that shows all of a storage."""
+        t = make_wrapper(XLATensor, s.meta.shape, dtype=s.meta.dtype, device=self.device)
+        t._s = s
+        t._v = None
+        return t
+
+    def from_buffer(self, buffer: Any, meta: TensorMeta) -> XLATensor:
+        """A tensor on a value that is in device memory already (None: not written yet)."""
+        if self.cur.depth > MAX_PENDING:
+            self.flush(self)
+        t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=self.device)
+        s = t._s = Storage(self, meta, -1, -1)
+        s.buffer = buffer
+        t._v = None
+        if self.aside is not None:
+            self.aside.made(s)
+        return t
+
+    # -- the slow path -------------------------------------------------------------------------
+
+    def _extend(
+        self, key: tuple[Any, ...], plan: Plan, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Entry:
+        """Add an operation that never followed the current entry before."""
+        cur = self.cur
+        metas = plan.infer(args, kwargs)
+        entry = Entry(cur, key, plan, metas, len(self.floats), len(self.ints))
+        entry.line = source_location.recording_line()
+        cur.add(entry)
+        self.entries += 1
+        return entry
+
+
+def _uniform(items: Sequence[Any]) -> bool:
+    """Whether a list is one float several times, and recorded as one.
+
+    An optimizer gives a number per parameter (its bias correction), nearly always the same one.
+    """
+    return (
+        len(items) > 1
+        and type(items[0]) is float
+        and items.count(items[0]) == len(items)
+        and set(map(type, items)) == {float}
+    )

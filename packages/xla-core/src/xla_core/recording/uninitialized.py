@@ -1,0 +1,88 @@
+"""Parameters and buffers of lazy modules (``nn.LazyLinear``) on an ``xla`` device, before their first use.
+
+``module.to("xla")`` copies each into a new tensor, and would make of it one that has no elements and
+is initialized. What is made here stays uninitialized, with the dtype and the device that it will have.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
+
+from xla_core.recording.xla_tensor import XLATensor, XLATensorType
+
+MSG_LEAVING: Final = (
+    "an uninitialized parameter or buffer cannot be moved from {device} to {target}: move the lazy module after "
+    "its first forward pass, or make it on {target}"
+)
+
+
+class _Type(XLATensorType, type(UninitializedParameter)):  # type: ignore[misc]
+    pass
+
+
+class _Uninitialized:
+    """What both kinds do, before what torch's classes do."""
+
+    __slots__ = ()
+    cls_to_become = XLATensor
+
+    def detach(self: Any) -> Any:
+        """A new one: ``nn.Parameter()`` and ``state_dict()`` detach what they are given."""
+        return self._like(False)
+
+    def requires_grad_(self: Any, requires_grad: bool = True) -> Any:
+        """As ``Tensor.requires_grad_``."""
+        self.requires_grad = requires_grad
+        return self
+
+    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            copied = memo[id(self)] = self._like(self.requires_grad)
+            copied.__dict__.update(self.__dict__)
+        return memo[id(self)]
+
+    def __reduce_ex__(self: Any, protocol: Any) -> tuple[Any, ...]:
+        kind = (
+            UninitializedBuffer if isinstance(self, UninitializedBuffer) else UninitializedParameter
+        )
+        return kind, (self.requires_grad,)
+
+    def _like(self: Any, requires_grad: bool) -> Any:
+        made: Any = torch.empty(0, dtype=self.data.dtype, device=self.data.device)
+        made.__class__ = type(self)
+        return made.requires_grad_(requires_grad)
+
+
+class UninitializedXLAParameter(  # type: ignore[misc]
+    _Uninitialized, UninitializedParameter, XLATensor, metaclass=_Type
+):
+    """What ``UninitializedParameter`` is on an ``xla`` device."""
+
+    __slots__ = ()
+
+
+class UninitializedXLABuffer(  # type: ignore[misc]
+    _Uninitialized, UninitializedBuffer, XLATensor, metaclass=_Type
+):
+    """What ``UninitializedBuffer`` is on an ``xla`` device."""
+
+    __slots__ = ()
+
+
+def arrive(target: Any, source: torch.Tensor) -> None:
+    """Make ``target``, a new tensor to which ``source`` was copied, as uninitialized as ``source``."""
+    is_buffer = isinstance(source, UninitializedBuffer)
+    target.__class__ = UninitializedXLABuffer if is_buffer else UninitializedXLAParameter
+    target.__dict__.update(source.__dict__)
+
+
+def check_staying(source: torch.Tensor, target: Any) -> None:
+    """Raise RuntimeError if ``source`` is uninitialized and would leave the device for ``target``.
+
+    torch would take for initialized what arrives there.
+    """
+    if is_lazy(source):
+        raise RuntimeError(MSG_LEAVING.format(device=source.data.device, target=target))

@@ -1,0 +1,110 @@
+"""``tensor.untyped_storage()`` of an ``xla`` tensor: an identity and a size, no memory.
+
+Libraries (safetensors, accelerate, peft) ask for it to find tensors that share memory. The numbers are
+made up so that what they compute with them is right: equal for aliases, different for others, and
+a view lies inside its storage at its offset. They are too large for a pointer, so that nothing takes them for
+one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from xla_core.recording.storage import Storage, View, chain, strides
+
+# id() of a storage is unique while it lives; each gets room for 2**48 bytes.
+_ROOM: Final = 48
+
+# Of so many ways to look at a tensor it is kept whether they are dense.
+_MANY: Final = 10_000
+
+MSG_NO_MEMORY: Final = (
+    "the storage of a tensor on {device} has no memory that can be {what}; "
+    "use the tensor's .cpu() or .copy_()"
+)
+
+
+class StorageHandle:
+    """What an ``xla`` tensor's storage tells about itself."""
+
+    __slots__ = ("__weakref__", "_storage")
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    @property
+    def device(self) -> torch.device:
+        """The ``xla`` device."""
+        return self._storage.trace.device
+
+    @property
+    def _cdata(self) -> int:
+        return id(self._storage)
+
+    def data_ptr(self) -> int:
+        """A number that this storage's tensors have in common, and no others do while it lives."""
+        return id(self._storage) << _ROOM
+
+    def nbytes(self) -> int:
+        """The size in bytes of a dense tensor of the storage's shape and PyTorch dtype."""
+        return self._storage.meta.nbytes
+
+    def size(self) -> int:
+        """As ``nbytes``."""
+        return self.nbytes()
+
+    __len__ = size
+
+    def is_shared(self) -> bool:
+        """False: other processes cannot see it."""
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StorageHandle) and other._storage is self._storage
+
+    def __hash__(self) -> int:
+        return hash(self._cdata)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or not hasattr(torch.UntypedStorage, name):
+            raise AttributeError(name)
+        raise RuntimeError(
+            MSG_NO_MEMORY.format(device=self._storage.trace.device, what=f"used for {name}()")
+        )
+
+
+def address(s: Storage, v: View | None) -> int:
+    """The made-up address of the first element of what ``v`` shows of a storage."""
+    base = id(s) << _ROOM
+    if v is None:
+        return base
+    try:
+        offset = strides(s.meta, v)[1]
+    except RuntimeError:  # a view that no strides describe
+        return base
+    return base + offset * s.meta.dtype.itemsize
+
+
+_dense: dict[Any, bool] = {}
+
+
+def is_dense(s: Storage, v: View) -> bool:
+    """Whether ``v`` shows elements that follow each other in a contiguous storage, in their order."""
+    key = (s.meta, *[(one.plan.number, *one.tail) for one in chain(v)])
+    found = _dense.get(key)
+    if found is None:
+        if len(_dense) >= _MANY:
+            _dense.clear()
+        found = _dense[key] = _is_dense(s, v)
+    return found
+
+
+def _is_dense(s: Storage, v: View) -> bool:
+    try:
+        stride = strides(s.meta, v)[0]
+    except RuntimeError:  # a view that no strides describe
+        return False
+    shape = v.meta.shape
+    return torch.empty_strided(shape, stride, dtype=v.meta.dtype, device="meta").is_contiguous()

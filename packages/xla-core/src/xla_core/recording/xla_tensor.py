@@ -1,0 +1,213 @@
+"""``XLATensor``: the tensor subclass whose device is ``xla``.
+
+Autograd, hooks, ``nn.Parameter``, optimizers and views are PyTorch's own: the class only says what
+an operator does below them, in ``__torch_dispatch__``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch._utils import _rebuild_device_tensor_from_cpu_tensor, _rebuild_parameter
+
+from xla_core.recording import untyped_storage
+from xla_core.recording.storage import Storage, View
+from xla_core.support import indivisible
+from xla_core.torch_bridge import torch_private
+
+MSG_NOT_NUMPY: Final = (
+    "can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+    "memory first."
+)
+
+Handler = Callable[[tuple[Any, ...], dict[str, Any] | None], Any]
+
+# Keyed by id(): an OpOverload's __hash__ is a Python function, and overloads live for ever.
+handlers: dict[int, Handler] = {}
+
+
+class NoMetaKernelError(Exception):
+    """PyTorch cannot tell without the values what an operator returns; on the CPU it runs."""
+
+
+def _no_dispatch(_overload: Any) -> Handler:
+    raise RuntimeError("xla_core.dispatch has not been imported")
+
+
+_make_handler: Callable[[Any], Handler] = _no_dispatch
+_make_fallback: Callable[[Any], Handler] = _no_dispatch
+
+
+def set_handler_factory(
+    factory: Callable[[Any], Handler], on_cpu: Callable[[Any], Handler]
+) -> None:
+    """Say who makes the handler of an operator overload that is met for the first time.
+
+    ``on_cpu`` makes the handler that runs it on the CPU, after a ``NoMetaKernelError``.
+    """
+    global _make_handler, _make_fallback
+    _make_handler = factory
+    _make_fallback = on_cpu
+
+
+_plain: dict[int, Handler] = {}
+_wrap: Callable[[Handler], Handler] | None = None
+
+
+def set_handler_wrapper(wrap: Callable[[Handler], Handler] | None) -> None:
+    """Let every handler be called through ``wrap(handler)`` from now on, or as it is (None)."""
+    global _wrap
+    _wrap = wrap
+    handlers.clear()
+
+
+def handler_of(overload: Any) -> Handler:
+    """The function that carries out ``overload`` on ``xla`` tensors."""
+    found = handlers.get(id(overload))
+    if found is None:
+        found = _plain.get(id(overload))
+        if found is None:
+            found = _plain[id(overload)] = _make_handler(overload)
+        if _wrap is not None:
+            found = _wrap(found)
+        handlers[id(overload)] = found
+    return found
+
+
+def through_wrapper(handler: Handler) -> Handler:
+    """``handler`` as operators' handlers are called now: itself, or wrapped (eager mode)."""
+    return handler if _wrap is None else _wrap(handler)
+
+
+def become(target: XLATensor, source: XLATensor, like: torch.Tensor | None = None) -> None:
+    """Let ``target`` show what ``source`` shows, and share its storage, from now on.
+
+    Its C++ part becomes like that of ``like`` (default: ``source``), which has the same shape and dtype.
+    Raises RuntimeError, PyTorch's own, where the C++ parts of the two do not go together.
+    """
+    metadata = map(torch_private.set_data, (target,), (source if like is None else like,))
+    shown = indivisible.storing(target, ("_s", "_v"), (source._s, source._v))
+    indivisible.do(metadata, shown)
+
+
+class XLATensorType(type(torch.Tensor)):  # type: ignore[misc]
+    """The class of ``XLATensor``; while torch.compile looks at tensors it answers for them."""
+
+
+class XLATensor(torch.Tensor, metaclass=XLATensorType):
+    """A tensor on an ``xla`` device; made by factories and ``.to('xla')``, never by calling the class."""
+
+    __slots__ = ("_s", "_v")
+    _s: Storage
+    _v: View | None
+
+    __torch_function__ = torch_private.disabled_torch_function
+
+    @staticmethod
+    def __torch_dispatch__(
+        func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        handler = handlers.get(id(func))
+        if handler is None:
+            handler = handler_of(func)
+        try:
+            return handler(args, kwargs)
+        except NoMetaKernelError:
+            return _make_fallback(func)(args, kwargs)
+
+    @property
+    def data(self) -> torch.Tensor:
+        """A tensor on the same storage that autograd does not see."""
+        return torch_private.get_data(self)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        if not isinstance(value, XLATensor):
+            raise RuntimeError(
+                f"cannot set .data of a tensor on {self.device} to a tensor on {value.device}; "
+                f"move it first: .to('{self.device}')"
+            )
+        become(self, value)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        host = self.detach().cpu()
+        text = torch_private.tensor_text(host, self)
+        return f"Parameter containing:\n{text}" if getattr(self, "_is_param", False) else text
+
+    def __format__(self, spec: str) -> str:
+        # torch formats a number only for its own class
+        return format(self.item() if self.dim() == 0 else str(self), spec)
+
+    def untyped_storage(self) -> Any:
+        """An object that tells the identity and size of the storage; there is no memory behind it."""
+        if torch_private.asked_by_fake_tensors():
+            return super().untyped_storage()
+        return untyped_storage.StorageHandle(self._s)
+
+    def data_ptr(self) -> int:
+        """A number that aliases share, too large for a pointer: see ``storage_handle``."""
+        return untyped_storage.address(self._s, self._v)
+
+    def contiguous(
+        self, *, memory_format: torch.memory_format = torch.contiguous_format
+    ) -> torch.Tensor:
+        """The tensor itself, or a copy where a CPU tensor seen through the same views would be copied.
+
+        All ``xla`` tensors say that they are contiguous; yet who writes to ``w.t().contiguous()``
+        does not expect to write to ``w``.
+        """
+        if self._v is not None and not untyped_storage.is_dense(self._s, self._v):
+            return self.clone()
+        return super().contiguous(memory_format=memory_format)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """With ``force`` a numpy array with the values; otherwise TypeError, as PyTorch raises."""
+        if not force:
+            raise TypeError(MSG_NOT_NUMPY.format(device=self.device))
+        return self.detach().cpu().numpy(force=True)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.numpy()
+
+    def tolist(self) -> Any:
+        """The values as a number or nested lists of numbers."""
+        return self.detach().cpu().tolist()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        cpu = self.detach().cpu()
+        is_parameter = getattr(self, "_is_param", False)
+        requires_grad = self.requires_grad and not is_parameter
+        rebuilt = (cpu, self.dtype, str(self.device), requires_grad)
+        if is_parameter:
+            return _rebuild_parameter, (self.data, self.requires_grad, {})
+        return _rebuild_device_tensor_from_cpu_tensor, rebuilt
+
+    def __coerce_same_metadata_as_tangent__(self, _metadata: Any, _type: Any = None) -> XLATensor:
+        # torch.compile traced plain tensors; a gradient of this class is what it expects
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol "
+                "at the moment.  If you were attempting to deepcopy a module, this may be because of a "
+                "torch.nn.utils.weight_norm usage, see https://github.com/pytorch/pytorch/pull/103001"
+            )
+        with torch.no_grad():
+            copied = self.clone()
+        if getattr(self, "_is_param", False):
+            copied = torch.nn.Parameter(copied, self.requires_grad)
+        else:
+            copied.requires_grad_(self.requires_grad)
+        memo[id(self)] = copied
+        if self.grad is not None:
+            copied.grad = self.grad.__deepcopy__(memo)
+        for name, value in self.__dict__.items():
+            if name != "_is_param":
+                setattr(copied, name, copy.deepcopy(value, memo))
+        return copied

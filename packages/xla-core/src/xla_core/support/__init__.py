@@ -1,0 +1,1 @@
+"""Counters, flags, files and interrupts: no knowledge of tensors or programs."""

@@ -1,0 +1,28 @@
+"""Operators of our own, in PyTorch's namespace ``xla``.
+
+``XLA_LIB`` is the namespace's library: third parties define further operators through it, and register
+their lowering rules with ``xla_core.operators.lowering_registry``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+XLA_LIB: Final = torch.library.Library("xla", "DEF")
+"""The library that defines the namespace ``torch.ops.xla``."""
+
+XLA_LIB.define("optimization_barrier(Tensor[] tensors) -> Tensor[]")
+XLA_LIB.define("computation(Tensor[] tensors, float[] floats, int[] ints) -> Tensor[]")
+XLA_LIB.define(
+    "custom_call(Tensor[] args, str call_target, SymInt[] sizes, int[] ranks, str dtypes, "
+    "bool has_side_effect, str backend_config, int api_version, str[] frontend_attributes) -> Tensor[]"
+)
+XLA_LIB.define("place_to_host(Tensor t) -> Tensor")
+XLA_LIB.define("place_to_device(Tensor t) -> Tensor")
+XLA_LIB.define(
+    "mark_tensor(Tensor x, str name, int pos, str id, bool is_input, Any? attr=None) -> Tensor"
+)
+MARK: Final = "xla.mark_tensor.default"
+"""The name of the operator that marks where composites begin and end."""

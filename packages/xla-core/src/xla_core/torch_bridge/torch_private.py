@@ -1,0 +1,575 @@
+"""Every private name of torch that the project uses, in one place. Seen in torch 2.11 to 2.15.
+
+The device guard is in ``device_guard``, which must be importable on its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import _tensor_str
+from torch.utils import _foreach_utils, _python_dispatch
+
+disabled_torch_function = torch._C._disabled_torch_function_impl  # torch 2.13
+
+# Makes a tensor without memory whose device and dispatch keys are real (torch 2.13).
+make_wrapper = torch.Tensor._make_wrapper_subclass
+
+_data = (
+    torch._C.TensorBase.data if hasattr(torch._C, "TensorBase") else torch.Tensor.data
+)  # torch 2.13
+
+
+# The number of the backward pass that the calling thread works for, -1 outside of one (torch 2.13).
+current_backward = torch._C._current_graph_task_id
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call ``callback`` when the backward pass ends that the calling thread works for (torch 2.13)."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+# The number that autograd will give to the next node of this thread's graph (torch 2.13).
+next_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+
+def backward_sequence() -> int | None:
+    """The sequence number of the backward node that this thread computes, None outside of backward."""
+    node = torch._C._current_autograd_node()  # torch 2.13
+    return None if node is None else int(node._sequence_nr())
+
+
+def sequence_of(node: Any) -> int:
+    """The number that autograd gave to a node of its graph; accumulators of gradients are the last."""
+    return int(node._sequence_nr())  # torch 2.13
+
+
+def get_data(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor.data`` as C++ computes it: a detached alias."""
+    return _data.__get__(tensor)
+
+
+# Gives a tensor the C++ metadata (shape, dtype) of another; the Python object stays. A function of C's.
+set_data: Callable[[torch.Tensor, torch.Tensor], None] = _data.__set__
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _in_place_of(original: Callable[..., Any]) -> Callable[[F], F]:
+    """A decorator: the function stands where torch's ``original`` stood, so it is pickled under that name.
+
+    It has no ``__wrapped__``, through which TorchScript would read the source of ``original`` instead.
+    """
+
+    def named(function: F) -> F:
+        functools.update_wrapper(function, original, functools.WRAPPER_ASSIGNMENTS[:4], ())
+        del function.__dict__["__wrapped__"]
+        return function
+
+    return named
+
+
+def allow_list_kernels(tensor_class: type) -> None:
+    """Let torch's optimizers use their ``foreach`` and ``fused`` forms for ``xla`` parameters."""
+    # torch.optim hides its submodule behind a function of the same name
+    modules: list[Any] = [_foreach_utils, importlib.import_module("torch.optim.optimizer")]
+    # torch 2.13: both functions list device types; the optimizer module has them under its own names
+    for name in ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices"):
+        original = getattr(_foreach_utils, name)
+        if "xla" not in original():
+            listing_xla = _with_xla(original)
+            for module in modules:
+                setattr(module, name, listing_xla)
+    for module in modules:
+        if tensor_class not in module._foreach_supported_types:
+            module._foreach_supported_types.append(tensor_class)
+    _allow_capturable_lists()
+
+
+def let_make_fx_take(tensor_class: type) -> None:
+    """Let ``make_fx`` write down operators on tensors of a class that its function closes over.
+
+    It leaves subclasses that it does not know to their own ``__torch_dispatch__``, and then loses what
+    they do: the constants of a graph would be zeros in the place of results. ``torch.func.linearize`` is
+    such a graph.
+    """
+    tracing: Any = importlib.import_module("torch.fx.experimental.proxy_tensor")
+    # torch 2.11 to 2.15: looked up at each operator
+    if tensor_class not in tracing.HANDLED_TYPES:
+        tracing.HANDLED_TYPES = (*tracing.HANDLED_TYPES, tensor_class)
+
+
+def _allow_capturable_lists() -> None:
+    """Let ``capturable=True`` have its ``foreach`` form too, which is the default one."""
+    name = "_get_capturable_supported_devices"  # torch 2.13: lists xla for single tensors only
+    listed = getattr(sys.modules["torch.optim.optimizer"], name)
+    listing_xla = _capturable_with_xla(listed)
+    for module_name, module in list(sys.modules.items()):
+        # each optimizer's module has it under its own name
+        if module_name.startswith("torch.optim.") and getattr(module, name, None) is listed:
+            setattr(module, name, listing_xla)
+
+
+# TorchScript compiles this one when torch.distributed.optim is imported. It reads the source, so this is
+# a function, not a lambda, and says its types.
+def _capturable_with_xla(listed: Callable[[bool], list[str]]) -> Callable[..., list[str]]:
+    @_in_place_of(listed)
+    def _get_capturable_supported_devices(supports_xla: bool = True) -> list[str]:
+        return listed(True)
+
+    return _get_capturable_supported_devices
+
+
+def _with_xla(listed: Callable[[], list[str]]) -> Callable[[], list[str]]:
+    @_in_place_of(listed)
+    def _get_kernels_supported_devices() -> list[str]:
+        return [*listed(), "xla"]
+
+    return _get_kernels_supported_devices
+
+
+_libraries: list[torch.library.Library] = []  # a library's registrations end with the object
+
+
+def register_factory_fallback(function: Any) -> None:
+    """Call ``function(overload, *args, **kwargs)`` for operators that reach the XLA key itself."""
+    if _libraries:
+        return
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(function, "XLA")  # torch 2.13
+    # torch.tensor(data, device='xla') does the first two below the Python key, where a fallback that
+    # gets a tensor subclass is not found. The third, which would be a view of an empty tensor, is how
+    # torch.empty_like(on_meta, device='xla') arrives, as Module.to_empty() calls it.
+    below = torch.library.Library("aten", "IMPL")
+    aten = torch.ops.aten
+    for overload in (
+        aten._copy_from.default,
+        aten._local_scalar_dense.default,
+        aten.empty_permuted.default,
+        # torch.tensor(data, device='xla') below a TorchDispatchMode (make_fx, a profiler): C++ then looks
+        # for a function of this very operator, and ends in an internal assert where there is none
+        aten.empty.memory_format,
+        aten.empty_strided.default,
+        *_reshaping_out(),
+    ):
+        below.impl(overload, functools.partial(function, overload), "XLA")
+    _libraries.extend((library, below))
+
+
+# torch 2.13: C++ defines these by others, and has their out= written through a reshaped alias of it,
+# for which it needs memory. With a kernel of our own they arrive whole, at __torch_dispatch__.
+_RESHAPING: Final = ("chain_matmul", "inner", "kron", "linalg_matmul", "linalg_matrix_rank",
+                     "linalg_multi_dot", "matmul", "tensordot")  # fmt: skip
+
+
+def _reshaping_out() -> list[Any]:
+    packets = [getattr(torch.ops.aten, name) for name in _RESHAPING]
+    forms = [getattr(packet, name) for packet in packets for name in packet.overloads()]
+    return [form for form in forms if any(a.is_out for a in form._schema.arguments)]
+
+
+# torch 2.13: the key between the caller and autograd while torch.autocast('xla') is on
+_AUTOCAST: Final = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("AutocastXLA"))
+
+
+_autocast: list[bool] = []
+
+
+def without_autocast() -> Any:
+    """A context manager inside which ``torch.autocast('xla')`` casts nothing."""
+    return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)  # torch 2.13
+
+
+def register_autocast(kernels: Mapping[Any, Callable[..., Any]]) -> None:
+    """Call ``kernels[overload]`` for these operators while autocast is on, and leave the others alone."""
+    if _autocast:
+        return
+    _autocast.append(True)
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(torch.library.fallthrough_kernel, "AutocastXLA")
+    casts = torch.library.Library("aten", "IMPL")
+    for overload, kernel in kernels.items():
+        casts.impl(overload, kernel, "AutocastXLA")
+    _libraries.extend((library, casts))
+
+
+_seeded: list[bool] = []
+
+
+def seed_with_torch(seed_all: Callable[[int], None]) -> None:
+    """Let ``torch.manual_seed`` and ``torch.seed`` call ``seed_all(seed)`` too."""
+    if _seeded:
+        return
+    _seeded.append(True)
+    # torch 2.13: the last of the functions with which they seed the devices that torch knows
+    seed_custom = torch.random._seed_custom_device
+
+    @_in_place_of(seed_custom)
+    def seed_devices(seed: Any) -> None:
+        seed_custom(seed)
+        seed_all(int(seed))
+
+    torch.random._seed_custom_device = seed_devices
+
+
+GeneratorBase = torch._C.Generator  # torch 2.11 to 2.15: cannot be made for device xla
+
+
+def make_generators_with(xla_generator: Callable[[Any], Any]) -> None:
+    """Let ``torch.Generator(device)`` be ``xla_generator(device)`` for ``xla`` devices.
+
+    C++ makes all others, and asks a library that was linked in for those of XLA. ``torch.Generator`` stays a
+    class: its instances and subclasses are those of torch's own.
+    """
+    if torch.Generator is not GeneratorBase:
+        return
+
+    class GeneratorType(type(GeneratorBase)):  # type: ignore[misc]
+        def __call__(cls, device: Any = "cpu") -> Any:
+            if cls is not Generator:
+                return super().__call__(device)
+            return (
+                xla_generator(device)
+                if torch.device(device).type == "xla"
+                else GeneratorBase(device)
+            )
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            if cls is Generator:
+                return isinstance(instance, GeneratorBase)
+            return bool(super().__instancecheck__(instance))
+
+        def __subclasscheck__(cls, other: Any) -> bool:
+            if cls is Generator:
+                return issubclass(other, GeneratorBase)
+            return bool(super().__subclasscheck__(other))
+
+    class Generator(GeneratorBase, metaclass=GeneratorType):  # type: ignore[misc, valid-type]
+        __doc__ = GeneratorBase.__doc__
+        __module__ = "torch"  # generators of the CPU are pickled by the name of this class
+        __qualname__ = "Generator"
+
+    torch.Generator = Generator  # type: ignore[misc, assignment]
+
+
+def register_device_module(module: ModuleType) -> None:
+    """Make ``module`` known as ``torch.xla``, unless there is one (torch 2.13)."""
+    if not hasattr(torch, "xla"):
+        torch._register_device_module("xla", module)
+
+
+MSG_LATE_BACKWARD: Final = (
+    "autograd counted its devices at this process's first backward pass, when the xla device was not there "
+    "yet. Import torch_xla first, before any backward pass; or unset TORCH_DEVICE_BACKEND_AUTOLOAD, and the "
+    "device registers itself at import torch"
+)
+
+
+def explain_late_backward() -> None:
+    """Say in the error what to do when a backward pass ran before the device was registered.
+
+    Nothing tells beforehand whether one did, and trying would start autograd's threads, after which
+    a process must not fork.
+    """
+    run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # torch 2.13
+
+    @_in_place_of(run)
+    def explained(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except RuntimeError as error:
+            if "device_ready_queues_" in str(error):
+                raise RuntimeError(MSG_LATE_BACKWARD) from error
+            raise
+
+    torch.autograd._engine_run_backward = explained  # type: ignore[attr-defined]
+
+
+def tensor_text(host: torch.Tensor, shown: torch.Tensor) -> str:
+    """The text that torch prints for ``shown``, whose values are in the CPU tensor ``host``."""
+    prefix = "tensor("
+    suffixes = [f"device='{shown.device}'"]
+    if host.numel() == 0:
+        if host.dim() != 1:
+            suffixes.append(f"size={tuple(host.shape)}")
+        body = "[]"
+    else:
+        body = _tensor_str._tensor_str(host, len(prefix))  # torch 2.13
+    default = (torch.get_default_dtype(), torch.int64, torch.bool)
+    if shown.dtype not in default or (host.numel() == 0 and shown.dtype != default[0]):
+        suffixes.append(f"dtype={shown.dtype}")
+    function = None if shown.is_leaf else shown.grad_fn
+    if function is not None:
+        suffixes.append(f"grad_fn=<{type(function).__name__}>")
+    elif shown.requires_grad:
+        suffixes.append("requires_grad=True")
+    return _tensor_str._add_suffixes(prefix + body, suffixes, len(prefix), force_newline=False)
+
+
+def asked_by_fake_tensors() -> bool:
+    """Whether the caller of our caller is torch's code that makes fake tensors of real ones."""
+    # torch 2.13: it hands the storage on to C++, as the object that torch itself made
+    return sys._getframe(2).f_globals.get("__name__") == "torch._subclasses.meta_utils"
+
+
+# -- torch.compile ----------------------------------------------------------------------------------
+
+
+_waiting_for_dynamo: list[bool] = []
+
+
+def when_dynamo_is_used(prepare: Callable[[], None]) -> None:
+    """Call ``prepare()`` before Dynamo first looks at anything: now, or at the first ``torch.compile``.
+
+    Importing Dynamo takes a second or two, which programs without ``torch.compile`` need not spend.
+    """
+    if "torch._dynamo" in sys.modules:
+        prepare()
+        return
+    if _waiting_for_dynamo:
+        return
+    _waiting_for_dynamo.append(True)
+    original = torch.compile
+
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        torch.compile = original
+        prepare()
+        return original(*args, **kwargs)
+
+    torch.compile = compile
+
+
+def run_effects_in_order(tensor_class: type) -> None:
+    """Let operators with side effects (a check of a result) run in graphs on tensors of a class."""
+    # torch 2.13: graphs pass a token from one such operator to the next
+    effects: Any = importlib.import_module("torch._higher_order_ops.effects")
+
+    def run(token: Any, op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        results = op(*args, **kwargs)
+        several = isinstance(results, tuple)
+        return (token, *results) if several else (token, results)
+
+    effects.with_effects.py_impl(tensor_class)(run)
+
+
+def let_first_runs_pass(tensor_class: type) -> None:
+    """Let operators of higher order reach tensors of a class in the first run of a compiled graph.
+
+    A mode is on then that looks for aliases among the results of custom operators. It leaves subclasses that
+    it does not know to themselves, by NotImplemented, which is taken for the result of these operators.
+    """
+    wrappers = importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
+    mode = getattr(wrappers, "_AnalyzeCustomOpInputOutputMode", None)  # torch 2.13 and 2.15
+    if mode is None:
+        return
+    dispatch = mode.__torch_dispatch__
+
+    @functools.wraps(dispatch)
+    def __torch_dispatch__(
+        self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if isinstance(func, torch._ops.HigherOrderOperator) and any(
+            isinstance(a, tensor_class) for a in torch.utils._pytree.tree_leaves((args, kwargs))
+        ):
+            return func(*args, **(kwargs or {}))  # the mode is off while it is asked
+        return dispatch(self, func, types, args, kwargs)
+
+    mode.__torch_dispatch__ = __torch_dispatch__
+
+
+def let_dynamo_take(tensor_type: type, packages: Sequence[str], traced: Sequence[str]) -> None:
+    """Let Dynamo trace tensors of a class with the metaclass ``tensor_type`` like torch's own.
+
+    Dynamo takes a subclass whose ``__torch_dispatch__`` is torch's disabled one; what is asked of
+    the class while this thread compiles is answered so, and nothing else changes. Code of
+    ``packages`` is not traced, but for that of the modules ``traced``, which are at their top.
+    """
+    dynamo = importlib.import_module("torch._dynamo")
+    callbacks = importlib.import_module("torch._dynamo.callback").callback_handler  # torch 2.13
+    context = importlib.import_module("torch._guards").CompileContext  # torch 2.13
+    disabled = torch._C._disabled_torch_dispatch_impl  # torch 2.13
+
+    def seen_by_dynamo(cls: Any) -> Any:
+        # Dynamo also runs real code while it compiles (an optimizer makes its state): tensors are then
+        # made as always.
+        asked_by = sys._getframe(1).f_globals.get("__name__", "")
+        # So do operators of higher order when a graph is run to be compiled: torch._ops looks for handlers.
+        of_torch = asked_by.startswith("torch.") and asked_by != "torch._ops"
+        if of_torch and context.current_compile_id() is not None:
+            return disabled
+        return cls.__dict__["__torch_dispatch__"].__func__
+
+    def start(_args: Any) -> None:
+        tensor_type.__torch_dispatch__ = property(seen_by_dynamo)  # type: ignore[attr-defined]
+
+    def end(_args: Any) -> None:
+        if "__torch_dispatch__" in tensor_type.__dict__:
+            del tensor_type.__torch_dispatch__  # type: ignore[attr-defined]
+
+    # torch 2.13: without this, what comes out of a graph would be cast to torch.Tensor
+    builder: Any = importlib.import_module("torch._dynamo.variables.builder")
+    infer = builder.infer_subclass_type
+
+    def infer_subclass_type(value: Any) -> Any:
+        return None if type(type(value)) is tensor_type else infer(value)
+
+    builder.infer_subclass_type = infer_subclass_type
+    clear = callbacks.clear
+
+    def register() -> None:
+        callbacks.register_start_callback(start)
+        callbacks.register_end_callback(end)
+
+    def clear_others() -> None:
+        clear()
+        register()
+
+    register()
+    callbacks.clear = clear_others  # torch._dynamo.reset() clears all callbacks
+    _skip_code(dynamo.trace_rules, packages, traced)
+    # torch 2.13: writes to arguments stay in the graph, whose program can then reuse their memory
+    backend = importlib.import_module("torch._dynamo.backends.torchxla").openxla
+    backend.kwargs.setdefault("keep_inference_input_mutations", True)
+
+
+def _skip_code(rules: Any, packages: Sequence[str], traced: Sequence[str]) -> None:
+    """Have Dynamo step over the code of ``packages`` except that of the modules ``traced``."""
+    # torch 2.13: files are skipped by how their paths begin
+    for package in packages:
+        folder = Path(str(importlib.import_module(package).__file__)).parent
+        names = {
+            path.stem if path.suffix == ".py" else f"{path.name}/" for path in folder.iterdir()
+        }
+        kept = {module.rpartition(".")[2] for module in traced if module.startswith(f"{package}.")}
+        rules.SKIP_DIRS.extend(f"{folder}/{name}" for name in sorted(names - kept))
+    rules._recompile_re()
+
+
+def without_dispatch_modes() -> Any:
+    """A context manager inside which no TorchDispatchMode is on, torch.compile's own included.
+
+    The one that it has on at a graph's first run refuses operators of higher order on tensor subclasses.
+    """
+    return _python_dispatch._disable_current_modes()  # torch 2.13
+
+
+def finished_work(result: Any) -> Any:
+    """The handle of a collective that needs no waiting, with ``result`` in its future."""
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(result)
+    # torch 2.11 to 2.15: how a process group in Python makes what C++ takes for a Work
+    return torch._C._distributed_c10d._create_work_from_future(future)
+
+
+_malloc_trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl has not
+
+
+def release_free_memory() -> None:
+    """Give memory that is free inside this process back to the system, where the C library can.
+
+    glibc keeps freed blocks of up to 32 MB for later ones of other sizes: they add up.
+    """
+    if _malloc_trim is not None:
+        _malloc_trim(0)
+
+
+# -- checkpoints -------------------------------------------------------------------------------------
+
+
+class _AfterImport:
+    """Finds one module as the other finders do, and has ``prepare(module)`` called once it was run."""
+
+    def __init__(self, name: str, prepare: Callable[[Any], None]) -> None:
+        self._name, self._prepare = name, prepare
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """What the other finders find, None for all other modules."""
+        if name != self._name:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((one for one in found if one is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._prepare(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+_to_be_imported: set[str] = set()
+
+
+def _when_imported(name: str, prepare: Callable[[Any], None]) -> None:
+    """Call ``prepare(module)`` once: now, or at the first import of a module that few programs need."""
+    if name in _to_be_imported:
+        return
+    _to_be_imported.add(name)
+    if name in sys.modules:
+        prepare(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, prepare))
+
+
+# Gives a storage on the CPU another place: in memory that processes share, or that is pinned.
+Place = Callable[[torch.UntypedStorage], torch.UntypedStorage]
+
+
+def stage_with(tensor_class: type, copy: Callable[[Any, Any, Place | None], torch.Tensor]) -> None:
+    """Let ``torch.distributed.checkpoint.async_save`` take tensors of a class to the CPU by ``copy``.
+
+    ``copy(tensor, memo, place)``: ``memo`` is the same dictionary for all tensors of one state dict.
+    torch's own way copies the bytes of their storages, and takes the ``id()`` of the object that
+    ``untyped_storage()`` returns for the storage's own.
+    """
+
+    def prepare(module: Any) -> None:
+        stager = module.StateDictStager  # torch 2.13 and 2.15
+        offload = stager._offload_tensor
+
+        @functools.wraps(offload)
+        def _offload_tensor(self: Any, x: Any, memo: Any, non_blocking: bool = False) -> Any:
+            if not isinstance(x, tensor_class):
+                return offload(self, x, memo, non_blocking=non_blocking)
+            elsewhere = self.share_memory or self.pin_memory
+            copied = memo[id(x)] = copy(x, memo, self._stage_untyped_storage if elsewhere else None)
+            for name, value in x.__dict__.items():
+                if name != "_is_param":  # nn.Parameter's own mark
+                    value = self.deepcopy_with_tensor_offload(
+                        value, memo, non_blocking=non_blocking
+                    )
+                    setattr(copied, name, value)
+            return copied
+
+        stager._offload_tensor = _offload_tensor
+
+    _when_imported("torch.distributed.checkpoint._state_dict_stager", prepare)
+
+
+def fsspec_writer(path: str, threads: int) -> Any:
+    """A writer of checkpoints at an address that fsspec knows."""
+    # torch 2.13: no public name leads to it
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+
+    return FsspecWriter(path, thread_count=threads, per_thread_copy_ahead=0)
+
+
+def fsspec_reader(path: str) -> Any:
+    """A reader of checkpoints at an address that fsspec knows."""
+    # torch 2.13: no public name leads to it
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+
+    return FsspecReader(path)

@@ -1,0 +1,1 @@
+"""Features of PyTorch and torch_xla around the step: autocast, saving, checkpoints, composites."""

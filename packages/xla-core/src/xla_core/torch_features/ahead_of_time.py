@@ -1,0 +1,22 @@
+"""Ahead-of-time compilation in code: what ``XLA_AOT_TOPOLOGY`` in the environment does, too."""
+
+from __future__ import annotations
+
+from xla_core.execution import runtime
+
+
+def use_topology(name: str, *, reads: str = "error", device_type: str = "TPU") -> None:
+    """Let the ``xla`` devices be those of the topology ``name`` (``v5e:4x4``), without any chip.
+
+    Steps are traced, lowered and compiled as for the chips, tensors exist as shapes only. ``reads``
+    says what reading a value does: ``"error"`` refuses it, ``"zeros"`` gives zeros. Call it before
+    the first ``xla`` tensor; what the topology may be is the plugin's of ``device_type``. Raises
+    RuntimeError when a client runs already.
+    """
+    runtime.set_options({"XLA_AOT_TOPOLOGY": name, "XLA_AOT_READS": reads})
+    runtime.set_device_type(device_type)
+
+
+def active() -> bool:
+    """Whether the running client compiles for a topology and computes nothing."""
+    return runtime.started() and bool(getattr(runtime.client(), "shapes_only", False))

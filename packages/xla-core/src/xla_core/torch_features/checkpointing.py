@@ -1,0 +1,174 @@
+"""``torch_xla.utils.checkpoint.checkpoint``: recompute a part of the model in the backward pass.
+
+The compiler sees the whole step at once and would merge the recomputation with the first computation,
+which keeps all intermediate values alive again. Here the recomputation starts from inputs behind
+an optimization barrier that also waits for the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import checkpoint as torch_checkpoint
+
+from xla_core.recording import random_state, tensor_trees
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_features import optimization_barrier
+
+
+def _is_xla(value: Any) -> bool:
+    return isinstance(value, XLATensor)
+
+
+class _Recompute(torch.autograd.Function):
+    """Runs a function without keeping what it computes, and again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Any], preserve_rng: bool, *args: Any) -> Any:
+        """``function(*args)``; the arguments that are tensors are saved."""
+        ctx.function = function
+        ctx.positions = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
+        ctx.others = [None if isinstance(a, torch.Tensor) else a for a in args]
+        ctx.rng = _random_states(args) if preserve_rng else {}
+        ctx.autocast = _autocast_state()
+        ctx.save_for_backward(*(args[i] for i in ctx.positions))
+        with torch.no_grad():
+            return function(*args)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Compute again from the inputs, and from there the gradients."""
+        saved = list(ctx.saved_tensors)
+        inputs, fresh_grads = _behind_barrier(saved, grads)
+        for fresh, tensor in zip(inputs, saved, strict=True):
+            fresh.requires_grad_(tensor.requires_grad)
+        args: list[Any] = list(ctx.others)
+        for position, tensor in zip(ctx.positions, inputs, strict=True):
+            args[position] = tensor
+        with torch.enable_grad(), _RandomStates(ctx.rng), _autocast(ctx.autocast):
+            results = ctx.function(*args)
+        pairs = [
+            (result, grad)
+            for result, grad in zip(_as_tuple(results), fresh_grads, strict=True)
+            if isinstance(result, torch.Tensor) and result.requires_grad and grad is not None
+        ]
+        if not pairs:
+            raise RuntimeError(
+                "none of the checkpointed function's results requires a gradient, so checkpoint() is not "
+                "necessary"
+            )
+        torch.autograd.backward([r for r, _ in pairs], [g for _, g in pairs])
+        found: list[Any] = [None] * len(args)
+        for position, tensor in zip(ctx.positions, inputs, strict=True):
+            found[position] = tensor.grad
+        return (None, None, *found)
+
+
+def _as_tuple(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _behind_barrier(
+    inputs: list[torch.Tensor], grads: tuple[Any, ...]
+) -> tuple[list[torch.Tensor], list[Any]]:
+    """Copies of inputs and gradients that are computed together; other devices' only detached."""
+    everything = [*inputs, *grads]
+    chosen = [i for i, t in enumerate(everything) if _is_xla(t)]
+    changed = [t.detach() if isinstance(t, torch.Tensor) else t for t in everything]
+    if chosen:
+        results = optimization_barrier.behind_barrier([everything[i] for i in chosen])
+        for i, result in zip(chosen, results, strict=True):
+            changed[i] = result
+    return changed[: len(inputs)], changed[len(inputs) :]
+
+
+def _random_states(args: tuple[Any, ...]) -> dict[Any, Any]:
+    """The random state of the CPU and of each ``xla`` device among the arguments."""
+    devices = {t.device.index for t in tensor_trees.collect(list(args), _is_xla)}
+    return {
+        "cpu": torch.get_rng_state(),
+        **{index: random_state.get_state(index) for index in devices},
+    }
+
+
+class _RandomStates:
+    """Inside, the random states are those given; afterwards what they were."""
+
+    def __init__(self, states: dict[Any, Any]) -> None:
+        self._wanted = states
+
+    def __enter__(self) -> None:
+        self._former = {
+            place: torch.get_rng_state() if place == "cpu" else random_state.get_state(place)
+            for place in self._wanted
+        }
+        self._set(self._wanted)
+
+    def __exit__(self, *_error: Any) -> None:
+        self._set(self._former)
+
+    @staticmethod
+    def _set(states: dict[Any, Any]) -> None:
+        for place, state in states.items():
+            if place == "cpu":
+                torch.set_rng_state(state)
+            else:
+                random_state.set_state(state, place)
+
+
+def _autocast_state() -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled("xla"), torch.get_autocast_dtype("xla")
+
+
+def _autocast(state: tuple[bool, torch.dtype]) -> Any:
+    return torch.autocast("xla", enabled=state[0], dtype=state[1])
+
+
+def checkpoint(
+    function: Callable[..., Any], *args: Any, use_reentrant: bool = True, **kwargs: Any
+) -> Any:
+    """Run ``function(*args)`` and recompute it in the backward pass instead of keeping its values.
+
+    As ``torch.utils.checkpoint.checkpoint``, with a barrier that keeps the compiler from undoing it.
+    ``preserve_rng_state`` (default True): dropout draws the same numbers again. With
+    ``use_reentrant=False`` torch's own implementation does the work, and ``kwargs`` go to
+    the function. Raises ValueError for other keywords when ``use_reentrant``.
+    """
+    if not use_reentrant:
+        recomputed = _with_barrier_when_repeated(function)
+        return torch_checkpoint.checkpoint(recomputed, *args, use_reentrant=False, **kwargs)
+    preserve = kwargs.pop("preserve_rng_state", True)
+    if kwargs:
+        raise ValueError(f"unexpected keyword arguments: {', '.join(kwargs)}")
+    return _Recompute.apply(function, preserve, *args)
+
+
+def _with_barrier_when_repeated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` for the first call; later calls see their tensors behind a barrier."""
+    calls = [0]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 1:
+            return function(*args, **kwargs)
+        return function(*tensor_trees.map_selected(list(args), _is_xla, _Behind.apply), **kwargs)
+
+    return run
+
+
+class _Behind(torch.autograd.Function):
+    """One tensor behind a barrier; its gradient passes."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        """The same value."""
+        del ctx
+        return optimization_barrier.behind_barrier([tensor])[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """The gradient as it comes."""
+        del ctx
+        return grads[0]

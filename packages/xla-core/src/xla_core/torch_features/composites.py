@@ -1,0 +1,138 @@
+"""Composites: parts of a computation that the lowered program names, so that a compiler can replace them.
+
+A builder marks the operands and results of a part; in the program that part becomes one
+``stablehlo.composite`` with the name, its attributes, and what it computes as a function of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from xla_core.dynamo import dynamo_backend
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge.op_library import XLA_LIB
+
+MSG_NAME: Final = (
+    "{name!r} is no name of a composite: StableHLO wants a namespace and a name, such as "
+    "'mylib.attention'"
+)
+MSG_NOT_A_TENSOR: Final = "composite {name!r}: what is marked must be torch tensors, got a {type}"
+MSG_ATTRIBUTES: Final = (
+    "composite {name!r}: attributes are a dict from str to str, int, float, bool or a list of one of the "
+    "last three, got {got!r}"
+)
+
+Attribute = str | int | float | bool | list[int] | list[float] | list[bool]
+
+_SCALARS: Final = (str, int, float, bool)
+
+
+class StableHLOCompositeBuilder:
+    """Marks one composite, called ``name``, with the attributes ``attr``.
+
+    Each of the two methods is called once, ``mark_inputs`` first. What lies between the marks and is
+    computed from the marked inputs goes into the composite; other values that it reads become
+    further operands. Raises ValueError for a name without a namespace (``"mylib.attention"``) and
+    for attributes of other types than StableHLO's.
+    """
+
+    def __init__(self, name: str, attr: Mapping[str, Attribute] | None = None) -> None:
+        if not _is_namespaced(name):
+            raise ValueError(MSG_NAME.format(name=name))
+        self.name = name
+        self.attr = attr
+        self._items = _checked(name, attr)
+        self._id = _unique()
+        self._epoch = -1
+
+    def mark_inputs(self, *tensors: torch.Tensor) -> Any:
+        """The tensors to use from here on instead of ``tensors``: one, or a tuple of several."""
+        return self._mark(tensors, is_input=True)
+
+    def mark_outputs(self, *tensors: torch.Tensor) -> Any:
+        """The tensors to use from here on instead of ``tensors``: one, or a tuple of several."""
+        return self._mark(tensors, is_input=False)
+
+    def _mark(self, tensors: tuple[torch.Tensor, ...], is_input: bool) -> Any:
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                raise ValueError(
+                    MSG_NOT_A_TENSOR.format(name=self.name, type=type(tensor).__name__)
+                )
+        self._name_by_position(tensors)
+        attr = None if is_input else self._items
+        marked = tuple(
+            torch.ops.xla.mark_tensor(t, self.name, i, self._id, is_input, attr)
+            for i, t in enumerate(tensors)
+        )
+        return marked[0] if len(marked) == 1 else marked
+
+    def _name_by_position(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """In a step, tell composites apart by where they begin: the same in every repetition."""
+        if torch.compiler.is_compiling():
+            return  # a graph is recorded once
+        for tensor in tensors:
+            if isinstance(tensor, XLATensor):
+                trace = tensor._s.trace
+                if trace.epoch != self._epoch:
+                    self._epoch = trace.epoch
+                    self._id = str(trace.cur.depth)
+                return
+
+
+@dynamo_backend.constant_in_graphs
+def _is_namespaced(name: str) -> bool:
+    # the rule of StableHLO's verifier
+    return re.fullmatch(r"[a-zA-Z]\w*(\.[\w$]+)+", name, re.ASCII) is not None
+
+
+@dynamo_backend.constant_in_graphs
+def _unique() -> str:
+    return uuid.uuid4().hex
+
+
+def _checked(
+    name: str, attr: Mapping[str, Attribute] | None
+) -> tuple[tuple[str, Attribute], ...] | None:
+    if attr is None:
+        return None
+    good = isinstance(attr, Mapping) and all(
+        isinstance(key, str) and _is_attribute(value) for key, value in attr.items()
+    )
+    if not good:
+        raise ValueError(MSG_ATTRIBUTES.format(name=name, got=attr))
+    return tuple(attr.items())
+
+
+def _is_attribute(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        kinds = {type(item) for item in value}
+        return len(kinds) == 1 and kinds <= {int, float, bool}
+    return type(value) in _SCALARS
+
+
+def _unmarked(
+    x: torch.Tensor, name: str, pos: int, id: str, is_input: bool, attr: Any = None
+) -> torch.Tensor:
+    # an operator's result is no alias of its operand
+    return x.clone()
+
+
+def _like(
+    x: torch.Tensor, name: str, pos: int, id: str, is_input: bool, attr: Any = None
+) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _gradient(_context: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    return (gradient, None, None, None, None, None)
+
+
+XLA_LIB.impl("mark_tensor", _unmarked, "CompositeExplicitAutograd")
+XLA_LIB.impl("mark_tensor", _like, "Meta")
+torch.library.register_autograd("xla::mark_tensor", _gradient, lib=XLA_LIB)

@@ -1,0 +1,57 @@
+"""For code that uses jax itself beside ``xla`` tensors: who gets the device.
+
+A TPU belongs to the first client of the process. This project's own client must be that one, so these
+functions start it before they hand jax out; jax's own backends are started by whoever uses them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, Final
+
+import jax
+
+from xla_core.execution import runtime
+
+# libtpu starts a client of its own for slices that are connected by the data center's network
+_SKIP_VARIABLE: Final = "SKIP_MEGASCALE_PJRT_CLIENT"
+
+
+def jax_import_guard() -> None:
+    """Start this process's device client, so that jax does not take the device first."""
+    runtime.client()
+
+
+def maybe_get_jax() -> ModuleType:
+    """The module ``jax``, which is always installed here, after ``jax_import_guard()``."""
+    jax_import_guard()
+    return jax
+
+
+@contextlib.contextmanager
+def jax_env_context() -> Iterator[None]:
+    """Keep libtpu from starting its client for connected slices while jax is used inside the block."""
+    former = os.environ.get(_SKIP_VARIABLE)
+    os.environ[_SKIP_VARIABLE] = "true"
+    try:
+        yield
+    finally:
+        os.environ.pop(_SKIP_VARIABLE)
+        if former is not None:
+            os.environ[_SKIP_VARIABLE] = former
+
+
+def requires_jax(func: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator for functions that use jax: the device client is started before they run."""
+
+    @functools.wraps(func)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        jax_import_guard()
+        with jax_env_context():
+            return func(*args, **kwargs)
+
+    return call

@@ -1,0 +1,40 @@
+"""Calls functions when a tensor's value is computed, without making the script wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from xla_core.dispatch.transfers import materialise
+from xla_core.execution import runtime
+from xla_core.recording.xla_tensor import XLATensor
+
+MSG_NOT_XLA = "a callback waits for a tensor on an xla device, got one on {device}"
+
+
+def on_ready_callback(tensor: torch.Tensor, callback: Callable[[], Any]) -> None:
+    """Call ``callback()`` from another thread as soon as the value of ``tensor`` is there.
+
+    What is pending on its device is launched. Raises TypeError for a tensor that is not on ``xla``.
+    """
+    if not isinstance(tensor, XLATensor):
+        raise TypeError(MSG_NOT_XLA.format(device=tensor.device))
+    trace = tensor._s.trace
+    with trace.lock:
+        buffer = materialise(trace, tensor._s)
+
+    def work() -> None:
+        runtime.client().wait([] if buffer is None else [buffer])  # None: zeros, never written
+        callback()
+
+    threading.Thread(target=work, name="xla-ready", daemon=True).start()
+
+
+def on_ready_event(tensor: torch.Tensor) -> threading.Event:
+    """An event that is set as soon as the value of ``tensor`` is there."""
+    event = threading.Event()
+    on_ready_callback(tensor, event.set)
+    return event

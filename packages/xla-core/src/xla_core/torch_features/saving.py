@@ -1,0 +1,180 @@
+"""Saving values of ``xla`` tensors: ``xm.save``, ``xser.save`` and ``xser.load``.
+
+Both write a checkpoint of PyTorch's own format that ``torch.load`` reads, with CPU tensors in it. Tensors
+are fetched from the device one at a time, while the file is being written.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import types
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.storage import TypedStorage
+
+from xla_core.dispatch.transfers import read
+from xla_core.recording import tensor_trees
+from xla_core.recording.storage import Storage, View
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.support import atomic_file
+from xla_core.torch_bridge.torch_private import release_free_memory
+
+MSG_NO_PART: Final = (
+    "{path} was saved in torch_xla's former form, in two places: the file and the folder {folder}, "
+    "which lacks {name}; copy the folder beside the file"
+)
+
+# The dtypes for which torch has a class of storage: others are written as CPU tensors at once.
+_STORED: Final = frozenset(
+    {
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.float16, torch.bfloat16, torch.float32, torch.float64,
+        torch.complex64, torch.complex128,
+    }
+)  # fmt: skip
+
+
+_LARGE: Final = 1 << 20
+"""Bytes from which on a tensor is worth handing memory back for."""
+
+
+class DeferredStorage(torch.UntypedStorage):
+    """The bytes of an ``xla`` tensor, which ``torch.save`` asks for (``cpu()``) when it writes them."""
+
+    _tensor: XLATensor
+
+    def __new__(cls, tensor: XLATensor) -> DeferredStorage:
+        """A storage of no memory that stands for the value of ``tensor``."""
+        made = super().__new__(cls, 0)
+        made._tensor = tensor
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Where the value is."""
+        return self._tensor.device
+
+    def nbytes(self) -> int:
+        """The size of the value in its PyTorch dtype."""
+        return self._tensor.numel() * self._tensor.element_size()
+
+    def data_ptr(self) -> int:
+        """0: there is no memory here."""
+        return 0
+
+    def cpu(self) -> torch.UntypedStorage:
+        """The value, fetched now."""
+        if self.nbytes() >= _LARGE:
+            # what the tensor before this one lay in
+            release_free_memory()
+        return read(self._tensor).contiguous().untyped_storage()
+
+
+def _location(storage: Any) -> str | None:
+    return "cpu" if isinstance(storage, DeferredStorage) else None
+
+
+def _nowhere(_storage: Any, _location: str) -> None:
+    """Nothing is loaded through this registration: what it writes is tagged as the CPU's."""
+
+
+# torch asks these, in order of priority, what it should write down as a storage's device.
+torch.serialization.register_package(5, _location, _nowhere)
+
+
+class _Pickler(pickle.Pickler):
+    """Writes ``xla`` tensors as CPU tensors whose bytes come later.
+
+    Tensors on the same storage, seen through the same views, are written once and load as one.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._known: dict[tuple[Storage, View | None], TypedStorage] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, XLATensor):
+            return NotImplemented
+        if getattr(obj, "_is_param", False):
+            parts: tuple[Any, ...] = (obj.data, obj.requires_grad, OrderedDict())
+            return torch._utils._rebuild_parameter, parts
+        if obj.dtype not in _STORED:
+            return read(obj).__reduce_ex__(2)
+        key = (obj._s, obj._v)
+        storage = self._known.get(key)
+        if storage is None:
+            storage = self._known[key] = TypedStorage(
+                wrap_storage=DeferredStorage(obj.detach()), dtype=obj.dtype, _internal=True
+            )
+        shape = tuple(obj.shape)
+        strides = torch.empty(shape, device="meta").stride()
+        requires_grad = obj.requires_grad and obj.is_leaf
+        parts = (storage, 0, shape, strides, requires_grad, OrderedDict())
+        return torch._utils._rebuild_tensor_v2, parts
+
+
+# torch.save takes its pickler from a module
+_pickle_module: Final = types.ModuleType(f"{__name__}.pickling")
+_pickle_module.__dict__.update(
+    Pickler=_Pickler, Unpickler=pickle.Unpickler, dump=pickle.dump, dumps=pickle.dumps
+)
+
+
+def save(data: Any, file_or_path: Any) -> None:
+    """Write ``data`` (any nesting of objects) so that ``torch.load`` gives it back with CPU tensors.
+
+    A path is written beside and then renamed: an interrupted save leaves the former file. Host memory
+    grows by about one tensor. What hangs on a tensor's storage through different views is saved as
+    separate tensors.
+    """
+    if not isinstance(file_or_path, (str, os.PathLike)):
+        torch.save(data, file_or_path, pickle_module=_pickle_module)
+        return
+    with atomic_file.replacing(Path(file_or_path)) as temporary:
+        torch.save(data, temporary, pickle_module=_pickle_module)
+
+
+class TensorReference:
+    """A tensor in a file of torch_xla 2.9's ``xser.save``: number ``tid`` in the folder beside it."""
+
+    def __init__(self, tid: int) -> None:
+        self.tid = tid
+
+
+# The name under which such files know it.
+TensorReference.__module__ = "torch_xla.utils.serialization"
+
+
+def load(path: str | os.PathLike[str], weights_only: bool = True) -> Any:
+    """Read what ``save`` wrote, with CPU tensors; also what torch_xla 2.9's ``xser.save`` wrote.
+
+    As ``torch.load`` does, it refuses a file that holds more than tensors and plain containers,
+    unless ``weights_only=False``: then loading runs code from the file.
+    """
+    with torch.serialization.safe_globals([TensorReference]):
+        data = torch.load(path, map_location="cpu", weights_only=weights_only)
+    return tensor_trees.map_selected(
+        data, lambda item: isinstance(item, TensorReference), _reader(path)
+    )
+
+
+def _reader(path: str | os.PathLike[str]) -> Callable[[TensorReference], torch.Tensor]:
+    folder = Path(f"{os.fspath(path)}.tensors")
+
+    @functools.cache
+    def part(tid: int) -> torch.Tensor:
+        file = folder / f"tensor_{tid}.pt"
+        if not file.exists():
+            raise FileNotFoundError(
+                MSG_NO_PART.format(path=os.fspath(path), folder=folder, name=file.name)
+            )
+        tensor: torch.Tensor = torch.load(file, map_location="cpu", weights_only=True)
+        return tensor
+
+    return lambda reference: part(reference.tid)

@@ -1,0 +1,1 @@
+"""Reports written while a script runs, switched on by environment variables."""

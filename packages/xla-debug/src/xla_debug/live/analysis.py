@@ -1,0 +1,255 @@
+"""``PT_XLA_DEBUG``: what compiles and runs, and why, as torch_xla reports it while a script runs."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import logging
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from xla_core.api import program_report, xla_model
+from xla_core.execution import run_step, runtime
+from xla_core.recording.source_location import Frame
+from xla_core.support import counters
+from xla_debug import recompile, settings
+from xla_debug.stacks import stack_frames, sync_causes
+from xla_debug.steps import graphs
+
+DOUBLE: Final = "=" * 80
+SINGLE: Final = "-" * 80
+COMPILATION: Final = "Compilation Analysis: "
+POST: Final = "Post Compilation Analysis: "
+EXECUTION: Final = "Execution Analysis: "
+UNEXPECTED: Final = "Unexpected Execution Analysis: "
+WHY: Final = "Why Compiled: "
+PROFILER: Final = "pt-xla-profiler"
+UNLOWERED: Final = 'Unlowered Op: "{}"'
+_GIGABYTE: Final = 1 << 30
+# torch_xla's own bounds: more often than every second step, slower than this many nanoseconds.
+_TOO_OFTEN: Final = 0.5
+_STEPS_FOR_COMPILES: Final = 10
+_TOO_SLOW: Final = {"CompileTime": 300e9, "ExecuteTime": 30e9}
+
+_digests: dict[str, str] = {}
+_fallbacks: Counter[tuple[str, tuple[Frame, ...]]] = Counter()
+_told_slow: dict[str, float] = {}
+
+
+def digest_of(program: str) -> str:
+    """The graph hash, 32 hexadecimal digits, of the program with this name."""
+    return _digests.get(program, program.rpartition("_")[2])
+
+
+def entry_frames(start: Any = None) -> list[Frame]:
+    """The stack that led to a flush: this project's function that was called, then all callers."""
+    own: Frame | None = None
+    rest: list[Frame] = []
+    for frame in stack_frames.frames(start or sys._getframe(1)):
+        described = stack_frames.described(frame)
+        if not rest and stack_frames.is_own_file(described.filename):
+            own = described
+        elif not described.filename.startswith("<frozen"):
+            rest.append(described)
+    return ([own] if own is not None else []) + rest
+
+
+def write(lines: Sequence[str], prefix: str) -> None:
+    """One report: to ``PT_XLA_DEBUG_FILE``, else to stderr."""
+    text = "\n" + "".join(f"{prefix}{line}\n" for line in (DOUBLE, *lines, SINGLE, DOUBLE))
+    _emit(text)
+
+
+def _emit(text: str) -> None:
+    path = settings.DEBUG_FILE.get()
+    if path:
+        with Path(path).open("a") as file:
+            file.write(text)
+    else:
+        sys.stderr.write(text)
+
+
+def _heard() -> bool:
+    return not runtime.started() or xla_model.is_master_ordinal(local=True)
+
+
+def _graph_lines(title: str, trace: Any, digest: str, inputs: int, outputs: int) -> list[str]:
+    cause, _ = sync_causes.current()
+    frames = entry_frames()
+    limit = settings.MAX_FRAME.get()
+    shown = [f"  {f.function} ({f.filename}:{f.line})" for f in frames[:limit]]
+    name = [f"  Graph Name: {trace.graph_name}"] if trace.graph_name else []
+    return [
+        title,
+        f"  {cause.value}",
+        "Graph Info: ",
+        *name,
+        f"  Graph Hash: {digest}",
+        f"  Number of Graph Inputs: {inputs}",
+        f"  Number of Graph Outputs: {outputs}",
+        "Python Frame Triggered Execution: ",
+        *shown,
+        *(["  .........."] if len(frames) > limit else []),
+    ]
+
+
+def on_evicted(program: Any) -> None:
+    """A program was forgotten to make room for others."""
+    _digests.pop(program.name, None)
+
+
+def on_missing(details: dict[str, Any]) -> None:
+    """A program is going to be compiled."""
+    entries = details["entries"]
+    _digests[details["name"]] = details["digest"]
+    if settings.level() < 1 or not _heard():
+        return
+    last = entries[-1]
+    inputs = sum(e.plan is None for e in entries) + bool(last.floats) + bool(last.ints)
+    lines = _graph_lines(
+        "Compilation Cause", details["trace"], details["digest"], inputs, len(details["outputs"])
+    )
+    write(lines, COMPILATION)
+
+
+def on_compiled(details: dict[str, Any]) -> None:
+    """A program was compiled: how large it is, and in what it differs from the ones before."""
+    if settings.level() < 1 or not _heard():
+        return
+    program = details["program"]
+    sizes = program.executable.memory_analysis()
+    lowered = program.program  # None: it runs in stages
+    said = program.name.encode() if lowered is None else lowered.stablehlo
+    code = hashlib.sha256(said).hexdigest()[:32]
+    _emit(f"\nComputation hash: {code}\n")
+    rows = (
+        ("Graph input size", "arguments"),
+        ("Graph output size", "outputs"),
+        ("Aliased Input size", "aliased"),
+        ("Intermediate tensor size", "temporaries"),
+        ("Compiled program size", "code"),
+    )
+    write([f"{label}: {sizes.get(key, 0) / _GIGABYTE:.6f} GB" for label, key in rows], POST)
+    explained = recompile.explanations()
+    if explained and explained[-1].program == program.name:
+        _emit("\n" + "".join(f"{WHY}{line}\n" for line in explained[-1].report().split("\n")))
+
+
+def on_executed(details: dict[str, Any]) -> None:
+    """A program runs."""
+    if settings.level() < 2 or not _heard():
+        return
+    program = details["program"]
+    lines = _graph_lines(
+        "Execution Cause",
+        details["trace"],
+        digest_of(program.name),
+        len(program.inputs),
+        len(program.output_index),
+    )
+    write(lines, EXECUTION)
+
+
+def on_refused(details: dict[str, Any]) -> None:
+    """Something would run inside a function compiled with ``full_graph=True``: always reported."""
+    trace = details["trace"]
+    if not getattr(trace.region, "full_graph", False) or not _heard():
+        return
+    entries, outputs = trace.cur.path(), tuple(run_step.wanted(trace)[2])
+    text = graphs.graph_as_text(entries, outputs, lines=False)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+    inputs = sum(e.plan is None for e in entries)
+    write(_graph_lines("Execution Cause", trace, digest, inputs, len(outputs)), UNEXPECTED)
+
+
+def on_fallback(details: dict[str, Any]) -> None:
+    """An operator runs on the CPU: remember from where, for the report at exit."""
+    frames = stack_frames.user_frames(sys._getframe(1), limit=settings.MAX_FRAME.get())
+    _fallbacks[details["operator"], frames] += 1
+
+
+def on_step(_details: dict[str, Any]) -> None:
+    """A step ended: say which habits slow the loop down."""
+    if settings.level() >= 100 and _heard():
+        for line in habits():
+            sys.stdout.write(f"{PROFILER}: {line}\n")
+
+
+def habits() -> list[str]:
+    """What torch_xla's metrics analysis would warn about now."""
+    counted = counters.all_counters()
+    metrics = counters.all_metrics()
+    steps = counted.get("MarkStep", 0)
+    found = []
+    for name, least in (("CompileTime", _STEPS_FOR_COMPILES), ("TransferFromDeviceTime", 0)):
+        count = metrics[name].total if name in metrics else 0
+        if steps > least and count / steps > _TOO_OFTEN:
+            found.append(f"{name} too frequent: {count} counts during {steps} steps")
+    for name, bound in _TOO_SLOW.items():
+        longest = (
+            max((v for _, v in tuple(metrics[name].samples)), default=0.0) if name in metrics else 0
+        )
+        if longest > max(bound, _told_slow.get(name, 0.0)):
+            _told_slow[name] = longest
+            took = counters.render_time(longest)
+            found.append(f"{name} too slow: longest instance took {took}. {_SLOW_ADVICE[name]}")
+    missing = list(program_report.fallback_counts())
+    if missing:
+        found.append(
+            f"Op(s) not lowered: {', '.join(missing)},  Please open a GitHub issue with the above op "
+            "lowering requests."
+        )
+    return found
+
+
+_SLOW_ADVICE: Final = {
+    "CompileTime": "Please open a GitHub issue with the graph dump for the above compilation.",
+    "ExecuteTime": "Please open a GitHub issue with the graph dump for the above execution.",
+}
+
+
+def fallback_summary() -> list[str]:
+    """The lines of the report at exit: operators that ran on the CPU, by the frames that called them."""
+    stacks: Counter[str] = Counter()
+    for (operator, frames), count in _fallbacks.items():
+        lines = [UNLOWERED.format(operator), ""]
+        lines += [f"  {frame.function} ({frame.filename}:{frame.line})" for frame in frames]
+        stacks["\n".join(lines)] += count
+    return usage_summary(stacks) if stacks else []
+
+
+def usage_summary(stacks: Counter[str]) -> list[str]:
+    """The lines of a report of stacks that operators on the CPU came from, the most frequent first."""
+    lines = [
+        DOUBLE,
+        "Unlowered Op usage summary (more of these ops, lower performance)",
+        "Note: _local_scalar_dense typically indicates CPU context access",
+        SINGLE,
+    ]
+    for stack, count in stacks.most_common():
+        lines += [f"FRAME (count={count}):", *stack.split("\n"), ""]
+    return [*lines, DOUBLE]
+
+
+def at_exit() -> None:
+    """Write the report at exit through the logger ``pt-xla-profiler``."""
+    warn(fallback_summary())
+
+
+def warn(lines: Sequence[str]) -> None:
+    """Write lines through the logger ``pt-xla-profiler``, to stderr where logging is not set up."""
+    log = logging.getLogger(PROFILER)
+    if not log.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
+        log.addHandler(handler)
+    for line in lines:
+        log.warning(line)
+
+
+def report_at_exit() -> None:
+    """Have the report written when the process ends."""
+    atexit.register(at_exit)

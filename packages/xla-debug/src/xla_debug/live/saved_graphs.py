@@ -1,0 +1,69 @@
+"""``XLA_SAVE_TENSORS_FILE``: every step that runs, appended to a file in the chosen format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from xla_core.api import xla_model
+from xla_core.jax_bridge import jax_private
+from xla_core.lowering import step_program
+from xla_core.recording.trace import Entry, Trace
+from xla_debug import settings
+from xla_debug.live import analysis
+from xla_debug.steps import graphs
+
+_SUFFIXES: Final = {"text": "txt", "dot": "dot", "hlo": "hlo", "stablehlo": "mlir"}
+
+
+def on_executed(details: dict[str, Any]) -> None:
+    """A step runs: append it to the file that the environment names."""
+    trace, program = details["trace"], details["program"]
+    entries = trace.cur.path()
+    outputs = tuple(program.output_index)
+    text = _in_format(settings.SAVE_TENSORS_FMT.get(), trace, program, entries, outputs)
+    name = f"Graph Name: {trace.graph_name}\n" if trace.graph_name else ""
+    frames = "".join(f"  {f.function} ({f.filename}:{f.line})\n" for f in analysis.entry_frames())
+    roots = ", ".join(f"{vid:x}" for vid in outputs)
+    digest = analysis.digest_of(program.name)
+    record = (
+        f"[ScheduleSyncTensorsGraph]\n{name}TensorsGraphInfo:\n{frames}\nRoot Hashes: ({roots})\n\n"
+        f"## BEGIN_GRAPH\n{text}Graph Hash: {digest}\n\n## END_GRAPH\n\n"
+    )
+    path = Path(f"{settings.SAVE_TENSORS_FILE.get()}.{xla_model.global_ordinal()}")
+    with path.open("a") as file:
+        file.write(record)
+
+
+def _in_format(
+    form: str, trace: Trace, program: Any, entries: Sequence[Entry], outputs: tuple[int, ...]
+) -> str:
+    if form == "text":
+        return graphs.graph_as_text(entries, outputs)
+    if form == "dot":
+        return graphs.graph_as_dot(entries, outputs)
+    lowered = program.program
+    if lowered is None:  # from the persistent cache: it was not lowered in this process
+        layout = trace.backend.layout(trace, entries, outputs, ())
+        lowered = step_program.lower(trace, entries, outputs, layout, program.name)
+    if form == "hlo":
+        return graphs.graph_as_hlo(lowered.stablehlo)
+    return jax_private.module_text(lowered.stablehlo)
+
+
+def save_tensors_graph(save_dir: str, name: str, tensors: Sequence[torch.Tensor]) -> Path:
+    """Write what computes ``tensors`` to ``save_dir/name.EXTENSION`` and return that path.
+
+    The format is that of ``SAVE_GRAPH_FMT``: ``text`` (the default), ``dot`` or ``hlo``. Raises ValueError
+    for another one.
+    """
+    form = settings.SAVE_GRAPH_FMT.get()
+    made = {"text": graphs.tensors_text, "dot": graphs.tensors_dot, "hlo": graphs.tensors_hlo}
+    folder = Path(save_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.{_SUFFIXES[form]}"
+    path.write_text(made[form](tensors))
+    return path

@@ -1,0 +1,1 @@
+"""``xla-debug run``: a recorded run, advice, and its HTML page."""

@@ -1,0 +1,315 @@
+"""The HTML page of ``xla-debug run``: plots and tables in one file that needs nothing else."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import plotly.graph_objects as go
+import plotly.io
+
+from xla_core.support.counters import render_bytes
+from xla_debug.run_report import advice
+from xla_debug.run_report.recorder import PARTS, Recorder, Step
+from xla_debug.steps.recompile_text import Explanation
+
+LABELS: Final = {
+    "tracing": "Python and tracing",
+    "sync": "preparing the run",
+    "compile": "compiling",
+    "execute": "launching and waiting for the device",
+    "transfer": "copying to and from the device",
+    "data": "waiting for data",
+}
+# Okabe and Ito's palette, told apart with every kind of colour vision
+_COLOURS: Final = {
+    "tracing": "#56B4E9", "sync": "#F0E442", "compile": "#D55E00", "execute": "#009E73",
+    "transfer": "#CC79A7", "data": "#E69F00",
+}  # fmt: skip
+# as the tables count: powers of 1024
+_UNITS: Final = (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10))
+# More bars than this are narrower than a pixel.
+_MAX_BARS: Final = 400
+
+# Columns of sentences: on a narrow screen they go below the rest of their row.
+_TEXTS: Final = ("line, and what was different", "line", "why")
+_NUMBER: Final = "no."
+
+_META: Final = (
+    '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+)
+_STYLE: Final = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; margin: 0 auto; max-width: 1100px; padding: 1.5rem; }
+h1 { font-size: 1.5rem; margin: 0 0 .2rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+p.note { color: #57606a; margin: .2rem 0; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: .35rem .6rem; border-bottom: 1px solid #d8dee4; vertical-align: top; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+td.n { white-space: nowrap; }
+.wide { overflow-x: auto; }
+td.p { white-space: nowrap; }
+code.line { display: block; background: #f6f8fa; padding: .1rem .4rem; margin: .15rem 0; }
+code { font: 13px ui-monospace, monospace; overflow-wrap: anywhere; }
+ol.first { padding-left: 1.4rem; } ol.first li { margin-bottom: .7rem; }
+ol.first strong { display: block; }
+.tiles { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1rem 0; }
+.tile { border: 1px solid #d8dee4; border-radius: 8px; padding: .6rem 1rem; min-width: 8rem; }
+.tile b { display: block; font-size: 1.3rem; }
+@media (max-width: 640px) {
+  body { padding: .8rem; }
+  .tiles { display: grid; grid-template-columns: 1fr 1fr; } .tile { min-width: 0; }
+  table.told tr { display: grid; grid-template-columns: minmax(0, 1fr) 5.5rem 4.8rem;
+    border-bottom: 1px solid #d8dee4; }
+  table.told.counted tr { grid-template-columns: 2.2rem minmax(0, 1fr) 5.5rem 4.8rem; }
+  table.told td, table.told th { border-bottom: 0; padding: .25rem .3rem; }
+  table.told .t { grid-column: 1 / -1; }
+}
+"""
+
+
+def render(recorder: Recorder, title: str) -> str:
+    """The whole page."""
+    body = [
+        f"<h1>{html.escape(title)}</h1>",
+        '<p class="note">recorded by xla-debug run</p>',
+        _tiles(recorder),
+        "<h2>What to change first</h2>",
+        _advice(recorder),
+    ]
+    if recorder.steps:
+        body += [
+            "<h2>Time per step</h2>",
+            _plot(_time_figure(recorder.steps), first=True),
+            _cut_off(recorder.steps),
+            _parts(recorder),
+            "<h2>Compilations and their causes</h2>",
+            _plot(_causes_figure(recorder)),
+            _causes(recorder),
+            "<h2>Device memory after each step</h2>",
+            _plot(_memory_figure(recorder.steps)),
+            "<h2>Fallbacks and reads by line</h2>",
+            _spots(recorder),
+            "<h2>Every compilation</h2>",
+            _compilations(recorder.explanations()),
+        ]
+    head = f"{_META}<title>{html.escape(title)}</title><style>{_STYLE}</style>"
+    return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>'
+
+
+def _tiles(recorder: Recorder) -> str:
+    quiet = advice.steady(recorder)
+    explanations = recorder.explanations()
+    fallbacks = sum(s.count for s in recorder.spots.values() if s.what.startswith("aten::"))
+    tiles = [
+        ("steps", str(len(recorder.steps))),
+        ("seconds in all", f"{recorder.seconds:.1f}"),
+        ("seconds before the device was used", f"{recorder.startup:.1f}"),
+        ("ms per step that compiles nothing", f"{sum(quiet.values()):.2f}" if quiet else "none"),
+        ("programs made", str(len(explanations))),
+        ("seconds compiling", f"{sum(e.seconds for e in explanations):.1f}"),
+        ("operators run on the CPU", str(fallbacks)),
+    ]
+    if recorder.peak:
+        tiles.append(("of device memory at most", render_bytes(recorder.peak)))
+    shown = "".join(f'<div class="tile"><b>{v}</b>{html.escape(k)}</div>' for k, v in tiles)
+    return f'<div class="tiles">{shown}</div>'
+
+
+def _advice(recorder: Recorder) -> str:
+    found = advice.advice(recorder)
+    if not found:
+        return "<p>Nothing stands out: no change would save 1 % of this run.</p>"
+    items = "".join(
+        f"<li><strong>{html.escape(a.title)} &mdash; {a.seconds:.2f} s</strong>"
+        f"{_place(a.where, a.code)}{html.escape(a.how)}</li>"
+        for a in found
+    )
+    return f'<ol class="first">{items}</ol>'
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[int]) -> str:
+    """A table of cells that are HTML already."""
+
+    def cells(tag: str, values: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag}{_class(i, numeric, columns)}>{v}</{tag}>" for i, v in enumerate(values)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    kind = " class=told" if columns[-1] in _TEXTS else ""
+    if columns[0] == _NUMBER:
+        kind = ' class="told counted"'
+    return f'<div class="wide"><table{kind}><tr>{cells("th", columns)}</tr>{body}</table></div>'
+
+
+def _class(column: int, numeric: Sequence[int], columns: Sequence[str]) -> str:
+    if column in numeric:
+        return " class=n"
+    if columns[column] in _TEXTS:
+        return " class=t"
+    return " class=p" if columns[column] in ("program", "what") else ""
+
+
+def _code(text: str) -> str:
+    return f"<code>{html.escape(text)}</code>"
+
+
+def _place(where: str, line: str) -> str:
+    """A place in the script and, below it, the code there."""
+    shown = f"<code class=line>{html.escape(line)}</code>" if line else "<br>"
+    return _code(where) + shown
+
+
+def _parts(recorder: Recorder) -> str:
+    totals = advice.totals(recorder)
+    quiet = advice.steady(recorder)
+    whole = sum(totals.values()) or 1.0
+    rows = [
+        [
+            LABELS[p],
+            f"{totals[p]:.2f}",
+            f"{totals[p] / whole:.0%}",
+            f"{quiet[p]:.2f}" if quiet else "",
+        ]
+        for p in PARTS
+    ]
+    return _table(
+        ["part", "seconds", "share", "ms per step that compiles nothing"], rows, (1, 2, 3)
+    )
+
+
+def _causes(recorder: Recorder) -> str:
+    rows = [
+        [
+            html.escape(row.cause.value),
+            str(row.count),
+            f"{row.seconds:.2f}",
+            f"{_place(row.where, row.example.code)}{html.escape(row.example.text)}",
+        ]
+        for row in advice.causes(recorder)
+    ]
+    return _table(["cause", "programs", "seconds", _TEXTS[0]], rows, (1, 2))
+
+
+def _spots(recorder: Recorder) -> str:
+    spots = sorted(recorder.spots.values(), key=lambda s: -s.nanoseconds)
+    if not spots:
+        return "<p>Every operator ran on the device, and no value was read.</p>"
+    rows = [
+        [
+            _code(s.what),
+            str(s.count),
+            f"{s.nanoseconds / 1e9:.3f}",
+            _place(advice.place(s.frame), advice.code(s.frame)),
+        ]
+        for s in spots
+    ]
+    return _table(["what", "times", "seconds", _TEXTS[1]], rows, (1, 2))
+
+
+def _compilations(explanations: Sequence[Explanation]) -> str:
+    rows = [
+        [
+            str(number),
+            _code(e.program),
+            str(e.operations),
+            f"{e.seconds:.2f}" + (" (cache)" if e.from_cache else ""),
+            f"<b>{html.escape(e.cause.value)}</b> {_place(e.where(), e.code)}{html.escape(e.text)}",
+        ]
+        for number, e in enumerate(explanations, 1)
+    ]
+    return _table([_NUMBER, "program", "operations", "seconds", _TEXTS[2]], rows, (0, 2, 3))
+
+
+# -- plots --------------------------------------------------------------------------------------
+
+
+def _plot(figure: Any, first: bool = False) -> str:
+    legend = first  # the other plots have one trace, which their heading names
+    figure.update_layout(
+        template="plotly_white",
+        height=340 if legend else 280,
+        margin={"l": 60, "r": 20, "t": 60 if legend else 10, "b": 45},
+        showlegend=legend,
+        legend={"orientation": "h", "y": 1.08, "yanchor": "bottom", "traceorder": "normal"},
+    )
+    made: str = plotly.io.to_html(
+        figure, full_html=False, include_plotlyjs=first, config={"displayModeBar": False}
+    )
+    return made
+
+
+def _binned(steps: Sequence[Step]) -> list[list[Step]]:
+    width = -(-len(steps) // _MAX_BARS)
+    return [list(steps[i : i + width]) for i in range(0, len(steps), width)]
+
+
+def _time_figure(steps: Sequence[Step]) -> Any:
+    bins = _binned(steps)
+    numbers = [group[0].number for group in bins]
+    figure = go.Figure()
+    for part in PARTS:
+        values = [sum(s.parts[part] for s in group) / len(group) / 1e6 for group in bins]
+        figure.add_bar(x=numbers, y=values, name=LABELS[part], marker_color=_COLOURS[part])
+    per = "" if len(bins) == len(steps) else f", mean of {len(bins[0])} steps"
+    figure.update_layout(barmode="stack", bargap=0)
+    figure.update_xaxes(title_text=f"step{per}")
+    figure.update_yaxes(title_text="milliseconds", range=[0, _shown_milliseconds(bins)[0]])
+    return figure
+
+
+def _shown_milliseconds(bins: Sequence[Sequence[Step]]) -> tuple[float, float]:
+    """Where the plot of times ends, and the highest bar."""
+    # a compiling step takes a hundred times as long as the others, which are to be seen too
+    whole = sorted(sum(s.wall for s in group) / len(group) / 1e6 for group in bins)
+    return 1.3 * whole[int(0.9 * (len(whole) - 1))], whole[-1]
+
+
+def _cut_off(steps: Sequence[Step]) -> str:
+    shown, highest = _shown_milliseconds(_binned(steps))
+    if highest <= shown:
+        return ""
+    text = f"The highest bar, cut off here, is {highest:.0f} ms; double-click the plot to see all."
+    return f'<p class="note">{text}</p>'
+
+
+def _causes_figure(recorder: Recorder) -> Any:
+    seconds: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for row in advice.causes(recorder):
+        label = row.cause.value
+        seconds[label] = seconds.get(label, 0.0) + row.seconds
+        counts[label] = counts.get(label, 0) + row.count
+    labels = list(seconds)[::-1]
+    figure = go.Figure()
+    figure.add_bar(
+        x=[seconds[label] for label in labels],
+        y=labels,
+        orientation="h",
+        marker_color=_COLOURS["compile"],
+        text=[f"{counts[n]} program{'s' * (counts[n] > 1)}, {seconds[n]:.2f} s" for n in labels],
+        textposition="auto",
+        cliponaxis=False,
+    )
+    # room for what is written beside a short bar
+    figure.update_xaxes(title_text="seconds", range=[0, 1.15 * max(seconds.values(), default=1)])
+    figure.update_yaxes(automargin=True, ticksuffix="  ")
+    return figure
+
+
+def _memory_figure(steps: Sequence[Step]) -> Any:
+    known = [s for s in steps if s.memory is not None]
+    most = max((s.memory or 0 for s in known), default=0)
+    unit, size = next((u for u in _UNITS if most >= u[1]), _UNITS[-1])
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[s.number for s in known],
+        y=[(s.memory or 0) / size for s in known],
+        mode="lines+markers" if len(known) < 100 else "lines",
+        line={"color": "#0072B2"},
+        name="in use",
+    )
+    figure.update_xaxes(title_text="step")
+    figure.update_yaxes(title_text=unit, rangemode="tozero")
+    return figure

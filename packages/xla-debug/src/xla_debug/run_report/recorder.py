@@ -1,0 +1,236 @@
+"""Records where the time of each step goes, for ``xla-debug run``: a listener, nothing else.
+
+A step's wall time is split into parts that do not overlap: what the core times is subtracted, and what
+is left is Python (the script and the recording of operators). The device works beside all of it;
+only what the host waits for it shows here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from torch.utils.data import DataLoader
+
+from xla_core.execution import runtime
+from xla_core.recording.source_location import Frame
+from xla_debug import recompile
+from xla_debug.live import listeners
+from xla_debug.stacks import stack_frames
+from xla_debug.steps.recompile_text import Explanation
+
+PARTS: Final = ("tracing", "sync", "compile", "execute", "transfer", "data")
+"""Parts of a step: Python, preparing a run, compiling, waiting for results, copying, waiting for data."""
+
+
+@dataclasses.dataclass
+class Step:
+    """One step: nanoseconds by part, its compilations, and the device's memory at its end."""
+
+    number: int
+    wall: int = 0
+    parts: Counter[str] = dataclasses.field(default_factory=Counter)
+    operations: int = 0
+    compilations: list[int] = dataclasses.field(default_factory=list)
+    sent: int = 0
+    received: int = 0
+    memory: int | None = None
+
+    def close(self, wall: int) -> None:
+        """Give the rest of the wall time to Python."""
+        self.wall = wall
+        known = sum(self.parts.values())
+        self.parts["tracing"] = max(0, wall - known)
+
+
+@dataclasses.dataclass
+class Spot:
+    """A line that made the host wait: how often and for how many nanoseconds."""
+
+    what: str
+    frame: Frame | None
+    count: int = 0
+    nanoseconds: int = 0
+
+
+class Recorder:
+    """Between ``start`` and ``stop``, a ``Step`` per step that the script ends.
+
+    ``spots`` are fallbacks and value reads by line. ``startup`` is the seconds before the script used a
+    device: imports and reading data, which belong to no step.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.spots: dict[tuple[str, Frame | None], Spot] = {}
+        self.seconds = self.startup = 0.0
+        self.peak: int | None = None
+        self._first_explanation = len(recompile.explanations())
+        self._step = Step(1)
+        self._began = self._origin = 0
+        self._building = 0
+        self._ran = 0
+        self._used = False
+        self._copies: list[tuple[int, int]] = []
+        self._fallback: Spot | None = None
+        self._remove: list[Callable[[], None]] = []
+        self._loader_iter: Any = None
+
+    # -- attaching ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Listen, and time what ``DataLoader`` iterators take."""
+        self._origin = self._began = time.perf_counter_ns()
+        handlers = {
+            "program_compiled": self._compiled,
+            "program_loaded": self._loaded,
+            "program_executed": self._executed,
+            "flushed": self._flushed,
+            "transfer_to_device": self._sent,
+            "transfer_from_device": self._received,
+            "waited": self._waited,
+            "data_waited": self._data,
+            "fallback": self._fell_back,
+            "step_marked": self._marked,
+        }
+        self._remove = [listeners.add(event, handler) for event, handler in handlers.items()]
+        self._loader_iter = original = DataLoader.__iter__
+
+        def timed(loader: Any) -> Any:
+            return _TimedIterator(original(loader), self._data)
+
+        DataLoader.__iter__ = timed  # type: ignore[method-assign]
+
+    def stop(self) -> None:
+        """End recording; what came after the last step becomes a last one if anything ran in it."""
+        for remove in self._remove:
+            remove()
+        DataLoader.__iter__ = self._loader_iter  # type: ignore[method-assign]
+        self.seconds = (time.perf_counter_ns() - self._origin) / 1e9
+        if self._step.operations:
+            self._close()
+
+    def explanations(self) -> list[Explanation]:
+        """Why each program since the start was made."""
+        return recompile.explanations()[self._first_explanation :]
+
+    # -- events ---------------------------------------------------------------------------------
+
+    def _compiled(self, details: dict[str, Any]) -> None:
+        self._made(details["lowering"] + details["compiling"])
+
+    def _loaded(self, details: dict[str, Any]) -> None:
+        self._made(details["loading"])
+
+    def _uses_device(self, nanoseconds: int) -> None:
+        """The first step begins with the first event, which took so long."""
+        if not self._used:
+            self._used = True
+            self._began = max(self._origin, time.perf_counter_ns() - nanoseconds)
+            self.startup = (self._began - self._origin) / 1e9
+
+    def _made(self, nanoseconds: int) -> None:
+        self._uses_device(nanoseconds)
+        self._building += nanoseconds
+        self._step.parts["compile"] += nanoseconds
+        self._step.compilations.append(len(recompile.explanations()) - 1 - self._first_explanation)
+
+    def _executed(self, details: dict[str, Any]) -> None:
+        self._ran += details["nanoseconds"]
+        self._step.parts["execute"] += details["nanoseconds"]
+
+    def _flushed(self, details: dict[str, Any]) -> None:
+        began = time.perf_counter_ns() - details["nanoseconds"]
+        copied = sum(took for end, took in self._copies if end >= began)
+        self._copies.clear()
+        rest = details["nanoseconds"] - self._building - self._ran - copied
+        self._step.parts["sync"] += max(0, rest)
+        self._step.operations += details["operations"]
+        self._building = self._ran = 0
+
+    def _sent(self, details: dict[str, Any]) -> None:
+        took = details["nanoseconds"]
+        self._uses_device(took)
+        self._copies.append((time.perf_counter_ns(), took))
+        self._step.parts["transfer"] += took
+        self._step.sent += details["nbytes"]
+        self._fallback = None
+
+    def _received(self, details: dict[str, Any]) -> None:
+        waited = details["waited"]
+        self._step.parts["execute"] += waited
+        self._step.parts["transfer"] += details["nanoseconds"] - waited
+        self._step.received += details["nbytes"]
+        spot = self._fallback or self._spot("value read", _user_frame())
+        if spot is not self._fallback:
+            spot.count += 1
+        spot.nanoseconds += details["nanoseconds"]
+
+    def _waited(self, details: dict[str, Any]) -> None:
+        self._step.parts["execute"] += details["nanoseconds"]
+
+    def _data(self, details: dict[str, Any]) -> None:
+        self._uses_device(details["nanoseconds"])
+        if threading.current_thread() is threading.main_thread():
+            self._step.parts["data"] += details["nanoseconds"]
+
+    def _fell_back(self, details: dict[str, Any]) -> None:
+        frame = Frame("", details["filename"], details["line"])
+        self._fallback = self._spot(details["operator"], frame)
+        self._fallback.count += 1
+
+    def _marked(self, _details: dict[str, Any]) -> None:
+        self._finish()
+
+    def _finish(self) -> None:
+        now = time.perf_counter_ns()
+        info = runtime.client().memory_info(0)
+        self._step.memory = info.bytes_used
+        self.peak = max(self.peak or 0, info.bytes_used, info.peak_bytes_used)
+        self._close(now)
+        self._step = Step(len(self.steps) + 1)
+        self._copies.clear()
+        self._began = time.perf_counter_ns()
+
+    def _close(self, now: int | None = None) -> None:
+        self._step.close((now or time.perf_counter_ns()) - self._began)
+        self.steps.append(self._step)
+
+    def _spot(self, what: str, frame: Frame | None) -> Spot:
+        return self.spots.setdefault((what, frame), Spot(what, frame))
+
+
+def _user_frame() -> Frame | None:
+    found = stack_frames.user_frames(sys._getframe(2), limit=1)
+    return found[0] if found else None
+
+
+class _TimedIterator:
+    """An iterator that reports how long each ``next`` takes."""
+
+    def __init__(self, inner: Any, report: Callable[[dict[str, Any]], None]) -> None:
+        self._inner = inner
+        self._report = report
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        # a loader may run programs itself (collate on the device); that is not waiting for data,
+        # but too rare to be worth telling apart
+        started = time.perf_counter_ns()
+        try:
+            return next(self._inner)
+        finally:
+            self._report({"nanoseconds": time.perf_counter_ns() - started})
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)

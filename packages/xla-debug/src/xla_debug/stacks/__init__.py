@@ -1,0 +1,1 @@
+"""The user's lines, found on Python's stack."""

@@ -1,0 +1,64 @@
+"""Who asked for what was pending: which call made a step run, from Python's stack."""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+from types import FrameType
+from typing import Final
+
+from xla_core.recording.source_location import Frame
+from xla_debug.stacks import stack_frames
+
+_COMPILED_GRAPH: Final = f"xla_core{os.sep}compiled_graph.py"
+
+
+class SyncCause(enum.Enum):
+    """What made pending operations run, in torch_xla's words."""
+
+    SYNC = "user torch_xla.sync"
+    LOADER = "torch_xla.sync in parallel loader at step end"
+    STEP_TRACE = "torch_xla.sync when exiting a profiler StepTrace region"
+    DYNAMO_INPUTS = "torch_xla.sync when dynamo processing input graphs"
+    COMPILE = "torch_xla.compile"
+    COMPILE_CLEAR = "torch_xla.compile clear the pending graph prior calling the target function"
+    DYNAMO_COMPILE = "dynamo is compiling a FX graph to HLO"
+    DYNAMO_RUN = "dynamo is executing a compiled program"
+    VALUE = "most likely user code trying to access tensor value before torch_xla.sync"
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether this is how a step is meant to end."""
+        return self is not SyncCause.VALUE
+
+
+def current(start: FrameType | None = None) -> tuple[SyncCause, tuple[Frame, ...]]:
+    """Why a flush runs right now, and the user's frames that led to it."""
+    start = start or sys._getframe(1)
+    own: list[tuple[str, str]] = []
+    for frame in stack_frames.frames(start):
+        filename = frame.f_code.co_filename
+        if stack_frames.is_own_file(filename):
+            own.append((frame.f_code.co_name, filename))
+        elif stack_frames.is_user_file(filename):
+            break  # what called the user's code did not ask for this
+    return _cause(own), stack_frames.user_frames(start, limit=64)
+
+
+def _cause(own: list[tuple[str, str]]) -> SyncCause:
+    graph = {name for name, file in own if file.endswith(_COMPILED_GRAPH)}
+    if graph:
+        if "_buffers" in graph:  # what its arguments still wait for
+            return SyncCause.DYNAMO_INPUTS
+        return SyncCause.DYNAMO_COMPILE if "_record" in graph else SyncCause.DYNAMO_RUN
+    if any("loader" in file.rpartition(os.sep)[2] for _, file in own):
+        return SyncCause.LOADER
+    if any(file.endswith(f"xla_debug{os.sep}profiler.py") for _, file in own):
+        return SyncCause.STEP_TRACE
+    if any(file.endswith(f"xla_core{os.sep}compiled.py") for _, file in own):
+        entering = any(name in ("__enter__", "_clear_pending") for name, _ in own)
+        return SyncCause.COMPILE_CLEAR if entering else SyncCause.COMPILE
+    if any(name in ("sync", "mark_step", "optimizer_step") for name, _ in own):
+        return SyncCause.SYNC
+    return SyncCause.VALUE

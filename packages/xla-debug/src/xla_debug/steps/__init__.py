@@ -1,0 +1,1 @@
+"""Recorded steps looked at, printed and compared."""

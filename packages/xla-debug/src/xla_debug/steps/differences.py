@@ -1,0 +1,172 @@
+"""The first difference between two recorded steps, before any words are found for it.
+
+Steps that begin alike share entries of the trace's tree, so that the first difference is where two
+paths part. What comes after is compared by operator only, to tell a change from an addition:
+numbers of values shift as soon as something is added.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from xla_core.recording.step_key import Lift, Ref
+from xla_core.recording.trace import Entry
+
+# So many operators in a row must agree for two steps to be taken for aligned again.
+_AGREEMENT: Final = 3
+# How far an addition or omission may reach before it counts as "something else".
+_WINDOW: Final = 400
+
+
+class Kind(enum.Enum):
+    """How two steps differ at the first place where they do."""
+
+    RESULTS = "the same operations, other results are wanted"
+    ENDS = "ends earlier"
+    GOES_ON = "goes on"
+    INPUT = "an input of another shape or dtype"
+    ARGUMENTS = "an operator with other arguments"
+    ADDED = "operations added"
+    MISSING = "operations missing"
+    OTHER = "other operations"
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One argument of an operator that differs: its name or number, and both values."""
+
+    argument: str
+    old: Any
+    new: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """``position`` counts the entries that are equal; ``old`` and ``new`` are what follows them.
+
+    For ADDED, MISSING and OTHER they are all entries up to where the steps agree again.
+    ``old_next`` and ``new_next`` are the first operators (not inputs) from there on.
+    """
+
+    kind: Kind
+    position: int
+    old: tuple[Entry, ...] = ()
+    new: tuple[Entry, ...] = ()
+    changes: tuple[Change, ...] = ()
+    old_next: Entry | None = None
+    new_next: Entry | None = None
+
+
+def name_of(entry: Entry) -> str:
+    """The operator's name, ``input`` for an input."""
+    return entry.plan.name if entry.plan is not None else "input"
+
+
+def count_operations(entries: Sequence[Entry]) -> int:
+    """How many of the entries are operators; the others are inputs."""
+    return sum(e.plan is not None for e in entries)
+
+
+def common_length(old: Sequence[Entry], new: Sequence[Entry]) -> int:
+    """How many entries two steps share from their beginning."""
+    low, high = 0, min(len(old), len(new))
+    while low < high:  # entries are shared up to one position and never after it
+        middle = (low + high + 1) // 2
+        if old[middle - 1] is new[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def compare(old: Sequence[Entry], new: Sequence[Entry]) -> Difference:
+    """The first difference of ``new`` from ``old``."""
+    at = common_length(old, new)
+    if at == len(new):
+        if at == len(old):
+            return Difference(Kind.RESULTS, at)
+        return Difference(Kind.ENDS, at, old=tuple(old[at : at + 1]))
+    if at == len(old):
+        return Difference(Kind.GOES_ON, at, new=tuple(new[at : at + 1]))
+    skipped_old, skipped_new = _agreement(old, new, at)
+    if skipped_old == skipped_new == 0:
+        return _changed(old, new, at)
+    kind = Kind.OTHER
+    if skipped_old == 0:
+        kind = Kind.ADDED
+    elif skipped_new == 0:
+        kind = Kind.MISSING
+    return Difference(
+        kind,
+        at,
+        tuple(old[at : at + skipped_old]),
+        tuple(new[at : at + skipped_new]),
+        old_next=_operator(old, at + skipped_old),
+        new_next=_operator(new, at + skipped_new),
+    )
+
+
+def _changed(old: Sequence[Entry], new: Sequence[Entry], at: int) -> Difference:
+    before, after = old[at], new[at]
+    kind = Kind.INPUT if before.plan is None else Kind.ARGUMENTS
+    changes = () if before.plan is None else tuple(argument_changes(before, after))
+    return Difference(
+        kind, at, (before,), (after,), changes, _operator(old, at), _operator(new, at)
+    )
+
+
+def _operator(entries: Sequence[Entry], start: int) -> Entry | None:
+    return next((e for e in entries[start:] if e.plan is not None), None)
+
+
+def _agreement(old: Sequence[Entry], new: Sequence[Entry], at: int) -> tuple[int, int]:
+    """How many entries to skip on either side until the same operators follow; (0, 0) for none."""
+    left = [name_of(e) for e in old[at : at + _WINDOW]]
+    right = [name_of(e) for e in new[at : at + _WINDOW]]
+    if left == right:
+        return 0, 0
+    for skipped in range(_WINDOW):
+        for fewer in range(skipped // 2 + 1):
+            for a, b in ((fewer, skipped - fewer), (skipped - fewer, fewer)):
+                if a < len(left) and b < len(right) and _agree(left, a, right, b):
+                    return a, b
+    return len(old) - at, len(new) - at
+
+
+def _agree(left: list[str], a: int, right: list[str], b: int) -> bool:
+    here, there = left[a : a + _AGREEMENT], right[b : b + _AGREEMENT]
+    wanted = min(_AGREEMENT, max(len(left) - a, len(right) - b))
+    return len(here) >= wanted and here == there
+
+
+def argument_changes(old: Entry, new: Entry) -> Iterator[Change]:
+    """The arguments in which two entries of one operator differ."""
+    assert old.plan is not None
+    names = [a.name for a in old.plan.overload._schema.arguments]
+    for index in range(max(len(old.args), len(new.args))):
+        before = old.args[index] if index < len(old.args) else None
+        after = new.args[index] if index < len(new.args) else None
+        if not _same(before, after):
+            known = index < len(names) and not old.plan.is_put
+            yield Change(names[index] if known else f"argument {index}", before, after)
+    for name in {**old.kwargs, **new.kwargs}:
+        before, after = old.kwargs.get(name), new.kwargs.get(name)
+        if not _same(before, after):
+            yield Change(name, before, after)
+
+
+def _same(old: Any, new: Any) -> bool:
+    if type(old) is not type(new):
+        return False
+    if isinstance(old, Ref):
+        return bool(old.vid == new.vid)
+    if isinstance(old, Lift):
+        return (old.is_float, old.position, repr(old.example)) == (
+            new.is_float, new.position, repr(new.example),
+        )  # fmt: skip
+    if isinstance(old, (list, tuple)):
+        return len(old) == len(new) and all(map(_same, old, new))
+    return bool(old == new) and repr(old) == repr(new)

@@ -1,0 +1,296 @@
+"""Recorded steps as text, Graphviz and HLO, in torch_xla's formats, and what a tensor is made of."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import torch
+
+from xla_core.api import xla_model
+from xla_core.api.hlo_text_names import node_text
+from xla_core.api.hlo_text_names import shape_text as layout_text
+from xla_core.jax_bridge import jax_private
+from xla_core.lowering import step_program
+from xla_core.lowering.replay import needed_entries
+from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
+from xla_core.recording.source_location import Where
+from xla_core.recording.step_key import Lift, Ref
+from xla_core.recording.trace import Entry
+from xla_core.recording.xla_tensor import XLATensor
+from xla_debug import settings
+from xla_debug.steps import pending
+
+_LONGEST: Final = 64  # torch_xla cuts values in Graphviz labels here
+_HLO_NAME: Final = "IrToHlo"
+
+
+class _IrDebug:
+    """``_set_ir_debug``: like XLA_IR_DEBUG, switched while the process runs."""
+
+    forced: bool | None = None
+
+
+def set_ir_debug(on: bool) -> None:
+    """Have graph texts name Python lines, or not, whatever ``XLA_IR_DEBUG`` says."""
+    _IrDebug.forced = on
+
+
+def ir_debug() -> bool:
+    """Whether graph texts name Python lines."""
+    return settings.IR_DEBUG.get() if _IrDebug.forced is None else _IrDebug.forced
+
+
+def shape_text(meta: TensorMeta | None) -> str:
+    """``f32[2,3]{1,0}``; without a layout for a number: ``f32[]``."""
+    return "()" if meta is None else layout_text(meta).removesuffix("{}")
+
+
+class _Node:
+    """One line of the text: an operation, an input or a lifted number."""
+
+    def __init__(
+        self,
+        name: str,
+        metas: Sequence[TensorMeta | None],
+        operands: list[str],
+        entry: Entry | None,
+    ) -> None:
+        self.name = name
+        self.shape = (
+            shape_text(metas[0]) if len(metas) == 1 else f"({', '.join(map(shape_text, metas))})"
+        )
+        self.operands = operands
+        self.attributes: list[str] = []
+        self.where: Where | None = entry.where if entry is not None else None
+        self.roots: list[int] = []
+
+    def tags(self, located: bool) -> Iterator[str]:
+        """What follows the operands; ``located`` adds scope and Python line."""
+        yield from self.attributes
+        if located and self.where is not None:
+            frame = self.where.inner or (self.where.frames[0] if self.where.frames else None)
+            if self.where.scope:
+                yield f"scope={self.where.scope}"
+            if frame is not None:
+                yield f"location={frame.function}@{frame.filename.rpartition('/')[2]}:{frame.line}"
+        yield f"xla_shape={self.shape}"
+        yield from (f"ROOT={i}" for i in self.roots)
+
+
+class _Graph:
+    """The nodes that ``outputs`` need, in program order."""
+
+    def __init__(self, entries: Sequence[Entry], outputs: Sequence[int]) -> None:
+        self.nodes: list[_Node] = []
+        self.names: dict[int, str] = {}
+        wanted = {e.first for e in needed_entries(entries, outputs)}
+        read: set[int] = set(outputs)
+        for entry in needed_entries(entries, outputs):
+            _collect((entry.args, tuple(entry.kwargs.values())), read)
+        for entry in entries:
+            if entry.first in wanted and (entry.plan is not None or entry.first in read):
+                self._add(entry)
+        for position, vid in enumerate(outputs):
+            self.nodes[int(self.names[vid].partition(".")[0][1:])].roots.append(position)
+
+    def _add(self, entry: Entry) -> None:
+        operands: list[str] = []
+        attributes: list[str] = []
+        if entry.plan is None:
+            name = "xla::device_data"
+        else:
+            name = str(entry.plan.overload._schema.name)
+            names = [a.name for a in entry.plan.overload._schema.arguments]
+            for index, value in enumerate(entry.args):
+                label = names[index] if index < len(names) else f"argument{index}"
+                self._argument(label, value, operands, attributes)
+            for label, value in entry.kwargs.items():
+                self._argument(label, value, operands, attributes)
+        number = len(self.nodes)
+        node = _Node(name, entry.metas, operands, entry)
+        node.attributes = attributes
+        self.nodes.append(node)
+        for i in range(len(entry.metas)):
+            self.names[entry.first + i] = f"%{number}" + (f".{i}" if len(entry.metas) > 1 else "")
+
+    def _argument(self, label: str, value: Any, operands: list[str], attributes: list[str]) -> None:
+        if isinstance(value, Ref):
+            operands.append(self.names[value.vid])
+        elif isinstance(value, Lift):
+            operands.append(self._number(value))
+        elif isinstance(value, (list, tuple)) and any(isinstance(v, (Ref, Lift)) for v in value):
+            for item in value:
+                self._argument(label, item, operands, attributes)
+        elif value is not None:
+            shown = list(value) if isinstance(value, tuple) else value
+            attributes.append(f"{label}={shown}")
+
+    def _number(self, lift: Lift) -> str:
+        meta = lift.example
+        if not isinstance(meta, TensorMeta):
+            meta = tensor_meta((), torch.float64 if lift.is_float else torch.int64)
+        self.nodes.append(_Node("xla::device_data", (meta,), [], None))
+        return f"%{len(self.nodes) - 1}"
+
+
+def _collect(a: Any, found: set[int]) -> None:
+    if isinstance(a, Ref):
+        found.add(a.vid)
+    elif isinstance(a, (list, tuple)):
+        for item in a:
+            _collect(item, found)
+
+
+def graph_as_text(
+    entries: Sequence[Entry], outputs: Sequence[int], lines: bool | None = None
+) -> str:
+    """The operations that ``outputs`` need as torch_xla's ``IR { ... }``.
+
+    ``lines``: whether Python lines are named; default: as ``XLA_IR_DEBUG`` says.
+    """
+    located = ir_debug() if lines is None else lines
+    rows = ["IR {"]
+    for number, node in enumerate(_Graph(entries, outputs).nodes):
+        tags = ", ".join(node.tags(located))
+        rows.append(f"  %{number} = {node.shape} {node.name}({', '.join(node.operands)}), {tags}")
+    return "\n".join([*rows, "}", ""])
+
+
+def graph_as_dot(entries: Sequence[Entry], outputs: Sequence[int]) -> str:
+    """The same as a Graphviz digraph."""
+    nodes = _Graph(entries, outputs).nodes
+    lines = ["digraph G {"]
+    for number, node in enumerate(nodes):
+        parts = [node.name, node.shape, *(t[:_LONGEST] for t in node.tags(ir_debug()))]
+        label = "\\n".join(part.replace('"', '\\"') for part in parts)
+        lines.append(f'  node{number} [label="{label}"]')
+    for number, node in enumerate(nodes):
+        for index, operand in enumerate(node.operands):
+            source, _, output = operand[1:].partition(".")
+            notes = [f"i={index}"] if len(node.operands) > 1 else []
+            notes += [f"o={output}"] if output else []
+            label = f' [label="{",".join(notes)}"]' if notes else ""
+            lines.append(f"  node{source} -> node{number}{label}")
+    return "\n".join([*lines, "}", ""])
+
+
+def graph_as_hlo(stablehlo: bytes) -> str:
+    """A lowered program as HLO text; with ``XLA_HLO_DEBUG`` every operation names its Python line."""
+    return inline_lines(jax_private.hlo_text(stablehlo))
+
+
+_TABLE: Final = re.compile(
+    r"\n(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d+ .*\n)*", re.M
+)
+_FILE: Final = re.compile(r'^(\d+) "(.*)"$', re.M)
+_LOCATION: Final = re.compile(r"^(\d+) \{file_name_id=(\d+) function_name_id=\d+ line=(\d+)", re.M)
+_FRAME: Final = re.compile(r"^(\d+) \{file_location_id=(\d+)", re.M)
+_METADATA: Final = re.compile(r'metadata=\{op_name="([^"]*)"(?: stack_frame_id=(\d+))?\}')
+_OPERATOR: Final = re.compile(r"([a-z]\w*)\.(\w+)\.\w+$")
+
+
+def inline_lines(hlo: str) -> str:
+    """HLO text whose metadata refers to tables of files and lines, with these written out.
+
+    ``metadata={op_type="aten__mm" op_name="Net/fc/aten__mm" source_file="train.py" source_line=7}``:
+    the form that HLO had before it got the tables, which readers of it look for.
+    """
+    sections = {t.strip().partition("\n")[0]: t for t in _TABLE.findall(hlo)}
+    files = dict(_FILE.findall(sections.get("FileNames", "")))
+    places = {i: (files.get(f, ""), n) for i, f, n in _LOCATION.findall(hlo)}
+    lines = {i: places[place] for i, place in _FRAME.findall(hlo) if place in places}
+
+    def written(found: re.Match[str]) -> str:
+        scope, operator = _split_name(found[1])
+        parts = [f'op_type="{operator}"', f'op_name="{scope}{operator}"']
+        if found[2] in lines:
+            filename, line = lines[found[2]]
+            parts += [f'source_file="{filename}"', f"source_line={line}"]
+        return "metadata={" + " ".join(parts) + "}"
+
+    return _METADATA.sub(written, _TABLE.sub("", hlo))
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """Scope and operator of an operation's name ``program/Net/fc/aten.mm.default/dot_general``."""
+    parts = name.split("/")
+    for index in range(len(parts) - 1, -1, -1):
+        found = _OPERATOR.match(parts[index])
+        if found:
+            scope = "/".join(parts[1:index])
+            return (f"{scope}/" if scope else ""), f"{found[1]}__{found[2]}"
+    return "", parts[-1]
+
+
+# -- of tensors ---------------------------------------------------------------------------------
+
+
+def tensors_text(tensors: Sequence[torch.Tensor]) -> str:
+    """What computes ``tensors``, as text; nothing is run and the step stays as it is."""
+    with pending.graph_of(tensors) as (_, entries, outputs):
+        return graph_as_text(entries, outputs)
+
+
+def tensors_dot(tensors: Sequence[torch.Tensor]) -> str:
+    """What computes ``tensors``, as a Graphviz digraph."""
+    with pending.graph_of(tensors) as (_, entries, outputs):
+        return graph_as_dot(entries, outputs)
+
+
+def tensors_hlo(tensors: Sequence[torch.Tensor]) -> str:
+    """What computes ``tensors``, as HLO that no compiler has touched yet."""
+    return graph_as_hlo(tensors_stablehlo(tensors))
+
+
+def tensors_stablehlo(tensors: Sequence[torch.Tensor]) -> bytes:
+    """What computes ``tensors``, as StableHLO bytecode."""
+    with pending.graph_of(tensors) as (trace, entries, outputs):
+        distinct = tuple(dict.fromkeys(outputs))
+        layout = trace.backend.layout(trace, entries, distinct, ())
+        return step_program.lower(trace, entries, distinct, layout, _HLO_NAME).stablehlo
+
+
+def graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:
+    """16 bytes that are equal for equal graphs, in every process."""
+    with pending.graph_of(tensors) as (_, entries, outputs):
+        text = graph_as_text(entries, outputs, lines=False)
+    return hashlib.sha256(text.encode()).digest()[:16]
+
+
+def tensor_debug_info(tensor: Any) -> str:
+    """What a tensor is at the moment: its device, shape, pending operation and data, as text."""
+    if not isinstance(tensor, XLATensor):
+        return "Not a XLATensor\n"
+    storage = tensor._s
+    device = xla_model.real_name(storage.trace.device)
+    shape = f"{shape_text(tensor._v.meta if tensor._v else storage.meta).partition('{')[0]}"
+    lines = [
+        "XLATensor {",
+        f"TensorID: {id(tensor)}",
+        f"AliasID: {id(storage)}",
+        f"Device: {device}",
+        f"XLA Shape: {shape}",
+        "ShardingSpec: None",
+        f"IR: {_pending_text(tensor, device)}",
+    ]
+    if storage.buffer is None or pending.is_pending(tensor):
+        lines.append("XLAData: None")
+    else:
+        lines += [
+            "XLAData: ",
+            f"  Data Device: {device}",
+            f"  Data Shape: {shape_text(storage.meta).partition('{')[0]}",
+            f"  Data Handle: {id(storage.buffer)}",
+        ]
+    return "\n".join([*lines, "Tensor on host: None", "}", ""])
+
+
+def _pending_text(tensor: XLATensor, device: str) -> str:
+    if not pending.is_pending(tensor) and tensor._v is None:
+        return "None"
+    with pending.graph_of([tensor]) as (_, entries, (vid,)):
+        maker = next(e for e in reversed(entries) if e.first <= vid < e.end)
+        return node_text(maker) + (f", device={device}" if maker.plan is None else "")

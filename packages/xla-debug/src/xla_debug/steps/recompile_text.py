@@ -1,0 +1,345 @@
+"""A difference between two steps in the user's words: cause, line, values before and after, advice."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.source_location import Frame, Where
+from xla_core.recording.step_key import Lift, Ref
+from xla_core.recording.trace import Entry
+from xla_debug.stacks import stack_frames
+from xla_debug.steps.differences import Change, Difference, Kind, name_of
+
+
+class Cause(enum.Enum):
+    """Why a step needed a program of its own."""
+
+    FIRST = "first program"
+    NEW = "another computation"
+    BATCH = "batch size"
+    SHAPE = "shape of an input"
+    DTYPE = "dtype"
+    SIZE = "Python number in a shape"
+    CONSTANT = "changing constant"
+    MODE = "train or eval mode"
+    BRANCH = "another branch"
+    LIST = "length of a list"
+    OPTIMIZER = "optimizer state"
+    EARLY_SYNC = "value read in the middle of a step"
+    STEP_END = "step ends elsewhere"
+    RESULTS = "other results are kept"
+    EVICTED = "forgotten to make room"
+
+
+ADVICE: Final = {
+    Cause.FIRST: "nothing to do: something has to be compiled once",
+    Cause.NEW: "nothing to do if it happens once; a loop that does this every step never ends compiling",
+    Cause.BATCH: "keep the batch size: DataLoader(drop_last=True), or pad the last batch",
+    Cause.SHAPE: "keep shapes constant: pad to one length, or to a few (buckets such as 64, 128, 256)",
+    Cause.DTYPE: "convert inputs to one dtype before they go to the device",
+    Cause.SIZE: "keep sizes constant, or mask instead of slicing: each size is a program of its own",
+    Cause.CONSTANT: "make it a tensor (torch.tensor(value, device=...)), whose value may change freely",
+    Cause.MODE: "one program for each mode is normal; do not switch the mode inside a loop",
+    Cause.BRANCH: "each way through Python is a program; torch.where does both in one",
+    Cause.LIST: "keep the number of tensors constant: stack the list every N steps, or reduce as you go",
+    Cause.OPTIMIZER: "normal once, in the first step, where the optimizer makes its state",
+    Cause.EARLY_SYNC: "read values after torch_xla.sync(), or with xm.add_step_closure",
+    Cause.STEP_END: "let every step end at the same place",
+    Cause.RESULTS: "drop tensors that are not needed, so that every step keeps the same ones",
+    Cause.EVICTED: "let fewer programs take turns, raise XLA_COMPILATION_CACHE_SIZE, or use the persistent cache",
+}
+
+# Operators that only one of the two modes of a module records.
+_MODE_OPERATORS: Final = ("dropout", "bernoulli", "batch_norm", "rrelu")
+_MODE_ARGUMENTS: Final = ("train", "training", "use_input_stats")
+_MAX_NAMED: Final = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """Why a program was made: what to tell the user.
+
+    ``frames`` are the user's lines, the one to look at first; ``nearest`` names the known program that
+    the step was compared with, which is equal for ``position`` of the ``operations``.
+    """
+
+    program: str
+    cause: Cause
+    text: str
+    frames: tuple[Frame, ...]
+    scope: str
+    operator: str
+    operations: int
+    position: int
+    nearest: str | None
+    seconds: float = 0.0
+    from_cache: bool = False
+
+    @property
+    def filename(self) -> str:
+        """The file of the line to look at, empty where no line is known."""
+        return self.frames[0].filename if self.frames else ""
+
+    @property
+    def line(self) -> int:
+        """The line to look at, 0 where none is known."""
+        return self.frames[0].line if self.frames else 0
+
+    @property
+    def advice(self) -> str:
+        """What to do about this cause."""
+        return ADVICE[self.cause]
+
+    @property
+    def code(self) -> str:
+        """The text of the line to look at, empty where it cannot be read."""
+        return stack_frames.source(self.frames[0]) if self.frames else ""
+
+    def where(self) -> str:
+        """``train.py:34 in forward``, or what is known instead."""
+        if not self.frames:
+            return "(line unknown)"
+        first = self.frames[0]
+        return f"{first.filename}:{first.line} in {first.function}"
+
+    def report(self) -> str:
+        """All of it, as several lines."""
+        made = "loaded from the persistent cache" if self.from_cache else "compiled"
+        lines = [
+            f"{self.program} ({self.operations} operation{'s' * (self.operations != 1)}, "
+            f"{made} in {self.seconds:.2f} s): {self.cause.value}",
+            f"  {self.where()}: {self.code}".rstrip(": "),
+            f"  {self.text}",
+        ]
+        for frame in filter(_is_of_script, self.frames[1:]):
+            lines.append(f"    called from {frame.filename}:{frame.line} in {frame.function}")
+        if self.nearest is not None:
+            lines.append(
+                f"  nearest known program: {self.nearest}, equal for {self.position} operations"
+            )
+        lines.append(f"  advice: {self.advice}")
+        return "\n".join(lines)
+
+
+def _is_of_script(frame: Frame) -> bool:
+    return f"-packages{os.sep}" not in frame.filename
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """Cause and text of one difference, and the entry that it is about."""
+
+    cause: Cause
+    text: str
+    entry: Entry | None
+
+
+def place_of(entry: Entry | None) -> Where | None:
+    """Where an entry was recorded, if that is known."""
+    found: Where | None = entry.where if entry is not None else None
+    return found
+
+
+def tensor_text(meta: TensorMeta | None) -> str:
+    """``float32[64, 10]``."""
+    if meta is None:
+        return "nothing"
+    return f"{str(meta.dtype).removeprefix('torch.')}{list(meta.shape)}"
+
+
+def value_text(value: Any) -> str:
+    """An argument as a person would write it."""
+    if isinstance(value, Ref):
+        return f"a tensor {tensor_text(value.meta)}"
+    if isinstance(value, Lift):
+        return "a number that the program takes as an argument"
+    if isinstance(value, (list, tuple)) and any(isinstance(v, Ref) for v in value):
+        return f"{len(value)} tensors"
+    if isinstance(value, (torch.dtype, torch.memory_format)):
+        return str(value)
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def operator_text(entry: Entry | None) -> str:
+    """``aten.addmm (Net/fc1)``."""
+    if entry is None:
+        return "the end of the step"
+    where = place_of(entry)
+    name = name_of(entry).removesuffix(".default")
+    return f"{name} ({where.scope})" if where is not None and where.scope else name
+
+
+def words(difference: Difference) -> Words:
+    """Say in the user's words what is different, and where."""
+    return _WORDS[difference.kind](difference)
+
+
+def _input(difference: Difference) -> Words:
+    old, new = difference.old[0].metas[0], difference.new[0].metas[0]
+    assert old is not None and new is not None
+    reader = difference.new_next
+    lead = f"the input {tensor_text(old)} of {operator_text(reader)} is {tensor_text(new)} now"
+    if old.dtype != new.dtype:
+        return Words(Cause.DTYPE, f"{lead}: {old.dtype} became {new.dtype}", difference.new[0])
+    if len(old.shape) != len(new.shape):
+        text = f"{lead}: {len(old.shape)} dimensions became {len(new.shape)}"
+        return Words(Cause.SHAPE, text, difference.new[0])
+    sizes = zip(old.shape, new.shape, strict=True)
+    changed = [(i, a, b) for i, (a, b) in enumerate(sizes) if a != b]
+    listed = ", ".join(f"dimension {i} went from {a} to {b}" for i, a, b in changed)
+    batch = len(changed) == 1 and changed[0][0] == 0 and len(old.shape) > 1
+    return Words(Cause.BATCH if batch else Cause.SHAPE, f"{lead}: {listed}", difference.new[0])
+
+
+def _arguments(difference: Difference) -> Words:
+    old, new = difference.old[0], difference.new[0]
+    if not difference.changes:
+        return _other(difference)
+    change = difference.changes[0]
+    name = operator_text(new)
+    if _is_list(change):
+        text = f"{name} takes {len(change.new)} tensors instead of {len(change.old)}"
+        return Words(Cause.LIST, text, new)
+    lead = f"the argument {change.argument!r} of {name}"
+    if isinstance(change.old, Ref) or isinstance(change.new, Ref):
+        text = f"{lead} is another value: {value_text(change.new)} in place of {value_text(change.old)}"
+        return Words(Cause.BRANCH, text, new)
+    text = f"{lead} went from {value_text(change.old)} to {value_text(change.new)}"
+    if change.argument in _MODE_ARGUMENTS:
+        return Words(Cause.MODE, text, new)
+    if isinstance(change.new, torch.dtype):
+        return Words(Cause.DTYPE, text, new)
+    if isinstance(change.old, Lift) or isinstance(change.new, Lift):
+        text += "; exact 0 and 1 are compiled in"
+        return Words(Cause.CONSTANT, text, new)
+    return Words(Cause.SIZE if _is_size(old, change) else Cause.CONSTANT, text, new)
+
+
+def _is_list(change: Change) -> bool:
+    pair = (change.old, change.new)
+    return all(
+        isinstance(v, (list, tuple)) and any(isinstance(i, Ref) for i in v) for v in pair
+    ) and len(change.old) != len(change.new)
+
+
+def _is_size(entry: Entry, change: Change) -> bool:
+    """Whether an argument decides a shape: the operator's results or its schema say so."""
+    assert entry.plan is not None
+    schema = str(entry.plan.overload._schema)
+    if re.search(rf"SymInt\S* {re.escape(change.argument)}\b", schema):
+        return True
+    return isinstance(change.new, (list, tuple)) and entry.plan.overload._schema.name.endswith(
+        ("view", "reshape", "expand", "zeros", "ones", "full", "empty", "arange")
+    )
+
+
+def _names(entries: Sequence[Entry], besides: Sequence[Entry] = ()) -> str:
+    """The operators of ``entries`` that are not among those of ``besides``."""
+    counted = _operators(entries)
+    if not counted:
+        return f"{len(entries)} input{'s' * (len(entries) != 1)}"
+    counted = counted - _operators(besides) or counted
+    named = [name if n == 1 else f"{n}x {name}" for name, n in counted.most_common(_MAX_NAMED)]
+    more = len(counted) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
+
+
+def _operators(entries: Sequence[Entry]) -> Counter[str]:
+    return Counter(operator_text(e) for e in entries if e.plan is not None)
+
+
+def _first_operator(entries: Sequence[Entry]) -> Entry | None:
+    return next((e for e in entries if e.plan is not None), entries[0] if entries else None)
+
+
+def _list_change(difference: Difference) -> Words | None:
+    """More or fewer inputs in front of one operator that takes a list: the list got longer."""
+    if any(e.plan is not None for e in (*difference.old, *difference.new)):
+        return None
+    old, new = difference.old_next, difference.new_next
+    if old is None or new is None or name_of(old) != name_of(new):
+        return None
+    pairs = [(a, b) for a, b in zip(old.args, new.args, strict=False) if isinstance(a, list)]
+    for before, after in pairs:
+        if isinstance(after, list) and len(before) != len(after):
+            text = f"{operator_text(new)} takes {len(after)} tensors instead of {len(before)}"
+            return Words(Cause.LIST, text, new)
+    return None
+
+
+def _other(difference: Difference) -> Words:
+    listed = _list_change(difference)
+    if listed is not None:
+        return listed
+    old, new = difference.old, difference.new
+    subject = _first_operator(new) or difference.new_next or _first_operator(old)
+    kind = _kind(difference)
+    if kind is Kind.ADDED:
+        text = f"added before {operator_text(difference.new_next)}: {_names(new, old)}"
+    elif kind is Kind.MISSING:
+        text = f"no longer there before {operator_text(difference.new_next)}: {_names(old, new)}"
+        missing = _first_operator(old)
+        subject = missing if missing is not None and missing.plan is not None else subject
+    else:
+        text = f"{_names(new, old)} in place of {_names(old, new)}"
+    return Words(_cause_of(difference), text, subject)
+
+
+def _kind(difference: Difference) -> Kind:
+    """Its kind; among other operations only added or only missing ones are such."""
+    old, new = _operators(difference.old), _operators(difference.new)
+    if difference.kind is Kind.OTHER and old != new:
+        if old < new:
+            return Kind.ADDED
+        if new < old:
+            return Kind.MISSING
+    return difference.kind
+
+
+def _cause_of(difference: Difference) -> Cause:
+    involved = (*difference.old, *difference.new)
+    where = [place_of(e) for e in involved]
+    if any(w is not None and w.optimizer for w in where):
+        return Cause.OPTIMIZER
+    names = [name_of(e) for e in involved if e.plan is not None]
+    if any(part in name for name in names for part in _MODE_OPERATORS):
+        return Cause.MODE
+    if names and all("_to_copy" in name for name in names):
+        return Cause.DTYPE
+    return Cause.BRANCH
+
+
+def _ends(difference: Difference) -> Words:
+    text = f"the step ends before {operator_text(difference.old[0])}, which followed before"
+    return Words(Cause.STEP_END, text, difference.old[0])
+
+
+def _goes_on(difference: Difference) -> Words:
+    text = f"the step goes on with {operator_text(difference.new[0])}, where it ended before"
+    return Words(Cause.STEP_END, text, difference.new[0])
+
+
+def _results(difference: Difference) -> Words:
+    return Words(Cause.RESULTS, "the same operations, but other results are kept", None)
+
+
+_WORDS: Final = {
+    Kind.INPUT: _input,
+    Kind.ARGUMENTS: _arguments,
+    Kind.ADDED: _other,
+    Kind.MISSING: _other,
+    Kind.OTHER: _other,
+    Kind.ENDS: _ends,
+    Kind.GOES_ON: _goes_on,
+    Kind.RESULTS: _results,
+}

@@ -1,0 +1,342 @@
+"""How the processes of a job learn that one of them failed, and end together.
+
+A process that fails publishes its traceback; one that is killed stops giving signs of life, and
+those on its host miss it in /proc before that. A watchdog thread in every process looks twice a
+second, and ends its process with a message that names the culprit: the main thread may be waiting
+inside a collective that never comes, where no exception reaches it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import connection as pipes
+from typing import Final, NoReturn
+
+from xla_core.multiprocess import job_setup
+from xla_core.multiprocess.startup_watchdog import EXIT_CODE
+from xla_dist.job_health import peer_queries
+from xla_dist.job_health.collective_order import Agreement, Difference
+from xla_dist.job_health.heartbeats import Signs
+from xla_dist.job_health.local_processes import Neighbours, introduce
+from xla_dist.job_health.stall_detector import Stalls
+from xla_dist.job_health.thread_states import Vitals
+from xla_dist.settings import STUCK_TIMEOUT
+
+logger = logging.getLogger(__name__)
+
+FAILURE_FOLDER: Final = "xla/failure"
+DONE_FOLDER: Final = "xla/done"
+FOLLOWERS_FOLDER: Final = "xla/followers"
+STATUS_FOLDER: Final = "xla/status"
+TICK_SECONDS: Final = 0.5
+_BROKEN_PAUSE: Final = 0.05
+"""Between looks of a process that is about to end, and wants to say why."""
+
+MSG_FAILED: Final = "ordinal {ordinal} ends, because ordinal {culprit} failed:\n{text}"
+MSG_DEAD: Final = "ordinal {culprit} of the job has died without a word (killed, or out of memory): {how}. {doing}"
+MSG_SILENT: Final = "no sign of life for {seconds} s (XLA_DIST_FAILURE_TIMEOUT)"
+MSG_GONE: Final = "its process has ended"
+MSG_FROZEN: Final = (
+    "ordinal {culprit} of the job is frozen: for {seconds:.0f} s its process has been stopped, as by "
+    "SIGSTOP (half of XLA_DIST_FAILURE_TIMEOUT). {doing}"
+)
+MSG_COORDINATOR: Final = (
+    "the job's coordinator at {address} is gone, and with it {who}: {error}. {doing}"
+)
+MSG_LOCKED: Final = (
+    "ordinal {me} never arrives at {what}, where ordinal {other} waits for it: for {seconds:.0f} s "
+    "(XLA_DIST_STUCK_TIMEOUT) all its threads have waited for locks that none of them releases. Its "
+    "main thread is at\n{stack}"
+)
+MSG_ORPHAN: Final = "the launcher of this job has ended"
+
+
+@dataclasses.dataclass(slots=True)
+class Waiting:
+    """What the main thread waits at, and for which replicas: shown to the others, and in reports."""
+
+    what: str
+    missing: tuple[int, ...] = ()
+
+
+class _State:
+    watchdog: Watchdog | None = None
+    waiting: Waiting | None = None
+    shown: bytes = b"null"
+
+
+class Watchdog(threading.Thread):
+    """Looks after the other processes; ``agreement`` is compared with theirs on the way."""
+
+    def __init__(self, connection: job_setup.Connection, agreement: Agreement) -> None:
+        super().__init__(name="xla-dist-watchdog", daemon=True)
+        self.connection = connection
+        self.agreement = agreement
+        self.stalls = Stalls(agreement)
+        self.vitals = Vitals()
+        self.neighbours = Neighbours(connection.job.count)
+        self.signs = Signs(connection.job.count, connection.client.get_live_nodes, TICK_SECONDS)
+        self.on_end: Callable[[str, str], None] = lambda text, kind: None
+        """Called with the message, and which kind of end it is (``child.Report``)."""
+        self._answered = False
+        self._stopped = threading.Event()
+        self._lost_since: float | None = None
+
+    def run(self) -> None:
+        """Look until ``stop()``."""
+        self.signs.start()
+        while not self._stopped.wait(TICK_SECONDS):
+            text = self._look()
+            if text is not None and not self._stopped.is_set():
+                self._end(text, "consequence")
+
+    def stop(self) -> None:
+        """Look no more: the job is over."""
+        self._stopped.set()
+        self.signs.stop()
+
+    def culprit(self, seconds: float) -> str | None:
+        """Who has failed or died, in this watchdog's words, which come within ``seconds`` or not at all.
+
+        For a process that ends by itself, because a collective broke: the watchdog looks no more.
+        """
+        self._stopped.set()
+        self.join(seconds)
+        until = time.monotonic() + seconds
+        with contextlib.suppress(RuntimeError):  # the coordinator is gone as well
+            while time.monotonic() < until:
+                text = self._failure() or self._silent()
+                if text is not None:
+                    return text
+                time.sleep(_BROKEN_PAUSE)
+        return None
+
+    def _end(self, text: str, kind: str) -> None:
+        """End this process now, whatever its main thread does; ``text`` goes to stderr."""
+        self._stopped.set()
+        if kind == "consequence":
+            follow()
+        _end(text, lambda: self.on_end(text, kind))
+
+    def _look(self) -> str | None:
+        try:
+            self._answer()
+            return self._failure() or self._silent() or self._difference()
+        except Difference as difference:
+            publish(str(difference))
+            self._end(str(difference), "difference")
+            return None
+        except RuntimeError as error:
+            return self._unreachable(error)
+        except Exception:  # a job without a watchdog could hang: look again
+            logger.exception(
+                "xla-dist: the watchdog of ordinal %d failed", self.agreement.log.ordinal
+            )
+            return None
+
+    def _failure(self) -> str | None:
+        self._lost_since = None
+        # the log before the status: whoever reads where this process waits finds in the log what it
+        # launched before it came there
+        self.agreement.show()
+        show_status()
+        for name, data in sorted(job_setup.published(FAILURE_FOLDER).items()):
+            if int(name) != self.connection.job.index:
+                return MSG_FAILED.format(
+                    ordinal=self.connection.job.index, culprit=name, text=data.decode()
+                )
+        return None
+
+    def _silent(self) -> str | None:
+        """Who was stopped, or is gone, without having said a word."""
+        alive = self.signs.alive
+        self.neighbours.look()
+        # after that: who has left was alive, and there, until it had said so
+        done = job_setup.published(DONE_FOLDER)
+        seconds = job_setup.FAILURE_TIMEOUT.get()
+        for index, frozen in self.neighbours.frozen().items():
+            if frozen >= seconds / 2 and str(index) not in done:
+                return MSG_FROZEN.format(culprit=index, seconds=frozen, doing=self._doing())
+        for index, gone in self.neighbours.gone().items():
+            # at the second look: between the two, its last words were looked for
+            if gone >= TICK_SECONDS and str(index) not in {**done, **followers()}:
+                return MSG_DEAD.format(culprit=index, how=MSG_GONE, doing=self._doing())
+        for index in range(self.connection.job.count):
+            if index not in alive and str(index) not in done:
+                how = MSG_SILENT.format(seconds=seconds)
+                return MSG_DEAD.format(culprit=index, how=how, doing=self._doing())
+        return None
+
+    def _difference(self) -> str | None:
+        done, waiting_for_this = finished(), wait_for(self.agreement.log.ordinal)
+        self.agreement.look()
+        text = self.stalls.look(done, waiting_for_this)
+        if text is not None:
+            publish(text)
+        return text
+
+    def _answer(self) -> None:
+        """Say where this process is, if others wait for it; end it if it can never come."""
+        me = self.agreement.log.ordinal
+        askers = peer_queries.asked(me)
+        if not askers:
+            self.vitals.forget()
+            if self._answered:
+                peer_queries.withdraw_answer(me)
+            self._answered = False
+            return
+        condition = self.vitals.look()
+        peer_queries.answer(me, condition)
+        self._answered = True
+        if condition.locked > STUCK_TIMEOUT.get():
+            other, what = min(askers.items())
+            text = MSG_LOCKED.format(
+                me=me, other=other, what=what, seconds=condition.locked, stack=condition.stack
+            )
+            publish(text)
+            self._end(text, "own")
+
+    def _unreachable(self, error: Exception) -> str | None:
+        """The coordinator does not answer; once may be chance."""
+        now = time.monotonic()
+        if self._lost_since is None:
+            self._lost_since = now
+        if now - self._lost_since < 2 * TICK_SECONDS:
+            return None
+        job = self.connection.job
+        who = "the launcher" if job.served else "process 0"
+        first = str(error).splitlines()[0]
+        return MSG_COORDINATOR.format(
+            address=job.address, who=who, error=first, doing=self._doing()
+        )
+
+    def _doing(self) -> str:
+        waiting = _State.waiting
+        if waiting is not None:
+            return f"This process waited at {waiting.what}"
+        return f"This process last launched: {self.agreement.last()}"
+
+
+def _end(text: str, report: Callable[[], None]) -> NoReturn:
+    sys.stdout.flush()
+    print(f"xla-dist: {text}", file=sys.stderr, flush=True)  # noqa: T201 - last words
+    report()
+    leave(EXIT_CODE)
+
+
+def leave(status: int) -> NoReturn:
+    """End this process and its own children (workers of a loader) now.
+
+    Without the interpreter's shutdown, which would wait for programs that will never finish.
+    """
+    for child in multiprocessing.active_children():
+        child.terminate()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def follow_launcher() -> None:
+    """End this process when the one that started it ends, also while it still waits for the others."""
+    launcher = multiprocessing.parent_process()
+    if launcher is not None:
+        threading.Thread(target=_follow, args=(launcher,), name="xla-launcher", daemon=True).start()
+
+
+def _follow(launcher: multiprocessing.process.BaseProcess) -> None:
+    pipes.wait([launcher.sentinel])
+    _end(MSG_ORPHAN, lambda: None)
+
+
+def watch(agreement: Agreement) -> Watchdog | None:
+    """Start the watchdog, once; None for a process that is alone."""
+    connection = job_setup.connection()
+    if connection is None or connection.job.count < 2:
+        return None
+    if _State.watchdog is None:
+        introduce()
+        _State.watchdog = Watchdog(connection, agreement)
+        _State.watchdog.start()
+    return _State.watchdog
+
+
+def watchdog() -> Watchdog | None:
+    """The running watchdog."""
+    return _State.watchdog
+
+
+def publish(text: str) -> None:
+    """Tell the others that this process failed and why; they end within a second."""
+    connection = job_setup.connection()
+    if connection is not None:
+        job_setup.publish(f"{FAILURE_FOLDER}/{connection.job.index}", text.encode())
+
+
+def follow() -> None:
+    """Tell the others that this process ends because of another one: it is not to be named for it."""
+    connection = job_setup.connection()
+    if connection is not None:
+        with contextlib.suppress(RuntimeError):  # the coordinator may be what has gone
+            job_setup.publish(f"{FOLLOWERS_FOLDER}/{connection.job.index}", b"")
+
+
+def followers() -> dict[str, bytes]:
+    """The processes, by ordinal, that have ended because of another one."""
+    return job_setup.published(FOLLOWERS_FOLDER)
+
+
+def publish_done() -> None:
+    """Tell the others that this process has finished well: its silence is no failure."""
+    connection = job_setup.connection()
+    if connection is not None:
+        if _State.watchdog is not None:
+            _State.watchdog.agreement.show()
+        job_setup.publish(f"{DONE_FOLDER}/{connection.job.index}", b"")
+
+
+def finished() -> set[int]:
+    """The processes that have finished well."""
+    return {int(name) for name in job_setup.published(DONE_FOLDER)}
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[Waiting]:
+    """Say inside a ``with`` block what the main thread waits at; ``missing`` is filled in meanwhile."""
+    _State.waiting = state = Waiting(what)
+    try:
+        yield state
+    finally:
+        _State.waiting = None
+        if _State.shown != b"null":
+            # at once: the watchdog may not come to it while something keeps the interpreter busy,
+            # and the others would take this process for one that still waits
+            show_status()
+
+
+def show_status() -> None:
+    """Tell the others where this process waits, if that is new."""
+    connection, now = job_setup.connection(), _State.waiting
+    status = json.dumps((now.what, now.missing) if now else None).encode()
+    if connection is not None and status != _State.shown:
+        _State.shown = status
+        job_setup.publish(f"{STATUS_FOLDER}/{connection.job.index}", status)
+
+
+def everyone_waiting() -> dict[int, Waiting]:
+    """Where the main threads of replicas wait for others, by ordinal."""
+    found = {int(n): json.loads(data) for n, data in job_setup.published(STATUS_FOLDER).items()}
+    return {n: Waiting(s[0], tuple(s[1])) for n, s in found.items() if s}
+
+
+def wait_for(ordinal: int) -> dict[int, str]:
+    """The replicas whose main threads wait for this one, and where."""
+    return {n: w.what for n, w in everyone_waiting().items() if ordinal in w.missing}

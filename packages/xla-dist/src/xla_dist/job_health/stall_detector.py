@@ -1,0 +1,97 @@
+"""Collectives that wait for ever: the watchdog finds them, as no exception reaches the main thread.
+
+A replica that launched a collective which another has not launched is ahead of it. That is nothing
+bad by itself, since running is asynchronous. It is the end when the other has finished, or waits
+somewhere else for this one, which waits for its device; or when it lasts too long.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from xla_core.jax_bridge import jax_private
+from xla_core.pjrt import client, executable
+from xla_dist.job_health import peer_queries
+from xla_dist.job_health.collective_order import Agreement
+from xla_dist.settings import WAIT_TIMEOUT, WARN_AFTER
+
+logger = logging.getLogger(__name__)
+
+CROSSED_SECONDS: Final = 4.0
+ASK_SECONDS: Final = 0.5
+"""After so long an awaited replica is asked where it is; from then on it looks at its own threads."""
+
+_DEVICE_CODE: Final = frozenset(module.__name__ for module in (jax_private, client, executable))
+"""Modules in which a thread is while it waits for its device."""
+
+MSG_FINISHED: Final = (
+    "ordinal {me} waits in {what}, which ordinal {other} never reaches: it has finished. Every "
+    "replica has to call the same collectives"
+)
+MSG_CROSSED: Final = (
+    "ordinal {me} waits in {what} for ordinal {other}, which waits at {doing} for the others: neither "
+    "will come. Every replica has to make the same calls in the same order"
+)
+MSG_SLOW: Final = (
+    "ordinal {me} waits in {what}, which ordinal {other} has not reached for {seconds:.0f} s"
+)
+MSG_LATE: Final = f"{MSG_SLOW} (XLA_DIST_WAIT_TIMEOUT)"
+
+
+def waits_for_device() -> bool:
+    """Whether another thread than this one is inside the runtime at this moment."""
+    me = threading.get_ident()
+    return any(
+        frame.f_globals.get("__name__") in _DEVICE_CODE
+        for thread, frame in sys._current_frames().items()
+        if thread != me
+    )
+
+
+class Stalls:
+    """Looks at one agreement again and again; remembers since when nothing has moved."""
+
+    def __init__(self, agreement: Agreement) -> None:
+        self.agreement = agreement
+        self._seen: object = None
+        self._since = 0.0
+        self._warned = False
+        self._questions = peer_queries.Questions(agreement.log.ordinal)
+
+    def look(self, finished: set[int], waiting: Mapping[int, str]) -> str | None:
+        """What is the matter, or None; a replica that is only slow is worth a warning.
+
+        ``finished`` replicas, and where others wait for this one (``waiting``, by ordinal), must have
+        been asked for before the agreement read the others' logs: what came later is in the logs.
+        """
+        now = time.monotonic()
+        ahead = self.agreement.ahead_of()
+        if not ahead or ahead != self._seen or not waits_for_device():
+            self._seen, self._since, self._warned = ahead, now, False
+            self._questions.close()
+            return None
+        waited = now - self._since
+        for other in sorted(ahead, key=lambda r: (r not in finished, r not in waiting, r)):
+            return self._judge(other, waited, other in finished, waiting.get(other))
+        return None
+
+    def _judge(self, other: int, waited: float, finished: bool, doing: str | None) -> str | None:
+        facts = {"me": self.agreement.log.ordinal, "what": self.agreement.last(), "other": other}
+        if waited > ASK_SECONDS:
+            self._questions.ask(other, self.agreement.last())
+        if finished:
+            return MSG_FINISHED.format(**facts)
+        if doing is not None and waited > CROSSED_SECONDS:
+            return MSG_CROSSED.format(doing=doing, **facts)
+        if waited > WAIT_TIMEOUT.get():
+            return MSG_LATE.format(seconds=waited, **facts) + peer_queries.stack(other)
+        if waited > WARN_AFTER.get() and not self._warned:
+            self._warned = True
+            text = MSG_SLOW.format(seconds=waited, **facts)
+            logger.warning("%s%s", text, peer_queries.where(other))
+        return None

@@ -1,0 +1,226 @@
+"""What the threads of this process do, and whether any of them can go on by itself.
+
+A process that computes, sleeps, reads or waits for another process is slow, however long it takes: it
+may come. A process whose threads all wait for locks that only its own threads could release never
+comes. Linux shows in ``/proc`` in which system call a thread is, and with which arguments: a wait
+for a lock is ``futex`` (private to the process, without a time limit). Where that cannot be seen, no
+process counts as locked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import linecache
+import os
+import platform
+import signal
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from xla_dist.job_health import heartbeats
+
+_TASKS: Final = Path("/proc/self/task")
+_FUTEX: Final = {"x86_64": "202", "aarch64": "98"}.get(platform.machine())
+_SLEEPS: Final = {"x86_64": ("35", "230"), "aarch64": ("101", "115")}.get(platform.machine(), ())
+_PRIVATE: Final = 0x80
+_COMMAND: Final = 0x7F
+_WAITS: Final = (0, 9)
+"""FUTEX_WAIT and FUTEX_WAIT_BITSET of linux/futex.h."""
+_GRPC_THREADS: Final = ("grpc", "event_engine", "lifeguard")
+"""Names of gRPC's threads, which come and go. One of them polls for the runtime; a second one would be
+that of another library, which the user's program may wait for."""
+_OWN_THREADS: Final = ("xla-dist-watchdog", heartbeats.THREAD, "xla-launcher")
+_OWN_PACKAGES: Final = ("xla_core", "xla_dist", "xla_pjrt_cpu", "xla_pjrt_tpu", "jax", "jaxlib")
+_LIBRARY: Final = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib"))
+_FRAMES: Final = 25
+_BUSY_SHARE: Final = 0.02
+"""Of a processor, which many processes may share."""
+
+COMPUTES: Final = "it computes"
+LOCKED: Final = "it waits for a lock"
+SLEEPS: Final = "it sleeps"
+INPUT: Final = "it waits for input, output or another process"
+ENDED: Final = "its main thread has ended"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Condition:
+    """Where the main thread is, what it does, its stack, and for how many seconds nothing can move.
+
+    ``locked`` is 0 while some thread could go on.
+    """
+
+    place: str
+    doing: str
+    stack: str
+    locked: float
+
+    def encode(self) -> bytes:
+        """As the other processes read it."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Condition:
+        """The inverse of ``encode``."""
+        return cls(**json.loads(data))
+
+
+# Threads that the runtime started, and those that were there before.
+_runtime_threads: Final[set[int]] = set()
+_others: Final[set[int]] = set()
+
+
+def runtime_starts() -> None:
+    """Called before the runtime starts threads: the client of the coordinator, and of the device."""
+    _others.clear()
+    _others.update(_task_ids())
+
+
+def runtime_started() -> None:
+    """Called afterwards: threads that are new wait for the network or for work, not for the user."""
+    _runtime_threads.update(set(_task_ids()) - _others)
+
+
+class Vitals:
+    """Looks at this process's threads again and again; remembers since when nothing has moved."""
+
+    def __init__(self) -> None:
+        self._seen: object = None
+        self._since = 0.0
+        self._time: tuple[float, float] | None = None
+
+    def forget(self) -> None:
+        """Nobody waits for this process any more."""
+        self._seen = self._time = None
+
+    def look(self) -> Condition:
+        """The condition at this moment."""
+        now = time.monotonic()
+        seen = self._all_locked()
+        if seen is None or seen != self._seen:
+            self._seen, self._since = seen, now
+        locked = now - self._since if seen is not None else 0.0
+        frames = sys._current_frames()
+        frame = frames.get(_main().ident or 0)
+        stack = "".join(traceback.format_stack(frame, _FRAMES)) if frame else ""
+        stack += _others_at(frames)
+        frames.clear()  # this call's own is among them: a cycle, which would hold the user's as well
+        return Condition(_place(frame), self._doing(now), stack, locked)
+
+    def _doing(self, now: float) -> str:
+        if not _main().is_alive():
+            return ENDED
+        used = time.clock_gettime(time.pthread_getcpuclockid(_main().ident or 0))
+        former, self._time = self._time, (now, used)
+        busy = former is not None and used - former[1] > _BUSY_SHARE * (now - former[0])
+        if busy or _read(os.getpid(), "syscall").startswith("running"):
+            return COMPUTES
+        call = _system_call(os.getpid())
+        if call and call[0] == _FUTEX:
+            return LOCKED
+        return SLEEPS if call and call[0] in _SLEEPS else INPUT
+
+    def _all_locked(self) -> object:
+        """Equal from look to look while every thread is locked; None if one could go on."""
+        if _FUTEX is None or signal.getitimer(signal.ITIMER_REAL) != (0.0, 0.0):
+            return None
+        python = _python_threads()
+        used = []
+        pollers = 0
+        for task in _task_ids():
+            if python.get(task) in _OWN_THREADS:
+                continue
+            if task in python:
+                if not _waits_for_lock(task):
+                    return None
+                used.append((task, _processor_time(task)))
+            elif task not in _runtime_threads and not _idle(task):
+                pollers += 1
+                if pollers > 1 or not _read(task, "comm").startswith(_GRPC_THREADS):
+                    return None
+        return None if _in_own_packages() else tuple(used)
+
+
+def _main() -> threading.Thread:
+    return threading.main_thread()
+
+
+def _task_ids() -> list[int]:
+    return [int(path.name) for path in _TASKS.iterdir()] if _TASKS.exists() else []
+
+
+def _python_threads() -> dict[int, str]:
+    """Names of the threads that run Python, by the system's number."""
+    found = {t.native_id: t.name for t in threading.enumerate() if t.native_id is not None}
+    return {**found, os.getpid(): _main().name}  # also when the main thread has ended
+
+
+def _read(task: int, name: str) -> str:
+    try:
+        return (_TASKS / str(task) / name).read_text()
+    except OSError:
+        return ""  # it has just ended, or the system does not tell
+
+
+def _system_call(task: int) -> list[str]:
+    """Number and arguments of the call a thread is in; empty if it runs or that cannot be seen."""
+    words = _read(task, "syscall").split()
+    return words if len(words) > 5 else []
+
+
+def _waits_for_lock(task: int) -> bool:
+    """Whether a thread waits for another one of this process, without a time limit."""
+    call = _system_call(task)
+    if not call or call[0] != _FUTEX:
+        return False
+    operation, limit = int(call[2], 16), int(call[4], 16)
+    return bool(operation & _PRIVATE) and operation & _COMMAND in _WAITS and limit == 0
+
+
+def _idle(task: int) -> bool:
+    """Whether a thread that runs no Python waits for work."""
+    return _system_call(task)[:1] == [_FUTEX]
+
+
+def _processor_time(task: int) -> str:
+    """Nanoseconds that a thread has run."""
+    return _read(task, "schedstat").partition(" ")[0]
+
+
+def _in_own_packages() -> bool:
+    """Whether a thread is inside this project or jax, whose own threads may wake it up."""
+    own = {t.ident for t in threading.enumerate() if t.name in _OWN_THREADS}
+    return any(
+        str(frame.f_globals.get("__name__")).partition(".")[0] in _OWN_PACKAGES
+        for ident, frame in sys._current_frames().items()
+        if ident not in own
+    )
+
+
+def _others_at(frames: Mapping[int, FrameType]) -> str:
+    """A line for each other thread of the user's program."""
+    others = [t for t in threading.enumerate() if t is not _main() and t.name not in _OWN_THREADS]
+    return "".join(
+        f"  Thread {t.name!r} is at {_place(frames.get(t.ident or 0))}\n" for t in others
+    )
+
+
+def _place(frame: FrameType | None) -> str:
+    """The innermost line outside of libraries: ``train.py:12 in load: batch = queue.get()``."""
+    inner = frame
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+        frame = frame.f_back
+    frame = frame or inner
+    if frame is None:
+        return "its end"
+    name, line = frame.f_code.co_filename, frame.f_lineno
+    text = linecache.getline(name, line).strip()
+    return f"{name}:{line} in {frame.f_code.co_name}" + (f": {text}" if text else "")

@@ -1,0 +1,1 @@
+"""Collectives as jax primitives and as operators of PyTorch."""

@@ -1,0 +1,276 @@
+"""The collectives as operators of PyTorch: recorded in the trace and compiled with the step.
+
+Each takes ``groups``, the replica groups one after the other, ``group_size`` replicas in each, and
+``after``, the order of the collective recorded before (see ``primitives.ordered``); the last result
+is its own order, a scalar. A collective is never left out of a program because nobody reads its
+result: the other replicas wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from xla_core.operators.lowering_registry import rule
+from xla_dist.operators import primitives
+from xla_dist.operators.primitives import Groups
+
+REDUCTIONS: Final = ("sum", "mul", "and", "or", "min", "max")
+
+MSG_SPLIT: Final = (
+    "{name}: dimension {dim} of size {size} cannot be split evenly over {count} replicas"
+)
+MSG_DIM: Final = "{name}: there is no dimension {dim} in a tensor of shape {shape}"
+
+_library: Final = torch.library.Library("xla_dist", "DEF")
+_GROUPS: Final = "int[] groups, int group_size, Tensor? after"
+for _schema in (
+    f"all_reduce(Tensor[] inputs, str kind, {_GROUPS}) -> Tensor[]",
+    f"all_gather(Tensor[] inputs, int dim, {_GROUPS}) -> Tensor[]",
+    f"reduce_scatter(Tensor[] inputs, str kind, int dim, {_GROUPS}) -> Tensor[]",
+    f"all_to_all(Tensor input, int split_dim, int concat_dim, {_GROUPS}) -> Tensor[]",
+    f"broadcast(Tensor[] inputs, int root, {_GROUPS}) -> Tensor[]",
+    "collective_permute(Tensor input, int[] pairs, Tensor? after) -> Tensor[]",
+):
+    _library.define(_schema)
+
+operators: Final = torch.ops.xla_dist
+
+
+def _nested(groups: Sequence[int], group_size: int) -> Groups:
+    return tuple(
+        tuple(groups[i : i + group_size]) for i in range(0, len(groups), group_size)
+    )  # fmt: skip
+
+
+# --- shapes -------------------------------------------------------------------------------------
+
+
+def _order_meta() -> torch.Tensor:
+    return torch.empty((), dtype=torch.int32, device="meta")
+
+
+def _resized(name: str, x: torch.Tensor, dim: int, times: int = 1, by: int = 1) -> torch.Tensor:
+    """``x`` as the meta kernel sees it, with dimension ``dim`` times ``times`` and divided by ``by``."""
+    if not 0 <= dim < x.dim():
+        raise IndexError(MSG_DIM.format(name=name, dim=dim, shape=tuple(x.shape)))
+    shape = list(x.shape)
+    if shape[dim] % by:
+        raise ValueError(MSG_SPLIT.format(name=name, dim=dim, size=shape[dim], count=by))
+    shape[dim] = shape[dim] * times // by
+    return x.new_empty(shape)
+
+
+def _same_shapes_meta(inputs: Any, *_rest: Any) -> list[torch.Tensor]:
+    return [*(torch.empty_like(x) for x in inputs), _order_meta()]
+
+
+def _all_gather_meta(
+    inputs: Any, dim: int, _groups: Any, group_size: int, _after: Any = None
+) -> list[torch.Tensor]:
+    return [*(_resized("all_gather", x, dim, times=group_size) for x in inputs), _order_meta()]
+
+
+def _reduce_scatter_meta(
+    inputs: Any, _kind: str, dim: int, _groups: Any, group_size: int, _after: Any = None
+) -> list[torch.Tensor]:
+    return [*(_resized("reduce_scatter", x, dim, by=group_size) for x in inputs), _order_meta()]
+
+
+def _all_to_all_meta(
+    x: Any, split: int, concat: int, _groups: Any, group_size: int, _after: Any = None
+) -> list[torch.Tensor]:
+    halved = _resized("all_to_all", x, split, by=group_size)
+    return [_resized("all_to_all", halved, concat, times=group_size), _order_meta()]
+
+
+def _permute_meta(x: Any, *_rest: Any) -> list[torch.Tensor]:
+    return [torch.empty_like(x), _order_meta()]
+
+
+# --- lowering -----------------------------------------------------------------------------------
+
+
+class _Chain:
+    """Collectives of one operator, one after the other; ``order`` is that of the last."""
+
+    def __init__(self, after: Any) -> None:
+        # a replica's number is as good as an order: not known before the program runs
+        self.order = (
+            primitives.replica()
+            if after is None
+            else jax.lax.bitcast_convert_type(after, jnp.uint32)
+        )
+
+    def run(self, collective: Callable[[Any], Any], operand: Any) -> Any:
+        """``collective(operand)``, after those before it."""
+        result = collective(primitives.ordered(operand, self.order))
+        self.order = primitives.order_of(result)
+        return result
+
+    def all_reduce(self, operands: Sequence[Any], kind: str, groups: Groups) -> list[Any]:
+        """One reduction of operands of one dtype, after the collectives before it."""
+        results = primitives.all_reduce(operands, kind, groups, self.order)
+        self.order = primitives.order_of(results[-1])
+        return results
+
+    def done(self, results: Sequence[Any]) -> list[Any]:
+        """The operator's results, the order last."""
+        return [*results, jax.lax.bitcast_convert_type(self.order, jnp.int32)]
+
+
+def _reduced(chain: _Chain, operands: Sequence[Any], kind: str, groups: Groups) -> list[Any]:
+    """Operands of any dtypes reduced, those of one dtype by one collective."""
+    results: list[Any] = [None] * len(operands)
+    by_dtype: dict[Any, list[int]] = {}
+    for i, x in enumerate(operands):
+        by_dtype.setdefault(x.dtype, []).append(i)
+    for dtype, places in by_dtype.items():
+        found = _reduced_alike(chain, dtype, [operands[i] for i in places], kind, groups)
+        for i, result in zip(places, found, strict=True):
+            results[i] = result
+    return results
+
+
+def _reduced_alike(
+    chain: _Chain, dtype: Any, xs: list[Any], kind: str, groups: Groups
+) -> list[Any]:
+    """Operands of one dtype reduced."""
+    if dtype == jnp.bool_:
+        kind = "max" if kind in ("sum", "max", "or") else "min"
+        results = chain.all_reduce([x.astype(jnp.uint8) for x in xs], kind, groups)
+        return [r.astype(jnp.bool_) for r in results]
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return [_reduced_complex(chain, x, kind, groups) for x in xs]
+    if kind in ("and", "or"):
+        combine = jnp.bitwise_and if kind == "and" else jnp.bitwise_or
+        return [combine.reduce(_stacked(chain, x, groups), axis=0) for x in xs]
+    return chain.all_reduce(xs, kind, groups)
+
+
+def _stacked(chain: _Chain, x: Any, groups: Groups) -> Any:
+    """The group's values along a new first dimension."""
+    if not any(-1 in group for group in groups):
+        return chain.run(lambda y: primitives.all_gather(y, 0, groups), x[None])
+    # XLA gathers in groups of one size only: every replica writes its row, the others' are zeros
+    bits = _bits(x)
+    rows = jnp.zeros((len(groups[0]), *x.shape), bits.dtype).at[_position(groups)].set(bits)
+    (summed,) = chain.all_reduce([rows], "sum", groups)
+    return _from_bits(summed, x.dtype)
+
+
+def _reduced_complex(chain: _Chain, x: Any, kind: str, groups: Groups) -> Any:
+    if kind == "sum":
+        return jax.lax.complex(*chain.all_reduce([x.real, x.imag], "sum", groups))
+    return jnp.prod(
+        jax.lax.complex(_stacked(chain, x.real, groups), _stacked(chain, x.imag, groups)), axis=0
+    )
+
+
+def _lower_all_reduce(
+    inputs: Any, kind: str, groups: Any, group_size: int, after: Any = None
+) -> list[Any]:
+    chain = _Chain(after)
+    return chain.done(_reduced(chain, inputs, kind, _nested(groups, group_size)))
+
+
+def _lower_all_gather(
+    inputs: Any, dim: int, groups: Any, group_size: int, after: Any = None
+) -> list[Any]:
+    chain = _Chain(after)
+    nested = _nested(groups, group_size)
+    return chain.done(
+        [chain.run(lambda x: primitives.all_gather(x, dim, nested), x) for x in inputs]
+    )
+
+
+def _lower_reduce_scatter(
+    inputs: Any, kind: str, dim: int, groups: Any, group_size: int, after: Any = None
+) -> list[Any]:
+    chain = _Chain(after)
+    nested = _nested(groups, group_size)
+
+    def scatter(x: Any) -> Any:
+        if kind in ("sum", "min", "max") and x.dtype != jnp.bool_ and not jnp.iscomplexobj(x):
+            return chain.run(lambda y: primitives.reduce_scatter(y, kind, dim, nested), x)
+        (whole,) = _reduced(chain, [x], kind, nested)
+        return _own_part(whole, dim, nested)
+
+    return chain.done([scatter(x) for x in inputs])
+
+
+def _position(groups: Groups) -> Any:
+    """This replica's place in its group."""
+    places = {r: i for group in groups for i, r in enumerate(group) if r >= 0}
+    table = jnp.array([places[r] for r in sorted(places)], jnp.uint32)
+    return table[primitives.replica()]
+
+
+def _own_part(x: Any, dim: int, groups: Groups) -> Any:
+    size = x.shape[dim] // len(groups[0])
+    return jax.lax.dynamic_slice_in_dim(x, _position(groups) * size, size, dim)
+
+
+def _lower_all_to_all(
+    x: Any, split: int, concat: int, groups: Any, group_size: int, after: Any = None
+) -> list[Any]:
+    chain = _Chain(after)
+    nested = _nested(groups, group_size)
+    return chain.done([chain.run(lambda x: primitives.all_to_all(x, split, concat, nested), x)])
+
+
+def _bits(x: Any) -> Any:
+    """A value as unsigned integers of at least 32 bits: sums of one and zeros are exact."""
+    if x.dtype == jnp.bool_:
+        return x.astype(jnp.uint32)
+    bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+    return bits.astype(jnp.uint32) if x.dtype.itemsize < 4 else bits
+
+
+def _from_bits(bits: Any, dtype: Any) -> Any:
+    if dtype == jnp.bool_:
+        return bits.astype(jnp.bool_)
+    narrow = bits.astype(jnp.dtype(f"uint{8 * dtype.itemsize}"))
+    return jax.lax.bitcast_convert_type(narrow, dtype)
+
+
+def _lower_broadcast(
+    inputs: Any, root: int, groups: Any, group_size: int, after: Any = None
+) -> list[Any]:
+    chain = _Chain(after)
+    nested = _nested(groups, group_size)
+    member = jnp.array([root in g for r in sorted(set(groups) - {-1}) for g in nested if r in g])
+    here = primitives.replica()
+
+    def spread(x: Any) -> Any:
+        if jnp.iscomplexobj(x):
+            return jax.lax.complex(spread(x.real), spread(x.imag))
+        bits = _bits(x)
+        chosen = jnp.where(here == root, bits, jnp.zeros_like(bits))
+        (summed,) = chain.all_reduce([chosen], "sum", nested)
+        return jnp.where(member[here], _from_bits(summed, x.dtype), x)
+
+    return chain.done([spread(x) for x in inputs])
+
+
+def _lower_permute(x: Any, pairs: Any, after: Any = None) -> list[Any]:
+    chain = _Chain(after)
+    nested = _nested(pairs, 2)
+    return chain.done([chain.run(lambda x: primitives.collective_permute(x, nested), x)])
+
+
+def register() -> None:
+    """Give each operator its lowering rule and its meta kernel; called once."""
+    for name, lowering, meta in (
+        ("all_reduce", _lower_all_reduce, _same_shapes_meta),
+        ("all_gather", _lower_all_gather, _all_gather_meta),
+        ("reduce_scatter", _lower_reduce_scatter, _reduce_scatter_meta),
+        ("all_to_all", _lower_all_to_all, _all_to_all_meta),
+        ("broadcast", _lower_broadcast, _same_shapes_meta),
+        ("collective_permute", _lower_permute, _permute_meta),
+    ):
+        rule(getattr(operators, name).default, meta=meta, all_replicas=True)(lowering)

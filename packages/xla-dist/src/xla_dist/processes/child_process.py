@@ -1,0 +1,211 @@
+"""How a process of a job begins and ends: it joins the others, and reports how it went.
+
+A launched process is wrapped around the user's function. One that torchrun, or a user on each host,
+has started is looked after from the moment its client starts until the interpreter exits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from xla_core.execution import runtime, step_closures
+from xla_core.multiprocess import job_setup
+from xla_core.multiprocess.job_setup import Job
+from xla_dist.job_health import failure_reports, thread_states
+from xla_dist.job_health.bounded_wait import Patience
+from xla_dist.job_health.collective_order import Difference
+from xla_dist.job_health.launch_log import Ledger
+from xla_dist.processes import session
+
+# A collective that fails because its partner is gone says so in these words (gloo, gRPC).
+_CONSEQUENCES: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+_LAST_WORDS_SECONDS: Final = 2.0
+
+
+class PeerFailedError(RuntimeError):
+    """A collective broke, because another process of the job failed or died; the message names it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report:
+    """How a process ended: its traceback (empty: well), which kind of end that is, and when.
+
+    ``kind`` is ``"own"``, ``"consequence"`` of another process's end, or a ``"difference"`` between
+    the processes' programs.
+    """
+
+    traceback: str
+    kind: str
+    when: float
+    result: Any = None
+
+
+def run_child(
+    job: Job,
+    pipe: Any,
+    environment: dict[str, str],
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    ledger: Ledger | None = None,
+) -> None:
+    """Call ``fn(ordinal, *args)`` as one of the job's processes; the entry of each of them."""
+    os.environ.update(environment)
+    _attended[:] = [True]
+    failure_reports.follow_launcher()
+    try:
+        thread_states.runtime_starts()
+        job_setup.connect(job)
+        thread_states.runtime_started()
+        current = session.begin()
+        if current is not None and current.watchdog is not None:
+            current.agreement.ledger = ledger
+            current.watchdog.on_end = lambda text, kind: _send(
+                pipe, Report(text, kind, time.time())
+            )
+        result = fn(job.index, *args)
+        step_closures.wait()
+        finish()
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            _fail(pipe, f"SystemExit: {end.code}", end)
+        finish()
+        _send(pipe, Report("", "own", time.time()))
+    except BaseException as error:
+        _fail(pipe, traceback.format_exc(), error)
+    else:
+        _send(pipe, Report("", "own", time.time(), result))
+    job_setup.disconnect()
+
+
+_attended: Final[list[bool]] = []
+
+
+def attend() -> None:
+    """Look after a process that no launcher of ours has started, until it exits; once."""
+    if _attended or session.begin() is None:
+        return
+    _attended.append(True)
+    failed: list[str] = []
+    shown = sys.excepthook
+
+    def report(kind: Any, error: Any, trace: Any) -> None:
+        text = "".join(traceback.format_exception(kind, error, trace))
+        failed.append(text)
+        if any(words in str(error) for words in _CONSEQUENCES):
+            failure_reports.follow()
+            with _until_said():
+                shown(*_named(error, trace))
+        else:
+            shown(kind, error, trace)
+            failure_reports.publish(text)
+
+    def leave() -> None:
+        if not failed:
+            try:
+                finish()
+            except Exception as error:  # at exit, Python would show it and exit with status 0
+                report(type(error), error, error.__traceback__)
+                failure_reports.leave(1)
+            return
+        current = session.begin()
+        if current is not None and current.watchdog is not None:
+            current.watchdog.stop()
+
+    sys.excepthook = report
+    atexit.register(leave)
+
+
+def _named(error: BaseException, trace: Any) -> tuple[type[BaseException], BaseException, Any]:
+    """What to show of a collective that broke: who has died or failed, and at which line this one was."""
+    current = session.begin()
+    if current is None or current.watchdog is None:
+        return type(error), error, trace
+    text = current.watchdog.culprit(job_setup.FAILURE_TIMEOUT.get() + _LAST_WORDS_SECONDS)
+    if text is None:
+        return type(error), error, trace
+    lost = PeerFailedError(text)
+    lost.__cause__ = error.with_traceback(None)
+    return PeerFailedError, lost, trace
+
+
+@contextlib.contextmanager
+def _until_said() -> Iterator[None]:
+    """Put off the end that torchrun asks for, once one process has ended: this one has a word to say."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: asked.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if asked:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def finish() -> None:
+    """Finish what runs on the device, and wait until all others have come as far.
+
+    A process that left earlier would take its end of their collectives with it.
+    """
+    if runtime.started():
+        runtime.wait()
+    current = session.begin()
+    if current is None or current.world == 1:
+        return
+    failure_reports.publish_done()
+    everyone = set(range(current.world))
+    with Patience("the end of the job", current.ordinal, endless=True) as patience:
+        while missing := sorted(everyone - failure_reports.finished()):
+            patience.wait(missing)
+    if current.watchdog is not None:
+        current.watchdog.stop()
+
+
+def _fail(pipe: Any, text: str, error: BaseException) -> None:
+    """Report to the launcher and to the other processes, and exit."""
+    consequence = any(words in str(error) for words in _CONSEQUENCES)
+    current = session.begin() if job_setup.connection() is not None else None
+    kind = "consequence" if consequence else "own"
+    difference = _difference(current) if consequence and current is not None else None
+    if difference is not None or isinstance(error, Difference):
+        text, kind = difference or text, "difference"
+    _send(pipe, Report(text, kind, time.time()))
+    if current is not None and current.watchdog is not None:
+        current.watchdog.stop()
+        if kind == "consequence":
+            failure_reports.follow()
+        else:
+            failure_reports.publish(text)
+    failure_reports.leave(1)
+
+
+def _difference(current: session.Session) -> str | None:
+    """Whether a collective broke because the other side ran another one, as far as it has shown it."""
+    try:
+        current.agreement.look()
+    except Difference as difference:
+        return str(difference)
+    except RuntimeError:
+        return None  # the coordinator is gone as well
+    return None
+
+
+def _send(pipe: Any, report: Report) -> None:
+    try:
+        pipe.send(report)
+    except (OSError, ValueError):
+        return  # the launcher is gone; the watchdog's business
+    except Exception:  # a result that does not pickle is nobody's failure: launch() returns nothing
+        pipe.send(dataclasses.replace(report, result=None))

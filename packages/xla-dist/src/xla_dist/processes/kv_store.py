@@ -1,0 +1,115 @@
+"""torch.distributed's key-value store on top of the job's coordinator: no port of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import torch.distributed
+
+from xla_core.execution import ordinals, runtime
+from xla_core.multiprocess import job_setup
+from xla_dist.job_health import failure_reports
+from xla_dist.processes import session
+
+_FOLDER: Final = "torch"
+_PAUSE: Final = 0.002
+# torch's wrappers keep the C++ half of a store alone, which finds these methods through the other half
+_kept: Final[list[torch.distributed.Store]] = []
+
+_CHECK_SECONDS: Final = 1.0
+
+MSG_TIMEOUT: Final = "xla:// waited {seconds:.0f} s for the keys {missing}"
+MSG_FINISHED: Final = (
+    "ordinal {me} waits for the keys {missing} of torch.distributed, which nobody sets any more: all "
+    "other processes have finished"
+)
+
+
+class CoordinatorStore(torch.distributed.Store):
+    """Keys of all processes of the job, under ``torch/``."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        super().__init__()
+        self.set_timeout(timeout)
+
+    def set(self, key: str, value: Any) -> None:
+        """Store a value (bytes or text)."""
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        job_setup.publish(self._path(key), b"=" + data)
+
+    def get(self, key: str) -> bytes:
+        """A value, waiting for it."""
+        self.wait([key], self.timeout)
+        return self._lookup(key) or b""
+
+    def add(self, key: str, value: int) -> int:
+        """Add to a counter, which starts at 0; its new value."""
+        return job_setup.increment(self._path(key, "#"), value)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+        return all(self._lookup(key) is not None for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys are there.
+
+        Raises DistStoreError after ``timeout``, or when all other processes have finished.
+        """
+        seconds = (timeout or self.timeout).total_seconds()
+        began = checked = time.monotonic()
+        missing, alone = list(keys), False
+        while missing := [key for key in missing if self._lookup(key) is None]:
+            now = time.monotonic()
+            if alone or now - began > seconds:
+                me = session.current().ordinal
+                text = MSG_FINISHED if alone else MSG_TIMEOUT
+                facts = {"seconds": seconds, "missing": missing, "me": me}
+                raise torch.distributed.DistStoreError(text.format(**facts))
+            if now - checked > _CHECK_SECONDS:
+                # and look once more: the last one may have set a key before it finished
+                checked, alone = now, _others_finished()
+            time.sleep(_PAUSE)
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a key; whether it was there."""
+        found = self._lookup(key) is not None
+        job_setup.withdraw(self._path(key))
+        job_setup.withdraw(self._path(key, "#"))
+        return found
+
+    def num_keys(self) -> int:
+        """The number of keys of all processes."""
+        return len(job_setup.published(_FOLDER))
+
+    def _path(self, key: str, kind: str = "=") -> str:
+        # the coordinator takes a slash for a folder
+        return f"{_FOLDER}/{kind}{key.replace('/', '|')}"
+
+    def _lookup(self, key: str) -> bytes | None:
+        data = job_setup.lookup(self._path(key))
+        if data is not None:
+            return data[1:]
+        return job_setup.lookup(self._path(key, "#"))
+
+
+def _others_finished() -> bool:
+    current = session.current()
+    return len(failure_reports.finished() - {current.ordinal}) == current.world - 1
+
+
+def join(_url: str, timeout: timedelta | None) -> tuple[Any, int, int]:
+    """Store, rank and world size for ``init_method='xla://'``.
+
+    A process that is alone gets a store in memory.
+    """
+    runtime.client()
+    ordinal, world = ordinals.replica_of()
+    if job_setup.connection() is None:
+        return torch.distributed.HashStore(), ordinal, world
+    session.current()
+    store = CoordinatorStore(timeout or torch.distributed.default_pg_timeout)
+    _kept.append(store)
+    return store, ordinal, world

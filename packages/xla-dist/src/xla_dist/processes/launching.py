@@ -1,0 +1,382 @@
+"""Starts the processes of a job on this host, looks after them, and reports what went wrong.
+
+The launcher reserves a port, starts one process per device, and runs the coordinator itself, so
+that no process of the job is special. As soon as one fails, the others are ended, and the launcher
+raises what ``torch.multiprocessing`` raises, with the culprit's ordinal and traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import connection as pipes
+from typing import Any, Final
+
+import torch
+import torch.distributed
+import torch.multiprocessing
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
+
+from xla_core.api import xla_model
+from xla_core.execution import runtime, spmd_mode
+from xla_core.multiprocess import job_setup
+from xla_core.multiprocess.job_setup import Job
+from xla_core.plugins import discovery
+from xla_dist.job_health import failure_reports
+from xla_dist.job_health.launch_log import Ledger
+from xla_dist.job_health.local_processes import is_frozen
+from xla_dist.processes.child_process import Report, run_child
+from xla_dist.processes.thread_replicas import run_threads
+
+# After the first process has ended badly the others may still say why; then they are ended.
+_GRACE_SECONDS: Final = 1.5
+_KILL_SECONDS: Final = 2.0
+
+MSG_NPROCS: Final = (
+    "Unsupported nprocs ({got}). Leave it out (or give 1, or {count}): the number of processes is the "
+    "number of devices on this host; on the CPU set CPU_NUM_DEVICES"
+)
+MSG_STARTED: Final = (
+    "this process has used its xla devices already; call launch() or spawn() before, and use "
+    "devices only inside of the function that they run"
+)
+MSG_SPMD: Final = (
+    "launch() and spawn() start replicas, and SPMD mode has one program over all devices: call the "
+    "function directly; on several hosts run the same command on each"
+)
+MSG_RAISED: Final = (
+    "\n\n-- ordinal {ordinal} of {count} terminated with the following error:\n{text}"
+)
+MSG_SIGNAL: Final = (
+    "ordinal {ordinal} of {count} (process {pid}) was killed by signal {name}{others}"
+)
+MSG_EXIT: Final = "ordinal {ordinal} of {count} (process {pid}) exited with status {code}{others}"
+MSG_OTHERS: Final = "; the other processes were ended"
+
+
+@dataclasses.dataclass(slots=True)
+class _Child:
+    """One started process: what it reported, and when its end was seen."""
+
+    ordinal: int
+    process: Any
+    pipe: Any
+    report: Report | None = None
+    ended: float | None = None
+    stopped: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return self.ended is not None and self.process.exitcode != 0 and not self.stopped
+
+
+class Launch:
+    """The running processes of one ``spawn``; the object that ``join=False`` gives."""
+
+    def __init__(
+        self,
+        children: Sequence[_Child],
+        count: int,
+        release: Callable[[], None],
+        arguments: Sequence[Any],
+    ) -> None:
+        self._children = list(children)
+        self._count = count
+        self._release = release
+        # a lock among them would be gone before a process that starts slowly has found it
+        self._arguments = arguments
+        self._first_end: float | None = None
+
+    @property
+    def processes(self) -> list[Any]:
+        """The ``multiprocessing`` processes, by local index."""
+        return [child.process for child in self._children]
+
+    def pids(self) -> list[int]:
+        """Their process ids."""
+        return [int(child.process.pid) for child in self._children]
+
+    def results(self) -> dict[int, Any]:
+        """What the function returned, by ordinal, once joined."""
+        return {c.ordinal: c.report.result for c in self._children if c.report is not None}
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """Wait for all processes; True when all have ended well, False when the time was over.
+
+        When one fails the others are ended (after ``grace_period`` seconds, default 1.5). Raises
+        ProcessRaisedException or ProcessExitedException for the one that failed first.
+        """
+        grace = _GRACE_SECONDS if grace_period is None else grace_period
+        until = None if timeout is None else time.monotonic() + timeout
+        try:
+            while any(c.ended is None for c in self._children):
+                left = 0.2 if until is None else min(0.2, until - time.monotonic())
+                if left <= 0:
+                    return False
+                self._look(left)
+                if any(c.failed for c in self._children):
+                    self._end_others(grace)
+        except BaseException:
+            self._stop(0.0)
+            self._release()
+            raise
+        try:
+            self._raise_first_failure()
+        finally:
+            self._release()
+        return True
+
+    def _look(self, seconds: float) -> None:
+        """Take reports and ends, waiting up to ``seconds`` for the first."""
+        running = [c for c in self._children if c.ended is None]
+        pipes.wait([c.process.sentinel for c in running] + [c.pipe for c in running], seconds)
+        for child in running:
+            _receive(child)
+            if not child.process.is_alive():
+                child.process.join()
+                _receive(child)
+                child.ended = time.monotonic()
+
+    def _end_others(self, grace: float) -> None:
+        """Let the others say what they have to say, then end them; a frozen one has nothing to say."""
+        until = time.monotonic() + grace
+        while time.monotonic() < until and any(
+            c.ended is None and not is_frozen(c.process.pid) for c in self._children
+        ):
+            self._look(0.1)
+        self._stop(_KILL_SECONDS)
+
+    def _stop(self, kindly: float) -> None:
+        for child in self._children:
+            if child.ended is None:
+                child.stopped = True
+                child.process.terminate()
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(
+                        child.process.pid, signal.SIGCONT
+                    )  # a frozen one does not hear the first
+        until = time.monotonic() + kindly
+        for child in self._children:
+            child.process.join(max(until - time.monotonic(), 0.0))
+            if child.process.is_alive():
+                child.process.kill()
+                child.process.join()
+            child.ended = child.ended or time.monotonic()
+
+    def _raise_first_failure(self) -> None:
+        failed = [c for c in self._children if c.failed]
+        if not failed:
+            return
+        first = min(failed, key=_rank)
+        others = MSG_OTHERS if len(self._children) > 1 else ""
+        pid, code = first.process.pid, first.process.exitcode
+        facts = {"ordinal": first.ordinal, "count": self._count, "pid": pid, "others": others}
+        if first.report is not None and first.report.traceback:
+            text = MSG_RAISED.format(text=first.report.traceback, **facts)
+            raise ProcessRaisedException(text, first.ordinal, pid)
+        name = signal.Signals(-code).name if code < 0 else None
+        text = MSG_SIGNAL if name else MSG_EXIT
+        message = text.format(code=code, name=name, **facts)
+        raise ProcessExitedException(message, first.ordinal, pid, code, name)
+
+
+def _rank(child: _Child) -> tuple[int, float]:
+    """Which failure is the cause: different programs (a process may have been aborted by that), then a
+    killed process, then one that raised, then who followed.
+    """
+    report = child.report
+    if report is None or not report.traceback:
+        kind = 1 if child.process.exitcode != failure_reports.EXIT_CODE else 4
+    else:
+        kind = {"difference": 0, "own": 2, "consequence": 3}[report.kind]
+    return kind, report.when if report is not None else child.ended or 0.0
+
+
+def _receive(child: _Child) -> None:
+    try:
+        while child.pipe.poll():
+            child.report = child.pipe.recv()
+    except (EOFError, OSError):
+        return
+
+
+# --- starting -----------------------------------------------------------------------------------
+
+
+def local_environments(options: Mapping[str, str]) -> list[dict[str, str]]:
+    """What each process of this host has in its environment besides; one for each process.
+
+    The device's plugin says it (``launch_environments`` of its factory), one process otherwise.
+    """
+    factory = discovery.load_factory(runtime.device_type())
+    found = getattr(factory, "launch_environments", None)
+    return [dict(one) for one in found(options)] if found is not None else [{}]
+
+
+def _plan(options: Mapping[str, str], local: Sequence[Mapping[str, str]]) -> list[Job]:
+    """The jobs' places of this host's processes: of one host, or of one among several."""
+    hosts = job_setup.job_from_environment(options, runtime.device_type())
+    count = len(local)
+    if hosts is None:
+        return [Job(i, count, "", i, count, served=True) for i in range(count)]
+    return [
+        Job(hosts.index * count + i, hosts.count * count, hosts.address, i, count, served=True)
+        for i in range(count)
+    ]
+
+
+def _environment(job: Job) -> dict[str, str]:
+    return {
+        job_setup.COORDINATOR_VARIABLE: job.address,
+        job_setup.COUNT_VARIABLE: str(job.count),
+        job_setup.INDEX_VARIABLE: str(job.index),
+        job_setup.LOCAL_INDEX_VARIABLE: str(job.local_index),
+        job_setup.LOCAL_COUNT_VARIABLE: str(job.local_count),
+        job_setup.SERVED_VARIABLE: "1",
+        discovery.DEVICE_VARIABLE: runtime.device_type(),
+    }
+
+
+def start(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    start_method: str = "spawn",
+    daemon: bool = False,
+) -> Launch:
+    """Start ``fn(ordinal, *args)`` in one process per device of this host.
+
+    Raises RuntimeError when this process has used its devices already, NotImplementedError in SPMD mode.
+    """
+    if spmd_mode.is_spmd():
+        raise NotImplementedError(MSG_SPMD)
+    if runtime.started():
+        raise RuntimeError(MSG_STARTED)
+    local = local_environments(os.environ)
+    jobs = _plan(os.environ, local)
+    context = torch.multiprocessing.get_context(start_method)
+    # a fork server has the environment of the moment when it was started
+    inherited = dict(os.environ) if start_method == "forkserver" else {}
+    with contextlib.ExitStack() as cleanup:
+        if not jobs[0].address:
+            reserved, address = _reserve_port()
+            cleanup.callback(reserved.close)
+            jobs = [dataclasses.replace(job, address=address) for job in jobs]
+        ledger = Ledger.create(context, len(jobs), jobs[0].index)
+        children = []
+        for job, own in zip(jobs, local, strict=True):
+            environment = {**inherited, **own, **_environment(job)}
+            arguments = (environment, fn, tuple(args), ledger)
+            children.append(_start_child(context, job, arguments, daemon, cleanup))
+        if jobs[0].index == 0:
+            # after forking: a forked child must not inherit the coordinator's threads
+            cleanup.callback(job_setup.serve(jobs[0].address, jobs[0].count).shutdown)
+        return Launch(children, jobs[0].count, cleanup.pop_all().close, args)
+
+
+def _start_child(
+    context: Any, job: Job, arguments: Sequence[Any], daemon: bool, cleanup: contextlib.ExitStack
+) -> _Child:
+    """Start one process; ``cleanup`` ends it, if it still runs then."""
+    receiver, sender = context.Pipe(duplex=False)
+    cleanup.callback(receiver.close)
+    with contextlib.closing(sender):
+        process = context.Process(
+            target=run_child, args=(job, sender, *arguments), name=f"xla-{job.index}", daemon=daemon
+        )
+        process.start()
+    cleanup.callback(_end, process)
+    return _Child(job.index, process, receiver)
+
+
+def _end(process: Any) -> None:
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
+def _reserve_port() -> tuple[socket.socket, str]:
+    """A free port of this host, kept from other programs until the socket is closed."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved, f"127.0.0.1:{reserved.getsockname()[1]}"
+
+
+# --- the functions users call -------------------------------------------------------------------
+
+
+def spawn(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    nprocs: int | None = None,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> Launch | None:
+    """Run ``fn(ordinal, *args)`` in one process per device of this host (``xmp.spawn``).
+
+    ``nprocs`` is None or the number of devices; with 1 ``fn`` is called directly, in this process.
+    With ``join`` it waits and returns None, otherwise it returns an object with ``join()``,
+    ``processes`` and ``pids()``. ``daemon`` and ``start_method`` are those of ``multiprocessing``.
+    Raises ValueError for another number, ProcessRaisedException or ProcessExitedException when
+    a process fails.
+    """
+    if nprocs == 1:
+        fn(0, *args)
+        return None
+    if nprocs is not None:
+        count = len(local_environments(os.environ))
+        if nprocs != count:
+            raise ValueError(MSG_NPROCS.format(got=nprocs, count=count))
+    launched = start(fn, args, start_method, daemon)
+    if not join:
+        return launched
+    launched.join()
+    return None
+
+
+def launch(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    start_method: str = "spawn",
+    debug_single_process: bool = False,
+) -> None:
+    """Run ``fn(ordinal, *args)`` on every device (``torch_xla.launch``).
+
+    In one process per device of this host; with ``debug_single_process`` in one thread per device
+    of this process. Under torchrun, which started the processes, ``fn`` is called in this one with
+    its local rank.
+    """
+    if torch.distributed.is_torchelastic_launched():
+        fn(int(os.environ["LOCAL_RANK"]), *args)
+        return
+    if debug_single_process:
+        devices = xla_model.devices()
+        run_threads(devices, lambda ordinal: fn(ordinal, *args))
+        return
+    spawn(fn, args, start_method=start_method)
+
+
+def run_multiprocess(
+    fn: Callable[..., Any], *args: Any, start_method: str = "spawn", **kwargs: Any
+) -> dict[int, Any]:
+    """Run ``fn(*args, **kwargs)`` in one process per device; what it returned, by ordinal."""
+    launched = start(_WithoutOrdinal(fn, kwargs), args, start_method)
+    launched.join()
+    return launched.results()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _WithoutOrdinal:
+    """A function that pickles, and leaves out the ordinal that it is called with."""
+
+    fn: Callable[..., Any]
+    kwargs: dict[str, Any]
+
+    def __call__(self, _ordinal: int, *args: Any) -> Any:
+        return self.fn(*args, **self.kwargs)

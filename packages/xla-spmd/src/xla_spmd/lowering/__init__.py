@@ -1,0 +1,1 @@
+"""The device made of a mesh, and how annotated steps are lowered to partitioned programs."""

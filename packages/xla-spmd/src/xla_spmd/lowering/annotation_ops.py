@@ -1,0 +1,127 @@
+"""Operators that tell the compiler how a value is split; they compute nothing.
+
+Recorded like any operator, their lowering is an annotation in the program. Inside ``annotating``
+HLO texts are written as the program's partitioner reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+
+from xla_core.jax_bridge import sharding_primitives
+from xla_core.recording.trace import Entry
+from xla_spmd.lowering import dynamo
+from xla_spmd.sharding.hlo_sharding import parse
+
+Translate = Callable[[str, int], str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Form:
+    """How one program's annotations are written, and the next number of a group of values alike."""
+
+    translate: Translate | None
+    groups: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+
+
+_form: contextvars.ContextVar[_Form | None] = contextvars.ContextVar("form", default=None)
+
+# Fragments stay registered as long as the object lives.
+_library: Final = torch.library.Library("xla_spmd", "DEF")
+_library.define("annotate(Tensor self, str sharding) -> Tensor")
+_library.define("to_shard(Tensor self, str sharding) -> Tensor")
+_library.define("to_whole(Tensor self, str sharding, SymInt[] shape) -> Tensor")
+_library.define("shard_as(Tensor a, Tensor b) -> (Tensor, Tensor)")
+
+ANNOTATE: Final = torch.ops.xla_spmd.annotate.default
+TO_SHARD: Final = torch.ops.xla_spmd.to_shard.default
+TO_WHOLE: Final = torch.ops.xla_spmd.to_whole.default
+SHARD_AS: Final = torch.ops.xla_spmd.shard_as.default
+
+
+def _annotate_meta(self: torch.Tensor, sharding: str) -> torch.Tensor:
+    return torch.empty_like(self)
+
+
+def _to_shard_meta(self: torch.Tensor, sharding: str) -> torch.Tensor:
+    return self.new_empty(parse(sharding).shard_shape(self.shape))
+
+
+def _to_whole_meta(self: torch.Tensor, sharding: str, shape: list[int]) -> torch.Tensor:
+    return self.new_empty(shape)
+
+
+def _shard_as_meta(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(a), torch.empty_like(b)
+
+
+for _name, _meta in (
+    ("annotate", _annotate_meta),
+    ("to_shard", _to_shard_meta),
+    ("to_whole", _to_whole_meta),
+    ("shard_as", _shard_as_meta),
+):
+    torch.library.register_fake(f"xla_spmd::{_name}", _meta, lib=_library)
+
+
+@contextlib.contextmanager
+def annotating(translate: Translate | None) -> Iterator[None]:
+    """Lower annotations as ``translate(text, rank)`` writes them; None: as HLO text."""
+    token = _form.set(_Form(translate))
+    try:
+        yield
+    finally:
+        _form.reset(token)
+
+
+def _annotate(value: Any, sharding: str) -> Any:
+    form = _form.get() or _Form(None)
+    text = sharding if form.translate is None else form.translate(sharding, value.ndim)
+    return sharding_primitives.annotate_sharding(value, text)
+
+
+def _shard_as(a: Any, b: Any) -> tuple[Any, Any]:
+    form = _form.get() or _Form(None)
+    return sharding_primitives.shard_alike(a, b, next(form.groups), form.translate is not None)
+
+
+def _to_shard(value: Any, sharding: str) -> Any:
+    shape = parse(sharding).shard_shape(value.shape)
+    return sharding_primitives.to_manual(
+        sharding_primitives.annotate_sharding(value, sharding), shape
+    )
+
+
+def _to_whole(value: Any, sharding: str, shape: list[int]) -> Any:
+    return sharding_primitives.from_manual(value, sharding, tuple(shape))
+
+
+def _dynamo(value: Any, *description: Any) -> Any:
+    return _annotate(value, dynamo.sharding_text(value.shape, *description))
+
+
+def annotated(entry: Entry) -> str | None:
+    """The HLO sharding that an operation annotates its operand with, or None if it is another one."""
+    overload = entry.plan.overload if entry.plan is not None else None
+    if overload is ANNOTATE:
+        return str(entry.args[1])
+    if overload is dynamo.MARK:
+        return dynamo.sharding_text(entry.args[0].meta.shape, *entry.args[1:])
+    return None
+
+
+def register(registry: Any) -> None:
+    """Add the lowering rules."""
+    registry.rule(ANNOTATE)(_annotate)
+    registry.rule(dynamo.MARK)(_dynamo)
+    # parts are looked for from where they begin to where they end, and groups have one number
+    registry.rule(TO_SHARD, whole_step=True)(_to_shard)
+    registry.rule(TO_WHOLE, whole_step=True)(_to_whole)
+    registry.rule(SHARD_AS, whole_step=True)(_shard_as)

@@ -1,0 +1,73 @@
+"""``torch.ops.xla.dynamo_mark_sharding``: an annotation that ``torch.compile`` takes into its graph.
+
+It returns the annotated value and has no other effect, so that every graph transformation is valid:
+inside a compiled function, go on with what it returns.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from xla_spmd.sharding.mesh import Mesh
+from xla_spmd.sharding.partition_spec import Spec, check_rank
+
+_library: Final = torch.library.Library("xla", "FRAGMENT")
+_library.define(
+    "dynamo_mark_sharding(Tensor input, int[] device_ids, int[] mesh_shape, str axis_names, "
+    "str partition_spec) -> Tensor"
+)
+MARK: Final = torch.ops.xla.dynamo_mark_sharding.default
+
+
+def _meta(input: torch.Tensor, *_description: Any) -> torch.Tensor:
+    return torch.empty_like(input)
+
+
+def _backward(_ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+    return gradient, None, None, None, None
+
+
+torch.library.register_fake("xla::dynamo_mark_sharding", _meta, lib=_library)
+torch.library.register_autograd("xla::dynamo_mark_sharding", _backward, lib=_library)
+
+
+def mark_in_graph(tensor: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Tensor:
+    """``tensor`` annotated by the operator, which torch.compile can trace."""
+    return torch.ops.xla.dynamo_mark_sharding(
+        tensor,
+        mesh.listed_ids,
+        list(mesh.mesh_shape),
+        mesh.names_text,
+        str(tuple(partition_spec)),
+    )
+
+
+def sharding_text(
+    shape: Sequence[int],
+    device_ids: Sequence[int],
+    mesh_shape: Sequence[int],
+    axis_names: str,
+    partition_spec: str,
+) -> str:
+    """The HLO sharding that the operator's arguments mean for a value of ``shape``.
+
+    Raises PartitionSpecError for a spec that does not fit.
+    """
+    return _sharding_text(
+        tuple(shape), tuple(device_ids), tuple(mesh_shape), axis_names, partition_spec
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _sharding_text(
+    shape: tuple[int, ...], ids: tuple[int, ...], grid: tuple[int, ...], names: str, spec: str
+) -> str:
+    mesh = Mesh(ids, grid, ast.literal_eval(names))
+    wanted = ast.literal_eval(spec)
+    check_rank(wanted, shape)
+    return mesh.get_op_sharding(wanted).text

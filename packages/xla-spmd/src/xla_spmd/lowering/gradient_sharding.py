@@ -1,0 +1,40 @@
+"""Gradients lie as the leaves that they belong to."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from xla_core.recording.trace import Trace
+from xla_core.recording.xla_tensor import XLATensor
+from xla_spmd.sharding.annotation import annotation_of
+
+# The tensors that were annotated, as the objects that users hold: only these have a .grad. By id,
+# as comparing tensors compares their values.
+_leaves: dict[int, weakref.ref[torch.Tensor]] = {}
+
+
+def watch(tensor: torch.Tensor) -> None:
+    """Let the gradient of an annotated tensor lie as the tensor does, if it is a leaf that gets one.
+
+    Whether it gets one may be decided later: a parameter is made of a tensor without history.
+    """
+    if tensor.is_leaf and id(tensor) not in _leaves:
+        key = id(tensor)
+        _leaves[key] = weakref.ref(tensor, lambda _: _leaves.pop(key, None))
+
+
+def shardings(trace: Trace) -> dict[int, str]:
+    """Value numbers of pending gradients and their leaves' shardings."""
+    found = {}
+    for leaf in [ref() for ref in list(_leaves.values())]:
+        gradient = leaf.grad if leaf is not None and leaf.is_leaf else None
+        if not isinstance(gradient, XLATensor) or gradient._v is not None:
+            continue
+        storage = gradient._s
+        annotation = annotation_of(leaf)
+        pending = storage.buffer is None and storage.epoch == trace.epoch
+        if annotation is not None and pending and storage.trace is trace:
+            found[storage.vid] = annotation.sharding.text
+    return found

@@ -1,0 +1,1 @@
+"""What a partitioned program costs, and pictures of shardings."""

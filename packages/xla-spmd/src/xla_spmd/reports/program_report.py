@@ -1,0 +1,197 @@
+"""What a partitioned program costs: its collectives, and the bytes of live tensors on each device."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import gc
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from xla_core.compilation import program_table
+from xla_core.recording.storage import Storage
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.support.counters import render_bytes
+from xla_spmd.lowering.mesh_backend import HostValue, MeshBackend
+from xla_spmd.sharding.hlo_sharding import parse
+
+KINDS: Final = (
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
+    "collective-broadcast", "ragged-all-to-all",
+)  # fmt: skip
+"""The names by which HLO calls operations between devices."""
+
+# "%name = shapes kind(" with an asynchronous operation counted at its start.
+_INSTRUCTION: Final = re.compile(
+    r"^\s*(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<shapes>.*?) "
+    rf"(?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(",
+    re.MULTILINE,
+)
+_SHAPE: Final = re.compile(r"(?P<type>[a-z]+\d*\w*)\[(?P<sizes>[\d,]*)\]")
+_BITS: Final = re.compile(r"\d+")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Collective:
+    """One operation between devices: HLO's ``kind`` and name, and the ``bytes`` of its result on a device."""
+
+    kind: str
+    name: str
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LiveTensor:
+    """One live tensor: ``bytes`` of its value, and of the parts on each device by the device's number.
+
+    ``sharding`` is the HLO text; ``name`` the parameter's, where it is known.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    sharding: str
+    bytes: int
+    device_bytes: Mapping[int, int]
+
+
+def collectives(program: program_table.StepProgram | None = None) -> list[Collective]:
+    """The operations between devices in a compiled program (default: the one that ran most often).
+
+    Raises RuntimeError when nothing ran yet.
+    """
+    if program is None:
+        known = program_table.all_programs()
+        if not known:
+            raise RuntimeError("no program has run yet; train at least one step first")
+        program = max(known, key=lambda p: p.runs)
+    return collectives_in(program.executable.optimized_hlo())
+
+
+def collectives_in(hlo: str) -> list[Collective]:
+    """The operations between devices in the text of an optimised HLO module."""
+    return [
+        Collective(found["kind"], found["name"], _result_bytes(found["shapes"], found["start"]))
+        for found in _INSTRUCTION.finditer(hlo)
+    ]
+
+
+def _result_bytes(shapes: str, start: str | None) -> int:
+    sizes = [_bytes(found["type"], found["sizes"]) for found in _SHAPE.finditer(shapes)]
+    # what is started returns its operands too, in front of its results
+    return sum(sizes[len(sizes) // 2 :] if start and len(sizes) > 1 else sizes)
+
+
+def _bytes(kind: str, sizes: str) -> int:
+    bits = _BITS.search(kind)
+    width = int(bits[0]) if bits else 8  # pred
+    count = math.prod(int(n) for n in sizes.split(",") if n)
+    return math.ceil(count * width / 8)
+
+
+def live_tensors(named: torch.nn.Module | None = None) -> list[LiveTensor]:
+    """Every tensor on the devices whose value is there, largest first; views count once.
+
+    ``named`` gives its parameters and buffers their names. Pending values are not run for this.
+    """
+    names = _names(named)
+    found = []
+    for storage in _storages():
+        backend = storage.trace.backend
+        buffer = storage.buffer
+        if buffer is None or not isinstance(backend, MeshBackend):
+            continue
+        parts = _part_bytes(backend, buffer)
+        sharding = parse(backend.sharding_of(buffer)).text
+        meta = storage.meta
+        found.append(
+            LiveTensor(
+                names.get(id(storage), ""), meta.shape, meta.dtype, sharding, meta.nbytes, parts
+            )
+        )
+    return sorted(found, key=lambda t: -t.bytes)
+
+
+def _part_bytes(backend: MeshBackend, buffer: Any) -> dict[int, int]:
+    """Bytes of the parts that this process holds, by the device's number; none of a host value."""
+    if type(buffer) is HostValue:
+        buffer = buffer.placed
+    if buffer is None:
+        return {}
+    parts: Sequence[tuple[int, Any]] = backend.client.shards(buffer)
+    return {
+        backend.devices.index(device): math.prod(part.shape) * np.dtype(part.dtype).itemsize
+        for device, part in parts
+    }
+
+
+def _storages() -> Iterable[Storage]:
+    return [o for o in gc.get_objects() if type(o) is Storage]
+
+
+def _names(module: torch.nn.Module | None) -> dict[int, str]:
+    if module is None:
+        return {}
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    return {id(t._s): name for name, t in tensors if isinstance(t, XLATensor)}
+
+
+def bytes_per_device(tensors: Iterable[LiveTensor] | None = None) -> dict[int, int]:
+    """Bytes of ``tensors`` (default: all live ones) on each device that this process addresses."""
+    total: collections.Counter[int] = collections.Counter()
+    for tensor in live_tensors() if tensors is None else tensors:
+        total.update(tensor.device_bytes)
+    return dict(sorted(total.items()))
+
+
+def sharding_report(named: torch.nn.Module | None = None, largest: int = 20) -> str:
+    """A text: collectives of the busiest program, bytes per device, and the largest tensors."""
+    lines: list[str] = []
+    by_kind: dict[str, list[int]] = {}
+    for one in collectives() if program_table.all_programs() else []:
+        by_kind.setdefault(one.kind, []).append(one.bytes)
+    lines.append("Collectives of the program that ran most often, with bytes on each device:")
+    lines += [
+        f"  {kind:<20} {len(sizes):>5} x  {render_bytes(sum(sizes)):>10}"
+        for kind, sizes in sorted(by_kind.items())
+    ] or ["  none"]
+    tensors = live_tensors(named)
+    lines.append("Live tensors, bytes on each device:")
+    lines += [f"  {n:>4} {render_bytes(size):>10}" for n, size in bytes_per_device(tensors).items()]
+    lines.append(f"The largest of {len(tensors)}:")
+    lines += [_line(tensor) for tensor in tensors[:largest]]
+    return "\n".join(lines) + "\n"
+
+
+def _line(tensor: LiveTensor) -> str:
+    share = render_bytes(max(tensor.device_bytes.values(), default=0))
+    kind = str(tensor.dtype).removeprefix("torch.")
+    shape = f"{kind}{list(tensor.shape)}"
+    return f"  {render_bytes(tensor.bytes):>10} {share:>10} {shape:<24} {tensor.sharding} {tensor.name}".rstrip()
+
+
+def parameter_shares(module: torch.nn.Module, optimizer: Any = None) -> dict[str, dict[int, int]]:
+    """Per device, the bytes of a module's ``parameters``, ``gradients`` and optimizer ``state``."""
+    state = optimizer.state if optimizer is not None else {}
+    groups = {
+        "parameters": list(module.parameters()),
+        "gradients": [p.grad for p in module.parameters() if p.grad is not None],
+        "state": [v for s in state.values() for v in s.values() if isinstance(v, XLATensor)],
+    }
+    return {name: _bytes_of(tensors) for name, tensors in groups.items()}
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    wanted = {id(t._s) for t in tensors if isinstance(t, XLATensor)}
+    total: collections.Counter[int] = collections.Counter()
+    for storage in _storages():
+        if id(storage) in wanted and storage.buffer is not None:
+            backend = storage.trace.backend
+            assert isinstance(backend, MeshBackend)
+            total.update(_part_bytes(backend, storage.buffer))
+    return dict(sorted(total.items()))

@@ -1,0 +1,109 @@
+"""Pictures of shardings on a terminal: a cell per part, with the devices that hold it."""
+
+from __future__ import annotations
+
+import colorsys
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from xla_core.execution import runtime
+from xla_spmd.sharding.hlo_sharding import Sharding, ShardingType, parse
+from xla_spmd.tensors.sharded_tensor import sharding_text, unwrap_sharded_tensor
+
+MSG_RICH: Final = (
+    "pictures of shardings are drawn by the package rich, which is not installed; "
+    "pip install 'xla-spmd[visualize]'"
+)
+MSG_RANK: Final = (
+    "{text} splits {count} dimensions; a picture shows at most two. Read the text, or look at the "
+    "local_shards of the tensor"
+)
+MSG_NONE: Final = (
+    "this tensor has no sharding to show: it was never given one, or it is still to be computed; "
+    "use mark_sharding() or torch_xla.sync() first"
+)
+
+
+def visualize_sharding(
+    sharding: str,
+    use_color: bool = True,
+    scale: float = 1.0,
+    min_width: int = 9,
+    max_width: int = 80,
+) -> Any:
+    """Print a picture of an HLO sharding and return it, a ``rich.table.Table``.
+
+    Each cell is a part of the value, with the kind and the numbers of its devices; ``scale`` stretches
+    the cells, at least ``min_width`` and together at most ``max_width`` characters. Raises ValueError
+    for a sharding of more than two dimensions, ImportError without the package rich.
+    """
+    table = _table(parse(sharding), sharding, use_color, scale, min_width, max_width)
+    import rich.console
+
+    rich.console.Console(width=max(max_width, 1)).print(table)
+    return table
+
+
+def visualize_tensor_sharding(t: torch.Tensor, **kwargs: Any) -> Any:
+    """``visualize_sharding`` of a tensor's sharding. Raises ValueError when it has none."""
+    text = sharding_text(unwrap_sharded_tensor(t))
+    if not text:
+        raise ValueError(MSG_NONE)
+    return visualize_sharding(text, **kwargs)
+
+
+def cells(sharding: Sharding, text: str) -> list[list[list[int]]]:
+    """Rows of columns of device numbers: those that hold the part shown there.
+
+    A whole value is one cell of all devices. Raises ValueError for more than two split dimensions.
+    """
+    if sharding.type in (ShardingType.REPLICATED, ShardingType.MAXIMAL):
+        devices = list(sharding.devices) or list(range(len(runtime.client().devices())))
+        return [[devices]]
+    grid = np.array(sharding.devices).reshape(*sharding.per_dimension, -1)
+    split = [n for n in sharding.per_dimension if n > 1]
+    if len(split) > 2:
+        raise ValueError(MSG_RANK.format(text=text, count=len(split)))
+    # a value of one dimension is a row, as printed tensors are
+    rows = sharding.per_dimension[0] if len(sharding.per_dimension) > 1 else 1
+    if len(split) == 2:
+        rows = split[0]
+    elif len(split) == 1 and len(sharding.per_dimension) > 1:
+        rows = split[0] if sharding.per_dimension[-1] == 1 else 1
+    columns = int(np.prod(sharding.per_dimension)) // rows
+    flat = grid.reshape(rows, columns, -1)
+    return [[flat[r, c].tolist() for c in range(columns)] for r in range(rows)]
+
+
+def _table(
+    sharding: Sharding, text: str, use_color: bool, scale: float, min_width: int, max_width: int
+) -> Any:
+    rows = cells(sharding, text)
+    try:
+        from rich import padding, style, table
+    except ModuleNotFoundError as error:
+        raise ImportError(MSG_RICH) from error
+    count = len(rows[0])
+    width = max(min(int(max_width * scale) // count - 3, int(min_width * scale * 2)), min_width)
+    height = max(int(width * 0.25), 1)
+    kind = runtime.device_type()
+    shown = table.Table(show_header=False, show_lines=True, padding=0, highlight=not use_color)
+    for r, row in enumerate(rows):
+        line = []
+        for c, devices in enumerate(row):
+            label = f"{kind} {devices}"
+            free = max(width - len(label), 0)
+            color = _color(r * count + c, len(rows) * count) if use_color else None
+            around = (height // 2, free - free // 2, height // 2, free // 2)
+            look = style.Style(bgcolor=color, color="black" if use_color else None)
+            line.append(padding.Padding(label, around, style=look))
+        shown.add_row(*line)
+    return shown
+
+
+def _color(index: int, count: int) -> str:
+    """Equally spaced hues, light enough for black text."""
+    red, green, blue = colorsys.hls_to_rgb(index / max(count, 1), 0.7, 0.6)
+    return f"#{int(red * 255):02x}{int(green * 255):02x}{int(blue * 255):02x}"

@@ -1,0 +1,1 @@
+"""Meshes, partition specs and shardings, in all their text forms; no tensors."""

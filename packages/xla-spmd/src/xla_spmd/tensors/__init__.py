@@ -1,0 +1,1 @@
+"""Sharded tensors: annotating them, reading their parts, laying them out again."""

@@ -1,0 +1,128 @@
+"""Manual sharding: inside, a tensor is the part that each device holds, and nothing is partitioned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from xla_core.recording.xla_tensor import XLATensor, handler_of
+from xla_spmd.lowering.annotation_ops import TO_SHARD, TO_WHOLE
+from xla_spmd.sharding.annotation import Annotation, checked_sharding
+from xla_spmd.sharding.hlo_sharding import MANUAL
+from xla_spmd.sharding.mesh import Mesh, get_global_mesh
+from xla_spmd.sharding.partition_spec import Spec
+from xla_spmd.tensors.marking import checked
+from xla_spmd.tensors.sharded_tensor import (
+    XLAShardedTensor,
+    unwrap_sharded_tensor,
+    wrap_as_sharded_tensor,
+)
+
+MSG_NO_MESH: Final = (
+    "{function} got no mesh, and there is no global one; "
+    "pass mesh=, or call xs.set_global_mesh(mesh)"
+)
+MSG_SHAPE: Final = (
+    "disable_manual_sharding: parts of shape {part} do not make up a tensor of shape {full} split as "
+    "{spec}, whose parts have shape {wanted}"
+)
+
+
+def _mesh(mesh: Mesh | None, function: str) -> Mesh:
+    found = mesh or get_global_mesh()
+    if found is None:
+        raise ValueError(MSG_NO_MESH.format(function=function))
+    return found
+
+
+class _ToShard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, text: str) -> torch.Tensor:
+        ctx.text, ctx.shape = text, tuple(tensor.shape)
+        return handler_of(TO_SHARD)((tensor, text), None)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return handler_of(TO_WHOLE)((gradients[0], ctx.text, ctx.shape), None), None
+
+
+class _ToWhole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, text: str, shape: tuple[int, ...]) -> torch.Tensor:
+        ctx.text = text
+        return handler_of(TO_WHOLE)((tensor, text, shape), None)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return handler_of(TO_SHARD)((gradients[0], ctx.text), None), None, None
+
+
+def enable_manual_sharding(
+    t: torch.Tensor, partition_spec: Spec, *, mesh: Mesh | None = None
+) -> XLAShardedTensor:
+    """The part of ``t`` that each device holds when it is split by ``partition_spec``.
+
+    Operators on it run on every device by itself, until ``disable_manual_sharding`` makes a whole tensor
+    of the parts again. ``mesh`` defaults to the global one. Raises ValueError without a mesh, and
+    what ``mark_sharding`` raises.
+    """
+    found = _mesh(mesh, "enable_manual_sharding")
+    tensor = checked(unwrap_sharded_tensor(t))
+    sharding = checked_sharding(found, partition_spec, tuple(tensor.shape))
+    part = _ToShard.apply(tensor, sharding.text)
+    return _manual(part, found)
+
+
+def disable_manual_sharding(
+    t: torch.Tensor,
+    partition_spec: Spec,
+    full_shape: Sequence[int],
+    *,
+    mesh: Mesh | None = None,
+) -> XLAShardedTensor:
+    """The whole tensor of shape ``full_shape`` whose parts ``t`` is, split by ``partition_spec``.
+
+    Raises ValueError without a mesh or for parts of another shape, and what ``mark_sharding`` raises.
+    """
+    found = _mesh(mesh, "disable_manual_sharding")
+    tensor = checked(unwrap_sharded_tensor(t))
+    shape = tuple(full_shape)
+    sharding = checked_sharding(found, partition_spec, shape)
+    wanted = sharding.shard_shape(shape)
+    if tuple(tensor.shape) != wanted:
+        text = MSG_SHAPE.format(
+            part=tuple(tensor.shape), full=shape, spec=tuple(partition_spec), wanted=wanted
+        )
+        raise ValueError(text)
+    whole = _ToWhole.apply(tensor, sharding.text, shape)
+    return wrap_as_sharded_tensor(whole, found, partition_spec)
+
+
+def over_parts(
+    function: Callable[..., Sequence[torch.Tensor]],
+    tensors: Sequence[torch.Tensor | None],
+    specs: Sequence[Spec],
+    results: Sequence[tuple[Spec, tuple[int, ...]]],
+    mesh: Mesh | None,
+) -> tuple[torch.Tensor, ...]:
+    """``function`` of each device's parts of ``tensors``, split by ``specs``; its results as whole tensors.
+
+    ``results`` are their partition specs and whole shapes. Autograd does not see it. Raises what
+    ``enable_manual_sharding`` raises.
+    """
+    found = _mesh(mesh, "a partition_spec")
+    parts = [
+        None if t is None else TO_SHARD(t, checked_sharding(found, spec, tuple(t.shape)).text)
+        for t, spec in zip(tensors, specs, strict=True)
+    ]
+    return tuple(
+        TO_WHOLE(part, checked_sharding(found, spec, shape).text, shape)
+        for part, (spec, shape) in zip(function(*parts), results, strict=True)
+    )
+
+
+def _manual(part: XLATensor, mesh: Mesh) -> XLAShardedTensor:
+    part._s.annotation = Annotation(MANUAL, MANUAL.text, mesh, (None,) * part.dim())
+    return wrap_as_sharded_tensor(part, mesh, (None,) * part.dim())

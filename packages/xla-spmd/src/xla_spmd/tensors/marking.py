@@ -1,0 +1,185 @@
+"""``mark_sharding`` and its kin: the user says how a tensor is split."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from xla_core.execution import spmd_mode
+from xla_core.recording.trace import Trace
+from xla_core.recording.xla_tensor import XLATensor, handler_of
+from xla_spmd.lowering import gradient_sharding
+from xla_spmd.lowering.annotation_ops import ANNOTATE
+from xla_spmd.lowering.dynamo import mark_in_graph
+from xla_spmd.lowering.mesh_backend import MeshBackend
+from xla_spmd.sharding.annotation import Annotation, checked_annotation, checked_sharding
+from xla_spmd.sharding.hlo_sharding import REPLICATED, Sharding
+from xla_spmd.sharding.mesh import Mesh
+from xla_spmd.sharding.partition_spec import Spec
+from xla_spmd.tensors.sharded_tensor import (
+    XLAShardedTensor,
+    unwrap_sharded_tensor,
+    wrap_as_sharded_tensor,
+)
+
+MSG_NOT_XLA: Final = (
+    "Expected XLA tensor. Got: {kind}. A tensor is split over devices when it is on them: "
+    "t = t.to('xla') first"
+)
+MSG_NOT_SPMD: Final = (
+    "the devices of this process are used one by one; call torch_xla.runtime.use_spmd() at the start of the "
+    "script to use them as one, over which tensors can be split"
+)
+
+
+def mark_sharding(
+    t: torch.Tensor,
+    mesh: Mesh,
+    partition_spec: Spec,
+    use_dynamo_custom_op: bool = False,
+) -> XLAShardedTensor:
+    """Split ``t`` over the devices of ``mesh``, in place; what is computed from it follows.
+
+    ``partition_spec`` has one entry per dimension: the mesh axis (name or number) it lies on, a tuple
+    of axes, or None for a dimension that every device holds whole. A tensor that has a value is
+    moved at once; one that is still to be computed will come so. A second call replaces
+    the first. With ``use_dynamo_custom_op`` it is, inside ``torch.compile``, an operator of the graph: go
+    on with the tensor it returns.
+
+    Returns ``t`` as an ``XLAShardedTensor``, which shares its value and its gradient history.
+
+    Raises RuntimeError outside SPMD mode, ValueError for a tensor that is not on an ``xla`` device or a mesh
+    over other devices than the job's, and PartitionSpecError for a spec that fits neither.
+    """
+    if use_dynamo_custom_op and torch.compiler.is_compiling():
+        return mark_in_graph(t, mesh, partition_spec)  # type: ignore[return-value]
+    tensor = unwrap_sharded_tensor(t)
+    annotate(tensor, mesh, partition_spec)
+    return wrap_as_sharded_tensor(tensor, mesh, partition_spec)
+
+
+def annotate(tensor: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> Annotation:
+    """``mark_sharding`` without the wrapper around its result."""
+    xla = checked(tensor)
+    annotation = checked_annotation(mesh, partition_spec, tuple(tensor.shape))
+    _lay(xla, annotation)
+    gradient_sharding.watch(tensor)
+    return annotation
+
+
+def checked(tensor: torch.Tensor) -> XLATensor:
+    """``tensor``, if it can be split. Raises ValueError for one on the CPU, RuntimeError outside SPMD."""
+    if not isinstance(tensor, XLATensor):
+        raise NotOnDeviceError(MSG_NOT_XLA.format(kind=torch.Tensor.type(tensor)))
+    mesh_backend(tensor._s.trace)
+    return tensor
+
+
+class NotOnDeviceError(ValueError, RuntimeError):
+    """A tensor that is not on an ``xla`` device; torch_xla raises a RuntimeError."""
+
+
+def mesh_backend(trace: Trace) -> MeshBackend:
+    """The devices behind a trace. Raises RuntimeError outside SPMD mode."""
+    backend = trace.backend
+    if not isinstance(backend, MeshBackend):
+        raise RuntimeError(MSG_NOT_SPMD)
+    return backend
+
+
+def _lay(tensor: XLATensor, annotation: Annotation | None) -> None:
+    """Let ``tensor`` lie as annotated from now on; None: whole on every device."""
+    storage = tensor._s
+    trace = storage.trace
+    text = annotation.text if annotation is not None else None
+    with trace.lock:
+        if tensor._v is None and storage.epoch != trace.epoch and trace.backend.shapes_only:
+            # weights to be loaded, or a value: either way a shape, which nothing has to move
+            storage.buffer = mesh_backend(trace).allocate(storage.meta, text)
+        elif tensor._v is not None or storage.buffer is None or storage.epoch == trace.epoch:
+            sharding = annotation.sharding if annotation is not None else REPLICATED
+            _lay_pending(tensor, sharding)
+        else:
+            storage.buffer = mesh_backend(trace).laid(storage.buffer, text)
+        if tensor._v is None:
+            storage.annotation = annotation
+
+
+def _lay_pending(tensor: XLATensor, sharding: Sharding) -> None:
+    """Record the annotation; the tensor shows the annotated value, autograd does not notice."""
+    annotated = handler_of(ANNOTATE)((tensor, sharding.text), None)
+    view, storage = tensor._v, tensor._s
+    trace = storage.trace
+    if view is None:
+        trace.assign(storage, annotated._s.vid)
+    else:
+        # only this look at the storage is annotated: the others see values of other shapes
+        view.vid, view.epoch, view.version = annotated._s.vid, trace.epoch, storage.version
+
+
+def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShardedTensor:
+    """Let the current value of ``t`` be split in the program that uses it next, and nothing else.
+
+    Unlike after ``mark_sharding``, what is written to ``t`` later lies as the compiler chooses. Returns ``t``
+    as an ``XLAShardedTensor``. Raises what ``mark_sharding`` raises.
+    """
+    tensor = checked(unwrap_sharded_tensor(t))
+    sharding = checked_sharding(mesh, partition_spec, tuple(tensor.shape))
+    with tensor._s.trace.lock:
+        _lay_pending(tensor, sharding)
+    return wrap_as_sharded_tensor(tensor, mesh, partition_spec)
+
+
+def clear_sharding(t: torch.Tensor) -> torch.Tensor:
+    """Take back what ``mark_sharding`` did: ``t`` is whole on every device again.
+
+    Returns the tensor itself, without the wrapper. Raises as ``mark_sharding`` does.
+    """
+    tensor = unwrap_sharded_tensor(t)
+    _lay(checked(tensor), None)
+    return tensor
+
+
+def is_sharded(t: torch.Tensor) -> bool:
+    """Whether ``t`` was annotated."""
+    tensor = unwrap_sharded_tensor(t)
+    return (
+        isinstance(tensor, XLATensor)
+        and spmd_mode.is_spmd()
+        and getattr(tensor._s, "annotation", None) is not None
+    )
+
+
+def wrap_if_sharded(x: Any) -> Any:
+    """``x`` as an ``XLAShardedTensor`` if it is an annotated tensor, else ``x`` itself."""
+    if isinstance(x, torch.Tensor) and not isinstance(x, XLAShardedTensor) and is_sharded(x):
+        annotation = x._s.annotation  # type: ignore[attr-defined]
+        return wrap_as_sharded_tensor(x, annotation.mesh, annotation.spec)
+    return x
+
+
+class MarkShardingFunction(torch.autograd.Function):
+    """An annotation of a value and of its gradient: ``apply(tensor, mesh, partition_spec)``."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Tensor:
+        """A value equal to ``tensor``, split; ``tensor`` itself stays as it is."""
+        ctx.mesh, ctx.spec = mesh, partition_spec
+        return _annotated(tensor, mesh, partition_spec)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """The gradient, split in the same way."""
+        return _annotated(gradients[0], ctx.mesh, ctx.spec), None, None
+
+
+def _annotated(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
+    xla = checked(tensor)
+    sharding = checked_sharding(mesh, spec, tuple(tensor.shape))
+    return handler_of(ANNOTATE)((xla, sharding.text), None)
+
+
+def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Tensor:
+    """A tensor equal to ``t`` that is split, and whose gradient will be; see ``mark_sharding``."""
+    return MarkShardingFunction.apply(unwrap_sharded_tensor(t), mesh, partition_spec)

@@ -1,0 +1,383 @@
+"""``XLAShardedTensor``: a tensor that knows how it is split, and gives access to its parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import torch
+
+from xla_core.contract.device_protocol import ArraySpec, Placement
+from xla_core.dispatch.transfers import materialise
+from xla_core.execution import runtime
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge import dtypes
+from xla_core.torch_bridge.torch_private import make_wrapper
+from xla_spmd.lowering import gradient_sharding
+from xla_spmd.lowering.mesh_backend import HostValue, MeshBackend
+from xla_spmd.lowering.uneven_dims import filled_up
+from xla_spmd.sharding.annotation import (
+    Annotation,
+    checked_annotation,
+    is_unannotated,
+    storage_annotation,
+)
+from xla_spmd.sharding.dtensor_placements import (
+    checked_partition_spec,
+    convert_to_xla_mesh,
+    device_mesh_of,
+    placements_of,
+)
+from xla_spmd.sharding.hlo_sharding import Sharding, ShardingType, parse
+from xla_spmd.tensors.resharding import Dtypes, relaid
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Placement as TorchPlacement
+
+MSG_NO_PLACEMENTS: Final = (
+    "placements is needed for redistribute! Give one for each dimension of the mesh {mesh}: "
+    "Shard(dimension), or Replicate() where devices hold copies"
+)
+MSG_PART_ONLY: Final = (
+    "to_local: the devices of this process hold a part only of this tensor of shape {shape}, split "
+    "as {text}, and a tensor on {device} belongs to all processes. Read the parts on the CPU with "
+    "local_shards, or use the whole value with full_tensor()"
+)
+MSG_SHARD_COUNT: Final = (
+    "load_local_shards_ got {got} shards; this process holds {wanted} of this tensor, one per device "
+    "it addresses, in the order of local_shards"
+)
+MSG_SHARD_SHAPE: Final = (
+    "load_local_shards_: shard {index} has shape {got} and dtype {dtype}; the tensor {shape} split as "
+    "{text} has shards of shape {wanted} and dtype {expected}, of which {own} are elements here"
+)
+
+
+@dataclasses.dataclass
+class XLAShard:
+    """One device's part of a tensor.
+
+    ``data`` is on the CPU, of one shape on all devices: where the tensor does not divide, zeros follow the
+    elements. ``indices`` say where in the whole tensor it belongs, a slice per
+    dimension, or an Ellipsis for a device that holds everything; ``shard_device`` is the runtime's
+    name of the device (``CPU:3``), ``replica_id`` counts devices that hold the same part.
+    """
+
+    data: torch.Tensor
+    indices: tuple[slice, ...] | EllipsisType
+    shard_device: str
+    replica_id: int
+
+    @property
+    def unpadded_data(self) -> torch.Tensor:
+        """The tensor's elements in ``data``, without what follows them where the tensor does not divide."""
+        if isinstance(self.indices, EllipsisType):
+            return self.data
+        return self.data[tuple(slice(0, s.stop - s.start) for s in self.indices)]
+
+
+class XLAShardedTensor(XLATensor):
+    """An ``xla`` tensor with its mesh and partition spec; made by ``mark_sharding``.
+
+    It shares value and gradient history with the tensor it was made of, and behaves like it.
+    """
+
+    __slots__ = ("mesh", "partition_spec")
+    mesh: Any
+    partition_spec: Any
+
+    @property
+    def global_tensor(self) -> XLATensor:
+        """The same tensor as a plain one."""
+        return unwrap_sharded_tensor(self)
+
+    @property
+    def mesh_shape(self) -> tuple[int, ...]:
+        """The shape of the mesh it is split over."""
+        return tuple(self.mesh.mesh_shape)
+
+    @property
+    def sharding_spec(self) -> str:
+        """The HLO sharding, as torch_xla prints it."""
+        return sharding_text(self)
+
+    @property
+    def sharding_type(self) -> ShardingType | None:
+        """The kind of sharding, or None when there is none (it was cleared)."""
+        return sharding_type(self)
+
+    @property
+    def local_shards(self) -> list[XLAShard]:
+        """The parts that this process's devices hold, copied to the CPU, in device order."""
+        return local_shards(self)
+
+    def load_local_shards_(self, shards: Sequence[XLAShard]) -> None:
+        """Replace the value by ``shards``, one per device of this process in order; indices are not read.
+
+        Where the tensor does not divide, ``data`` comes with what follows the elements or without.
+        Raises ValueError for another number of shards, or a shape or dtype that does not fit.
+        """
+        load_local_shards_(self, shards)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"XLAShardedTensor({super().__repr__()})"
+
+    # -- the methods of torch.distributed.tensor.DTensor ---------------------------------------------
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh as torch's ``DeviceMesh("xla", ...)``."""
+        return device_mesh_of(self.mesh)
+
+    @property
+    def placements(self) -> tuple[TorchPlacement, ...]:
+        """Per mesh axis, torch's ``Shard(dimension)`` of what lies on it, or ``Replicate()``."""
+        return placements_of(self.partition_spec, self.mesh)
+
+    def redistribute(
+        self,
+        device_mesh: DeviceMesh | None = None,
+        placements: Sequence[TorchPlacement] | None = None,
+        *,
+        async_op: bool = False,
+        forward_dtype: torch.dtype | None = None,
+        backward_dtype: torch.dtype | None = None,
+    ) -> XLAShardedTensor:
+        """A tensor of equal value, split over ``device_mesh`` as ``placements`` say; this one stays.
+
+        ``device_mesh`` may be another one over the same devices, and is this tensor's by default;
+        ``placements`` has a ``Shard(dimension)`` or ``Replicate()`` for each of its dimensions. The
+        result has ``forward_dtype``; gradients are moved as ``backward_dtype`` and come back split as
+        this tensor, and with its dtype (the default of both). ``async_op`` changes nothing, as nothing
+        here waits.
+
+        Raises RuntimeError without placements, or for one of another kind (NotImplementedError for
+        ``Partial``), IndexError for a dimension that the tensor lacks, and ValueError for another
+        number of placements, or a mesh over other devices than the job's; but for the first, they all
+        are ValueErrors.
+        """
+        if placements is None:
+            raise RuntimeError(MSG_NO_PLACEMENTS.format(mesh=self.mesh))
+        mesh = self.mesh if device_mesh is None else convert_to_xla_mesh(device_mesh)
+        shape = tuple(self.shape)
+        spec = checked_partition_spec(shape, placements, len(mesh.mesh_shape))
+        target = checked_annotation(mesh, spec, shape)
+        made = relaid(
+            self.global_tensor, target, self._own(), Dtypes(forward_dtype, backward_dtype)
+        )
+        gradient_sharding.watch(made)
+        return wrap_as_sharded_tensor(made, mesh, spec)
+
+    def full_tensor(
+        self, *, grad_placements: Sequence[TorchPlacement] | None = None
+    ) -> torch.Tensor:
+        """The tensor as a plain one that every device holds whole.
+
+        ``grad_placements`` says how the gradient by the result is split on its way back; without, the
+        compiler chooses. Raises what ``redistribute`` raises.
+        """
+        return self.redistribute(placements=placements_of((), self.mesh))._plain(grad_placements)
+
+    def to_local(self, *, grad_placements: Sequence[TorchPlacement] | None = None) -> torch.Tensor:
+        """What the devices of this process hold, together, as a plain tensor.
+
+        torch's ranks are processes, and here a process has several devices: where it has all of
+        them, or each holds the whole tensor, the result is the whole value, split as this tensor.
+        ``grad_placements`` as for ``full_tensor``. Raises NotImplementedError where this process holds a
+        part only: see ``local_shards``.
+        """
+        backend = self._s.trace.backend
+        assert isinstance(backend, MeshBackend)
+        sharding = self._own().sharding
+        parts = sharding.places()
+        local = {backend.devices.index(d.id) for d in backend.client.local_devices()}
+        if set(parts.values()) - {part for device, part in parts.items() if device in local}:
+            text = MSG_PART_ONLY.format(
+                shape=tuple(self.shape), text=sharding.text, device=self.device
+            )
+            raise NotImplementedError(text)
+        return self._plain(grad_placements)
+
+    def _own(self) -> Annotation:
+        return checked_annotation(self.mesh, self.partition_spec, tuple(self.shape))
+
+    def _plain(self, grad_placements: Sequence[TorchPlacement] | None) -> torch.Tensor:
+        """This tensor as a plain one, whose gradient is split as ``grad_placements`` say."""
+        plain = self.global_tensor
+        if grad_placements is None:
+            return plain
+        shape = tuple(self.shape)
+        spec = checked_partition_spec(shape, grad_placements, len(self.mesh.mesh_shape))
+        return relaid(plain, self._own(), checked_annotation(self.mesh, spec, shape), Dtypes())
+
+    # torch.nn.Parameter(t) is made of what this returns, and wants it to be of the same class
+    def detach(self) -> XLAShardedTensor:
+        """The same tensor without history."""
+        made = _alias(self, XLAShardedTensor)
+        made.mesh, made.partition_spec = self.mesh, self.partition_spec
+        gradient_sharding.watch(made)
+        return made
+
+    # copies and pickles are plain tensors, as results of operators are
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        return unwrap_sharded_tensor(self).__deepcopy__(memo)
+
+
+class _Wrap(torch.autograd.Function):
+    """The same tensor as another class; gradients pass through."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: XLATensor, kind: type[XLATensor]) -> XLATensor:
+        return _alias(tensor, kind)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0], None
+
+
+_Kind = TypeVar("_Kind", bound=XLATensor)
+
+
+def _alias(tensor: XLATensor, kind: type[_Kind]) -> _Kind:
+    made = make_wrapper(kind, tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    made._s = tensor._s
+    made._v = tensor._v
+    return made
+
+
+def _as(tensor: XLATensor, kind: type[XLATensor]) -> Any:
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return _Wrap.apply(tensor, kind)
+    return _alias(tensor, kind).requires_grad_(tensor.requires_grad)
+
+
+def wrap_as_sharded_tensor(t: torch.Tensor, mesh: Any, partition_spec: Any) -> XLAShardedTensor:
+    """``t`` as an ``XLAShardedTensor`` with this mesh and spec; annotates nothing."""
+    assert isinstance(t, XLATensor)
+    wrapped: XLAShardedTensor = _as(t, XLAShardedTensor)
+    wrapped.mesh = mesh
+    wrapped.partition_spec = tuple(partition_spec)
+    return wrapped
+
+
+def unwrap_sharded_tensor(t: Any) -> Any:
+    """The plain tensor inside an ``XLAShardedTensor``; anything else is returned as it is."""
+    return _as(t, XLATensor) if isinstance(t, XLAShardedTensor) else t
+
+
+# -- what the runtime knows of a tensor's parts ------------------------------------------------------
+
+
+def sharding_of(tensor: torch.Tensor) -> Sharding | None:
+    """How ``tensor`` is split: as annotated, else as its value lies; None where nobody said.
+
+    A value that is still to be computed has no sharding unless it is annotated.
+    """
+    if not isinstance(tensor, XLATensor):
+        return None
+    backend = tensor._s.trace.backend
+    storage = tensor._s
+    if not isinstance(backend, MeshBackend) or tensor._v is not None:
+        return None
+    if is_unannotated(storage):
+        return None
+    annotation = storage_annotation(storage)
+    if annotation is not None:
+        return annotation.sharding
+    if storage.buffer is None or (type(storage.buffer) is HostValue and not storage.buffer.placed):
+        return None
+    return parse(backend.sharding_of(storage.buffer))
+
+
+def sharding_text(tensor: torch.Tensor) -> str:
+    """The HLO sharding as torch_xla prints it, or an empty text."""
+    found = sharding_of(tensor)
+    return "" if found is None else found.text
+
+
+def sharding_type(tensor: torch.Tensor) -> ShardingType | None:
+    """The kind of a tensor's sharding, or None when it has none."""
+    found = sharding_of(tensor)
+    return None if found is None else found.type
+
+
+def placed(tensor: XLATensor) -> tuple[MeshBackend, Any]:
+    """The devices and the buffer of a tensor, after running what is pending for it."""
+    whole = tensor if tensor._v is None else tensor.detach().clone()
+    trace = whole._s.trace
+    backend = trace.backend
+    if not isinstance(backend, MeshBackend):
+        raise RuntimeError(
+            f"a tensor on {tensor.device} has no shards: call torch_xla.runtime.use_spmd() first"
+        )
+    with trace.lock:
+        buffer = materialise(trace, whole._s)
+        if buffer is None:
+            trace.bring(whole._s)
+            buffer = materialise(trace, whole._s)
+        if type(buffer) is HostValue:
+            buffer = backend.place(buffer)
+    return backend, buffer
+
+
+def shard_indices(tensor: XLATensor) -> list[tuple[int, tuple[slice, ...] | EllipsisType, int]]:
+    """Per device of this process: its number in the mesh, its part, and the copy's number."""
+    backend, buffer = placed(tensor)
+    sharding = parse(backend.sharding_of(buffer))
+    indices = sharding.indices(tensor.shape)
+    local = [d.id for d in backend.client.local_devices()]
+    places = sharding.places()
+    seen: dict[Any, int] = {}
+    copies = {}
+    for number in range(backend.count):
+        part = places.get(number)
+        copies[number] = seen[part] = seen.get(part, -1) + 1
+    numbers = [backend.devices.index(i) for i in local]
+    return [(n, indices.get(n, Ellipsis), copies[n]) for n in sorted(numbers)]
+
+
+def local_shards(tensor: XLATensor) -> list[XLAShard]:
+    """The parts of ``tensor`` that this process's devices hold, copied to the CPU."""
+    backend, buffer = placed(tensor)
+    parts = dict(backend.client.shards(buffer))
+    kind = runtime.device_type()
+    found = []
+    for number, indices, copy in shard_indices(tensor):
+        device = backend.devices[number]
+        data = dtypes.from_numpy(backend.client.get(parts[device]), tensor.dtype)
+        found.append(XLAShard(data, indices, f"{kind}:{device}", copy))
+    return found
+
+
+def load_local_shards_(tensor: XLATensor, shards: Sequence[XLAShard]) -> None:
+    """See ``XLAShardedTensor.load_local_shards_``."""
+    backend, buffer = placed(tensor)
+    placement = backend.client.placement_of(buffer)
+    sharding = parse(placement.sharding)
+    wanted, indices = sharding.shard_shape(tensor.shape), sharding.indices(tensor.shape)
+    local = sorted(backend.devices.index(d.id) for d in backend.client.local_devices())
+    if len(shards) != len(local):
+        raise ValueError(MSG_SHARD_COUNT.format(got=len(shards), wanted=len(local)))
+    parts = []
+    for i, shard in enumerate(shards):
+        part = indices.get(local[i])
+        own = wanted if part is None else tuple(s.stop - s.start for s in part)
+        if tuple(shard.data.shape) not in (wanted, own) or shard.data.dtype != tensor.dtype:
+            text = MSG_SHARD_SHAPE.format(
+                index=i, got=tuple(shard.data.shape), dtype=shard.data.dtype,
+                shape=tuple(tensor.shape), text=placement.sharding, wanted=wanted,
+                expected=tensor.dtype, own=own,
+            )  # fmt: skip
+            raise ValueError(text)
+        array = filled_up(dtypes.to_numpy(shard.data), wanted)
+        array = array.astype(backend.numpy_dtype(array.dtype))
+        parts.append(backend.client.put(array, Placement((backend.devices[local[i]],))))
+    spec = ArraySpec(tuple(tensor.shape), buffer.dtype, placement.sharding)
+    storage = tensor._s
+    with storage.trace.lock:
+        storage.buffer = backend.client.assemble(parts, spec, placement)
+        storage.epoch = -1
+        storage.version += 1

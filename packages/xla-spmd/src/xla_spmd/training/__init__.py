@@ -1,0 +1,1 @@
+"""Modules and layers trained over a mesh."""

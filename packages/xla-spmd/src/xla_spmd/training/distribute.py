@@ -1,0 +1,94 @@
+"""``torch.distributed.tensor`` on ``DeviceMesh("xla", ...)``: its two functions call those here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate
+
+from xla_core.execution import runtime
+from xla_spmd.sharding.dtensor_placements import checked_partition_spec, convert_to_xla_mesh
+from xla_spmd.sharding.mode import MSG_AUTO
+from xla_spmd.tensors.marking import mark_sharding
+from xla_spmd.tensors.sharded_tensor import XLAShardedTensor
+
+MSG_NO_MESH: Final = "xla_distribute_module got no device mesh; pass DeviceMesh('xla', ...)"
+
+
+def xla_distribute_tensor(
+    tensor: torch.Tensor,
+    device_mesh: DeviceMesh,
+    placements: Sequence[Placement] | None = None,
+) -> XLAShardedTensor:
+    """``tensor``, moved to the device if it is elsewhere, split as ``placements`` say.
+
+    One placement per mesh dimension; without any, every device holds the whole value. A leaf that
+    needs a gradient comes as a leaf, which gets the gradient. Raises what ``XLAShardedTensor.redistribute``
+    raises for placements and meshes, and what ``mark_sharding`` raises.
+    """
+    mesh = convert_to_xla_mesh(device_mesh)
+    wanted = list(placements) if placements else [Replicate()] * device_mesh.ndim
+    spec = checked_partition_spec(tuple(tensor.shape), wanted, device_mesh.ndim)
+    made = mark_sharding(_on_device(tensor), mesh, spec)
+    if tensor.is_leaf and tensor.requires_grad:
+        return made.detach().requires_grad_()
+    return made
+
+
+def _on_device(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type == "xla":
+        return tensor
+    if tensor.is_leaf:
+        return tensor.detach().to("xla")
+    return tensor.to("xla")
+
+
+def xla_distribute_module(
+    module: nn.Module,
+    device_mesh: DeviceMesh | None = None,
+    partition_fn: Callable[[str, nn.Module, DeviceMesh], None] | None = None,
+    input_fn: Callable[..., Any] | None = None,
+    output_fn: Callable[..., Any] | None = None,
+) -> nn.Module:
+    """``module`` on the device, with parameters split by ``partition_fn(name, submodule, device_mesh)``.
+
+    ``input_fn(module, inputs, device_mesh)`` runs before every forward, ``output_fn(module, outputs,
+    device_mesh)`` after it. Parameters that ``partition_fn`` leaves alone are whole on every device.
+    Raises ValueError without a mesh for ``xla`` devices, RuntimeError for ``auto_policy``.
+    """
+    if device_mesh is None:
+        raise ValueError(MSG_NO_MESH)
+    convert_to_xla_mesh(device_mesh)
+    if partition_fn is auto_policy:
+        auto_policy("", module, device_mesh)
+    module.to("xla")
+    if partition_fn is not None:
+        for name, submodule in module.named_modules():
+            partition_fn(name, submodule, device_mesh)
+    if input_fn is not None:
+        before: Callable[..., Any] = functools.partial(_before, input_fn, device_mesh)
+        module.register_forward_pre_hook(before)
+    if output_fn is not None:
+        after: Callable[..., Any] = functools.partial(_after, output_fn, device_mesh)
+        module.register_forward_hook(after)
+    return module
+
+
+def _before(function: Callable[..., Any], mesh: DeviceMesh, module: nn.Module, inputs: Any) -> Any:
+    return function(module, inputs, mesh)
+
+
+def _after(
+    function: Callable[..., Any], mesh: DeviceMesh, module: nn.Module, _inputs: Any, outputs: Any
+) -> Any:
+    return function(module, outputs, mesh)
+
+
+def auto_policy(*_arguments: Any) -> None:
+    """The ``partition_fn`` that leaves the choice to the compiler. Raises RuntimeError: none offers it."""
+    raise RuntimeError(MSG_AUTO.format(device=runtime.device_type()))
