@@ -86,18 +86,11 @@ def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
             yield node
 
 
-def only_for_types(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-
-
 def import_graph() -> dict[str, set[str]]:
-    """Module -> modules of this repository that it imports while it is imported itself."""
+    """Module -> modules of this repository that it imports, those for types only included."""
     graph: dict[str, set[str]] = {}
     for name, path in MODULES.items():
-        statements = [node for node in parsed(path).body if not only_for_types(node)]
-        flat = ast.Module(body=statements, type_ignores=[])
-        inner = {id(sub) for f in functions(path) for sub in ast.walk(f)}
-        targets = {target for node, target in imports(flat) if id(node) not in inner}
+        targets = {target for _, target in imports(parsed(path))}
         graph[name] = {target for target in targets if target in MODULES and target != name}
     return graph
 

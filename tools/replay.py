@@ -73,8 +73,8 @@ def _run(target: Sequence[str]) -> None:
 
 def differences(before: Recorded, after: Recorded) -> list[str]:
     """One line per program that only one recording has, or has elsewhere in the order."""
-    lines = [[_line(program) for program in recording] for recording in (before, after)]
-    changed = difflib.unified_diff(*lines, "before", "after", n=0, lineterm="")
+    old, new = (list(map(_line, recording)) for recording in (before, after))
+    changed = difflib.unified_diff(old, new, "before", "after", n=0, lineterm="")
     return [line for line in changed if line[:1] in "+-" and line[:3] not in ("+++", "---")]
 
 

@@ -16,7 +16,7 @@ from xla_core.execution import runtime
 from xla_core.jax_bridge import pallas_kernels
 from xla_core.kernels import flash_attention, grouped_matmul, paged_attention
 from xla_core.kernels import splash_attention as splash
-from xla_core.lowering.target import Target, lowering_for
+from xla_core.operators.target import Target, lowering_for
 from xla_core.testing import programs
 
 # sums of a hundred products of normal numbers, added in another order

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from xla_core.compilation import build_program
+from xla_core.compilation import build_program, program_identity
 from xla_core.execution import runtime
 from xla_core.operators import lowering_registry, source_digests
+from xla_core.operators.extensions import extensions
 
 RULES = """
 import torch
@@ -175,9 +176,9 @@ def test_a_function_without_a_file_counts_by_its_code():
 
 def test_all_that_registers_rules_is_in_the_key():
     outside = {name for name in lowering_registry.source_files() if "xla_core" not in name}
-    entries = dict(runtime.environment(runtime.client()))
+    entries = dict(program_identity.environment(runtime.client()))
     assert len(entries["rules"]) == 32
     assert all(Path(name).is_file() for name in outside)
-    modules = runtime._shaping_modules(runtime.client(), runtime.extensions())
+    modules = program_identity._shaping_modules(runtime.client(), extensions())
     assert "xla_pjrt_cpu.client" in modules
     assert not any(name.startswith("xla_debug") for name in modules)

@@ -14,7 +14,7 @@ from xla_core.contract.device_protocol import ArraySpec, Topology
 from xla_core.jax_bridge import jax_private
 from xla_core.kernels import flash_attention, grouped_matmul, paged_attention
 from xla_core.kernels import splash_attention as splash
-from xla_core.lowering.target import lowering_for, target_of
+from xla_core.operators.target import lowering_for, target_of
 from xla_core.support import counters
 from xla_core.testing.programs import make_program
 from xla_pjrt_tpu import create_client, libtpu

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
-import importlib.metadata
-import os
-import pathlib
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
-import jax
-import torch
-
-from xla_core.compilation import progress_line
+from xla_core.compilation import program_identity, progress_line, stored_programs
 from xla_core.compilation.program_table import StepProgram, make_room
 from xla_core.compilation.staged_executable import StagedExecutable
 from xla_core.contract import events
-from xla_core.contract.device_protocol import Executable, Program
+from xla_core.contract.device_protocol import DeviceClient, Executable, Program
 from xla_core.jax_bridge import jax_private
 from xla_core.lowering import compile_settings, program_failures
 from xla_core.lowering.call_alias_check import clashes, kept_functions
 from xla_core.lowering.step_program import StepLowering, input_specs, outlining_of
-from xla_core.operators import decompositions, lowering_registry, source_digests
+from xla_core.operators.extensions import extensions
+from xla_core.recording.storage import Backend
 from xla_core.recording.trace import Entry, Trace
 from xla_core.support import counters
-
-if TYPE_CHECKING:
-    from xla_core.execution.runtime import Backend
 
 CLASH_COUNTER: Final = "RepeatInlined"
 """Counts functions that were inlined after all, since XLA may have compiled their calls wrongly."""
@@ -57,8 +47,8 @@ def build(
     step = {"trace": trace, "digest": digest, "entries": entries}
     events.emit("program_missing", **step, name=name, outputs=outputs, aliases=aliases)
     make_room(len(entries))
-    key = backend.cache_key(text, name, layout.placement)
-    executable = backend.load(key, name, layout.placement)
+    key = program_identity.cache_key(backend.client, text, name, layout.placement)
+    executable = stored_programs.load(backend.client, key, name, layout.placement)
     from_cache = executable is not None
     program = None
     lowered = time.perf_counter()
@@ -83,14 +73,14 @@ def build(
         counters.sample("CompileTime", compiling * 1e9)
         counters.sample("InputOutputAliasCount", len(aliases), counters.render_number)
         counters.increment("UncachedCompile")
-        backend.store(key, executable)
+        stored_programs.store(key, executable)
     else:
         counters.increment("PersistentCacheHit")
     if isinstance(executable, StagedExecutable):
         aliases = executable.aliases
     if layout.num_replicas > 1:
         with program_failures.costing():
-            executable = backend.over_replicas(executable, name, layout.collectives)
+            executable = _over_replicas(backend, executable, name, layout.collectives)
     sizes = _sizes(entries)
     built = StepProgram(
         name=name,
@@ -126,7 +116,7 @@ def _compiled(
     kept = kept_functions(program.stablehlo) if program.num_partitions == 1 else set()
     while True:
         try:
-            executable = backend.compile(program)
+            executable = compile_program(backend.client, program)
         except Exception as error:
             values = program_failures.largest_values(entries)
             told = program_failures.explained(error, program.name, values)
@@ -138,6 +128,27 @@ def _compiled(
         kept -= names
         stablehlo = jax_private.inline_functions(program.stablehlo, names)
         program = dataclasses.replace(program, stablehlo=stablehlo)
+
+
+def compile_program(client: DeviceClient, program: Program) -> Executable:
+    """Compile a program, after the extensions that partition programs had their say."""
+    partitioned = extensions().hook.xla_core_partition_program(program=program)
+    return client.compile(partitioned or program)
+
+
+def _over_replicas(
+    backend: Backend, executable: Executable, name: str, collectives: Any
+) -> Executable:
+    """What runs ``executable``, which is over all replicas, on this replica's buffers.
+
+    Raises RuntimeError when no extension knows how.
+    """
+    found = extensions().hook.xla_core_replicated_executable(
+        executable=executable, name=name, collectives=collectives, backend=backend
+    )
+    if found is None:
+        raise RuntimeError(f"{name} talks to other replicas: pip install xla-dist")
+    return found  # type: ignore[no-any-return]
 
 
 def _ns(seconds: float) -> int:
@@ -169,42 +180,3 @@ def _line(entry: Entry) -> str:
     next(key)  # the plan's number, which is of this process alone
     words = [word.__name__ if isinstance(word, type) else repr(word) for word in key]
     return f"{entry.plan.name} {' '.join(words)} -> {entry.metas}"
-
-
-_ROOT: Final = pathlib.Path(__file__).parents[1]
-# What ``lowering_version`` covers: this package by its source, these by their versions.
-_VERSIONED: Final = tuple(f"{root}{os.sep}" for root in (_ROOT, *torch.__path__, *jax.__path__))
-
-
-def rules_outside(modules: Iterable[str]) -> list[tuple[str, bytes]]:
-    """Entries of cache keys: digests of the code outside this package that lowers, where there is any.
-
-    It is that of every rule and decomposition registered by now, and of ``modules`` (their names): their
-    files and what these need of their own packages. What a package reads otherwise (a table in a file, a
-    library of kernels) it names itself, by ``xla_core_cache_key_entries``.
-    """
-    loaded = (sys.modules.get(name) for name in modules)
-    named = {getattr(module, "__file__", None) for module in loaded if module is not None}
-    starts = (
-        lowering_registry.source_files() | decompositions.source_files() | {n for n in named if n}
-    )
-    outside = {start for start in starts if not start.startswith(_VERSIONED)}
-    entries = [("rules", source_digests.digest(outside))] if outside else []
-    unfiled = lowering_registry.unfiled()
-    if unfiled:
-        text = b"".join(name.encode() + b"\0" + unfiled[name] for name in sorted(unfiled))
-        entries.append(("rules without files", hashlib.sha256(text).digest()))
-    return entries
-
-
-@functools.cache
-def lowering_version() -> bytes:
-    """A digest of all that decides how a step is lowered: our rules, torch's and jax's versions."""
-    digest = hashlib.sha256()
-    root = _ROOT
-    for path in sorted(root.rglob("*.py"), key=pathlib.Path.as_posix):
-        digest.update(path.relative_to(root).as_posix().encode())
-        digest.update(path.read_bytes())
-    digest.update(torch.__version__.encode())
-    digest.update(importlib.metadata.version("jax").encode())
-    return digest.digest()

@@ -10,17 +10,16 @@ for it finds nothing and compiles it again, or loads it from the persistent cach
 from __future__ import annotations
 
 import gc
-import itertools
 import logging
 import threading
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
 from xla_core.contract import events
 from xla_core.contract.device_protocol import ArraySpec
 from xla_core.lowering.program_failures import Value
+from xla_core.recording.evictable import Kept
 from xla_core.support import caches, counters, flags, memory_mappings
 
 logger = logging.getLogger(__name__)
@@ -47,44 +46,6 @@ MSG_NO_MAPPINGS: Final = (
 
 class TooManyMappingsError(RuntimeError):
     """The process has nearly all the memory mappings that it may have: nothing can be compiled."""
-
-
-class Table(dict[Any, Any]):
-    """A table in which programs are found; a plain dict that can be referred to weakly."""
-
-    __slots__ = ("__weakref__",)
-
-
-_uses = itertools.count(1)
-
-
-class Kept:
-    """An executable that tables of this process hold, until it is evicted."""
-
-    __slots__ = ("__weakref__", "_places", "executable", "used")
-
-    def __init__(self, executable: Any) -> None:
-        self.executable = executable
-        self.used = next(_uses)
-        self._places: list[tuple[weakref.ref[Table], Any, Callable[[], Any]]] = []
-
-    def keep(self, table: Table, key: Any, value: Any = None) -> None:
-        """Let ``table[key]`` be ``value`` (default: this object) until this is evicted."""
-        value = self if value is None else value
-        self._places.append((weakref.ref(table), key, weakref.ref(value)))
-        table[key] = value
-
-    def mark_used(self) -> None:
-        """Note that this is the one used last."""
-        self.used = next(_uses)
-
-    def leave(self) -> None:
-        """Take this out of all tables that hold it."""
-        places, self._places = self._places, []
-        for place, key, kept in places:
-            table, value = place(), kept()
-            if table is not None and value is not None and table.get(key) is value:
-                del table[key]
 
 
 def execution(
@@ -170,7 +131,7 @@ class StepProgram(Kept):
     def count_run(self) -> None:
         """One more run: of the program, and so of its operators."""
         self.runs += 1
-        self.used = next(_uses)
+        self.mark_used()
         self.tally.count()
 
     def wasteful(self, wanted: set[int]) -> bool:

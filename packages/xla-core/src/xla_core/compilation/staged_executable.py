@@ -8,92 +8,20 @@ import json
 import operator
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from xla_core.compilation.program_table import execution
 from xla_core.contract.device_protocol import DeviceClient, Executable, Placement
-from xla_core.lowering.stage_partition import StagePlan
+from xla_core.lowering.stage_schedule import Run, Schedule
 from xla_core.support import indivisible
 
 _MAGIC: Final = b"XLASTG01"
 _LENGTH: Final = struct.Struct("<Q")
 
 MSG_DAMAGED: Final = "{name}: the description of the stored stages is damaged"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Run:
-    """One stage: the number of its executable, and the registers of its arguments and results.
-
-    ``freed`` are registers that nothing reads afterwards.
-    """
-
-    executable: int
-    arguments: tuple[int, ...]
-    results: tuple[int, ...]
-    freed: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Schedule:
-    """The runs of a step over registers: first the arguments, then the constants, then the rest.
-
-    ``constants`` are uint32 scalars; ``outputs`` the registers that are the step's results;
-    ``aliases`` pairs arguments with the results that take over their memory; ``nbytes`` is the size
-    of each register's value.
-    """
-
-    arguments: int
-    constants: tuple[int, ...]
-    runs: tuple[Run, ...]
-    outputs: tuple[int, ...]
-    aliases: tuple[tuple[int, int], ...]
-    nbytes: tuple[int, ...]
-
-
-def schedule(
-    plan: StagePlan,
-    inputs: Sequence[int],
-    outputs: Sequence[int],
-    aliases: tuple[tuple[int, int], ...],
-    nbytes: Callable[[int], int],
-) -> Schedule:
-    """The schedule of ``plan``'s stages; ``nbytes`` tells the size of a value number's value."""
-    registers = {value: i for i, value in enumerate(inputs)}
-    sizes = [nbytes(value) for value in inputs]
-    constants = tuple(dict.fromkeys(i for stage in plan.stages for i in stage.indices))
-    place = {index: len(inputs) + i for i, index in enumerate(constants)}
-    sizes += [np.dtype(np.uint32).itemsize] * len(constants)
-    runs = []
-    for stage in plan.stages:
-        arguments = (*(registers[v] for v in stage.inputs), *(place[i] for i in stage.indices))
-        for value in stage.outputs:
-            registers[value] = len(sizes)
-            sizes.append(nbytes(value))
-        runs.append(Run(stage.program, arguments, tuple(registers[v] for v in stage.outputs), ()))
-    kept = {registers[v] for v in outputs} | set(place.values())
-    return Schedule(
-        len(inputs),
-        constants,
-        tuple(_with_frees(runs, kept)),
-        tuple(registers[v] for v in outputs),
-        aliases,
-        tuple(sizes),
-    )
-
-
-def _with_frees(runs: Sequence[Run], kept: set[int]) -> list[Run]:
-    seen = set(kept)
-    found = []
-    for run in reversed(runs):
-        freed = {r for r in (*run.arguments, *run.results) if r not in seen}
-        seen |= freed
-        found.append(dataclasses.replace(run, freed=tuple(sorted(freed))))
-    found.reverse()
-    return found
 
 
 class StagedExecutable:

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from xla_core.compilation import build_program
-from xla_core.dispatch.meta_inference import SEED
 from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.repeat_graph import Part, references
+from xla_core.operators.plan import SEED
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.step_key import Lift
 from xla_core.recording.storage import PLACEHOLDER, NoValueError, Storage, lose_value

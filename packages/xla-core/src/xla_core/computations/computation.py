@@ -14,8 +14,9 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from xla_core.dispatch.functional import find_trace, wrap_results
-from xla_core.dispatch.meta_inference import SEED, Plan
+from xla_core.dispatch.meta_inference import OperatorPlan
 from xla_core.operators.lowering_registry import Promotion, Rule
+from xla_core.operators.plan import SEED, Plan
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording import random_state
 from xla_core.recording.trace import Trace
@@ -124,7 +125,9 @@ def _make_plan(computation: Computation, evaluate: Evaluate, random: bool) -> Pl
         where=_where(evaluate),
         meta=meta,
     )
-    return Plan(overload, rule, name=f"xla.{computation.name}.{computation.digest[:_DIGITS]}")
+    return OperatorPlan(
+        overload, rule, name=f"xla.{computation.name}.{computation.digest[:_DIGITS]}"
+    )
 
 
 def _where(evaluate: Evaluate) -> str:

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
 from xla_core.computations.body_recorder import Body, operands_of
-from xla_core.dispatch.meta_inference import SEED
 from xla_core.operators.lowering_registry import ViewRule
+from xla_core.operators.plan import SEED
 from xla_core.operators.schema import pure_form
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.step_key import Lift, Ref

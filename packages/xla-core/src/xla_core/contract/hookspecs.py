@@ -39,7 +39,7 @@ def xla_core_client_started(client: DeviceClient) -> None:
 
 @hookspec(firstresult=True)
 def xla_core_make_backends(client: DeviceClient) -> Any:
-    """The devices that PyTorch sees, as a sequence of ``runtime.Backend``; None: one per local device.
+    """The devices that PyTorch sees, as a sequence of ``DeviceBackend``; None: one per local device.
 
     Asked when the client starts, and again when an extension calls ``runtime.reattach``.
     """

@@ -8,7 +8,7 @@ import torch
 from torch._ops import OpOverload
 
 from xla_core.dispatch.functional import functional_handler, wrap_results
-from xla_core.dispatch.meta_inference import Plan
+from xla_core.dispatch.meta_inference import OperatorPlan
 from xla_core.operators.lowering_registry import find_rule
 from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording.xla_tensor import Handler
@@ -22,8 +22,8 @@ def handler(overload: OpOverload) -> Handler | None:
     """The handler of a batch norm overload, or None for any other operator."""
     if overload not in (aten.native_batch_norm.default, aten._native_batch_norm_legit.default):
         return None
-    pure = Plan(_PURE, find_rule(_PURE))
-    without = functional_handler(Plan(_NO_STATS, find_rule(_NO_STATS)), "tuple")
+    pure = OperatorPlan(_PURE, find_rule(_PURE))
+    without = functional_handler(OperatorPlan(_NO_STATS, find_rule(_NO_STATS)), "tuple")
 
     def batch_norm(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         given = [*args, *(kwargs or {}).values()]

@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from xla_core.dispatch.cpu_fallback import fallback_handler
 from xla_core.dispatch.functional import find_trace, wrap_results
-from xla_core.dispatch.meta_inference import Plan
+from xla_core.dispatch.meta_inference import OperatorPlan
 from xla_core.operators.decompositions import DecomposedRule
 from xla_core.operators.schema import Signature
 from xla_core.recording.xla_tensor import Handler
@@ -21,7 +21,7 @@ from xla_core.recording.xla_tensor import Handler
 def decomposed_handler(overload: OpOverload, facts: Signature) -> Handler:
     """A handler that records ``overload``, or falls back where its decomposition needs the CPU."""
     rule = DecomposedRule(overload)
-    plan = Plan(overload, rule)
+    plan = OperatorPlan(overload, rule)
     on_cpu = fallback_handler(overload, facts)
 
     def decomposed(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:

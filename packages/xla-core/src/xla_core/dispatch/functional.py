@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from xla_core.dispatch import random_numbers
-from xla_core.dispatch.meta_inference import SEED, Plan
 from xla_core.execution import generator
 from xla_core.execution.runtime import trace_of
+from xla_core.operators.plan import SEED, Plan
 from xla_core.recording import random_state
 from xla_core.recording.storage import Storage
 from xla_core.recording.trace import Entry, Trace

@@ -14,9 +14,10 @@ import torch
 
 from xla_core.dispatch.cpu_fallback import fallback_handler, refuse
 from xla_core.dispatch.functional import find_trace, wrap_results
-from xla_core.dispatch.meta_inference import Plan
+from xla_core.dispatch.meta_inference import OperatorPlan
 from xla_core.dispatch.transfers import HOST_VIEW_BYTES, read
 from xla_core.operators.lowering_registry import ALL_OR_NOTHING, InspectedRule, find_view
+from xla_core.operators.plan import Plan
 from xla_core.operators.schema import Signature
 from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording.storage import View
@@ -28,10 +29,10 @@ aten = torch.ops.aten
 
 def inspected_handler(overload: Any, inspected: InspectedRule, facts: Signature) -> Handler:
     """A handler that records ``overload``, looks at what the result depends on, and cuts it."""
-    plan = Plan(overload, inspected.rule, name=f"{overload} inspected")
+    plan = OperatorPlan(overload, inspected.rule, name=f"{overload} inspected")
     then = None
     if inspected.then is not None:
-        then = Plan(overload, inspected.then, name=f"{overload} of a size")
+        then = OperatorPlan(overload, inspected.then, name=f"{overload} of a size")
     on_cpu = fallback_handler(overload, facts)
 
     def inspect(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
@@ -90,4 +91,4 @@ _NEVER_READ: Final = -1
 
 @functools.cache
 def _slices() -> Plan:
-    return Plan(aten.slice.Tensor, find_view(aten.slice.Tensor))
+    return OperatorPlan(aten.slice.Tensor, find_view(aten.slice.Tensor))

@@ -13,8 +13,8 @@ from torch.autograd.graph import increment_version
 
 from xla_core.dispatch import cpu_error_parity, views
 from xla_core.dispatch.functional import find_trace, seeded, wrap_results
-from xla_core.dispatch.meta_inference import Plan
 from xla_core.operators import error_messages
+from xla_core.operators.plan import Plan
 from xla_core.operators.schema import Signature
 from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording import source_location

@@ -25,7 +25,7 @@ from xla_core.dispatch.cpu_fallback import fallback_handler
 from xla_core.dispatch.decomposed import decomposed_handler
 from xla_core.dispatch.functional import composite_handler, factory_handler, functional_handler
 from xla_core.dispatch.inspected import inspected_handler
-from xla_core.dispatch.meta_inference import Plan
+from xla_core.dispatch.meta_inference import OperatorPlan
 from xla_core.lowering import load_rules
 from xla_core.operators.decompositions import has_decomposition
 from xla_core.operators.lowering_registry import (
@@ -85,7 +85,7 @@ def _resize_as(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
 def _recorded(overload: OpOverload, facts: Signature) -> Handler:
     rule = find_rule(overload)
     assert rule is not None
-    return functional_handler(Plan(overload, rule), facts.returns)
+    return functional_handler(OperatorPlan(overload, rule), facts.returns)
 
 
 def _special(overload: OpOverload, facts: Signature) -> Handler | None:
@@ -124,10 +124,10 @@ def make_handler(overload: OpOverload) -> Handler:
     if inspected is not None:
         return inspected_handler(overload, inspected, facts)
     if find_view(overload) is not None:
-        return views.view_handler(Plan(overload, find_view(overload)), facts)
+        return views.view_handler(OperatorPlan(overload, find_view(overload)), facts)
     multi = find_multi_view(overload)
     if multi is not None:
-        return views.multi_view_handler(multi, facts, Plan(overload, None))
+        return views.multi_view_handler(multi, facts, OperatorPlan(overload, None))
     if facts.written:
         handler = _writing(overload, facts)
         if handler is not None:
@@ -135,7 +135,7 @@ def make_handler(overload: OpOverload) -> Handler:
     else:
         rule = find_rule(overload)
         if rule is not None:
-            plan = Plan(overload, rule)
+            plan = OperatorPlan(overload, rule)
             return (
                 factory_handler(plan)
                 if "device" in facts.names
@@ -176,7 +176,7 @@ def _mutating(overload: OpOverload, facts: Signature) -> Handler | None:
         rule = find_rule(pure) if pure is not None else None
     if rule is None:
         return None
-    return mutation.mutating_handler(Plan(overload, rule, written=facts.written), facts)
+    return mutation.mutating_handler(OperatorPlan(overload, rule, written=facts.written), facts)
 
 
 def _through_pure(pure: OpOverload) -> Handler:
@@ -203,8 +203,8 @@ def install() -> None:
     )
     zeros = find_rule(aten.zeros.default)
     assert zeros is not None
-    builtin_plans.set_plan(builtin_plans.ZEROS, Plan(aten.zeros.default, zeros))
-    strided = Plan(aten.as_strided.default, find_view(aten.as_strided.default))
+    builtin_plans.set_plan(builtin_plans.ZEROS, OperatorPlan(aten.zeros.default, zeros))
+    strided = OperatorPlan(aten.as_strided.default, find_view(aten.as_strided.default))
     builtin_plans.set_plan(builtin_plans.AS_STRIDED, strided)
     allow_list_kernels(XLATensor)
     let_make_fx_take(XLATensor)

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from xla_core.dispatch.meta_inference import Plan
 from xla_core.operators.lowering_registry import MultiViewRule
+from xla_core.operators.plan import Plan
 from xla_core.operators.schema import Signature
 from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording import xla_tensor as tensor_module

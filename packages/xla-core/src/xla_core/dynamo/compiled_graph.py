@@ -21,14 +21,15 @@ from torch import fx
 from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
-from xla_core.compilation.program_table import StepProgram, Table
-from xla_core.dispatch.meta_inference import SEED
+from xla_core.compilation.program_table import StepProgram
 from xla_core.dynamo.graph_inputs import GraphInputMatcher
 from xla_core.dynamo.graph_partition import MSG_UNREADABLE, one_part, partition
 from xla_core.execution import eager_mode, run_step, runtime
 from xla_core.operators.error_messages import ValueNeededError
+from xla_core.operators.plan import SEED
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording import random_state
+from xla_core.recording.evictable import Table
 from xla_core.recording.step_key import Lift
 from xla_core.recording.storage import Storage, View, chain
 from xla_core.recording.trace import Trace

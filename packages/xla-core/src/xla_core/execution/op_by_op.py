@@ -15,11 +15,12 @@ from xla_core.compilation import build_program, program_table
 from xla_core.lowering import compile_settings
 from xla_core.lowering.replay import needed_entries
 from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.evictable import Table
 from xla_core.recording.step_key import Lift, Ref
 from xla_core.recording.trace import Entry, Trace
 from xla_core.support import counters
 
-_programs = program_table.Table()
+_programs = Table()
 
 
 class _Single:

@@ -7,15 +7,12 @@ replica at once, each on values of its own: the same StableHLO with ``num_replic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from xla_core.contract.device_protocol import Placement
 from xla_core.lowering.replay import needed_entries
 from xla_core.recording.program_layout import Layout
+from xla_core.recording.storage import Backend
 from xla_core.recording.trace import Entry
-
-if TYPE_CHECKING:
-    from xla_core.execution.runtime import Backend
 
 
 def collective_entries(entries: Sequence[Entry], outputs: Sequence[int]) -> list[Entry]:

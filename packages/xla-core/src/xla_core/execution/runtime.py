@@ -6,267 +6,27 @@ import contextlib
 import functools
 import os
 import threading
-import time
-import weakref
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-import pluggy
 import torch
 
-from xla_core.compilation import build_program, disk_cache, staged_executable, warm_start
-from xla_core.compilation.disk_cache import CacheKey
-from xla_core.compilation.program_table import StepProgram
-from xla_core.contract import events
+from xla_core.compilation import disk_cache, program_identity, warm_start
 from xla_core.contract.device_protocol import (
-    ArraySpec,
     DeviceClient,
-    Executable,
-    Placement,
-    Program,
 )
-from xla_core.execution import replica_programs, run_step, spmd_mode
-from xla_core.lowering import program_failures
-from xla_core.lowering.target import target_of
-from xla_core.operators import lowering_registry
-from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.execution import run_step, spmd_mode
+from xla_core.execution.device_backend import DeviceBackend
+from xla_core.operators.extensions import extensions
 from xla_core.plugins import discovery
-from xla_core.recording.program_layout import Layout
-from xla_core.recording.storage import Storage
-from xla_core.recording.trace import Entry, Trace
-from xla_core.support import counters
-from xla_core.torch_bridge import device_guard, downcast_dtypes
-from xla_core.torch_bridge.dtypes import numpy_dtype
-
-_LITTLE: Final = 64 << 20
-"""Bytes that nobody asks a device about: it would take longer than most such programs run."""
-
-
-class Backend:
-    """One addressable device of the running client, as its trace uses it."""
-
-    def __init__(self, client: DeviceClient, index: int) -> None:
-        self.client = client
-        self.index = index
-        description = client.local_devices()[index]
-        self.placement = Placement((description.id,))
-        self.platform = description.platform  # the name that jax lowers for
-        self.target = target_of(description)
-        # ahead of time: buffers have no values
-        self.shapes_only: bool = getattr(client, "shapes_only", False)
-        self.replicas: tuple[int, ...] = ()
-        self.formats = downcast_dtypes.chosen()
-        self.numpy_dtype = downcast_dtypes.device_format(self.formats, client.numpy_dtype)
-        self._last: list[weakref.ref[Any]] = []
-        self.last_program: StepProgram | None = None
-        self._has_limit = True
-
-    def put(self, array: np.ndarray) -> Any:
-        """Copy a host array to the device, in the dtype the device keeps."""
-        return self._put(array, self.numpy_dtype(array.dtype))
-
-    def put_numbers(self, array: np.ndarray) -> Any:
-        """Copy lifted numbers to the device: the user's number formats are for tensors only."""
-        return self._put(array, self.client.numpy_dtype(array.dtype))
-
-    def _put(self, array: np.ndarray, wanted: np.dtype) -> Any:
-        if wanted != array.dtype:
-            array = array.astype(wanted)
-        return self._transfer(array, self.placement)
-
-    def _transfer(self, array: np.ndarray, placement: Placement) -> Any:
-        started = time.perf_counter_ns()
-        buffer = self.client.put(array, placement)
-        elapsed = time.perf_counter_ns() - started
-        counters.sample("TransferToDeviceTime", elapsed)
-        counters.sample("OutboundData", array.nbytes, counters.render_bytes)
-        events.emit("transfer_to_device", nbytes=array.nbytes, nanoseconds=elapsed, buffer=buffer)
-        return buffer
-
-    def get(self, buffer: Any) -> np.ndarray:
-        """Wait for a buffer and copy it to the host."""
-        started = ready = time.perf_counter_ns()
-        if events.listening():  # the time until there is a value, apart from copying it
-            self.client.wait([buffer])
-            ready = time.perf_counter_ns()
-        try:
-            array = self.client.get(buffer)
-        except RuntimeError as error:
-            raise self._explained(error) from error
-        elapsed = time.perf_counter_ns() - started
-        counters.sample("TransferFromDeviceTime", elapsed)
-        counters.sample("InboundData", array.nbytes, counters.render_bytes)
-        events.emit(
-            "transfer_from_device",
-            nbytes=array.nbytes,
-            nanoseconds=elapsed,
-            waited=ready - started,
-        )
-        return array
-
-    def _explained(self, error: Exception) -> Exception:
-        """What a program that runs out of memory while it runs raises where its values are wanted."""
-        program = self.last_program
-        if program is None:
-            return error
-        return program_failures.explained(error, program.name, program.largest)
-
-    def input_layouts(self, trace: Trace) -> Hashable:
-        """How the step's inputs are laid out: part of its program's identity. Called for every step."""
-        return None
-
-    def argument_layouts(self, storages: Iterable[Storage]) -> Hashable:
-        """How tensors are laid out that a recorded graph is called with: part of what it is for."""
-        return None
-
-    def ready(self, storage: Storage) -> Any:
-        """The buffer of a tensor that has a value, as programs take it."""
-        return storage.buffer
-
-    def adopted(self, storage: Storage, buffer: Any) -> Any:
-        """The buffer for a tensor that just takes over another one's value (``copy_``)."""
-        return buffer
-
-    def layout(
-        self,
-        trace: Trace,
-        entries: Sequence[Entry],
-        outputs: Sequence[int],
-        aliases: tuple[tuple[int, int], ...],
-    ) -> Layout:
-        """The layout of a program that is about to be made of ``entries``."""
-        return replica_programs.layout_of(self, entries, outputs, aliases)
-
-    def compile(self, program: Program) -> Executable:
-        """Compile a program, after the extensions that partition programs had their say."""
-        partitioned = extensions().hook.xla_core_partition_program(program=program)
-        return self.client.compile(partitioned or program)
-
-    def over_replicas(self, executable: Executable, name: str, collectives: Any) -> Executable:
-        """What runs ``executable``, which is over all replicas, on this replica's buffers.
-
-        Raises RuntimeError when no extension knows how.
-        """
-        found = extensions().hook.xla_core_replicated_executable(
-            executable=executable, name=name, collectives=collectives, backend=self
-        )
-        if found is None:
-            raise RuntimeError(f"{name} talks to other replicas: pip install xla-dist")
-        return found
-
-    def allocate(self, meta: TensorMeta) -> Any:
-        """A buffer of zeros for a tensor of this shape and dtype."""
-        spec = ArraySpec(meta.shape, self.numpy_dtype(numpy_dtype(meta.dtype)))
-        return self.client.allocate(spec, self.placement)
-
-    def copy(self, buffer: Any) -> Any:
-        """A second buffer with the same value on this device."""
-        return self.client.copy(buffer, self.placement)
-
-    def copy_from(self, buffer: Any, _origin: Backend) -> Any:
-        """The value of another device's buffer, on this device."""
-        return self.client.copy(buffer, self.placement)
-
-    def has_room(self, nbytes: int) -> bool:
-        """Whether the device has so much memory left, as far as it tells; little is always there."""
-        if nbytes < _LITTLE:
-            return True
-        if self._has_limit:
-            info = self.client.memory_info(self.index)
-            if info.bytes_limit is not None:
-                return nbytes <= info.bytes_limit - info.bytes_used
-            self._has_limit = False
-        try:
-            np.empty(nbytes, np.uint8)  # the host's own memory; nothing is written to it
-        except (MemoryError, ValueError):
-            return False
-        return True
-
-    def launched(self, results: Sequence[Any]) -> None:
-        """Remember what the last program will produce, for ``wait``; keeps no buffer alive."""
-        self._last = [weakref.ref(r) for r in results]
-
-    def wait(self) -> None:
-        """Block until the last program has finished."""
-        alive = [b for b in (ref() for ref in self._last) if b is not None]
-        if alive:
-            started = time.perf_counter_ns()
-            try:
-                self.client.wait(alive)
-            except RuntimeError as error:
-                raise self._explained(error) from error
-            events.emit("waited", nanoseconds=time.perf_counter_ns() - started)
-
-    def cache_key(self, text: bytes, name: str, placement: Placement) -> CacheKey | None:
-        """The persistent cache's key of a step, or None when no cache is in use."""
-        if disk_cache.current() is None:
-            return None
-        entries = (
-            ("program", text),
-            *environment(self.client),
-            ("placement", repr(placement).encode()),
-        )
-        return CacheKey(entries, name)
-
-    def load(self, key: CacheKey | None, name: str, placement: Placement) -> Any:
-        """The executable stored under ``key``, or None."""
-        stored = disk_cache.current()
-        if stored is None or key is None:
-            return None
-        warm_start.note(key, placement)
-        found = warm_start.take(key)
-        payload = stored.get(key) if found is None else None
-        if payload is None:
-            return found
-        try:
-            return staged_executable.deserialize(self.client, payload, name, placement)
-        except (ValueError, RuntimeError) as error:
-            disk_cache.warn_unusable(key, error)
-            return None
-
-    def store(self, key: CacheKey | None, executable: Any) -> None:
-        """Store an executable under ``key``, if a cache is in use and the plugin can serialize."""
-        stored = disk_cache.current()
-        if stored is None or key is None or stored.readonly:
-            return
-        with contextlib.suppress(NotImplementedError):
-            stored.put(key, executable.serialize())
-
-
-def environment(client: DeviceClient) -> tuple[tuple[str, bytes], ...]:
-    """The entries of the persistent cache's keys that are the same for all of a process's programs."""
-    manager = extensions()
-    entries = [("lowering", build_program.lowering_version())]
-    entries += build_program.rules_outside(_shaping_modules(client, manager))
-    entries += [(f"device:{k}", v.encode()) for k, v in sorted(client.fingerprint().items())]
-    for found in manager.hook.xla_core_cache_key_entries():
-        entries += [(f"extension:{k}", v) for k, v in sorted(found.items())]
-    return tuple(entries)
-
-
-# Who implements one of them decides what is in a program.
-_SHAPING: Final = frozenset({
-    "xla_core_make_backends", "xla_core_register_operators", "xla_core_partition_program",
-    "xla_core_over_parts", "xla_core_replicated_executable",
-})  # fmt: skip
-
-
-def _shaping_modules(client: DeviceClient, manager: pluggy.PluginManager) -> frozenset[str]:
-    """The modules, by name, of the device's plugin and of the extensions that take part in lowering."""
-    names = {type(client).__module__}
-    for extension in manager.get_plugins():
-        callers = manager.get_hookcallers(extension) or ()
-        if any(caller.name in _SHAPING for caller in callers):
-            names.add(getattr(extension, "__name__", type(extension).__module__))
-    return frozenset(names)
+from xla_core.recording.storage import Backend
+from xla_core.recording.trace import Trace
+from xla_core.torch_bridge import device_guard
 
 
 class _Runtime:
     client: DeviceClient | None = None
     device_type: str | None = None
     options: dict[str, str] = {}
-    manager: pluggy.PluginManager | None = None
     traces: list[Trace] = []
 
 
@@ -277,17 +37,6 @@ def client() -> DeviceClient:
     """The running client; started on the first call. Raises RuntimeError when no device can be had."""
     found = _Runtime.client
     return found if found is not None else _start()
-
-
-def extensions() -> pluggy.PluginManager:
-    """The plugin manager with the installed extensions, whose operators are registered then."""
-    with _lock:
-        if _Runtime.manager is None:
-            manager = discovery.load_extensions()
-            manager.hook.xla_core_register_operators(registry=lowering_registry)
-            manager.hook.xla_core_subscribe(events=events)
-            _Runtime.manager = manager
-        return _Runtime.manager
 
 
 def device_type() -> str:
@@ -333,7 +82,7 @@ def _start() -> DeviceClient:
             new = discovery.start_client(device_type(), extensions(), options)
             _attach(_backends(new))
             _Runtime.client = new
-            warm_start.start(new, functools.partial(environment, new))
+            warm_start.start(new, functools.partial(program_identity.environment, new))
         return _Runtime.client
 
 
@@ -342,7 +91,7 @@ def _backends(client: DeviceClient) -> Sequence[Backend]:
     found = extensions().hook.xla_core_make_backends(client=client)
     if found is not None:
         return found
-    backends = [Backend(client, index) for index in range(len(client.local_devices()))]
+    backends = [DeviceBackend(client, index) for index in range(len(client.local_devices()))]
     for backend in backends:
         backend.replicas = _one_per_process(client)
     return backends
@@ -368,7 +117,7 @@ def initialize_cache(path: str | os.PathLike[str], readonly: bool = False) -> No
     with _lock:
         found = _Runtime.client
         if found is not None:
-            warm_start.start(found, functools.partial(environment, found))
+            warm_start.start(found, functools.partial(program_identity.environment, found))
 
 
 def reattach() -> None:

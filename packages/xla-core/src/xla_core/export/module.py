@@ -12,7 +12,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from xla_core.compilation.program_table import Kept, Table, hold, make_room
+from xla_core.compilation import build_program, program_identity, stored_programs
+from xla_core.compilation.program_table import hold, make_room
 from xla_core.contract.device_protocol import ArraySpec, Program
 from xla_core.dispatch.transfers import materialise
 from xla_core.execution import runtime
@@ -27,6 +28,7 @@ from xla_core.export.bundle import (
 from xla_core.export.options import StableHLOExportOptions
 from xla_core.jax_bridge import portable_stablehlo
 from xla_core.operators.tensor_meta import tensor_meta
+from xla_core.recording.evictable import Kept, Table
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.torch_bridge.dtypes import numpy_dtype
@@ -187,14 +189,14 @@ class _Runner:
         result_shapes = portable_stablehlo.result_shapes(stablehlo)
         make_room(_OPERATIONS)
         name = f"{self.meta.name}_{hashlib.sha256(stablehlo).hexdigest()[:12]}"
-        key = backend.cache_key(b"stablehlo\n" + stablehlo, name, backend.placement)
-        executable = backend.load(key, name, backend.placement)
+        client, placement = backend.client, backend.placement
+        key = program_identity.cache_key(client, b"stablehlo\n" + stablehlo, name, placement)
+        executable = stored_programs.load(client, key, name, placement)
         if executable is None:
             outputs = _specs(trace, self.meta.output_signature, result_shapes)
-            executable = backend.compile(
-                Program(name, stablehlo, inputs, outputs, (), backend.placement)
-            )
-            backend.store(key, executable)
+            program = Program(name, stablehlo, inputs, outputs, (), placement)
+            executable = build_program.compile_program(client, program)
+            stored_programs.store(key, executable)
         return _Compiled(executable, result_shapes)
 
 

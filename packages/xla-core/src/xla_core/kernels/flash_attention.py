@@ -28,7 +28,7 @@ from xla_core.kernels.kernel_operator import (
     wide,
 )
 from xla_core.kernels.per_shard_calls import over_parts, splits_positions
-from xla_core.lowering.target import Target
+from xla_core.operators.target import Target
 from xla_core.torch_bridge.op_library import XLA_LIB
 
 MSG_SEGMENTS: Final = "q_segment_ids and kv_segment_ids are given both or not at all"

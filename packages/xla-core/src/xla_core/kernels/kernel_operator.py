@@ -11,7 +11,7 @@ import torch
 from jax import Array
 
 from xla_core.jax_bridge import pallas_kernels
-from xla_core.lowering import target
+from xla_core.operators import target
 from xla_core.operators.lowering_registry import rule
 from xla_core.support import counters
 from xla_core.torch_bridge.op_library import XLA_LIB

@@ -18,7 +18,7 @@ import torch
 from xla_core.computations.call_jax import call_jax
 from xla_core.dispatch.functional import find_trace
 from xla_core.jax_bridge import jax_private, pallas_kernels
-from xla_core.lowering.target import Target
+from xla_core.operators.target import Target
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import counters
 from xla_core.torch_bridge.dtypes import HALF_COMPLEX, NUMPY_DTYPES

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from xla_core.execution.runtime import extensions
+from xla_core.operators.extensions import extensions
 
 Result = tuple[Any, tuple[int, ...]]
 """The partition spec and the whole shape of a result."""

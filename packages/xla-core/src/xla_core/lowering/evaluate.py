@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xla_core.dispatch.meta_inference import SEED
 from xla_core.lowering.program_failures import place_of
 from xla_core.lowering.repeat_graph import FILLS, Part
+from xla_core.lowering.source_scopes import scope_name
 from xla_core.operators.decompositions import DecomposedRule
 from xla_core.operators.lowering_registry import ViewRule
+from xla_core.operators.plan import SEED
 from xla_core.operators.run_rule import LoweringError, conform, run_rule
 from xla_core.operators.tensor_meta import TensorMeta
-from xla_core.recording.source_location import scope_name
 from xla_core.recording.step_key import Lift, Ref
 from xla_core.recording.trace import Entry
 from xla_core.torch_bridge.dtypes import numpy_dtype

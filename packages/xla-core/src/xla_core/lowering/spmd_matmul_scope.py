@@ -19,11 +19,11 @@ import jax.numpy as jnp
 
 from xla_core.lowering.evaluate import Lifted
 from xla_core.lowering.repeat_graph import Part
+from xla_core.lowering.source_scopes import scope_name
 from xla_core.lowering.spmd_bmm_scope import UnmergedScope
 from xla_core.operators.lowering_registry import Rule
 from xla_core.operators.run_rule import conform
 from xla_core.operators.tensor_meta import tensor_meta
-from xla_core.recording.source_location import scope_name
 from xla_core.recording.trace import Entry
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from xla_core.compilation.staged_executable import Schedule, schedule
 from xla_core.contract.device_protocol import ArraySpec, DeviceClient, Outlining, Program
 from xla_core.jax_bridge import jax_private
 from xla_core.jax_bridge.composite_pass import build_composites
@@ -20,20 +19,19 @@ from xla_core.lowering.outline_functions import KEPT_PREFIX, outlined_function
 from xla_core.lowering.repeat_graph import Graph
 from xla_core.lowering.repeats import CostModel, Plan
 from xla_core.lowering.replay import needed_entries, repeats_of, step_function
+from xla_core.lowering.source_scopes import relocation
 from xla_core.lowering.spmd_matmul_scope import PartitionedScope
 from xla_core.lowering.stage_partition import VECTORS, cut, stage_count
-from xla_core.lowering.target import lowering_for
+from xla_core.lowering.stage_schedule import Schedule, schedule
 from xla_core.operators.lowering_registry import Rule
+from xla_core.operators.target import lowering_for
 from xla_core.operators.tensor_meta import TensorMeta
-from xla_core.recording import source_location
 from xla_core.recording.program_layout import Layout
+from xla_core.recording.storage import Backend
 from xla_core.recording.trace import Entry, Trace
 from xla_core.support import flags
 from xla_core.torch_bridge.dtypes import kept_as, numpy_dtype
 from xla_core.torch_bridge.op_library import MARK
-
-if TYPE_CHECKING:
-    from xla_core.execution.runtime import Backend
 
 
 def _spec(backend: Backend, meta: TensorMeta | None) -> ArraySpec:
@@ -197,7 +195,7 @@ class StepLowering:
                 input_shardings=layout.input_annotations,
                 output_shardings=layout.output_annotations,
                 kept_prefix=KEPT_PREFIX if self.kept else None,
-                relocate=source_location.relocation(self.entries),
+                relocate=relocation(self.entries),
                 edit=build_composites if self.marked else None,
             )
         return Program(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from xla_core.dispatch.meta_inference import Plan
+from xla_core.operators.plan import Plan
 
 ZEROS: Final = "zeros"
 AS_STRIDED: Final = "as_strided"

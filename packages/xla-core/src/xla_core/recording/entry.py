@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from xla_core.compilation.program_table import Kept, Table
+from xla_core.operators.plan import Plan
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording import source_location, step_key
+from xla_core.recording.evictable import Kept, Table
 from xla_core.recording.step_key import NO_OPERANDS, Operands, Values
-
-if TYPE_CHECKING:
-    from xla_core.dispatch.meta_inference import Plan
 
 # Most entries have neither: one object for all of them.
 _NONE: Final[Any] = MappingProxyType({})
@@ -88,6 +86,13 @@ class Entry:
                 found = step_key.read(self.key, self.values, before.floats, before.ints)
             self._operands = found
         return found
+
+    def locate_here(self) -> None:
+        """Remember the user's line that records this, if nobody has located it."""
+        if self.where is None:
+            found = source_location.user_frame()
+            frames = (found,) if found is not None else ()
+            self.where = source_location.Where(frames, found, "", False, False)
 
     def add(self, entry: Entry) -> None:
         """Keep an operation that follows for the first time."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, Protocol
+import contextlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
+import numpy as np
 import torch
 
+from xla_core.contract.device_protocol import DeviceClient, Placement
+from xla_core.operators.plan import Plan
+from xla_core.operators.target import Target
 from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.entry import Entry
+from xla_core.recording.program_layout import Layout
 from xla_core.support import indivisible
-
-if TYPE_CHECKING:
-    from xla_core.dispatch.meta_inference import Plan
-    from xla_core.recording.trace import Trace
 
 
 class Storage:
@@ -28,7 +31,8 @@ class Storage:
     __slots__ = ("trace", "meta", "vid", "epoch", "buffer", "version", "annotation")
     annotation: Any
 
-    def __init__(self, trace: Trace, meta: TensorMeta, vid: int, epoch: int) -> None:
+    # Any: a Trace, which is made of storages
+    def __init__(self, trace: Any, meta: TensorMeta, vid: int, epoch: int) -> None:
         self.trace = trace
         self.meta = meta
         self.vid = vid
@@ -144,6 +148,103 @@ def strides(whole: TensorMeta, view: View) -> tuple[tuple[int, ...], int]:
     for one in chain(view):
         seen = one.plan.overload(seen, *one.args)
     return seen.stride(), seen.storage_offset()
+
+
+class Recorder(Protocol):
+    """What a storage and a backend need of the trace that records on a device.
+
+    ``inputs`` are the buffers that the step reads, ``touched`` the storages that it has met;
+    ``input_storages`` gives the position among these of each input's.
+    """
+
+    device: torch.device
+    backend: Backend
+    lock: contextlib.AbstractContextManager[Any]
+    epoch: int
+    inputs: list[Any]
+    input_storages: list[int]
+    touched: list[Storage]
+
+
+class Backend(Protocol):
+    """Placement and transfers of one device, or of a mesh that is shown as one device.
+
+    Buffers are the client's objects. ``replicas`` are the ids of the job's replicas in ordinal order, empty
+    where this one is alone; ``shapes_only`` says that buffers have no values (ahead of time).
+    """
+
+    client: DeviceClient
+    index: int
+    placement: Placement
+    platform: str
+    target: Target
+    shapes_only: bool
+    replicas: tuple[int, ...]
+    formats: Mapping[np.dtype, np.dtype]
+    numpy_dtype: Callable[[np.dtype], np.dtype]
+    last_program: Any
+
+    def put(self, array: np.ndarray) -> Any:
+        """Copy a host array to the device, in the dtype the device keeps."""
+        ...
+
+    def put_numbers(self, array: np.ndarray) -> Any:
+        """Copy lifted numbers to the device: the user's number formats are for tensors only."""
+        ...
+
+    def get(self, buffer: Any) -> np.ndarray:
+        """Wait for a buffer and copy it to the host."""
+        ...
+
+    def input_layouts(self, trace: Recorder) -> Hashable:
+        """How the step's inputs are laid out: part of its program's identity. Called for every step."""
+        ...
+
+    def argument_layouts(self, storages: Iterable[Storage]) -> Hashable:
+        """How tensors are laid out that a recorded graph is called with: part of what it is for."""
+        ...
+
+    def ready(self, storage: Storage) -> Any:
+        """The buffer of a tensor that has a value, as programs take it."""
+        ...
+
+    def adopted(self, storage: Storage, buffer: Any) -> Any:
+        """The buffer for a tensor that just takes over another one's value (``copy_``)."""
+        ...
+
+    def layout(
+        self,
+        trace: Recorder,
+        entries: Sequence[Entry],
+        outputs: Sequence[int],
+        aliases: tuple[tuple[int, int], ...],
+    ) -> Layout:
+        """The layout of a program that is about to be made of ``entries``."""
+        ...
+
+    def allocate(self, meta: TensorMeta) -> Any:
+        """A buffer of zeros for a tensor of this shape and dtype."""
+        ...
+
+    def copy(self, buffer: Any) -> Any:
+        """A second buffer with the same value on this device."""
+        ...
+
+    def copy_from(self, buffer: Any, origin: Backend) -> Any:
+        """The value of another device's buffer, on this device."""
+        ...
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether the device has so much memory left, as far as it tells; little is always there."""
+        ...
+
+    def launched(self, results: Sequence[Any]) -> None:
+        """Remember what the last program will produce, for ``wait``; keeps no buffer alive."""
+        ...
+
+    def wait(self) -> None:
+        """Block until the last program has finished."""
+        ...
 
 
 class Aside(Protocol):

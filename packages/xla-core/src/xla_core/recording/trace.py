@@ -26,15 +26,14 @@ from xla_core.recording import source_location, step_key
 from xla_core.recording.builtin_plans import AS_STRIDED, ZEROS, known_plan
 from xla_core.recording.entry import Entry
 from xla_core.recording.step_key import HOST_FLOAT, HOST_INT, LIFT_FLOAT, LIFT_INT, LIST, SAME
-from xla_core.recording.storage import Aside, Storage, View, check_lost, strides
+from xla_core.recording.storage import Aside, Backend, Storage, View, check_lost, strides
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import indivisible
 from xla_core.torch_bridge import dtypes
 from xla_core.torch_bridge.torch_private import make_wrapper
 
 if TYPE_CHECKING:
-    from xla_core.dispatch.meta_inference import Plan
-    from xla_core.execution.runtime import Backend
+    from xla_core.operators.plan import Plan
 
 # More entries than this and the tree is dropped: a program whose every step is different must not
 # keep all of them in memory.

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import torch
 
+import xla_core.torch_bridge.marking_ops  # noqa: F401 - PyTorch learns of the operators there
 from xla_core.dynamo import dynamo_backend
 from xla_core.recording.xla_tensor import XLATensor
-from xla_core.torch_bridge.op_library import XLA_LIB
 
 MSG_NAME: Final = (
     "{name!r} is no name of a composite: StableHLO wants a namespace and a name, such as "
@@ -114,25 +114,3 @@ def _is_attribute(value: Any) -> bool:
         kinds = {type(item) for item in value}
         return len(kinds) == 1 and kinds <= {int, float, bool}
     return type(value) in _SCALARS
-
-
-def _unmarked(
-    x: torch.Tensor, name: str, pos: int, id: str, is_input: bool, attr: Any = None
-) -> torch.Tensor:
-    # an operator's result is no alias of its operand
-    return x.clone()
-
-
-def _like(
-    x: torch.Tensor, name: str, pos: int, id: str, is_input: bool, attr: Any = None
-) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-def _gradient(_context: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    return (gradient, None, None, None, None, None)
-
-
-XLA_LIB.impl("mark_tensor", _unmarked, "CompositeExplicitAutograd")
-XLA_LIB.impl("mark_tensor", _like, "Meta")
-torch.library.register_autograd("xla::mark_tensor", _gradient, lib=XLA_LIB)

@@ -7,17 +7,13 @@ which memory a value is kept. Exported models hold them too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
-from xla_core.recording.xla_tensor import XLATensor, handler_of
-from xla_core.torch_bridge.op_library import XLA_LIB
+import xla_core.torch_bridge.marking_ops  # noqa: F401 - PyTorch learns of the operators there
+from xla_core.recording.xla_tensor import handler_of
 
-MSG_NOT_XLA: Final = (
-    "{name}: a custom call is part of a program for an xla device, and got a tensor on {device}; move "
-    "it there first: .to('xla')"
-)
 MSG_RESULTS: Final = (
     "{name}: {shapes} output shapes and {dtypes} output dtypes; give one of each per result"
 )
@@ -84,33 +80,6 @@ def custom_call(
     return found
 
 
-def result_specs(
-    sizes: Sequence[Any], ranks: Sequence[int], dtypes: str
-) -> list[tuple[tuple[Any, ...], torch.dtype]]:
-    """Shapes and dtypes of a call's results, from the operator's arguments."""
-    remaining = iter(sizes)
-    shapes = [tuple(next(remaining) for _ in range(rank)) for rank in ranks]
-    kinds = [getattr(torch, name) for name in dtypes.split(",") if name]
-    return list(zip(shapes, kinds, strict=True))
-
-
-def results_of(
-    args: list[torch.Tensor], target: str, sizes: Any, ranks: Any, dtypes: str, *_: Any
-) -> list[torch.Tensor]:
-    """Meta tensors like the results of a recorded call."""
-    specs = result_specs(sizes, ranks, dtypes)
-    return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in specs]
-
-
-def _elsewhere(args: list[torch.Tensor], target: str, *_: Any) -> Any:
-    device = next(a.device for a in args if not isinstance(a, XLATensor))
-    raise RuntimeError(MSG_NOT_XLA.format(name=target, device=device))
-
-
-XLA_LIB.impl("custom_call", results_of, "Meta")
-XLA_LIB.impl("custom_call", _elsewhere, "CPU")
-
-
 # -- memories ---------------------------------------------------------------------------------------
 
 
@@ -125,20 +94,3 @@ def place_to_host(t: torch.Tensor | None) -> torch.Tensor | None:
 def place_to_device(t: torch.Tensor | None) -> torch.Tensor | None:
     """``t``, back in the device's memory; see ``place_to_host``."""
     return None if t is None else torch.ops.xla.place_to_device(t)
-
-
-def _same_gradient(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
-    return gradient
-
-
-def _register(name: str) -> None:
-    def elsewhere(t: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError(MSG_NOT_XLA.format(name=name, device=t.device))
-
-    XLA_LIB.impl(name, torch.empty_like, "Meta")
-    XLA_LIB.impl(name, elsewhere, "CPU")
-    torch.library.register_autograd(f"xla::{name}", _same_gradient, lib=XLA_LIB)
-
-
-_register("place_to_host")
-_register("place_to_device")

@@ -13,7 +13,6 @@ from typing import Any, Final
 import torch
 
 from xla_core.execution import ordinals
-from xla_core.recording import source_location
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
 from xla_dist.collectives import host_collectives
@@ -71,7 +70,7 @@ def record(trace: Trace, name: str, tensors: Any, *arguments: Any) -> list[torch
         epoch, after = _orders.get(trace, (-1, None))
         operator = getattr(operators, name)
         results = list(operator(tensors, *arguments, after if epoch == trace.epoch else None))
-        source_location.locate_here(trace.cur)  # once per place in a step: reports name the line
+        trace.cur.locate_here()  # once per place in a step: reports name the line
         _orders[trace] = (trace.epoch, results.pop())
     return results
 

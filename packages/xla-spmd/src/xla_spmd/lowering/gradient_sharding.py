@@ -6,7 +6,7 @@ import weakref
 
 import torch
 
-from xla_core.recording.trace import Trace
+from xla_core.recording.storage import Recorder
 from xla_core.recording.xla_tensor import XLATensor
 from xla_spmd.sharding.annotation import annotation_of
 
@@ -25,7 +25,7 @@ def watch(tensor: torch.Tensor) -> None:
         _leaves[key] = weakref.ref(tensor, lambda _: _leaves.pop(key, None))
 
 
-def shardings(trace: Trace) -> dict[int, str]:
+def shardings(trace: Recorder) -> dict[int, str]:
     """Value numbers of pending gradients and their leaves' shardings."""
     found = {}
     for leaf in [ref() for ref in list(_leaves.values())]:

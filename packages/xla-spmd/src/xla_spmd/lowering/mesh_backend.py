@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from xla_core.compilation.program_table import Kept, Table, hold, make_room
+from xla_core.compilation.program_table import hold, make_room
 from xla_core.contract.device_protocol import ArraySpec, DeviceClient, Placement, Program
-from xla_core.execution.runtime import Backend
+from xla_core.execution.device_backend import DeviceBackend
 from xla_core.jax_bridge import jax_private
 from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.evictable import Kept, Table
 from xla_core.recording.program_layout import Layout
-from xla_core.recording.storage import Storage
-from xla_core.recording.trace import Entry, Trace
+from xla_core.recording.storage import Backend, Recorder, Storage
+from xla_core.recording.trace import Entry
 from xla_core.torch_bridge.dtypes import numpy_dtype
 from xla_spmd.lowering import gradient_sharding
 from xla_spmd.lowering.annotation_ops import TO_SHARD, TO_WHOLE, annotating
@@ -53,7 +54,7 @@ class HostValue:
         return self.placed is None or bool(self.placed.is_ready())
 
 
-class MeshBackend(Backend):
+class MeshBackend(DeviceBackend):
     """All devices of the job; buffers are whole values, split as each was annotated."""
 
     def __init__(self, client: DeviceClient) -> None:
@@ -163,7 +164,7 @@ class MeshBackend(Backend):
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def input_layouts(self, trace: Trace) -> Hashable:
+    def input_layouts(self, trace: Recorder) -> Hashable:
         """The shardings of the step's inputs; those that no device has are put whole on all."""
         placement_of = self.client.placement_of
         known = self._canonical
@@ -230,7 +231,7 @@ class MeshBackend(Backend):
             buffer = buffer.placed
         return buffer if self.sharding_of(buffer) == sharding else self.move(buffer, sharding)
 
-    def _replace(self, trace: Trace, slot: int, buffer: Any) -> Any:
+    def _replace(self, trace: Recorder, slot: int, buffer: Any) -> Any:
         """Give a step's input, and the tensor that it came from, another buffer of its value."""
         former = trace.inputs[slot]
         storage = trace.touched[trace.input_storages[slot]]
@@ -244,7 +245,7 @@ class MeshBackend(Backend):
 
     def layout(
         self,
-        trace: Trace,
+        trace: Recorder,
         entries: Sequence[Entry],
         outputs: Sequence[int],
         aliases: tuple[tuple[int, int], ...],
@@ -287,7 +288,7 @@ class MeshBackend(Backend):
         return common_mesh(map(parse, texts), self.count)
 
 
-def _annotated_storages(trace: Trace) -> dict[int, str]:
+def _annotated_storages(trace: Recorder) -> dict[int, str]:
     """The pending values of annotated tensors."""
     found = {}
     for storage in trace.touched:

@@ -11,8 +11,7 @@ from jax import Array
 from xla_core.jax_bridge import custom_call_primitives
 from xla_core.operators.lowering_registry import rule
 from xla_core.torch_bridge.dtypes import numpy_dtype
-from xla_core.torch_features import composites as composites
-from xla_core.torch_features.custom_calls import result_specs, results_of
+from xla_core.torch_bridge.marking_ops import result_specs, results_of
 
 _PLACEMENT = "annotate_device_placement"
 

@@ -1,0 +1,166 @@
+"""``DeviceBackend``: one addressable device of the running client, as its trace uses it."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from xla_core.compilation.program_table import StepProgram
+from xla_core.contract import events
+from xla_core.contract.device_protocol import ArraySpec, DeviceClient, Placement
+from xla_core.execution import replica_programs
+from xla_core.lowering import program_failures
+from xla_core.operators.target import target_of
+from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.entry import Entry
+from xla_core.recording.program_layout import Layout
+from xla_core.recording.storage import Backend, Recorder, Storage
+from xla_core.support import counters
+from xla_core.torch_bridge import downcast_dtypes
+from xla_core.torch_bridge.dtypes import numpy_dtype
+
+_LITTLE: Final = 64 << 20
+"""Bytes that nobody asks a device about: it would take longer than most such programs run."""
+
+
+class DeviceBackend(Backend):
+    """One addressable device of the running client, as its trace uses it."""
+
+    def __init__(self, client: DeviceClient, index: int) -> None:
+        self.client = client
+        self.index = index
+        description = client.local_devices()[index]
+        self.placement = Placement((description.id,))
+        self.platform = description.platform  # the name that jax lowers for
+        self.target = target_of(description)
+        # ahead of time: buffers have no values
+        self.shapes_only: bool = getattr(client, "shapes_only", False)
+        self.replicas: tuple[int, ...] = ()
+        self.formats = downcast_dtypes.chosen()
+        self.numpy_dtype = downcast_dtypes.device_format(self.formats, client.numpy_dtype)
+        self._last: list[weakref.ref[Any]] = []
+        self.last_program: StepProgram | None = None
+        self._has_limit = True
+
+    def put(self, array: np.ndarray) -> Any:
+        """Copy a host array to the device, in the dtype the device keeps."""
+        return self._put(array, self.numpy_dtype(array.dtype))
+
+    def put_numbers(self, array: np.ndarray) -> Any:
+        """Copy lifted numbers to the device: the user's number formats are for tensors only."""
+        return self._put(array, self.client.numpy_dtype(array.dtype))
+
+    def _put(self, array: np.ndarray, wanted: np.dtype) -> Any:
+        if wanted != array.dtype:
+            array = array.astype(wanted)
+        return self._transfer(array, self.placement)
+
+    def _transfer(self, array: np.ndarray, placement: Placement) -> Any:
+        started = time.perf_counter_ns()
+        buffer = self.client.put(array, placement)
+        elapsed = time.perf_counter_ns() - started
+        counters.sample("TransferToDeviceTime", elapsed)
+        counters.sample("OutboundData", array.nbytes, counters.render_bytes)
+        events.emit("transfer_to_device", nbytes=array.nbytes, nanoseconds=elapsed, buffer=buffer)
+        return buffer
+
+    def get(self, buffer: Any) -> np.ndarray:
+        """Wait for a buffer and copy it to the host."""
+        started = ready = time.perf_counter_ns()
+        if events.listening():  # the time until there is a value, apart from copying it
+            self.client.wait([buffer])
+            ready = time.perf_counter_ns()
+        try:
+            array = self.client.get(buffer)
+        except RuntimeError as error:
+            raise self._explained(error) from error
+        elapsed = time.perf_counter_ns() - started
+        counters.sample("TransferFromDeviceTime", elapsed)
+        counters.sample("InboundData", array.nbytes, counters.render_bytes)
+        events.emit(
+            "transfer_from_device",
+            nbytes=array.nbytes,
+            nanoseconds=elapsed,
+            waited=ready - started,
+        )
+        return array
+
+    def _explained(self, error: Exception) -> Exception:
+        """What a program that runs out of memory while it runs raises where its values are wanted."""
+        program = self.last_program
+        if program is None:
+            return error
+        return program_failures.explained(error, program.name, program.largest)
+
+    def input_layouts(self, trace: Recorder) -> Hashable:
+        """How the step's inputs are laid out: part of its program's identity. Called for every step."""
+        return None
+
+    def argument_layouts(self, storages: Iterable[Storage]) -> Hashable:
+        """How tensors are laid out that a recorded graph is called with: part of what it is for."""
+        return None
+
+    def ready(self, storage: Storage) -> Any:
+        """The buffer of a tensor that has a value, as programs take it."""
+        return storage.buffer
+
+    def adopted(self, storage: Storage, buffer: Any) -> Any:
+        """The buffer for a tensor that just takes over another one's value (``copy_``)."""
+        return buffer
+
+    def layout(
+        self,
+        trace: Recorder,
+        entries: Sequence[Entry],
+        outputs: Sequence[int],
+        aliases: tuple[tuple[int, int], ...],
+    ) -> Layout:
+        """The layout of a program that is about to be made of ``entries``."""
+        return replica_programs.layout_of(self, entries, outputs, aliases)
+
+    def allocate(self, meta: TensorMeta) -> Any:
+        """A buffer of zeros for a tensor of this shape and dtype."""
+        spec = ArraySpec(meta.shape, self.numpy_dtype(numpy_dtype(meta.dtype)))
+        return self.client.allocate(spec, self.placement)
+
+    def copy(self, buffer: Any) -> Any:
+        """A second buffer with the same value on this device."""
+        return self.client.copy(buffer, self.placement)
+
+    def copy_from(self, buffer: Any, origin: Backend) -> Any:
+        """The value of another device's buffer, on this device."""
+        return self.client.copy(buffer, self.placement)
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether the device has so much memory left, as far as it tells; little is always there."""
+        if nbytes < _LITTLE:
+            return True
+        if self._has_limit:
+            info = self.client.memory_info(self.index)
+            if info.bytes_limit is not None:
+                return nbytes <= info.bytes_limit - info.bytes_used
+            self._has_limit = False
+        try:
+            np.empty(nbytes, np.uint8)  # the host's own memory; nothing is written to it
+        except (MemoryError, ValueError):
+            return False
+        return True
+
+    def launched(self, results: Sequence[Any]) -> None:
+        """Remember what the last program will produce, for ``wait``; keeps no buffer alive."""
+        self._last = [weakref.ref(r) for r in results]
+
+    def wait(self) -> None:
+        """Block until the last program has finished."""
+        alive = [b for b in (ref() for ref in self._last) if b is not None]
+        if alive:
+            started = time.perf_counter_ns()
+            try:
+                self.client.wait(alive)
+            except RuntimeError as error:
+                raise self._explained(error) from error
+            events.emit("waited", nanoseconds=time.perf_counter_ns() - started)

@@ -1,0 +1,66 @@
+"""Names of lowered operations that say where in the user's program they were recorded."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from xla_core.recording.entry import Entry
+from xla_core.recording.source_location import Detail, Where, detail
+
+MARK: Final = "@"
+_MARKED: Final = re.compile(MARK + r"(\d+)(?=/|$)")
+OPTIMIZER_SCOPE: Final = "optimizer"
+"""Stands for the modules of what an optimizer's step records, outside of any."""
+_INDICES: Final = re.compile(r"\.\d+(?=[./]|$)")
+_NOT_IN_NAMES: Final = re.compile(r"\W+", re.ASCII)
+
+
+def scope_name(entry: Entry) -> str:
+    """The name that an entry's operations get in the lowered program."""
+    plan = entry.plan
+    assert plan is not None
+    found: Where | None = entry.where
+    name = plan.name
+    if detail() is Detail.LINES:
+        name = f"{name}{MARK}{entry.depth}"
+    return f"{found.scope}/{name}" if found is not None and found.scope else name
+
+
+def common_scope(entries: Iterable[Entry]) -> str:
+    """The modules that operations have in common, as a name: ``Net_blocks``; empty where nobody looked.
+
+    Indices of modules in a list are left out: operations that repeat are those of one of many.
+    """
+    places = (entry.where for entry in entries if entry.where is not None)
+    scopes = [p.scope or (OPTIMIZER_SCOPE if p.optimizer else "") for p in places]
+    if not scopes:
+        return ""
+    common = posixpath.commonpath([_INDICES.sub("", scope).strip("/") for scope in scopes])
+    return _NOT_IN_NAMES.sub("_", common)
+
+
+def relocation(
+    entries: Sequence[Entry],
+) -> Callable[[str], tuple[str, str, int] | None] | None:
+    """What turns the name of a lowered operation into name, file and line; None without detail.
+
+    The function gives None for operations whose line is not known. An operation in the body of a
+    computation has the line of the computation, whose mark comes first.
+    """
+    if detail() is Detail.NONE:
+        return None
+
+    def place(name: str) -> tuple[str, str, int] | None:
+        first = _MARKED.search(name)
+        if first is None:
+            return None
+        found: Where | None = entries[int(first[1]) - 1].where
+        clean = _MARKED.sub("", name)
+        if found is None or not found.frames:
+            return clean, "", 0
+        return clean, found.frames[0].filename, found.frames[0].line
+
+    return place

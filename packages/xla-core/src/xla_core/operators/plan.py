@@ -1,0 +1,104 @@
+"""``Plan``: how one operator overload is recorded and lowered, decided when it is first met."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Final
+
+from torch._ops import OpOverload
+
+from xla_core.operators.decompositions import DecomposedRule
+from xla_core.operators.lowering_registry import Rule, ViewRule
+from xla_core.operators.run_rule import STORAGE_ARGUMENTS
+from xla_core.operators.tensor_meta import TensorMeta
+
+SEED: Final = "__seed"
+"""The extra argument that carries a random operator's seed, a lifted int."""
+
+_numbers = itertools.count()
+
+
+class Plan:
+    """One overload as the trace knows it; plans are compared by identity, or by ``number``.
+
+    ``overload`` is the operator the user called, whose meta kernel gives shapes, dtypes and errors.
+    ``rule`` lowers it; for a write through a view it is the view's rule and ``is_put`` is set.
+    ``lift_mask`` says, per positional argument, whether its scalars are lifted.
+
+    The record is what a trace and the lowering need. Shapes and dtypes of results are inferred by
+    ``dispatch.meta_inference.OperatorPlan``, which knows tensors and the CPU's errors.
+    """
+
+    __slots__ = (
+        "number", "name", "overload", "rule", "is_put", "random", "lift_mask", "lift_names",
+        "storage_arguments", "written", "host_tensors", "needs_all_replicas", "_metas", "_put",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        overload: OpOverload,
+        rule: Rule | ViewRule | DecomposedRule | None,
+        *,
+        name: str | None = None,
+        is_put: bool = False,
+        written: tuple[int, ...] = (),
+        host_tensors: bool = False,
+    ) -> None:
+        arguments = overload._schema.arguments
+        lift = rule.lift if isinstance(rule, Rule) else frozenset()
+        self.number = next(_numbers)
+        self.name = name or str(overload)
+        self.overload = overload
+        self.rule = rule
+        self.is_put = is_put
+        self.random = isinstance(rule, Rule) and rule.random
+        self.needs_all_replicas = isinstance(rule, Rule) and rule.all_replicas
+        self.lift_mask = tuple(a.name in lift for a in arguments)
+        self.lift_names = lift | {SEED}
+        self.storage_arguments = STORAGE_ARGUMENTS
+        self.written = written
+        self.host_tensors = host_tensors
+        self._metas: dict[Any, tuple[TensorMeta | None, ...]] = {}
+        self._put: Plan | None = None
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def repeats(self) -> bool:
+        """Whether this is a view that may show one element repeatedly."""
+        return isinstance(self.rule, ViewRule) and self.rule.put is None
+
+    def infer(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[TensorMeta | None, ...]:
+        """The metas of the results. Raises what PyTorch raises for these operands."""
+        raise NotImplementedError(self.name)
+
+    def put_plan(self, view: TensorMeta, base: TensorMeta) -> Plan | None:
+        """The plan that writes through this view, or None where one element is seen repeatedly."""
+        rule = self.rule
+        assert isinstance(rule, ViewRule)
+        if rule.put is None:
+            if view.numel > base.numel:
+                return None
+            # An expand that repeats nothing is a reshape.
+            rule = _reshape_rule(rule)
+        if self._put is None or self._put.rule is not rule:
+            self._put = type(self)(self.overload, rule, name=f"put:{self.name}", is_put=True)
+        return self._put
+
+
+_reshape_rules: dict[OpOverload, ViewRule] = {}
+
+
+def _put_by_reshape(base: Any, value: Any, *_args: Any) -> Any:
+    # expanding a dimension of size 1 to size 0 shows nothing of it
+    return value.reshape(base.shape) if value.size else base
+
+
+def _reshape_rule(rule: ViewRule) -> ViewRule:
+    found = _reshape_rules.get(rule.overload)
+    if found is None:
+        found = ViewRule(rule.overload, rule.get, _put_by_reshape, rule.where)
+        _reshape_rules[rule.overload] = found
+    return found
