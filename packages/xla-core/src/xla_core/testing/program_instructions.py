@@ -7,16 +7,14 @@ None. ``FAMILIES`` groups them, ``WEIGHTS`` says how often each group is drawn.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
 from xla_core.testing.program_machine import Instruction, Slot
+from xla_core.testing.program_writer import ProgramWriter
 
-if TYPE_CHECKING:
-    from xla_core.testing.random_programs import Generator
-
-Maker = Callable[["Generator"], "Instruction | None"]
+Maker = Callable[[ProgramWriter], Instruction | None]
 
 EXACT: Final = (torch.float32, torch.float64)
 _LIMIT: Final = 200  # elements; larger tensors show nothing more
@@ -39,12 +37,12 @@ def _has_dims(t: torch.Tensor) -> bool:
     return t.dim() > 0
 
 
-def _call(g: Generator, target: str, *args: Any, count: int = 1, **kwargs: Any) -> Instruction:
+def _call(g: ProgramWriter, target: str, *args: Any, count: int = 1, **kwargs: Any) -> Instruction:
     results = tuple(g.new() for _ in range(count))
     return Instruction(target, args, tuple(kwargs.items()), results)
 
 
-def _write(g: Generator, target: str, into: Slot, *args: Any, **kwargs: Any) -> Instruction:
+def _write(g: ProgramWriter, target: str, into: Slot, *args: Any, **kwargs: Any) -> Instruction:
     """An in-place call; now and then its result gets a second name."""
     results = (g.new(),) if g.random.random() < 0.15 else ()
     if target == "__setitem__":
@@ -55,22 +53,22 @@ def _write(g: Generator, target: str, into: Slot, *args: Any, **kwargs: Any) -> 
 # -- new tensors -----------------------------------------------------------------------------------
 
 
-def _input(g: Generator) -> Instruction:
+def _input(g: ProgramWriter) -> Instruction:
     index = g.new()
     dtype = g.random.choice((torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16))
     return Instruction("input", (f"{g.seed}/{index}", g.shape(), dtype), results=(index,))
 
 
-def _unary(g: Generator) -> Instruction:
+def _unary(g: ProgramWriter) -> Instruction:
     name = g.random.choice(("neg", "abs", "relu", "sign", "floor", "clone", "square", "tame"))
     return _call(g, name, g.slot(_is_number if name != "square" else _is_exact))
 
 
-def _tanh(g: Generator) -> Instruction:
+def _tanh(g: ProgramWriter) -> Instruction:
     return _call(g, "quantized_tanh", g.slot(_is_exact))
 
 
-def _binary(g: Generator) -> Instruction:
+def _binary(g: ProgramWriter) -> Instruction:
     a = g.slot(_is_exact)
     name = g.random.choice(("torch.add", "torch.sub", "torch.mul", "torch.maximum"))
     kwargs = {}
@@ -79,43 +77,43 @@ def _binary(g: Generator) -> Instruction:
     return _call(g, name, a, g.fitting(g.tensor(a)), **kwargs)
 
 
-def _scalar_binary(g: Generator) -> Instruction:
+def _scalar_binary(g: ProgramWriter) -> Instruction:
     a = g.slot(_is_number)
     name = g.random.choice(("__add__", "__mul__", "__sub__", "__radd__", "__rsub__"))
     return _call(g, name, a, g.number(g.tensor(a)))
 
 
-def _integer_binary(g: Generator) -> Instruction:
+def _integer_binary(g: ProgramWriter) -> Instruction:
     a = g.slot(lambda t: t.dtype == torch.int64, torch.int64)
     name = g.random.choice(("__add__", "__mul__", "__sub__", "__and__", "__xor__"))
     return _call(g, name, a, g.fitting(g.tensor(a)))
 
 
-def _comparison(g: Generator) -> Instruction:
+def _comparison(g: ProgramWriter) -> Instruction:
     a = g.slot(lambda t: t.dtype != torch.bfloat16)
     name = g.random.choice(("eq", "ne", "lt", "ge"))
     other: Any = g.fitting(g.tensor(a)) if g.random.random() < 0.5 else g.number(g.tensor(a))
     return _call(g, name, a, other)
 
 
-def _logical(g: Generator) -> Instruction:
+def _logical(g: ProgramWriter) -> Instruction:
     a = g.slot(lambda t: t.dtype == torch.bool, torch.bool)
     name = g.random.choice(("logical_and", "logical_or", "__xor__", "logical_not"))
     return _call(g, name, a, *(() if name == "logical_not" else (g.fitting(g.tensor(a)),)))
 
 
-def _where(g: Generator) -> Instruction:
+def _where(g: ProgramWriter) -> Instruction:
     a = g.slot(_is_number)
     mask = _mask_for(g, g.tensor(a))
     return _call(g, "torch.where", mask, a, g.fitting(g.tensor(a)))
 
 
-def _mask_for(g: Generator, t: torch.Tensor) -> Slot:
+def _mask_for(g: ProgramWriter, t: torch.Tensor) -> Slot:
     found = g.maybe(lambda u: u.dtype == torch.bool and u.shape == t.shape)
     return found or g.fresh(t.shape, torch.bool)
 
 
-def _join(g: Generator) -> Instruction:
+def _join(g: ProgramWriter) -> Instruction:
     a = g.slot(_has_dims)
     t = g.tensor(a)
     b = g.maybe(lambda u: u.shape == t.shape and u.dtype == t.dtype)
@@ -123,7 +121,7 @@ def _join(g: Generator) -> Instruction:
     return _call(g, name, [a, b or a], g.dim(t))
 
 
-def _reduction(g: Generator) -> Instruction | None:
+def _reduction(g: ProgramWriter) -> Instruction | None:
     a = g.slot(lambda t: t.dim() > 0 and t.dtype != torch.bfloat16)
     t = g.tensor(a)
     dim = g.dim(t)
@@ -132,14 +130,14 @@ def _reduction(g: Generator) -> Instruction | None:
     return _call(g, g.random.choice(("sum", "amax", "cumsum", "argmax", "flip")), a, dim)
 
 
-def _matmul(g: Generator) -> Instruction:
+def _matmul(g: ProgramWriter) -> Instruction:
     a = g.slot(lambda t: t.dtype in EXACT and t.dim() >= 2)
     t = g.tensor(a)
     b = g.fresh((t.shape[-1], g.random.randint(1, 3)), t.dtype)
     return _call(g, "matmul", a, b)
 
 
-def _gather(g: Generator) -> Instruction | None:
+def _gather(g: ProgramWriter) -> Instruction | None:
     a = g.slot(_has_dims)
     dim = g.dim(g.tensor(a))
     size = g.tensor(a).shape[dim]
@@ -147,14 +145,14 @@ def _gather(g: Generator) -> Instruction | None:
     return _call(g, "index_select", a, dim, index) if index else None
 
 
-def _advanced(g: Generator) -> Instruction | None:
+def _advanced(g: ProgramWriter) -> Instruction | None:
     a = g.slot(_has_dims)
     size = g.tensor(a).shape[0]
     index = g.positions(size, min(size, 2))
     return _call(g, "__getitem__", a, index) if index else None
 
 
-def _cast(g: Generator) -> Instruction:
+def _cast(g: ProgramWriter) -> Instruction:
     dtype = g.random.choice((torch.float32, torch.float64, torch.int64, torch.bfloat16))
     # bfloat16 would round fractions: they stay on a coarser grid
     a = (
@@ -165,7 +163,7 @@ def _cast(g: Generator) -> Instruction:
     return _call(g, "cast", a, dtype)
 
 
-def _constant(g: Generator) -> Instruction:
+def _constant(g: ProgramWriter) -> Instruction:
     a = g.slot()
     name = g.random.choice(("torch.zeros_like", "torch.ones_like", "new_zeros", "new_full"))
     if name == "new_zeros":
@@ -178,19 +176,19 @@ def _constant(g: Generator) -> Instruction:
 # -- views -----------------------------------------------------------------------------------------
 
 
-def _select(g: Generator) -> Instruction | None:
+def _select(g: ProgramWriter) -> Instruction | None:
     a = g.slot(_has_dims)
     dim = g.dim(g.tensor(a))
     size = g.tensor(a).shape[dim]
     return _call(g, "select", a, dim, g.random.randrange(-size, size)) if size else None
 
 
-def _slice(g: Generator) -> Instruction:
+def _slice(g: ProgramWriter) -> Instruction:
     a = g.slot(_has_dims)
     return _call(g, "__getitem__", a, _index(g, g.tensor(a)))
 
 
-def _index(g: Generator, t: torch.Tensor) -> tuple[Any, ...]:
+def _index(g: ProgramWriter, t: torch.Tensor) -> tuple[Any, ...]:
     """A basic index: slices with steps and negative ends, numbers, None, an ellipsis."""
     index: list[Any] = []
     for size in t.shape[: g.random.randint(1, max(1, t.dim()))]:
@@ -210,7 +208,7 @@ def _index(g: Generator, t: torch.Tensor) -> tuple[Any, ...]:
     return tuple(index)
 
 
-def _narrow(g: Generator) -> Instruction | None:
+def _narrow(g: ProgramWriter) -> Instruction | None:
     a = g.slot(_has_dims)
     dim = g.dim(g.tensor(a))
     size = g.tensor(a).shape[dim]
@@ -218,7 +216,7 @@ def _narrow(g: Generator) -> Instruction | None:
     return _call(g, "narrow", a, dim, start, g.random.randint(0, size - start))
 
 
-def _view(g: Generator) -> Instruction:
+def _view(g: ProgramWriter) -> Instruction:
     a = g.slot()
     shape = list(g.tensor(a).shape)
     g.random.shuffle(shape)
@@ -234,7 +232,7 @@ def _view(g: Generator) -> Instruction:
     return _call(g, "reshaped", a, "reshape", g.random.random() < 0.4, shape)
 
 
-def _reorder(g: Generator) -> Instruction:
+def _reorder(g: ProgramWriter) -> Instruction:
     a = g.slot()
     t = g.tensor(a)
     if g.random.random() < 0.4 or not t.dim():
@@ -244,7 +242,7 @@ def _reorder(g: Generator) -> Instruction:
     return _call(g, g.random.choice(("transpose", "movedim")), a, g.dim(t), g.dim(t))
 
 
-def _short_view(g: Generator) -> Instruction:
+def _short_view(g: ProgramWriter) -> Instruction:
     name = g.random.choice(("t", "squeeze", "flatten", "contiguous", "detach", "data", "view_as"))
     a = g.slot(lambda t: t.dim() <= 2) if name == "t" else g.slot()
     if name in ("flatten", "contiguous"):
@@ -252,7 +250,7 @@ def _short_view(g: Generator) -> Instruction:
     return _call(g, name, a, *((a,) if name == "view_as" else ()))
 
 
-def _squeeze(g: Generator) -> Instruction:
+def _squeeze(g: ProgramWriter) -> Instruction:
     a = g.slot()
     t = g.tensor(a)
     if g.random.random() < 0.5:
@@ -260,7 +258,7 @@ def _squeeze(g: Generator) -> Instruction:
     return _call(g, "squeeze", a, g.dim(t))
 
 
-def _expand(g: Generator) -> Instruction | None:
+def _expand(g: ProgramWriter) -> Instruction | None:
     a = g.slot(lambda t: t.numel() <= 24)
     shape = [size if size != 1 else g.random.randint(1, 3) for size in g.tensor(a).shape]
     if g.random.random() < 0.5:
@@ -268,13 +266,13 @@ def _expand(g: Generator) -> Instruction | None:
     return _call(g, "expand", a, shape)
 
 
-def _diagonal(g: Generator) -> Instruction:
+def _diagonal(g: ProgramWriter) -> Instruction:
     a = g.slot(lambda t: t.dim() >= 2)
     first, second = g.random.sample(range(g.tensor(a).dim()), 2)
     return _call(g, "diagonal", a, g.random.randint(-2, 2), first, second)
 
 
-def _unfold(g: Generator) -> Instruction | None:
+def _unfold(g: ProgramWriter) -> Instruction | None:
     a = g.slot(_has_dims)
     dim = g.dim(g.tensor(a))
     size = g.tensor(a).shape[dim]
@@ -283,7 +281,7 @@ def _unfold(g: Generator) -> Instruction | None:
     return _call(g, "unfold", a, dim, g.random.randint(1, size), g.random.randint(1, 3))
 
 
-def _several(g: Generator) -> Instruction | None:
+def _several(g: ProgramWriter) -> Instruction | None:
     a = g.slot(_has_dims)
     dim = g.dim(g.tensor(a))
     size = g.tensor(a).shape[dim]
@@ -296,7 +294,7 @@ def _several(g: Generator) -> Instruction | None:
 # -- writes ----------------------------------------------------------------------------------------
 
 
-def _add_in_place(g: Generator) -> Instruction:
+def _add_in_place(g: ProgramWriter) -> Instruction:
     a = g.slot()
     t = g.tensor(a)
     name = g.random.choice(("add_", "sub_", "mul_", "copy_", "add_", "copy_", "__iadd__"))
@@ -310,7 +308,7 @@ def _add_in_place(g: Generator) -> Instruction:
     return _write(g, name, a, g.fitting(t), **kwargs)
 
 
-def _copy_from_host(g: Generator) -> Instruction:
+def _copy_from_host(g: ProgramWriter) -> Instruction:
     a = g.slot()
     t = g.tensor(a)
     dtype = g.random.choice((t.dtype, torch.int64))
@@ -318,7 +316,7 @@ def _copy_from_host(g: Generator) -> Instruction:
     return _write(g, "copy_host", a, f"{g.seed}/host{g.new()}", tuple(shape), dtype)
 
 
-def _fill(g: Generator) -> Instruction:
+def _fill(g: ProgramWriter) -> Instruction:
     a = g.slot()
     t = g.tensor(a)
     name = g.random.choice(("fill_", "zero_", "fill_tensor", "neg_", "abs_", "clamp_"))
@@ -331,7 +329,7 @@ def _fill(g: Generator) -> Instruction:
     return _write(g, name, a, *((-2, 3) if name == "clamp_" else ()))
 
 
-def _masked(g: Generator) -> Instruction:
+def _masked(g: ProgramWriter) -> Instruction:
     a = g.slot()
     t = g.tensor(a)
     mask = _mask_for(g, t)
@@ -340,7 +338,7 @@ def _masked(g: Generator) -> Instruction:
     return _write(g, "__setitem__", a, mask, g.number(t))
 
 
-def _masked_values(g: Generator) -> Instruction | None:
+def _masked_values(g: ProgramWriter) -> Instruction | None:
     """Values of every selected element: their number depends on the mask's values."""
     a = g.slot(lambda t: 0 < t.numel() < 20)
     mask = _mask_for(g, g.tensor(a))
@@ -349,7 +347,7 @@ def _masked_values(g: Generator) -> Instruction | None:
     return _write(g, "__setitem__", a, mask, Slot(values))
 
 
-def _set_item(g: Generator) -> Instruction:
+def _set_item(g: ProgramWriter) -> Instruction:
     a = g.slot()
     t = g.tensor(a)
     index = _index(g, t)
@@ -358,7 +356,7 @@ def _set_item(g: Generator) -> Instruction:
     return _write(g, "__setitem__", a, index, g.fresh(t[index].shape, t.dtype))
 
 
-def _index_put(g: Generator) -> Instruction | None:
+def _index_put(g: ProgramWriter) -> Instruction | None:
     a = g.slot(_has_dims)
     t = g.tensor(a)
     count = min(t.shape[0], g.random.randint(1, 2))
@@ -372,7 +370,7 @@ def _index_put(g: Generator) -> Instruction | None:
     return _write(g, "index_put_", a, (index,), values, accumulate=accumulate)
 
 
-def _index_write(g: Generator) -> Instruction | None:
+def _index_write(g: ProgramWriter) -> Instruction | None:
     a = g.slot(lambda t: t.dim() > 0 and t.dtype != torch.bool)
     t = g.tensor(a)
     dim = g.dim(t)
@@ -387,13 +385,13 @@ def _index_write(g: Generator) -> Instruction | None:
     return _write(g, name, a, dim, index, g.fresh(shape, t.dtype))
 
 
-def _fused(g: Generator) -> Instruction:
+def _fused(g: ProgramWriter) -> Instruction:
     a = g.slot(_is_exact)
     t = g.tensor(a)
     return _write(g, "addcmul_", a, g.fitting(t), g.fitting(t), value=g.number(t))
 
 
-def _foreach(g: Generator) -> Instruction | None:
+def _foreach(g: ProgramWriter) -> Instruction | None:
     a = g.slot(_is_exact)
     t = g.tensor(a)
     b = g.maybe(lambda u: u.dtype == t.dtype and u is not t and not _same_memory(u, t))
@@ -407,7 +405,7 @@ def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
-def _out(g: Generator) -> Instruction:
+def _out(g: ProgramWriter) -> Instruction:
     a = g.slot(_is_exact)
     t = g.tensor(a)
     out = g.maybe(lambda u: u.shape == t.shape and is_float(u)) or g.fresh(t.shape, torch.float32)
@@ -419,7 +417,7 @@ def _out(g: Generator) -> Instruction:
     return Instruction(name, (a, *rest), (("out", out),), writes=(out.index,))
 
 
-def _reshape_self(g: Generator) -> Instruction:
+def _reshape_self(g: ProgramWriter) -> Instruction:
     name = g.random.choice(("t_", "transpose_", "squeeze_", "unsqueeze_"))
     a = g.slot(lambda t: t.dim() <= 2) if name == "t_" else g.slot()
     t = g.tensor(a)
@@ -430,15 +428,15 @@ def _reshape_self(g: Generator) -> Instruction:
 # -- autograd --------------------------------------------------------------------------------------
 
 
-def _leaf(g: Generator) -> Instruction:
+def _leaf(g: ProgramWriter) -> Instruction:
     return _call(g, "leaf", g.slot(is_float))
 
 
-def _require(g: Generator) -> Instruction:
+def _require(g: ProgramWriter) -> Instruction:
     return Instruction("requires_grad_", (g.slot(is_float),))
 
 
-def _backward(g: Generator) -> Instruction | None:
+def _backward(g: ProgramWriter) -> Instruction | None:
     a = g.maybe(lambda t: t.requires_grad)
     b = g.maybe(lambda t: t.requires_grad)
     if a is None or b is None:
@@ -447,7 +445,7 @@ def _backward(g: Generator) -> Instruction | None:
     return Instruction("run_backward", ([a, b], weight, g.random.random() < 0.5))
 
 
-def _gradients(g: Generator) -> Instruction | None:
+def _gradients(g: ProgramWriter) -> Instruction | None:
     a = g.maybe(lambda t: t.requires_grad and not t.is_leaf)
     b = g.maybe(lambda t: t.requires_grad)
     if a is None or b is None:
@@ -455,12 +453,12 @@ def _gradients(g: Generator) -> Instruction | None:
     return _call(g, "gradients", a, [b])
 
 
-def _grad(g: Generator) -> Instruction | None:
+def _grad(g: ProgramWriter) -> Instruction | None:
     a = g.maybe(lambda t: t.is_leaf and t.grad is not None)
     return _call(g, "grad", a) if a else None
 
 
-def _use_grad(g: Generator) -> Instruction | None:
+def _use_grad(g: ProgramWriter) -> Instruction | None:
     a = g.maybe(lambda t: t.is_leaf and t.grad is not None)
     if a is None:
         return None
@@ -473,31 +471,31 @@ def _use_grad(g: Generator) -> Instruction | None:
 # -- sharing, lifetimes, steps ---------------------------------------------------------------------
 
 
-def _detach_self(g: Generator) -> Instruction:
+def _detach_self(g: ProgramWriter) -> Instruction:
     return Instruction("detach_", (g.slot(),))
 
 
-def _set_data(g: Generator) -> Instruction:
+def _set_data(g: ProgramWriter) -> Instruction:
     a = g.slot()
     t = g.tensor(a)
     b = g.maybe(lambda u: u.dtype == t.dtype and u is not t)
     return Instruction(g.random.choice(("set_data", "set_")), (a, b or a))
 
 
-def _swap(g: Generator) -> Instruction | None:
+def _swap(g: ProgramWriter) -> Instruction | None:
     a = g.slot()
     b = g.maybe(lambda u: u is not g.tensor(a))
     return Instruction("swap", (a, b)) if b else None
 
 
-def _resize(g: Generator) -> Instruction:
+def _resize(g: ProgramWriter) -> Instruction:
     """To fewer elements: what more elements would hold is not defined."""
     a = g.slot(lambda t: not t._is_view() and t.is_contiguous() and t.dim() > 0)
     shape = [g.random.randint(0, size) for size in g.tensor(a).shape]
     return Instruction("resize_", (a, shape))
 
 
-def _rebind(g: Generator) -> Instruction | None:
+def _rebind(g: ProgramWriter) -> Instruction | None:
     """Carry a value into the next iteration under an older name."""
     a = g.slot()
     t = g.tensor(a)
@@ -505,21 +503,21 @@ def _rebind(g: Generator) -> Instruction | None:
     return Instruction("rebind", (b,), results=(a.index,)) if b else None
 
 
-def _drop(g: Generator) -> Instruction:
+def _drop(g: ProgramWriter) -> Instruction:
     return Instruction("drop", (g.slot().index,))
 
 
-def _observe(g: Generator) -> Instruction:
+def _observe(g: ProgramWriter) -> Instruction:
     name = g.random.choice(("observe", "observe", "text", "read_item"))
     a = g.slot() if name != "read_item" else g.slot(lambda t: t.dtype != torch.bfloat16)
     return Instruction(name, (a, repr(a)) if name == "observe" else (a,))
 
 
-def _sync(g: Generator) -> Instruction:
+def _sync(g: ProgramWriter) -> Instruction:
     return Instruction("sync")
 
 
-def _garbage(g: Generator) -> Instruction:
+def _garbage(g: ProgramWriter) -> Instruction:
     return Instruction(g.random.choice(("garbage", "capture")), (g.slot(),))
 
 

@@ -126,7 +126,7 @@ def test_the_error_points_at_the_line_of_the_operation_and_nothing_is_left_behin
     y = x * 2
     with pytest.raises(RuntimeError) as caught:
         x.mm(x)
-    assert caught.traceback[0].path.name == "test_mistakes.py"
+    assert caught.traceback[0].path.name == "test_cpu_error_parity.py"
     assert (y + 1).tolist() == [[3] * 3] * 2
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from xla_core.compilation import build_program, program_identity
+from xla_core.compilation import program_identity
 from xla_core.execution import runtime
 from xla_core.operators import lowering_registry, source_digests
 from xla_core.operators.extensions import extensions
@@ -156,13 +156,13 @@ def test_what_cannot_be_read_is_left_out(tmp_path):
 
 
 def test_two_checkouts_have_one_digest(tmp_path, monkeypatch):
-    root = Path(build_program.__file__).parent
+    root = Path(program_identity.__file__).parents[1]
     shutil.copytree(root, tmp_path / "elsewhere" / "xla_core")
-    here = build_program.lowering_version()
-    monkeypatch.setattr(build_program, "_ROOT", tmp_path / "elsewhere" / "xla_core")
-    assert build_program.lowering_version.__wrapped__() == here
-    (tmp_path / "elsewhere" / "xla_core" / "sources.py").write_text("")
-    assert build_program.lowering_version.__wrapped__() != here
+    here = program_identity.lowering_version()
+    monkeypatch.setattr(program_identity, "_ROOT", tmp_path / "elsewhere" / "xla_core")
+    assert program_identity.lowering_version.__wrapped__() == here
+    (tmp_path / "elsewhere" / "xla_core" / "lowering" / "evaluate.py").write_text("")
+    assert program_identity.lowering_version.__wrapped__() != here
 
 
 def test_a_function_without_a_file_counts_by_its_code():
