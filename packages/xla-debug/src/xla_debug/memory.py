@@ -19,7 +19,6 @@ from xla_core.api import xla_model
 from xla_core.compilation import program_table
 from xla_core.lowering.replay import needed_entries
 from xla_core.recording.source_location import Frame, Where
-from xla_core.recording.step_key import Ref
 from xla_core.recording.trace import Entry
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support.counters import render_bytes
@@ -293,8 +292,8 @@ def _peak_of(
     """Bytes alive at the operation where most are, that operation, and the values with their sizes."""
     last_use: dict[int, int] = {}
     for position, entry in enumerate(entries):
-        for vid in _read((entry.args, tuple(entry.kwargs.values()))):
-            last_use[vid] = position
+        for ref in entry.references():
+            last_use[ref.vid] = position
     for vid in outputs:
         last_use[vid] = len(entries)
     best, best_at, best_alive = -1, entries[0], dict[int, tuple[Entry, int]]()
@@ -316,14 +315,6 @@ def _peak_of(
         for vid in over:
             total -= alive.pop(vid)[1]
     return best, best_at, list(best_alive.values())
-
-
-def _read(a: Any) -> Iterator[int]:
-    if isinstance(a, Ref):
-        yield a.vid
-    elif isinstance(a, (list, tuple)):
-        for item in a:
-            yield from _read(item)
 
 
 def missed_donations(least: int = 1024) -> list[MissedDonation]:

@@ -18,6 +18,7 @@ from xla_core.jax_bridge import jax_private
 from xla_core.lowering import compile_settings, program_failures
 from xla_core.lowering.call_alias_check import clashes, kept_functions
 from xla_core.lowering.step_program import StepLowering, input_specs, outlining_of
+from xla_core.lowering.step_verifier import verify
 from xla_core.operators.extensions import extensions
 from xla_core.recording.storage import Backend
 from xla_core.recording.trace import Entry, Trace
@@ -36,6 +37,7 @@ def build(
     entries = trace.cur.path()
     index = {vid: i for i, vid in enumerate(outputs)}
     aliases = tuple((slot, index[vid]) for slot, vid in pairs)
+    verify(entries, outputs, aliases)
     backend = trace.backend
     with program_failures.costing():
         layout = backend.layout(trace, entries, outputs, aliases)

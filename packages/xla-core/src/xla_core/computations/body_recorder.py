@@ -20,7 +20,7 @@ import torch
 
 from xla_core.compilation import build_program
 from xla_core.lowering.evaluate import Lifted, Scope
-from xla_core.lowering.repeat_graph import Part, references
+from xla_core.lowering.repeat_graph import Part
 from xla_core.operators.plan import SEED
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.step_key import Lift
@@ -287,11 +287,6 @@ class Body:
         return scope
 
 
-def operands_of(entry: Entry) -> list[int]:
-    """The values that an entry reads."""
-    return [ref.vid for ref in references((entry.args, tuple(entry.kwargs.values())))]
-
-
 def needed(entries: Sequence[Entry], wanted: Iterable[int]) -> list[Entry]:
     """The entries without which ``wanted`` cannot be computed, in order; inputs are left out."""
     missing = set(wanted)
@@ -299,6 +294,6 @@ def needed(entries: Sequence[Entry], wanted: Iterable[int]) -> list[Entry]:
     for entry in reversed(entries):
         if entry.plan is not None and not missing.isdisjoint(range(entry.first, entry.end)):
             found.append(entry)
-            missing.update(operands_of(entry))
+            missing.update(ref.vid for ref in entry.references())
     found.reverse()
     return found

@@ -18,7 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from xla_core.computations import rematerialization
-from xla_core.computations.body_recorder import MSG_WRITES, Body, Recorder, needed, operands_of
+from xla_core.computations.body_recorder import MSG_WRITES, Body, Recorder, needed
 from xla_core.computations.rematerialization import Keep, PartitionFn
 from xla_core.execution import eager_mode
 from xla_core.operators.tensor_meta import TensorMeta
@@ -117,7 +117,7 @@ def _backward(
         saved += kept
         if len(kept) < len(values):
             found.append(entry)
-            missing.update(operands_of(entry))
+            missing.update(ref.vid for ref in entry.references())
     found.reverse()
     return found, tuple(reversed(saved)), tuple(reversed(reads))
 

@@ -16,7 +16,7 @@ from functorch.compile import default_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
-from xla_core.computations.body_recorder import Body, operands_of
+from xla_core.computations.body_recorder import Body
 from xla_core.operators.lowering_registry import ViewRule
 from xla_core.operators.plan import SEED
 from xla_core.operators.schema import pure_form
@@ -58,9 +58,9 @@ def _free(body: Body, cut: int) -> set[int]:
         plan = entry.plan
         if plan is None or len(entry.metas) != 1 or SEED in entry.kwargs:
             continue
-        reads = operands_of(entry)
+        reads = [ref.vid for ref in entry.references()]
         view = isinstance(plan.rule, ViewRule) and not plan.is_put and len(reads) == 1
-        constant = not reads and not any(_lifts((entry.args, tuple(entry.kwargs.values()))))
+        constant = not reads and not any(entry.lifted())
         if constant or (view and _is_as_large(body, entry, reads[0], given | free)):
             free.add(entry.first)
     return free
@@ -69,12 +69,6 @@ def _free(body: Body, cut: int) -> set[int]:
 def _is_as_large(body: Body, entry: Entry, base: int, kept: set[int]) -> bool:
     """Whether keeping the base of a view takes no more memory than keeping the view."""
     return base in kept or body.meta(base).nbytes <= body.meta(entry.first).nbytes
-
-
-def _lifts(a: Any) -> list[Lift]:
-    if isinstance(a, Lift):
-        return [a]
-    return [x for item in a for x in _lifts(item)] if isinstance(a, (list, tuple)) else []
 
 
 def _chosen(

@@ -16,7 +16,7 @@ from xla_core.lowering import compile_settings
 from xla_core.lowering.replay import needed_entries
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.evictable import Table
-from xla_core.recording.step_key import Lift, Ref
+from xla_core.recording.step_key import Lift, Ref, map_operands
 from xla_core.recording.trace import Entry, Trace
 from xla_core.support import counters
 
@@ -31,8 +31,8 @@ class _Single:
         self.vids: dict[int, TensorMeta] = {}
         self.floats: list[int] = []
         self.ints: list[int] = []
-        args = tuple(map(self._renumber, entry.args))
-        kwargs = {name: self._renumber(a) for name, a in entry.kwargs.items()}
+        args = tuple(map_operands(self._renumber, entry.args))
+        kwargs = {name: map_operands(self._renumber, a) for name, a in entry.kwargs.items()}
         last: Entry | None = Entry(None, None, None, (), 0, 0)
         counts = (len(self.floats), len(self.ints))
         for meta in self.vids.values():
@@ -48,8 +48,6 @@ class _Single:
             used = self.floats if a.is_float else self.ints
             used.append(a.position)
             return Lift(a.is_float, len(used) - 1, a.example)
-        if isinstance(a, (list, tuple)):
-            return type(a)(map(self._renumber, a))
         return a
 
 

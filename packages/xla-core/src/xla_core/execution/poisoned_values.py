@@ -66,8 +66,7 @@ def _shaped(a: Any) -> Any:
 def _lose(trace: Trace, is_gone: Callable[[Entry], bool], error: Exception) -> bool:
     gone: set[int] = set()
     for entry in trace.cur.path():
-        arguments = (*entry.args, *entry.kwargs.values())
-        if is_gone(entry) or (entry.plan is not None and _uses(arguments, gone)):
+        if is_gone(entry) or any(ref.vid in gone for ref in entry.references()):
             gone.update(range(entry.first, entry.end))
     epoch = trace.epoch
     found = [s for s in trace.touched if s.epoch == epoch and s.buffer is None and s.vid in gone]
@@ -109,10 +108,3 @@ def bring_back(tensor: XLATensor, value: XLATensor) -> None:
     trace = tensor._s.trace
     with trace.lock:
         trace.write(tensor, trace.value_of(value))
-
-
-def _uses(arguments: Any, gone: set[int]) -> bool:
-    return any(
-        a.vid in gone if isinstance(a, Ref) else isinstance(a, (list, tuple)) and _uses(a, gone)
-        for a in arguments
-    )

@@ -17,7 +17,7 @@ from xla_core.operators.lowering_registry import ViewRule
 from xla_core.operators.plan import SEED
 from xla_core.operators.run_rule import LoweringError, conform, run_rule
 from xla_core.operators.tensor_meta import TensorMeta
-from xla_core.recording.step_key import Lift, Ref
+from xla_core.recording.step_key import Lift, Ref, map_operands
 from xla_core.recording.trace import Entry
 from xla_core.torch_bridge.dtypes import numpy_dtype
 
@@ -89,13 +89,12 @@ class Scope(dict[int, Any]):
 
     def value(self, a: Any) -> Any:
         """An argument with references and lifted scalars replaced by arrays."""
+        return map_operands(self._array, a)
+
+    def _array(self, a: Any) -> Any:
         if isinstance(a, Ref):
             return self[a.vid]
-        if isinstance(a, Lift):
-            return self.lifted.read(a)
-        if isinstance(a, (list, tuple)):
-            return [self.value(item) for item in a]
-        return a
+        return self.lifted.read(a) if isinstance(a, Lift) else a
 
     def _run(self, part: Part) -> list[Any]:
         plan = part.entry.plan
@@ -150,10 +149,10 @@ def random_key(seed: Any) -> Any:
 
 
 def _meta(a: Any) -> Any:
+    return map_operands(_meta_or_example, a)
+
+
+def _meta_or_example(a: Any) -> Any:
     if isinstance(a, Ref):
         return a.meta
-    if isinstance(a, Lift):
-        return a.example
-    if isinstance(a, (list, tuple)):
-        return [_meta(item) for item in a]
-    return a
+    return a.example if isinstance(a, Lift) else a

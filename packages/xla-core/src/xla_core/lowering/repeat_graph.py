@@ -18,7 +18,7 @@ from xla_core.lowering.repeats import Node
 from xla_core.operators.foreach import is_per_element
 from xla_core.operators.lowering_registry import ViewRule
 from xla_core.operators.tensor_meta import TensorMeta
-from xla_core.recording.step_key import Lift, Ref
+from xla_core.recording.step_key import Lift, Ref, lifted, references
 from xla_core.recording.trace import Entry
 
 # Operators that move values without computing, though PyTorch does not call them views.
@@ -196,8 +196,8 @@ class _Builder:
         """File views and constants, which get no node."""
         plan = entry.plan
         assert plan is not None
-        refs = list(references((entry.args, tuple(entry.kwargs.values()))))
-        if len(entry.metas) != 1 or any(_lifts((entry.args, tuple(entry.kwargs.values())))):
+        refs = list(entry.references())
+        if len(entry.metas) != 1 or any(entry.lifted()):
             return False
         view = isinstance(plan.rule, ViewRule) and not plan.is_put
         if not refs or plan.name in FILLS:
@@ -240,7 +240,7 @@ class _Builder:
         named = tuple(kwargs.items())
         metas = part.metas()
         every = (args, tuple(kwargs.values()))
-        lifts = tuple(map(lift_number, _lifts(every)))
+        lifts = tuple(map(lift_number, lifted(every)))
         results = part.results()
         folds = tuple(self._chain_of(self.folded[v]) if v in self.folded else 0 for v in results)
         plan = part.entry.plan
@@ -320,23 +320,6 @@ def _while_equal(left: Sequence[Ref], right: Sequence[Ref]) -> Iterator[Ref]:
         if a.vid != b.vid:
             return
         yield a
-
-
-def references(a: Any) -> Iterator[Ref]:
-    """The references in an argument, lists looked into."""
-    if isinstance(a, Ref):
-        yield a
-    elif isinstance(a, (list, tuple)):
-        for item in a:
-            yield from references(item)
-
-
-def _lifts(a: Any) -> Iterator[Lift]:
-    if isinstance(a, Lift):
-        yield a
-    elif isinstance(a, (list, tuple)):
-        for item in a:
-            yield from _lifts(item)
 
 
 def lift_number(lift: Lift) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.repeat_graph import Graph, Part, build_graph
 from xla_core.lowering.repeats import CostModel, Plan, find_repeats
-from xla_core.recording.step_key import Ref
 from xla_core.recording.trace import Entry
 
 
@@ -21,17 +20,9 @@ def needed_entries(entries: Sequence[Entry], outputs: Sequence[int]) -> list[Ent
             kept.append(entry)
         elif any(vid in wanted for vid in range(entry.first, entry.end)):
             kept.append(entry)
-            _collect_refs((entry.args, tuple(entry.kwargs.values())), wanted)
+            wanted.update(ref.vid for ref in entry.references())
     kept.reverse()
     return kept
-
-
-def _collect_refs(a: Any, found: set[int]) -> None:
-    if isinstance(a, Ref):
-        found.add(a.vid)
-    elif isinstance(a, (list, tuple)):
-        for item in a:
-            _collect_refs(item, found)
 
 
 def step_function(

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.outline_functions import Emitter, kinds_of, name_of
-from xla_core.lowering.repeat_graph import FILLS, Graph, references
+from xla_core.lowering.repeat_graph import FILLS, Graph
 from xla_core.lowering.repeats import Call, Function, Item, Plan
 from xla_core.recording.trace import Entry
 
@@ -314,4 +314,4 @@ def _given(wanted: Iterable[int], lazy: Mapping[int, Entry]) -> Iterator[int]:
         if entry is None:
             yield value
         elif entry.plan is not None and entry.plan.name not in FILLS:
-            pending += (r.vid for r in references((entry.args, tuple(entry.kwargs.values()))))
+            pending += (ref.vid for ref in entry.references())

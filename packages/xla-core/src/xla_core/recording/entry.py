@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ from xla_core.operators.plan import Plan
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording import source_location, step_key
 from xla_core.recording.evictable import Kept, Table
-from xla_core.recording.step_key import NO_OPERANDS, Operands, Values
+from xla_core.recording.step_key import NO_OPERANDS, Lift, Operands, Ref, Values
 
 # Most entries have neither: one object for all of them.
 _NONE: Final[Any] = MappingProxyType({})
@@ -86,6 +87,16 @@ class Entry:
                 found = step_key.read(self.key, self.values, before.floats, before.ints)
             self._operands = found
         return found
+
+    def references(self) -> Iterator[Ref]:
+        """The values that this operation reads, in order; some may come more than once."""
+        yield from step_key.references(self.args)
+        yield from step_key.references(tuple(self.kwargs.values()))
+
+    def lifted(self) -> Iterator[Lift]:
+        """The scalars that this operation takes from the vectors of lifted numbers."""
+        yield from step_key.lifted(self.args)
+        yield from step_key.lifted(tuple(self.kwargs.values()))
 
     def locate_here(self) -> None:
         """Remember the user's line that records this, if nobody has located it."""

@@ -19,7 +19,7 @@ tens of thousands; what the compiler and the reports need is read back from them
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
@@ -87,6 +87,31 @@ class Values:
         meta = values.metas[vid - values.first]
         assert meta is not None
         return meta
+
+
+def references(tree: Any) -> Iterator[Ref]:
+    """The references in an operand, or in a list or tuple of operands, in order."""
+    if isinstance(tree, Ref):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from references(item)
+
+
+def lifted(tree: Any) -> Iterator[Lift]:
+    """The lifted scalars in an operand, or in a list or tuple of operands, in order."""
+    if isinstance(tree, Lift):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from lifted(item)
+
+
+def map_operands(change: Callable[[Any], Any], tree: Any) -> Any:
+    """``tree`` with ``change`` applied to whatever in it is no list or tuple; both become lists."""
+    if isinstance(tree, (list, tuple)):
+        return [map_operands(change, item) for item in tree]
+    return change(tree)
 
 
 def spelled(constant: Any) -> tuple[type, str]:

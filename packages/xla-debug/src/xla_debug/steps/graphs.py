@@ -89,7 +89,7 @@ class _Graph:
         wanted = {e.first for e in needed_entries(entries, outputs)}
         read: set[int] = set(outputs)
         for entry in needed_entries(entries, outputs):
-            _collect((entry.args, tuple(entry.kwargs.values())), read)
+            read.update(ref.vid for ref in entry.references())
         for entry in entries:
             if entry.first in wanted and (entry.plan is not None or entry.first in read):
                 self._add(entry)
@@ -134,14 +134,6 @@ class _Graph:
             meta = tensor_meta((), torch.float64 if lift.is_float else torch.int64)
         self.nodes.append(_Node("xla::device_data", (meta,), [], None))
         return f"%{len(self.nodes) - 1}"
-
-
-def _collect(a: Any, found: set[int]) -> None:
-    if isinstance(a, Ref):
-        found.add(a.vid)
-    elif isinstance(a, (list, tuple)):
-        for item in a:
-            _collect(item, found)
 
 
 def graph_as_text(
