@@ -71,7 +71,7 @@ def install_targets(name: str, folders: dict[str, Path]) -> list[str]:
 
 def _installs(targets: Iterable[str], constraints: Path = CONSTRAINTS) -> Command:
     # pip rebuilds a wheel from a local folder on every call, so a second run never tests old files.
-    pip = ["python", "-I", "-m", "pip", "install", "-q", "-c", str(constraints)]
+    pip = ["python", "-I", "-m", "pip", "install", "-q", "--no-compile", "-c", str(constraints)]
     return Command([*pip, *targets])
 
 
@@ -130,7 +130,10 @@ def _varied(
     return MemoryLoader(
         description=f"tests of {', '.join(packages)} with {factors}",
         install_command=Command(
-            ["python", "-I", "-m", "pip", "install", "-c", str(constraints), "{opts}", "{packages}"]
+            [
+                *("python", "-I", "-m", "pip", "install", "--no-compile", "-c", str(constraints)),
+                *("{opts}", "{packages}"),
+            ]
         ),
         commands_pre=[_installs([*targets, *example], constraints)],
         commands=[*main_job, *tests],

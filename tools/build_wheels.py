@@ -47,9 +47,13 @@ def build(out: Path) -> list[Path]:
 
 def install(wheels: Sequence[Path]) -> None:
     """Install the wheels, in the versions of constraints.txt for all else."""
-    _pip("install", *(f"{wheel}{EXTRAS.get(wheel.name.split('-')[0], '')}" for wheel in wheels))
+    _pip(
+        "install",
+        "--no-compile",
+        *(f"{wheel}{EXTRAS.get(wheel.name.split('-')[0], '')}" for wheel in wheels),
+    )
     # a wheel of the version that is there already would stay out: what was built before would be tested
-    _pip("install", "--force-reinstall", "--no-deps", *map(str, wheels))
+    _pip("install", "--no-compile", "--force-reinstall", "--no-deps", *map(str, wheels))
 
 
 def _remove_leftovers() -> None:
