@@ -200,7 +200,7 @@ def test_package_is_complete(package):
     project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
     assert project["name"] == package.name
     assert (package / "README.md").read_text().strip()
-    assert list((package / "tests").glob("test_*.py"))
+    assert list((package / "tests").rglob("test_*.py"))
     for name in IMPORT_NAMES[package.name]:
         assert (package / "src" / name / "py.typed").is_file(), name
 
@@ -262,6 +262,45 @@ def test_a_layer_imports_only_those_below():
         if (other := layer_of(target)) is None or other > own
     ]
     assert not upwards, "\n".join(upwards)
+
+
+# Dotted names in strings that are no modules: entry point groups, a name in saved models, a rendezvous.
+NO_MODULES = {
+    "xla_core.devices",
+    "xla_core.extensions",
+    "xla_core.export.Nothing",
+    "torch_xla.plugins",
+    "torch_xla.core.xla_model.do_on_ordinals",
+}
+
+
+def names_of(module: str) -> set[str]:
+    """What a module defines or imports at its top level."""
+    names: set[str] = set()
+    for node in ast.walk(parsed(MODULES[module])):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def test_modules_named_in_strings_exist():
+    # one that was renamed would be looked for in vain, without an error
+    own = "|".join(sorted(name for names in IMPORT_NAMES.values() for name in names))
+    lost = []
+    for path in SOURCES:
+        for node in ast.walk(parsed(path)):
+            name = getattr(node, "value", None) if isinstance(node, ast.Constant) else None
+            if not isinstance(name, str) or not re.fullmatch(rf"(?:{own})(?:\.\w+)+", name):
+                continue
+            module, _, last = name.rpartition(".")
+            found = name in MODULES or (module in MODULES and last in names_of(module))
+            if not found and name not in NO_MODULES:
+                lost.append(f"{at(path, node)} {name}")
+    assert not lost
 
 
 def test_every_folder_is_a_layer_or_in_one():

@@ -34,7 +34,7 @@ for size in (6, 6, 6, 5):
 waits = counters.all_metrics()
 print("LOSS", loss.item())
 torch.linalg.ldl_factor(torch.eye(2).to("xla"))
-print("HLO", "source_line" in __import__("xla_debug.steps.graphs").graphs.graph_as_hlo(
+print("HLO", "source_line" in __import__("xla_debug.steps.graphs").steps.graphs.graph_as_hlo(
     program_table.all_programs()[0].program.stablehlo))
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import os
 import sys
 from types import FrameType
 from typing import Final
@@ -11,7 +10,10 @@ from typing import Final
 from xla_core.recording.source_location import Frame
 from xla_debug.stacks import stack_frames
 
-_COMPILED_GRAPH: Final = f"xla_core{os.sep}compiled_graph.py"
+# By name: importing the first would import torch.compile's machinery.
+_COMPILED_GRAPH: Final = "xla_core.dynamo.compiled_graph"
+_COMPILE: Final = "xla_core.api.compile_decorator"
+_PROFILER: Final = "xla_debug.profiler"
 
 
 class SyncCause(enum.Enum):
@@ -40,23 +42,23 @@ def current(start: FrameType | None = None) -> tuple[SyncCause, tuple[Frame, ...
     for frame in stack_frames.frames(start):
         filename = frame.f_code.co_filename
         if stack_frames.is_own_file(filename):
-            own.append((frame.f_code.co_name, filename))
+            own.append((frame.f_code.co_name, frame.f_globals.get("__name__", "")))
         elif stack_frames.is_user_file(filename):
             break  # what called the user's code did not ask for this
     return _cause(own), stack_frames.user_frames(start, limit=64)
 
 
 def _cause(own: list[tuple[str, str]]) -> SyncCause:
-    graph = {name for name, file in own if file.endswith(_COMPILED_GRAPH)}
+    graph = {name for name, module in own if module == _COMPILED_GRAPH}
     if graph:
         if "_buffers" in graph:  # what its arguments still wait for
             return SyncCause.DYNAMO_INPUTS
         return SyncCause.DYNAMO_COMPILE if "_record" in graph else SyncCause.DYNAMO_RUN
-    if any("loader" in file.rpartition(os.sep)[2] for _, file in own):
+    if any("loader" in module.rpartition(".")[2] for _, module in own):
         return SyncCause.LOADER
-    if any(file.endswith(f"xla_debug{os.sep}profiler.py") for _, file in own):
+    if any(module == _PROFILER for _, module in own):
         return SyncCause.STEP_TRACE
-    if any(file.endswith(f"xla_core{os.sep}compiled.py") for _, file in own):
+    if any(module == _COMPILE for _, module in own):
         entering = any(name in ("__enter__", "_clear_pending") for name, _ in own)
         return SyncCause.COMPILE_CLEAR if entering else SyncCause.COMPILE
     if any(name in ("sync", "mark_step", "optimizer_step") for name, _ in own):
