@@ -6,10 +6,16 @@ import logging
 import os
 import sys
 import textwrap
+import types
 
 import pytest
 
-from xla_core.contract.device_protocol import Topology
+from xla_core.contract.device_protocol import (
+    Capabilities,
+    Outlining,
+    Topology,
+    capabilities_of,
+)
 from xla_core.plugins import discovery
 from xla_core.plugins.null_device import NullClient
 
@@ -113,9 +119,30 @@ def test_plugin_that_raises_on_import(install):
 def test_other_interface_version(install, manager, source):
     globex(install, source)
     with pytest.raises(
-        discovery.PluginError, match=r"globex-xla 2\.5 .* version 7 .* has version 1"
+        discovery.PluginError, match=r"globex-xla 2\.5 .* version 7 .* takes versions 1 to 2"
     ):
         discovery.start_client("globex", manager, {})
+
+
+def test_clients_of_the_first_version_say_by_attributes_what_they_can():
+    def rehearse(executable):
+        return True
+
+    outlining = Outlining(wanted=True, min_operations=5)
+    old = types.SimpleNamespace(
+        interface_version=1, shapes_only=True, outlining=outlining, rehearse=rehearse
+    )
+    assert capabilities_of(old) == Capabilities(True, outlining, rehearse)
+    assert capabilities_of(types.SimpleNamespace(interface_version=1)) == Capabilities()
+    new = types.SimpleNamespace(interface_version=2, capabilities=Capabilities(shapes_only=True))
+    assert capabilities_of(new).shapes_only
+
+
+def test_every_supported_interface_version_is_taken(install, manager):
+    source = "import types\ndef create_client(topology, options):\n"
+    source += "    return types.SimpleNamespace(interface_version=1)\n"
+    globex(install, source)
+    assert discovery.start_client("globex", manager, {}).interface_version == 1
 
 
 def test_two_plugins_of_one_name(install):

@@ -24,7 +24,7 @@ from typing import Final
 
 from xla_core.compilation import disk_cache, staged_executable
 from xla_core.compilation.disk_cache import CacheKey, PersistentCache
-from xla_core.contract.device_protocol import DeviceClient, Executable, Placement
+from xla_core.contract.device_protocol import DeviceClient, Executable, Placement, capabilities_of
 from xla_core.support import atomic_file, caches, counters, flags
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Prefetch:
 
     def _run(self) -> None:
         self._load_all()
-        rehearse = getattr(self._client, "rehearse", None)
+        rehearse = capabilities_of(self._client).rehearse
         if rehearse is not None:
             self._rehearse_all(rehearse)
 
@@ -161,7 +161,7 @@ class _InUse:
 def start(client: DeviceClient, environment: Environment) -> None:
     """Begin to load what this script used last, if a persistent cache is in use."""
     cache = disk_cache.current()
-    wanted = flags.CACHE_PREFETCH.get() and not getattr(client, "shapes_only", False)
+    wanted = flags.CACHE_PREFETCH.get() and not capabilities_of(client).shapes_only
     _InUse.prefetch = Prefetch(cache, client, environment) if cache is not None and wanted else None
 
 

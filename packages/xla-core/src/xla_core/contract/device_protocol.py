@@ -9,13 +9,18 @@ chips at all (ahead-of-time compilation).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
-INTERFACE_VERSION: Final = 1
-"""Raised when a plugin written for the former contract would no longer work."""
+INTERFACE_VERSION: Final = 2
+"""The version of this contract; raised when something is added to it or changed."""
+OLDEST_INTERFACE_VERSION: Final = 1
+"""Plugins written for this version or a later one still work.
+
+1: the first. 2: ``DeviceClient.capabilities`` instead of optional attributes, which are still read.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -136,6 +141,22 @@ class Outlining:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a client is and can besides the methods of ``DeviceClient``; by default nothing special.
+
+    ``shapes_only``: its buffers have shapes and no values (ahead-of-time compilation). ``outlining``: how its
+    compiler gains from repeats. ``rehearse(executable) -> bool``: runs what ``deserialize`` gave once, on
+    arguments of its own, because a first run sets things up, and says whether it did. It is called ahead of
+    the first use, on another thread; a program that may act on the outside, not end, or take much memory or
+    time is not to be run.
+    """
+
+    shapes_only: bool = False
+    outlining: Outlining = Outlining()
+    rehearse: Callable[[Executable], bool] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class MemoryInfo:
     """Bytes in use, the device's limit (None: not known) and the peak since the start."""
 
@@ -161,13 +182,6 @@ class Executable(Protocol):
     """A compiled program, loaded on the devices of its placement."""
 
     program_name: str
-    # May have ``execute_own(arguments)``: ``execute`` of a program of replicas, of which this process
-    # runs one, with buffers of its own device in and out. Without it they are assembled and taken apart.
-    # May have ``deferred(arguments, results, known=False)``, for programs that donate: an iterator that does
-    # what ``execute`` does once it is exhausted, and extends the list ``results``. If it runs no Python
-    # function (``map`` over functions of C), no interrupt loses what was donated. With ``known`` arguments
-    # are not checked, and come into their list only when the run begins. ``deferred_own(arguments,
-    # results)`` is that of ``execute_own``.
 
     def execute(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         """Enqueue one run and return its results at once. Donated arguments are gone afterwards.
@@ -206,16 +220,42 @@ class Executable(Protocol):
         ...
 
 
+class DeferredExecutable(Executable, Protocol):
+    """An executable whose run no interrupt can tear from what it donates; optional."""
+
+    def deferred(
+        self, arguments: list[Any], results: list[Any], known: bool = False
+    ) -> Iterator[Any]:
+        """An iterator that does what ``execute`` does once it is exhausted, and extends ``results``.
+
+        It runs no Python function (``map`` over functions of C). With ``known`` the arguments are not checked,
+        and come into their list only when the run begins.
+        """
+        ...
+
+
+class ReplicaExecutable(Executable, Protocol):
+    """A program of replicas that takes and gives buffers of this process's own device; optional.
+
+    Without it they are assembled and taken apart.
+    """
+
+    def execute_own(self, arguments: Sequence[Buffer]) -> list[Buffer]:
+        """``execute``, with this process's parts of the arguments and results."""
+        ...
+
+    def deferred_own(self, arguments: list[Any], results: list[Any]) -> Iterator[Any]:
+        """``DeferredExecutable.deferred``, with this process's parts."""
+        ...
+
+
 @runtime_checkable
 class DeviceClient(Protocol):
     """One running plugin: devices, transfers, compilation."""
 
     interface_version: int
     device_type: str
-    # A client may have ``outlining``, an ``Outlining``; one without is treated as ``Outlining()``.
-    # It may have ``rehearse(executable) -> bool``: whether it ran what ``deserialize`` gave, on arguments
-    # of its own, because a first run sets things up. Called ahead of the first use, on another thread; a
-    # program that may act on the outside, not end, or take much memory or time is not to be run.
+    # Since version 2 it has ``capabilities: Capabilities``; ask ``capabilities_of``.
 
     def devices(self) -> Sequence[DeviceDescription]:
         """All devices of the job, by id."""
@@ -294,6 +334,18 @@ class DeviceClient(Protocol):
     def shutdown(self) -> None:
         """Release the devices; the client is not used afterwards."""
         ...
+
+
+def capabilities_of(client: DeviceClient) -> Capabilities:
+    """The capabilities of a client of any supported version; those of version 1 have them as attributes."""
+    found = getattr(client, "capabilities", None)
+    if found is not None:
+        return found  # type: ignore[no-any-return]
+    return Capabilities(
+        shapes_only=getattr(client, "shapes_only", False),
+        outlining=getattr(client, "outlining", Outlining()),
+        rehearse=getattr(client, "rehearse", None),
+    )
 
 
 class ClientFactory(Protocol):

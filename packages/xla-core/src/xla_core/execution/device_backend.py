@@ -11,7 +11,7 @@ import numpy as np
 
 from xla_core.compilation.program_table import StepProgram
 from xla_core.contract import events
-from xla_core.contract.device_protocol import ArraySpec, DeviceClient, Placement
+from xla_core.contract.device_protocol import ArraySpec, DeviceClient, Placement, capabilities_of
 from xla_core.execution import replica_programs
 from xla_core.lowering import program_failures
 from xla_core.operators.target import target_of
@@ -38,7 +38,7 @@ class DeviceBackend(Backend):
         self.platform = description.platform  # the name that jax lowers for
         self.target = target_of(description)
         # ahead of time: buffers have no values
-        self.shapes_only: bool = getattr(client, "shapes_only", False)
+        self.shapes_only: bool = capabilities_of(client).shapes_only
         self.replicas: tuple[int, ...] = ()
         self.formats = downcast_dtypes.chosen()
         self.numpy_dtype = downcast_dtypes.device_format(self.formats, client.numpy_dtype)

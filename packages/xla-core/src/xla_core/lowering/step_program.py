@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from xla_core.contract.device_protocol import ArraySpec, DeviceClient, Outlining, Program
+from xla_core.contract.device_protocol import (
+    ArraySpec,
+    DeviceClient,
+    Outlining,
+    Program,
+    capabilities_of,
+)
 from xla_core.jax_bridge import jax_private
 from xla_core.jax_bridge.composite_pass import build_composites
 from xla_core.lowering import compile_settings
@@ -217,7 +223,7 @@ class StepLowering:
 
 def outlining_of(client: DeviceClient) -> Outlining | None:
     """How repeats become functions on this device, or None if they do not; the user may decide."""
-    found: Outlining = getattr(client, "outlining", Outlining())
+    found = capabilities_of(client).outlining
     chosen, staged = flags.OUTLINE_REPEATS.get(), flags.STEP_STAGES.get()
     if staged is not None:
         found = dataclasses.replace(found, min_staged=0 if staged else None, min_stage=0)

@@ -11,6 +11,7 @@ from xla_core.contract import serialized_executable
 from xla_core.contract.device_protocol import (
     INTERFACE_VERSION,
     ArraySpec,
+    Capabilities,
     DeviceDescription,
     Executable,
     MemoryInfo,
@@ -38,6 +39,12 @@ class PjrtClient:
     interface_version = INTERFACE_VERSION
     device_type = ""
     outlining = Outlining()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this client can do besides the contract's methods."""
+        return Capabilities(outlining=self.outlining, rehearse=getattr(self, "rehearse", None))
+
     plugin: ClassVar[str] = ""
     version: ClassVar[str] = ""
     platform: ClassVar[str] = "cpu"

@@ -18,6 +18,7 @@ from xla_core.contract import serialized_executable
 from xla_core.contract.device_protocol import (
     INTERFACE_VERSION,
     ArraySpec,
+    Capabilities,
     DeviceDescription,
     MemoryInfo,
     Outlining,
@@ -184,7 +185,12 @@ class TopologyClient:
     interface_version = INTERFACE_VERSION
     device_type = ""
     outlining = Outlining()
-    shapes_only = True
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Buffers have no values."""
+        return Capabilities(shapes_only=True, outlining=self.outlining)
+
     plugin: ClassVar[str] = ""
     platform: ClassVar[str] = ""
 

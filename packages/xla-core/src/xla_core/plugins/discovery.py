@@ -20,6 +20,7 @@ import pluggy
 from xla_core.contract import hookspecs
 from xla_core.contract.device_protocol import (
     INTERFACE_VERSION,
+    OLDEST_INTERFACE_VERSION,
     ClientFactory,
     DeviceClient,
     Topology,
@@ -62,7 +63,7 @@ MSG_IMPORT_FAILED: Final = (
 )
 MSG_INTERFACE: Final = (
     "PJRT_DEVICE={device}: {source} is written for interface version {theirs} of xla-core, this "
-    "xla-core {core} has version {ours}. Install releases of the two that belong together"
+    "xla-core {core} takes versions {oldest} to {ours}. Install releases of the two that belong together"
 )
 MSG_START_FAILED: Final = (
     "PJRT_DEVICE={device}: {source} could not start its client: {kind}: {error}"
@@ -288,13 +289,14 @@ def _is_available(name: str, options: Mapping[str, str]) -> bool:
 
 
 def _check_interface(device_type: str, point: Any, theirs: Any) -> None:
-    if theirs != INTERFACE_VERSION:
+    if not (isinstance(theirs, int) and OLDEST_INTERFACE_VERSION <= theirs <= INTERFACE_VERSION):
         raise PluginError(
             MSG_INTERFACE.format(
                 device=device_type.upper(),
                 source=_source(point),
                 theirs=theirs,
                 core=_core_version(),
+                oldest=OLDEST_INTERFACE_VERSION,
                 ours=INTERFACE_VERSION,
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from xla_core.contract.device_protocol import capabilities_of
 from xla_core.execution import runtime
 
 
@@ -19,4 +20,4 @@ def use_topology(name: str, *, reads: str = "error", device_type: str = "TPU") -
 
 def active() -> bool:
     """Whether the running client compiles for a topology and computes nothing."""
-    return runtime.started() and bool(getattr(runtime.client(), "shapes_only", False))
+    return runtime.started() and capabilities_of(runtime.client()).shapes_only
