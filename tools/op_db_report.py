@@ -82,12 +82,23 @@ def invoke(op: OpInfo, sample: SampleInput, device: str, mode: str, turn: int) -
         result = op.inplace_variant(source, *args, **kwargs)
         return (result, source)
     out = _places(compare.call(op, sample, "cpu"), device, whole=turn % 2 == 0)
-    returned = op(source, *args, **kwargs, out=out)
+    returned = op(source, *args, **kwargs, **_as_arguments(op, out))
     return (returned, out)
+
+
+def _as_arguments(op: OpInfo, out: Any) -> dict[str, Any]:
+    """``out`` as keywords: of an operator that is called by its schema each has a name of its own."""
+    names = ["out"]
+    if isinstance(op.op, torch._ops.OpOverloadPacket) and isinstance(out, (list, tuple)):
+        forms = [getattr(op.op, name)._schema.arguments for name in op.op.overloads()]
+        names = next((n for form in forms if (n := [a.name for a in form if a.is_out])), names)
+    return dict(zip(names, out, strict=True)) if len(names) > 1 else {"out": out}
 
 
 def _places(results: Any, device: str, whole: bool) -> Any:
     """Tensors that ``out=`` may fill: of the results' shapes, or without elements (then it resizes)."""
+    if isinstance(results, torch.Tensor) and results.layout is not torch.strided:
+        return results.clone().to(device)  # what may be where is a part of what such a tensor is
     if isinstance(results, torch.Tensor):
         shape = results.shape if whole else (0,)
         return torch.zeros(shape, dtype=results.dtype, device=device)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch._ops import OpOverload
 
-from xla_core.dispatch import cpu_error_parity
+from xla_core.dispatch import cpu_error_parity, layouts
 from xla_core.operators.foreach import distinct_elements, is_per_element
 from xla_core.operators.lowering_registry import Promotion, Rule
 from xla_core.operators.plan import SEED, Plan
@@ -51,6 +51,7 @@ class OperatorPlan(Plan):
     def _checked(
         self, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[TensorMeta | None, ...]:
+        layouts.check_wanted(self.overload, kwargs)
         try:
             metas = self._run_meta(args, kwargs)
         except dtypes.UnsupportedDtypeError:

@@ -17,6 +17,7 @@ from xla_core.dispatch import (
     host_length_operands,
     index_ranges,
     indexing,
+    layouts,
     mutation,
     transfers,
     views,
@@ -145,6 +146,8 @@ def make_handler(overload: OpOverload) -> Handler:
             return composite_handler(overload)
         if has_decomposition(overload) and facts.returns in ("tensor", "tuple", "list"):
             return decomposed_handler(overload, facts)
+    if layouts.is_about_layouts(overload):
+        return layouts.refusing_handler(overload)
     return fallback_handler(overload, facts)
 
 

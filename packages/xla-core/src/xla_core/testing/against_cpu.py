@@ -36,23 +36,38 @@ ROUNDINGS: dict[torch.dtype, int] = {torch.bfloat16: 2, torch.float16: 4}
 def copy_to(value: Any, device: str) -> Any:
     """``value`` with every tensor in it detached, copied to ``device``, and each CPU device replaced.
 
-    A tensor that occurs twice stays one tensor. What required a gradient still does.
+    A tensor that occurs twice stays one tensor, and one that shows a part of its storage shows that part
+    of a copy of it all: ``as_strided`` may look at the rest. What required a gradient still does.
     """
     copies: dict[int, torch.Tensor] = {}
 
     def one(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             if id(leaf) not in copies:
-                copied = (
-                    leaf.detach().to(device)
-                    if leaf.device.type != device
-                    else leaf.detach().clone()
-                )
+                copied = _copied(leaf.detach(), device)
                 copies[id(leaf)] = copied.requires_grad_(leaf.requires_grad)
             return copies[id(leaf)]
         return torch.device(device) if isinstance(leaf, torch.device) else leaf
 
     return _pytree.tree_map(one, value)
+
+
+def _copied(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    whole = _storage_of_a_part(tensor)
+    source = tensor if whole is None else whole
+    copied = source.to(device) if source.device.type != device else source.clone()
+    if whole is None:
+        return copied
+    return copied.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _storage_of_a_part(tensor: torch.Tensor) -> torch.Tensor | None:
+    """All elements of the storage of which a CPU tensor shows a part; None if it shows all."""
+    plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    if not plain or tensor.is_conj() or tensor.is_neg():
+        return None
+    room = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.as_strided((room,), (1,), 0) if room > tensor.numel() else None
 
 
 def leaves(value: Any) -> list[Any]:

@@ -1,0 +1,73 @@
+"""Sparse, nested and MKL-DNN tensors: refused at the line that asks for one, before anything runs."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from xla_core.dispatch.layouts import MSG_LAYOUT, LayoutError
+from xla_core.support import counters
+from xla_core.testing.against_cpu import copy_to
+
+
+def dense():
+    return torch.arange(12.0).reshape(3, 4).to("xla")
+
+
+INDICES = torch.tensor([[0, 1], [1, 0]])
+REFUSED = {
+    "aten::_to_sparse": lambda: dense().to_sparse(),
+    "aten::_to_sparse_csr": lambda: dense().to_sparse_csr(),
+    "aten::_to_sparse_bsr": lambda: dense().to_sparse_bsr((1, 1)),
+    "aten::_sparse_coo_tensor_with_dims_and_tensors": lambda: torch.sparse_coo_tensor(
+        INDICES, torch.ones(2), (3, 3), device="xla"
+    ),
+    "aten::sparse_compressed_tensor": lambda: torch.sparse_csr_tensor(
+        torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.ones(2), device="xla"
+    ),
+    "aten::_sparse_mm_reduce_impl": lambda: torch.sparse.mm(
+        torch.eye(3).to_sparse_csr(), dense(), "sum"
+    ),
+    "aten::sparse_sampled_addmm": lambda: torch.sparse.sampled_addmm(
+        torch.eye(3).to_sparse_csr(), dense(), dense().t()
+    ),
+    "aten::_sparse_softmax": lambda: torch.sparse.softmax(dense(), 0),
+    "aten::sparse_mask": lambda: dense().sparse_mask(torch.eye(3, 4).to_sparse()),
+    "aten::_spdiags": lambda: torch.sparse.spdiags(
+        dense(), torch.tensor([0, 1, 2]).to("xla"), (4, 4)
+    ),
+    "aten::zeros_like": lambda: torch.zeros_like(dense(), layout=torch.sparse_coo),
+    "aten::to_mkldnn": lambda: dense().to_mkldnn(),
+    "aten::_nested_tensor_from_tensor_list": lambda: torch.nested.nested_tensor([dense()]),
+    "aten::_nested_view_from_jagged": lambda: torch.nested.nested_tensor(
+        [torch.ones(2)], layout=torch.jagged, device="xla"
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("operator", REFUSED)
+def test_one_error_names_the_operator_and_what_to_do(operator):
+    before = counters.all_counters()
+    with pytest.raises(LayoutError) as caught:
+        REFUSED[operator]()
+    assert str(caught.value) == MSG_LAYOUT.format(operator=operator)
+    assert counters.all_counters() == before  # nothing ran on the CPU
+
+
+def test_a_jagged_tensor_moves_to_the_device_and_computes_there():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's prototype notice, and padding runs on the CPU
+        host = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
+        moved = host.to("xla") * 2
+        assert torch.equal(moved.to_padded_tensor(0.0).cpu(), (host * 2).to_padded_tensor(0.0))
+
+
+def test_a_copy_of_a_part_keeps_its_storage():
+    part = torch.arange(20.0)[5:15]
+    for device in ("cpu", "xla"):
+        copied = copy_to(part, device)
+        assert copied.cpu().tolist() == part.tolist()
+        assert copied.untyped_storage().nbytes() == part.untyped_storage().nbytes()
