@@ -1,4 +1,4 @@
-"""What runs at ``import torch``: torch.distributed learns of the backend ``xla`` and of ``xla://``.
+"""What runs at ``import torch``: torch.distributed learns of the backend ``xla``, its meshes, and ``xla://``.
 
 Nothing slow: the backend itself is imported when a process group is made. Never raises.
 """
@@ -27,6 +27,9 @@ def autoload() -> None:
             BACKEND, _create, extended_api=True, devices=[BACKEND]
         )
         torch.distributed.register_rendezvous_handler(BACKEND, _rendezvous)
+        importlib.import_module(
+            "xla_core.torch_bridge.torch_distributed_private"
+        ).give_meshes_groups(_is_over_processes)
     except Exception as error:  # breaking `import torch` would be worse
         logger.warning("torch.distributed's backend 'xla' is not available: %s", error)
 
@@ -34,6 +37,12 @@ def autoload() -> None:
 def _create(options: Any, backend_options: Any) -> Any:
     return importlib.import_module("xla_dist.collectives.process_group").create(
         options, backend_options
+    )
+
+
+def _is_over_processes(size: int) -> bool:
+    return bool(
+        importlib.import_module("xla_dist.collectives.process_meshes").is_over_processes(size)
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from xla_core.api import xla_model
 from xla_core.contract.device_protocol import Executable
@@ -20,6 +23,8 @@ from xla_dist.processes import child_process
 def xla_core_register_operators() -> None:
     """Register the collectives' lowering rules, and who reduces gradients."""
     collective_ops.register()
+    if torch.distributed.is_available():
+        importlib.import_module("xla_dist.collectives.functional").register()
     xla_model.set_gradient_reducer(gradients.reduce_gradients)
 
 

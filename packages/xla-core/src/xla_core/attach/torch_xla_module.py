@@ -16,6 +16,12 @@ from xla_core.api import xla_model
 from xla_core.execution import runtime
 from xla_core.recording import random_state
 
+MSG_NO_STREAMS: Final = (
+    "module {module!r} has no attribute {name!r}: programs on xla run in the order in which they are recorded, "
+    "there are no streams and events to order them by. torch's fully_shard (FSDP2) is made of these: use "
+    "torch_xla.distributed.fsdp.XlaFullyShardedDataParallel, or DistributedDataParallel"
+)
+
 _initialized: Final = True
 """torch.utils.checkpoint keeps the random state of initialized devices only."""
 
@@ -77,3 +83,9 @@ def _index(device: Any) -> int:
     if isinstance(device, int):
         return device
     return int(runtime.trace_of(device).device.index)
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Event", "Stream", "current_stream", "default_stream", "set_stream", "stream"):
+        raise AttributeError(MSG_NO_STREAMS.format(module=__name__, name=name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

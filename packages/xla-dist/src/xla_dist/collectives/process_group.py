@@ -103,6 +103,16 @@ class ProcessGroupXla(dist.ProcessGroup):
 
     # --- running ---
 
+    def run(self, name: str, tensors: Sequence[torch.Tensor], *arguments: Any) -> list[Any]:
+        """The collective ``name`` of the group (``xla_dist.operators.collective_ops``); new tensors, nothing is written."""
+        return self._run(name, tensors, *arguments)
+
+    def reduced(
+        self, name: str, tensors: Sequence[torch.Tensor], op: Any, *arguments: Any
+    ) -> list[Any]:
+        """``run`` of one that reduces by ``op``, which may be the mean."""
+        return self._averaged(self._run(name, tensors, _kind(op), *arguments), op)
+
     def _run(self, name: str, tensors: Sequence[torch.Tensor], *arguments: Any) -> list[Any]:
         """One collective of the group; new tensors."""
         on_xla = [isinstance(t, XLATensor) for t in tensors]

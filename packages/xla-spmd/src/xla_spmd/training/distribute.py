@@ -12,10 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate
 
 from xla_core.execution import runtime
+from xla_core.torch_features import process_mesh
 from xla_spmd.sharding.dtensor_placements import checked_partition_spec, convert_to_xla_mesh
 from xla_spmd.sharding.mode import MSG_AUTO
 from xla_spmd.tensors.marking import mark_sharding
-from xla_spmd.tensors.sharded_tensor import XLAShardedTensor
 
 MSG_NO_MESH: Final = "xla_distribute_module got no device mesh; pass DeviceMesh('xla', ...)"
 
@@ -24,13 +24,16 @@ def xla_distribute_tensor(
     tensor: torch.Tensor,
     device_mesh: DeviceMesh,
     placements: Sequence[Placement] | None = None,
-) -> XLAShardedTensor:
-    """``tensor``, moved to the device if it is elsewhere, split as ``placements`` say.
+) -> torch.Tensor:
+    """``tensor``, moved to the device if it is elsewhere, split as ``placements`` say: XLAShardedTensor.
 
     One placement per mesh dimension; without any, every device holds the whole value. A leaf that
     needs a gradient comes as a leaf, which gets the gradient. Raises what ``XLAShardedTensor.redistribute``
-    raises for placements and meshes, and what ``mark_sharding`` raises.
+    raises for placements and meshes, and what ``mark_sharding`` raises. Over a mesh of processes, each with
+    a part of its own, it is a DTensor.
     """
+    if process_mesh.is_over_processes(device_mesh):
+        return process_mesh.distribute_tensor(tensor, device_mesh, placements)
     mesh = convert_to_xla_mesh(device_mesh)
     wanted = list(placements) if placements else [Replicate()] * device_mesh.ndim
     spec = checked_partition_spec(tuple(tensor.shape), wanted, device_mesh.ndim)
@@ -67,7 +70,9 @@ def xla_distribute_module(
     if partition_fn is auto_policy:
         auto_policy("", module, device_mesh)
     module.to("xla")
-    if partition_fn is not None:
+    if process_mesh.is_over_processes(device_mesh):
+        process_mesh.distribute_module(module, device_mesh, partition_fn)
+    elif partition_fn is not None:
         for name, submodule in module.named_modules():
             partition_fn(name, submodule, device_mesh)
     if input_fn is not None:

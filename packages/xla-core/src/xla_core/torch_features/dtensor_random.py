@@ -1,0 +1,66 @@
+"""Random numbers of DTensors whose parts are on ``xla``: other ones for each shard, equal ones for copies.
+
+All processes of a mesh have the same random state at its first random operator, the first process's, and
+advance it alike. A part is drawn from that state and the part's number. So results do not depend on how
+many copies there are; they do on how the tensor is split, and are not those of one device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from xla_core.execution import runtime
+from xla_core.recording import random_state
+
+
+class ShardedNumbers:
+    """What torch asks for around each operator that draws numbers for a DTensor."""
+
+    def __init__(self) -> None:
+        self.distribute_region_enabled = True
+        self._alike: set[Any] = set()  # meshes whose processes have the same state
+
+    @contextlib.contextmanager
+    def _distribute_region(
+        self, spec: Any, generator: torch.Generator | None = None
+    ) -> Iterator[None]:
+        """Draw for this process's shard inside, and leave every process's state advanced by one."""
+        if spec.mesh.device_type != "xla" or not self.distribute_region_enabled:
+            yield
+            return
+        device = runtime.trace_of(None).device.index
+        kept = random_state.get_state(device)
+        if generator is not None:
+            random_state.set_state(int(torch.randint(2**62, (), generator=generator)), device)
+        elif spec.mesh not in self._alike:
+            self._alike.add(spec.mesh)
+            random_state.set_state(_of_the_first(spec.mesh, kept), device)
+        seed = random_state.next_seed(device)
+        after = kept if generator is not None else random_state.get_state(device)
+        random_state.set_state(random_state.derived_seed(seed + _shard(spec)), device)
+        try:
+            yield
+        finally:
+            random_state.set_state(after, device)
+
+
+def _of_the_first(mesh: Any, state: int) -> int:
+    """The state that the first process of ``mesh`` has."""
+    told = torch.tensor([state])
+    for dim in range(mesh.ndim):
+        group = mesh.get_group(dim)
+        torch.distributed.broadcast(told, torch.distributed.get_global_rank(group, 0), group)
+    return int(told)
+
+
+def _shard(spec: Any) -> int:
+    """The number of this process's part among the different parts of a DTensor."""
+    number = 0
+    for dim, placement in enumerate(spec.placements):
+        if placement.is_shard():
+            number = number * spec.mesh.size(dim) + spec.mesh.get_local_rank(dim)
+    return number

@@ -1,0 +1,195 @@
+"""torch's functional collectives (``torch.ops._c10d_functional``) on ``xla`` tensors.
+
+``torch.distributed._functional_collectives``, DTensor and torch's parallel styles end in these operators.
+Each records the collective of its group, as the methods of the group do. There is nothing to wait for:
+what torch wraps, to wait at its first use, stays the tensor itself. Autograd is torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives  # defines some of the operators
+import torch.distributed.tensor  # likewise
+
+from xla_core.dispatch.cpu_fallback import fallback_handler
+from xla_core.operators.schema import signature
+from xla_core.recording import xla_tensor as tensor_module
+from xla_core.recording.xla_tensor import Handler
+from xla_core.torch_bridge import torch_distributed_private
+from xla_dist.collectives.process_group import ProcessGroupXla
+
+MSG_GROUP: Final = (
+    "{name} got tensors on xla and a process group of the backend {backend!r}, which cannot reach them; make "
+    "the group with dist.init_process_group('xla', init_method='xla://'), or give it CPU tensors"
+)
+MSG_REDUCTION: Final = "{name}: the xla backend has no reduction {kind!r}; it has {known}"
+
+_OPS: Final[dict[str, Any]] = {
+    "sum": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.AVG,
+    "product": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "band": dist.ReduceOp.BAND,
+    "bor": dist.ReduceOp.BOR,
+}
+
+
+def _group(name: str, given: Any) -> ProcessGroupXla:
+    """The group that an operator names. Raises ValueError for one of another backend."""
+    group = torch_distributed_private.process_group(given)
+    if not isinstance(group, ProcessGroupXla):
+        raise ValueError(MSG_GROUP.format(name=name, backend=dist.get_backend(group)))
+    return group
+
+
+def _reduced(name: str, tensors: Sequence[Any], kind: str, group: Any, *arguments: Any) -> Any:
+    op = _OPS.get(kind.lower())
+    if op is None:
+        raise ValueError(MSG_REDUCTION.format(name=name, kind=kind, known=", ".join(_OPS)))
+    return _group(name, group).reduced(name, tensors, op, *arguments)
+
+
+def _written(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    for target, value in zip(targets, values, strict=True):
+        target.copy_(value)
+
+
+def all_reduce(x: torch.Tensor, kind: str, group: Any) -> torch.Tensor:
+    """The group's tensors, reduced."""
+    return all_reduce_coalesced([x], kind, group)[0]
+
+
+def all_reduce_(x: torch.Tensor, kind: str, group: Any) -> torch.Tensor:
+    """``all_reduce`` in place."""
+    return all_reduce_coalesced_([x], kind, group)[0]
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[torch.Tensor], kind: str, group: Any
+) -> list[torch.Tensor]:  # fmt: skip
+    """``all_reduce`` of several tensors by one collective."""
+    return list(_reduced("all_reduce", tensors, kind, group))
+
+
+def all_reduce_coalesced_(
+    tensors: Sequence[torch.Tensor], kind: str, group: Any
+) -> list[torch.Tensor]:
+    """``all_reduce_coalesced`` in place."""
+    _written(tensors, all_reduce_coalesced(tensors, kind, group))
+    return list(tensors)
+
+
+def all_gather_into_tensor(x: torch.Tensor, size: int, group: Any) -> torch.Tensor:
+    """The group's tensors side by side along dimension 0."""
+    return all_gather_into_tensor_coalesced([x], size, group)[0]
+
+
+def all_gather_into_tensor_out(
+    x: torch.Tensor, size: int, group: Any, out: torch.Tensor
+) -> torch.Tensor:
+    """``all_gather_into_tensor`` into ``out``."""
+    _written([out], all_gather_into_tensor_coalesced([x], size, group))
+    return out
+
+
+def all_gather_into_tensor_coalesced(
+    tensors: Sequence[torch.Tensor], size: int, group: Any
+) -> list[torch.Tensor]:
+    """``all_gather_into_tensor`` of several tensors, recorded as one operator."""
+    del size
+    rows = [x if x.dim() else x.reshape(1) for x in tensors]
+    return list(_group("all_gather", group).run("all_gather", rows, 0))
+
+
+def reduce_scatter_tensor(x: torch.Tensor, kind: str, size: int, group: Any) -> torch.Tensor:
+    """This rank's slice along dimension 0 of the reduction."""
+    return reduce_scatter_tensor_coalesced([x], kind, size, group)[0]
+
+
+def reduce_scatter_tensor_out(
+    x: torch.Tensor, kind: str, size: int, group: Any, out: torch.Tensor
+) -> torch.Tensor:
+    """``reduce_scatter_tensor`` into ``out``."""
+    _written([out], reduce_scatter_tensor_coalesced([x], kind, size, group))
+    return out
+
+
+def reduce_scatter_tensor_coalesced(
+    tensors: Sequence[torch.Tensor], kind: str, size: int, group: Any
+) -> list[torch.Tensor]:
+    """``reduce_scatter_tensor`` of several tensors, recorded as one operator."""
+    del size
+    return list(_reduced("reduce_scatter", tensors, kind, group, 0))
+
+
+def broadcast(x: torch.Tensor, source: int, group: Any) -> torch.Tensor:
+    """The tensor of the group's rank ``source``."""
+    return _group("broadcast", group).run("broadcast", [x], source)[0]
+
+
+def broadcast_(x: torch.Tensor, source: int, group: Any) -> torch.Tensor:
+    """``broadcast`` in place."""
+    _written([x], [broadcast(x, source, group)])
+    return x
+
+
+def shard_dim_alltoall(x: torch.Tensor, gathered: int, split: int, group: Any) -> torch.Tensor:
+    """Slices along ``split`` sent to the ranks, those received along ``gathered``: a DTensor split anew."""
+    return _group("all_to_all", group).run("all_to_all", [x], split, gathered)[0]
+
+
+def itself(x: torch.Tensor) -> torch.Tensor:
+    """The tensor: a result is read when it is there."""
+    return x
+
+
+def _all_to_all_handler(overload: Any) -> Handler:
+    """Even slices move on the device; others, whose sizes the other ranks cannot know, on the host."""
+    on_host = fallback_handler(overload, signature(overload))
+
+    def all_to_all_single(x: torch.Tensor, received: Any, sent: Any, group: Any) -> torch.Tensor:
+        if len({*received, *sent}) > 1:
+            return on_host((x, received, sent, group), None)  # type: ignore[no-any-return]
+        return _group("all_to_all", group).run("all_to_all", [x], 0, 0)[0]
+
+    return _handler(overload, all_to_all_single)
+
+
+_COLLECTIVES: Final[dict[str, Callable[..., Any]]] = {
+    function.__name__: function
+    for function in (
+        all_reduce, all_reduce_, all_reduce_coalesced, all_reduce_coalesced_,
+        all_gather_into_tensor, all_gather_into_tensor_out, all_gather_into_tensor_coalesced,
+        reduce_scatter_tensor, reduce_scatter_tensor_out, reduce_scatter_tensor_coalesced,
+        broadcast, broadcast_,
+    )
+} | {"wait_tensor": itself, "_wrap_tensor_autograd": itself}  # fmt: skip
+
+
+def _handler(overload: Any, function: Callable[..., Any]) -> Handler:
+    names = [a.name for a in overload._schema.arguments]
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        if kwargs:
+            args = (*args, *(kwargs[name] for name in names[len(args) :]))
+        return function(*args)
+
+    return run
+
+
+def register() -> None:
+    """Carry out torch's operators so that have ``xla`` tensors; called once."""
+    operators = torch.ops._c10d_functional
+    for name, function in _COLLECTIVES.items():
+        if hasattr(operators, name):  # not every torch has each
+            overload = getattr(operators, name).default
+            tensor_module.set_handler(overload, _handler(overload, function))
+    resplit = torch.ops._dtensor.shard_dim_alltoall.default
+    tensor_module.set_handler(resplit, _handler(resplit, shard_dim_alltoall))
+    uneven = operators.all_to_all_single.default
+    tensor_module.set_handler(uneven, _all_to_all_handler(uneven))

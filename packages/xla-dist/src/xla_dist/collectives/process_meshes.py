@@ -1,0 +1,29 @@
+"""``DeviceMesh("xla", ...)`` over the processes of a job: each dimension has its process groups.
+
+torch makes none for ``xla``, whose meshes are for it the devices of one program (SPMD mode).
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from xla_core.execution import ordinals, spmd_mode
+from xla_core.torch_bridge.torch_distributed_private import draw_for_dtensors_with
+from xla_core.torch_features.dtensor_random import ShardedNumbers
+
+_numbers = ShardedNumbers()
+
+
+def is_over_processes(size: int) -> bool:
+    """Whether a new mesh of so many members is one of processes; joins the default group if so.
+
+    In SPMD mode it is one of devices, as is one that is larger than the job without a default group.
+    """
+    if spmd_mode.is_spmd():
+        return False
+    if not dist.is_initialized():
+        if size > ordinals.world_size():
+            return False
+        dist.init_process_group("xla", init_method="xla://")
+    draw_for_dtensors_with(_numbers)
+    return True
