@@ -183,6 +183,18 @@ def launches(index, pids, fn, *args):
     launched.join()
 
 
+def forks_again(index, count):
+    """A launcher that forks jobs one after the other; none leaves it a thread that a fork would cut off."""
+    threads = Path("/proc/self/task")
+    for _ in range(2):
+        before = len(list(threads.iterdir()))
+        launched = xmp.spawn(nothing, start_method="fork", join=False)
+        assert len(list(threads.iterdir())) == before
+        launched.join()
+        assert launched.results() == {i: (i, count, float(count)) for i in range(count)}
+    assert not multiprocessing.active_children()
+
+
 def kills_its_coordinator(index, where):
     reduced(4)
     if index == 0:

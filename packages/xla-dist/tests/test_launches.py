@@ -93,3 +93,9 @@ def test_some_launches_leave_nothing(launch, monkeypatch, tmp_path):
 @pytest.mark.sweep
 def test_fifty_launches_leave_nothing(launch, monkeypatch, tmp_path):
     check(launch, monkeypatch, tmp_path, LAUNCHES)
+
+
+def test_a_launcher_that_forked_a_job_may_fork_the_next(start_program):
+    program = start_program(dist_jobs.clean_environment(2), dist_jobs.forks_again, 2)
+    status, text, _ = program.join()
+    assert status == 0, text

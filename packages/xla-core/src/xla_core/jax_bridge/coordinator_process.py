@@ -86,6 +86,13 @@ class CoordinatorProcess:
             pipe.write("\n")
         self._process.returncode = 0  # nobody will wait for it
 
+    def shutdown(self) -> None:
+        """End the service, which the job does not need any more, and wait until it is gone."""
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # type: ignore[union-attr]
+        self._process.terminate()
+        self._process.wait()
+
 
 def _connected(port: int) -> bool:
     """Whether somebody is connected to ``port`` of this host; True where that cannot be told."""

@@ -209,6 +209,11 @@ def serve(address: str, count: int) -> Any:
     return coordinator.start_coordinator(*_served(address, count))
 
 
+def serve_apart(address: str, count: int) -> Any:
+    """The same in a process of its own: this one stays without the threads of a coordinator."""
+    return coordinator.CoordinatorProcess(*_served(address, count))
+
+
 def _served(address: str, count: int) -> tuple[str, int, int, int]:
     """What a coordinator is started with."""
     return _bind_address(address), count, FAILURE_TIMEOUT.get(), START_TIMEOUT.get()

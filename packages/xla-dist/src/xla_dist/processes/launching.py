@@ -1,7 +1,7 @@
 """Starts the processes of a job on this host, looks after them, and reports what went wrong.
 
-The launcher reserves a port, starts one process per device, and runs the coordinator itself, so
-that no process of the job is special. As soon as one fails, the others are ended, and the launcher
+The launcher reserves a port, starts one process per device, and runs the coordinator, so that no
+process of the job is special. As soon as one fails, the others are ended, and the launcher
 raises what ``torch.multiprocessing`` raises, with the culprit's ordinal and traceback.
 """
 
@@ -273,8 +273,10 @@ def start(
             arguments = (environment, fn, tuple(args), ledger)
             children.append(_start_child(context, job, arguments, daemon, cleanup))
         if jobs[0].index == 0:
-            # after forking: a forked child must not inherit the coordinator's threads
-            cleanup.callback(job_setup.serve(jobs[0].address, jobs[0].count).shutdown)
+            # A process with the coordinator's threads should not be forked: after the children of this
+            # launch are, and for launches that fork in no process that may launch others.
+            serve = job_setup.serve_apart if start_method == "fork" else job_setup.serve
+            cleanup.callback(serve(jobs[0].address, jobs[0].count).shutdown)
         return Launch(children, jobs[0].count, cleanup.pop_all().close, args)
 
 
