@@ -104,7 +104,7 @@ class ProcessGroupXla(dist.ProcessGroup):
     # --- running ---
 
     def run(self, name: str, tensors: Sequence[torch.Tensor], *arguments: Any) -> list[Any]:
-        """The collective ``name`` of the group (``xla_dist.operators.collective_ops``); new tensors, nothing is written."""
+        """The collective ``name`` of the group (``collective_ops``); new tensors, nothing is written."""
         return self._run(name, tensors, *arguments)
 
     def reduced(
