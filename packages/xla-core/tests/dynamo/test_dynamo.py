@@ -11,7 +11,7 @@ from torch import nn
 
 import torch_xla
 from torch_xla.core import dynamo_bridge
-from xla_core.api import program_report
+from xla_core.compilation import program_table
 from xla_core.recording.xla_tensor import XLATensor, XLATensorType
 from xla_core.support import counters
 
@@ -113,7 +113,7 @@ def test_a_compiled_optimizer_step_donates_what_it_overwrites():
 
 
 def _programs():
-    return program_report.programs.all_programs()
+    return program_table.all_programs()
 
 
 def test_writing_to_an_argument_reaches_it_and_bumps_its_version():

@@ -9,7 +9,7 @@ import ctypes
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeVar
@@ -447,12 +447,22 @@ def _skip_code(rules: Any, packages: Sequence[str], traced: Sequence[str]) -> No
     # torch 2.13: files are skipped by how their paths begin
     for package in packages:
         folder = Path(str(importlib.import_module(package).__file__)).parent
-        names = {
-            path.stem if path.suffix == ".py" else f"{path.name}/" for path in folder.iterdir()
-        }
-        kept = {module.rpartition(".")[2] for module in traced if module.startswith(f"{package}.")}
-        rules.SKIP_DIRS.extend(f"{folder}/{name}" for name in sorted(names - kept))
+        kept = [
+            folder.parent.joinpath(*module.split(".")).with_suffix(".py")
+            for module in traced
+            if module.startswith(f"{package}.")
+        ]
+        rules.SKIP_DIRS.extend(_around(folder, kept))
     rules._recompile_re()
+
+
+def _around(folder: Path, kept: Sequence[Path]) -> Iterator[str]:
+    """How the paths of all files in ``folder`` begin that are not among ``kept``."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and any(path in file.parents for file in kept):
+            yield from _around(path, kept)
+        elif path not in kept:
+            yield f"{path}/" if path.is_dir() else str(path.with_suffix(""))
 
 
 def without_dispatch_modes() -> Any:
