@@ -57,14 +57,15 @@ class _Region(contextlib.ContextDecorator):
 
     def __enter__(self) -> None:
         trace = self.trace = runtime.trace_of(None)
-        self.outermost = trace.region is None
-        if self.outermost:
-            runtime.sync(trace.device)  # what was pending before is no part of this program
-        self._undo.callback(_restore, trace, trace.region, trace.graph_name, trace.forbidden)
-        trace.region = self
-        trace.graph_name = self.name or trace.graph_name
-        if self.full_graph:
-            trace.forbidden = MSG_UNEXPECTED
+        with trace.lock:
+            self.outermost = trace.region is None
+            if self.outermost:
+                runtime.sync(trace.device)  # what was pending before is no part of this program
+            self._undo.callback(_restore, trace, trace.region, trace.graph_name, trace.forbidden)
+            trace.region = self
+            trace.graph_name = self.name or trace.graph_name
+            if self.full_graph:
+                trace.forbidden = MSG_UNEXPECTED
         self._undo.enter_context(eager_mode.mode(False))
         if self.options is not None:
             self._undo.enter_context(compile_settings.compile_options(self.options))
@@ -73,10 +74,12 @@ class _Region(contextlib.ContextDecorator):
         trace = self.trace
         try:
             if error is None:
-                if self.limit is not None:
-                    self._check(trace)
+                with trace.lock:
+                    if self.limit is not None:
+                        self._check(trace)
+                    if self.outermost:
+                        trace.forbidden = None
                 if self.outermost:
-                    trace.forbidden = None
                     xla_model.sync()
         finally:
             self._undo.close()
@@ -107,9 +110,10 @@ def _graphs_of(func: Any) -> list[Entry]:
 
 
 def _restore(trace: Trace, region: Any, name: str | None, forbidden: str | None) -> None:
-    trace.region = region
-    trace.graph_name = name
-    trace.forbidden = forbidden
+    with trace.lock:
+        trace.region = region
+        trace.graph_name = name
+        trace.forbidden = forbidden
 
 
 def _keys(last: Entry) -> list[Any]:

@@ -45,6 +45,6 @@ def clear_program_cache() -> None:
     """
     for trace in runtime.traces():
         with trace.lock:
-            trace.flush(trace)
+            trace.turns.run_all()
             trace.forget()
     caches.clear_all()

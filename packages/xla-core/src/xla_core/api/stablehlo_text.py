@@ -38,7 +38,8 @@ def _program(tensors: Sequence[torch.Tensor] | None) -> Program:
         if not isinstance(tensor, XLATensor):
             raise TypeError(MSG_NOT_XLA.format(device=tensor.device))
     trace = tensors[0]._s.trace if tensors else runtime.trace_of(None)  # type: ignore[attr-defined]
-    with trace.lock:
+    pending = tensors[0]._s if tensors else None  # type: ignore[attr-defined]
+    with trace.lock, trace.turns.showing(pending):
         outputs = _outputs(trace, tensors)
         if not outputs:
             raise RuntimeError(MSG_NO_GRAPH.format(device=trace.device))

@@ -67,14 +67,14 @@ def device_hardware(device: torch.device | str) -> str:
 
 
 def sync(wait: bool = False, reset_scope: bool = True) -> None:
-    """End a step: run what is pending on the current device, then the step closures.
+    """End the calling thread's step: run what is pending on the current device, then the step closures.
 
     Returns once the work is enqueued; with ``wait``, or ``XLA_SYNC_WAIT=1`` in the environment, when it
     is done. ``reset_scope`` is accepted for torch_xla's sake: there is no scope to reset here.
     """
     del reset_scope
     trace = runtime.trace_of(None)
-    trace.flush(trace)
+    runtime.sync(trace.device)
     counters.increment("MarkStep")
     if wait or flags.SYNC_WAIT.get():
         trace.backend.wait()
@@ -219,5 +219,4 @@ def check_view_sharing(obj: Any) -> None:
 def unlazy(tensors: Iterable[torch.Tensor]) -> None:
     """Run what is pending on the devices of ``tensors`` and wait for it."""
     for trace in {t._s.trace for t in tensors if isinstance(t, XLATensor)}:
-        trace.flush(trace)
-        trace.backend.wait()
+        runtime.sync(trace.device, wait=True)

@@ -106,7 +106,7 @@ def _check_tensor_need_materialization(tensors: Sequence[torch.Tensor]) -> list[
 
 def _pending(tensor: XLATensor) -> bool:
     s = tensor._s
-    return bool(s.epoch == s.trace.epoch and s.buffer is None)
+    return s.trace.is_pending(s)
 
 
 def _xla_user_computation(

@@ -58,7 +58,7 @@ _aside: weakref.WeakKeyDictionary[Trace, _Aside] = weakref.WeakKeyDictionary()
 # What a trace begins anew with each step, its tree, and what is other while a body is recorded.
 _PER_STEP: Final = (
     "epoch", "root", "entries", "cur", "inputs", "input_vids", "input_storages", "touched",
-    "floats", "ints", "forbidden", "unreadable", "aside", "one_by_one", "lock",
+    "floats", "ints", "forbidden", "unreadable", "aside", "one_by_one", "lock", "bare",
 )  # fmt: skip
 
 
@@ -160,9 +160,10 @@ class Recorder:
         if aside is None or aside.entries > MAX_ENTRIES:
             aside = _Aside(Entry(None, None, None, (), 0, 0), 0)
         refused = MSG_READS.format(what=self.what)
+        turnstile = _Turnstile(trace.lock)
         changed = {
             "root": aside.root, "entries": aside.entries, "forbidden": refused, "unreadable": refused,
-            "one_by_one": False, "aside": self, "lock": _Turnstile(trace.lock),
+            "one_by_one": False, "aside": self, "lock": turnstile, "bare": turnstile,
         }  # fmt: skip
         begun = trace.renewal(aside.root)
         indivisible.do(indivisible.storing(trace, changed.keys(), changed.values()), begun)

@@ -44,7 +44,7 @@ def functional_handler(plan: Plan, returns: str) -> Handler:
     def functional(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         first = args[0] if args else None
         trace = first._s.trace if type(first) is XLATensor else find_trace(args, kwargs)
-        with trace.lock:
+        with trace.bare:
             entry = trace.record(plan, args, kwargs)
             meta = entry.single
             if meta is None or returns != "tensor":
@@ -113,7 +113,7 @@ def factory_handler(plan: Plan) -> Handler:
         trace = trace_of(device) if device is not None else own or find_trace(args, kwargs)
         if own is not None and own is not trace:
             args = tuple(_on_device(plan, i, a, trace) for i, a in enumerate(args))
-        with trace.lock:
+        with trace.bare:
             entry = trace.record(plan, args, kwargs)
             return wrap_results(trace, entry, "tensor")
 

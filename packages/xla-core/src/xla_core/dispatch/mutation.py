@@ -53,7 +53,7 @@ def mutating_handler(plan: Plan, signature: Signature) -> Handler:
     def mutate(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         first = args[0]
         trace = first._s.trace if type(first) is XLATensor else find_trace(args, kwargs)
-        with trace.lock:
+        with trace.bare:
             entry = trace.record(plan, args, kwargs)
             vid = entry.first + fresh
             targets = list(_targets(args, kwargs, written, names))
@@ -76,7 +76,7 @@ def mutating_handler(plan: Plan, signature: Signature) -> Handler:
                 target, plan.name, find_trace(args, kwargs).device
             )
         trace = target._s.trace
-        with trace.lock:
+        with trace.bare:
             entry = trace.record(plan, args, kwargs)
             if target._v is None:
                 trace.assign(target._s, entry.first)
@@ -212,7 +212,7 @@ def resize(tensor: XLATensor, shape: tuple[int, ...]) -> None:
         start = strides(s.meta, v)[1] if v is not None else 0
         if start + meta.numel <= s.meta.numel:
             resized = handler_of(_AS_STRIDED)((whole, shape, _contiguous(shape), start), None)
-        elif s.buffer is None and s.epoch != trace.epoch:
+        elif s.buffer is None and not trace.is_pending(s):
             resized = trace.from_buffer(None, meta)
         else:
             flat = whole.reshape(-1)[start:]
@@ -240,7 +240,8 @@ def fill_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
 
 def _fill(target: XLATensor, factory: Any, extra: tuple[Any, ...]) -> None:
     trace: Trace = target._s.trace
-    with trace.lock:
+    with trace.bare:
+        trace.turn()
         if target._v is not None and any(v.plan.repeats for v in chain(target._v)):
             target = _without_repeats(target)
         keywords = {"dtype": target.dtype, "device": target.device}

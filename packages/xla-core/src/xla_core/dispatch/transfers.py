@@ -53,8 +53,7 @@ def materialise(trace: Trace, s: Any) -> Any:
     """The storage's buffer, after running what is pending if need be; None if never written."""
     if trace.unreadable is not None:
         raise error_messages.ValueNeededError(trace.unreadable)
-    if s.buffer is None and s.epoch == trace.epoch:
-        trace.flush(trace, True)
+    trace.compute(s, reading=True)
     if s.buffer is None:
         check_lost(s)
     elif s.buffer is PLACEHOLDER:
@@ -124,7 +123,8 @@ def copy_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
         return target
     if source._s.trace is not trace:
         source = across(source, trace)
-    with trace.lock:
+    with trace.bare:
+        trace.turn()
         if source.dtype != meta.dtype:
             source = handler_of(torch.ops.aten._to_copy.default)((source,), {"dtype": meta.dtype})
         if source.shape != meta.shape:

@@ -47,7 +47,7 @@ def view_handler(plan: Plan, signature: Signature) -> Handler:
         base = args[0]
         s = base._s
         trace = s.trace
-        with trace.lock:
+        with trace.bare:
             entry = trace.record(plan, args, None)
             meta = entry.single
             make = make_wrapper if is_inference_mode() is base.is_inference() else as_the_other_kind
@@ -97,7 +97,8 @@ def detach(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     if base._v is None or current_backward() == -1 or torch.is_grad_enabled():
         return alias(args, kwargs)
     trace = base._s.trace
-    with trace.lock:
+    with trace.bare:
+        trace.turn()
         return trace.new_tensor(base._v.meta, trace.read_view(base._v, base._s))
 
 

@@ -393,8 +393,7 @@ def _arguments(
 
 def _captured(s: Storage, trace: Trace) -> Any:
     """The buffer of a tensor that the graph holds itself."""
-    if s.buffer is None and s.epoch == trace.epoch:
-        trace.flush(trace)
+    trace.compute(s)
     return trace.backend.ready(s)
 
 

@@ -79,8 +79,8 @@ def _run_at_once(handler: Handler) -> Handler:
 
 def _run_pending() -> None:
     for trace in runtime.traces():
-        if trace.cur.depth:
-            with trace.lock:
+        with trace.lock:  # the calling thread's step: that of another one is not cut
+            if trace.cur.depth:
                 try:
                     trace.one_by_one = _state["on"]
                     trace.flush(trace)

@@ -56,7 +56,8 @@ pending: weakref.WeakKeyDictionary[Trace, list[tuple[Range, Any]]] = weakref.Wea
 
 def add(trace: Trace, wanted: Range, extremes: Any) -> None:
     """Look at ``extremes``, a tensor of two numbers, when the step has run."""
-    pending.setdefault(trace, []).append((wanted, extremes))
+    with trace.lock:
+        pending.setdefault(trace, []).append((wanted, extremes))
 
 
 def look(trace: Trace) -> None:
@@ -64,7 +65,11 @@ def look(trace: Trace) -> None:
 
     Waits for the step. The values that it computed are there, like those of any other.
     """
-    for wanted, extremes in pending.pop(trace, ()):
+    recorded = pending.pop(trace, [])
+    waiting = [found for found in recorded if trace.is_pending(found[1]._s)]
+    if waiting:  # in other threads' steps
+        pending[trace] = waiting
+    for wanted, extremes in recorded:
         buffer = extremes._s.buffer
         if buffer is not None:  # None: its step could not be run
             smallest, largest = trace.backend.get(buffer).tolist()

@@ -130,8 +130,9 @@ def reattach() -> None:
         if _Runtime.client is None:
             return
         for trace in _Runtime.traces:
-            trace.flush(trace)
-            trace.forget()
+            with trace.lock:
+                trace.turns.run_all()
+                trace.forget()
         _attach(_backends(_Runtime.client))
 
 
@@ -187,9 +188,14 @@ def trace_of(device: torch.device | str | None) -> Trace:
 
 
 def sync(device: torch.device | None = None, wait: bool = False) -> None:
-    """Run what is pending on ``device`` (default: the current one); with ``wait`` until it is done."""
+    """Run what is pending on ``device`` (default: the current one); with ``wait`` until it is done.
+
+    That is what the calling thread has recorded, and threads that have ended.
+    """
     trace = trace_of(device)
-    trace.flush(trace)
+    with trace.lock:
+        trace.flush(trace)
+        trace.turns.run_ended()
     if wait:
         trace.backend.wait()
 

@@ -9,8 +9,12 @@ from typing import Any
 
 import torch
 
-_pending: dict[torch.device, list[Callable[[], Any]]] = {}
-_async_pending: dict[torch.device, list[Callable[[], Any]]] = {}
+from xla_core.execution import runtime
+from xla_core.recording.step_turns import Step
+
+_Added = dict[torch.device, list[tuple[Step, Callable[[], Any]]]]
+_pending: _Added = {}
+_async_pending: _Added = {}
 _lock = threading.Lock()
 
 
@@ -70,19 +74,36 @@ def add(
     args: Sequence[Any] = (),
     run_async: bool = False,
 ) -> None:
-    """Call ``closure(*args)`` after the next step of ``device``; tensors in ``args`` have values then."""
+    """Call ``closure(*args)`` after the calling thread's step on ``device``: tensors have values then."""
     table = _async_pending if run_async else _pending
+    step = _step(device)
     with _lock:
-        table.setdefault(device, []).append(lambda: closure(*args))
+        table.setdefault(device, []).append((step, lambda: closure(*args)))
+
+
+def _step(device: torch.device) -> Step:
+    trace = runtime.trace_of(device)
+    with trace.lock:
+        return trace.turns.active
+
+
+def _ended(table: _Added, device: torch.device, step: Step) -> list[Callable[[], Any]]:
+    """Take what waits for this step, or for that of a thread that has ended."""
+    added = table.pop(device, [])
+    waiting = [one for one in added if one[0] is not step and not one[0].ended]
+    if waiting:
+        table[device] = waiting
+    return [closure for one, closure in added if one is step or one.ended]
 
 
 def run(device: torch.device) -> None:
-    """Run what was added; raise what an asynchronous closure raised earlier."""
+    """Run what the calling thread added; raise what an asynchronous closure raised earlier."""
     if not _pending and not _async_pending and not _runners:
         return
+    step = _step(device)
     with _lock:
-        now = _pending.pop(device, [])
-        later = _async_pending.pop(device, [])
+        now = _ended(_pending, device, step)
+        later = _ended(_async_pending, device, step)
         runner = _runners.get(device)
         if later and runner is None:
             runner = _runners[device] = AsyncClosureHandler()

@@ -11,10 +11,9 @@ Values are numbered in program order. ``operands`` tells how an operation stands
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -26,6 +25,7 @@ from xla_core.recording import source_location, step_key
 from xla_core.recording.builtin_plans import AS_STRIDED, ZEROS, known_plan
 from xla_core.recording.entry import Entry
 from xla_core.recording.step_key import HOST_FLOAT, HOST_INT, LIFT_FLOAT, LIFT_INT, LIST, SAME
+from xla_core.recording.step_turns import STEP, Step, Turns, next_epoch, turn_lock
 from xla_core.recording.storage import Aside, Backend, Storage, View, check_lost, strides
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import indivisible
@@ -45,17 +45,10 @@ MAX_PENDING: Final = 100_000
 
 _VALUE: Final = ("vid", "buffer", "epoch")
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
-_epochs = itertools.count(1)
-
-
-# What begins anew with each step.
-_STEP: Final = (
-    "epoch", "cur", "inputs", "input_vids", "input_storages", "touched", "floats", "ints",
-)  # fmt: skip
 
 
 class Trace:
-    """What one device has recorded and not yet run.
+    """What a thread has recorded on one device and not yet run; the others' steps are ``parked`` meanwhile.
 
     ``flush`` runs what is pending and ``backend`` transfers and compiles; both are given by the
     runtime when the device is made. Inside ``torch_xla.compile`` ``region`` is that use of it,
@@ -64,6 +57,9 @@ class Trace:
     for values of all kinds. ``one_by_one`` says that each operator is a program of its own now.
     ``aside`` records the body of a computation meanwhile, and the step waits. ``has_placeholders`` says
     that a tensor without a value was made, which a step may depend on.
+
+    Whoever takes ``lock`` has its own step here. ``bare`` is the same lock without that, for handlers whose
+    first act is ``record`` or ``turn``; ``thread`` is the number of the thread that need not ask.
 
     An exception may come at any bytecode (Ctrl-C). So each change of what is pending is one store, which comes
     last, or ``indivisible``: whatever was prepared before it is of no consequence.
@@ -89,7 +85,11 @@ class Trace:
     def __init__(self, device: torch.device, flush: Callable[..., None]) -> None:
         self.device = device
         self.flush = flush
-        self.lock: contextlib.AbstractContextManager[Any] = threading.RLock()
+        self.thread = 0
+        self.parked: dict[int, Step] = {}
+        self.turns = Turns(self)
+        self.bare: Any = threading.RLock()
+        self.lock: Any = turn_lock(self, self.bare)
         self.root = Entry(None, None, None, (), 0, 0)
         self.entries = 0
         self.reset()
@@ -100,10 +100,10 @@ class Trace:
 
     def renewal(self, root: Entry | None = None) -> Iterator[None]:
         """For ``indivisible.do``: what ``reset`` does; the step may begin at the root of another tree."""
-        names: tuple[str, ...] = _STEP
+        names: tuple[str, ...] = STEP
         full = root is None and self.entries > MAX_ENTRIES
         root = root or self.root
-        values: tuple[Any, ...] = (next(_epochs), root, [], {}, [], [], [], [])
+        values: tuple[Any, ...] = (next_epoch(), root, [], {}, [], [], [], [])
         if full:
             root = Entry(None, None, None, (), 0, 0)
             names = (*names, "root", "cur", "entries")
@@ -123,6 +123,8 @@ class Trace:
 
         Raises what PyTorch raises for these operands, from its meta kernels.
         """
+        if self.thread != get_ident():
+            self.turns.take()
         key: list[Any] = [plan.number]
         append = key.append
         epoch = self.epoch
@@ -284,6 +286,23 @@ class Trace:
 
     # -- values --------------------------------------------------------------------------------
 
+    def turn(self) -> None:
+        """Let the calling thread's step be here. The caller holds the lock."""
+        if self.thread != get_ident():
+            self.turns.take()
+
+    def is_pending(self, s: Storage) -> bool:
+        """Whether a step that was not run, this thread's or another's, computes the value of ``s``."""
+        return s.buffer is None and (s.epoch == self.epoch or s.epoch in self.parked)
+
+    def compute(self, s: Storage, reading: bool = False) -> None:
+        """Run the step in which the value of ``s`` is pending, if it is."""
+        if s.buffer is None:
+            if s.epoch == self.epoch:
+                self.flush(self, reading)
+            elif s.epoch in self.parked:
+                self.turns.run(s.epoch, reading)
+
     def value_of(self, tensor: XLATensor, plan: Plan | None = None) -> int:
         """The number of ``tensor``'s current value in this trace."""
         s = tensor._s
@@ -302,6 +321,8 @@ class Trace:
         """Make a materialised storage an input of this step."""
         if self.aside is not None:
             self.aside.captures(s)
+        elif self.parked and self.turns.meet(s):
+            return
         buffer = s.buffer
         if buffer is None:
             check_lost(s)
@@ -342,6 +363,10 @@ class Trace:
         """The number of a view's current value, replaying the chain where it is out of date."""
         if v.epoch == self.epoch and v.version == s.version:
             return v.vid
+        if self.parked:
+            known = self.turns.meet_view(v, s)
+            if known is not None:
+                return known
         parent = v.parent
         if parent is not None:
             base = self.read_view(parent, s)

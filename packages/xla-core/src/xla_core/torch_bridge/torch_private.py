@@ -5,6 +5,7 @@ The device guard is in ``device_guard``, which must be importable on its own.
 
 from __future__ import annotations
 
+import contextvars
 import ctypes
 import functools
 import importlib
@@ -30,6 +31,13 @@ _data = (
 
 # The number of the backward pass that the calling thread works for, -1 outside of one (torch 2.13).
 current_backward = torch._C._current_graph_task_id
+
+
+def context_of_backward() -> contextvars.Context | None:
+    """The context in which the backward pass was called that this thread works for (torch 2.13)."""
+    # every torch of the range has the two functions; None where its engine hands on no context
+    key = "context"
+    return torch._C._get_obj_in_tls(key) if torch._C._is_key_in_tls(key) else None
 
 
 def after_backward(callback: Callable[[], None]) -> None:

@@ -79,9 +79,10 @@ class StableHLOCompositeBuilder:
         for tensor in tensors:
             if isinstance(tensor, XLATensor):
                 trace = tensor._s.trace
-                if trace.epoch != self._epoch:
-                    self._epoch = trace.epoch
-                    self._id = str(trace.cur.depth)
+                with trace.lock:
+                    if trace.epoch != self._epoch:
+                        self._epoch = trace.epoch
+                        self._id = str(trace.cur.depth)
                 return
 
 

@@ -49,7 +49,8 @@ def graph_of(tensors: Sequence[Any]) -> Iterator[tuple[Trace, list[Entry], tuple
             raise TypeError(MSG_NOT_XLA.format(device=getattr(tensor, "device", type(tensor))))
     trace = tensors[0]._s.trace if tensors else runtime.trace_of(None)
     views = [view for tensor in tensors for view in chain(tensor._v)]
-    with trace.lock, untouched(trace, views):
+    pending = tensors[0]._s if tensors else None
+    with trace.lock, trace.turns.showing(pending), untouched(trace, views):
         if tensors:
             outputs = tuple(trace.value_of(t) for t in tensors)
         else:
@@ -60,5 +61,4 @@ def graph_of(tensors: Sequence[Any]) -> Iterator[tuple[Trace, list[Entry], tuple
 def is_pending(tensor: torch.Tensor) -> bool:
     """Whether a tensor's value is recorded and not computed yet."""
     assert isinstance(tensor, XLATensor)
-    storage = tensor._s
-    return bool(storage.epoch == storage.trace.epoch and storage.buffer is None)
+    return tensor._s.trace.is_pending(tensor._s)

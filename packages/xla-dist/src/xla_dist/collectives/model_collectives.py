@@ -42,8 +42,8 @@ MSG_ONE_SIDED: Final = (
     "xm.collective_permute(value, pairs)"
 )
 
-# The order of the collectives recorded last, by device: (the step's epoch, a scalar).
-_orders: Final[dict[Trace, tuple[int, torch.Tensor]]] = {}
+# The order of the collectives recorded last, by device and pending step (its epoch): a scalar.
+_orders: Final[dict[Trace, dict[int, torch.Tensor]]] = {}
 
 
 def _trace(name: str, tensors: Sequence[Any]) -> Trace:
@@ -67,11 +67,12 @@ def record(trace: Trace, name: str, tensors: Any, *arguments: Any) -> list[torch
     if team is not None:
         return host_collectives.run(team, trace, name, tensors, arguments)
     with trace.lock, torch.no_grad():
-        epoch, after = _orders.get(trace, (-1, None))
+        orders = _orders.get(trace, {})
         operator = getattr(operators, name)
-        results = list(operator(tensors, *arguments, after if epoch == trace.epoch else None))
+        results = list(operator(tensors, *arguments, orders.get(trace.epoch)))
         trace.cur.locate_here()  # once per place in a step: reports name the line
-        _orders[trace] = (trace.epoch, results.pop())
+        orders = {e: after for e, after in orders.items() if e in trace.parked}
+        _orders[trace] = {**orders, trace.epoch: results.pop()}
     return results
 
 

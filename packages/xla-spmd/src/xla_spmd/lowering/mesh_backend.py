@@ -196,9 +196,7 @@ class MeshBackend(DeviceBackend):
         """The shardings of tensors that a recorded graph is called with; runs what is pending."""
         found = []
         for storage in storages:
-            trace = storage.trace
-            if storage.buffer is None and storage.epoch == trace.epoch:
-                trace.flush(trace)
+            storage.trace.compute(storage)
             unwritten = storage.buffer is None
             found.append(None if unwritten else self.sharding_of(self.ready(storage)))
         return tuple(found)

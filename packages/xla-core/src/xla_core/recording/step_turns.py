@@ -1,0 +1,333 @@
+"""Whose step a device records: every thread has one of its own, and they take turns.
+
+A ``Trace`` holds one step in its attributes: that of the thread whose turn it is. A thread that takes the
+trace's lock and finds another one's step there *parks* it and goes on with its own. The tree of all steps is
+common, so what several threads repeat is one program. A pending value belongs to the step that has its
+epoch; who meets one of a parked step runs that step first. What autograd's own threads record belongs to the
+step of the thread that called ``backward()``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import itertools
+import threading
+import warnings
+from collections.abc import Iterator
+from operator import attrgetter
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final
+
+from xla_core.support import indivisible
+from xla_core.torch_bridge.torch_private import context_of_backward, current_backward
+
+if TYPE_CHECKING:
+    from xla_core.recording.storage import Storage, View
+    from xla_core.recording.trace import Trace
+
+# What begins anew with each step.
+STEP: Final = (
+    "epoch", "cur", "inputs", "input_vids", "input_storages", "touched", "floats", "ints",
+)  # fmt: skip
+# What each thread has its own of: its step, and the region of ``torch_xla.compile`` that it is in.
+_OWN: Final = (*STEP, "region", "graph_name", "forbidden")
+_own_of: Final = attrgetter(*_OWN)
+_PENDING: Final = _OWN.index("epoch"), _OWN.index("cur")
+
+# A thread that begins runs the steps of those that have ended, if there are more than this.
+MOST_ENDED: Final = 16
+
+MSG_ENDED: Final = "a thread that has ended left a step that fails: {error}"
+
+_epochs = itertools.count(1)
+
+
+def next_epoch() -> int:
+    """A number that no step has had."""
+    return next(_epochs)
+
+
+class Owner:
+    """A thread that records, and its steps by device."""
+
+    __slots__ = ("ended", "ident", "steps")
+
+    def __init__(self) -> None:
+        self.ident = get_ident()
+        self.steps: dict[Trace, Step] = {}
+        self.ended = False
+
+    def end(self) -> None:
+        """The thread has ended, and another one may get its number. Takes no lock."""
+        self.ended = True
+        for trace in self.steps:
+            trace.turns.owners.discard(self)
+            if trace.thread == self.ident:
+                trace.thread = 0
+        self.steps = {}
+
+
+class _Life:
+    """Ends an owner with its thread, which lets go of what is local to it."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+
+    def __del__(self) -> None:
+        self._owner.end()
+
+
+class _Here(threading.local):
+    owner: Owner | None = None
+    life: _Life | None = None
+
+
+_here = _Here()
+# The same, for autograd's threads: backward() hands them the context of its caller.
+_caller: Final = contextvars.ContextVar[Owner | None]("xla_core_owner", default=None)
+
+
+class Step:
+    """A thread's step on one device: where it is parked, and what others have taken over of it.
+
+    ``values`` are those of the trace's attributes ``_OWN`` while it is parked. ``inputs`` and ``views`` have
+    the value numbers, in the step of ``epoch``, of storages and views that another step reads too.
+    """
+
+    __slots__ = ("epoch", "inputs", "owner", "values", "views")
+
+    def __init__(self, owner: Owner | None) -> None:
+        self.owner = owner
+        self.values: tuple[Any, ...] = ()
+        self.epoch = 0
+        self.inputs: dict[int, int] = {}
+        self.views: dict[int, tuple[View, int, int]] = {}
+
+    @property
+    def ended(self) -> bool:
+        """Whether the thread has ended."""
+        return self.owner is None or self.owner.ended
+
+    def keep_for(self, epoch: int) -> None:
+        """Drop what was kept for another step than that of ``epoch``."""
+        if self.epoch != epoch:
+            self.inputs, self.views = {}, {}
+            self.epoch = epoch
+
+
+def turn_lock(trace: Trace, bare: Any) -> Any:
+    """``bare``, a lock, as a lock that makes the step of the thread that takes it the trace's own.
+
+    Its release is that of ``bare``, a function of C's: no exception comes between.
+    """
+    acquire, release = bare.acquire, bare.release
+    once = (True,)
+
+    def enter(_self: Any) -> None:
+        held: list[bool] = []
+        try:
+            held.extend(map(acquire, once))
+            if trace.thread != get_ident():
+                trace.turns.take()
+        except BaseException:
+            if held:
+                release()
+            raise
+
+    members = {"__slots__": (), "__enter__": enter, "__exit__": bare.__exit__}
+    return type("TurnLock", (), members)()
+
+
+class Turns:
+    """The steps of one device's threads. The caller of every method holds the trace's lock.
+
+    ``active`` is the step that is in the trace's attributes, ``owners`` the living threads that have one
+    here. ``task`` is the number of the backward pass that recorded last, -1 for none.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self.active = Step(None)
+        self.owners: set[Owner] = set()
+        self._first: Owner | None = None
+        self._task: int | None = None
+
+    # -- whose turn it is ----------------------------------------------------------------------
+
+    def take(self) -> None:
+        """Let the step of the calling thread be the trace's."""
+        trace = self._trace
+        if trace.aside is not None:
+            return  # the body of a computation, whose recorder lets nobody else in
+        task = current_backward()
+        if task == self._task != -1:
+            return
+        owner = self._owner(task)
+        step = owner.steps.get(trace)
+        begins = step is None
+        if step is None:
+            step = self._begin(owner)
+        if step is not self.active:
+            # whatever comes between: nobody is known to have the turn
+            trace.thread = 0
+            self._task = None
+            self._enter(step)
+        # several threads' backward passes take turns on one thread of autograd's
+        alone = task == -1 or len(self.owners) == 1
+        self._task = task
+        trace.thread = get_ident() if alone else 0
+        if begins and len(trace.parked) > MOST_ENDED:
+            self._run_ended_quietly()
+
+    def _owner(self, task: int) -> Owner:
+        """Who records: the calling thread, or the one that called ``backward()``."""
+        if task != -1:
+            context = context_of_backward()
+            caller = context.get(_caller) if context is not None else None
+            found = caller or _here.owner or self._first
+            if found is not None and not found.ended:
+                return found
+        owner = _here.owner
+        if owner is None or owner.ended:
+            owner = _here.owner = Owner()
+            _here.life = _Life(owner)
+        if task == -1 and _caller.get() is not owner:
+            _caller.set(owner)
+        return owner
+
+    def _begin(self, owner: Owner) -> Step:
+        """A step for a thread that has none here; the first thread takes what there is."""
+        step = self.active
+        if step.owner is None:
+            step.owner = owner
+        else:
+            step = Step(owner)
+            step.values = (next_epoch(), self._trace.root, [], {}, [], [], [], [], None, None, None)
+        if not self.owners:
+            self._first = owner
+        owner.steps[self._trace] = step
+        self.owners.add(owner)
+        return step
+
+    def _enter(self, step: Step) -> None:
+        """Park the trace's step, and let the trace have this one."""
+        former, trace = self.active, self._trace
+        if step is former:
+            return
+        parked = trace.parked
+        work: list[Any] = [indivisible.storing(former, ("values",), (_own_of(trace),))]
+        if trace.cur.depth:  # otherwise no value has its epoch
+            work.append(map(parked.__setitem__, (trace.epoch,), (former,)))
+        values = step.values
+        epoch, cur = (values[i] for i in _PENDING)
+        if not cur.depth and cur is not trace.root:  # the tree was dropped meanwhile
+            values = (epoch, trace.root, *values[2:])
+        work += [
+            map(parked.pop, (epoch,), (None,)),
+            indivisible.storing(trace, _OWN, values),
+            indivisible.storing(self, ("active",), (step,)),
+        ]
+        indivisible.do(*work)
+
+    # -- values of other threads ---------------------------------------------------------------
+
+    def meet(self, s: Storage) -> bool:
+        """Before ``s`` becomes an input: run the parked step that computes it.
+
+        Returns whether it is an input of this step already, which another one has read since.
+        """
+        trace = self._trace
+        other = trace.parked.get(s.epoch)
+        if other is not None:
+            if s.buffer is None:
+                self.run(s.epoch)
+            else:
+                other.keep_for(s.epoch)
+                other.inputs[id(s)] = s.vid  # the step holds it: its id stays its own
+                s.epoch = -1
+        own = self.active
+        vid = own.inputs.get(id(s)) if own.epoch == trace.epoch else None
+        if vid is None or trace.inputs[trace.input_vids[vid]] is not s.buffer:
+            return False
+        s.vid = vid
+        s.epoch = trace.epoch
+        return True
+
+    def meet_view(self, v: View, s: Storage) -> int | None:
+        """The number of a view in this step, if it was read here and by another step since."""
+        trace = self._trace
+        other = trace.parked.get(v.epoch)
+        if other is not None:
+            other.keep_for(v.epoch)
+            other.views[id(v)] = v, v.version, v.vid
+            v.epoch = -1
+        own = self.active
+        found = own.views.get(id(v)) if own.epoch == trace.epoch else None
+        if found is None or found[1] != s.version:
+            return None
+        v.vid, v.version = found[2], s.version
+        v.epoch = trace.epoch
+        return v.vid
+
+    def run(self, epoch: int, reading: bool = False) -> None:
+        """Run the parked step of ``epoch``, that of another thread."""
+        trace = self._trace
+        with self._visiting(trace.parked[epoch]):
+            promised, trace.forbidden = trace.forbidden, None  # nothing in it needs the value
+            try:
+                trace.flush(trace, reading)
+            finally:
+                trace.forbidden = promised
+
+    @contextlib.contextmanager
+    def _visiting(self, step: Step) -> Iterator[None]:
+        own = self.active
+        try:
+            try:
+                self._enter(step)
+                yield
+            finally:
+                self._enter(own)
+        finally:
+            self._enter(own)  # also where an exception came in the line above
+
+    @contextlib.contextmanager
+    def showing(self, s: Storage | None) -> Iterator[None]:
+        """A block in which the trace's step is that in which ``s`` is pending (default: the own one)."""
+        step = None if s is None or s.buffer is not None else self._trace.parked.get(s.epoch)
+        with contextlib.nullcontext() if step is None else self._visiting(step):
+            yield
+
+    # -- the ends of steps ---------------------------------------------------------------------
+
+    def run_ended(self) -> None:
+        """Run what threads have recorded that have ended."""
+        for epoch, step in list(self._trace.parked.items()):
+            if step.ended:
+                self.run(epoch)
+
+    def _run_ended_quietly(self) -> None:
+        # What fails costs its values, which tell why when they are read: it is not this thread's fault.
+        for epoch, step in list(self._trace.parked.items()):
+            if step.ended:
+                try:
+                    self.run(epoch)
+                except Exception as error:
+                    warnings.warn(MSG_ENDED.format(error=error), stacklevel=2)
+
+    def run_all(self) -> None:
+        """Run what all threads have recorded."""
+        trace = self._trace
+        trace.flush(trace)
+        for epoch in list(trace.parked):
+            self.run(epoch)
+
+    def drop_all(self) -> None:
+        """Begin all threads' steps anew; what is pending in them is never computed."""
+        for step in list(self._trace.parked.values()):
+            with self._visiting(step):
+                self._trace.reset()
+        self._trace.reset()
