@@ -101,15 +101,20 @@ class Interrupt:
 def left_out(code):
     """The bytecodes between the end of a ``with`` block and the call that releases its lock.
 
-    CPython delivers no signal there, and none at a NOP.
+    CPython delivers no signal there, and none at a NOP or where nothing but the return is left.
     """
     lines = linecache.getlines(code.co_filename)
 
-    def is_left_out(one):
+    def is_left_out(one, following):
         line = one.positions.lineno
-        return line is None or one.opname == "NOP" or lines[line - 1].lstrip().startswith("with ")
+        if line is None or one.opname == "NOP" or one.opname.startswith("RETURN_"):
+            return True
+        returns = one.opname == "LOAD_CONST" and following.opname.startswith("RETURN_")
+        return returns or lines[line - 1].lstrip().startswith("with ")
 
-    return frozenset(one.offset for one in dis.get_instructions(code) if is_left_out(one))
+    instructions = list(dis.get_instructions(code))
+    pairs = zip(instructions, [*instructions[1:], instructions[-1]], strict=True)
+    return frozenset(one.offset for one, following in pairs if is_left_out(one, following))
 
 
 def fresh(device):
