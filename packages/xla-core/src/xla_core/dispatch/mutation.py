@@ -6,6 +6,7 @@ import itertools
 import operator
 import warnings
 from collections.abc import Iterable, Iterator
+from threading import get_ident
 from typing import Any, Final
 
 import torch
@@ -241,7 +242,8 @@ def fill_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
 def _fill(target: XLATensor, factory: Any, extra: tuple[Any, ...]) -> None:
     trace: Trace = target._s.trace
     with trace.bare:
-        trace.turn()
+        if trace.thread != get_ident():
+            trace.turns.take()
         if target._v is not None and any(v.plan.repeats for v in chain(target._v)):
             target = _without_repeats(target)
         keywords = {"dtype": target.dtype, "device": target.device}

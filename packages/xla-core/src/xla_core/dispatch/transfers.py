@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import Any, Final
 
 import torch
@@ -124,7 +125,8 @@ def copy_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
     if source._s.trace is not trace:
         source = across(source, trace)
     with trace.bare:
-        trace.turn()
+        if trace.thread != get_ident():
+            trace.turns.take()
         if source.dtype != meta.dtype:
             source = handler_of(torch.ops.aten._to_copy.default)((source,), {"dtype": meta.dtype})
         if source.shape != meta.shape:

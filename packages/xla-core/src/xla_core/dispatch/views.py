@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -98,7 +99,8 @@ def detach(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         return alias(args, kwargs)
     trace = base._s.trace
     with trace.bare:
-        trace.turn()
+        if trace.thread != get_ident():
+            trace.turns.take()
         return trace.new_tensor(base._v.meta, trace.read_view(base._v, base._s))
 
 

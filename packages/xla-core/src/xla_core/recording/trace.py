@@ -59,7 +59,7 @@ class Trace:
     that a tensor without a value was made, which a step may depend on.
 
     Whoever takes ``lock`` has its own step here. ``bare`` is the same lock without that, for handlers whose
-    first act is ``record`` or ``turn``; ``thread`` is the number of the thread that need not ask.
+    first act is ``record``, or to ask the same: ``thread`` is the number of the thread whose step is here.
 
     An exception may come at any bytecode (Ctrl-C). So each change of what is pending is one store, which comes
     last, or ``indivisible``: whatever was prepared before it is of no consequence.
@@ -285,11 +285,6 @@ class Trace:
         append(a.dtype)
 
     # -- values --------------------------------------------------------------------------------
-
-    def turn(self) -> None:
-        """Let the calling thread's step be here. The caller holds the lock."""
-        if self.thread != get_ident():
-            self.turns.take()
 
     def is_pending(self, s: Storage) -> bool:
         """Whether a step that was not run, this thread's or another's, computes the value of ``s``."""
