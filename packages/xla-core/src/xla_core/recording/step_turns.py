@@ -17,14 +17,11 @@ import warnings
 from collections.abc import Iterator
 from operator import attrgetter
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from xla_core.recording.storage import Recorder, Storage, View
 from xla_core.support import indivisible
 from xla_core.torch_bridge.torch_private import context_of_backward, current_backward
-
-if TYPE_CHECKING:
-    from xla_core.recording.storage import Storage, View
-    from xla_core.recording.trace import Trace
 
 # What begins anew with each step.
 STEP: Final = (
@@ -55,7 +52,7 @@ class Owner:
 
     def __init__(self) -> None:
         self.ident = get_ident()
-        self.steps: dict[Trace, Step] = {}
+        self.steps: dict[Recorder, Step] = {}
         self.ended = False
 
     def end(self) -> None:
@@ -118,7 +115,7 @@ class Step:
             self.epoch = epoch
 
 
-def turn_lock(trace: Trace, bare: Any) -> Any:
+def turn_lock(trace: Recorder, bare: Any) -> Any:
     """``bare``, a lock, as a lock that makes the step of the thread that takes it the trace's own.
 
     Its release is that of ``bare``, a function of C's: no exception comes between.
@@ -148,7 +145,7 @@ class Turns:
     here. ``task`` is the number of the backward pass that recorded last, -1 for none.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Recorder) -> None:
         self._trace = trace
         self.active = Step(None)
         self.owners: set[Owner] = set()

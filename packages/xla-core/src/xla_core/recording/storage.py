@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -154,16 +153,31 @@ class Recorder(Protocol):
     """What a storage and a backend need of the trace that records on a device.
 
     ``inputs`` are the buffers that the step reads, ``touched`` the storages that it has met;
-    ``input_storages`` gives the position among these of each input's.
+    ``input_storages`` gives the position among these of each input's, ``input_vids`` the slots by value
+    number. ``thread`` is whose turn it is and ``parked`` what the other threads have recorded, see
+    ``step_turns``.
     """
 
     device: torch.device
     backend: Backend
-    lock: contextlib.AbstractContextManager[Any]
+    lock: Any
+    flush: Callable[..., None]
+    root: Entry
+    cur: Entry
     epoch: int
     inputs: list[Any]
+    input_vids: dict[int, int]
     input_storages: list[int]
     touched: list[Storage]
+    forbidden: str | None
+    aside: Aside | None
+    thread: int
+    parked: dict[int, Any]
+    turns: Any
+
+    def reset(self) -> None:
+        """Begin a new step."""
+        ...
 
 
 class Backend(Protocol):
