@@ -74,8 +74,9 @@ def test_compiler_options_reach_the_compiler(client):
     def norm(a):
         return jnp.tanh(a) * 2 + a
 
+    emitters = {"xla_cpu_use_fusion_emitters": True}  # which a small program is compiled without
     fused, plain = (
-        client.compile(make_program(client, norm, [f32(64, 64)], options=options))
+        client.compile(make_program(client, norm, [f32(64, 64)], options=emitters | options))
         for options in ({}, {"xla_disable_hlo_passes": "fusion"})
     )
     # all operations in one kernel, or a kernel each

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,8 @@ from xla_core.contract import serialized_executable
 from xla_core.contract.device_protocol import Executable, Outlining, Placement, Program, Topology
 from xla_core.jax_bridge import jax_private as compat
 from xla_core.pjrt.client import PjrtClient
-from xla_pjrt_cpu.fusions import RULE, is_unknown, options_for
+from xla_pjrt_cpu.effort import effort_rule, options_by_effort
+from xla_pjrt_cpu.fusions import RULE, options_for
 from xla_pjrt_cpu.rehearsal import CpuExecutable, noted
 
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
@@ -97,13 +98,14 @@ class CpuClient(PjrtClient):
 
         The program's own options go before those that this plugin chooses.
         """
-        chosen = options_for(program, os.environ.get("XLA_FLAGS", ""))
+        xla_flags = os.environ.get("XLA_FLAGS", "")
+        chosen = {**options_for(program, xla_flags), **options_by_effort(program, xla_flags)}
         options = {**chosen, **program.options}
         try:
             return super().compile(dataclasses.replace(program, options=options))
         except RuntimeError as error:
-            # XLA calls the option experimental: a later jaxlib may be without it
-            if not (chosen and is_unknown(str(error))):
+            # they are no interface of XLA's: a later jaxlib may be without one
+            if not _is_unknown(str(error), chosen):
                 raise
         return super().compile(program)
 
@@ -134,16 +136,22 @@ class CpuClient(PjrtClient):
         return self.put(self.get(buffer), placement)
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Versions of plugin and jaxlib, the processor's features, XLA flags, fusions, device counts."""
+        """Versions of plugin and jaxlib, the processor, XLA flags, rules of our own, device counts."""
         return {
             **super().fingerprint(),
             "processor": _processor(),
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
             "fusions": RULE,
+            "effort": effort_rule(),
         }
 
     def _memory_limit(self) -> int | None:
         return _physical_memory()
+
+
+def _is_unknown(message: str, options: Iterable[str]) -> bool:
+    """Whether XLA refuses a program because it does not know one of ``options``."""
+    return "No such compile option" in message and any(map(message.__contains__, options))
 
 
 @functools.cache

@@ -38,8 +38,3 @@ def options_for(program: Program, xla_flags: str) -> Mapping[str, str]:
         return {}
     small = program.largest is not None and program.largest < SMALL
     return {OPTION: "" if small else _WITHOUT_CONVOLUTIONS}
-
-
-def is_unknown(message: str) -> bool:
-    """Whether XLA refuses a program because it does not know the option."""
-    return "No such compile option" in message and OPTION in message

@@ -100,7 +100,8 @@ class Program:
     input with the output that may reuse its memory (donation), also recorded in the module itself.
     ``options`` are compiler options by the compiler's own names. ``largest`` is how many elements the
     largest value has that a step of one program works on; None for a stage, which may run many times in
-    each step, and where nobody knows.
+    each step, and where nobody knows. ``runs`` is how many programs a step runs in a row, where this is
+    one of them: what one costs, the step pays about so many times.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Program:
     num_partitions: int = 1
     options: Mapping[str, str | int | float | bool] = dataclasses.field(default_factory=dict)
     largest: int | None = None
+    runs: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

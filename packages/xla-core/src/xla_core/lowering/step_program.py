@@ -166,6 +166,7 @@ class StepLowering:
                 ),
                 tuple(map(spec, program.outputs)),
                 program.aliases,
+                runs=len(plan.stages),
             )
             for program in plan.programs
         ]
@@ -181,6 +182,7 @@ class StepLowering:
         outputs: tuple[ArraySpec, ...],
         aliases: tuple[tuple[int, int], ...],
         largest: int | None = None,
+        runs: int = 1,
     ) -> Program:
         layout, backend = self.layout, self.backend
         edged, arguments = layout.edges(function, inputs)
@@ -218,6 +220,7 @@ class StepLowering:
                 **compile_settings.custom_compile_options(),
             },
             largest=largest,
+            runs=runs,
         )
 
 

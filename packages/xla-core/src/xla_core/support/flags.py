@@ -55,6 +55,16 @@ def parse_positive(text: str) -> int:
     return int(text)
 
 
+def parse_effort(text: str) -> str:
+    """``auto``, ``fast``, ``medium`` or ``full`` in any case. Raises ValueError for the rest."""
+    lowered = text.strip().lower()
+    if lowered not in EFFORTS:
+        raise ValueError(f"expected one of {', '.join(EFFORTS)}")
+    return lowered
+
+
+EFFORTS: Final = ("auto", "fast", "medium", "full")
+
 CHECK_INDICES: Final = Flag(
     "XLA_CHECK_INDICES",
     parse_bool,
@@ -72,6 +82,12 @@ STEP_STAGES: Final = Flag(
     parse_auto,
     None,
     "run a step with repeats as several programs in a row; auto leaves it to device and step",
+)
+COMPILE_EFFORT: Final = Flag(
+    "XLA_COMPILE_EFFORT",
+    parse_effort,
+    "auto",
+    "code that is made soon (fast, medium) or runs fast (full), on the CPU; auto goes by the program",
 )
 CACHE_PREFETCH: Final = Flag(
     "XLA_CACHE_PREFETCH",
