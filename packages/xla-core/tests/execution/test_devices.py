@@ -417,6 +417,31 @@ def test_a_start_does_not_wait_for_what_few_programs_need(run_python):
     )
 
 
+def test_operators_and_errors_do_without_what_compiles_graphs(run_python):
+    run_python(
+        """
+        import sys, torch
+        x = torch.ones(3, 4).to("xla")
+        assert torch.nn.functional.layer_norm(x, (4,)).sum().item() == 0
+        assert (x.to(torch.int32) + x.to(torch.int64)).sum().item() == 24
+        for refused in (lambda: x @ x, lambda: torch.bitwise_and(x, x), lambda: x[x]):
+            try:
+                refused()
+            except (RuntimeError, IndexError):
+                continue
+            raise AssertionError("not refused")
+        assert "torch._dynamo" not in sys.modules
+
+        # whoever compiles afterwards meets the kernels as they always were
+        import torch._dynamo
+        y = torch._refs.bitwise_and(torch.tensor([3]), torch.tensor([5]))
+        assert y.item() == 1
+        compiled = torch.compile(lambda a: torch.nn.functional.layer_norm(a, (4,)) + 1, backend="openxla")
+        assert compiled(x).sum().item() == 12
+        """
+    )
+
+
 def test_a_fork_after_the_import_can_train(run_python):
     run_python(
         """

@@ -15,7 +15,7 @@ from xla_core.operators.plan import SEED, Plan
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording.xla_tensor import NoMetaKernelError, XLATensor
 from xla_core.support import caches
-from xla_core.torch_bridge import dtypes
+from xla_core.torch_bridge import dtypes, reference_kernels
 
 _META: Final = torch.device("meta")
 # In place of the metas of an operator whose results only a CPU can tell; told apart by identity.
@@ -109,10 +109,11 @@ class OperatorPlan(Plan):
             named["device"] = _META
         if named.get("pin_memory"):
             named["pin_memory"] = None
+        reference_kernels.call_directly()
         own = self.rule.meta if isinstance(self.rule, Rule) else None
         converted = [to_meta(a) for a in args]
         if own is None and self._is_like_its_operand(converted, named):
-            # Python meta kernels take a millisecond each, and their first one imports torch._dynamo.
+            # Python meta kernels take a millisecond each
             return (_meta_of(args[0]),)
         try:
             result = (own or self.overload)(*converted, **named)

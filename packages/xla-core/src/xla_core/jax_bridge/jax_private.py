@@ -47,6 +47,7 @@ from jaxlib.mlir.dialects import stablehlo as stablehlo
 
 from xla_core.jax_bridge import (
     manual_constants_pass,
+    mlir_contexts,
     module_attributes,
     pallas_kernels,
     partitioner_repairs,
@@ -81,6 +82,9 @@ MSG_DONATED: Final = (
     "memory; read it before that run, or compile the program without this alias"
 )
 
+
+# Platforms for which jax's lowering looks at nothing but the jaxpr.
+_PLAIN: Final = ("cpu", "cuda", "rocm")
 
 Relocation: TypeAlias = Callable[[str], "tuple[str, str, int] | None"]
 """From an operation's name to its new name, file and line; None leaves it as it is."""
@@ -192,6 +196,7 @@ def module_to_bytecode(module: Any, *, debug_locations: bool = False) -> bytes:
             _passmanager.PassManager.parse(STRIP_LOCATIONS).run(module.operation)
     output = io.BytesIO()
     module.operation.write_bytecode(file=output)
+    mlir_contexts.count(output.tell())
     return output.getvalue()
 
 
@@ -266,27 +271,34 @@ def location_detail(wanted: bool) -> Iterator[None]:
 def jaxpr_to_module(jaxpr: Any, platform: str, name: str, num_partitions: int) -> ir.Module:
     """The MLIR module of a jaxpr; symbolic sizes become its first arguments."""
     avals = list(jaxpr.in_avals)
-    # jax 0.10.2: all arguments of lower_jaxpr_to_module are keyword arguments without defaults.
     # jax 0.11.2 and 0.12.0 ask for the results' types, too.
     results = {"out_avals": list(jaxpr.out_avals)} if SINCE_0_11 else {}
-    result = _mlir.lower_jaxpr_to_module(
-        name,
-        jaxpr,
-        num_const_args=0,
-        in_avals=avals,
-        **results,
-        ordered_effects=[],
-        platforms=(platform,),
-        # without one, the lowering of a kernel for TPUs would start jax's own client of the chips
-        backend=pallas_kernels.Compiler(platform) if platform == "tpu" else None,
-        axis_context=_sharding_impls.ShardingContext(num_partitions),
-        donated_args=[False] * len(avals),
-        num_partitions=num_partitions,
-        lowering_parameters=_mlir.LoweringParameters(hoist_constants_as_args=False),
-    )
-    if result.host_callbacks:
+    axes = _sharding_impls.ShardingContext(num_partitions)
+    sizes = (n for aval in avals for n in getattr(aval, "shape", ()))
+    plain = platform in _PLAIN and num_partitions == 1 and not jaxpr.effects
+    if plain and all(type(n) is int for n in sizes):
+        module, callbacks = mlir_contexts.lower_jaxpr(jaxpr, platform, name, axes, results)
+    else:
+        # jax 0.10.2: all arguments are keyword arguments without defaults.
+        result = _mlir.lower_jaxpr_to_module(
+            name,
+            jaxpr,
+            num_const_args=0,
+            in_avals=avals,
+            **results,
+            ordered_effects=[],
+            platforms=(platform,),
+            # without one, the lowering of a kernel for TPUs would start jax's own client of the chips
+            backend=pallas_kernels.Compiler(platform) if platform == "tpu" else None,
+            axis_context=axes,
+            donated_args=[False] * len(avals),
+            num_partitions=num_partitions,
+            lowering_parameters=_mlir.LoweringParameters(hoist_constants_as_args=False),
+        )
+        module, callbacks = result.module, result.host_callbacks
+    if callbacks:
         raise ValueError(f"{name} calls back into Python; a program for a device cannot")
-    return result.module
+    return module
 
 
 def relocate_operations(module: ir.Module, relocate: Relocation) -> None:

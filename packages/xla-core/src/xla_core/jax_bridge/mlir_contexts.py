@@ -6,11 +6,15 @@ one from time to time. Each thread has its own.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any, Final
 
-# jax 0.10.2: a context in which all dialects that XLA accepts are loaded
+# jax 0.10.2: a context in which all dialects that XLA accepts are loaded; what lowers a jaxpr into one
 from jax._src.interpreters import mlir as _mlir
+
+# jaxlib 0.10.2: MLIR bindings
+from jaxlib.mlir import ir
 
 MOST_USES: Final = 256
 MOST_BYTES: Final = 16 << 20
@@ -42,3 +46,40 @@ def context(nbytes: int = 0) -> Any:
 def count(nbytes: int) -> None:
     """Count bytes of a module that was made in this thread's context."""
     _kept.nbytes += nbytes
+
+
+def lower_jaxpr(
+    jaxpr: Any, platform: str, name: str, axis_context: Any, results: dict[str, Any]
+) -> tuple[ir.Module, list[Any]]:
+    """The module of a jaxpr of fixed sizes, for one partition, and the Python functions it calls back.
+
+    What jax's ``lower_jaxpr_to_module`` does for such a one, in a context that was there already.
+    Raises ValueError for what is no valid module.
+    """
+    # jax 0.10.2: all names of _mlir below. 0.11.2 and 0.12.0 take the same arguments, and ``results``.
+    made = _mlir.ModuleContext(
+        backend=None,
+        platforms=(platform,),
+        axis_context=axis_context,
+        keepalives=[],
+        channel_iterator=itertools.count(_mlir.COLLECTIVE_CHANNEL_ID + 1),
+        host_callbacks=[],
+        lowering_parameters=_mlir.LoweringParameters(hoist_constants_as_args=False),
+        context=context(),
+    )
+    module = made.module
+    with made.context, ir.Location.unknown(made.context):
+        attributes = module.operation.attributes
+        attributes["sym_name"] = ir.StringAttr.get(_mlir.sanitize_name(name).rstrip("_"))
+        attributes["mhlo.num_replicas"] = attributes["mhlo.num_partitions"] = _mlir.i32_attr(1)
+        _mlir.lower_jaxpr_to_fun(
+            made, name, jaxpr, [],
+            num_const_args=0, main_function=True, in_avals=list(jaxpr.in_avals), **results,
+        )  # fmt: skip
+        try:
+            valid = module.operation.verify()
+        except ir.MLIRError as error:
+            raise ValueError(f"{name} is no valid module: {error}") from error
+    if not valid:
+        raise ValueError(f"{name} is no valid module:\n{module}")
+    return module, made.host_callbacks

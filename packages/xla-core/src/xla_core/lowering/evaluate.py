@@ -13,6 +13,7 @@ from xla_core.lowering.program_failures import place_of
 from xla_core.lowering.repeat_graph import FILLS, Part
 from xla_core.lowering.source_scopes import scope_name
 from xla_core.operators.decompositions import DecomposedRule
+from xla_core.operators.inlining import calls_of
 from xla_core.operators.lowering_registry import ViewRule
 from xla_core.operators.plan import SEED
 from xla_core.operators.run_rule import LoweringError, conform, run_rule
@@ -84,7 +85,10 @@ class Scope(dict[int, Any]):
 
     def compute(self, part: Part) -> None:
         """Run one operation and keep its results."""
-        for vid, result in zip(part.results(), self._run(part), strict=True):
+        plan = part.entry.plan
+        with calls_of(plan and plan.rule):
+            results = self._run(part)
+        for vid, result in zip(part.results(), results, strict=True):
             self[vid] = result
 
     def value(self, a: Any) -> Any:

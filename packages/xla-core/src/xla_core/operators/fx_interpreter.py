@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from xla_core.operators.inlining import calls_of
 from xla_core.operators.lowering_registry import find_rule, find_view
 from xla_core.operators.run_rule import STORAGE_ARGUMENTS, conform, run_rule
 from xla_core.operators.tensor_meta import tensor_meta
@@ -86,7 +87,8 @@ class GraphRun:
             raise LookupError(f"{node.target} has no lowering rule")
         key = self.random_key(node) if rule.random else None
         shown = tuple(self.meta(a) for a in node.args)
-        results = run_rule(rule, args, kwargs, shown, tuple(metas), key)
+        with calls_of(rule):
+            results = run_rule(rule, args, kwargs, shown, tuple(metas), key)
         return results if several else results[0]
 
     def arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:

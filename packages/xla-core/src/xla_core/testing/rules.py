@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch._ops import OpOverload
 
+from xla_core.operators.inlining import calls_of
 from xla_core.operators.lowering_registry import Rule, find_rule
 from xla_core.operators.run_rule import STORAGE_ARGUMENTS, run_rule
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
@@ -141,7 +142,9 @@ class Call:
         """The results of the rule, for the jax arrays of the operands."""
         kwargs = {name: _Slot.fill(value, arrays) for name, value in self.operands.kwargs.items()}
         args = tuple(_Slot.fill(value, arrays) for value in self.operands.args)
-        return run_rule(self.rule, args, kwargs, _map_tensors(self.args, _meta), self.outputs, key)
+        metas = _map_tensors(self.args, _meta)
+        with calls_of(self.rule):
+            return run_rule(self.rule, args, kwargs, metas, self.outputs, key)
 
     def compare(self, results: list[torch.Tensor | None]) -> None:
         """Assert that ``results`` are those of PyTorch's CPU kernel."""

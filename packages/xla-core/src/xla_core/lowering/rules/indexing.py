@@ -17,6 +17,7 @@ from jax import Array, lax
 from xla_core.lowering.rules.common import convert, output_shape, scalar
 from xla_core.lowering.rules.common import where as select
 from xla_core.lowering.rules.views import wrap_dim
+from xla_core.operators.inlining import loops
 from xla_core.operators.lowering_registry import RuleContext, aten, rule
 
 _Indices = Sequence[Array | None]
@@ -195,7 +196,8 @@ def _search(boundaries: Array, values: Array, right: bool) -> Array:
     if boundaries.ndim == 1:
         method = "compare_all" if boundaries.shape[0] <= _MAX_COMPARED_BOUNDARIES else "scan"
         side = "right" if right else "left"
-        return jnp.searchsorted(boundaries, values, side=side, method=method)
+        with loops():
+            return jnp.searchsorted(boundaries, values, side=side, method=method)
     grid, wanted = boundaries[..., None, :], values[..., None]
     return jnp.sum(grid <= wanted if right else grid < wanted, -1, dtype=np.int64)
 

@@ -1,0 +1,45 @@
+"""Which lowering rules are traced without the calls that jax makes of its own functions.
+
+Most of ``jax.numpy`` is under ``jax.jit``, which traces each function as a program of its own for every new
+shape, and lowers it as a function that XLA inlines again: two thirds of the time that tracing takes.
+Without it the same operations are recorded where they are. But ``jax.disable_jit`` also unrolls jax's loops,
+so it is only for rules that use none.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+
+from xla_core.operators.lowering_registry import Rule, ViewRule
+
+_OURS: Final = "xla_core."
+# Modules of rules that use no loop, neither one of ``jax.lax`` nor a function of jax that has one inside.
+# Where a single call does, it is inside ``loops()``.
+_PLAIN: Final = frozenset({
+    "activations", "antialias", "arithmetic", "barrier", "comparison", "conv", "elementwise", "embedding",
+    "factories", "floats", "foreach", "indexing", "losses", "margin_losses", "matmul", "norms", "optimizers",
+    "padding", "pooling", "prims", "reductions", "resampling", "scatter", "shaping", "sort", "ternary",
+    "view_copies", "views",
+})  # fmt: skip
+
+loops = functools.partial(jax.disable_jit, False)
+"""A context in which jax's loops stay loops."""
+
+
+def calls_of(rule: Any) -> Any:
+    """The context in which a rule is traced: without calls of jax's functions, or with them."""
+    function: Callable[..., Any] | None = None
+    if isinstance(rule, Rule):
+        function = rule.function
+    elif isinstance(rule, ViewRule):
+        function = rule.get
+    return jax.disable_jit(_is_plain(getattr(function, "__module__", None) or ""))
+
+
+@functools.cache
+def _is_plain(module: str) -> bool:
+    return module.startswith(_OURS) and module.rpartition(".")[2] in _PLAIN

@@ -1,0 +1,57 @@
+"""PyTorch's reference kernels, which are meta kernels too, without Dynamo. Seen in torch 2.11 to 2.15."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+@functools.cache
+def call_directly() -> None:
+    """Let reference kernels run without importing Dynamo, which each would tell first to skip it.
+
+    That takes one to three seconds, at the first operator that meets one. As soon as somebody else has
+    imported Dynamo, they tell it as ever.
+    """
+    modules = [m for name, m in sys.modules.items() if name.startswith("torch._refs")]
+    found = {f for m in modules for f in vars(m).values() if inspect.isfunction(f)}
+    waiting = list(found)
+    while waiting:
+        outer = waiting.pop()
+        inside = _functions_in(outer)
+        # torch 2.13: torch._compile._disable_dynamo keeps in this attribute what it calls
+        if outer.__globals__.get("__name__") == "torch._compile":
+            for called in inside:
+                called.__dict__["__dynamo_disable"] = _Direct(outer, called)
+        waiting += inside - found
+        found |= inside
+
+
+def _functions_in(outer: Any) -> set[Any]:
+    """The functions that a function is made around."""
+    found = set()
+    for cell in outer.__closure__ or ():
+        try:
+            content = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+        if inspect.isfunction(content):
+            found.add(content)
+    return found
+
+
+class _Direct:
+    """Calls ``function``; once there is Dynamo, what ``told`` makes of it, which tells Dynamo."""
+
+    def __init__(self, told: Callable[..., Any], function: Callable[..., Any]) -> None:
+        self._told = told
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return self._function(*args, **kwargs)
+        self._function.__dict__.pop("__dynamo_disable", None)
+        return self._told(*args, **kwargs)
