@@ -14,7 +14,6 @@ import logging
 import math
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
