@@ -16,6 +16,7 @@ from torch import nn
 
 import torch_xla
 from torch_xla.core import xla_model as xm
+from torch_xla.experimental.scan import scan
 from xla_core.execution import index_checks, runtime
 from xla_core.recording import step_turns
 
@@ -262,6 +263,56 @@ def test_backward_of_a_graph_that_another_thread_recorded():
     loss = (w * torch.arange(3.0, device="xla")).sum()
     in_thread(loss.backward)
     assert w.grad.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_backward_of_one_thread_while_another_records_the_body_of_a_loop(nested):
+    ready, inside, done = threading.Event(), threading.Event(), threading.Event()
+    shared = torch.randn(3).to("xla") * 2  # pending when the body captures it
+
+    def body(carry, x):
+        carry = carry * x.tanh() + shared
+        inside.set()
+        assert done.wait(20)  # the other thread's backward pass runs meanwhile
+        if nested:
+            carry, _ = scan(lambda c, y: (c + y.sin(), c), carry, torch.stack([x, x]))
+        return carry, carry * 2
+
+    def loops():
+        ready.wait(30)
+        x = torch.randn(4, 3).to("xla").requires_grad_()
+        start = torch.zeros(3).to("xla")
+        final, ys = scan(body, start, x)
+        (final.sum() + ys.sum()).backward()
+        return x.grad.cpu(), x.detach().cpu()
+
+    def backwards():
+        # nothing but autograd's own thread gets in while a body is recorded
+        leaves = [torch.linspace(-1, 1, 5).to("xla").requires_grad_() for _ in range(3)]
+        losses = [((w * (i + 1)).exp() * w).sum() for i, w in enumerate(leaves)]
+        one = torch.ones(()).to("xla")
+        ready.set()
+        inside.wait(30)
+        for loss in losses:
+            loss.backward(one)
+        done.set()
+        return [(w.grad.cpu(), shared.cpu()) for w in leaves]
+
+    (grad, x), found = in_threads(loops, backwards)
+    for i, (got, value) in enumerate(found):
+        w = torch.linspace(-1, 1, 5).requires_grad_()
+        ((w * (i + 1)).exp() * w).sum().backward()
+        torch.testing.assert_close(got, w.grad)
+        torch.testing.assert_close(value, shared.cpu())
+    x.requires_grad_()
+    carry, total = torch.zeros(3), 0
+    for row in x:
+        carry = carry * row.tanh() + shared.cpu()
+        if nested:
+            carry = carry + 2 * row.sin()
+        total = total + carry.sum() * 2
+    (carry.sum() + total).backward()
+    torch.testing.assert_close(grad, x.grad)
 
 
 def test_gradients_of_threads_add_up():

@@ -24,6 +24,7 @@ from xla_core.lowering.repeat_graph import Part
 from xla_core.operators.plan import SEED
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.step_key import Lift
+from xla_core.recording.step_turns import backward_caller
 from xla_core.recording.storage import PLACEHOLDER, NoValueError, Storage, lose_value
 from xla_core.recording.trace import MAX_ENTRIES, Entry, Trace
 from xla_core.recording.xla_tensor import XLATensor
@@ -87,23 +88,38 @@ class _Kept:
 class _Turnstile:
     """A trace's lock while a body is recorded: other threads wait until it is done.
 
-    The thread that records may pass, and those of autograd, which record the body's backward pass.
+    The thread that records may pass, and autograd's thread with the body's own backward pass. One thread of
+    autograd's runs all backward passes of a device, so another thread's must not wait in it: the body steps
+    aside while that pass records an operator.
     """
 
-    def __init__(self, outer: Any) -> None:
+    def __init__(self, recorder: Recorder, outer: Any) -> None:
+        self._recorder = recorder
         self._outer = outer
         self._inner = threading.RLock()
         self._owner = threading.get_ident()
         self._held = threading.local()
 
     def __enter__(self) -> None:
-        passes = threading.get_ident() == self._owner or torch_private.current_backward() != -1
+        backward = torch_private.current_backward() != -1
+        passes = backward or threading.get_ident() == self._owner
         lock = self._inner if passes else self._outer
         lock.__enter__()
-        self._held.locks = [*getattr(self._held, "locks", ()), lock]
+        foreign = backward and backward_caller() not in (None, self._owner)
+        held = getattr(self._held, "locks", ())
+        if foreign and not any(aside for _, aside in held):
+            self._recorder.step_aside()
+            held = (*held, (lock, True))
+        else:
+            held = (*held, (lock, False))
+        self._held.locks = held
 
     def __exit__(self, *error: Any) -> None:
-        self._held.locks.pop().__exit__(*error)
+        *held, (lock, aside) = self._held.locks
+        self._held.locks = tuple(held)
+        if aside:
+            self._recorder.come_back()
+        lock.__exit__(*error)
 
 
 class Recorder:
@@ -127,6 +143,10 @@ class Recorder:
         self._former: dict[str, Any] = {}
         self._made: dict[int, Storage] = {}
         self._written: list[Storage] = []
+        self._body: dict[str, Any] = {}
+        self._captured_as: list[tuple[_Kept, tuple[Any, ...]]] = []
+        self._step: Any = None
+        self._around: Recorder | None = None
 
     # -- inside the block ----------------------------------------------------------------------
 
@@ -160,7 +180,7 @@ class Recorder:
         if aside is None or aside.entries > MAX_ENTRIES:
             aside = _Aside(Entry(None, None, None, (), 0, 0), 0)
         refused = MSG_READS.format(what=self.what)
-        turnstile = _Turnstile(trace.lock)
+        turnstile = _Turnstile(self, trace.lock)
         changed = {
             "root": aside.root, "entries": aside.entries, "forbidden": refused, "unreadable": refused,
             "one_by_one": False, "aside": self, "lock": turnstile, "bare": turnstile,
@@ -184,6 +204,48 @@ class Recorder:
         _aside[trace] = _Aside(trace.root, trace.entries)
         former = self._former
         indivisible.do(indivisible.storing(trace, former.keys(), former.values()))
+
+    def step_aside(self) -> None:
+        """Let another thread's backward pass record in its own step; ``come_back`` ends that."""
+        trace = self.trace
+        self._body = {name: getattr(trace, name) for name in _PER_STEP}
+        # what the user sees of them meanwhile is what they held before the body
+        self._captured_as = []
+        for kept in self._kept.values():
+            if not kept.own:
+                s = kept.storage
+                self._captured_as.append((kept, (s.vid, s.epoch, s.buffer, s.version)))
+                kept.restore()
+        outside = {n: v for n, v in self._former.items() if n not in ("lock", "bare")}
+        indivisible.do(indivisible.storing(trace, outside.keys(), outside.values()))
+        self._around = trace.aside if isinstance(trace.aside, Recorder) else None
+        if self._around is not None:
+            self._around.step_aside()
+            return
+        self._step = trace.turns.active
+        trace.turns.take()
+
+    def come_back(self) -> None:
+        """Go on with the body; what was recorded outside of it meanwhile stays there."""
+        trace = self.trace
+        if self._around is not None:
+            self._around.come_back()
+        else:
+            trace.turns.leave_to(self._step)
+        locks = {name: self._former[name] for name in ("lock", "bare")}
+        self._former = {name: getattr(trace, name) for name in _PER_STEP} | locks
+        for kept, (vid, epoch, buffer, version) in self._captured_as:
+            s = kept.storage
+            now = _Kept(s, s.vid, s.epoch, s.buffer, s.version, False)
+            self._kept[id(s)] = now
+            s.vid, s.epoch, s.buffer, s.version = (
+                vid,
+                epoch,
+                buffer,
+                s.version + version - kept.version,
+            )
+        body = self._body
+        indivisible.do(indivisible.storing(trace, body.keys(), body.values()))
 
     def made(self, s: Storage) -> None:
         """A stand-in, or a tensor from the host: the body's own."""

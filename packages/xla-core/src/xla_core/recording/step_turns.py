@@ -138,6 +138,13 @@ def turn_lock(trace: Recorder, bare: Any) -> Any:
     return type("TurnLock", (), members)()
 
 
+def backward_caller() -> int | None:
+    """The number of the thread that called the backward pass that runs here; None where it is not known."""
+    context = context_of_backward()
+    owner = context.get(_caller) if context is not None else None
+    return None if owner is None else owner.ident
+
+
 class Turns:
     """The steps of one device's threads. The caller of every method holds the trace's lock.
 
@@ -228,6 +235,12 @@ class Turns:
             indivisible.storing(self, ("active",), (step,)),
         ]
         indivisible.do(*work)
+
+    def leave_to(self, step: Step) -> None:
+        """Let ``step`` be the trace's again, whoever has the turn then."""
+        self._trace.thread = 0
+        self._task = None
+        self._enter(step)
 
     # -- values of other threads ---------------------------------------------------------------
 
