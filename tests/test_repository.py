@@ -342,6 +342,20 @@ def test_packages_beside_each_other_do_not_import_each_other():
     assert not found
 
 
+def test_what_a_storage_holds_is_written_in_one_folder():
+    """By methods of ``Storage`` everywhere else: what is pending is never half written."""
+    fields = {"vid", "epoch", "buffer", "version"}
+    written = [
+        f"{at(path, node)} .{node.attr}"
+        for path in SOURCES
+        if not path.parent.as_posix().endswith("xla_core/recording")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if node.attr in fields and ast.unparse(node.value) != "self"
+    ]
+    assert not written
+
+
 def test_a_plugin_never_sees_torch():
     found = [
         f"{at(path, node)} imports {target}"

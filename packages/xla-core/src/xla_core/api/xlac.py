@@ -143,7 +143,8 @@ def _unsafe_buffer_pointer(tensor: torch.Tensor) -> int:
     with s.trace.lock:
         buffer = materialise(s.trace, s)
         if buffer is None:  # nobody has written to it
-            buffer = s.buffer = s.trace.backend.allocate(s.meta)
+            buffer = s.trace.backend.allocate(s.meta)
+            s.bind(buffer)
     pointer = getattr(buffer, "unsafe_buffer_pointer", None)
     if pointer is None:
         raise RuntimeError(MSG_POINTER.format(device=tensor.device))

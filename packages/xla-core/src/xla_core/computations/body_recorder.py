@@ -25,7 +25,7 @@ from xla_core.operators.plan import SEED
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.step_key import Lift
 from xla_core.recording.step_turns import backward_caller
-from xla_core.recording.storage import PLACEHOLDER, NoValueError, Storage, lose_value
+from xla_core.recording.storage import PLACEHOLDER, NoValueError, Storage, StorageState, lose_value
 from xla_core.recording.trace import MAX_ENTRIES, Entry, Trace
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import indivisible
@@ -68,21 +68,17 @@ class _Kept:
     """A storage as it was when the body first used it; ``own``: the body may write to it."""
 
     storage: Storage
-    vid: int
-    epoch: int
-    buffer: Any
-    version: int
+    state: StorageState
     own: bool
 
     @property
     def written(self) -> bool:
         """Whether it was written to since."""
-        return self.storage.version != self.version
+        return self.storage.version != self.state.version
 
     def restore(self) -> None:
         """Give the storage back what it held."""
-        s = self.storage
-        s.vid, s.epoch, s.buffer, s.version = self.vid, self.epoch, self.buffer, self.version
+        self.storage.restore(self.state)
 
 
 class _Turnstile:
@@ -144,7 +140,7 @@ class Recorder:
         self._made: dict[int, Storage] = {}
         self._written: list[Storage] = []
         self._body: dict[str, Any] = {}
-        self._captured_as: list[tuple[_Kept, tuple[Any, ...]]] = []
+        self._captured_as: list[tuple[_Kept, StorageState]] = []
         self._step: Any = None
         self._around: Recorder | None = None
 
@@ -213,8 +209,7 @@ class Recorder:
         self._captured_as = []
         for kept in self._kept.values():
             if not kept.own:
-                s = kept.storage
-                self._captured_as.append((kept, (s.vid, s.epoch, s.buffer, s.version)))
+                self._captured_as.append((kept, kept.storage.state()))
                 kept.restore()
         outside = {n: v for n, v in self._former.items() if n not in ("lock", "bare")}
         indivisible.do(indivisible.storing(trace, outside.keys(), outside.values()))
@@ -234,16 +229,11 @@ class Recorder:
             trace.turns.leave_to(self._step)
         locks = {name: self._former[name] for name in ("lock", "bare")}
         self._former = {name: getattr(trace, name) for name in _PER_STEP} | locks
-        for kept, (vid, epoch, buffer, version) in self._captured_as:
+        for kept, inside in self._captured_as:
             s = kept.storage
-            now = _Kept(s, s.vid, s.epoch, s.buffer, s.version, False)
-            self._kept[id(s)] = now
-            s.vid, s.epoch, s.buffer, s.version = (
-                vid,
-                epoch,
-                buffer,
-                s.version + version - kept.version,
-            )
+            self._kept[id(s)] = _Kept(s, s.state(), False)
+            writes = inside.version - kept.state.version
+            s.restore(inside._replace(version=s.version + writes))
         body = self._body
         indivisible.do(indivisible.storing(trace, body.keys(), body.values()))
 
@@ -258,9 +248,9 @@ class Recorder:
         # nobody knows whose a tensor is that nobody has written to; if it is not the body's it is lost
         unwritten = s.buffer is None and s.epoch <= 0
         own = unwritten or id(s) in self._made
-        self._kept[id(s)] = _Kept(s, s.vid, s.epoch, s.buffer, s.version, own)
+        self._kept[id(s)] = _Kept(s, s.state(), own)
         if s.buffer is None and not unwritten:
-            s.buffer = PLACEHOLDER
+            s.relocate(PLACEHOLDER)
         if s.buffer is not None:
             self.captured.append(s)
 
@@ -274,9 +264,9 @@ class Recorder:
             if not (kept.written and kept.own):
                 kept.restore()
                 lost.pop(id(s), None)
-            elif kept.buffer is not None and s in self.captured:
+            elif kept.state.buffer is not None and s in self.captured:
                 constant = Storage(self.trace, s.meta, -1, -1)
-                constant.buffer = kept.buffer
+                constant.bind(kept.state.buffer)
                 self.captured[self.captured.index(s)] = constant
         for s in lost.values():
             lose_value(s, error)

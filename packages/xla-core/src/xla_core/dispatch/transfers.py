@@ -16,7 +16,6 @@ from xla_core.recording import uninitialized
 from xla_core.recording.storage import MSG_PLACEHOLDER, PLACEHOLDER, NoValueError, chain, check_lost
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
-from xla_core.support import indivisible
 from xla_core.torch_bridge import dtypes
 
 # Up to this size a view is cut out on the host after its whole storage was fetched: that needs
@@ -163,9 +162,7 @@ def _copy_from_host(
     with trace.lock:
         s = target._s
         if target._v is None:
-            s.version += 1
-            values = (fresh._s.buffer, -1)
-            indivisible.do(indivisible.storing(s, ("buffer", "epoch"), values))
+            s.replace(fresh._s.buffer)
         else:
             trace.write(target, trace.value_of(fresh))
 
@@ -234,7 +231,7 @@ def empty_permuted(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     made = empty((args[0],), named)
     trace = made._s.trace
     if trace.backend.shapes_only:
-        made._s.buffer = trace.backend.allocate(made._s.meta)
+        made._s.bind(trace.backend.allocate(made._s.meta))
     return made
 
 

@@ -284,7 +284,7 @@ def _written(stand_ins: Sequence[Any], trace: Trace) -> dict[int, int]:
     found = {}
     for number, t in enumerate(stand_ins):
         if isinstance(t, XLATensor) and t._s.version:
-            if t._s.epoch != trace.epoch or t._s.buffer is not None:
+            if not t._s.is_pending_in(trace.epoch):
                 raise NotOneProgramError("an argument gets a value from the host")
             found[number] = t._s.vid
     return found

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from xla_core.recording.step_key import Lift, Ref
 from xla_core.recording.storage import MSG_PLACEHOLDER, PLACEHOLDER, NoValueError, lose_value
 from xla_core.recording.trace import Entry, Trace
-from xla_core.support import indivisible
 
 if TYPE_CHECKING:
     from xla_core.operators.run_rule import LoweringError
@@ -69,15 +68,14 @@ def _lose(trace: Trace, is_gone: Callable[[Entry], bool], error: Exception) -> b
         if is_gone(entry) or any(ref.vid in gone for ref in entry.references()):
             gone.update(range(entry.first, entry.end))
     epoch = trace.epoch
-    found = [s for s in trace.touched if s.epoch == epoch and s.buffer is None and s.vid in gone]
+    found = [s for s in trace.touched if s.is_pending_in(epoch) and s.vid in gone]
     former = _former(trace)
     for s in found:
         buffer = former.get(id(s))
         if buffer is None:
             lose_value(s, error)
         else:
-            s.version += 1
-            indivisible.do(indivisible.storing(s, ("buffer", "epoch"), (buffer, -1)))
+            s.replace(buffer)
     return bool(found)
 
 
@@ -100,7 +98,7 @@ def take_away(tensor: XLATensor, error: NoValueError) -> None:
     storage = tensor._s
     with storage.trace.lock:
         lose_value(storage, error)
-        storage.version += 1
+        storage.touch()
 
 
 def bring_back(tensor: XLATensor, value: XLATensor) -> None:

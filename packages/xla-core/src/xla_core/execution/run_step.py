@@ -144,7 +144,7 @@ def _donations(trace: Trace, outputs: dict[int, None]) -> tuple[tuple[int, int],
     taken = set()
     for slot, position in enumerate(trace.input_storages):
         s = trace.touched[position]
-        if s.buffer is None and s.epoch == epoch and s.vid in outputs and s.vid not in taken:
+        if s.is_pending_in(epoch) and s.vid in outputs and s.vid not in taken:
             taken.add(s.vid)
             pairs.append((slot, s.vid))
     return tuple(pairs)

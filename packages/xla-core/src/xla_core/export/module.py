@@ -246,7 +246,7 @@ def _buffer(tensor: XLATensor, trace: Trace) -> Any:
     own = tensor if tensor._v is None else tensor.clone()
     s = own._s
     if materialise(trace, s) is None:  # nobody has written to it
-        s.buffer = trace.backend.allocate(s.meta)
+        s.bind(trace.backend.allocate(s.meta))
     return trace.backend.ready(s)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,15 @@ from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Entry
 from xla_core.recording.program_layout import Layout
 from xla_core.support import indivisible
+
+
+class StorageState(NamedTuple):
+    """What a storage holds at one moment."""
+
+    vid: int
+    epoch: int
+    buffer: Any
+    version: int
 
 
 class Storage:
@@ -38,6 +47,35 @@ class Storage:
         self.epoch = epoch
         self.buffer: Any = None
         self.version = 0
+
+    def state(self) -> StorageState:
+        """What it holds now, for ``restore``."""
+        return StorageState(self.vid, self.epoch, self.buffer, self.version)
+
+    def restore(self, state: StorageState) -> None:
+        """Hold what it held then."""
+        self.vid, self.epoch, self.buffer, self.version = state
+
+    def is_pending_in(self, epoch: int) -> bool:
+        """Whether the step of ``epoch`` computes the value; ``Trace.is_pending`` asks for any step."""
+        return self.buffer is None and self.epoch == epoch
+
+    def bind(self, buffer: Any) -> None:
+        """Hold the value in ``buffer``, for the value that it stands for now, pending or unwritten."""
+        indivisible.do(indivisible.storing(self, ("buffer", "epoch"), (buffer, -1)))
+
+    def replace(self, buffer: Any) -> None:
+        """Hold another value, that in ``buffer``: a write, which views see."""
+        self.version += 1
+        self.bind(buffer)
+
+    def touch(self) -> None:
+        """Views of it read again what they show."""
+        self.version += 1
+
+    def relocate(self, buffer: Any) -> None:
+        """Hold the same value in another buffer, on other devices or laid out otherwise."""
+        self.buffer = buffer
 
 
 MSG_LOST: Final = (
@@ -126,6 +164,10 @@ class View:
         self.vid = vid
         self.epoch = epoch
         self.version = version
+
+    def show(self, vid: int, epoch: int, version: int) -> None:
+        """Let this look at its storage's ``version`` be value ``vid`` of the step of ``epoch``."""
+        self.vid, self.epoch, self.version = vid, epoch, version
 
 
 def chain(view: View | None) -> list[View]:

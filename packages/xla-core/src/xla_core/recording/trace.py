@@ -11,6 +11,7 @@ Values are numbered in program order. ``operands`` tells how an operation stands
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from threading import get_ident
@@ -109,6 +110,27 @@ class Trace:
             names = (*names, "root", "cur", "entries")
             values = (*values, root, root, 0)
         return indivisible.storing(self, names, values)
+
+    @contextlib.contextmanager
+    def looking(self, views: Sequence[View] = ()) -> Iterator[None]:
+        """Undo, at the end of the block, what reading values in it recorded.
+
+        ``views`` are those that the block reads. The caller holds the lock.
+        """
+        current, slots = self.cur, dict(self.input_vids)
+        counts = len(self.inputs), len(self.touched), len(self.input_storages)
+        stale = [v for v in views if v.epoch != self.epoch or v.version < 0]
+        try:
+            yield
+        finally:
+            for storage in self.touched[counts[1] :]:
+                storage.epoch = -1
+            for view in stale:
+                view.epoch = -1
+            del self.inputs[counts[0] :]
+            del self.touched[counts[1] :]
+            del self.input_storages[counts[2] :]
+            self.cur, self.input_vids = current, slots
 
     def forget(self) -> None:
         """Drop all steps ever recorded, with their programs. Nothing may be pending."""

@@ -9,33 +9,11 @@ from typing import Any, Final
 import torch
 
 from xla_core.execution import run_step, runtime
-from xla_core.recording.storage import View, chain
+from xla_core.recording.storage import chain
 from xla_core.recording.trace import Entry, Trace
 from xla_core.recording.xla_tensor import XLATensor
 
 MSG_NOT_XLA: Final = "expected tensors on an xla device, got one on {device}"
-
-
-@contextlib.contextmanager
-def untouched(trace: Trace, views: Sequence[View] = ()) -> Iterator[None]:
-    """Undo, at the end of the block, what reading values in it recorded.
-
-    ``views`` are those that the block reads. The caller holds the trace's lock.
-    """
-    current, slots = trace.cur, dict(trace.input_vids)
-    counts = len(trace.inputs), len(trace.touched), len(trace.input_storages)
-    stale = [v for v in views if v.epoch != trace.epoch or v.version < 0]
-    try:
-        yield
-    finally:
-        for storage in trace.touched[counts[1] :]:
-            storage.epoch = -1
-        for view in stale:
-            view.epoch = -1
-        del trace.inputs[counts[0] :]
-        del trace.touched[counts[1] :]
-        del trace.input_storages[counts[2] :]
-        trace.cur, trace.input_vids = current, slots
 
 
 @contextlib.contextmanager
@@ -50,7 +28,7 @@ def graph_of(tensors: Sequence[Any]) -> Iterator[tuple[Trace, list[Entry], tuple
     trace = tensors[0]._s.trace if tensors else runtime.trace_of(None)
     views = [view for tensor in tensors for view in chain(tensor._v)]
     pending = tensors[0]._s if tensors else None
-    with trace.lock, trace.turns.showing(pending), untouched(trace, views):
+    with trace.lock, trace.turns.showing(pending), trace.looking(views):
         if tensors:
             outputs = tuple(trace.value_of(t) for t in tensors)
         else:

@@ -34,7 +34,7 @@ def shardings(trace: Recorder) -> dict[int, str]:
             continue
         storage = gradient._s
         annotation = annotation_of(leaf)
-        pending = storage.buffer is None and storage.epoch == trace.epoch
+        pending = storage.is_pending_in(trace.epoch)
         if annotation is not None and pending and storage.trace is trace:
             found[storage.vid] = annotation.sharding.text
     return found

@@ -207,10 +207,12 @@ class MeshBackend(DeviceBackend):
         annotation = storage_annotation(storage)
         wanted = annotation.text if annotation is not None else None
         if type(buffer) is HostValue:
-            buffer = storage.buffer = self.place(buffer, wanted)
+            buffer = self.place(buffer, wanted)
+            storage.relocate(buffer)
             storage.annotation = annotation
         elif self.client.placement_of(buffer).devices != self.devices:
-            buffer = storage.buffer = self._from_one_device(buffer, wanted)
+            buffer = self._from_one_device(buffer, wanted)
+            storage.relocate(buffer)
         return buffer
 
     def adopted(self, storage: Storage, buffer: Any) -> Any:
@@ -234,7 +236,7 @@ class MeshBackend(DeviceBackend):
         former = trace.inputs[slot]
         storage = trace.touched[trace.input_storages[slot]]
         if storage.buffer is former:
-            storage.buffer = buffer
+            storage.relocate(buffer)
         trace.inputs[slot] = buffer
         return buffer
 
@@ -291,7 +293,7 @@ def _annotated_storages(trace: Recorder) -> dict[int, str]:
     found = {}
     for storage in trace.touched:
         annotation = storage_annotation(storage)
-        if annotation is not None and storage.buffer is None and storage.epoch == trace.epoch:
+        if annotation is not None and storage.is_pending_in(trace.epoch):
             found[storage.vid] = annotation.sharding.text
     return found
 

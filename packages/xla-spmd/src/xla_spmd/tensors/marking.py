@@ -96,12 +96,12 @@ def _lay(tensor: XLATensor, annotation: Annotation | None) -> None:
     with trace.lock:
         if tensor._v is None and storage.epoch != trace.epoch and trace.backend.shapes_only:
             # weights to be loaded, or a value: either way a shape, which nothing has to move
-            storage.buffer = mesh_backend(trace).allocate(storage.meta, text)
+            storage.relocate(mesh_backend(trace).allocate(storage.meta, text))
         elif tensor._v is not None or storage.buffer is None or storage.epoch == trace.epoch:
             sharding = annotation.sharding if annotation is not None else REPLICATED
             _lay_pending(tensor, sharding)
         else:
-            storage.buffer = mesh_backend(trace).laid(storage.buffer, text)
+            storage.relocate(mesh_backend(trace).laid(storage.buffer, text))
         if tensor._v is None:
             storage.annotation = annotation
 
@@ -115,7 +115,7 @@ def _lay_pending(tensor: XLATensor, sharding: Sharding) -> None:
         trace.assign(storage, annotated._s.vid)
     else:
         # only this look at the storage is annotated: the others see values of other shapes
-        view.vid, view.epoch, view.version = annotated._s.vid, trace.epoch, storage.version
+        view.show(annotated._s.vid, trace.epoch, storage.version)
 
 
 def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShardedTensor:

@@ -378,6 +378,4 @@ def load_local_shards_(tensor: XLATensor, shards: Sequence[XLAShard]) -> None:
     spec = ArraySpec(tuple(tensor.shape), buffer.dtype, placement.sharding)
     storage = tensor._s
     with storage.trace.lock:
-        storage.buffer = backend.client.assemble(parts, spec, placement)
-        storage.epoch = -1
-        storage.version += 1
+        storage.replace(backend.client.assemble(parts, spec, placement))
