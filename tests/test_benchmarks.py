@@ -145,3 +145,27 @@ def test_the_cost_of_xla_debug_is_measured(tmp_path):
     figures = json.loads(target.read_text())["workloads"]["mlp_adam"]
     assert set(figures["step_ms"]) == {"without", "installed", "metrics_file"}
     assert 0.2 < figures["installed"]["ratio"] < 5
+
+
+def test_new_programs_are_counted_and_compute_what_the_cpu_does(tmp_path):
+    target = tmp_path / "figures.json"
+    kinds = ["--kind", "chain", "--kind", "linear", "--kind", "generation"]
+    done = subprocess.run(
+        [sys.executable, str(RUN.with_name("new_programs.py")), "--rounds", "1", *kinds,
+         "--json", str(target)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={name: v for name, v in os.environ.items() if name != "TORCH_XLA_PYTHON"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = json.loads(target.read_text())["kinds"]
+    assert list(written) == ["chain", "linear", "generation"]
+    for row in written.values():
+        assert set(row) == {"cpu", "xla", "jax"}
+        assert row["cpu"]["programs"] == 0
+        # every call is one program: none is found again, none is cut in two
+        assert row["xla"]["programs"] == row["jax"]["programs"] == 1
+        assert row["xla"]["values"] == pytest.approx(row["cpu"]["values"], rel=2e-3, abs=2e-3)
+        assert all(figures["cpu_ms"] > 0 for figures in row.values())
+    assert "generation" in done.stdout
