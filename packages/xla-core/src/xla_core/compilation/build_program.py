@@ -17,6 +17,7 @@ from xla_core.contract.device_protocol import DeviceClient, Executable, Program
 from xla_core.jax_bridge import jax_private
 from xla_core.lowering import compile_settings, program_failures
 from xla_core.lowering.call_alias_check import clashes, kept_functions
+from xla_core.lowering.stage_schedule import Schedule
 from xla_core.lowering.step_program import StepLowering, input_specs, outlining_of
 from xla_core.lowering.step_verifier import verify
 from xla_core.operators.extensions import extensions
@@ -31,80 +32,141 @@ CLASH_COUNTER: Final = "RepeatInlined"
 def build(
     trace: Trace, outputs: tuple[int, ...], pairs: tuple[tuple[int, int], ...]
 ) -> StepProgram:
-    """The program that computes ``outputs`` of the step that ends at the trace's current entry."""
-    started = time.perf_counter()
-    compiling = 0.0
-    entries = trace.cur.path()
-    index = {vid: i for i, vid in enumerate(outputs)}
-    aliases = tuple((slot, index[vid]) for slot, vid in pairs)
-    verify(entries, outputs, aliases)
-    backend = trace.backend
-    with program_failures.costing():
-        layout = backend.layout(trace, entries, outputs, aliases)
-    aliases = layout.aliases
-    text = key_text(entries, outputs, aliases) + f"\n{outlining_of(backend.client)}".encode()
-    text += compile_settings.key_text(backend.formats) + layout.key_text()
-    digest = hashlib.sha256(text).hexdigest()[:32]
-    name = f"step_{digest[:12]}"
-    step = {"trace": trace, "digest": digest, "entries": entries}
-    events.emit("program_missing", **step, name=name, outputs=outputs, aliases=aliases)
-    make_room(len(entries))
-    key = program_identity.cache_key(backend.client, text, name, layout.placement)
-    executable = stored_programs.load(backend.client, key, name, layout.placement)
-    from_cache = executable is not None
-    program = None
-    lowered = time.perf_counter()
-    if executable is None:
-        with progress_line.watching(name, len(entries)) as notice:
-            with program_failures.costing():
-                lowering = StepLowering(trace, entries, outputs, layout, name)
-                notice.functions = lowering.functions
-                programs, plan = (
-                    lowering.stages() if lowering.in_stages() else ([lowering.whole()], None)
-                )
-            lowered = time.perf_counter()
-            counters.sample("LoweringTime", (lowered - started) * 1e9)
-            notice.stage = "compiling"
-            compiled = [_compiled(backend, part, entries) for part in programs]
-            program, executable = compiled[0]
-            if plan is not None:
-                parts = [part for _, part in compiled]
-                executable = StagedExecutable(backend.client, name, parts, plan, program.placement)
-                program = None
-        compiling = time.perf_counter() - lowered
-        counters.sample("CompileTime", compiling * 1e9)
-        counters.sample("InputOutputAliasCount", len(aliases), counters.render_number)
-        counters.increment("UncachedCompile")
-        stored_programs.store(key, executable)
-    else:
-        counters.increment("PersistentCacheHit")
-    if isinstance(executable, StagedExecutable):
-        aliases = executable.aliases
-    if layout.num_replicas > 1:
+    """The program that computes ``outputs`` of the step that ends at the trace's current entry.
+
+    ``pairs`` are donations: the slot of an input, and the number of the wanted value that may have its memory.
+    Raises InvalidStepError for a step that breaks an invariant, LoweringError where a rule fails, and
+    RuntimeError with the compiler's message.
+    """
+    compilation = Compilation(trace, outputs, pairs)
+    compilation.identify()
+    if not compilation.look_up():
+        with progress_line.watching(compilation.name, len(compilation.entries)) as notice:
+            compilation.lower(notice)
+            compilation.compile(notice)
+        compilation.store()
+    return compilation.install()
+
+
+class Compilation:
+    """One step on its way to a program; the methods are called in the order in which they stand here."""
+
+    name: str
+    executable: Any = None
+    program: Program | None = None
+    modules: tuple[Program, ...] = ()
+    _schedule: Schedule | None = None
+
+    def __init__(
+        self, trace: Trace, outputs: tuple[int, ...], pairs: tuple[tuple[int, int], ...]
+    ) -> None:
+        self.trace = trace
+        self.backend = trace.backend
+        self.entries = trace.cur.path()
+        self.outputs = outputs
+        self.index = {vid: i for i, vid in enumerate(outputs)}
+        self.aliases = tuple((slot, self.index[vid]) for slot, vid in pairs)
+        self._started = time.perf_counter()
+        self._lowered = self._compiled = 0.0
+
+    def identify(self) -> None:
+        """Verify the step, lay it out over devices, and give it its name and its key."""
+        verify(self.entries, self.outputs, self.aliases)
+        backend = self.backend
         with program_failures.costing():
-            executable = _over_replicas(backend, executable, name, layout.collectives)
-    sizes = _sizes(entries)
-    built = StepProgram(
-        name=name,
-        executable=executable,
-        program=program,
-        inputs=layout.input_specs(input_specs(backend, entries)),
-        output_index=index,
-        aliases=aliases,
-        histogram=Counter(e.plan.name for e in entries if e.plan is not None),
-        compile_seconds=time.perf_counter() - started,
-        from_cache=from_cache,
-        output_bytes={vid: sizes[vid] for vid in outputs},
-        backend=backend,
-        largest=program_failures.largest_values(entries),
-    )
-    if from_cache:
-        events.emit("program_loaded", **step, program=built, loading=_ns(lowered - started))
-    else:
-        times = {"lowering": _ns(lowered - started), "compiling": _ns(compiling)}
-        modules = tuple(part for part, _ in compiled)
-        events.emit("program_compiled", **step, program=built, modules=modules, **times)
-    return built
+            layout = backend.layout(self.trace, self.entries, self.outputs, self.aliases)
+        self.layout = layout
+        self.aliases = layout.aliases
+        text = key_text(self.entries, self.outputs, self.aliases)
+        text += f"\n{outlining_of(backend.client)}".encode()
+        text += compile_settings.key_text(backend.formats) + layout.key_text()
+        digest = hashlib.sha256(text).hexdigest()[:32]
+        self.name = f"step_{digest[:12]}"
+        self._event = {"trace": self.trace, "digest": digest, "entries": self.entries}
+        details = {"name": self.name, "outputs": self.outputs, "aliases": self.aliases}
+        events.emit("program_missing", **self._event, **details)
+        make_room(len(self.entries))
+        self.key = program_identity.cache_key(backend.client, text, self.name, layout.placement)
+
+    def look_up(self) -> bool:
+        """Load the executable from the persistent cache; whether it is there."""
+        client, placement = self.backend.client, self.layout.placement
+        self.executable = stored_programs.load(client, self.key, self.name, placement)
+        self._lowered = time.perf_counter()
+        found = self.executable is not None
+        if found:
+            counters.increment("PersistentCacheHit")
+        return found
+
+    def lower(self, notice: progress_line.Notice) -> None:
+        """Make StableHLO of the step: one module, or one for each kind of stage and their schedule."""
+        with program_failures.costing():
+            lowering = StepLowering(self.trace, self.entries, self.outputs, self.layout, self.name)
+            notice.functions = lowering.functions
+            if lowering.in_stages():
+                modules, self._schedule = lowering.stages()
+            else:
+                modules, self._schedule = [lowering.whole()], None
+        self.modules = tuple(modules)
+        self._lowered = time.perf_counter()
+        counters.sample("LoweringTime", (self._lowered - self._started) * 1e9)
+
+    def compile(self, notice: progress_line.Notice) -> None:
+        """Compile the modules, and put stages together to one executable."""
+        notice.stage = "compiling"
+        compiled = [_compiled(self.backend, module, self.entries) for module in self.modules]
+        self.modules = tuple(module for module, _ in compiled)
+        if self._schedule is None:
+            self.program, self.executable = compiled[0]
+        else:
+            parts = [part for _, part in compiled]
+            placement = self.modules[0].placement
+            self.executable = StagedExecutable(
+                self.backend.client, self.name, parts, self._schedule, placement
+            )
+
+    def store(self) -> None:
+        """Count the compilation, and keep its result in the persistent cache."""
+        self._compiled = time.perf_counter() - self._lowered
+        counters.sample("CompileTime", self._compiled * 1e9)
+        counters.sample("InputOutputAliasCount", len(self.aliases), counters.render_number)
+        counters.increment("UncachedCompile")
+        stored_programs.store(self.key, self.executable)
+
+    def install(self) -> StepProgram:
+        """The step's program, with all that its runs and the reports need to know of it."""
+        aliases, executable = self.aliases, self.executable
+        if isinstance(executable, StagedExecutable):
+            aliases = executable.aliases
+        if self.layout.num_replicas > 1:
+            with program_failures.costing():
+                executable = _over_replicas(
+                    self.backend, executable, self.name, self.layout.collectives
+                )
+        sizes = _sizes(self.entries)
+        built = StepProgram(
+            name=self.name,
+            executable=executable,
+            program=self.program,
+            inputs=self.layout.input_specs(input_specs(self.backend, self.entries)),
+            output_index=self.index,
+            aliases=aliases,
+            histogram=Counter(e.plan.name for e in self.entries if e.plan is not None),
+            compile_seconds=time.perf_counter() - self._started,
+            from_cache=not self.modules,
+            output_bytes={vid: sizes[vid] for vid in self.outputs},
+            backend=self.backend,
+            largest=program_failures.largest_values(self.entries),
+        )
+        preparing = _ns(self._lowered - self._started)
+        if built.from_cache:
+            events.emit("program_loaded", **self._event, program=built, loading=preparing)
+        else:
+            times = {"lowering": preparing, "compiling": _ns(self._compiled)}
+            events.emit(
+                "program_compiled", **self._event, program=built, modules=self.modules, **times
+            )
+        return built
 
 
 def _compiled(
