@@ -29,9 +29,15 @@ CLASH_COUNTER: Final = "RepeatInlined"
 
 
 def build(
-    trace: Trace, outputs: tuple[int, ...], pairs: tuple[tuple[int, int], ...]
+    trace: Trace,
+    outputs: tuple[int, ...],
+    pairs: tuple[tuple[int, int], ...],
+    metric: str = "CompileTime",
 ) -> StepProgram:
-    """The program that computes ``outputs`` of the step that ends at the trace's current entry."""
+    """The program that computes ``outputs`` of the step that ends at the trace's current entry.
+
+    ``metric`` is what the time to compile it is recorded as.
+    """
     started = time.perf_counter()
     compiling = 0.0
     entries = trace.cur.path()
@@ -72,7 +78,7 @@ def build(
                 executable = StagedExecutable(backend.client, name, parts, plan, program.placement)
                 program = None
         compiling = time.perf_counter() - lowered
-        counters.sample("CompileTime", compiling * 1e9)
+        counters.sample(metric, compiling * 1e9)
         counters.sample("InputOutputAliasCount", len(aliases), counters.render_number)
         counters.increment("UncachedCompile")
         stored_programs.store(key, executable)

@@ -16,7 +16,7 @@ from xla_core.recording import uninitialized
 from xla_core.recording.storage import MSG_PLACEHOLDER, PLACEHOLDER, NoValueError, chain, check_lost
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
-from xla_core.support import indivisible
+from xla_core.support import counters, indivisible
 from xla_core.torch_bridge import dtypes
 
 # Up to this size a view is cut out on the host after its whole storage was fetched: that needs
@@ -34,6 +34,7 @@ def read(tensor: XLATensor) -> torch.Tensor:
     trace = s.trace
     views = chain(tensor._v)
     meta = s.meta
+    counters.increment("xla::_to_cpu")
     with trace.lock:
         if views and meta.nbytes > HOST_VIEW_BYTES:
             held = trace.new_tensor(views[-1].meta, trace.read_view(views[-1], s))
@@ -96,6 +97,7 @@ def to_copy_handler(cast: Handler) -> Handler:
         device = named.get("device")
         dtype = named.get("dtype") or source.dtype
         if not isinstance(source, XLATensor):
+            counters.increment(counters.CREATED)
             return upload(source, trace_of(device), dtype)
         if device is None or device.type == "xla":
             target = source._s.trace if device is None else trace_of(device)
@@ -106,6 +108,7 @@ def to_copy_handler(cast: Handler) -> Handler:
         if device.type == "meta":
             return torch.empty(source.shape, dtype=dtype, device=device)
         uninitialized.check_staying(source, device)
+        counters.increment("xla::_to_copy")
         asked_for = named.get("memory_format") or torch.preserve_format
         return read(source).to(device=device, dtype=dtype, memory_format=asked_for)
 
@@ -172,6 +175,7 @@ def _copy_from_host(
 
 def local_scalar(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
     """``.item()``."""
+    counters.increment(counters.SCALAR_READ)
     return read(args[0]).item()
 
 
@@ -243,6 +247,7 @@ def _unwritten(shape: tuple[int, ...], dtype: torch.dtype, trace: Trace) -> Any:
         raise RuntimeError(
             f"Trying to create tensor with negative dimension {min(shape)}: {list(shape)}"
         )
+    counters.increment(counters.CREATED)
     return trace.from_buffer(None, tensor_meta(shape, dtype))
 
 

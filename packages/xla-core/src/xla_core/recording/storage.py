@@ -185,6 +185,7 @@ class Backend(Protocol):
 
     Buffers are the client's objects. ``replicas`` are the ids of the job's replicas in ordinal order, empty
     where this one is alone; ``shapes_only`` says that buffers have no values (ahead of time).
+    ``runs_counter`` and ``runs_metric`` count its programs' runs and their times.
     """
 
     client: DeviceClient
@@ -197,6 +198,8 @@ class Backend(Protocol):
     formats: Mapping[np.dtype, np.dtype]
     numpy_dtype: Callable[[np.dtype], np.dtype]
     last_program: Any
+    runs_counter: str
+    runs_metric: str
 
     def put(self, array: np.ndarray) -> Any:
         """Copy a host array to the device, in the dtype the device keeps."""

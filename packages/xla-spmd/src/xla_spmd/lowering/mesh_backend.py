@@ -57,6 +57,9 @@ class HostValue:
 class MeshBackend(DeviceBackend):
     """All devices of the job; buffers are whole values, split as each was annotated."""
 
+    runs_counter = "ExecuteReplicated"
+    runs_metric = "ExecuteReplicatedTime"
+
     def __init__(self, client: DeviceClient) -> None:
         super().__init__(client, 0)
         self.devices = tuple(d.id for d in client.devices())
