@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-import pytest
 import torch_xla
 import torch_xla.debug.metrics as met
 from torch_xla import _XLAC

@@ -139,11 +139,13 @@ def _difference(last: Entry, known: list[Entry]) -> tuple[str, str]:
         common = _common(path, other)
         if common > shared:
             nearest, shared = other, common
-    texts = [
-        hlo_text_names.node_text(found[shared]) if shared < len(found) else END_OF_GRAPH
-        for found in (path, nearest)
-    ]
-    return texts[0], texts[1]
+    return _operation_from(path, shared), _operation_from(nearest, shared)
+
+
+def _operation_from(path: list[Entry], position: int) -> str:
+    """The first operation at ``position`` or behind it: inputs are met where they are used."""
+    found = next((e for e in path[position:] if e.plan is not None), None)
+    return END_OF_GRAPH if found is None else hlo_text_names.node_text(found)
 
 
 def _common(path: list[Entry], other: list[Entry]) -> int:

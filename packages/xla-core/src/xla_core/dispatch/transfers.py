@@ -162,6 +162,7 @@ def _copy_from_host(
     if tuple(source.shape) != meta.shape:
         check_copy(source.shape, meta.shape)
         source = source.expand(meta.shape)
+    counters.increment(counters.CREATED)
     fresh = upload(source, trace, meta.dtype)
     with trace.lock:
         s = target._s
@@ -247,7 +248,6 @@ def _unwritten(shape: tuple[int, ...], dtype: torch.dtype, trace: Trace) -> Any:
         raise RuntimeError(
             f"Trying to create tensor with negative dimension {min(shape)}: {list(shape)}"
         )
-    counters.increment(counters.CREATED)
     return trace.from_buffer(None, tensor_meta(shape, dtype))
 
 

@@ -36,6 +36,7 @@ class DeviceBackend(Backend):
 
     runs_counter = "ExecuteComputation"
     runs_metric = "ExecuteTime"
+    virtual_name: str | None = None
 
     def __init__(self, client: DeviceClient, index: int) -> None:
         self.client = client
@@ -123,6 +124,14 @@ class DeviceBackend(Backend):
     def argument_layouts(self, storages: Iterable[Storage]) -> Hashable:
         """How tensors are laid out that a recorded graph is called with: part of what it is for."""
         return None
+
+    def sharding_text(self, storage: Storage) -> str | None:
+        """How a tensor is split over the devices: not at all."""
+        return None
+
+    def shard_count(self) -> int:
+        """Into how many parts a tensor is split."""
+        return 1
 
     def ready(self, storage: Storage) -> Any:
         """The buffer of a tensor that has a value, as programs take it."""

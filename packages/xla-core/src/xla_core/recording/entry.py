@@ -24,9 +24,9 @@ class Entry:
     one. ``values`` has the metas of all values up to its own. ``floats`` and ``ints``
     count the numbers lifted up to and including this entry, ``depth`` the entries. ``then`` is the first
     operation that ever followed, ``others`` are the rest by key: nearly every entry has one child.
-    ``programs`` holds the compiled programs of the step that ends here, ``tally`` its operators' counters. ``where`` is the place in the
-    user's program that recorded it first, if somebody asks for that, ``line`` file and line of it, None in
-    the backward pass. The root has no ``parent``.
+    ``programs`` holds the compiled programs of the step that ends here, ``tally`` its operators' counters.
+    ``where`` is the place in the user's program that recorded it first, if somebody asks for that, ``line``
+    file and line of it, None in the backward pass. The root has no ``parent``.
     """
 
     __slots__ = (

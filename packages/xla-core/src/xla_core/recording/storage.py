@@ -185,7 +185,8 @@ class Backend(Protocol):
 
     Buffers are the client's objects. ``replicas`` are the ids of the job's replicas in ordinal order, empty
     where this one is alone; ``shapes_only`` says that buffers have no values (ahead of time).
-    ``runs_counter`` and ``runs_metric`` count its programs' runs and their times.
+    ``runs_counter`` and ``runs_metric`` count its programs' runs and their times. ``virtual_name`` is what a
+    mesh is called as a device.
     """
 
     client: DeviceClient
@@ -200,6 +201,7 @@ class Backend(Protocol):
     last_program: Any
     runs_counter: str
     runs_metric: str
+    virtual_name: str | None
 
     def put(self, array: np.ndarray) -> Any:
         """Copy a host array to the device, in the dtype the device keeps."""
@@ -219,6 +221,14 @@ class Backend(Protocol):
 
     def argument_layouts(self, storages: Iterable[Storage]) -> Hashable:
         """How tensors are laid out that a recorded graph is called with: part of what it is for."""
+        ...
+
+    def sharding_text(self, storage: Storage) -> str | None:
+        """How a tensor is split over the devices, as HLO text; None where it is not."""
+        ...
+
+    def shard_count(self) -> int:
+        """Into how many parts a tensor is split: one per device."""
         ...
 
     def ready(self, storage: Storage) -> Any:

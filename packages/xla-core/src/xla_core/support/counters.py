@@ -34,7 +34,7 @@ RUNTIME_NAMES: Final = frozenset({
 })  # fmt: skip
 
 CREATED: Final = "CreateXlaTensor"
-"""Counts tensors: those that operators make, those that come from the host, and those without values."""
+"""Counts tensors: those that operators make, and those that come from the host."""
 
 SCALAR_READ: Final = "aten::_local_scalar_dense"
 """Counts scalars that the program read: torch_xla lists it among the operators that ran on the CPU."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -257,27 +259,49 @@ def tensor_debug_info(tensor: Any) -> str:
     if not isinstance(tensor, XLATensor):
         return "Not a XLATensor\n"
     storage = tensor._s
-    device = xla_model.real_name(storage.trace.device)
+    backend = storage.trace.backend
+    device = backend.virtual_name or xla_model.real_name(storage.trace.device)
+    sharding = backend.sharding_text(storage) if tensor._v is None else None
     shape = f"{shape_text(tensor._v.meta if tensor._v else storage.meta).partition('{')[0]}"
     lines = [
         "XLATensor {",
-        f"TensorID: {id(tensor)}",
-        f"AliasID: {id(storage)}",
+        f"TensorID: {_number(tensor, tensor)}",
+        f"AliasID: {_number(storage, tensor)}",
         f"Device: {device}",
         f"XLA Shape: {shape}",
-        "ShardingSpec: None",
+        f"ShardingSpec: {sharding}",
         f"IR: {_pending_text(tensor, device)}",
     ]
     if storage.buffer is None or pending.is_pending(tensor):
         lines.append("XLAData: None")
     else:
         lines += [
-            "XLAData: ",
+            "XLAData: " if sharding is None else "XLAShardedData: ",
             f"  Data Device: {device}",
             f"  Data Shape: {shape_text(storage.meta).partition('{')[0]}",
-            f"  Data Handle: {id(storage.buffer)}",
+            f"  Data Handle: {_number(storage.buffer, tensor)}",
         ]
+        if sharding is not None:
+            lines += [f"  OpSharding: {sharding}", f"  NumShards: {backend.shard_count()}"]
     return "\n".join([*lines, "Tensor on host: None", "}", ""])
+
+
+# The number that texts call an object by; it is forgotten with the tensor that it was asked for.
+_numbers: dict[int, tuple[weakref.ref[Any], int]] = {}
+_next_number: Final = itertools.count(1)
+
+
+def _number(thing: Any, tensor: Any) -> int:
+    """A small number that no other object has, the same each time this one is asked about.
+
+    ``tensor`` shows it: storages and buffers have no weak references.
+    """
+    key = id(thing)
+    known = _numbers.get(key)
+    if known is None:
+        gone = weakref.ref(tensor, lambda _: _numbers.pop(key, None))
+        known = _numbers[key] = gone, next(_next_number)
+    return known[1]
 
 
 def _pending_text(tensor: XLATensor, device: str) -> str:

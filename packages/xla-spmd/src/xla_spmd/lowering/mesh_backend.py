@@ -59,6 +59,7 @@ class MeshBackend(DeviceBackend):
 
     runs_counter = "ExecuteReplicated"
     runs_metric = "ExecuteReplicatedTime"
+    virtual_name = "SPMD:0"
 
     def __init__(self, client: DeviceClient) -> None:
         super().__init__(client, 0)
@@ -72,6 +73,15 @@ class MeshBackend(DeviceBackend):
     def count(self) -> int:
         """The number of devices."""
         return len(self.devices)
+
+    def sharding_text(self, storage: Storage) -> str | None:
+        """How the user wants a tensor split over the devices."""
+        annotation = storage_annotation(storage)
+        return None if annotation is None else annotation.sharding.text
+
+    def shard_count(self) -> int:
+        """Into how many parts a tensor is split: one per device."""
+        return self.count
 
     # -- transfers -----------------------------------------------------------------------------
 
