@@ -111,3 +111,15 @@ def test_a_step_on_a_placeholder_costs_no_other_values():
     assert other.tolist() == [2.0, 2.0]
     with pytest.raises(RuntimeError, match="placeholder"):
         lost.cpu()
+
+
+def test_torchs_quantized_operators_come_with_the_layers(run_python):
+    run_python(
+        """
+        import torch, torch_xla.experimental.xla_quantized_matmul
+        ints = torch.ops.quantized_decomposed.quantize_per_channel(
+            torch.ones(2, 2), torch.ones(2), torch.zeros(2), 0, -128, 127, torch.int8
+        )
+        assert ints.dtype == torch.int8
+        """
+    )

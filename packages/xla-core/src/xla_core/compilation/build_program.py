@@ -34,10 +34,7 @@ def build(
     pairs: tuple[tuple[int, int], ...],
     metric: str = "CompileTime",
 ) -> StepProgram:
-    """The program that computes ``outputs`` of the step that ends at the trace's current entry.
-
-    ``metric`` is what the time to compile it is recorded as.
-    """
+    """The program that computes ``outputs`` of the pending step; ``metric`` gets the time to compile it."""
     started = time.perf_counter()
     compiling = 0.0
     entries = trace.cur.path()
@@ -89,7 +86,6 @@ def build(
     if layout.num_replicas > 1:
         with program_failures.costing():
             executable = _over_replicas(backend, executable, name, layout.collectives)
-    sizes = _sizes(entries)
     built = StepProgram(
         name=name,
         executable=executable,
@@ -100,7 +96,7 @@ def build(
         histogram=Counter(e.plan.name for e in entries if e.plan is not None),
         compile_seconds=time.perf_counter() - started,
         from_cache=from_cache,
-        output_bytes={vid: sizes[vid] for vid in outputs},
+        output_bytes=_sizes(entries, outputs),
         backend=backend,
         largest=program_failures.largest_values(entries),
     )
@@ -163,13 +159,15 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _sizes(entries: Sequence[Entry]) -> dict[int, int]:
-    return {
+def _sizes(entries: Sequence[Entry], outputs: Sequence[int]) -> dict[int, int]:
+    """Bytes of the values ``outputs``, by their numbers."""
+    sizes = {
         e.first + i: meta.nbytes
         for e in entries
         for i, meta in enumerate(e.metas)
         if meta is not None
     }
+    return {vid: sizes[vid] for vid in outputs}
 
 
 def key_text(

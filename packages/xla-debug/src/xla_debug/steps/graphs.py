@@ -66,6 +66,7 @@ class _Node:
         )
         self.operands = operands
         self.attributes: list[str] = []
+        self.values: list[str] = []
         self.where: Where | None = entry.where if entry is not None else None
         self.roots: list[int] = []
 
@@ -79,6 +80,7 @@ class _Node:
             if frame is not None:
                 yield f"location={frame.function}@{frame.filename.rpartition('/')[2]}:{frame.line}"
         yield f"xla_shape={self.shape}"
+        yield from self.values
         yield from (f"ROOT={i}" for i in self.roots)
 
 
@@ -105,12 +107,19 @@ class _Graph:
             name = "xla::device_data"
         else:
             name = str(entry.plan.overload._schema.name)
-            names = [a.name for a in entry.plan.overload._schema.arguments]
-            for index, value in enumerate(entry.args):
-                label = names[index] if index < len(names) else f"argument{index}"
-                self._argument(label, value, operands, attributes)
-            for label, value in entry.kwargs.items():
-                self._argument(label, value, operands, attributes)
+            schema = entry.plan.overload._schema.arguments
+            names = [a.name for a in schema]
+            numbers = {a.name for a in schema if str(a.type) == "number"}
+            scalar = _scalar_meta(entry)
+            given = [
+                (names[i] if i < len(names) else f"argument{i}", value)
+                for i, value in enumerate(entry.args)
+            ]
+            for label, value in (*given, *entry.kwargs.items()):
+                if label in numbers and isinstance(value, (int, float)):
+                    operands.append(self._constant(value, scalar))
+                else:
+                    self._argument(label, value, operands, attributes, scalar)
         number = len(self.nodes)
         node = _Node(name, entry.metas, operands, entry)
         node.attributes = attributes
@@ -118,24 +127,45 @@ class _Graph:
         for i in range(len(entry.metas)):
             self.names[entry.first + i] = f"%{number}" + (f".{i}" if len(entry.metas) > 1 else "")
 
-    def _argument(self, label: str, value: Any, operands: list[str], attributes: list[str]) -> None:
+    def _argument(
+        self,
+        label: str,
+        value: Any,
+        operands: list[str],
+        attributes: list[str],
+        scalar: TensorMeta,
+    ) -> None:
         if isinstance(value, Ref):
             operands.append(self.names[value.vid])
         elif isinstance(value, Lift):
-            operands.append(self._number(value))
+            operands.append(self._number(value, scalar))
         elif isinstance(value, (list, tuple)) and any(isinstance(v, (Ref, Lift)) for v in value):
             for item in value:
-                self._argument(label, item, operands, attributes)
+                self._argument(label, item, operands, attributes, scalar)
         elif value is not None:
             shown = list(value) if isinstance(value, tuple) else value
             attributes.append(f"{label}={shown}")
 
-    def _number(self, lift: Lift) -> str:
+    def _constant(self, value: float, scalar: TensorMeta) -> str:
+        """A number of the program itself, as a node of its own."""
+        node = _Node("prim::Constant", (scalar,), [], None)
+        node.values = [f"value={value}"]
+        self.nodes.append(node)
+        return f"%{len(self.nodes) - 1}"
+
+    def _number(self, lift: Lift, scalar: TensorMeta) -> str:
         meta = lift.example
         if not isinstance(meta, TensorMeta):
-            meta = tensor_meta((), torch.float64 if lift.is_float else torch.int64)
+            fits = scalar.dtype.is_floating_point or not lift.is_float
+            meta = scalar if fits else tensor_meta((), torch.float64)
         self.nodes.append(_Node("xla::device_data", (meta,), [], None))
         return f"%{len(self.nodes) - 1}"
+
+
+def _scalar_meta(entry: Entry) -> TensorMeta:
+    """What a number among an operation's operands is computed as: a value of its result's dtype."""
+    made = next((m.dtype for m in entry.metas if m is not None), torch.float32)
+    return tensor_meta((), torch.int64 if made is torch.bool else made)
 
 
 def graph_as_text(
