@@ -48,12 +48,32 @@ def test_text_of_several_results_numbers_and_attributes(ab):
     a, _ = ab
     values, indices = (a * 2.5).max(1)
     text = _XLAC._get_xla_tensors_text([indices, values])
-    assert "%1 = f64[] xla::device_data(), xla_shape=f64[]" in text
+    assert "%1 = f32[] xla::device_data(), xla_shape=f32[]" in text
     assert "aten::mul(%0, %1), xla_shape" in text
     (line,) = [line for line in text.split("\n") if "aten::max" in line]
     assert "(f32[2]{0}, s64[2]{0}) aten::max(%2), dim=1" in line
     assert line.endswith("ROOT=0, ROOT=1")
     assert "aten::add(%3.0, %3.1)" in _XLAC._get_xla_tensors_text([values + indices])
+
+
+def test_numbers_of_the_program_are_nodes(ab):
+    a, _ = ab
+    text = _XLAC._get_xla_tensors_text([a**5])
+    assert "  %1 = f32[] prim::Constant(), xla_shape=f32[], value=5\n" in text
+    assert "aten::pow(%0, %1), xla_shape=f32[2,3]{1,0}, ROOT=0" in text and "f64" not in text
+    assert _XLAC._get_graph_hash([a**5]) != _XLAC._get_graph_hash([a**6])
+
+
+def test_narrow_integers_are_told_as_the_device_keeps_them(ab, monkeypatch):
+    monkeypatch.setenv("XLA_USE_32BIT_LONG", "1")
+    text = _XLAC._get_xla_tensors_text([ab[0].argmax(1)])
+    assert "s32[2]{0} aten::argmax" in text and "s64" not in text
+
+
+def test_tensors_have_small_numbers(ab):
+    texts = [_XLAC._get_xla_tensor_debug_info(t) for t in (*ab, ab[0])]
+    first, second, again = (int(t.split("TensorID: ")[1].split("\n")[0]) for t in texts)
+    assert 0 < first < second < 100_000 and again == first
 
 
 def test_looking_does_not_change_the_step(ab):

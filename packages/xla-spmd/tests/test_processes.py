@@ -47,7 +47,7 @@ shards = xs.wrap_if_sharded(weight).local_shards
 assert len(shards) == 4 and shards[0].data.shape == (16, 4)
 whole = weight.detach().cpu()
 for shard in shards:
-    torch.testing.assert_close(whole[shard.indices], shard.data)
+    torch.testing.assert_close(whole[tuple(shard.indices)], shard.data)
 moved = xs.mark_sharding(weight, mesh, (None, "data"))
 torch.testing.assert_close(moved.detach().cpu(), whole)
 print("LOSSES", *losses)

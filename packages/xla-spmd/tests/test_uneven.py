@@ -41,7 +41,7 @@ def test_shards_are_padded_and_say_what_is_theirs():
     assert [s.data.tolist() for s in shards] == [[0, 1], [2, 3], [4, 0], [0, 0]]
     assert [s.unpadded_data.tolist() for s in shards] == [[0, 1], [2, 3], [4], []]
     assert [s.indices for s in shards] == [
-        (slice(0, 2),), (slice(2, 4),), (slice(4, 5),), (slice(5, 5),),
+        [slice(0, 2, 1)], [slice(2, 4, 1)], [slice(4, 5, 1)], [slice(5, 5, 1)],
     ]  # fmt: skip
     assert [s.replica_id for s in xs.wrap_if_sharded(tensor).local_shards] == [0, 1] * 4
     assert spec_of(tensor) == line.get_op_sharding(("data",)).text

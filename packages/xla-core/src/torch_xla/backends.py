@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from xla_core.lowering.compile_settings import get_mat_mul_precision as get_mat_mul_precision
-from xla_core.lowering.compile_settings import set_mat_mul_precision as set_mat_mul_precision
+from xla_core.api.matmul_precision import get_mat_mul_precision as get_mat_mul_precision
+from xla_core.api.matmul_precision import set_mat_mul_precision as set_mat_mul_precision

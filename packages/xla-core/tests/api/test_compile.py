@@ -146,8 +146,8 @@ def test_too_many_different_graphs():
         f(torch.ones(4, device="xla"))
     assert str(caught.value) == (
         "Maximum number of different graphs allowed per function exceeded: 2\n"
-        "Got: [] xla::device_data, xla_shape=f32[4]{0}, dynamic_dims: ()\n"
-        "Expected: [] xla::device_data, xla_shape=f32[2]{0}, dynamic_dims: ()\n"
+        "Got: [] aten::add, xla_shape=f32[4]{0}, dynamic_dims: ()\n"
+        "Expected: [] aten::add, xla_shape=f32[2]{0}, dynamic_dims: ()\n"
     )
     assert f(torch.zeros(3, device="xla")).shape == (3,)  # known graphs still run
 

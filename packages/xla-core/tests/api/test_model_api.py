@@ -103,7 +103,9 @@ def test_an_input_sharding_sends_the_tensors():
     assert spec.sent == [(2, 2), (3,)]
     by_key = Spec()
     batch = {"a": torch.ones(1, 4), "b": torch.ones(5, 5)}
-    xm.send_cpu_data_to_device(batch, "xla", {"a": by_key})
+    with pytest.raises(KeyError, match=r"Keys: \['b'\] are missing from input_sharding"):
+        xm.send_cpu_data_to_device(batch, "xla", {"a": by_key})
+    xm.send_cpu_data_to_device(batch, "xla", {"a": by_key, "b": None})
     assert by_key.sent == [(1, 4)]
     with pytest.raises(TypeError, match="the batch must be one too; it is a list"):
         xm.send_cpu_data_to_device([torch.ones(1)], "xla", {"a": spec})

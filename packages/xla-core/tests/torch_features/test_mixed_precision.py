@@ -234,7 +234,7 @@ def test_matmul_precision_is_in_the_program():
     finally:
         backends.set_mat_mul_precision("default")
     with pytest.raises(
-        ValueError, match="matmul precision 'best' is unknown; choose one of default"
+        ValueError, match=r"Invalid precision: best\. Must be one of default, high, highest\."
     ):
         backends.set_mat_mul_precision("best")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from xla_core.api.program_report import fallback_counts
 from xla_core.support import counters
 from xla_core.support.counters import clear_counters as clear_counters
 from xla_core.support.counters import clear_metrics as clear_metrics
@@ -33,10 +32,11 @@ def short_metrics_report(
 ) -> str:
     """The report of these counters and metrics, in the order given.
 
-    Default: ``SHORT_COUNTERS`` and ``SHORT_METRICS``, the ones to look at first. Names that have
-    recorded nothing are left out.
+    Default: ``SHORT_COUNTERS`` and ``SHORT_METRICS``, the ones to look at first, and the operators that ran
+    on the CPU. Names that have recorded nothing are left out.
     """
-    return counters.report(metric_names or SHORT_METRICS, counter_names or SHORT_COUNTERS)
+    chosen = counter_names or (*SHORT_COUNTERS, *executed_fallback_ops())
+    return counters.report(metric_names or SHORT_METRICS, chosen)
 
 
 def counter_names() -> list[str]:
@@ -72,8 +72,11 @@ def clear_all() -> None:
 
 
 def executed_fallback_ops() -> list[str]:
-    """The operators that ran on the CPU since the counters were cleared: ``aten::name``."""
-    return list(fallback_counts())
+    """The operators that ran on the CPU since the counters were cleared: ``aten::name``.
+
+    ``aten::_local_scalar_dense`` is among them where the program has read a scalar, as with torch_xla.
+    """
+    return [name for name in counters.all_counters() if name.startswith("aten::")]
 
 
 def counter_increment(name: str, by: int = 1) -> None:

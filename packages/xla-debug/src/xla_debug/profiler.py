@@ -26,7 +26,6 @@ from xla_debug.stacks import stack_frames
 
 MSG_RUNNING: Final = "a profile is being recorded already; stop_trace() ends it"
 MSG_NOT_RUNNING: Final = "no profile is being recorded; start_trace(log_dir) begins one"
-MSG_SERVER: Final = "a profiler server runs on port {port} already; one per process"
 
 _INSTRUCTION: Final = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name="([^"]*)"', re.M)
 
@@ -192,14 +191,15 @@ def instruction_scopes(hlo: str) -> dict[str, str]:
 def start_server(port: int, only_on_master: bool = True) -> object | None:
     """Let TensorBoard and ``trace`` record this process through ``port``; returns the server.
 
-    With several processes and ``only_on_master`` only the first has one; the others get None. Raises
-    RuntimeError for a second server.
+    With several processes and ``only_on_master`` only the first has one; the others get None. A process has
+    one server: where it has one already, that goes on for the same port, and ends for another one.
     """
     if only_on_master and runtime.started() and not xla_model.is_master_ordinal(local=True):
         return None
     with _State.lock:
-        if _State.server is not None:
-            raise RuntimeError(MSG_SERVER.format(port=_State.port))
+        if _State.server is not None and _State.port == port:
+            return _State.server
+        _State.server = None  # it ends with its last reference
         _State.server = jax_private.profiler_server(port)
         _State.port = port
         return _State.server

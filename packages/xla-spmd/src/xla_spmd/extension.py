@@ -8,17 +8,23 @@ from typing import Any
 from xla_core.contract.device_protocol import DeviceClient
 from xla_core.contract.hookspecs import hookimpl
 from xla_core.execution import spmd_mode
+from xla_core.support import counters
 from xla_spmd import __version__
 from xla_spmd.lowering import annotation_ops
 from xla_spmd.lowering.mesh_backend import MeshBackend
 from xla_spmd.sharding.mesh import Mesh
+from xla_spmd.tensors.annotated_copies import keep_annotations
 from xla_spmd.tensors.manual_sharding import over_parts
 
 
 @hookimpl
 def xla_core_make_backends(client: DeviceClient) -> Sequence[MeshBackend] | None:
     """In SPMD mode one device: all of the job."""
-    return [MeshBackend(client)] if spmd_mode.is_spmd() else None
+    if not spmd_mode.is_spmd():
+        return None
+    counters.increment("VirtualDeviceUsage")
+    keep_annotations()
+    return [MeshBackend(client)]
 
 
 @hookimpl

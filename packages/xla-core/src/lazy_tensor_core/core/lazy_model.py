@@ -25,7 +25,7 @@ from xla_core.execution import step_closures
 from xla_core.execution.ordinals import global_ordinal as get_ordinal
 from xla_core.execution.ordinals import local_ordinal as get_local_ordinal
 from xla_core.recording.tensor_trees import ToXlaTensorArena as ToLazyTensorArena
-from xla_core.recording.tensor_trees import send_cpu_data_to_device as send_cpu_data_to_device
+from xla_core.recording.tensor_trees import listed_on_device as send_cpu_data_to_device
 from xla_core.support.rate_tracker import RateTracker as RateTracker
 
 _maybe_convert_to_cpu = xla_model.to_cpu

@@ -30,7 +30,7 @@ from xla_core.api.xla_model import wait_device_ops as wait_device_ops
 from xla_core.execution import step_closures
 from xla_core.execution.ordinals import local_ordinal as get_local_ordinal
 from xla_core.recording.tensor_trees import ToXlaTensorArena as ToXlaTensorArena
-from xla_core.recording.tensor_trees import send_cpu_data_to_device as send_cpu_data_to_device
+from xla_core.recording.tensor_trees import listed_on_device as send_cpu_data_to_device
 from xla_core.support.rate_tracker import RateTracker as RateTracker
 from xla_core.torch_bridge.op_library import XLA_LIB as XLA_LIB
 from xla_core.torch_features.optimization_barrier import (

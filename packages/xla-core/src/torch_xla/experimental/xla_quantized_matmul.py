@@ -3,4 +3,5 @@
 from __future__ import annotations
 
 from xla_core.kernels.quantized_linear import XlaQuantizedLinear as XlaQuantizedLinear
+from xla_core.torch_bridge import quantized_ops as _quantized_ops
 from xla_core.torch_bridge.op_library import XLA_LIB as XLA_LIB

@@ -12,6 +12,7 @@ from xla_core.api import hlo_text_names, xla_model
 from xla_core.execution import eager_mode, runtime
 from xla_core.lowering import compile_settings
 from xla_core.recording.trace import Entry, Trace
+from xla_core.support import counters
 
 MSG_UNEXPECTED: Final = (
     "Unexpected execution happens inside the compiled function, exiting. With full_graph=True nothing "
@@ -60,7 +61,7 @@ class _Region(contextlib.ContextDecorator):
         with trace.lock:
             self.outermost = trace.region is None
             if self.outermost:
-                runtime.sync(trace.device)  # what was pending before is no part of this program
+                self._clear_pending(trace)
             self._undo.callback(_restore, trace, trace.region, trace.graph_name, trace.forbidden)
             trace.region = self
             trace.graph_name = self.name or trace.graph_name
@@ -73,16 +74,25 @@ class _Region(contextlib.ContextDecorator):
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         trace = self.trace
         try:
-            if error is None:
-                with trace.lock:
-                    if self.limit is not None:
-                        self._check(trace)
-                    if self.outermost:
-                        trace.forbidden = None
+            with trace.lock:
+                if self.limit is not None and error is None:
+                    self._check(trace)
                 if self.outermost:
-                    xla_model.sync()
+                    trace.forbidden = None
+            if self.outermost:
+                xla_model.sync()
         finally:
             self._undo.close()
+
+    def _clear_pending(self, trace: Trace) -> None:
+        """Run what was pending before: it is no part of this program, and ends a step of its own."""
+        former = trace.graph_name
+        try:
+            trace.graph_name = f"{self.name}_clear_pending" if self.name else former
+            runtime.sync(trace.device)
+        finally:
+            trace.graph_name = former
+        counters.increment("MarkStep")
 
     def _check(self, trace: Trace) -> None:
         """Raise RuntimeError when this is one graph more than allowed; it stays pending then."""
@@ -129,11 +139,13 @@ def _difference(last: Entry, known: list[Entry]) -> tuple[str, str]:
         common = _common(path, other)
         if common > shared:
             nearest, shared = other, common
-    texts = [
-        hlo_text_names.node_text(found[shared]) if shared < len(found) else END_OF_GRAPH
-        for found in (path, nearest)
-    ]
-    return texts[0], texts[1]
+    return _operation_from(path, shared), _operation_from(nearest, shared)
+
+
+def _operation_from(path: list[Entry], position: int) -> str:
+    """The first operation at ``position`` or behind it: inputs are met where they are used."""
+    found = next((e for e in path[position:] if e.plan is not None), None)
+    return END_OF_GRAPH if found is None else hlo_text_names.node_text(found)
 
 
 def _common(path: list[Entry], other: list[Entry]) -> int:

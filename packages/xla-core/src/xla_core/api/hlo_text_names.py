@@ -8,6 +8,7 @@ import torch
 
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.trace import Entry
+from xla_core.support import flags
 
 _NAMES: Final = {
     torch.bool: "pred", torch.uint8: "u8", torch.uint16: "u16", torch.uint32: "u32",
@@ -17,12 +18,17 @@ _NAMES: Final = {
     torch.float8_e4m3fn: "f8e4m3fn", torch.float8_e5m2: "f8e5m2",
 }  # fmt: skip
 
+_NARROW: Final = {"s64": "s32", "u64": "u32"}
+
 
 def shape_text(meta: TensorMeta) -> str:
-    """A shape as HLO prints it: ``f32[2,3]{1,0}``."""
+    """A shape as HLO prints it: ``f32[2,3]{1,0}``; 64-bit integers as the device keeps them."""
     sizes = ",".join(map(str, meta.shape))
     layout = ",".join(str(i) for i in reversed(range(len(meta.shape))))
-    return f"{_NAMES[meta.dtype]}[{sizes}]{{{layout}}}"
+    name = _NAMES[meta.dtype]
+    if flags.USE_32BIT_LONG.get():
+        name = _NARROW.get(name, name)
+    return f"{name}[{sizes}]{{{layout}}}"
 
 
 def node_text(entry: Entry) -> str:

@@ -104,7 +104,9 @@ def _known(cost: Mapping[str, float], name: str) -> float | None:
 def fallback_counts() -> dict[str, int]:
     """How often each operator ran on the CPU, by its counter's name (``aten::op``)."""
     return {
-        name: count for name, count in counters.all_counters().items() if name.startswith("aten::")
+        name: count
+        for name, count in counters.all_counters().items()
+        if name.startswith("aten::") and name != counters.SCALAR_READ
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import socket
 import sys
@@ -10,13 +11,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
+from types import BuiltinFunctionType, FunctionType, ModuleType, TracebackType
 from typing import Any, Final, TextIO
 
 import torch
 
-from xla_core.recording import tensor_trees
+from xla_core.recording.tensor_trees import DataWrapper as DataWrapper
 
+# What has attributes, and holds no data of the user's in them.
+_OPAQUE: Final = (type, FunctionType, BuiltinFunctionType, ModuleType, torch.Tensor)
 _FALSE: Final = frozenset({"", "0", "false", "no", "off"})
 
 
@@ -138,16 +141,65 @@ def eprint(*args: Any, file: TextIO | None = None, **kwargs: Any) -> None:
 def for_each_instance(
     value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], Any]
 ) -> None:
-    """Call ``fn`` with whatever ``select_fn`` says yes to inside the containers of ``value``."""
-    for item in tensor_trees.collect(value, select_fn):
+    """Call ``fn`` with whatever ``select_fn`` says yes to inside ``value``.
+
+    Goes through dicts (keys, too), lists, tuples, sets and the attributes of objects, each object once.
+    """
+
+    def visit(item: Any) -> Any:
         fn(item)
+        return item
+
+    _rewritten(value, select_fn, visit, {})
 
 
 def for_each_instance_rewrite(
     value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], Any]
 ) -> Any:
-    """A copy of ``value`` in which ``fn(item)`` stands for each item that ``select_fn`` says yes to."""
-    return tensor_trees.map_selected(value, select_fn, fn)
+    """``value`` with ``fn(item)`` in place of each item that ``select_fn`` says yes to.
+
+    Containers come back as new ones where something in them changed; objects are changed themselves.
+    """
+    return _rewritten(value, select_fn, fn, {})
+
+
+def _rewritten(
+    value: Any,
+    select: Callable[[Any], bool],
+    change: Callable[[Any], Any],
+    known: dict[int, tuple[Any, Any]],
+) -> Any:
+    """``known`` has what was met and what stands for it now, by identity: objects may refer to each other."""
+    if select(value):
+        return change(value)
+    if id(value) in known:
+        return known[id(value)][1]
+    known[id(value)] = value, value
+
+    def inner(item: Any) -> Any:
+        return _rewritten(item, select, change, known)
+
+    made = value
+    if isinstance(value, dict):
+        items = [(k, v, inner(k), inner(v)) for k, v in value.items()]
+        if any(k is not old or v is not had for old, had, k, v in items):
+            made = copy.copy(value)
+            made.clear()
+            made.update((k, v) for _, _, k, v in items)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        members = [inner(item) for item in value]
+        if any(new is not old for new, old in zip(members, value, strict=True)):
+            kind = type(value)
+            made = kind(*members) if hasattr(value, "_fields") else kind(members)
+    elif isinstance(value, DataWrapper):
+        made = value.from_tensors([inner(t) for t in value.get_tensors()])
+    elif hasattr(value, "__dict__") and not isinstance(value, _OPAQUE):
+        for name, attribute in list(vars(value).items()):
+            changed = inner(attribute)
+            if changed is not attribute:
+                setattr(value, name, changed)
+    known[id(value)] = value, made
+    return made
 
 
 class TimedScope:
@@ -194,15 +246,3 @@ def parallel_work(num_workers: int, fn: Callable[..., Any], *args: Any) -> Itera
     """``map(fn, *args)`` by ``num_workers`` threads; the results in order."""
     with ThreadPoolExecutor(max_workers=num_workers) as pool:
         return iter(list(pool.map(fn, *args)))
-
-
-class DataWrapper:
-    """The base of objects that hold tensors and are converted as one: ``get_tensors``, ``from_tensors``."""
-
-    def get_tensors(self) -> list[torch.Tensor]:
-        """The tensors inside. A subclass overrides it."""
-        raise NotImplementedError(f"{type(self).__name__} has to define get_tensors()")
-
-    def from_tensors(self, tensors: Sequence[torch.Tensor]) -> DataWrapper:
-        """The same object with these tensors. A subclass overrides it."""
-        raise NotImplementedError(f"{type(self).__name__} has to define from_tensors()")

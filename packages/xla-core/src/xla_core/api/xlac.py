@@ -123,6 +123,7 @@ def _is_placecholder(tensor: torch.Tensor) -> bool:
 
 def _set_buffer_donation(tensor: torch.Tensor, should_donate: bool) -> bool:
     """Mark the value of a tensor as given away, see ``buffer_donation``; False while it is pending."""
+    counters.increment("XlaSetBufferDonation")
     return buffer_donation.mark(_on_xla(tensor)._s, bool(should_donate))
 
 

@@ -30,12 +30,15 @@ CLASH_COUNTER: Final = "RepeatInlined"
 
 
 def build(
-    trace: Trace, outputs: tuple[int, ...], pairs: tuple[tuple[int, int], ...]
+    trace: Trace,
+    outputs: tuple[int, ...],
+    pairs: tuple[tuple[int, int], ...],
+    metric: str = "CompileTime",
 ) -> StepProgram:
     """The program that computes ``outputs`` of the step that ends at the trace's current entry.
 
     ``pairs`` are donations: the slot of an input, and the number of the wanted value that may have its memory.
-    Raises InvalidStepError for a step that breaks an invariant, LoweringError where a rule fails, and
+    ``metric`` gets the time that compiling takes. Raises InvalidStepError for a step that breaks an invariant, LoweringError where a rule fails, and
     RuntimeError with the compiler's message.
     """
     compilation = Compilation(trace, outputs, pairs)
@@ -44,7 +47,7 @@ def build(
         with progress_line.watching(compilation.name, len(compilation.entries)) as notice:
             compilation.lower(notice)
             compilation.compile(notice)
-        compilation.store()
+        compilation.store(metric)
     return compilation.install()
 
 
@@ -125,10 +128,10 @@ class Compilation:
                 self.backend.client, self.name, parts, self._schedule, placement
             )
 
-    def store(self) -> None:
-        """Count the compilation, and keep its result in the persistent cache."""
+    def store(self, metric: str) -> None:
+        """Count the compilation, its time under ``metric``, and keep its result in the persistent cache."""
         self._compiled = time.perf_counter() - self._lowered
-        counters.sample("CompileTime", self._compiled * 1e9)
+        counters.sample(metric, self._compiled * 1e9)
         counters.sample("InputOutputAliasCount", len(self.aliases), counters.render_number)
         counters.increment("UncachedCompile")
         stored_programs.store(self.key, self.executable)
@@ -143,7 +146,6 @@ class Compilation:
                 executable = _over_replicas(
                     self.backend, executable, self.name, self.layout.collectives
                 )
-        sizes = _sizes(self.entries)
         built = StepProgram(
             name=self.name,
             executable=executable,
@@ -154,7 +156,7 @@ class Compilation:
             histogram=Counter(e.plan.name for e in self.entries if e.plan is not None),
             compile_seconds=time.perf_counter() - self._started,
             from_cache=not self.modules,
-            output_bytes={vid: sizes[vid] for vid in self.outputs},
+            output_bytes=_sizes(self.entries, self.outputs),
             backend=self.backend,
             largest=program_failures.largest_values(self.entries),
         )
@@ -219,13 +221,15 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _sizes(entries: Sequence[Entry]) -> dict[int, int]:
-    return {
+def _sizes(entries: Sequence[Entry], outputs: Sequence[int]) -> dict[int, int]:
+    """Bytes of the values ``outputs``, by their numbers."""
+    sizes = {
         e.first + i: meta.nbytes
         for e in entries
         for i, meta in enumerate(e.metas)
         if meta is not None
     }
+    return {vid: sizes[vid] for vid in outputs}
 
 
 def key_text(

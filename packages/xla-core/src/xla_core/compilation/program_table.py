@@ -67,8 +67,7 @@ class StepProgram(Kept):
     """One compiled program of a step.
 
     ``output_index`` maps value numbers to positions among the results; ``aliases`` pairs inputs with
-    the results that take over their memory. ``histogram`` counts the operators recorded in it, which
-    are counted under torch_xla's names (``xla::add``) with each run.
+    the results that take over their memory. ``histogram`` counts the operators recorded in it.
     """
 
     __slots__ = (
@@ -102,13 +101,7 @@ class StepProgram(Kept):
         self.operations = histogram.total()
         self.histogram = histogram
         self.tally = counters.Tally(
-            (
-                ("CreateDataHandles", len(output_index)),
-                *(
-                    ("xla::" + name.removeprefix("put:").split(".")[1], count)
-                    for name, count in histogram.items()
-                ),
-            )
+            (("CreateDataHandles", len(output_index)), (backend.runs_counter, 1))
         )
         self.runs = 0
         self.copied_donations = 0
@@ -131,7 +124,7 @@ class StepProgram(Kept):
         return self._needed
 
     def count_run(self) -> None:
-        """One more run: of the program, and so of its operators."""
+        """One more run of the program."""
         self.runs += 1
         self.mark_used()
         self.tally.count()

@@ -70,6 +70,8 @@ class OperatorPlan(Plan):
                 del (
                     told
                 )  # a frame that names its own exception is a cycle that keeps operands alive
+        if self.copies_host_tensors() and any(map(_is_large_on_host, args)):
+            return metas
         mistake = cpu_error_parity.find(self.overload, args, kwargs)
         if mistake is not None:
             try:
@@ -112,6 +114,8 @@ class OperatorPlan(Plan):
         reference_kernels.call_directly()
         own = self.rule.meta if isinstance(self.rule, Rule) else None
         converted = [to_meta(a) for a in args]
+        if self.copies_host_tensors():
+            converted = [a.to(_META) if _is_large_on_host(a) else a for a in converted]
         if own is None and self._is_like_its_operand(converted, named):
             # Python meta kernels take a millisecond each
             return (_meta_of(args[0]),)
@@ -195,6 +199,11 @@ def _freeze(a: Any) -> Any:
     if isinstance(a, (int, float, complex)):
         return (t, repr(a))
     return a
+
+
+def _is_large_on_host(a: Any) -> bool:
+    """Whether this is a CPU tensor that does not stand for a number."""
+    return isinstance(a, torch.Tensor) and a.device.type == "cpu" and a.dim() > 0
 
 
 def to_meta(a: Any) -> Any:

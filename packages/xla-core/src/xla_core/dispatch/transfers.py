@@ -16,6 +16,7 @@ from xla_core.recording import uninitialized
 from xla_core.recording.storage import MSG_PLACEHOLDER, PLACEHOLDER, NoValueError, chain, check_lost
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
+from xla_core.support import counters
 from xla_core.torch_bridge import dtypes
 
 # Up to this size a view is cut out on the host after its whole storage was fetched: that needs
@@ -33,6 +34,7 @@ def read(tensor: XLATensor) -> torch.Tensor:
     trace = s.trace
     views = chain(tensor._v)
     meta = s.meta
+    counters.increment("xla::_to_cpu")
     with trace.lock:
         if views and meta.nbytes > HOST_VIEW_BYTES:
             held = trace.new_tensor(views[-1].meta, trace.read_view(views[-1], s))
@@ -95,6 +97,7 @@ def to_copy_handler(cast: Handler) -> Handler:
         device = named.get("device")
         dtype = named.get("dtype") or source.dtype
         if not isinstance(source, XLATensor):
+            counters.increment(counters.CREATED)
             return upload(source, trace_of(device), dtype)
         if device is None or device.type == "xla":
             target = source._s.trace if device is None else trace_of(device)
@@ -105,6 +108,7 @@ def to_copy_handler(cast: Handler) -> Handler:
         if device.type == "meta":
             return torch.empty(source.shape, dtype=dtype, device=device)
         uninitialized.check_staying(source, device)
+        counters.increment("xla::_to_copy")
         asked_for = named.get("memory_format") or torch.preserve_format
         return read(source).to(device=device, dtype=dtype, memory_format=asked_for)
 
@@ -158,6 +162,7 @@ def _copy_from_host(
     if tuple(source.shape) != meta.shape:
         check_copy(source.shape, meta.shape)
         source = source.expand(meta.shape)
+    counters.increment(counters.CREATED)
     fresh = upload(source, trace, meta.dtype)
     with trace.lock:
         s = target._s
@@ -169,6 +174,7 @@ def _copy_from_host(
 
 def local_scalar(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
     """``.item()``."""
+    counters.increment(counters.SCALAR_READ)
     return read(args[0]).item()
 
 

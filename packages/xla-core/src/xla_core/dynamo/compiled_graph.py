@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from xla_core.compilation.program_table import StepProgram
 from xla_core.dynamo.graph_inputs import GraphInputMatcher
 from xla_core.dynamo.graph_partition import MSG_UNREADABLE, one_part, partition
-from xla_core.execution import eager_mode, run_step, runtime
+from xla_core.execution import eager_mode, operator_counts, run_step, runtime
 from xla_core.operators.error_messages import ValueNeededError
 from xla_core.operators.plan import SEED
 from xla_core.operators.tensor_meta import TensorMeta
@@ -227,6 +227,8 @@ def _record(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) -> _
 
 
 def _end_recording(trace: Trace) -> None:
+    if trace.cur.depth:
+        operator_counts.step_ended(trace.epoch, trace.cur)
     allowed = indivisible.storing(trace, ("unreadable", "forbidden"), (None, None))
     indivisible.do(allowed, trace.renewal())
 

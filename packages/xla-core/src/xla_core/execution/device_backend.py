@@ -26,9 +26,17 @@ from xla_core.torch_bridge.dtypes import numpy_dtype
 _LITTLE: Final = 64 << 20
 """Bytes that nobody asks a device about: it would take longer than most such programs run."""
 
+# What lifted numbers are kept on the device: those of the last steps, in case the next one has the same.
+_SMALL: Final = 1 << 14
+_MOST_NUMBERS: Final = 32
+
 
 class DeviceBackend(Backend):
     """One addressable device of the running client, as its trace uses it."""
+
+    runs_counter = "ExecuteComputation"
+    runs_metric = "ExecuteTime"
+    virtual_name: str | None = None
 
     def __init__(self, client: DeviceClient, index: int) -> None:
         self.client = client
@@ -45,14 +53,27 @@ class DeviceBackend(Backend):
         self._last: list[weakref.ref[Any]] = []
         self.last_program: StepProgram | None = None
         self._has_limit = True
+        self._numbers: dict[tuple[np.dtype, bytes], Any] = {}
 
     def put(self, array: np.ndarray) -> Any:
         """Copy a host array to the device, in the dtype the device keeps."""
         return self._put(array, self.numpy_dtype(array.dtype))
 
     def put_numbers(self, array: np.ndarray) -> Any:
-        """Copy lifted numbers to the device: the user's number formats are for tensors only."""
-        return self._put(array, self.client.numpy_dtype(array.dtype))
+        """Lifted numbers on the device, copied there unless the same ones were of late.
+
+        The user's number formats are for tensors only.
+        """
+        key = array.dtype, array.tobytes()
+        buffer = self._numbers.get(key)
+        if buffer is None:
+            counters.increment("DeviceDataCacheMiss")
+            buffer = self._put(array, self.client.numpy_dtype(array.dtype))
+            if array.nbytes <= _SMALL:
+                if len(self._numbers) >= _MOST_NUMBERS:
+                    self._numbers.pop(next(iter(self._numbers)), None)
+                self._numbers[key] = buffer
+        return buffer
 
     def _put(self, array: np.ndarray, wanted: np.dtype) -> Any:
         if wanted != array.dtype:
@@ -103,6 +124,14 @@ class DeviceBackend(Backend):
     def argument_layouts(self, storages: Iterable[Storage]) -> Hashable:
         """How tensors are laid out that a recorded graph is called with: part of what it is for."""
         return None
+
+    def sharding_text(self, storage: Storage) -> str | None:
+        """How a tensor is split over the devices: not at all."""
+        return None
+
+    def shard_count(self) -> int:
+        """Into how many parts a tensor is split."""
+        return 1
 
     def ready(self, storage: Storage) -> Any:
         """The buffer of a tensor that has a value, as programs take it."""

@@ -14,7 +14,13 @@ import numpy as np
 from xla_core.compilation import build_program
 from xla_core.compilation.program_table import StepProgram, execution, hold, register
 from xla_core.contract import events
-from xla_core.execution import buffer_donation, index_checks, op_by_op, poisoned_values
+from xla_core.execution import (
+    buffer_donation,
+    index_checks,
+    op_by_op,
+    operator_counts,
+    poisoned_values,
+)
 from xla_core.lowering import compile_settings, program_failures
 from xla_core.operators.error_messages import ValueNeededError
 from xla_core.operators.run_rule import LoweringError
@@ -43,7 +49,8 @@ def flush(trace: Trace, reading: bool = False) -> None:
             events.emit("execution_refused", trace=trace)
             raise ValueNeededError(trace.forbidden)
         started = time.perf_counter_ns()
-        operations = trace.cur.depth
+        last, epoch = trace.cur, trace.epoch
+        operations = last.depth
         one_by_one = (flags.GET_OPBYOP if reading else flags.SYNC_OPBYOP).get()
         unknown = trace.has_placeholders and poisoned_values.lose_placeholders(trace)
         try:
@@ -52,6 +59,9 @@ def flush(trace: Trace, reading: bool = False) -> None:
             if _costs_values(error):
                 _give_up(trace, one_by_one, error)
             raise
+        finally:
+            if operations and trace.epoch != epoch:
+                operator_counts.step_ended(epoch, last)
         if unknown:
             raise NoValueError(MSG_PLACEHOLDER)
         if operations:
@@ -172,7 +182,8 @@ def find_or_build(trace: Trace, key: Any) -> StepProgram:
             hold(program)  # another device's thread may have evicted it meanwhile
             counters.increment("CachedCompile")
             return program
-    program = build_program.build(trace, key[0], key[1])
+    metric = "EagerOpCompileTime" if trace.one_by_one else "CompileTime"
+    program = build_program.build(trace, key[0], key[1], metric)
     trace.cur.keep(key, program)
     register(program)
     return program
@@ -252,7 +263,9 @@ def launch(
     trace.backend.last_program = program
     elapsed = time.perf_counter_ns() - started
     trace.backend.launched(results)
-    counters.sample("ExecuteTime", elapsed)
+    counters.sample(
+        "EagerOpExecuteTime" if trace.one_by_one else trace.backend.runs_metric, elapsed
+    )
     program.count_run()
     events.emit(
         "program_executed", program=program, trace=recorded, results=results, nanoseconds=elapsed

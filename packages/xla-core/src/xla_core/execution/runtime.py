@@ -14,12 +14,13 @@ from xla_core.compilation import disk_cache, program_identity, warm_start
 from xla_core.contract.device_protocol import (
     DeviceClient,
 )
-from xla_core.execution import run_step, spmd_mode
+from xla_core.execution import operator_counts, run_step, spmd_mode
 from xla_core.execution.device_backend import DeviceBackend
 from xla_core.operators.extensions import extensions
 from xla_core.plugins import discovery
 from xla_core.recording.storage import Backend
 from xla_core.recording.trace import Trace
+from xla_core.support import counters
 from xla_core.torch_bridge import device_guard
 
 
@@ -82,8 +83,13 @@ def _start() -> DeviceClient:
             new = discovery.start_client(device_type(), extensions(), options)
             _attach(_backends(new))
             _Runtime.client = new
+            counters.before_looking(_count_pending)
             warm_start.start(new, functools.partial(program_identity.environment, new))
         return _Runtime.client
+
+
+def _count_pending() -> None:
+    operator_counts.count_pending(_Runtime.traces)
 
 
 def _backends(client: DeviceClient) -> Sequence[Backend]:

@@ -15,7 +15,7 @@ import numpy as np
 
 PRECISIONS: Final = ("default", "high", "highest")
 
-MSG_PRECISION: Final = "matmul precision {got!r} is unknown; choose one of {known}"
+MSG_PRECISION: Final = "Invalid precision: {got}. Must be one of {known}."
 MSG_OPTION: Final = (
     "compile option {name!r} has the value {value!r}; an option is a str, int, float or bool"
 )

@@ -6,12 +6,14 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
+import torch
 from torch._ops import OpOverload
 
 from xla_core.operators.decompositions import DecomposedRule
 from xla_core.operators.lowering_registry import Rule, ViewRule
 from xla_core.operators.run_rule import STORAGE_ARGUMENTS
 from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.support import flags
 
 SEED: Final = "__seed"
 """The extra argument that carries a random operator's seed, a lifted int."""
@@ -69,6 +71,10 @@ class Plan:
     def repeats(self) -> bool:
         """Whether this is a view that may show one element repeatedly."""
         return isinstance(self.rule, ViewRule) and self.rule.put is None
+
+    def copies_host_tensors(self) -> bool:
+        """Whether CPU tensors of any shape are copied to the device: elementwise, where the user wants it."""
+        return torch.Tag.pointwise in self.overload.tags and flags.COPY_CPU_OPERANDS.get()
 
     def infer(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[TensorMeta | None, ...]:
         """The metas of the results. Raises what PyTorch raises for these operands."""

@@ -11,6 +11,7 @@ from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording import source_location, step_key
 from xla_core.recording.evictable import Kept, Table
 from xla_core.recording.step_key import NO_OPERANDS, Lift, Operands, Ref, Values
+from xla_core.support.counters import Tally
 
 # Most entries have neither: one object for all of them.
 _NONE: Final[Any] = MappingProxyType({})
@@ -23,14 +24,14 @@ class Entry:
     one. ``values`` has the metas of all values up to its own. ``floats`` and ``ints``
     count the numbers lifted up to and including this entry, ``depth`` the entries. ``then`` is the first
     operation that ever followed, ``others`` are the rest by key: nearly every entry has one child.
-    ``programs`` holds the compiled programs of the step that ends here. ``where`` is the place in the
-    user's program that recorded it first, if somebody asks for that, ``line`` file and line of it, None in
-    the backward pass. The root has no ``parent``.
+    ``programs`` holds the compiled programs of the step that ends here, ``tally`` its operators' counters.
+    ``where`` is the place in the user's program that recorded it first, if somebody asks for that, ``line``
+    file and line of it, None in the backward pass. The root has no ``parent``.
     """
 
     __slots__ = (
         "parent", "key", "plan", "metas", "values", "single", "first", "end",
-        "floats", "ints", "depth", "then", "others", "programs", "where", "line", "_operands",
+        "floats", "ints", "depth", "then", "others", "programs", "tally", "where", "line", "_operands",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +65,7 @@ class Entry:
         self.then: Entry | None = None
         self.others: dict[Any, Entry] = _NONE
         self.programs: Table = _NONE
+        self.tally: Tally | None = None
         self._operands = operands
         self.where = source_location.locate() if source_location.locate is not None else None
         self.line: tuple[str, int] | None = None

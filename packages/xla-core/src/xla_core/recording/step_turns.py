@@ -104,6 +104,11 @@ class Step:
         self.views: dict[int, tuple[View, int, int]] = {}
 
     @property
+    def last(self) -> Any:
+        """The entry that a parked step has come to."""
+        return self.values[_PENDING[1]]
+
+    @property
     def ended(self) -> bool:
         """Whether the thread has ended."""
         return self.owner is None or self.owner.ended

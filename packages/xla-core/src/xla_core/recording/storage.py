@@ -227,6 +227,8 @@ class Backend(Protocol):
 
     Buffers are the client's objects. ``replicas`` are the ids of the job's replicas in ordinal order, empty
     where this one is alone; ``shapes_only`` says that buffers have no values (ahead of time).
+    ``runs_counter`` and ``runs_metric`` count its programs' runs and their times. ``virtual_name`` is what a
+    mesh is called as a device.
     """
 
     client: DeviceClient
@@ -239,6 +241,9 @@ class Backend(Protocol):
     formats: Mapping[np.dtype, np.dtype]
     numpy_dtype: Callable[[np.dtype], np.dtype]
     last_program: Any
+    runs_counter: str
+    runs_metric: str
+    virtual_name: str | None
 
     def put(self, array: np.ndarray) -> Any:
         """Copy a host array to the device, in the dtype the device keeps."""
@@ -258,6 +263,14 @@ class Backend(Protocol):
 
     def argument_layouts(self, storages: Iterable[Storage]) -> Hashable:
         """How tensors are laid out that a recorded graph is called with: part of what it is for."""
+        ...
+
+    def sharding_text(self, storage: Storage) -> str | None:
+        """How a tensor is split over the devices, as HLO text; None where it is not."""
+        ...
+
+    def shard_count(self) -> int:
+        """Into how many parts a tensor is split: one per device."""
         ...
 
     def ready(self, storage: Storage) -> Any:

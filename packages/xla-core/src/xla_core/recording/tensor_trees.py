@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from xla_core.recording.xla_tensor import XLATensor
 
+MSG_KEYS: Final = "Keys: {keys} are missing from input_sharding."
+
+
+class DataWrapper:
+    """The base of objects that hold tensors and are converted as one: ``get_tensors``, ``from_tensors``."""
+
+    def get_tensors(self) -> list[torch.Tensor]:
+        """The tensors inside. A subclass overrides it."""
+        raise NotImplementedError(f"{type(self).__name__} has to define get_tensors()")
+
+    def from_tensors(self, tensors: Sequence[torch.Tensor]) -> DataWrapper:
+        """The same object with these tensors. A subclass overrides it."""
+        raise NotImplementedError(f"{type(self).__name__} has to define from_tensors()")
+
 
 def map_tensors(data: Any, change: Callable[[XLATensor], Any]) -> Any:
     """A copy of ``data`` with ``change`` applied to each ``xla`` tensor.
 
-    Goes through mappings, lists, tuples, named tuples, sets and dataclasses, and keeps their types;
-    what holds no ``xla`` tensor is the same object.
+    Goes through mappings, lists, tuples, named tuples, sets, dataclasses and ``DataWrapper``, and keeps their
+    types; what holds no ``xla`` tensor is the same object.
     """
     return map_selected(data, lambda item: isinstance(item, XLATensor), change)
 
@@ -32,6 +46,8 @@ def map_selected(data: Any, select: Callable[[Any], bool], change: Callable[[Any
         if all(new is old for new, old in zip(items, data, strict=True)):
             return data
         return type(data)(*items) if hasattr(data, "_fields") else type(data)(items)
+    if isinstance(data, DataWrapper):
+        return data.from_tensors([map_selected(t, select, change) for t in data.get_tensors()])
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
         fields = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.init}
         changed = {k: map_selected(v, select, change) for k, v in fields.items()}
@@ -61,6 +77,14 @@ def collect(data: Any, select: Callable[[Any], bool]) -> list[Any]:
 
     map_selected(data, select, keep)
     return found
+
+
+def listed_on_device(datas: Any, device: torch.device | str, input_sharding: Any = None) -> Any:
+    """``send_cpu_data_to_device`` as torch_xla has it: a tensor comes back in a list, a tuple as a list."""
+    if isinstance(datas, torch.Tensor):
+        datas = [datas]
+    sent = send_cpu_data_to_device(datas, device, input_sharding)
+    return list(sent) if isinstance(sent, tuple) else sent
 
 
 class ToXlaTensorArena:
@@ -104,12 +128,12 @@ def send_cpu_data_to_device(
             raise TypeError(
                 f"input_sharding is a dict, so the batch must be one too; it is a {type(datas).__name__}"
             )
+        missing = [key for key in datas if key not in input_sharding]
+        if missing:
+            raise KeyError(MSG_KEYS.format(keys=missing))
         return _like(
             datas,
-            {
-                k: send_cpu_data_to_device(v, device, input_sharding.get(k))
-                for k, v in datas.items()
-            },
+            {k: send_cpu_data_to_device(v, device, input_sharding[k]) for k, v in datas.items()},
         )
 
     def convert(tensors: list[Any]) -> list[torch.Tensor]:

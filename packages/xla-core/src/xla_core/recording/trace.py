@@ -291,6 +291,11 @@ class Trace:
         self, append: Callable[[Any], None], a: torch.Tensor, plan: Plan
     ) -> None:
         """A CPU tensor among the operands: PyTorch allows one without dimensions, as a number."""
+        if a.device.type == "cpu" and a.dim() and plan.copies_host_tensors():
+            meta = tensor_meta(tuple(a.shape), a.dtype)
+            array = self.backend.put(dtypes.to_numpy(a.detach()))
+            append(self.value_of(self.from_buffer(array, meta), plan))
+            return
         if a.device.type != "cpu" or a.dim() != 0:
             raise error_messages.not_an_xla_tensor(a, plan.name, self.device)
         if a.is_complex():  # too rare for a vector of lifted ones

@@ -29,8 +29,15 @@ PERCENTILES: Final[flags.Flag[tuple[float, ...]]] = flags.Flag(
 RUNTIME_NAMES: Final = frozenset({
     "CompileTime", "ExecuteTime", "ExecuteReplicatedTime", "InboundData", "OutboundData",
     "TransferToDeviceTime", "TransferFromDeviceTime", "CreateCompileHandles", "CreateDataHandles",
-    "MarkStep", "PersistentCacheHit",
+    "MarkStep", "PersistentCacheHit", "EagerOpCompileTime", "EagerOpExecuteTime", "ExecuteComputation",
+    "ExecuteReplicated",
 })  # fmt: skip
+
+CREATED: Final = "CreateXlaTensor"
+"""Counts tensors: those that operators make, and those that come from the host."""
+
+SCALAR_READ: Final = "aten::_local_scalar_dense"
+"""Counts scalars that the program read: torch_xla lists it among the operators that ran on the CPU."""
 
 lock: Final = threading.Lock()
 """Held while a counter or a metric changes."""
@@ -38,6 +45,7 @@ lock: Final = threading.Lock()
 _counters: dict[str, int] = {}
 _tallies: list[Tally] = []
 _followers: list[Callable[[Any], None]] = []
+_sources: list[Callable[[], None]] = []
 
 # A process whose programs change all the time must not keep all they counted.
 _MOST_TALLIES: Final = 4096
@@ -89,6 +97,17 @@ class Tally:
                 follower((self, 1))
 
 
+def before_looking(source: Callable[[], None]) -> None:
+    """Have ``source()`` count what it has not counted yet, whenever somebody looks at the counters."""
+    if source not in _sources:
+        _sources.append(source)
+
+
+def _ask_sources() -> None:
+    for source in _sources:
+        source()
+
+
 class Cleared(enum.Enum):
     """What was forgotten, in the stream of ``follow``."""
 
@@ -110,6 +129,7 @@ def follow(follower: Callable[[Any], None]) -> tuple[Standing, Callable[[], None
     ``lock`` held: it must be quick and count nothing itself. Returns how things stand (of each metric
     its total, accumulator and kept samples), and a function that ends it.
     """
+    _ask_sources()
     with lock:
         _add_up()
         metrics = [(m, m.total, m.accumulator, list(m.samples)) for m in _metrics.values()]
@@ -189,6 +209,7 @@ def _add_up() -> None:
 
 def all_counters() -> dict[str, int]:
     """Every counter above zero, sorted by name."""
+    _ask_sources()
     with lock:
         _add_up()
         return {name: _counters[name] for name in sorted(_counters) if _counters[name] > 0}
@@ -202,6 +223,7 @@ def all_metrics() -> dict[str, Metric]:
 
 def clear_counters() -> None:
     """Set all counters to zero."""
+    _ask_sources()
     with lock:
         _add_up()
         _counters.clear()

@@ -110,6 +110,12 @@ COMPILATION_CACHE_SIZE: Final = Flag(
 SYNC_WAIT: Final = Flag(
     "XLA_SYNC_WAIT", parse_bool, False, "sync() returns when the step has finished"
 )
+COPY_CPU_OPERANDS: Final = Flag(
+    "XLA_COPY_CPU_OPERANDS",
+    parse_bool,
+    False,
+    "elementwise operators take CPU tensors besides xla ones, and copy them to the device",
+)
 USE_BF16: Final = Flag(
     "XLA_USE_BF16", parse_bool, False, "keep float and double values as bfloat16 on the device"
 )

@@ -105,7 +105,7 @@ def on_missing(details: dict[str, Any]) -> None:
     """A program is going to be compiled."""
     entries = details["entries"]
     _digests[details["name"]] = details["digest"]
-    if settings.level() < 1 or not _heard():
+    if settings.level() < 1 or details["trace"].one_by_one or not _heard():
         return
     last = entries[-1]
     inputs = sum(e.plan is None for e in entries) + bool(last.floats) + bool(last.ints)
@@ -117,7 +117,7 @@ def on_missing(details: dict[str, Any]) -> None:
 
 def on_compiled(details: dict[str, Any]) -> None:
     """A program was compiled: how large it is, and in what it differs from the ones before."""
-    if settings.level() < 1 or not _heard():
+    if settings.level() < 1 or details["trace"].one_by_one or not _heard():
         return
     program = details["program"]
     sizes = program.executable.memory_analysis()
@@ -140,7 +140,7 @@ def on_compiled(details: dict[str, Any]) -> None:
 
 def on_executed(details: dict[str, Any]) -> None:
     """A program runs."""
-    if settings.level() < 2 or not _heard():
+    if settings.level() < 2 or details["trace"].one_by_one or not _heard():
         return
     program = details["program"]
     lines = _graph_lines(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -64,6 +66,7 @@ class _Node:
         )
         self.operands = operands
         self.attributes: list[str] = []
+        self.values: list[str] = []
         self.where: Where | None = entry.where if entry is not None else None
         self.roots: list[int] = []
 
@@ -77,6 +80,7 @@ class _Node:
             if frame is not None:
                 yield f"location={frame.function}@{frame.filename.rpartition('/')[2]}:{frame.line}"
         yield f"xla_shape={self.shape}"
+        yield from self.values
         yield from (f"ROOT={i}" for i in self.roots)
 
 
@@ -103,12 +107,19 @@ class _Graph:
             name = "xla::device_data"
         else:
             name = str(entry.plan.overload._schema.name)
-            names = [a.name for a in entry.plan.overload._schema.arguments]
-            for index, value in enumerate(entry.args):
-                label = names[index] if index < len(names) else f"argument{index}"
-                self._argument(label, value, operands, attributes)
-            for label, value in entry.kwargs.items():
-                self._argument(label, value, operands, attributes)
+            schema = entry.plan.overload._schema.arguments
+            names = [a.name for a in schema]
+            numbers = {a.name for a in schema if str(a.type) == "number"}
+            scalar = _scalar_meta(entry)
+            given = [
+                (names[i] if i < len(names) else f"argument{i}", value)
+                for i, value in enumerate(entry.args)
+            ]
+            for label, value in (*given, *entry.kwargs.items()):
+                if label in numbers and isinstance(value, (int, float)):
+                    operands.append(self._constant(value, scalar))
+                else:
+                    self._argument(label, value, operands, attributes, scalar)
         number = len(self.nodes)
         node = _Node(name, entry.metas, operands, entry)
         node.attributes = attributes
@@ -116,24 +127,45 @@ class _Graph:
         for i in range(len(entry.metas)):
             self.names[entry.first + i] = f"%{number}" + (f".{i}" if len(entry.metas) > 1 else "")
 
-    def _argument(self, label: str, value: Any, operands: list[str], attributes: list[str]) -> None:
+    def _argument(
+        self,
+        label: str,
+        value: Any,
+        operands: list[str],
+        attributes: list[str],
+        scalar: TensorMeta,
+    ) -> None:
         if isinstance(value, Ref):
             operands.append(self.names[value.vid])
         elif isinstance(value, Lift):
-            operands.append(self._number(value))
+            operands.append(self._number(value, scalar))
         elif isinstance(value, (list, tuple)) and any(isinstance(v, (Ref, Lift)) for v in value):
             for item in value:
-                self._argument(label, item, operands, attributes)
+                self._argument(label, item, operands, attributes, scalar)
         elif value is not None:
             shown = list(value) if isinstance(value, tuple) else value
             attributes.append(f"{label}={shown}")
 
-    def _number(self, lift: Lift) -> str:
+    def _constant(self, value: float, scalar: TensorMeta) -> str:
+        """A number of the program itself, as a node of its own."""
+        node = _Node("prim::Constant", (scalar,), [], None)
+        node.values = [f"value={value}"]
+        self.nodes.append(node)
+        return f"%{len(self.nodes) - 1}"
+
+    def _number(self, lift: Lift, scalar: TensorMeta) -> str:
         meta = lift.example
         if not isinstance(meta, TensorMeta):
-            meta = tensor_meta((), torch.float64 if lift.is_float else torch.int64)
+            fits = scalar.dtype.is_floating_point or not lift.is_float
+            meta = scalar if fits else tensor_meta((), torch.float64)
         self.nodes.append(_Node("xla::device_data", (meta,), [], None))
         return f"%{len(self.nodes) - 1}"
+
+
+def _scalar_meta(entry: Entry) -> TensorMeta:
+    """What a number among an operation's operands is computed as: a value of its result's dtype."""
+    made = next((m.dtype for m in entry.metas if m is not None), torch.float32)
+    return tensor_meta((), torch.int64 if made is torch.bool else made)
 
 
 def graph_as_text(
@@ -257,27 +289,49 @@ def tensor_debug_info(tensor: Any) -> str:
     if not isinstance(tensor, XLATensor):
         return "Not a XLATensor\n"
     storage = tensor._s
-    device = xla_model.real_name(storage.trace.device)
+    backend = storage.trace.backend
+    device = backend.virtual_name or xla_model.real_name(storage.trace.device)
+    sharding = backend.sharding_text(storage) if tensor._v is None else None
     shape = f"{shape_text(tensor._v.meta if tensor._v else storage.meta).partition('{')[0]}"
     lines = [
         "XLATensor {",
-        f"TensorID: {id(tensor)}",
-        f"AliasID: {id(storage)}",
+        f"TensorID: {_number(tensor, tensor)}",
+        f"AliasID: {_number(storage, tensor)}",
         f"Device: {device}",
         f"XLA Shape: {shape}",
-        "ShardingSpec: None",
+        f"ShardingSpec: {sharding}",
         f"IR: {_pending_text(tensor, device)}",
     ]
     if storage.buffer is None or pending.is_pending(tensor):
         lines.append("XLAData: None")
     else:
         lines += [
-            "XLAData: ",
+            "XLAData: " if sharding is None else "XLAShardedData: ",
             f"  Data Device: {device}",
             f"  Data Shape: {shape_text(storage.meta).partition('{')[0]}",
-            f"  Data Handle: {id(storage.buffer)}",
+            f"  Data Handle: {_number(storage.buffer, tensor)}",
         ]
+        if sharding is not None:
+            lines += [f"  OpSharding: {sharding}", f"  NumShards: {backend.shard_count()}"]
     return "\n".join([*lines, "Tensor on host: None", "}", ""])
+
+
+# The number that texts call an object by; it is forgotten with the tensor that it was asked for.
+_numbers: dict[int, tuple[weakref.ref[Any], int]] = {}
+_next_number: Final = itertools.count(1)
+
+
+def _number(thing: Any, tensor: Any) -> int:
+    """A small number that no other object has, the same each time this one is asked about.
+
+    ``tensor`` shows it: storages and buffers have no weak references.
+    """
+    key = id(thing)
+    known = _numbers.get(key)
+    if known is None:
+        gone = weakref.ref(tensor, lambda _: _numbers.pop(key, None))
+        known = _numbers[key] = gone, next(_next_number)
+    return known[1]
 
 
 def _pending_text(tensor: XLATensor, device: str) -> str:

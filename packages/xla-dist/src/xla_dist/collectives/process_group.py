@@ -196,10 +196,10 @@ class ProcessGroupXla(dist.ProcessGroup):
         return _stored(tensors, self._run("broadcast", tensors, opts.rootRank))
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        """Every rank's tensor, one output each."""
+        """Every rank's tensor, one output each; outputs beyond the ranks stay as they are."""
         del opts
         for places, value in zip(outputs, inputs, strict=True):
-            _stored(places, self._gathered(value).unbind(0))
+            _stored(places[: len(self.ranks)], self._gathered(value).unbind(0))
         return _work(outputs)
 
     def _gathered(self, value: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,7 @@ MSG_TAGS: Final = (
 )
 MSG_NOT_IN: Final = "rendezvous({tag!r}): ordinal {me} is not among replicas={replicas}"
 MSG_TAG: Final = "rendezvous takes a tag (str), got {got!r}"
+MSG_PAYLOAD: Final = "`payload` must be bytes, not {kind}"
 
 _rounds: Final[collections.Counter[tuple[int, ...]]] = collections.Counter()
 _lock: Final = threading.Lock()
@@ -44,6 +45,8 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> 
     """
     if not isinstance(tag, str):
         raise TypeError(MSG_TAG.format(got=tag))
+    if not isinstance(payload, bytes):
+        raise TypeError(MSG_PAYLOAD.format(kind=type(payload)))
     connection = job_setup.connection()
     if connection is None and not runtime.started():
         runtime.client()  # joins the job that the environment names, if there is one

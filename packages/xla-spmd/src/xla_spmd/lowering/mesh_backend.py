@@ -57,6 +57,10 @@ class HostValue:
 class MeshBackend(DeviceBackend):
     """All devices of the job; buffers are whole values, split as each was annotated."""
 
+    runs_counter = "ExecuteReplicated"
+    runs_metric = "ExecuteReplicatedTime"
+    virtual_name = "SPMD:0"
+
     def __init__(self, client: DeviceClient) -> None:
         super().__init__(client, 0)
         self.devices = tuple(d.id for d in client.devices())
@@ -69,6 +73,15 @@ class MeshBackend(DeviceBackend):
     def count(self) -> int:
         """The number of devices."""
         return len(self.devices)
+
+    def sharding_text(self, storage: Storage) -> str | None:
+        """How the user wants a tensor split over the devices."""
+        annotation = storage_annotation(storage)
+        return None if annotation is None else annotation.sharding.text
+
+    def shard_count(self) -> int:
+        """Into how many parts a tensor is split: one per device."""
+        return self.count
 
     # -- transfers -----------------------------------------------------------------------------
 

@@ -19,6 +19,10 @@ MSG_DEVICES: Final = (
 )
 
 
+class MeshDevicesError(ValueError, AssertionError):
+    """A mesh over other devices than the job's; torch_xla raises an AssertionError."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Annotation:
     """How the user wants a tensor split, and the mesh and partition spec that said so.
@@ -69,6 +73,6 @@ def _sharding(mesh: Mesh, spec: Spec, shape: tuple[int, ...]) -> Sharding:
     count = len(runtime.client().devices())
     if sorted(mesh.device_ids.tolist()) != list(range(count)):
         text = MSG_DEVICES.format(mesh=mesh, size=mesh.size(), count=count, last=count - 1)
-        raise ValueError(text)
+        raise MeshDevicesError(text)
     check_rank(spec, shape)
     return mesh.get_op_sharding(spec)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from xla_core.execution import runtime
+from xla_core.support import counters
 from xla_spmd.sharding import job_devices as job
 from xla_spmd.sharding.hlo_sharding import Sharding
 from xla_spmd.sharding.partition_spec import Spec, sharding_of
@@ -80,6 +81,7 @@ class Mesh:
 
         Raises PartitionSpecError for an axis that the mesh lacks or that comes twice.
         """
+        counters.increment("CreateOpSharding")
         return sharding_of(partition_spec, self.get_logical_mesh(), self.axis_names)
 
     def get_jax_mesh(self) -> Any:

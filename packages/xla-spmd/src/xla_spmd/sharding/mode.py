@@ -30,6 +30,7 @@ def use_spmd(auto: bool = False) -> None:
     if spmd_mode.is_spmd():
         return
     spmd_mode.enable()
+    os.environ[spmd_mode.USE_SPMD.name] = "1"  # scripts and child processes read it
     if runtime.started():
         warnings.warn(MSG_LATE, stacklevel=2)
         runtime.reattach()

@@ -10,6 +10,7 @@ import torch
 
 from xla_spmd.tensors.marking import clear_sharding
 from xla_spmd.tensors.sharded_tensor import (
+    listed,
     local_shards,
     shard_indices,
     sharding_text,
@@ -50,4 +51,4 @@ def _get_local_shard_replica_and_indices(
 ) -> list[list[tuple[int, Sequence[slice] | EllipsisType]]]:
     """Per tensor and part, the copy's number and where the part belongs."""
     found = [shard_indices(unwrap_sharded_tensor(t)) for t in tensors]
-    return [[(copy, indices) for _, indices, copy in parts] for parts in found]
+    return [[(copy, listed(indices)) for _, indices, copy in parts] for parts in found]

@@ -9,6 +9,7 @@ import torch
 from xla_core.execution import spmd_mode
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor, handler_of
+from xla_core.support import counters
 from xla_spmd.lowering import gradient_sharding
 from xla_spmd.lowering.annotation_ops import ANNOTATE
 from xla_spmd.lowering.dynamo import mark_in_graph
@@ -63,7 +64,8 @@ def annotate(tensor: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> Annotati
     """``mark_sharding`` without the wrapper around its result."""
     xla = checked(tensor)
     annotation = checked_annotation(mesh, partition_spec, tuple(tensor.shape))
-    _lay(xla, annotation)
+    counters.increment("XlaMarkSharding")
+    lay(xla, annotation)
     gradient_sharding.watch(tensor)
     return annotation
 
@@ -88,11 +90,14 @@ def mesh_backend(trace: Trace) -> MeshBackend:
     return backend
 
 
-def _lay(tensor: XLATensor, annotation: Annotation | None) -> None:
+def lay(tensor: XLATensor, annotation: Annotation | None) -> None:
     """Let ``tensor`` lie as annotated from now on; None: whole on every device."""
     storage = tensor._s
     trace = storage.trace
-    text = annotation.text if annotation is not None else None
+    text = None
+    if annotation is not None:
+        text = annotation.text
+        counters.increment("SetShardingSpec")
     with trace.lock:
         if tensor._v is None and storage.epoch != trace.epoch and trace.backend.shapes_only:
             # weights to be loaded, or a value: either way a shape, which nothing has to move
@@ -137,7 +142,7 @@ def clear_sharding(t: torch.Tensor) -> torch.Tensor:
     Returns the tensor itself, without the wrapper. Raises as ``mark_sharding`` does.
     """
     tensor = unwrap_sharded_tensor(t)
-    _lay(checked(tensor), None)
+    lay(checked(tensor), None)
     return tensor
 
 

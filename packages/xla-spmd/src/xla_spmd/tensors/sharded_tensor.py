@@ -31,6 +31,7 @@ from xla_spmd.sharding.dtensor_placements import (
     placements_of,
 )
 from xla_spmd.sharding.hlo_sharding import Sharding, ShardingType, parse
+from xla_spmd.sharding.mesh import Mesh
 from xla_spmd.tensors.resharding import Dtypes, relaid
 
 if TYPE_CHECKING:
@@ -61,13 +62,13 @@ class XLAShard:
     """One device's part of a tensor.
 
     ``data`` is on the CPU, of one shape on all devices: where the tensor does not divide, zeros follow the
-    elements. ``indices`` say where in the whole tensor it belongs, a slice per
+    elements. ``indices`` say where in the whole tensor it belongs, a list of one slice per
     dimension, or an Ellipsis for a device that holds everything; ``shard_device`` is the runtime's
     name of the device (``CPU:3``), ``replica_id`` counts devices that hold the same part.
     """
 
     data: torch.Tensor
-    indices: tuple[slice, ...] | EllipsisType
+    indices: Sequence[slice] | EllipsisType
     shard_device: str
     replica_id: int
 
@@ -82,12 +83,32 @@ class XLAShard:
 class XLAShardedTensor(XLATensor):
     """An ``xla`` tensor with its mesh and partition spec; made by ``mark_sharding``.
 
-    It shares value and gradient history with the tensor it was made of, and behaves like it.
+    It shares value and gradient history with the tensor it was made of, and behaves like it. The class itself,
+    called with a tensor, gives an ``XLAShardedTensor`` that shows it, and annotates nothing; a tensor on the CPU
+    is moved to ``xla:0``. ``mesh_shape`` is that of a mesh over the job's devices in their order.
     """
 
     __slots__ = ("mesh", "partition_spec")
     mesh: Any
     partition_spec: Any
+
+    def __new__(
+        cls,
+        elem: torch.Tensor,
+        mesh_shape: Sequence[int] | None = None,
+        partition_spec: Any = None,
+        *,
+        requires_grad: bool = False,
+    ) -> XLAShardedTensor:
+        """``elem`` as an ``XLAShardedTensor``."""
+        tensor = unwrap_sharded_tensor(elem if isinstance(elem, XLATensor) else elem.to("xla"))
+        made = wrap_as_sharded_tensor(
+            tensor, mesh_shape=mesh_shape, partition_spec=partition_spec or ()
+        )
+        return made.requires_grad_() if requires_grad else made
+
+    def __init__(self, *_args: Any, **_named: Any) -> None:
+        """Nothing is left to do: ``__new__`` has wrapped the tensor."""
 
     @property
     def global_tensor(self) -> XLATensor:
@@ -131,6 +152,15 @@ class XLAShardedTensor(XLATensor):
     def device_mesh(self) -> DeviceMesh:
         """The mesh as torch's ``DeviceMesh("xla", ...)``."""
         return device_mesh_of(self.mesh)
+
+    @property
+    def _spec(self) -> Any:
+        """Mesh, placements, shape and dtype as torch's ``DTensorSpec``."""
+        from torch.distributed.tensor._dtensor_spec import DTensorSpec
+        from torch.distributed.tensor._dtensor_spec import TensorMeta as SpecMeta
+
+        meta = SpecMeta(self.shape, self.stride(), self.dtype)
+        return DTensorSpec(self.device_mesh, self.placements, tensor_meta=meta)
 
     @property
     def placements(self) -> tuple[TorchPlacement, ...]:
@@ -254,10 +284,23 @@ def _as(tensor: XLATensor, kind: type[XLATensor]) -> Any:
     return _alias(tensor, kind).requires_grad_(tensor.requires_grad)
 
 
-def wrap_as_sharded_tensor(t: torch.Tensor, mesh: Any, partition_spec: Any) -> XLAShardedTensor:
-    """``t`` as an ``XLAShardedTensor`` with this mesh and spec; annotates nothing."""
+def wrap_as_sharded_tensor(
+    t: torch.Tensor,
+    mesh: Any = None,
+    partition_spec: Any = (),
+    *,
+    mesh_shape: Sequence[int] | None = None,
+) -> XLAShardedTensor:
+    """``t`` as an ``XLAShardedTensor`` with this mesh and spec; annotates nothing.
+
+    ``mesh_shape`` stands for a mesh of that shape over the job's devices in their order; without either it is
+    one axis. Raises AssertionError for a shape of another number of devices.
+    """
     assert isinstance(t, XLATensor)
     wrapped: XLAShardedTensor = _as(t, XLAShardedTensor)
+    if mesh is None:
+        count = len(runtime.client().devices())
+        mesh = Mesh(range(count), (count,) if mesh_shape is None else mesh_shape)
     wrapped.mesh = mesh
     wrapped.partition_spec = tuple(partition_spec)
     return wrapped
@@ -339,6 +382,13 @@ def shard_indices(tensor: XLATensor) -> list[tuple[int, tuple[slice, ...] | Elli
     return [(n, indices.get(n, Ellipsis), copies[n]) for n in sorted(numbers)]
 
 
+def listed(indices: tuple[slice, ...] | EllipsisType) -> list[slice] | EllipsisType:
+    """A part's place as torch_xla writes it: a list, with steps."""
+    if isinstance(indices, EllipsisType):
+        return indices
+    return [slice(part.start, part.stop, 1) for part in indices]
+
+
 def local_shards(tensor: XLATensor) -> list[XLAShard]:
     """The parts of ``tensor`` that this process's devices hold, copied to the CPU."""
     backend, buffer = placed(tensor)
@@ -348,7 +398,7 @@ def local_shards(tensor: XLATensor) -> list[XLAShard]:
     for number, indices, copy in shard_indices(tensor):
         device = backend.devices[number]
         data = dtypes.from_numpy(backend.client.get(parts[device]), tensor.dtype)
-        found.append(XLAShard(data, indices, f"{kind}:{device}", copy))
+        found.append(XLAShard(data, listed(indices), f"{kind}:{device}", copy))
     return found
 
 

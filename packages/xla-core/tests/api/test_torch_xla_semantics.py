@@ -1,0 +1,125 @@
+"""What functions of torch_xla give and raise, where scripts rely on it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+import torch_xla
+import torch_xla.backends
+import torch_xla.core.xla_builder as xb
+import torch_xla.core.xla_model as xm
+import torch_xla.utils.utils as xu
+
+
+class Pair(xu.DataWrapper):
+    """Two tensors that are converted as one."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+
+    def get_tensors(self):
+        return self.tensors
+
+    def from_tensors(self, tensors):
+        return Pair(tensors)
+
+
+@pytest.mark.parametrize(
+    ("data", "kinds"),
+    [
+        (torch.ones(2), ["xla"]),
+        ((torch.ones(2), torch.ones(1)), ["xla", "xla"]),
+        ([torch.ones(2), torch.ones(1)], ["xla", "xla"]),
+    ],
+)
+def test_tensors_that_are_sent_come_back_as_a_list(data, kinds):
+    sent = xm.send_cpu_data_to_device(data, "xla")
+    assert type(sent) is list and [t.device.type for t in sent] == kinds
+
+
+def test_a_wrapper_that_is_sent_is_made_of_its_tensors():
+    sent = xm.send_cpu_data_to_device({"pair": Pair([torch.ones(2), torch.zeros(1)])}, "xla")
+    assert isinstance(sent["pair"], Pair)
+    assert [t.device.type for t in sent["pair"].tensors] == ["xla", "xla"]
+
+
+class Holder:
+    def __init__(self):
+        self.number = 7
+        self.itself = self
+
+
+def test_keys_and_attributes_are_visited():
+    found = []
+    xu.for_each_instance({1: Holder(), "w": [5]}, lambda v: isinstance(v, (int, str)), found.append)
+    assert found == [1, 7, "w", 5]
+
+
+def test_keys_and_attributes_are_rewritten():
+    holder = Holder()
+    made = xu.for_each_instance_rewrite(
+        {1: holder, "w": (5,)}, lambda v: isinstance(v, int), lambda v: v + 1
+    )
+    assert made == {2: holder, "w": (6,)} and holder.number == 8 and holder.itself is holder
+
+
+def test_setting_the_precision_warns_each_time(caplog):
+    with caplog.at_level(logging.WARNING, logger="torch_xla.backends"):
+        for _ in range(2):
+            torch_xla.backends.set_mat_mul_precision("default")
+    said = [r.getMessage() for r in caplog.records if r.name == "torch_xla.backends"]
+    assert len(said) == 2
+    assert said[0].startswith("Setting mat mul precision multiple times is not recommended. ")
+
+
+def test_a_precision_that_is_unknown():
+    with pytest.raises(ValueError) as caught:
+        torch_xla.backends.set_mat_mul_precision("bad")
+    assert str(caught.value) == "Invalid precision: bad. Must be one of default, high, highest."
+
+
+MIXED = {
+    "add": (lambda x, c: x + c, [3.0, 4.0]),
+    "reflected": (lambda x, c: c + x, [3.0, 4.0]),
+    "where": (lambda x, c: torch.where(c > 2, x, c), [2.0, 1.0]),
+    "in place": (lambda x, c: x.clone().mul_(c), [2.0, 3.0]),
+}
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_cpu_operands_are_copied_where_the_user_wants_it(case, monkeypatch):
+    run, expected = MIXED[case]
+    x, c = torch.ones(2, device="xla"), torch.tensor([2.0, 3.0])
+    with pytest.raises(RuntimeError, match="Input tensor is not an XLA tensor"):
+        run(x, c)
+    monkeypatch.setenv("XLA_COPY_CPU_OPERANDS", "1")
+    found = run(x, c)
+    assert found.device.type == "xla" and found.tolist() == expected
+    with pytest.raises(RuntimeError, match="Input tensor is not an XLA tensor"):
+        torch.ones(2, 2, device="xla") @ torch.ones(2, 2)
+
+
+def test_a_step_on_a_placeholder_costs_no_other_values():
+    other = torch.ones(2, device="xla") + 1
+    lost = xb.create_placeholder_tensor((2,), torch.float32) + 1
+    with pytest.raises(RuntimeError, match="placeholder"):
+        torch_xla.sync()
+    torch_xla.sync()
+    assert other.tolist() == [2.0, 2.0]
+    with pytest.raises(RuntimeError, match="placeholder"):
+        lost.cpu()
+
+
+def test_torchs_quantized_operators_come_with_the_layers(run_python):
+    run_python(
+        """
+        import torch, torch_xla.experimental.xla_quantized_matmul
+        ints = torch.ops.quantized_decomposed.quantize_per_channel(
+            torch.ones(2, 2), torch.ones(2), torch.zeros(2), 0, -128, 127, torch.int8
+        )
+        assert ints.dtype == torch.int8
+        """
+    )

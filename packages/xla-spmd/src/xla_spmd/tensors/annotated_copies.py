@@ -1,0 +1,34 @@
+"""Copies of annotated tensors are annotated, too, as torch_xla has them: ``clone()``, ``copy.deepcopy``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from xla_core.recording.xla_tensor import XLATensor, handler_of, set_handler
+from xla_spmd.sharding.annotation import annotation_of
+from xla_spmd.tensors.marking import lay
+
+
+class _Installed:
+    done = False
+
+
+def keep_annotations() -> None:
+    """Have ``clone`` give tensors that are split like what they are copies of."""
+    if _Installed.done:
+        return
+    plain = handler_of(torch.ops.aten.clone.default)
+
+    def clone(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        made = plain(args, kwargs)
+        source = args[0]
+        annotation = annotation_of(source) if isinstance(source, XLATensor) else None
+        # inside the body of a computation XLA propagates what the operands have
+        if annotation is not None and source._s.trace.aside is None:
+            lay(made, annotation)
+        return made
+
+    set_handler(torch.ops.aten.clone.default, clone)
+    _Installed.done = True
