@@ -26,6 +26,24 @@ from xla_core.torch_bridge.dtypes import numpy_dtype
 _LITTLE: Final = 64 << 20
 """Bytes that nobody asks a device about: it would take longer than most such programs run."""
 
+_MOST_KEPT: Final = 128
+_LARGEST_KEPT: Final = 4096
+"""How many vectors of lifted numbers stay on a device, and of how many bytes."""
+
+
+class _NumbersCache:
+    enabled = True
+
+
+def keep_numbers(enabled: bool) -> None:
+    """Whether numbers of steps stay on the device for steps that need the same again (the default)."""
+    _NumbersCache.enabled = bool(enabled)
+
+
+def keeps_numbers() -> bool:
+    """Whether numbers of steps stay on the device."""
+    return _NumbersCache.enabled
+
 
 class DeviceBackend(Backend):
     """One addressable device of the running client, as its trace uses it."""
@@ -45,14 +63,28 @@ class DeviceBackend(Backend):
         self._last: list[weakref.ref[Any]] = []
         self.last_program: StepProgram | None = None
         self._has_limit = True
+        self._numbers: dict[tuple[str, bytes], Any] = {}
 
     def put(self, array: np.ndarray) -> Any:
         """Copy a host array to the device, in the dtype the device keeps."""
         return self._put(array, self.numpy_dtype(array.dtype))
 
     def put_numbers(self, array: np.ndarray) -> Any:
-        """Copy lifted numbers to the device: the user's number formats are for tensors only."""
-        return self._put(array, self.client.numpy_dtype(array.dtype))
+        """Copy lifted numbers to the device: the user's number formats are for tensors only.
+
+        Numbers that were there lately are there still; programs never take their memory.
+        """
+        wanted = self.client.numpy_dtype(array.dtype)
+        if not _NumbersCache.enabled or array.nbytes > _LARGEST_KEPT:
+            return self._put(array, wanted)
+        key = (array.dtype.char, array.tobytes())
+        buffer = self._numbers.pop(key, None)
+        if buffer is None:
+            buffer = self._put(array, wanted)
+            if len(self._numbers) >= _MOST_KEPT:
+                self._numbers.pop(next(iter(self._numbers)), None)
+        self._numbers[key] = buffer  # the last one is the one used last
+        return buffer
 
     def _put(self, array: np.ndarray, wanted: np.dtype) -> Any:
         if wanted != array.dtype:
