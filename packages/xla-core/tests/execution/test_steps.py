@@ -271,6 +271,8 @@ def test_memory_info_counts_what_lives():
 def test_in_place_updates_reuse_the_memory():
     x = torch.ones(1000, 256, device="xla")
     torch_xla.sync()
+    x.mul_(1.5).add_(1)
+    torch_xla.sync()  # the number stays on the device
     before = used()
     pointer = buffer_of(x).unsafe_buffer_pointer()
     for _ in range(3):
