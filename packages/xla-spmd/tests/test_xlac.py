@@ -33,7 +33,9 @@ def test_shardings_are_made_of_lists(mesh):
     assert tiled() == mesh.get_op_sharding(("data", "model"))
     assert isinstance(mesh.get_op_sharding(("data", None)), _XLAC.OpSharding)
     assert _XLAC.OpSharding([], [], [], REPLICATED).text == "{replicated}"
-    partial = _XLAC.OpSharding(GRID, [[0], [1], [2], [3]], [[0, 1], [2, 3], [4, 5], [6, 7]], PARTIAL)
+    partial = _XLAC.OpSharding(
+        GRID, [[0], [1], [2], [3]], [[0, 1], [2, 3], [4, 5], [6, 7]], PARTIAL
+    )
     assert partial == mesh.get_op_sharding(("data", None))
     last = _XLAC.OpSharding([[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]], [], [], PARTIAL)
     assert last == partial

@@ -16,7 +16,9 @@ import torch
 from xla_core.execution import runtime
 from xla_dist.collectives import model_collectives as xm
 
-MSG_TOKEN: Final = "a token of {other} cannot order what {device} records; take _get_all_reduce_token({device!r})"
+MSG_TOKEN: Final = (
+    "a token of {other} cannot order what {device} records; take _get_all_reduce_token({device!r})"
+)
 _Groups = Sequence[Sequence[int]]
 
 

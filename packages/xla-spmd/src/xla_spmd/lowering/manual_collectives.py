@@ -22,7 +22,9 @@ MSG_SPLIT: Final = (
     "shard_count={count}: groups have {size} devices, and dimension {dim} of a part of shape {shape} has to "
     "divide by it"
 )
-MSG_NOT_A_PART: Final = "expected a part of a tensor, which xs.enable_manual_sharding gives; got a tensor on {device}"
+MSG_NOT_A_PART: Final = (
+    "expected a part of a tensor, which xs.enable_manual_sharding gives; got a tensor on {device}"
+)
 
 
 def all_reduce(

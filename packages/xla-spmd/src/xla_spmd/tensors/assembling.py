@@ -17,7 +17,9 @@ from xla_spmd.sharding.hlo_sharding import Sharding
 from xla_spmd.sharding.op_sharding import annotation_by
 from xla_spmd.tensors.marking import mesh_backend
 
-MSG_COUNT: Final = "{got} shards for {wanted} devices: give one for each device of this process, in their order"
+MSG_COUNT: Final = (
+    "{got} shards for {wanted} devices: give one for each device of this process, in their order"
+)
 MSG_SHAPE: Final = (
     "shard {number} has shape {got} and dtype {dtype}; a tensor of shape {shape} split as {text} has shards of "
     "shape {wanted} (there {own}) and dtype {expected}"
