@@ -1,62 +1,50 @@
-"""The names of torch_xla's C++ module that clients call, as far as they exist here."""
+"""The names of torch_xla's C++ module that clients call, as far as they have a meaning here.
+
+``docs/api.md`` lists all of them, and ``docs/compatibility.md`` says which are missing and why.
+"""
 
 from __future__ import annotations
 
 from torch_xla._packages import lazy_names
-from xla_core.api.xlac import (
-    _check_tensor_need_materialization as _check_tensor_need_materialization,
-)
-from xla_core.api.xlac import _get_buffer_donation as _get_buffer_donation
-from xla_core.api.xlac import _get_xla_tensor_dimension_size as _get_xla_tensor_dimension_size
-from xla_core.api.xlac import _init_computation_client as _init_computation_client
-from xla_core.api.xlac import _is_placecholder as _is_placecholder
-from xla_core.api.xlac import _set_buffer_donation as _set_buffer_donation
-from xla_core.api.xlac import _unsafe_buffer_pointer as _unsafe_buffer_pointer
-from xla_core.api.xlac import (
-    _xla_computation_cache_is_initialized as _xla_computation_cache_is_initialized,
-)
-from xla_core.api.xlac import _xla_device_kind as _xla_device_kind
-from xla_core.api.xlac import _xla_get_default_device as _xla_get_default_device
-from xla_core.api.xlac import _xla_get_devices as _xla_get_devices
-from xla_core.api.xlac import _xla_get_mat_mul_precision as _xla_get_mat_mul_precision
-from xla_core.api.xlac import _xla_get_tensor_id as _xla_get_tensor_id
-from xla_core.api.xlac import _xla_mark_dynamic as _xla_mark_dynamic
-from xla_core.api.xlac import _xla_metrics_report as _xla_metrics_report
-from xla_core.api.xlac import _xla_real_devices as _xla_real_devices
-from xla_core.api.xlac import _xla_runtime_is_initialized as _xla_runtime_is_initialized
-from xla_core.api.xlac import _xla_set_mat_mul_precision as _xla_set_mat_mul_precision
-from xla_core.api.xlac import _xla_step_marker as _xla_step_marker
-from xla_core.api.xlac import _xla_sync_multi as _xla_sync_multi
-from xla_core.api.xlac import _xla_user_computation as _xla_user_computation
-from xla_core.api.xlac import _xla_wait_device_ops as _xla_wait_device_ops
-from xla_core.api.xlac import _xla_warm_up_cache as _xla_warm_up_cache
+from xla_core.api.xlac import *  # noqa: F403 - all of them are names of this module
+from xla_core.api.xlac_devices import *  # noqa: F403
+from xla_core.api.xlac_graphs import *  # noqa: F403
+from xla_core.api.xlac_settings import *  # noqa: F403
+from xla_core.api.xlac_tensors import *  # noqa: F403
+from xla_core.builder.cpp_module_names import *  # noqa: F403
 from xla_core.kernels.pallas import tpu_custom_call as _xla_tpu_custom_call
 from xla_core.torch_features.custom_calls import custom_call as _xla_custom_call
 
+_HOMES = {
+    "xla_core.plugins.torch_xla_plugins": "PjRtPlugin _register_pjrt_plugin",
+    "xla_debug.cpp_module_names": (
+        "_clear_xla_counters _clear_xla_metrics _get_executed_fallback_ops _get_ir_debug "
+        "_get_xla_tensor_debug_info _get_xla_tensors_dot _get_xla_tensors_hlo _get_xla_tensors_text "
+        "_set_ir_debug _short_xla_metrics_report _xla_counter_names _xla_counter_value "
+        "_xla_increment_counter _xla_metric_data _xla_metric_names _xla_tensors_report"
+    ),
+    "xla_dist.collectives.cpp_module_names": (
+        "IrValue _get_all_reduce_token _set_all_reduce_token _xla_all_gather _xla_all_gather_coalesced "
+        "_xla_all_gather_coalesced_out _xla_all_gather_out _xla_all_reduce _xla_all_reduce_inplace "
+        "_xla_all_to_all _xla_collective_permute _xla_recv _xla_reduce_scatter "
+        "_xla_reduce_scatter_coalesced _xla_reduce_scatter_coalesced_out _xla_reduce_scatter_out "
+        "_xla_send"
+    ),
+    "xla_dist.processes.cpp_module_names": "_ensure_xla_coordinator_initialized",
+    "xla_spmd.checkpoint.cpp_module_names": (
+        "_activate_preemption_sync_manager _deactivate_preemption_sync_manager _sync_point_reached"
+    ),
+    "xla_spmd.tensors.cpp_module_names": (
+        "OpSharding XlaShardingSpec _get_local_shard_replica_and_indices _get_local_shards "
+        "_get_xla_op_sharding _get_xla_sharding_spec _get_xla_sharding_specs _get_xla_sharding_type "
+        "_global_tensor_from_cpu_shards _load_local_shards _mark_manual_sharding "
+        "_spmd_full_to_shard_shape _spmd_shard_to_full_shape _xla_annotate_custom_sharding "
+        "_xla_clear_sharding _xla_get_auto_sharding _xla_mark_sharding _xla_set_auto_sharding "
+        "_xla_spmd_all_reduce _xla_spmd_reduce_scatter"
+    ),
+}
 __getattr__, __dir__ = lazy_names(
-    "torch_xla._XLAC",
-    {
-        "_get_local_shard_replica_and_indices": "xla_spmd.tensors.cpp_module_names",
-        "_get_local_shards": "xla_spmd.tensors.cpp_module_names",
-        "_get_xla_sharding_spec": "xla_spmd.tensors.cpp_module_names",
-        "_get_xla_sharding_specs": "xla_spmd.tensors.cpp_module_names",
-        "_get_xla_sharding_type": "xla_spmd.tensors.cpp_module_names",
-        "_xla_clear_sharding": "xla_spmd.tensors.cpp_module_names",
-        "_get_xla_tensors_text": "xla_debug.cpp_module_names",
-        "_get_xla_tensors_dot": "xla_debug.cpp_module_names",
-        "_get_xla_tensors_hlo": "xla_debug.cpp_module_names",
-        "_get_xla_tensor_debug_info": "xla_debug.cpp_module_names",
-        "_get_graph_hash": "xla_debug.cpp_module_names",
-        "_set_ir_debug": "xla_debug.cpp_module_names",
-        "_get_ir_debug": "xla_debug.cpp_module_names",
-        "_short_xla_metrics_report": "xla_debug.cpp_module_names",
-        "_xla_counter_names": "xla_debug.cpp_module_names",
-        "_xla_counter_value": "xla_debug.cpp_module_names",
-        "_xla_metric_names": "xla_debug.cpp_module_names",
-        "_xla_metric_data": "xla_debug.cpp_module_names",
-        "_xla_increment_counter": "xla_debug.cpp_module_names",
-        "_clear_xla_counters": "xla_debug.cpp_module_names",
-        "_clear_xla_metrics": "xla_debug.cpp_module_names",
-        "_get_executed_fallback_ops": "xla_debug.cpp_module_names",
-    },
+    __name__,
+    {name: home for home, names in _HOMES.items() for name in names.split()},
+    {"lowering": "xla_core.api.lowering_context", "profiler": "xla_debug.profiler_objects"},
 )

@@ -76,7 +76,7 @@ class _Region(contextlib.ContextDecorator):
         try:
             with trace.lock:
                 if self.limit is not None and error is None:
-                    self._check(trace)
+                    check_graphs(trace, self.known, self.limit)
                 if self.outermost:
                     trace.forbidden = None
             if self.outermost:
@@ -94,16 +94,19 @@ class _Region(contextlib.ContextDecorator):
             trace.graph_name = former
         counters.increment("MarkStep")
 
-    def _check(self, trace: Trace) -> None:
-        """Raise RuntimeError when this is one graph more than allowed; it stays pending then."""
-        last = trace.cur
-        if any(last is known or _keys(last) == _keys(known) for known in self.known):
-            return
-        assert self.limit is not None
-        if len(self.known) >= self.limit:
-            got, expected = _difference(last, self.known)
-            raise RuntimeError(MSG_GRAPHS.format(limit=self.limit, got=got, expected=expected))
-        self.known.append(last)
+
+def check_graphs(trace: Trace, known: list[Entry], limit: int) -> None:
+    """Note the pending graph among ``known``, if it is a new one.
+
+    Raises RuntimeError when it is one graph more than ``limit``; it stays pending then.
+    """
+    last = trace.cur
+    if any(last is one or _keys(last) == _keys(one) for one in known):
+        return
+    if len(known) >= limit:
+        got, expected = _difference(last, known)
+        raise RuntimeError(MSG_GRAPHS.format(limit=limit, got=got, expected=expected))
+    known.append(last)
 
 
 # owner (a function, a module, an object with a method) -> the method or None -> last entries of the graphs

@@ -13,7 +13,7 @@ from xla_core.api.xla_model import wait_device_ops as _xla_wait_device_ops
 from xla_core.builder.hlo import XlaComputation
 from xla_core.compilation import program_table
 from xla_core.dispatch.transfers import materialise
-from xla_core.execution import buffer_donation, run_step, runtime
+from xla_core.execution import buffer_donation, runtime
 from xla_core.lowering.compile_settings import get_mat_mul_precision as _xla_get_mat_mul_precision
 from xla_core.lowering.compile_settings import set_mat_mul_precision as _xla_set_mat_mul_precision
 from xla_core.recording.storage import PLACEHOLDER
@@ -152,13 +152,6 @@ def _unsafe_buffer_pointer(tensor: torch.Tensor) -> int:
     return int(pointer())
 
 
-def _xla_warm_up_cache(tensors: Sequence[torch.Tensor], devices: Sequence[str] = ()) -> None:
-    """Compile what is pending on the devices of ``tensors``, without running it."""
-    del devices
-    for trace in {id(t): t for t in (_on_xla(t)._s.trace for t in tensors)}.values():
-        run_step.warm_up(trace)
-
-
 def _xla_mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     """Raises RuntimeError: programs have fixed shapes, and the message says what to do instead."""
     raise RuntimeError(MSG_FIXED.format(dim=dim, shape=tuple(tensor.shape)))
@@ -176,5 +169,5 @@ __all__ = [
     "_xla_get_default_device", "_xla_get_devices", "_xla_get_mat_mul_precision",
     "_xla_get_tensor_id", "_xla_mark_dynamic", "_xla_metrics_report", "_xla_real_devices",
     "_xla_runtime_is_initialized", "_xla_set_mat_mul_precision", "_xla_step_marker",
-    "_xla_sync_multi", "_xla_user_computation", "_xla_wait_device_ops", "_xla_warm_up_cache",
+    "_xla_sync_multi", "_xla_user_computation", "_xla_wait_device_ops",
 ]  # fmt: skip

@@ -37,9 +37,9 @@ def build(
 ) -> StepProgram:
     """The program that computes ``outputs`` of the step that ends at the trace's current entry.
 
-    ``pairs`` are donations: the slot of an input, and the number of the wanted value that may have its memory.
-    ``metric`` gets the time that compiling takes. Raises InvalidStepError for a step that breaks an invariant, LoweringError where a rule fails, and
-    RuntimeError with the compiler's message.
+    ``pairs`` are donations: the slot of an input, and the number of the wanted value that may have its
+    memory. ``metric`` gets the time that compiling takes. Raises InvalidStepError for a step that breaks an
+    invariant, LoweringError where a rule fails, and RuntimeError with the compiler's message.
     """
     compilation = Compilation(trace, outputs, pairs)
     compilation.identify()

@@ -43,6 +43,11 @@ def alias_with_buffer_donor_config(should_alias: bool = True) -> Iterator[bool]:
         _Config.alias = former
 
 
+def set_aliasing(should_alias: bool) -> None:
+    """Let marks count from now on, or not."""
+    _Config.alias = bool(should_alias)
+
+
 def aliasing() -> bool:
     """Whether marks count."""
     return _Config.alias

@@ -26,9 +26,23 @@ from xla_core.torch_bridge.dtypes import numpy_dtype
 _LITTLE: Final = 64 << 20
 """Bytes that nobody asks a device about: it would take longer than most such programs run."""
 
-# What lifted numbers are kept on the device: those of the last steps, in case the next one has the same.
-_SMALL: Final = 1 << 14
-_MOST_NUMBERS: Final = 32
+_MOST_KEPT: Final = 128
+_LARGEST_KEPT: Final = 4096
+"""How many vectors of lifted numbers stay on a device, and of how many bytes."""
+
+
+class _NumbersCache:
+    enabled = True
+
+
+def keep_numbers(enabled: bool) -> None:
+    """Whether numbers of steps stay on the device for steps that need the same again (the default)."""
+    _NumbersCache.enabled = bool(enabled)
+
+
+def keeps_numbers() -> bool:
+    """Whether numbers of steps stay on the device."""
+    return _NumbersCache.enabled
 
 
 class DeviceBackend(Backend):
@@ -53,7 +67,7 @@ class DeviceBackend(Backend):
         self._last: list[weakref.ref[Any]] = []
         self.last_program: StepProgram | None = None
         self._has_limit = True
-        self._numbers: dict[tuple[np.dtype, bytes], Any] = {}
+        self._numbers: dict[tuple[str, bytes], Any] = {}
 
     def put(self, array: np.ndarray) -> Any:
         """Copy a host array to the device, in the dtype the device keeps."""
@@ -62,17 +76,20 @@ class DeviceBackend(Backend):
     def put_numbers(self, array: np.ndarray) -> Any:
         """Lifted numbers on the device, copied there unless the same ones were of late.
 
-        The user's number formats are for tensors only.
+        The user's number formats are for tensors only; programs never take the memory of numbers.
         """
-        key = array.dtype, array.tobytes()
-        buffer = self._numbers.get(key)
+        wanted = self.client.numpy_dtype(array.dtype)
+        if not _NumbersCache.enabled or array.nbytes > _LARGEST_KEPT:
+            counters.increment("DeviceDataCacheMiss")
+            return self._put(array, wanted)
+        key = (array.dtype.char, array.tobytes())
+        buffer = self._numbers.pop(key, None)
         if buffer is None:
             counters.increment("DeviceDataCacheMiss")
-            buffer = self._put(array, self.client.numpy_dtype(array.dtype))
-            if array.nbytes <= _SMALL:
-                if len(self._numbers) >= _MOST_NUMBERS:
-                    self._numbers.pop(next(iter(self._numbers)), None)
-                self._numbers[key] = buffer
+            buffer = self._put(array, wanted)
+            if len(self._numbers) >= _MOST_KEPT:
+                self._numbers.pop(next(iter(self._numbers)), None)
+        self._numbers[key] = buffer  # the last one is the one used last
         return buffer
 
     def _put(self, array: np.ndarray, wanted: np.dtype) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
+
+import numpy as np
 
 # jax 0.10.2: ShapedArray and Primitive are what an operation of one's own is made of.
 from jax._src import core as _jax_core
@@ -13,8 +16,8 @@ from jax._src.interpreters import mlir as _mlir
 # jaxlib 0.10.2: MLIR bindings; ``ir`` makes attributes.
 from jaxlib.mlir import ir
 
-# jaxlib 0.10.2: builders of Shardy's operations.
-from jaxlib.mlir.dialects import sdy
+# jaxlib 0.10.2: builders of StableHLO's and Shardy's operations.
+from jaxlib.mlir.dialects import sdy, stablehlo
 
 from xla_core.jax_bridge.manual_constants_pass import BEGINS, ENDS
 
@@ -90,3 +93,62 @@ _alike_p: Final = _jax_core.Primitive("xla_shard_alike")
 _alike_p.multiple_results = True
 _alike_p.def_abstract_eval(lambda a, b, *, group, shardy: (a, b))
 _mlir.register_lowering(_alike_p, _lower_alike)
+
+
+# -- collectives of parts --------------------------------------------------------------------------
+
+Groups = tuple[tuple[int, ...], ...]
+
+_COMBINE: Final[dict[str, Callable[..., Any]]] = {
+    "sum": stablehlo.add,
+    "mul": stablehlo.multiply,
+    "min": stablehlo.minimum,
+    "max": stablehlo.maximum,
+    "and": stablehlo.and_,
+    "or": stablehlo.or_,
+}
+# XLA: a collective between the partitions of one program has a channel; device to device
+_CHANNEL_KIND: Final = 1
+
+
+def reduce_parts(value: Any, kind: str, groups: Groups, channel: int) -> Any:
+    """Each device's part of a value (see ``to_manual``) reduced over its group of devices."""
+    return _reduce_p.bind(value, kind=kind, groups=groups, axis=None, channel=channel)
+
+
+def scatter_parts(value: Any, kind: str, groups: Groups, axis: int, channel: int) -> Any:
+    """A device's slice along ``axis`` of that reduction."""
+    return _reduce_p.bind(value, kind=kind, groups=groups, axis=axis, channel=channel)
+
+
+def _reduced_aval(aval: Any, *, kind: str, groups: Groups, axis: int | None, channel: int) -> Any:
+    shape = list(aval.shape)
+    if axis is not None:
+        shape[axis] //= len(groups[0])
+    return _jax_core.ShapedArray(tuple(shape), aval.dtype)
+
+
+def _lower_reduce(
+    ctx: Any, value: Any, *, kind: str, groups: Groups, axis: int | None, channel: int
+) -> Any:
+    result = _mlir.aval_to_ir_type(ctx.module_context, ctx.avals_out[0])
+    members = ir.DenseIntElementsAttr.get(np.array(groups, np.int64))
+    options = {
+        "channel_handle": stablehlo.ChannelHandle.get(channel, _CHANNEL_KIND),
+        "use_global_device_ids": ir.BoolAttr.get(True),
+    }
+    if axis is None:
+        made = stablehlo.AllReduceOp([result], [value], members, **options)
+    else:
+        made = stablehlo.ReduceScatterOp(result, value, axis, members, **options)
+    made.operation.attributes["mhlo.sharding"] = ir.StringAttr.get("{manual}")
+    scalar = ir.RankedTensorType.get([], ir.RankedTensorType(value.type).element_type)
+    block = made.regions[0].blocks.append(scalar, scalar)
+    with ir.InsertionPoint(block):
+        stablehlo.return_([_COMBINE[kind](*block.arguments)])
+    return made.results
+
+
+_reduce_p: Final = _jax_core.Primitive("xla_reduce_parts")
+_reduce_p.def_abstract_eval(_reduced_aval)
+_mlir.register_lowering(_reduce_p, _lower_reduce)

@@ -53,11 +53,14 @@ def relocation(
     if detail() is Detail.NONE:
         return None
 
+    # a program may be made of some of a step's entries
+    places = {entry.depth: entry.where for entry in entries}
+
     def place(name: str) -> tuple[str, str, int] | None:
         first = _MARKED.search(name)
         if first is None:
             return None
-        found: Where | None = entries[int(first[1]) - 1].where
+        found: Where | None = places[int(first[1])]
         clean = _MARKED.sub("", name)
         if found is None or not found.frames:
             return clean, "", 0

@@ -21,6 +21,28 @@ SEED: Final = "__seed"
 _numbers = itertools.count()
 
 
+class _Scalars:
+    """What becomes of the numbers among operators' arguments; all plans, as they are few and stay."""
+
+    constant = False
+    plans: list[Plan] = []
+
+
+def scalars_are_constants() -> bool:
+    """Whether every number is a constant of its program; else those that may change are arguments."""
+    return _Scalars.constant
+
+
+def make_scalars_constants(constant: bool) -> None:
+    """Let numbers be constants of the programs recorded from now on, or arguments again (the default).
+
+    As constants a compiler sees them, and another number is another program. Seeds stay arguments.
+    """
+    _Scalars.constant = bool(constant)
+    for plan in _Scalars.plans:
+        plan.choose_lifted()
+
+
 class Plan:
     """One overload as the trace knows it; plans are compared by identity, or by ``number``.
 
@@ -47,8 +69,6 @@ class Plan:
         written: tuple[int, ...] = (),
         host_tensors: bool = False,
     ) -> None:
-        arguments = overload._schema.arguments
-        lift = rule.lift if isinstance(rule, Rule) else frozenset()
         self.number = next(_numbers)
         self.name = name or str(overload)
         self.overload = overload
@@ -56,13 +76,21 @@ class Plan:
         self.is_put = is_put
         self.random = isinstance(rule, Rule) and rule.random
         self.needs_all_replicas = isinstance(rule, Rule) and rule.all_replicas
-        self.lift_mask = tuple(a.name in lift for a in arguments)
-        self.lift_names = lift | {SEED}
+        self.choose_lifted()
         self.storage_arguments = STORAGE_ARGUMENTS
         self.written = written
         self.host_tensors = host_tensors
         self._metas: dict[Any, tuple[TensorMeta | None, ...]] = {}
         self._put: Plan | None = None
+        _Scalars.plans.append(self)
+
+    def choose_lifted(self) -> None:
+        """Decide which of the operator's scalars are arguments of the program."""
+        lift: frozenset[str] = frozenset()
+        if isinstance(self.rule, Rule) and not _Scalars.constant:
+            lift = self.rule.lift
+        self.lift_mask = tuple(a.name in lift for a in self.overload._schema.arguments)
+        self.lift_names = lift | {SEED}
 
     def __repr__(self) -> str:
         return self.name

@@ -12,8 +12,8 @@ from typing import Any
 from xla_core.plugins import discovery
 
 
-class DevicePlugin:
-    """Describes a device by its PJRT library. Subclass it and override what differs."""
+class PjRtPlugin:
+    """What the runtime asks of a device's plugin: its library, and what its client is created with."""
 
     platform: str | None = None
     """One of jax's platforms (``cpu``, ``cuda``, ...) whose lowering rules suit the device.
@@ -28,6 +28,14 @@ class DevicePlugin:
     def client_create_options(self) -> dict[str, Any]:
         """What the library's client is created with, by the library's own names."""
         return {}
+
+    def requires_xla_coordinator(self) -> bool:
+        """Whether processes of a job meet through the coordinator of XLA's runtime."""
+        return False
+
+
+class DevicePlugin(PjRtPlugin):
+    """Describes a device by its PJRT library. Subclass it and override what differs."""
 
     def host_index(self) -> int:
         """The number of this host in the job."""
@@ -52,20 +60,19 @@ class DevicePlugin:
                 f"{local_world_size} finds its devices; override configure_multiprocess()"
             )
 
-    def requires_xla_coordinator(self) -> bool:
-        """Whether processes of a job meet through the coordinator of XLA's runtime."""
-        return False
+
+_plugins: dict[str, PjRtPlugin] = {}
 
 
-_plugins: dict[str, DevicePlugin] = {}
-
-
-def register_plugin(name: str, plugin: DevicePlugin) -> None:
+def register_plugin(name: str, plugin: PjRtPlugin) -> None:
     """Let ``PJRT_DEVICE=name`` (upper-case) be ``plugin``'s device; it comes before installed ones."""
     _plugins[name.upper()] = plugin
     discovery.register_factory(
         name, factory(name, plugin), f"the registered {type(plugin).__name__}"
     )
+
+
+_register_pjrt_plugin = register_plugin
 
 
 def register_installed_plugins() -> None:
@@ -78,7 +85,7 @@ def register_installed_plugins() -> None:
             register_plugin(name, discovery.load_torch_xla_plugin(name))
 
 
-def default() -> DevicePlugin:
+def default() -> Any:
     """The plugin of the device in use. Raises RuntimeError when that is not torch_xla's kind."""
     device = discovery.chosen_device()
     if device not in _plugins and device.lower() in discovery.torch_xla_plugins():
@@ -92,7 +99,7 @@ def default() -> DevicePlugin:
     return _plugins[device]
 
 
-def factory(name: str, plugin: DevicePlugin) -> Any:
+def factory(name: str, plugin: PjRtPlugin) -> Any:
     """The client factory of ``plugin``: loads its library when the device is first used."""
     library = importlib.import_module("xla_core.pjrt.library")  # jax, which the rest here spares
     return library.LibraryPlugin(

@@ -6,10 +6,13 @@ fields are not worth generated code. Format: https://protobuf.dev/programming-gu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 _VARINT: Final = 0
+_FIXED64: Final = 1
 _BYTES: Final = 2
+_FIXED32: Final = 5
 
 
 def number_field(field: int, value: int) -> bytes:
@@ -36,19 +39,41 @@ def read_message(data: bytes) -> dict[int, Any]:
 
     Raises ValueError for what is no such message.
     """
-    found: dict[int, Any] = {}
+    return dict(read_fields(data))
+
+
+def read_fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """The fields of a protocol buffer in order, by number; repeated ones come several times.
+
+    Values are integers and byte strings, those of fixed width too. Raises ValueError for what is no such
+    message.
+    """
     position = 0
     while position < len(data):
         tag, position = _read_varint(data, position)
         kind = tag & 7
+        value: Any
         if kind == _VARINT:
-            found[tag >> 3], position = _read_varint(data, position)
-        elif kind == _BYTES:
-            size, position = _read_varint(data, position)
-            found[tag >> 3] = data[position : position + size]
+            value, position = _read_varint(data, position)
+        elif kind in (_BYTES, _FIXED64, _FIXED32):
+            size = 8 if kind == _FIXED64 else 4
+            if kind == _BYTES:
+                size, position = _read_varint(data, position)
+            value = data[position : position + size]
             position += size
         else:
             raise ValueError(f"field {tag >> 3} has the unknown kind {kind}")
+        yield tag >> 3, value
+
+
+def read_numbers(packed: int | bytes) -> list[int]:
+    """The integers of a repeated field: one by itself, or several packed together."""
+    if isinstance(packed, int):
+        return [packed]
+    found, position = [], 0
+    while position < len(packed):
+        number, position = _read_varint(packed, position)
+        found.append(number)
     return found
 
 

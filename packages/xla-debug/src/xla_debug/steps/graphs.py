@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 import weakref
@@ -14,6 +13,7 @@ import torch
 from xla_core.api import xla_model
 from xla_core.api.hlo_text_names import node_text
 from xla_core.api.hlo_text_names import shape_text as layout_text
+from xla_core.execution import run_step, runtime
 from xla_core.jax_bridge import jax_private
 from xla_core.lowering import step_program
 from xla_core.lowering.replay import needed_entries
@@ -277,11 +277,28 @@ def tensors_stablehlo(tensors: Sequence[torch.Tensor]) -> bytes:
         return step_program.lower(trace, entries, distinct, layout, _HLO_NAME).stablehlo
 
 
-def graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:
-    """16 bytes that are equal for equal graphs, in every process."""
-    with pending.graph_of(tensors) as (_, entries, outputs):
-        text = graph_as_text(entries, outputs, lines=False)
-    return hashlib.sha256(text.encode()).digest()[:16]
+def tensors_report(nodes_threshold: int = 100, device: str = "") -> str:
+    """The pending tensors of a device (default: the current one) whose graphs are large, with these.
+
+    Those with at least ``nodes_threshold`` operations, largest first: a graph that grows from step to step
+    keeps what nobody needs.
+    """
+    trace = runtime.trace_of(device or None)
+    real = xla_model.real_name(trace.device)
+    with trace.lock:
+        pending_storages = run_step.wanted(trace)[0]
+        entries = trace.cur.path()
+    found = []
+    for storage in pending_storages:
+        count = len(_Graph(entries, (storage.vid,)).nodes)
+        if count >= nodes_threshold:
+            found.append((count, storage))
+    blocks = []
+    for count, storage in sorted(found, key=lambda pair: -pair[0]):
+        shape = shape_text(storage.meta)
+        head = f"Tensor: id={id(storage)}, shape={shape}, device={real}, ir_nodes={count}"
+        blocks.append(f"{head}\n{graph_as_text(entries, (storage.vid,))}")
+    return "\n".join(blocks)
 
 
 def tensor_debug_info(tensor: Any) -> str:

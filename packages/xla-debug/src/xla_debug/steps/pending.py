@@ -1,42 +1,6 @@
-"""Looks at what a trace has recorded without changing what the step will be."""
+"""What a trace has recorded, looked at without changing what the step will be: xla-core's."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
-
-import torch
-
-from xla_core.execution import run_step, runtime
-from xla_core.recording.storage import chain
-from xla_core.recording.trace import Entry, Trace
-from xla_core.recording.xla_tensor import XLATensor
-
-MSG_NOT_XLA: Final = "expected tensors on an xla device, got one on {device}"
-
-
-@contextlib.contextmanager
-def graph_of(tensors: Sequence[Any]) -> Iterator[tuple[Trace, list[Entry], tuple[int, ...]]]:
-    """Trace, entries and value numbers that make ``tensors`` (none: all that is wanted).
-
-    Raises TypeError for a tensor that is not on an ``xla`` device.
-    """
-    for tensor in tensors:
-        if not isinstance(tensor, XLATensor):
-            raise TypeError(MSG_NOT_XLA.format(device=getattr(tensor, "device", type(tensor))))
-    trace = tensors[0]._s.trace if tensors else runtime.trace_of(None)
-    views = [view for tensor in tensors for view in chain(tensor._v)]
-    pending = tensors[0]._s if tensors else None
-    with trace.lock, trace.turns.showing(pending), trace.looking(views):
-        if tensors:
-            outputs = tuple(trace.value_of(t) for t in tensors)
-        else:
-            outputs = tuple(run_step.wanted(trace)[2])
-        yield trace, trace.cur.path(), outputs
-
-
-def is_pending(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's value is recorded and not computed yet."""
-    assert isinstance(tensor, XLATensor)
-    return tensor._s.trace.is_pending(tensor._s)
+from xla_core.execution.pending_graph import graph_of as graph_of
+from xla_core.execution.pending_graph import is_pending as is_pending

@@ -76,6 +76,18 @@ def record(trace: Trace, name: str, tensors: Any, *arguments: Any) -> list[torch
     return results
 
 
+def order_of(trace: Trace) -> torch.Tensor | None:
+    """What stands for the collective recorded last in the calling thread's step; None: there is none."""
+    with trace.lock:
+        return _orders.get(trace, {}).get(trace.epoch)
+
+
+def check_group_size(name: str, value: Any, shard_count: int, groups: Groups) -> None:
+    """Raises ValueError where ``shard_count`` is not the size of a group, as ``reduce_scatter`` does."""
+    trace = _trace(name, _listed(value))
+    _check_shards(name, "shard_count", shard_count, flat_groups(groups, world_of(trace))[1])
+
+
 def world_of(trace: Trace) -> int:
     """The number of replicas a collective on this device talks to.
 

@@ -31,6 +31,25 @@ def watch() -> None:
     _former.append(signal.signal(signal.SIGTERM, _note))
 
 
+def unwatch() -> None:
+    """Let SIGTERM do what it did before ``watch``; what was asked so far is forgotten.
+
+    Raises RuntimeError outside the main thread.
+    """
+    if not _former:
+        return
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError(MSG_THREAD)
+    former = _former.pop()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL if former is None else former)
+    _asked.clear()
+
+
+def is_watching() -> bool:
+    """Whether SIGTERM is noted."""
+    return bool(_former)
+
+
 def _note(number: int, frame: FrameType | None) -> None:
     _asked.set()
     if callable(_former[0]):

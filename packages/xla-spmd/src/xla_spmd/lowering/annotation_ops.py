@@ -38,11 +38,15 @@ _library: Final = torch.library.Library("xla_spmd", "DEF")
 _library.define("annotate(Tensor self, str sharding) -> Tensor")
 _library.define("to_shard(Tensor self, str sharding) -> Tensor")
 _library.define("to_whole(Tensor self, str sharding, SymInt[] shape) -> Tensor")
+_library.define(
+    "reduce_parts(Tensor self, str kind, int[] groups, int size, int? dim=None) -> Tensor"
+)
 _library.define("shard_as(Tensor a, Tensor b) -> (Tensor, Tensor)")
 
 ANNOTATE: Final = torch.ops.xla_spmd.annotate.default
 TO_SHARD: Final = torch.ops.xla_spmd.to_shard.default
 TO_WHOLE: Final = torch.ops.xla_spmd.to_whole.default
+REDUCE_PARTS: Final = torch.ops.xla_spmd.reduce_parts.default
 SHARD_AS: Final = torch.ops.xla_spmd.shard_as.default
 
 
@@ -62,10 +66,20 @@ def _shard_as_meta(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torc
     return torch.empty_like(a), torch.empty_like(b)
 
 
+def _reduce_parts_meta(
+    self: torch.Tensor, kind: str, groups: list[int], size: int, dim: int | None = None
+) -> torch.Tensor:
+    shape = list(self.shape)
+    if dim is not None:
+        shape[dim] //= size
+    return self.new_empty(shape)
+
+
 for _name, _meta in (
     ("annotate", _annotate_meta),
     ("to_shard", _to_shard_meta),
     ("to_whole", _to_whole_meta),
+    ("reduce_parts", _reduce_parts_meta),
     ("shard_as", _shard_as_meta),
 ):
     torch.library.register_fake(f"xla_spmd::{_name}", _meta, lib=_library)
@@ -103,6 +117,17 @@ def _to_whole(value: Any, sharding: str, shape: list[int]) -> Any:
     return sharding_primitives.from_manual(value, sharding, tuple(shape))
 
 
+def _reduce_parts(
+    value: Any, kind: str, groups: list[int], size: int, dim: int | None = None
+) -> Any:
+    form = _form.get() or _Form(None)
+    members = tuple(tuple(groups[i : i + size]) for i in range(0, len(groups), size))
+    channel = next(form.groups) + 1
+    if dim is None:
+        return sharding_primitives.reduce_parts(value, kind, members, channel)
+    return sharding_primitives.scatter_parts(value, kind, members, dim, channel)
+
+
 def _dynamo(value: Any, *description: Any) -> Any:
     return _annotate(value, dynamo.sharding_text(value.shape, *description))
 
@@ -124,4 +149,5 @@ def register(registry: Any) -> None:
     # parts are looked for from where they begin to where they end, and groups have one number
     registry.rule(TO_SHARD, whole_step=True)(_to_shard)
     registry.rule(TO_WHOLE, whole_step=True)(_to_whole)
+    registry.rule(REDUCE_PARTS, whole_step=True)(_reduce_parts)
     registry.rule(SHARD_AS, whole_step=True)(_shard_as)

@@ -1,22 +1,96 @@
-"""The functions of torch_xla's C++ module that tell of shardings."""
+"""The functions of torch_xla's C++ module ``_XLAC`` about shardings, on plain tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from types import EllipsisType
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from xla_core.execution import runtime
+from xla_core.execution.pending_graph import graph_of
+from xla_core.lowering.replay import needed_entries
+from xla_core.recording.xla_tensor import XLATensor
+from xla_spmd.lowering.annotation_ops import TO_SHARD
+from xla_spmd.lowering.manual_collectives import all_reduce as _xla_spmd_all_reduce
+from xla_spmd.lowering.manual_collectives import reduce_scatter as _xla_spmd_reduce_scatter
+from xla_spmd.sharding.annotation import Annotation
+from xla_spmd.sharding.hlo_sharding import MANUAL, Sharding, ShardingType
+from xla_spmd.sharding.mesh import Mesh
+from xla_spmd.sharding.mode import MSG_AUTO
+from xla_spmd.sharding.op_sharding import OpSharding, annotation_by, from_lists
+from xla_spmd.tensors import marking
+from xla_spmd.tensors.assembling import assembled
+from xla_spmd.tensors.input_sharding import ShardingSpec
+from xla_spmd.tensors.manual_sharding import to_part, to_whole
 from xla_spmd.tensors.marking import clear_sharding
 from xla_spmd.tensors.sharded_tensor import (
+    XLAShard,
     listed,
+    load_local_shards_,
     local_shards,
     shard_indices,
+    sharding_of,
     sharding_text,
     sharding_type,
     unwrap_sharded_tensor,
 )
+
+MSG_NOT_MANUAL: Final = "_mark_manual_sharding takes a sharding of type MANUAL, got {text}"
+MSG_ANNOTATED: Final = "Existing annotation must be cleared first: {text}"
+MSG_DATA: Final = (
+    "Marking any data tensors as manual is not supported, nor results of them: it has to be a pending result of "
+    "parts, which xs.enable_manual_sharding(t, partition_spec) gives"
+)
+MSG_NO_SHARDING: Final = (
+    "_spmd_full_to_shard_shape takes a tensor that is split, as xs.mark_sharding does, and not by hand "
+    "already; its sharding is {text!r}"
+)
+MSG_WHOLE: Final = (
+    "_spmd_shard_to_full_shape takes parts of shape {wanted} and dtype {dtype} for a tensor of shape "
+    "{shape} split as {text}, got {got} and {got_dtype}"
+)
+MSG_SHARD_DEVICES: Final = "_load_local_shards: shards for {got}, this process has {wanted}"
+
+
+class XlaShardingSpec:
+    """How a CPU tensor is split when it goes to the devices; made of ``OpSharding``'s lists.
+
+    With ``minibatch`` each process brings rows of its own: dimension 0 of the global tensor is that of all
+    processes' together.
+    """
+
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        tile_assignment: Sequence[Any],
+        group_assignment: Sequence[Any],
+        replication_groups: Sequence[Sequence[int]],
+        sharding_type: int,
+        minibatch: bool = False,
+    ) -> None:
+        self.sharding = from_lists(
+            tile_assignment, group_assignment, replication_groups, sharding_type
+        )
+        self.minibatch = minibatch
+        self.global_shape = tuple(tensor.shape)
+        if minibatch:
+            client = runtime.client()
+            processes = len({d.process_index for d in client.devices()})
+            self.global_shape = (tensor.shape[0] * processes, *tensor.shape[1:])
+
+    def send(self, tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+        """A CPU tensor as one on ``device``, split so."""
+        annotation = annotation_by(self.sharding, self.global_shape)
+        if self.minibatch:
+            return ShardingSpec(annotation.mesh, annotation.spec, True).send(tensor, device)
+        sent = tensor.to(device)
+        marking.lay_as(sent, annotation)
+        return sent
+
+
+# -- what is told ----------------------------------------------------------------------------------
 
 
 def _get_xla_sharding_spec(tensor: torch.Tensor) -> str:
@@ -35,9 +109,9 @@ def _get_xla_sharding_type(tensor: torch.Tensor) -> int | None:
     return None if found is None else int(found)
 
 
-def _xla_clear_sharding(tensor: torch.Tensor) -> None:
-    """``clear_sharding``."""
-    clear_sharding(tensor)
+def _get_xla_op_sharding(tensor: torch.Tensor) -> Sharding | None:
+    """The tensor's sharding, or None where it has none."""
+    return sharding_of(unwrap_sharded_tensor(tensor))
 
 
 def _get_local_shards(tensors: Sequence[torch.Tensor]) -> list[list[tuple[torch.Tensor, str]]]:
@@ -52,3 +126,142 @@ def _get_local_shard_replica_and_indices(
     """Per tensor and part, the copy's number and where the part belongs."""
     found = [shard_indices(unwrap_sharded_tensor(t)) for t in tensors]
     return [[(copy, listed(indices)) for _, indices, copy in parts] for parts in found]
+
+
+def _xla_get_auto_sharding() -> bool:
+    """False: shardings are the user's, and what the compiler propagates from them."""
+    return False
+
+
+def _xla_set_auto_sharding() -> None:
+    """Not here: raises RuntimeError that says what to do instead."""
+    raise RuntimeError(MSG_AUTO.format(device=runtime.device_type()))
+
+
+# -- what is marked --------------------------------------------------------------------------------
+
+
+def _xla_mark_sharding(tensor: torch.Tensor, sharding: Sharding) -> None:
+    """Split a tensor over the devices as ``sharding`` says, in place; see ``xs.mark_sharding``."""
+    plain = marking.checked(unwrap_sharded_tensor(tensor))
+    marking.lay_as(plain, annotation_by(sharding, tuple(plain.shape)))
+
+
+def _xla_annotate_custom_sharding(tensor: torch.Tensor, sharding: Sharding) -> None:
+    """Split a tensor's current value in the program that uses it next; what is written later is free."""
+    plain = marking.checked(unwrap_sharded_tensor(tensor))
+    marking.lay_value(plain, annotation_by(sharding, tuple(plain.shape)).sharding)
+
+
+def _xla_clear_sharding(tensor: torch.Tensor) -> None:
+    """``clear_sharding``."""
+    clear_sharding(tensor)
+
+
+def _mark_manual_sharding(tensor: torch.Tensor, sharding: Sharding) -> None:
+    """Say that a pending result, computed from parts of a tensor, is a part itself.
+
+    Raises RuntimeError for another sharding than MANUAL, and a tensor that has a value, is annotated, or is
+    not computed from parts (XLA's partitioner would end the process).
+    """
+    plain = marking.checked(unwrap_sharded_tensor(tensor))
+    if sharding.type is not ShardingType.MANUAL:
+        raise RuntimeError(MSG_NOT_MANUAL.format(text=sharding.text))
+    storage = plain._s
+    if not storage.trace.is_pending(storage) or not _is_of_parts(plain):
+        raise RuntimeError(MSG_DATA)
+    found = sharding_of(plain)
+    if found is not None:
+        raise RuntimeError(MSG_ANNOTATED.format(text=found.text))
+    _set_manual(plain)
+
+
+def _is_of_parts(tensor: XLATensor) -> bool:
+    with graph_of([tensor]) as (_, entries, outputs):
+        needed = needed_entries(entries, outputs)
+        return any(e.plan is not None and e.plan.overload is TO_SHARD for e in needed)
+
+
+def _set_manual(tensor: XLATensor) -> None:
+    count = len(runtime.client().devices())
+    mesh = Mesh(list(range(count)), (count,))
+    tensor._s.annotation = Annotation(MANUAL, MANUAL.text, mesh, (None,) * tensor.dim())
+
+
+def _spmd_full_to_shard_shape(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a split tensor that each device holds; operators on it run on every device by itself.
+
+    Raises RuntimeError for a tensor that is not split, or by hand already.
+    """
+    plain = marking.checked(unwrap_sharded_tensor(tensor))
+    found = sharding_of(plain)
+    if found is None or found.type is ShardingType.MANUAL:
+        raise RuntimeError(MSG_NO_SHARDING.format(text=sharding_text(plain)))
+    part = to_part(plain, found.text)
+    assert isinstance(part, XLATensor)
+    _set_manual(part)
+    return part
+
+
+def _spmd_shard_to_full_shape(
+    tensor: torch.Tensor, sharding: Sharding, output_shape: Sequence[int], output_dtype: torch.dtype
+) -> torch.Tensor:
+    """The whole tensor of ``output_shape`` whose parts ``tensor`` is, split as ``sharding`` says.
+
+    Raises RuntimeError for parts of another shape or dtype.
+    """
+    plain = marking.checked(unwrap_sharded_tensor(tensor))
+    shape = tuple(output_shape)
+    annotation = annotation_by(sharding, shape)
+    wanted = sharding.shard_shape(shape)
+    if tuple(plain.shape) != wanted or plain.dtype != output_dtype:
+        text = MSG_WHOLE.format(
+            wanted=wanted, dtype=output_dtype, shape=shape, text=sharding.text,
+            got=tuple(plain.shape), got_dtype=plain.dtype,
+        )  # fmt: skip
+        raise RuntimeError(text)
+    whole = to_whole(plain, sharding.text, shape)
+    assert isinstance(whole, XLATensor)
+    whole._s.annotation = annotation
+    return whole
+
+
+# -- parts from the CPU ----------------------------------------------------------------------------
+
+
+def _global_tensor_from_cpu_shards(
+    shards: Sequence[torch.Tensor],
+    sharding: Sharding,
+    global_shape: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """A tensor made of the parts of this process's devices, in their order, split as ``sharding`` says.
+
+    ``global_shape`` is needed where the tensor does not divide evenly. Raises what ``assembled`` raises.
+    """
+    return assembled(shards, sharding, global_shape)
+
+
+def _load_local_shards(
+    tensor: torch.Tensor, shards: Sequence[torch.Tensor], devices: Sequence[str]
+) -> None:
+    """Replace the value of a split tensor by parts for the devices with these names (``CPU:3``).
+
+    Raises ValueError for other devices than this process's, or parts that do not fit.
+    """
+    plain = marking.checked(unwrap_sharded_tensor(tensor))
+    wanted = [shard.shard_device for shard in local_shards(plain)]
+    given = dict(zip(devices, shards, strict=True))
+    if sorted(given) != sorted(wanted):
+        raise ValueError(MSG_SHARD_DEVICES.format(got=sorted(given), wanted=sorted(wanted)))
+    load_local_shards_(plain, [XLAShard(given[name], ..., name, 0) for name in wanted])
+
+
+__all__ = [
+    "OpSharding", "XlaShardingSpec", "_get_local_shard_replica_and_indices", "_get_local_shards",
+    "_get_xla_op_sharding", "_get_xla_sharding_spec", "_get_xla_sharding_specs",
+    "_get_xla_sharding_type", "_global_tensor_from_cpu_shards", "_load_local_shards",
+    "_mark_manual_sharding", "_spmd_full_to_shard_shape", "_spmd_shard_to_full_shape",
+    "_xla_annotate_custom_sharding", "_xla_clear_sharding", "_xla_get_auto_sharding",
+    "_xla_mark_sharding", "_xla_set_auto_sharding", "_xla_spmd_all_reduce",
+    "_xla_spmd_reduce_scatter",
+]  # fmt: skip

@@ -100,6 +100,18 @@ def disable_manual_sharding(
     return wrap_as_sharded_tensor(whole, found, partition_spec)
 
 
+def to_part(tensor: torch.Tensor, text: str) -> torch.Tensor:
+    """The part of ``tensor`` that each device holds when it is split as ``text`` (HLO's) says."""
+    part: torch.Tensor = _ToShard.apply(checked(tensor), text)
+    return part
+
+
+def to_whole(tensor: torch.Tensor, text: str, shape: Sequence[int]) -> torch.Tensor:
+    """The tensor of ``shape`` whose parts, split as ``text`` says, each device has in ``tensor``."""
+    whole: torch.Tensor = _ToWhole.apply(checked(tensor), text, tuple(shape))
+    return whole
+
+
 def over_parts(
     function: Callable[..., Sequence[torch.Tensor]],
     tensors: Sequence[torch.Tensor | None],

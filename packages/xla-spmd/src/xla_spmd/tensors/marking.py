@@ -62,12 +62,23 @@ def mark_sharding(
 
 def annotate(tensor: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> Annotation:
     """``mark_sharding`` without the wrapper around its result."""
-    xla = checked(tensor)
-    annotation = checked_annotation(mesh, partition_spec, tuple(tensor.shape))
+    checked(tensor)
     counters.increment("XlaMarkSharding")
-    lay(xla, annotation)
+    return lay_as(tensor, checked_annotation(mesh, partition_spec, tuple(tensor.shape)))
+
+
+def lay_as(tensor: torch.Tensor, annotation: Annotation) -> Annotation:
+    """Let a tensor lie as an annotation says, in place, and its gradient with it. Raises as ``checked``."""
+    lay(checked(tensor), annotation)
     gradient_sharding.watch(tensor)
     return annotation
+
+
+def lay_value(tensor: torch.Tensor, sharding: Sharding) -> None:
+    """Let the current value of a tensor be split in the program that uses it next, and nothing else."""
+    xla = checked(tensor)
+    with xla._s.trace.lock:
+        _lay_pending(xla, sharding)
 
 
 def checked(tensor: torch.Tensor) -> XLATensor:
@@ -130,9 +141,7 @@ def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) 
     as an ``XLAShardedTensor``. Raises what ``mark_sharding`` raises.
     """
     tensor = checked(unwrap_sharded_tensor(t))
-    sharding = checked_sharding(mesh, partition_spec, tuple(tensor.shape))
-    with tensor._s.trace.lock:
-        _lay_pending(tensor, sharding)
+    lay_value(tensor, checked_sharding(mesh, partition_spec, tuple(tensor.shape)))
     return wrap_as_sharded_tensor(tensor, mesh, partition_spec)
 
 

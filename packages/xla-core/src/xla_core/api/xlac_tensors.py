@@ -1,0 +1,171 @@
+"""Names of torch_xla's C++ module ``_XLAC`` that make, move and compute single tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import torch
+from jax import ffi
+
+import xla_core.torch_bridge.marking_ops  # noqa: F401 - PyTorch learns of the operators there
+from xla_core.api.hlo_text_names import shape_text
+from xla_core.dispatch.transfers import across, read
+from xla_core.execution import runtime
+from xla_core.kernels.dot_general import dot_general as _xla_dot_general
+from xla_core.kernels.quantized_values import cast_int4 as _xla_cast_int4
+from xla_core.kernels.quantized_values import dequantize_tensor as _xla_dequantize_tensor
+from xla_core.kernels.quantized_values import quantize_tensor as _xla_quantize_tensor
+from xla_core.operators.tensor_meta import tensor_meta
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_features.dlpack import from_dlpack as _from_dlpack
+from xla_core.torch_features.dlpack import to_dlpack as _to_dlpack
+from xla_core.torch_features.fused_steps import adam_step_ as _xla_adam_optimizer_step_
+from xla_core.torch_features.fused_steps import sgd_step_ as _xla_sgd_optimizer_step_
+from xla_core.torch_features.optimization_barrier import (
+    optimization_barrier_ as _xla_optimization_barrier_,
+)
+from xla_core.torch_features.ready_callbacks import on_ready_callback as _on_ready_callback
+
+MSG_NOT_XLA: Final = "Input tensor is not an XLA tensor: {type}"
+MSG_DEVICES: Final = (
+    "{tensors} tensors, {devices} devices and {specs} shardings; give one of each for every tensor"
+)
+MSG_REPLACE: Final = (
+    "_replace_xla_tensor: a tensor of shape {got} and {got_dtype} cannot take the place of one of {shape} and "
+    "{dtype}"
+)
+MSG_BOUNDARY: Final = (
+    "{text!r} does not describe a boundary: give name, pos, id and is_input as JSON"
+)
+
+
+def _on_xla(tensor: Any) -> XLATensor:
+    if not isinstance(tensor, XLATensor):
+        raise RuntimeError(MSG_NOT_XLA.format(type=torch.Tensor.type(tensor)))
+    return tensor
+
+
+class Sending(Protocol):
+    """How a tensor is split over devices when it goes there: ``XlaShardingSpec``, ``xs.ShardingSpec``."""
+
+    def send(self, tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+        """A CPU tensor as one on ``device``."""
+        ...
+
+
+def _xla_tensors_from_aten(
+    tensors: Sequence[torch.Tensor],
+    devices: Sequence[str],
+    shardings: Sequence[Sending | None] | None = None,
+) -> list[torch.Tensor]:
+    """Copies of CPU tensors on the devices with these names, one each, with their ``requires_grad``.
+
+    ``shardings`` say how they are split, None for one that is not. Raises RuntimeError for another number
+    of devices or shardings.
+    """
+    specs = list(shardings) if shardings else [None] * len(tensors)
+    if not len(tensors) == len(devices) == len(specs):
+        text = MSG_DEVICES.format(tensors=len(tensors), devices=len(devices), specs=len(specs))
+        raise RuntimeError(text)
+    made = []
+    for tensor, name, spec in zip(tensors, devices, specs, strict=True):
+        device, plain = runtime.trace_of(name).device, tensor.detach()
+        sent = plain.to(device) if spec is None else spec.send(plain, device)
+        made.append(sent.requires_grad_(tensor.requires_grad))
+    return made
+
+
+def _xla_get_cpu_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors' values on the CPU; what is pending for them is run."""
+    found = []
+    for tensor in tensors:
+        host = read(tensor.detach()) if isinstance(tensor, XLATensor) else tensor.detach()
+        found.append(host.requires_grad_(tensor.requires_grad))
+    return found
+
+
+def _replace_xla_tensor(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Let ``target`` have the value of ``source``; its views see it, autograd does not. Gives ``target``.
+
+    Raises RuntimeError for another shape or dtype.
+    """
+    old, new = _on_xla(target), _on_xla(source)
+    if old.shape != new.shape or old.dtype != new.dtype:
+        text = MSG_REPLACE.format(
+            got=tuple(new.shape), got_dtype=new.dtype, shape=tuple(old.shape), dtype=old.dtype
+        )
+        raise RuntimeError(text)
+    trace = old._s.trace
+    if new._s.trace is not trace:
+        new = across(new, trace)
+    with trace.lock:
+        trace.write(old, trace.value_of(new))
+    return target
+
+
+def _get_xla_tensor_shape_type(tensor: torch.Tensor) -> str:
+    """XLA's name of a tensor's element type: ``'f16'``."""
+    return shape_text(tensor_meta((), _on_xla(tensor).dtype)).partition("[")[0]
+
+
+def _xla_mark_tensor(tensor: torch.Tensor, info: str) -> torch.Tensor:
+    """The tensor as an operand or result of a composite, to be used instead of it from here on.
+
+    ``info`` is JSON: ``name``, ``id``, ``pos``, ``is_input``, and for a result ``attr``, see
+    ``StableHLOCompositeBuilder``. Raises RuntimeError for a text that lacks one of them.
+    """
+    try:
+        said = json.loads(info)
+        position, is_input = int(said["pos"]), bool(said["is_input"])
+        name, number, attributes = str(said["name"]), str(said["id"]), said.get("attr")
+    except (ValueError, KeyError, TypeError) as error:
+        raise RuntimeError(MSG_BOUNDARY.format(text=info)) from error
+    items = tuple(attributes.items()) if attributes else None
+    marked: torch.Tensor = torch.ops.xla.mark_tensor(
+        tensor, name, position, number, is_input, items
+    )
+    return marked
+
+
+def _xla_dynamic_expand(
+    input: torch.Tensor, size: Sequence[int], src: torch.Tensor, src_dim: int, target_dim: int
+) -> torch.Tensor:
+    """``input.expand(size)`` with dimension ``target_dim`` as long as dimension ``src_dim`` of ``src``."""
+    sizes = list(size)
+    sizes[target_dim] = src.shape[src_dim]
+    return input.expand(sizes)
+
+
+def _xla_dynamic_view(
+    input: torch.Tensor,
+    size: Sequence[int],
+    src: torch.Tensor,
+    src_dim: int,
+    target_dim: int,
+    mul_scaler: float = 1.0,
+) -> torch.Tensor:
+    """``input.view(size)``, dimension ``target_dim`` being ``mul_scaler`` times ``src_dim`` of ``src``."""
+    sizes = list(size)
+    sizes[target_dim] = int(src.shape[src_dim] * mul_scaler)
+    return input.view(sizes)
+
+
+def _xla_register_custom_call_target(name: str, target: Any, platform: str = "CPU") -> None:
+    """Let custom calls ``name`` on ``platform`` (``'CPU'``, ``'CUDA'``) call the function in a capsule.
+
+    It is C's ``void f(void* result, const void** operands)``, XLA's first form of custom calls, and has to
+    live as long as the process. For typed handlers use ``jax.ffi.register_ffi_target``.
+    """
+    ffi.register_ffi_target(name, target, platform.lower(), api_version=0)
+
+
+__all__ = [
+    "_from_dlpack", "_get_xla_tensor_shape_type", "_on_ready_callback", "_replace_xla_tensor",
+    "_to_dlpack", "_xla_adam_optimizer_step_", "_xla_cast_int4", "_xla_dequantize_tensor",
+    "_xla_dot_general", "_xla_dynamic_expand", "_xla_dynamic_view", "_xla_get_cpu_tensors",
+    "_xla_mark_tensor", "_xla_optimization_barrier_", "_xla_quantize_tensor",
+    "_xla_register_custom_call_target", "_xla_sgd_optimizer_step_",
+    "_xla_tensors_from_aten",
+]  # fmt: skip

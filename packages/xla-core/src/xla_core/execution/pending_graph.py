@@ -1,0 +1,58 @@
+"""Looks at what a trace has recorded without changing what the step will be."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import torch
+
+from xla_core.execution import run_step, runtime
+from xla_core.lowering.replay import needed_entries
+from xla_core.recording.storage import chain
+from xla_core.recording.trace import Entry, Trace
+from xla_core.recording.xla_tensor import XLATensor
+
+MSG_NOT_XLA: Final = "expected tensors on an xla device, got one on {device}"
+
+
+@contextlib.contextmanager
+def graph_of(tensors: Sequence[Any]) -> Iterator[tuple[Trace, list[Entry], tuple[int, ...]]]:
+    """Trace, entries and value numbers that make ``tensors`` (none: all that is wanted).
+
+    Raises TypeError for a tensor that is not on an ``xla`` device.
+    """
+    for tensor in tensors:
+        if not isinstance(tensor, XLATensor):
+            raise TypeError(MSG_NOT_XLA.format(device=getattr(tensor, "device", type(tensor))))
+    trace = tensors[0]._s.trace if tensors else runtime.trace_of(None)
+    views = [view for tensor in tensors for view in chain(tensor._v)]
+    pending = tensors[0]._s if tensors else None
+    with trace.lock, trace.turns.showing(pending), trace.looking(views):
+        if tensors:
+            outputs = tuple(trace.value_of(t) for t in tensors)
+        else:
+            outputs = tuple(run_step.wanted(trace)[2])
+        yield trace, trace.cur.path(), outputs
+
+
+def is_pending(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's value is recorded and not computed yet."""
+    assert isinstance(tensor, XLATensor)
+    return tensor._s.trace.is_pending(tensor._s)
+
+
+def read_inputs(
+    trace: Trace, entries: Sequence[Entry], outputs: Sequence[int]
+) -> tuple[list[int], list[Entry]]:
+    """The step's inputs that ``outputs`` need, by slot, and the entries without the others.
+
+    Over several devices these are all: programs there are laid out with every input of the step.
+    """
+    every = len(trace.backend.placement.devices) > 1
+    used = set(outputs)
+    for entry in needed_entries(entries, outputs):
+        used.update(ref.vid for ref in entry.references())
+    kept = [e for e in entries if e.plan is not None or every or e.first in used]
+    return [trace.input_vids[e.first] for e in kept if e.plan is None], kept

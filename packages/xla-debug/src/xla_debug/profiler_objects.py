@@ -1,0 +1,136 @@
+"""``_XLAC.profiler``: the objects that ``torch_xla.debug.profiler`` is made of in torch_xla."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Final
+
+from xla_core.jax_bridge import jax_private
+from xla_debug import profiler
+from xla_debug.stacks import stack_frames
+
+MSG_EXPORT: Final = "the session has ended; one session exports one profile"
+
+
+class ProfilerServer:
+    """A server through which others record this process; it ends with the last reference to it."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._server = jax_private.profiler_server(port)
+
+
+def start_server(port: int) -> ProfilerServer:
+    """Let TensorBoard and ``trace`` record this process through ``port``; keep the result."""
+    return ProfilerServer(port)
+
+
+def trace(
+    service_addr: str,
+    logdir: str,
+    duration_ms: int = 1000,
+    num_tracing_attempts: int = 3,
+    timeout_s: int = 120,
+    interval_s: int = 5,
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Record the process that serves at ``service_addr`` and write below ``logdir``.
+
+    ``options`` may have ``host_tracer_level``, ``device_tracer_level`` and ``delay_ms``, see
+    ``torch_xla.debug.profiler.trace``.
+    """
+    chosen = {
+        name: int(value)
+        for name, value in (options or {}).items()
+        if name in ("host_tracer_level", "device_tracer_level", "delay_ms")
+    }
+    profiler.trace(
+        service_addr,
+        logdir,
+        duration_ms,
+        num_tracing_attempts,
+        timeout_s=timeout_s,
+        interval_s=interval_s,
+        **chosen,
+    )
+
+
+class TraceMe:
+    """A named span in profiles, between ``__enter__`` and ``__exit__``; ``kwargs`` are shown with it."""
+
+    def __init__(self, name: str, **kwargs: Any) -> None:
+        self._span = jax_private.trace_me(name, **kwargs)
+
+    def __enter__(self) -> TraceMe:
+        self._span.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._span.__exit__(kind, error, traceback)
+
+
+class ScopePusher:
+    """A scope that operations recorded carry, as their outermost, from when this is made until it is gone."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._open = True
+        stack_frames.push_scope(name)
+
+    def close(self) -> None:
+        """End the scope."""
+        if self._open:
+            self._open = False
+            stack_frames.pop_scope()
+
+    def __del__(self) -> None:
+        if getattr(self, "_open", False):
+            self.close()
+
+
+@contextlib.contextmanager
+def scope_pusher(name: str) -> Iterator[None]:
+    """Operations recorded in the block carry ``name`` as their outermost scope."""
+    pushed = ScopePusher(name)
+    try:
+        yield
+    finally:
+        pushed.close()
+
+
+class TslProfilerSessionWrapper:
+    """A recording that begins when this is made; ``export(folder, ...)`` or ``stop()`` ends it."""
+
+    def __init__(self) -> None:
+        self._session: Any = jax_private.profiler_session()
+
+    def stop(self) -> bytes:
+        """End the recording; the profile as a serialized XSpace. Raises RuntimeError the second time."""
+        content: bytes = self._ended().stop()
+        return content
+
+    def export(self, tensorboard_dir: str) -> None:
+        """End the recording and write it below ``tensorboard_dir``, as TensorBoard's plugin reads it.
+
+        Raises RuntimeError the second time.
+        """
+        jax_private.profiler_export(self._ended(), tensorboard_dir)
+
+    def _ended(self) -> Any:
+        session, self._session = self._session, None
+        if session is None:
+            raise RuntimeError(MSG_EXPORT)
+        return session
+
+
+__all__ = [
+    "ProfilerServer", "ScopePusher", "TraceMe", "TslProfilerSessionWrapper", "scope_pusher",
+    "start_server", "trace",
+]  # fmt: skip

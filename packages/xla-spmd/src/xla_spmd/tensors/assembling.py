@@ -1,0 +1,70 @@
+"""Tensors over all devices, made of the parts that this process has on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from xla_core.contract.device_protocol import ArraySpec, Placement
+from xla_core.execution.runtime import trace_of
+from xla_core.operators.tensor_meta import tensor_meta
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge import dtypes
+from xla_spmd.lowering.uneven_dims import filled_up
+from xla_spmd.sharding.hlo_sharding import Sharding
+from xla_spmd.sharding.op_sharding import annotation_by
+from xla_spmd.tensors.marking import mesh_backend
+
+MSG_COUNT: Final = (
+    "{got} shards for {wanted} devices: give one for each device of this process, in their order"
+)
+MSG_SHAPE: Final = (
+    "shard {number} has shape {got} and dtype {dtype}; a tensor of shape {shape} split as {text} has shards of "
+    "shape {wanted} (there {own}) and dtype {expected}"
+)
+
+
+def assembled(
+    shards: Sequence[torch.Tensor], sharding: Sharding, shape: Sequence[int] | None = None
+) -> XLATensor:
+    """The tensor of ``shape`` whose parts on this process's devices are ``shards``, in the devices' order.
+
+    Default: the shape that parts of the first one's shape make up. Parts are uploaded as they are; where the
+    tensor does not divide, ``shards`` may have what follows the elements or not. Raises ValueError for
+    another number of shards, or one of another shape or dtype.
+    """
+    trace = trace_of(None)
+    backend = mesh_backend(trace)
+    local = sorted(backend.devices.index(d.id) for d in backend.client.local_devices())
+    if len(shards) != len(local):
+        raise ValueError(MSG_COUNT.format(got=len(shards), wanted=len(local)))
+    first = shards[0]
+    whole = _whole(first.shape, sharding) if shape is None else tuple(shape)
+    annotation = annotation_by(sharding, whole)
+    wanted, indices = sharding.shard_shape(whole), sharding.indices(whole)
+    parts = []
+    for number, (device, shard) in enumerate(zip(local, shards, strict=True)):
+        part = indices.get(device)
+        own = wanted if part is None else tuple(s.stop - s.start for s in part)
+        if tuple(shard.shape) not in (wanted, own) or shard.dtype != first.dtype:
+            text = MSG_SHAPE.format(
+                number=number, got=tuple(shard.shape), dtype=shard.dtype, shape=whole,
+                text=sharding.text, wanted=wanted, own=own, expected=first.dtype,
+            )  # fmt: skip
+            raise ValueError(text)
+        array = filled_up(dtypes.to_numpy(shard), wanted)
+        array = array.astype(backend.numpy_dtype(array.dtype), copy=False)
+        parts.append(backend.client.put(array, Placement((backend.devices[device],))))
+    spec = ArraySpec(whole, array.dtype, annotation.text)
+    buffer = backend.client.assemble(parts, spec, Placement(backend.devices, annotation.text))
+    made = trace.from_buffer(buffer, tensor_meta(whole, first.dtype))
+    made._s.annotation = annotation
+    return made
+
+
+def _whole(part: Sequence[int], sharding: Sharding) -> tuple[int, ...]:
+    if not sharding.tiles:
+        return tuple(part)
+    return tuple(n * parts for n, parts in zip(part, sharding.per_dimension, strict=True))
