@@ -10,7 +10,7 @@ import torch
 from xla_core.recording.xla_tensor import XLATensor, handler_of
 from xla_spmd.lowering.annotation_ops import TO_SHARD, TO_WHOLE
 from xla_spmd.sharding.annotation import Annotation, checked_sharding
-from xla_spmd.sharding.hlo_sharding import MANUAL
+from xla_spmd.sharding.hlo_sharding import MANUAL, REPLICATED
 from xla_spmd.sharding.mesh import Mesh, get_global_mesh
 from xla_spmd.sharding.partition_spec import Spec
 from xla_spmd.tensors.marking import checked
@@ -98,6 +98,17 @@ def disable_manual_sharding(
         raise ValueError(text)
     whole = _ToWhole.apply(tensor, sharding.text, shape)
     return wrap_as_sharded_tensor(whole, found, partition_spec)
+
+
+def _mark_manual_sharding(t: torch.Tensor) -> XLAShardedTensor:
+    """``t`` as a part that each device holds for itself: nothing splits what is computed from it.
+
+    For a tensor whose value is already what every device should see; ``enable_manual_sharding`` cuts a
+    whole one into parts. Raises ValueError without a global mesh and for a tensor that is split.
+    """
+    found = _mesh(None, "_mark_manual_sharding")
+    tensor = checked(unwrap_sharded_tensor(t))
+    return _manual(_ToShard.apply(tensor, REPLICATED.text), found)
 
 
 def over_parts(
