@@ -7,6 +7,7 @@ import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict as torchs_flatten
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
+
 from torch_xla.experimental.distributed_checkpoint import _helpers, planners
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import types
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
+
 import torch_xla
 from torch_xla._internal import c10d_registration
 from torch_xla._internal import utils as internal_utils
@@ -47,8 +48,8 @@ def test_a_folder_has_its_name():
     folder = xu.TmpFolder()
     with folder as path:
         assert path == folder.name
-        assert os.path.isdir(path)
-    assert not os.path.exists(path)
+        assert Path(path).is_dir()
+    assert not Path(path).exists()
 
 
 def test_former_names_work_and_warn():

@@ -24,3 +24,10 @@ broadcast_xla: Final = _without(
     "torch.distributed.broadcast(tensor, src) in a process group of backend 'xla', or "
     "xm.collective_broadcast([tensor], root_ordinal)",
 )
+_LOCATIONS: Final = (
+    "StableHLOExportOptions(export_node_metadata=True): operations then have their module, source line and "
+    "FX node as location"
+)
+write_mlir_debuginfo: Final = _without(
+    "torch_xla.experimental.xla_mlir_debuginfo.write_mlir_debuginfo", _LOCATIONS
+)
