@@ -72,6 +72,9 @@ def test_attention_of_jax_arrays():
     ):
         found = kernel(*arrays, sm_scale=0.5)
         np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
+    given = (t.to("xla") for t in (q, pages, *rows))
+    found = custom_kernel.ragged_paged_attention_xla(*given, 0.5)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
     of_pages = pages[None, :, :, 0], pages[None, :, :, 1]
     given = (q[None] * 0.5, *of_pages, rows[0], rows[1], torch.tensor([3]))
     found = multi_queries_paged_attention_kernel.paged_attention(

@@ -26,6 +26,7 @@ from xla_core.kernels.kernel_names import (
 from xla_core.kernels.kernel_names import (
     ragged_paged_attention_non_xla as ragged_paged_attention_non_xla,
 )
+from xla_core.kernels.kernel_names import ragged_paged_attention_xla as ragged_paged_attention_xla
 from xla_core.kernels.kernel_names import (
     repeat_with_fixed_output_size as repeat_with_fixed_output_size,
 )
@@ -50,6 +51,5 @@ gmm_xla = gmm
 multi_queries_paged_attention_xla = multi_queries_paged_attention
 paged_attention_xla = paged_attention
 quantized_matmul_int8_xla = quantized_matmul_int8
-ragged_paged_attention_xla = ragged_paged_attention
 
 __getattr__, __dir__ = lazy_names(__name__, {"Mesh": "xla_spmd.sharding.mesh"})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from torch_xla._packages import lazy_names
-from xla_core.computations.partitioned import dynamic_slice as dynamic_slice
-from xla_core.computations.partitioned import dynamic_update_slice as dynamic_update_slice
+from xla_core.builder.items import dynamic_slice as dynamic_slice
+from xla_core.builder.items import dynamic_update_slice as dynamic_update_slice
 from xla_core.computations.partitioned import pytreeify as pytreeify
 from xla_core.computations.partitioned import split as split
 from xla_core.computations.partitioned import tree_flatten_none as tree_flatten_none

@@ -186,6 +186,7 @@ def timed(
 
 def null_print(*args: Any, **kwargs: Any) -> None:
     """Print nothing: a ``printfn`` for silence."""
+    del args, kwargs
 
 
 def get_print_fn(debug: bool | None = None) -> Callable[..., None]:

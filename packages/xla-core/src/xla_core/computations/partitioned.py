@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import torch
 from functorch.compile import default_partition
-from torch.utils import _pytree as pytree
+from torch.utils import _pytree
 
-from xla_core.builder.xla_builder import Op
 from xla_core.computations.rematerialization import PartitionFn
 
 MSG_PARTS: Final = "parts of the lengths {lengths} do not make up a sequence of {whole} items"
@@ -44,18 +43,18 @@ def value_and_grad_partitioned(
     def backward(carry_gradient: Any, rest: tuple[Any, Any]) -> tuple[Any, Any]:
         y_gradient, activations = rest
         with torch.enable_grad():
-            given = pytree.tree_map(_fresh, activations)
+            given = _pytree.tree_map(_fresh, activations)
             results = fn(*given)
         pairs = [
             (result, gradient)
             for result, gradient in zip(
-                pytree.tree_leaves(results),
-                pytree.tree_leaves((carry_gradient, y_gradient)),
+                _pytree.tree_leaves(results),
+                _pytree.tree_leaves((carry_gradient, y_gradient)),
                 strict=True,
             )
             if gradient is not None and isinstance(result, torch.Tensor) and result.requires_grad
         ]
-        leaves, spec = pytree.tree_flatten(given)
+        leaves, spec = _pytree.tree_flatten(given)
         wanted = [leaf for leaf in leaves if _differentiable(leaf)]
         found = iter(
             torch.autograd.grad(
@@ -63,7 +62,7 @@ def value_and_grad_partitioned(
             )
         )
         gradients = [next(found) if _differentiable(leaf) else None for leaf in leaves]
-        carry, x = pytree.tree_unflatten(gradients, spec)
+        carry, x = _pytree.tree_unflatten(gradients, spec)
         return carry, x
 
     return forward, alias_input, backward
@@ -80,14 +79,14 @@ def _fresh(leaf: Any) -> Any:
     return leaf.detach().requires_grad_(leaf.is_floating_point() or leaf.is_complex())
 
 
-def tree_flatten_none(tree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+def tree_flatten_none(pytree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
     """The leaves of a tree that are not None, and what makes a tree of such leaves again."""
-    leaves, spec = pytree.tree_flatten(tree)
+    leaves, spec = _pytree.tree_flatten(pytree)
     there = [leaf is not None for leaf in leaves]
 
     def unflatten(flat: Sequence[Any]) -> Any:
         remaining = iter(flat)
-        return pytree.tree_unflatten([next(remaining) if t else None for t in there], spec)
+        return _pytree.tree_unflatten([next(remaining) if t else None for t in there], spec)
 
     return [leaf for leaf in leaves if leaf is not None], unflatten
 
@@ -103,23 +102,6 @@ def split(seq: Sequence[Any], *part_lengths: int) -> tuple[Sequence[Any], ...]:
     return tuple(parts)
 
 
-def dynamic_slice(xs: Op, idx: Op) -> Op:
-    """HLO's item number ``idx`` of ``xs`` along its first dimension, which is gone."""
-    sizes = list(xs.shape().sizes)
-    found = xs.dynamic_slice(_starts(idx, len(sizes)), [1, *sizes[1:]])
-    return found.reshape(sizes[1:])
-
-
-def dynamic_update_slice(ys: Op, y: Op, idx: Op) -> Op:
-    """HLO's ``ys`` with ``y`` as item number ``idx`` along its first dimension."""
-    sizes = list(ys.shape().sizes)
-    return ys.dynamic_update_slice(y.reshape([1, *sizes[1:]]), _starts(idx, len(sizes)))
-
-
-def _starts(index: Op, rank: int) -> list[Op]:
-    return [index, *[index.zeros_like()] * (rank - 1)]
-
-
 def pytreeify(cls: Any) -> Any:
     """An autograd function like ``cls`` whose arguments and results are trees of tensors.
 
@@ -130,8 +112,8 @@ def pytreeify(cls: Any) -> Any:
     class OfTrees(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, specs: list[Any], spec: Any, *leaves: Any) -> Any:
-            results = cls.forward(ctx, *pytree.tree_unflatten(leaves, spec))
-            flat, found = pytree.tree_flatten(results)
+            results = cls.forward(ctx, *_pytree.tree_unflatten(leaves, spec))
+            flat, found = _pytree.tree_flatten(results)
             specs.append(found)
             ctx.trees = (spec, found)
             return tuple(flat)
@@ -139,7 +121,7 @@ def pytreeify(cls: Any) -> Any:
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
             spec, results = ctx.trees
-            trees = pytree.tree_unflatten(gradients, results)
+            trees = _pytree.tree_unflatten(gradients, results)
             found = cls.backward(ctx, *(trees if isinstance(trees, tuple) else (trees,)))
             return None, None, *_flat_gradients(cls.__name__, found, spec)
 
@@ -147,10 +129,10 @@ def pytreeify(cls: Any) -> Any:
         @classmethod
         def apply(cls, *trees: Any) -> Any:
             """The function's results, with a history."""
-            leaves, spec = pytree.tree_flatten(trees)
+            leaves, spec = _pytree.tree_flatten(trees)
             specs: list[Any] = []
             flat = OfTrees.apply(specs, spec, *leaves)
-            return pytree.tree_unflatten(list(flat), specs[0])
+            return _pytree.tree_unflatten(list(flat), specs[0])
 
     Trees.__name__ = Trees.__qualname__ = cls.__name__
     Trees.__doc__ = cls.__doc__
@@ -165,5 +147,5 @@ def _flat_gradients(name: str, found: Any, spec: Any) -> list[Any]:
         raise ValueError(MSG_GRADIENTS.format(name=name, got=len(given), wanted=len(children)))
     flat: list[Any] = []
     for gradient, child in zip(given, children, strict=True):
-        flat += [None] * child.num_leaves if gradient is None else pytree.tree_leaves(gradient)
+        flat += [None] * child.num_leaves if gradient is None else _pytree.tree_leaves(gradient)
     return flat

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from xla_core.kernels.kernel_operator import MASK_VALUE
 from xla_core.kernels.paged_attention import lower_multi_queries, lower_ragged
 from xla_core.kernels.quantized import lower as lower_quantized
 
@@ -28,10 +29,10 @@ def paged_attention(
     page_indices: Array,
     effective_q_lens: Array,
     *,
-    mask_value: float | None = None,
+    mask_value: float | None = MASK_VALUE,
     attn_logits_soft_cap: float | None = None,
     num_kv_pages_per_compute_block: int = 1,
-    num_queries_per_compute_block: int = 1,
+    num_queries_per_compute_block: int = 4,
     **_blocks: Any,
 ) -> Array:
     """``multi_queries_paged_attention`` of jax arrays; block sizes and ``mask_value`` change nothing."""
@@ -53,7 +54,7 @@ def ragged_paged_attention(
     sm_scale: float = 1.0,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
-    mask_value: float | None = None,
+    mask_value: float | None = MASK_VALUE,
     k_scale: float | None = None,
     v_scale: float | None = None,
     **_blocks: Any,
@@ -63,6 +64,21 @@ def ragged_paged_attention(
         q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs,
         sm_scale, sliding_window, soft_cap, mask_value, k_scale, v_scale, False,
     )  # fmt: skip
+
+
+def ref_ragged_paged_attention(
+    queries: Array,
+    kv_pages: Array,
+    kv_lens: Array,
+    page_indices: Array,
+    cu_q_lens: Array,
+    num_seqs: Array,
+    **options: Any,
+) -> Array:
+    """``ragged_paged_attention``, whose first operand is called ``queries`` here."""
+    return ragged_paged_attention(
+        queries, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs, **options
+    )
 
 
 def quantized_matmul_int8(

@@ -7,6 +7,8 @@ from typing import Any, Final, NoReturn
 
 import torch
 
+from xla_core.kernels.paged_attention import ragged_paged_attention
+
 MSG_ELSEWHERE: Final = (
     "{name}: there is no such kernel for tensors on {device}; move them: .to('xla'). Tensors on 'meta' give the "
     "result's shape"
@@ -62,6 +64,34 @@ def non_xla_ragged_paged_attention(
 ) -> torch.Tensor:
     """As ``non_xla_attetion`` where keys and values are one tensor."""
     return non_xla_attetion(q, kv, kv, attention_type)
+
+
+def ragged_paged_attention_xla(
+    q: torch.Tensor,
+    kv_pages: torch.Tensor,
+    kv_lens: torch.Tensor,
+    page_indices: torch.Tensor,
+    cu_q_lens: torch.Tensor,
+    num_seqs: torch.Tensor,
+    sm_scale: float = 1.0,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    mask_value: float | None = None,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
+    use_kernel: bool = True,
+    num_kv_pages_per_block: int | None = None,
+    num_queries_per_block: int | None = None,
+    vmem_limit_bytes: int | None = None,
+) -> torch.Tensor:
+    """``ragged_paged_attention`` whose options may come by position."""
+    return ragged_paged_attention(
+        q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs,
+        sm_scale=sm_scale, sliding_window=sliding_window, soft_cap=soft_cap, mask_value=mask_value,
+        k_scale=k_scale, v_scale=v_scale, use_kernel=use_kernel,
+        num_kv_pages_per_block=num_kv_pages_per_block,
+        num_queries_per_block=num_queries_per_block, vmem_limit_bytes=vmem_limit_bytes,
+    )  # fmt: skip
 
 
 def _attention(name: str) -> Callable[..., torch.Tensor]:

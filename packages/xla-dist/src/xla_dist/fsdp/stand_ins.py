@@ -35,20 +35,6 @@ def dummy_all_reduce(
     return inputs
 
 
-class DummyReduceScatter:
-    """In place of ``BucketizedReduceScatter``: the callback gets the first part of this replica's value."""
-
-    def __init__(self, shard_count: int) -> None:
-        self.shard_count = shard_count
-
-    def __call__(self, input: torch.Tensor, callback: Callable[[torch.Tensor], Any]) -> None:
-        """Hand the first part of ``input`` to ``callback`` at once."""
-        callback(input[: input.size(0) // self.shard_count])
-
-    def flush(self) -> None:
-        """Nothing waits: every call was answered at once."""
-
-
 class BucketizedReduceScatter:
     """Sums tensors over the replicas and hands each replica its part, many tensors per collective.
 
@@ -87,6 +73,18 @@ class BucketizedReduceScatter:
         )
         for part, (_, callback) in zip(parts, waiting, strict=True):
             callback(part)
+
+
+class DummyReduceScatter(BucketizedReduceScatter):
+    """In its place: the callback gets the first part of this replica's value at once, and nothing waits."""
+
+    def __init__(self, shard_count: int) -> None:
+        super().__init__(0, shard_count, None, pin_layout=False)
+        self.shard_count = shard_count
+
+    def __call__(self, input: torch.Tensor, callback: Callable[[torch.Tensor], Any]) -> None:
+        """Hand the first part of ``input`` to ``callback``."""
+        callback(input[: input.size(0) // self.shard_count])
 
 
 def _is_tensor(value: Any) -> bool:

@@ -105,6 +105,7 @@ def _after(
     return function(module, outputs, mesh)
 
 
-def auto_policy(*_arguments: Any) -> None:
+def auto_policy(mod_name: str, mod: nn.Module, mesh: DeviceMesh) -> None:
     """The ``partition_fn`` that leaves the choice to the compiler. Raises RuntimeError: none offers it."""
+    del mod_name, mod, mesh
     raise RuntimeError(MSG_AUTO.format(device=runtime.device_type()))

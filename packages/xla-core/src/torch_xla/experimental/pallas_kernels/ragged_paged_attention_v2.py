@@ -10,6 +10,7 @@ from xla_core.kernels.array_functions import get_min_page_size as get_min_page_s
 from xla_core.kernels.array_functions import get_tpu_version as get_tpu_version
 from xla_core.kernels.array_functions import next_power_of_2 as next_power_of_2
 from xla_core.kernels.array_functions import ragged_paged_attention as ragged_paged_attention
+from xla_core.kernels.array_functions import (
+    ref_ragged_paged_attention as ref_ragged_paged_attention,
+)
 from xla_core.kernels.kernel_operator import MASK_VALUE as DEFAULT_MASK_VALUE
-
-ref_ragged_paged_attention = ragged_paged_attention
