@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from torch_xla.distributed.fsdp import utils, xla_flatten_params_wrapper
@@ -68,3 +71,11 @@ def test_linear_layers_with_torch_xlas_forward():
     utils.apply_xla_patch_to_nn_linear(model, lambda m, x: calls.append(m) or x @ m.weight.t())
     model(x.to("xla"))
     assert calls == [model[0], model[2]]
+
+
+def test_the_former_name_of_the_place_to_meet():
+    for _ in range(2):
+        importlib.reload(importlib.import_module("torch_xla.experimental.pjrt_backend"))
+    store, rank, world = next(dist.rendezvous("pjrt://"))
+    store.set("key", "value")
+    assert (store.get("key"), rank, world) == (b"value", 0, 1)

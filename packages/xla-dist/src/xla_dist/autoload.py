@@ -16,6 +16,7 @@ import torch.distributed
 logger = logging.getLogger(__name__)
 
 BACKEND: Final = "xla"
+_former: Final[list[bool]] = []
 
 
 def autoload() -> None:
@@ -52,3 +53,10 @@ def pjrt_rendezvous_handler(
     """The handler of ``xla://``: yields a store, this process's rank and the number of processes."""
     del kwargs  # nothing to choose
     yield importlib.import_module("xla_dist.processes.kv_store").join(url, timeout)
+
+
+def register_former_scheme() -> None:
+    """Let ``init_method="pjrt://"``, the former name of ``xla://``, work, too; once."""
+    if not _former:
+        _former.append(True)
+        torch.distributed.register_rendezvous_handler("pjrt", pjrt_rendezvous_handler)
