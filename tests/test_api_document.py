@@ -35,22 +35,31 @@ def test_every_signature_takes_what_torch_xlas_takes(rows):
     assert not [(r.module, r.name, r.differs) for r in rows if r.differs]
 
 
-def test_the_names_of_one_process_are_there(table, rows):
-    missing = {f"{r.module}.{r.name}" for r in rows if r.where == table.NOT_YET}
-    whole = {
-        "torch_xla.core.xla_model", "torch_xla.runtime", "torch_xla.version", "torch_xla.amp",
-        "torch_xla.amp.syncfree", "torch_xla.backends", "torch_xla.utils.serialization",
-        "torch_xla.utils.utils", "torch_xla.utils.checkpoint", "torch_xla.utils.dlpack",
-        "torch_xla.utils.closures", "torch_xla.debug.metrics", "torch_xla.debug.profiler",
-        "torch_xla.experimental", "torch_xla.experimental.plugins", "lazy_tensor_core.core.lazy_model",
-    }  # fmt: skip
-    assert not {name for name in missing if name.rpartition(".")[0] in whole}
-    assert {r.module for r in rows} >= whole
+def test_every_public_name_of_2_9_is_in_the_table_and_most_are_there(table, rows):
+    public = table.module_level(rows)
+    assert len({(r.module, r.name) for r in public}) == len(public) == 728
+    assert sum(r.there for r in public) >= 0.85 * len(public)
+
+
+def test_what_is_not_there_has_its_reason(table, rows):
+    assert not [(r.module, r.name) for r in rows if r.where == table.NOT_YET]
+    found = {(r.module, r.name): r for r in rows}
+    for key, (kind, why) in table.reasons().items():
+        assert found[key].there == (kind == "raises"), key
+        assert why
+
+
+def test_what_raises_says_what_to_use_instead(table, rows):
+    raising = [r for r in rows if r.why and r.there]
+    assert raising
+    for r in raising:
+        with pytest.raises(NotImplementedError, match="use "):
+            table._look_up(r.module, r.name)()
 
 
 def test_a_missing_name_raises_as_the_document_says(table, rows):
     for r in rows:
-        if r.where == table.NOT_YET:
+        if not r.there:
             with pytest.raises((ImportError, AttributeError)):
                 table._look_up(r.module, r.name)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
 import inspect
 import re
@@ -20,20 +21,24 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 NAMES: Final = Path(__file__).with_name("api_names.toml")
 DOCUMENT: Final = ROOT / "docs" / "api.md"
+MORE_NAMES: Final = Path(__file__).with_name("api_more_names.toml")
+REASONS: Final = Path(__file__).with_name("api_left_out.toml")
 NOT_YET: Final = "not yet"
+LEFT_OUT: Final = "left out"
 HEAD: Final = """\
 # The names of torch_xla
 
 Made by `python tools/api_table.py`; `tests/test_api_document.py` holds it to the real modules. The
 names are those of torch_xla 2.9 that its API guide documents or a well-known library calls (**A**),
-that its other documents or one library use (**B**), and some that it removed but that are still
-called (**old**: they work and warn). *Where* is the module that has the code; `xla_dist`,
-`xla_spmd`, `xla_debug` and `xla_pjrt_tpu` are packages of their own, and a name whose package is
-missing says so when it is used. Every signature takes what torch_xla's takes: the same parameters
-in the same order, with defaults that mean the same (an empty list, an empty tuple and None do);
-`*` marks one that takes more besides. What is **not yet** there raises ImportError or AttributeError.
+that its other documents or one library use (**B**), its other public module-level names (**C**), and
+some that it removed but that are still called (**old**: they work and warn). *Where* is the module that
+has the code; `xla_dist`, `xla_spmd`, `xla_debug` and `xla_pjrt_tpu` are packages of their own, and a name
+whose package is missing says so when it is used. Every signature takes what torch_xla's takes: the same
+parameters in the same order, with defaults that mean the same (an empty list, an empty tuple and None do);
+`*` marks one that takes more besides. What **raises** is there to say what to use instead. What is
+**left out** (with the reason) or **not yet** there raises ImportError or AttributeError.
 """
-LEVELS: Final = {"A": "A", "B": "B", "REMOVED": "old"}
+LEVELS: Final = {"A": "A", "B": "B", "C": "C", "REMOVED": "old"}
 EMPTY: Final[tuple[object, ...]] = (None, (), [], {}, b"", "")
 
 
@@ -48,7 +53,10 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A name: what torch_xla has, and what is found here (``where`` is NOT_YET if nothing is)."""
+    """A name: what torch_xla has, and what is found here.
+
+    ``where`` is LEFT_OUT or NOT_YET if nothing is; ``why`` says why it is left out, or raises.
+    """
 
     module: str
     name: str
@@ -56,11 +64,21 @@ class Row:
     where: str
     signature: str
     differs: str
+    why: str = ""
+
+    @property
+    def there(self) -> bool:
+        """Whether the name can be imported."""
+        return self.where not in (NOT_YET, LEFT_OUT)
 
 
 def rows() -> list[Row]:
-    """Every name in the list, looked up."""
-    known = tomllib.loads(NAMES.read_text("utf-8"))
+    """Every name in the lists, looked up; a module's names together."""
+    known: dict[str, dict[str, list[str]]] = {}
+    for path in (NAMES, MORE_NAMES):
+        for module, levels in tomllib.loads(path.read_text("utf-8")).items():
+            if module != "beyond":
+                known.setdefault(module, {}).update(levels)
     return [
         _row(module, text, LEVELS[level])
         for module, levels in known.items()
@@ -69,15 +87,41 @@ def rows() -> list[Row]:
     ]
 
 
+@functools.cache
+def reasons() -> dict[tuple[str, str], tuple[str, str]]:
+    """By module and name: ``left_out`` or ``raises``, and why."""
+    found = tomllib.loads(REASONS.read_text("utf-8"))
+    return {
+        (module, name): (kind, group["why"])
+        for kind, groups in found.items()
+        for group in groups
+        for module, names in group["names"].items()
+        for name in names
+    }
+
+
+def module_level(found: list[Row]) -> list[Row]:
+    """The rows that are public module-level names of torch_xla 2.9's Python modules."""
+    beyond = tomllib.loads(MORE_NAMES.read_text("utf-8"))["beyond"]
+    others = {(module, name) for module, names in beyond.items() for name in names}
+    return [
+        r
+        for r in found
+        if "." not in r.name and not r.name.startswith("_") and not r.module.endswith("._XLAC")
+        if (r.module, r.name) not in others
+    ]
+
+
 def _row(module: str, text: str, level: str) -> Row:
     name, bracket, _ = text.partition("(")
+    kind, why = reasons().get((module, name), ("", ""))
     try:
         found = _look_up(module, name)
     except (ImportError, AttributeError):
-        return Row(module, name, level, NOT_YET, "", "")
+        return Row(module, name, level, LEFT_OUT if kind == "left_out" else NOT_YET, "", "", why)
     where = _home(found, module, name)
     if not bracket or not callable(found):
-        return Row(module, name, level, where, "", "")
+        return Row(module, name, level, where, "", "", why)
     ours = _signature(found)
     method = "." in name and not isinstance(_plain(module, name), (staticmethod, classmethod))
     parameters = list(ours.parameters.values())[1 if method else 0 :]
@@ -86,7 +130,8 @@ def _row(module: str, text: str, level: str) -> Row:
     shown = str(
         ours.replace(parameters=[_bare(p) for p in parameters], return_annotation=ours.empty)
     )
-    return Row(module, name, level, where, shown + (" *" if more and not open_end else ""), differs)
+    shown += " *" if more and not open_end else ""
+    return Row(module, name, level, where, shown, differs, why)
 
 
 def _look_up(module: str, name: str) -> Any:
@@ -212,8 +257,12 @@ def _problem(wanted: Parameter, ours: inspect.Parameter | None, kinds: set[Any])
 
 def render(found: list[Row]) -> str:
     """The document."""
-    there = sum(r.where != NOT_YET for r in found)
-    parts = [HEAD, f"{there} of {len(found)} names are there.\n"]
+    public = module_level(found)
+    counted = (
+        f"{sum(r.there for r in found)} of {len(found)} names are there; of the {len(public)} public "
+        f"module-level names of torch_xla 2.9, {sum(r.there for r in public)}.\n"
+    )
+    parts = [HEAD, counted]
     for module in dict.fromkeys(r.module for r in found):
         parts.append(f"## `{module}`\n")
         parts.append("\n".join(_table([r for r in found if r.module == module])) + "\n")
@@ -224,8 +273,10 @@ def _table(found: list[Row]) -> Iterator[str]:
     yield "| name | | where | signature |"
     yield "|---|---|---|---|"
     for r in found:
-        where = f"**{NOT_YET}**" if r.where == NOT_YET else f"`{r.where}`"
+        where = f"`{r.where}`" if r.there else f"**{r.where}**"
         signature = f"`{r.signature}`".replace("|", "\\|") if r.signature else ""
+        if r.why:
+            signature = f"**raises**: {r.why}" if r.there else r.why
         yield f"| `{r.name}` | {r.level} | {where} | {signature}{f' ({r.differs})' if r.differs else ''} |"
 
 

@@ -157,6 +157,13 @@ def threads(_index):
         lambda _: (str(torch_xla.device()), xr.global_ordinal(), xr.world_size())
     )
     assert facts == {i: (f"xla:{i}", i, world) for i in range(world)}
+    started = []
+    found = pjrt._run_thread_per_device(
+        0, 1, lambda: xr.global_ordinal() * 10, lambda *process: started.append(process)
+    )
+    assert (found, started) == ({i: i * 10 for i in range(world)}, [(0, 1)])
+    found = pjrt._run_singleprocess(lambda x, y: x + y + xr.global_ordinal(), 1, y=2)
+    assert found == {i: 3 + i for i in range(world)}
     gathered = pjrt.spawn_threads(lambda i: xm.rendezvous("threads", bytes([i])))
     assert gathered == {i: [bytes([j]) for j in range(world)] for i in range(world)}
     calls = []

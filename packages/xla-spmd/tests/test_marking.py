@@ -12,6 +12,8 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
+from torch_xla._internal import custom_kernel
+from torch_xla.distributed.spmd import api as spmd_api
 from xla_core.compilation import program_table
 from xla_core.execution import runtime
 from xla_spmd.reports import program_report
@@ -362,3 +364,37 @@ def test_shard_as_needs_pairs(mesh, a, b, problem):
     t = torch.ones(8, 8, device="xla")
     with pytest.raises(ValueError, match=problem):
         xs.shard_as(a(t), b(t))
+
+
+def test_annotations_by_torch_xlas_operator(mesh):
+    values = torch.arange(64.0).reshape(8, 8)
+    names = str(tuple(mesh.axis_names))
+    split = custom_kernel.dynamo_mark_sharding(
+        values.to("xla"), mesh.device_ids.tolist(), list(mesh.mesh_shape), names, "('data', None)"
+    )
+    torch_xla.sync()
+    assert set(held(split).values()) == {256 // mesh.shape()["data"]}
+    torch.testing.assert_close(split.cpu(), values)
+
+
+def test_a_tensor_that_is_each_devices_own(mesh):
+    with pytest.raises(ValueError, match="got no mesh"):
+        xs._mark_manual_sharding(torch.ones(4, device="xla"))
+    xs.set_global_mesh(mesh)
+    try:
+        part = xs._mark_manual_sharding(torch.arange(4.0).to("xla"))
+        assert spec_of(part) == "{manual}"
+        assert part.shape == (4,)
+        whole = xs.disable_manual_sharding(part * 2, (None,), (4,))
+        torch.testing.assert_close(whole.cpu(), torch.arange(4.0) * 2)
+    finally:
+        xs.set_global_mesh(None)
+
+
+def test_a_function_under_spmd_mode():
+    @spmd_api.with_xla
+    def function(a, b=1):
+        return a + b, xr.is_spmd()
+
+    assert function(1, b=3) == (4, True)
+    assert function.__name__ == "function"

@@ -21,6 +21,12 @@ _WRITTEN: Final = {
     dis.opmap[name] for name in ("IMPORT_FROM", "LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap
 }
 
+JAX_HELPERS: Final = dict.fromkeys(
+    ("jax_env_context", "jax_import_guard", "maybe_get_jax", "maybe_get_torchax", "requires_jax"),
+    "xla_core.torch_features.jax_coexistence",
+)
+"""What several of torch_xla's modules have for code that uses jax itself."""
+
 
 class MissingPackageError(ImportError):
     """A package beside xla-core is needed and not installed; the message names it."""

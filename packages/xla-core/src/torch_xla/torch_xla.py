@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from torch_xla._packages import lazy_names
 from xla_core.api import xla_model
 from xla_core.api.compile_decorator import compile as compile
 from xla_core.api.compile_decorator import step as step
@@ -16,6 +17,8 @@ from xla_core.lowering.compile_settings import (
     set_custom_compile_options as set_custom_compile_options,
 )
 from xla_core.recording import random_state
+
+__getattr__, __dir__ = lazy_names(__name__, {"launch": "xla_dist.processes.launching"})
 
 
 def manual_seed(seed: int, device: torch.device | str | None = None) -> None:

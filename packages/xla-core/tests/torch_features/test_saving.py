@@ -281,3 +281,19 @@ def test_saving_counts_no_fallback(tmp_path, fallbacks):
     xm.save(nn.Linear(2, 2).to("xla").state_dict(), tmp_path / "m.pt")
     assert not fallbacks()
     assert counters.all_counters()
+
+
+def test_torch_xlas_former_form_written_by_its_helpers(tmp_path):
+    path = tmp_path / "model.pt"
+    folder = xser._get_tensors_folder(path)
+    data = {"w": [torch.arange(3.0, device="xla"), 7], "b": torch.ones(2, device="xla")}
+    for _ in range(2):  # the second time the folder is there
+        rewritten = xser._rewrite_data(folder, data, True)
+    assert [rewritten["w"][0].tid, rewritten["b"].tid] == [0, 1]
+    assert torch.equal(torch.load(xser._get_tensor_file(folder, 1)), torch.ones(2))
+    torch.save(rewritten, path)
+    loaded = xser.load(path)
+    assert loaded["w"][0].tolist() == [0.0, 1.0, 2.0]
+    assert loaded["w"][1] == 7
+    assert isinstance(xser._rewrite_data(tmp_path / "none", data, False)["b"], TensorReference)
+    assert not (tmp_path / "none").exists()

@@ -16,6 +16,7 @@ import torch.distributed
 logger = logging.getLogger(__name__)
 
 BACKEND: Final = "xla"
+_former: Final[list[bool]] = []
 
 
 def autoload() -> None:
@@ -26,7 +27,7 @@ def autoload() -> None:
         torch.distributed.Backend.register_backend(
             BACKEND, _create, extended_api=True, devices=[BACKEND]
         )
-        torch.distributed.register_rendezvous_handler(BACKEND, _rendezvous)
+        torch.distributed.register_rendezvous_handler(BACKEND, pjrt_rendezvous_handler)
         importlib.import_module(
             "xla_core.torch_bridge.torch_distributed_private"
         ).give_meshes_groups(_is_over_processes)
@@ -46,7 +47,16 @@ def _is_over_processes(size: int) -> bool:
     )
 
 
-def _rendezvous(
-    url: str, timeout: timedelta | None = None, **_options: Any
+def pjrt_rendezvous_handler(
+    url: str, timeout: timedelta | None = None, **kwargs: Any
 ) -> Iterator[tuple[Any, int, int]]:
+    """The handler of ``xla://``: yields a store, this process's rank and the number of processes."""
+    del kwargs  # nothing to choose
     yield importlib.import_module("xla_dist.processes.kv_store").join(url, timeout)
+
+
+def register_former_scheme() -> None:
+    """Let ``init_method="pjrt://"``, the former name of ``xla://``, work, too; once."""
+    if not _former:
+        _former.append(True)
+        torch.distributed.register_rendezvous_handler("pjrt", pjrt_rendezvous_handler)

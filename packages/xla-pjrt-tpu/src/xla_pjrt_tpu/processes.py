@@ -82,7 +82,7 @@ def get_tpu_type() -> str:
 def process_bounds_size(default: int = 1) -> int:
     """Processes in the slice, as ``TPU_PROCESS_BOUNDS`` says; ``default`` without it."""
     text = os.environ.get("TPU_PROCESS_BOUNDS", "").strip()
-    return math.prod(_bounds("TPU_PROCESS_BOUNDS", text)) if text else default
+    return math.prod(bounds("TPU_PROCESS_BOUNDS", text)) if text else default
 
 
 def num_expected_global_devices() -> int:
@@ -100,8 +100,8 @@ def slice_bounds(env: Mapping[str, str]) -> tuple[tuple[int, ...], tuple[int, ..
     hosts, host_chips = env.get(environment.PROCESS_BOUNDS), env.get(environment.CHIPS_PER_PROCESS)
     if hosts and host_chips:
         return (
-            _bounds(environment.PROCESS_BOUNDS, hosts),
-            _bounds(environment.CHIPS_PER_PROCESS, host_chips),
+            bounds(environment.PROCESS_BOUNDS, hosts),
+            bounds(environment.CHIPS_PER_PROCESS, host_chips),
         )
     found, shape = parse_accelerator_type(env[environment.ACCELERATOR_TYPE])
     whole = (*shape, 1, 1)[:3]
@@ -172,7 +172,8 @@ def discover_master_worker_ip(use_localhost: bool = True) -> str:
     return environment.worker_ips()[0]
 
 
-def _bounds(name: str, text: str) -> tuple[int, ...]:
+def bounds(name: str, text: str) -> tuple[int, ...]:
+    """Three numbers from text such as ``2,2,1``. Raises ValueError, naming ``name``, for other text."""
     parts = text.split(",")
     if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
         raise ValueError(MSG_BAD_BOUNDS.format(name=name, text=text))

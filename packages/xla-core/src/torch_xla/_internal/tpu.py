@@ -5,6 +5,10 @@ from __future__ import annotations
 from torch_xla._packages import lazy_names
 
 _NAMES = (
+    "MeshShape",
+    "TpuPlugin",
+    "build_tpu_env_from_vars",
+    "num_tpu_workers",
     "configure_one_chip_topology",
     "configure_topology",
     "discover_master_worker_ip",
@@ -22,4 +26,4 @@ _NAMES = (
     "worker_id",
 )
 
-__getattr__, __dir__ = lazy_names(__name__, dict.fromkeys(_NAMES, "xla_pjrt_tpu.processes"))
+__getattr__, __dir__ = lazy_names(__name__, dict.fromkeys(_NAMES, "xla_pjrt_tpu.torch_xla_names"))

@@ -19,3 +19,8 @@ from xla_core.builder.xla_builder import mkshape as mkshape
 from xla_core.builder.xla_builder import tensor_shape as tensor_shape
 from xla_core.builder.xla_builder import xla_computation_as_func as xla_computation_as_func
 from xla_core.computations.call_jax import call_jax as call_jax
+from xla_core.torch_features.jax_coexistence import jax_env_context as jax_env_context
+from xla_core.torch_features.jax_coexistence import jax_import_guard as jax_import_guard
+from xla_core.torch_features.jax_coexistence import maybe_get_jax as maybe_get_jax
+from xla_core.torch_features.jax_coexistence import maybe_get_torchax as maybe_get_torchax
+from xla_core.torch_features.jax_coexistence import requires_jax as requires_jax

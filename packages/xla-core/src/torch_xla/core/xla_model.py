@@ -14,6 +14,7 @@ from xla_core.api.deprecated import xrt_world_size as xrt_world_size
 from xla_core.api.device_info import device_kind as xla_device_kind
 from xla_core.api.stablehlo_text import stablehlo_bytecode as get_stablehlo_bytecode
 from xla_core.api.stablehlo_text import stablehlo_text as get_stablehlo
+from xla_core.api.xla_model import MemoryInfo as MemoryInfo
 from xla_core.api.xla_model import check_view_sharing as check_view_sharing
 from xla_core.api.xla_model import fork_rng as fork_rng
 from xla_core.api.xla_model import get_rng_state as get_rng_state
@@ -50,6 +51,8 @@ _HOMES = {
     "xla_dist.data_parallel.gradients": (
         "broadcast_master_param reduce_gradients set_replication xla_replication_devices"
     ),
+    "xla_dist.processes.wrappers": "create_optimized_replica_groups",
+    "xla_spmd.tensors.input_sharding": "ShardingSpec",
     "xla_dist.processes.rendezvous": "do_on_ordinals mesh_reduce rendezvous xla_rendezvous",
 }
 __getattr__, __dir__ = lazy_names(
@@ -87,7 +90,7 @@ def get_xla_supported_devices(max_devices: int | None = None) -> list[str]:
     return [str(d) for d in xla_model.devices()][:max_devices]
 
 
-def get_memory_info(device: torch.device | str | None = None) -> dict[str, int | None]:
+def get_memory_info(device: torch.device | str | None = None) -> MemoryInfo:
     """``bytes_used``, ``bytes_limit`` and ``peak_bytes_used`` of a device; also ``kb_free, kb_total``."""
     return xla_model.memory_info(device)
 

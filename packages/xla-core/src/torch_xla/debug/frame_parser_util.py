@@ -7,6 +7,9 @@ from torch_xla._packages import lazy_names
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "create_report": "xla_debug.live.saved_frames",
+        "parse_frame_content": "xla_debug.live.saved_frames",
+        "parse_frames": "xla_debug.live.saved_frames",
         "process_frames": "xla_debug.live.saved_frames",
     },
 )

@@ -16,6 +16,7 @@ __getattr__, __dir__ = lazy_names(
         "Trace": "xla_debug.profiler",
         "StepTrace": "xla_debug.profiler",
         "trace_me": "xla_debug.profiler",
+        "maybe_get_jax": "xla_core.torch_features.jax_coexistence",
         "get_tracer_marked_step": "xla_debug.profiler",
         "set_tracer_marked_step": "xla_debug.profiler",
     },

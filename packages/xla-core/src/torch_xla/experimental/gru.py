@@ -3,3 +3,4 @@
 from __future__ import annotations
 
 from xla_core.computations.gru import GRU as GRU
+from xla_core.computations.scan import scan as scan

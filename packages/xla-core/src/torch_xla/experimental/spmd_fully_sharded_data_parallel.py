@@ -5,5 +5,9 @@ from __future__ import annotations
 from torch_xla._packages import lazy_names
 
 __getattr__, __dir__ = lazy_names(
-    __name__, {"SpmdFullyShardedDataParallel": "xla_spmd.training.fully_sharded"}
+    __name__,
+    {
+        "SpmdFullyShardedDataParallel": "xla_spmd.training.fully_sharded",
+        "recursive_wrap": "xla_dist.fsdp.wrap",
+    },
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, Final
+from types import ModuleType
+from typing import Any, Final, TypeVar, cast
 
 import torch
 
 from xla_core.execution import ordinals
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 MSG_DEPRECATED: Final = "{old} is deprecated; use {new}"
 
@@ -21,6 +25,34 @@ def _alias(old: str, new: str, function: Callable[..., Any]) -> Callable[..., An
     call.__name__ = call.__qualname__ = old.rpartition(".")[2]
     call.__doc__ = f"Deprecated name of ``{new}``."
     return call
+
+
+def mark_deprecated(new: F, extra_msg: str | None = None) -> F:
+    """``new`` so that each line that calls it gets one DeprecationWarning, with ``extra_msg`` behind it."""
+    return _warning(f"{new.__module__}.{new.__name__} is deprecated", new, extra_msg)
+
+
+def deprecated(
+    module: ModuleType, new: F, old_name: str | None = None, extra_msg: str | None = None
+) -> F:
+    """``new`` under the name that it had in ``module`` (``old_name``, default: its own): it warns."""
+    old = f"{module.__name__}.{old_name or new.__name__}"
+    text = MSG_DEPRECATED.format(old=old, new=f"{new.__module__}.{new.__name__}")
+    return _warning(text, new, extra_msg)
+
+
+def register_deprecated(module: ModuleType, new: F) -> None:
+    """Give ``module`` the name of ``new``, which works there and warns."""
+    setattr(module, new.__name__, deprecated(module, new))
+
+
+def _warning(text: str, new: F, extra: str | None) -> F:
+    @functools.wraps(new)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        warnings.warn(f"{text}. {extra}" if extra else text, DeprecationWarning, stacklevel=2)
+        return new(*args, **kwargs)
+
+    return cast("F", call)
 
 
 get_ordinal: Final = _alias(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from xla_core.compilation import program_table
 from xla_core.execution import runtime
 from xla_core.support import caches
+
+MSG_NAME: Final = "{device!r} is not the name of a device, such as 'CPU:0' or 'xla:0'"
 
 
 def device_attributes(device: torch.device | str) -> dict[str, Any]:
@@ -26,6 +28,14 @@ def device_attributes(device: torch.device | str) -> dict[str, Any]:
 
 def _attributes(kind: str, description: Any) -> dict[str, Any]:
     return {"name": f"{kind}:{description.id}", **description.attributes}
+
+
+def parse_device_name(device: str) -> tuple[str, int]:
+    """``("CPU", 0)`` of ``"CPU:0"``. Raises RuntimeError for text that is no such name."""
+    kind, _, number = device.rpartition(":")
+    if not kind or not number.isdecimal():
+        raise RuntimeError(MSG_NAME.format(device=device))
+    return kind, int(number)
 
 
 def device_kind(device: torch.device | str | None = None) -> str:

@@ -100,11 +100,14 @@ class LazyProperty:
 
 
 class TmpFolder(contextlib.AbstractContextManager[str]):
-    """A folder for the time of a ``with`` block, which gets its path."""
+    """A folder for the time of a ``with`` block, which gets its path; ``name`` is the same path."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.name = self._folder.name
 
     def __enter__(self) -> str:
-        self._folder = tempfile.TemporaryDirectory()
-        return self._folder.name
+        return self.name
 
     def __exit__(
         self,
@@ -231,6 +234,50 @@ def timed(
     """``fn()``, with ``msg`` and its seconds printed."""
     with TimedScope(msg, printfn):
         return fn()
+
+
+def null_print(*args: Any, **kwargs: Any) -> None:
+    """Print nothing: a ``printfn`` for silence."""
+    del args, kwargs
+
+
+def get_print_fn(debug: bool | None = None) -> Callable[..., None]:
+    """``eprint`` when ``debug`` (default: the environment's ``DEBUG``) says so, else ``null_print``."""
+    wanted = check_env_flag("DEBUG") if debug is None else debug
+    return eprint if wanted else null_print
+
+
+class Cleaner:
+    """Calls ``func()`` when it is deleted."""
+
+    def __init__(self, func: Callable[[], Any]) -> None:
+        self.func = func
+
+    def __del__(self) -> None:
+        self.func()
+
+
+def shape(inputs: Any) -> list[int]:
+    """The lengths of nested lists or tuples, outermost first, as their first elements have them."""
+    found = []
+    while isinstance(inputs, (list, tuple)):
+        found.append(len(inputs))
+        if not inputs:
+            break
+        inputs = inputs[0]
+    return found
+
+
+def flatten_nested_tuple(inputs: Any) -> tuple[Any, ...]:
+    """The items of tuples and lists inside each other, in order, as one tuple."""
+    if not isinstance(inputs, (list, tuple)):
+        return (inputs,)
+    return tuple(item for part in inputs for item in flatten_nested_tuple(part))
+
+
+def list_copy_append(ilist: Sequence[Any], item: Any) -> list[Any]:
+    """A new list: ``ilist`` and ``item`` behind it."""
+    return [*ilist, item]
 
 
 def get_free_tcp_ports(n: int = 1) -> list[int]:

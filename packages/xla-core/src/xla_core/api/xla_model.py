@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TextIO
+from typing import Any, TextIO, TypedDict
 
 import torch
 
@@ -127,7 +127,17 @@ def get_rng_state(device: torch.device | str | None = None) -> int:
     return random_state.get_state(runtime.trace_of(device).device.index)
 
 
-def memory_info(device: torch.device | str | None = None) -> dict[str, int | None]:
+class MemoryInfo(TypedDict):
+    """What ``memory_info`` gives."""
+
+    bytes_used: int
+    bytes_limit: int | None
+    peak_bytes_used: int
+    kb_total: int | None
+    kb_free: int | None
+
+
+def memory_info(device: torch.device | str | None = None) -> MemoryInfo:
     """``bytes_used``, ``bytes_limit`` and ``peak_bytes_used`` of a device (default: the current one).
 
     Also ``kb_total`` and ``kb_free``, the names of releases before 2.3. The limit is None, and with it

@@ -22,6 +22,7 @@ from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
 from xla_core.compilation.program_table import StepProgram
+from xla_core.dynamo import settings
 from xla_core.dynamo.graph_inputs import GraphInputMatcher
 from xla_core.dynamo.graph_partition import MSG_UNREADABLE, one_part, partition
 from xla_core.execution import eager_mode, operator_counts, run_step, runtime
@@ -36,6 +37,11 @@ from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import counters, flags, indivisible
 from xla_core.torch_bridge.torch_private import make_wrapper, without_dispatch_modes
+
+MSG_PENDING: Final = (
+    "input data to dynamo graph can not be a pending ir, please set "
+    "`torch_xla._dynamo.config.skip_input_data_check` to False"
+)
 
 # References to an argument's buffer when its storage alone keeps it: the storage, the list of
 # arguments, getrefcount's own.
@@ -347,6 +353,8 @@ def _buffers(args: Sequence[Any], trace: Trace) -> None:
             if a._s.epoch != trace.epoch:
                 trace.bring(a._s)
     if pending:
+        if settings.skip_input_data_check:
+            raise RuntimeError(MSG_PENDING)
         counters.increment("DynamoSyncInputExecuteTime")
         trace.flush(trace)
 

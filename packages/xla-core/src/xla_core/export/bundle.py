@@ -201,6 +201,28 @@ def _load_function(path: Path) -> StableHLOFunc:
     return StableHLOFunc(meta, code.read_bytes(), text.read_text() if text.exists() else None)
 
 
+class StableHLOJSONSerializer(json.JSONEncoder):
+    """Writes ``StableHLOFunctionMeta`` and its parts: ``json.dumps(meta, cls=StableHLOJSONSerializer)``."""
+
+    def default(self, o: Any) -> Any:
+        """A dataclass by its fields, a kind of variable by its name."""
+        if dataclasses.is_dataclass(o) and not isinstance(o, type):
+            return {f.name: getattr(o, f.name) for f in dataclasses.fields(o)}
+        return o.value if isinstance(o, VariableType) else super().default(o)
+
+
+def stablehlo_obj_hook(dct: dict[str, Any]) -> Any:
+    """What a dict of the JSON text stands for, as ``json.loads(text, object_hook=stablehlo_obj_hook)`` asks."""
+    if dct.keys() == {"shape", "dtype", "dynamic_dims"}:
+        return VariableSignature(**dct)
+    if dct.keys() == {"type_", "position", "name"}:
+        return _parse_location(dct)
+    if "stablehlo_version" in dct and "input_signature" in dct:
+        unused = [(place, signature) for place, signature in dct["unused_inputs"]]
+        return StableHLOFunctionMeta(**dct | {"unused_inputs": unused})
+    return dct
+
+
 def _parse_meta(found: dict[str, Any]) -> StableHLOFunctionMeta:
     return StableHLOFunctionMeta(
         **found

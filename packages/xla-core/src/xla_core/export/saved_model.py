@@ -38,7 +38,7 @@ _CALL_VERSION: Final = 5
 _NUMBERS: Final[Mapping[str, str]] = {"int": "int32", "float": "float32", "bool": "bool"}
 
 
-def _tensorflow(function: str) -> Any:
+def tensorflow(function: str) -> Any:
     """The module ``tensorflow``. Raises ImportError naming the function that needs it."""
     try:
         return importlib.import_module("tensorflow")
@@ -54,7 +54,7 @@ def make_tf_function(
     ``bundle`` holds the weights to use, such as ``tf.Variable`` objects; default: the program's own.
     Raises ImportError without TensorFlow.
     """
-    tf = _tensorflow("make_tf_function")
+    tf = tensorflow("make_tf_function")
     call_module = importlib.import_module("tensorflow.compiler.tf2xla.python.xla").call_module
     function = stablehlo_program._bundle.stablehlo_funcs[0]
     held = bundle or stablehlo_program._bundle
@@ -85,7 +85,7 @@ def save_stablehlo_graph_as_tf(
     Arguments are named ``args_0``, ``args_1``, ... in the caller's order, nested ones flattened.
     Raises ImportError without TensorFlow.
     """
-    tf = _tensorflow("save_stablehlo_graph_as_tf")
+    tf = tensorflow("save_stablehlo_graph_as_tf")
     own = stablehlo_program._bundle
     weights = {
         name: tf.Variable(value, trainable=False, name=_variable_name(name))
@@ -122,7 +122,7 @@ def save_torch_module_as_tf_saved_model(
 
     ``dynamic_shapes`` are those of ``torch.export.export``; the rest as ``save_stablehlo_graph_as_tf``.
     """
-    _tensorflow("save_torch_module_as_tf_saved_model")
+    tensorflow("save_torch_module_as_tf_saved_model")
     exported = torch.export.export(torch_model, args, dynamic_shapes=dynamic_shapes)
     options = StableHLOExportOptions(include_human_readable_text=False)
     program = exported_program_to_stablehlo(exported, options)

@@ -227,6 +227,22 @@ torch.library.register_autograd(
 # -- the layer --------------------------------------------------------------------------------------
 
 
+def quantized_matmul(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scaler: torch.Tensor,
+    zero_point: torch.Tensor | None = None,
+    block_size: int = PER_CHANNEL,
+    int4_weight: bool = False,
+    quantize_activation: bool = False,
+) -> torch.Tensor:
+    """``torch.ops.xla.quantized_matmul`` as a function; see the module's table of shapes."""
+    found: torch.Tensor = torch.ops.xla.quantized_matmul(
+        x, w, scaler, zero_point, block_size, int4_weight, quantize_activation
+    )
+    return found
+
+
 class XlaQuantizedLinear(nn.Module):
     """A linear layer without bias whose weight is int8 with scales; see the module's table of shapes.
 

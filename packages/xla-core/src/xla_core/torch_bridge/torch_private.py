@@ -450,6 +450,12 @@ def let_dynamo_take(tensor_type: type, packages: Sequence[str], traced: Sequence
     backend.kwargs.setdefault("keep_inference_input_mutations", True)
 
 
+def dynamo_backend(name: str) -> Callable[..., Any]:
+    """A backend of ``torch.compile`` by its name (torch 2.9: ``torch._dynamo.lookup_backend``)."""
+    found: Callable[..., Any] = importlib.import_module("torch._dynamo").lookup_backend(name)
+    return found
+
+
 def _skip_code(rules: Any, packages: Sequence[str], traced: Sequence[str]) -> None:
     """Have Dynamo step over the code of ``packages`` except that of the modules ``traced``."""
     # torch 2.13: files are skipped by how their paths begin

@@ -22,8 +22,11 @@ def _is_xla(value: Any) -> bool:
     return isinstance(value, XLATensor)
 
 
-class _Recompute(torch.autograd.Function):
-    """Runs a function without keeping what it computes, and again in the backward pass."""
+class CheckpointFunction(torch.autograd.Function):
+    """Runs a function without keeping what it computes, and again in the backward pass.
+
+    ``CheckpointFunction.apply(function, preserve_rng_state, *args)``.
+    """
 
     @staticmethod
     def forward(ctx: Any, function: Callable[..., Any], preserve_rng: bool, *args: Any) -> Any:
@@ -93,6 +96,18 @@ def _random_states(args: tuple[Any, ...]) -> dict[Any, Any]:
     }
 
 
+def get_device_states(*args: Any) -> tuple[list[torch.device], list[Any]]:
+    """The ``xla`` devices of the tensors among ``args``, and the random state of each."""
+    found = {t.device.index: t.device for t in tensor_trees.collect(list(args), _is_xla)}
+    return list(found.values()), [random_state.get_state(index) for index in found]
+
+
+def set_device_states(devices: list[torch.device], states: list[Any]) -> None:
+    """Give each of ``devices`` the random state that ``get_device_states`` found for it."""
+    for device, state in zip(devices, states, strict=True):
+        random_state.set_state(state, device.index)
+
+
 class _RandomStates:
     """Inside, the random states are those given; afterwards what they were."""
 
@@ -142,7 +157,7 @@ def checkpoint(
     preserve = kwargs.pop("preserve_rng_state", True)
     if kwargs:
         raise ValueError(f"unexpected keyword arguments: {', '.join(kwargs)}")
-    return _Recompute.apply(function, preserve, *args)
+    return CheckpointFunction.apply(function, preserve, *args)
 
 
 def _with_barrier_when_repeated(function: Callable[..., Any]) -> Callable[..., Any]:

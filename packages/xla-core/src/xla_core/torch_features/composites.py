@@ -6,6 +6,8 @@ A builder marks the operands and results of a part; in the program that part bec
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 import uuid
 from collections.abc import Mapping
@@ -115,3 +117,52 @@ def _is_attribute(value: Any) -> bool:
         kinds = {type(item) for item in value}
         return len(kinds) == 1 and kinds <= {int, float, bool}
     return type(value) in _SCALARS
+
+
+@dataclasses.dataclass
+class BoundaryMetadata:
+    """What a mark of a composite says: whose operand or result number ``pos`` a value is."""
+
+    name: str
+    pos: int
+    id: str
+    is_input: bool = True
+    attr: dict[str, Attribute] | None = None
+
+
+class BoundaryMetadataSerializer(json.JSONEncoder):
+    """Writes it as JSON: ``json.dumps(metadata, cls=BoundaryMetadataSerializer)``."""
+
+    def default(self, o: Any) -> Any:
+        """The fields by their names."""
+        return dataclasses.asdict(o) if isinstance(o, BoundaryMetadata) else super().default(o)
+
+
+def serialize_composite_attr(
+    attr: Mapping[str, Attribute] | None,
+) -> tuple[tuple[str, Attribute], ...] | None:
+    """A composite's attributes as pairs, lists as tuples. Raises ValueError for what is no attribute."""
+    items = _checked("serialize_composite_attr", attr)
+    if items is None:
+        return None
+    return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in items)  # type: ignore[misc]
+
+
+def deserialize_composite_attr(attr: Any) -> dict[str, Attribute] | None:
+    """The attributes that ``serialize_composite_attr`` made pairs of."""
+    if attr is None:
+        return None
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in attr}
+
+
+def mark_tensor(
+    x: torch.Tensor, name: str, pos: int, id: str, is_input: bool, attr: Any = None
+) -> torch.Tensor:
+    """``x`` as operand or result number ``pos`` of the composite ``name``; ``id`` tells it from others.
+
+    ``attr`` (with the results) is a dict, or the pairs of ``serialize_composite_attr``. The caller goes on
+    with what this returns. ``StableHLOCompositeBuilder`` is the easier way.
+    """
+    items = tuple(attr.items()) if isinstance(attr, Mapping) else attr
+    marked: torch.Tensor = torch.ops.xla.mark_tensor(x, name, pos, id, is_input, items)
+    return marked

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -26,10 +28,23 @@ def jax_import_guard() -> None:
     runtime.client()
 
 
-def maybe_get_jax() -> ModuleType:
-    """The module ``jax``, which is always installed here, after ``jax_import_guard()``."""
+def maybe_get_jax(log: bool = True) -> ModuleType:
+    """The module ``jax``, which is always installed here, after ``jax_import_guard()``.
+
+    ``log`` is accepted: there is nothing to log.
+    """
+    del log
     jax_import_guard()
     return jax
+
+
+def maybe_get_torchax() -> ModuleType | None:
+    """The module ``torchax`` after ``jax_import_guard()``, None where it is not installed."""
+    jax_import_guard()
+    if importlib.util.find_spec("torchax") is None:
+        return None
+    with jax_env_context():
+        return importlib.import_module("torchax")
 
 
 @contextlib.contextmanager

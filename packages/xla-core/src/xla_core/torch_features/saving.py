@@ -7,8 +7,10 @@ are fetched from the device one at a time, while the file is being written.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import pickle
+import shutil
 import types
 from collections import OrderedDict
 from collections.abc import Callable
@@ -165,11 +167,11 @@ def load(path: str | os.PathLike[str], weights_only: bool = True) -> Any:
 
 
 def _reader(path: str | os.PathLike[str]) -> Callable[[TensorReference], torch.Tensor]:
-    folder = Path(f"{os.fspath(path)}.tensors")
+    folder = Path(tensors_folder(path))
 
     @functools.cache
     def part(tid: int) -> torch.Tensor:
-        file = folder / f"tensor_{tid}.pt"
+        file = Path(tensor_file(folder, tid))
         if not file.exists():
             raise FileNotFoundError(
                 MSG_NO_PART.format(path=os.fspath(path), folder=folder, name=file.name)
@@ -178,3 +180,34 @@ def _reader(path: str | os.PathLike[str]) -> Callable[[TensorReference], torch.T
         return tensor
 
     return lambda reference: part(reference.tid)
+
+
+def tensors_folder(path: str | os.PathLike[str]) -> str:
+    """The folder beside a file of torch_xla 2.9's ``xser.save`` that has its tensors."""
+    return f"{os.fspath(path)}.tensors"
+
+
+def tensor_file(path: str | os.PathLike[str], tid: int) -> str:
+    """The file of tensor number ``tid`` in the folder ``path``."""
+    return str(Path(path) / f"tensor_{tid}.pt")
+
+
+def rewrite_data(path: str | os.PathLike[str], data: Any, save_tensors: bool) -> Any:
+    """``data`` with a ``TensorReference`` for each ``xla`` tensor, in order; a copy.
+
+    With ``save_tensors`` the folder ``path`` is made anew and gets the tensors, one file each:
+    ``torch.save`` of the result to the file beside it is then torch_xla 2.9's form, which ``load`` reads.
+    """
+    folder = Path(path)
+    if save_tensors:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    numbers = itertools.count()
+
+    def reference(tensor: XLATensor) -> TensorReference:
+        found = TensorReference(next(numbers))
+        if save_tensors:
+            torch.save(tensor.detach().cpu(), tensor_file(folder, found.tid))
+        return found
+
+    return tensor_trees.map_tensors(data, reference)

@@ -1,17 +1,19 @@
 """Optimizers whose step is skipped on the device when a gradient is infinite: the host never waits.
 
-They are torch's own in their fused form, which takes ``found_inf`` as an operand.
+They are torch's own in their fused form, which takes ``found_inf`` as an operand. ``adam_step`` and ``sgd_step``
+are such steps over lists of tensors.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 Closure = Callable[[], Any] | None
+Tensors: TypeAlias = Sequence[torch.Tensor]
 FoundInf: TypeAlias = torch.Tensor | float | None
 
 
@@ -65,3 +67,86 @@ class AdamW(_Fused, torch.optim.AdamW):
     def step(self, closure: Closure = None, found_inf: FoundInf = None) -> Any:  # type: ignore[override]
         """One step; where ``found_inf`` (a number, or a tensor of one element) is 1, nothing changes."""
         return self._step(torch.optim.AdamW.step, closure, found_inf)
+
+
+# -- steps over lists of tensors ----------------------------------------------------------------------
+
+
+def adam_step(
+    found_inf: torch.Tensor,
+    state_steps: Tensors,
+    params: Tensors,
+    grads: Tensors,
+    exp_avgs: Tensors,
+    exp_avg_sqs: Tensors,
+    max_exp_avg_sqs: Tensors,
+    *,
+    amsgrad: bool,
+    beta1: float,
+    beta2: float,
+    lr: float,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+    use_adamw: bool,
+) -> None:
+    """A step of Adam, or of AdamW, in place: of all state and parameters, or of none."""
+    inf = _flag(found_inf)
+    for i, param in enumerate(params):
+        step = state_steps[i] + (~inf).to(state_steps[i].dtype)
+        grad = -grads[i] if maximize else grads[i]
+        value = param * (1 - lr * weight_decay) if use_adamw else param
+        if weight_decay and not use_adamw:
+            grad = grad + weight_decay * param
+        average = torch.lerp(exp_avgs[i], grad, 1 - beta1)
+        square = exp_avg_sqs[i] * beta2 + grad * grad * (1 - beta2)
+        largest = torch.maximum(max_exp_avg_sqs[i], square) if amsgrad else square
+        scale = largest.sqrt() / (1 - beta2**step).sqrt() + eps
+        value = value - lr / (1 - beta1**step) * average / scale
+        _store(inf, (param, value), (exp_avgs[i], average), (exp_avg_sqs[i], square))
+        if amsgrad:
+            _store(inf, (max_exp_avg_sqs[i], largest))
+        _store(inf, (state_steps[i], step))
+
+
+def sgd_step(
+    found_inf: torch.Tensor,
+    state_steps: Tensors,
+    params: Tensors,
+    d_p_list: Tensors,
+    momentum_buffer_list: Sequence[torch.Tensor | None],
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: float,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+) -> None:
+    """A step of SGD in place: of all state and parameters, or of none.
+
+    The first step that counts (``state_steps`` is 0) fills a momentum buffer with the gradient.
+    """
+    inf = _flag(found_inf)
+    for i, param in enumerate(params):
+        grad = -d_p_list[i] if maximize else d_p_list[i]
+        if weight_decay:
+            grad = grad + weight_decay * param
+        buffer = momentum_buffer_list[i]
+        if momentum and buffer is not None:
+            grown = torch.where(
+                state_steps[i] == 0, grad, buffer * momentum + grad * (1 - dampening)
+            )
+            grad = grad + momentum * grown if nesterov else grown
+            _store(inf, (buffer, grown))
+        _store(inf, (param, param - lr * grad), (state_steps[i], state_steps[i] + 1))
+
+
+def _flag(found_inf: torch.Tensor) -> torch.Tensor:
+    return found_inf.reshape(()) != 0
+
+
+def _store(skipped: torch.Tensor, *pairs: tuple[torch.Tensor, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for place, value in pairs:
+            place.copy_(torch.where(skipped, place, value))

@@ -30,7 +30,12 @@ def process_frames(fname: str | os.PathLike[str]) -> None:
     the file cannot be read.
     """
     with Path(fname).open() as file:
-        lines = analysis.usage_summary(count_stacks(file))
+        create_report(parse_frames(file))
+
+
+def create_report(frames: Counter[str]) -> None:
+    """Report stacks and their counts, the most frequent first, where ``process_frames`` does."""
+    lines = analysis.usage_summary(frames)
     path = settings.DEBUG_FILE.get()
     if path:
         with Path(path).open("a") as report:
@@ -39,7 +44,7 @@ def process_frames(fname: str | os.PathLike[str]) -> None:
         analysis.warn(lines)
 
 
-def count_stacks(lines: Iterable[str]) -> Counter[str]:
+def parse_frames(lines: Iterable[str]) -> Counter[str]:
     """The stacks in the lines of such a file, as text without C++ frames, and how often each is there."""
     counted: Counter[str] = Counter()
     stack: list[str] = []
@@ -48,7 +53,7 @@ def count_stacks(lines: Iterable[str]) -> Counter[str]:
         if _NATIVE.match(line) or _END.match(line):
             native = _NATIVE.match(line) is not None
             continue
-        kept = None if native else _kept(line)
+        kept = None if native else parse_frame_content(line)
         if kept is not None:
             stack.append(kept)
         elif stack and not native:
@@ -57,7 +62,8 @@ def count_stacks(lines: Iterable[str]) -> Counter[str]:
     return counted
 
 
-def _kept(line: str) -> str | None:
+def parse_frame_content(line: str) -> str | None:
+    """What of a line belongs to a stack's text; None for a line that belongs to none."""
     tag = _TAG.match(line)
     if tag is not None:
         return analysis.UNLOWERED.format(tag["operator"]) + "\n"

@@ -17,7 +17,7 @@ from xla_dist.processes.thread_replicas import run_threads
 class Context:
     """What a loop keeps from one call to the next: attributes of its own, per device."""
 
-    def __init__(self, num_replicas: int, device: torch.device) -> None:
+    def __init__(self, device: torch.device, num_replicas: int = 1) -> None:
         self.num_replicas = num_replicas
         self.device = device
 
@@ -60,7 +60,7 @@ class DataParallel:
         module = network if isinstance(network, nn.Module) else network()
         places = self._device_ids or [torch.device("cpu")]
         self._models = [copy.deepcopy(module).to(device) for device in places]
-        self._contexts = [Context(len(places), device) for device in places]
+        self._contexts = [Context(device, len(places)) for device in places]
 
     @property
     def devices(self) -> list[torch.device]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from xla_core.api import xla_model
 from xla_core.execution import ordinals, runtime
@@ -13,6 +15,11 @@ from xla_dist.processes import launching
 from xla_dist.processes.launching import run_multiprocess as run_multiprocess
 from xla_dist.processes.thread_replicas import run_threads
 
+R = TypeVar("R")
+
+MSG_TWICE: Final = (
+    "the replicas {ordinals} gave several results each: ordinals are not unique in this job"
+)
 MSG_ALONE: Final = (
     "initialize_multiprocess({rank}, {count}): the environment names no job for these {count} processes "
     "to meet in. Set XLA_COORDINATOR_ADDRESS, XLA_PROCESS_COUNT and XLA_PROCESS_INDEX, or start them with "
@@ -52,3 +59,57 @@ def spawn(
 def spawn_threads(fn: Callable[..., Any], args: Sequence[Any] = ()) -> dict[int, Any]:
     """Run ``fn(ordinal, *args)`` in one thread per device of this process; the results by ordinal."""
     return dict(enumerate(run_threads(xla_model.devices(), lambda ordinal: fn(ordinal, *args))))
+
+
+def initialize_singleprocess() -> None:
+    """Make this process a job of its own: it drives all devices that it sees. Does nothing once they run."""
+    _initialize_single_process(0, 1)
+    runtime.client()
+
+
+def _initialize_single_process(local_rank: int, local_world_size: int) -> None:
+    """Write down that this process is ``local_rank`` of ``local_world_size`` on this host, unless said."""
+    os.environ.setdefault(job_setup.LOCAL_INDEX_VARIABLE, str(local_rank))
+    os.environ.setdefault(job_setup.LOCAL_COUNT_VARIABLE, str(local_world_size))
+
+
+def _merge_replica_results(replica_results: Sequence[tuple[int, R]]) -> dict[int, R]:
+    """Results by ordinal. Raises ValueError when an ordinal has several."""
+    merged = dict(replica_results)
+    if len(merged) < len(replica_results):
+        counted = Counter(ordinal for ordinal, _ in replica_results)
+        twice = sorted(ordinal for ordinal, count in counted.items() if count > 1)
+        raise ValueError(MSG_TWICE.format(ordinals=twice))
+    return merged
+
+
+def _run_thread_per_device(
+    local_rank: int,
+    local_world_size: int,
+    fn: Callable[[], R],
+    initializer_fn: Callable[[int, int], None],
+) -> dict[int, R]:
+    """Call ``initializer_fn(local_rank, local_world_size)``, then ``fn()`` in a thread per device.
+
+    The threads are replicas; the results by ordinal.
+    """
+    initializer_fn(local_rank, local_world_size)
+    return _merge_replica_results(
+        run_threads(xla_model.devices(), lambda _: (ordinals.global_ordinal(), fn()))
+    )
+
+
+def _run_singleprocess(fn: Callable[..., R], *args: Any, **kwargs: Any) -> dict[int, R]:
+    """``fn(*args, **kwargs)`` in a thread per device of this process; the results by ordinal."""
+    call = functools.partial(fn, *args, **kwargs)
+    return _run_thread_per_device(0, 1, call, _initialize_single_process)
+
+
+class _SpawnFn:
+    """``fn(ordinal, *args, **kwargs)`` as a function without arguments, which can be sent to a process."""
+
+    def __init__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self.fn, self.args, self.kwargs = fn, args, kwargs
+
+    def __call__(self) -> None:
+        self.fn(ordinals.global_ordinal(), *self.args, **self.kwargs)

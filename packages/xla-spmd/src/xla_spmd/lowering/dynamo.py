@@ -47,6 +47,23 @@ def mark_in_graph(tensor: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> tor
     )
 
 
+def dynamo_mark_sharding(
+    input: torch.Tensor,
+    device_ids: Sequence[int],
+    mesh_shape: Sequence[int],
+    axis_names: str,
+    partition_spec: str,
+) -> torch.Tensor:
+    """``input`` annotated by the operator: split by ``partition_spec`` over the mesh that the rest describes."""
+    found: torch.Tensor = torch.ops.xla.dynamo_mark_sharding(
+        input, list(device_ids), list(mesh_shape), axis_names, partition_spec
+    )
+    return found
+
+
+dynamo_mark_sharding_xla = dynamo_mark_sharding
+
+
 def sharding_text(
     shape: Sequence[int],
     device_ids: Sequence[int],

@@ -97,7 +97,7 @@ def checked_partition_spec(
 
 
 def convert_to_xla_partition_spec(
-    tensor: torch.Tensor, placement_spec: Sequence[Placement]
+    tensor: torch.Tensor, placements: Sequence[Placement]
 ) -> tuple[Any, ...]:
     """The partition spec of ``tensor`` for a placement per mesh dimension, as numbers of mesh axes.
 
@@ -105,7 +105,7 @@ def convert_to_xla_partition_spec(
     ``Replicate``, and PlacementDimensionError (an IndexError and a ValueError) for a dimension that the
     tensor lacks.
     """
-    return _partition_spec(tuple(tensor.shape), tuple(placement_spec))
+    return _partition_spec(tuple(tensor.shape), tuple(placements))
 
 
 def _partition_spec(shape: tuple[int, ...], placements: tuple[Placement, ...]) -> tuple[Any, ...]:

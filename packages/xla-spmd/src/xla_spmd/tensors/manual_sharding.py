@@ -10,7 +10,7 @@ import torch
 from xla_core.recording.xla_tensor import XLATensor, handler_of
 from xla_spmd.lowering.annotation_ops import TO_SHARD, TO_WHOLE
 from xla_spmd.sharding.annotation import Annotation, checked_sharding
-from xla_spmd.sharding.hlo_sharding import MANUAL
+from xla_spmd.sharding.hlo_sharding import MANUAL, REPLICATED
 from xla_spmd.sharding.mesh import Mesh, get_global_mesh
 from xla_spmd.sharding.partition_spec import Spec
 from xla_spmd.tensors.marking import checked
@@ -110,6 +110,17 @@ def to_whole(tensor: torch.Tensor, text: str, shape: Sequence[int]) -> torch.Ten
     """The tensor of ``shape`` whose parts, split as ``text`` says, each device has in ``tensor``."""
     whole: torch.Tensor = _ToWhole.apply(checked(tensor), text, tuple(shape))
     return whole
+
+
+def _mark_manual_sharding(t: torch.Tensor) -> XLAShardedTensor:
+    """``t`` as a part that each device holds for itself: nothing splits what is computed from it.
+
+    For a tensor whose value is already what every device should see; ``enable_manual_sharding`` cuts a
+    whole one into parts. Raises ValueError without a global mesh and for a tensor that is split.
+    """
+    found = _mesh(None, "_mark_manual_sharding")
+    tensor = checked(unwrap_sharded_tensor(t))
+    return _manual(_ToShard.apply(tensor, REPLICATED.text), found)
 
 
 def over_parts(

@@ -14,10 +14,21 @@ from torch.distributed.tensor import Placement, Replicate
 from xla_core.execution import runtime
 from xla_core.torch_features import process_mesh
 from xla_spmd.sharding.dtensor_placements import checked_partition_spec, convert_to_xla_mesh
-from xla_spmd.sharding.mode import MSG_AUTO
+from xla_spmd.sharding.mode import MSG_AUTO, use_spmd
 from xla_spmd.tensors.marking import mark_sharding
 
 MSG_NO_MESH: Final = "xla_distribute_module got no device mesh; pass DeviceMesh('xla', ...)"
+
+
+def with_xla(func: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator: SPMD mode is on when ``func`` runs."""
+
+    @functools.wraps(func)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        use_spmd()
+        return func(*args, **kwargs)
+
+    return run
 
 
 def xla_distribute_tensor(
@@ -94,6 +105,7 @@ def _after(
     return function(module, outputs, mesh)
 
 
-def auto_policy(*_arguments: Any) -> None:
+def auto_policy(mod_name: str, mod: nn.Module, mesh: DeviceMesh) -> None:
     """The ``partition_fn`` that leaves the choice to the compiler. Raises RuntimeError: none offers it."""
+    del mod_name, mod, mesh
     raise RuntimeError(MSG_AUTO.format(device=runtime.device_type()))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from torch_xla._packages import lazy_names
+from torch_xla._packages import JAX_HELPERS, lazy_names
+from torch_xla.distributed.spmd import HOMES
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        **HOMES,
+        **JAX_HELPERS,
         "visualize_sharding": "xla_spmd.reports.visualize",
         "visualize_tensor_sharding": "xla_spmd.reports.visualize",
         "bytes_per_device": "xla_spmd.reports.program_report",

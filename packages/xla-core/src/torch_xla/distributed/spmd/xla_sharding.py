@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_xla._packages import lazy_names
+from torch_xla._packages import JAX_HELPERS, lazy_names
 from torch_xla.distributed.spmd import HOMES
 
-__getattr__, __dir__ = lazy_names(__name__, HOMES)
+__getattr__, __dir__ = lazy_names(__name__, {**HOMES, **JAX_HELPERS})

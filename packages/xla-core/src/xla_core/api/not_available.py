@@ -1,0 +1,33 @@
+"""Functions of torch_xla that hang on its C++ runtime: each raises an error that says what to use instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+MSG_NOT_AVAILABLE: Final = (
+    "{name} belongs to torch_xla's C++ runtime, which is not here; use {instead}"
+)
+
+
+def _without(name: str, instead: str) -> Callable[..., Any]:
+    def raises(*_args: Any, **_kwargs: Any) -> Any:
+        raise NotImplementedError(MSG_NOT_AVAILABLE.format(name=name, instead=instead))
+
+    raises.__name__ = raises.__qualname__ = name.rpartition(".")[2]
+    raises.__doc__ = f"Raises NotImplementedError: use {instead}."
+    return raises
+
+
+broadcast_xla: Final = _without(
+    "torch_xla._internal.c10d_registration.broadcast_xla",
+    "torch.distributed.broadcast(tensor, src) in a process group of backend 'xla', or "
+    "xm.collective_broadcast([tensor], root_ordinal)",
+)
+_LOCATIONS: Final = (
+    "StableHLOExportOptions(export_node_metadata=True): operations then have their module, source line and "
+    "FX node as location"
+)
+write_mlir_debuginfo: Final = _without(
+    "torch_xla.experimental.xla_mlir_debuginfo.write_mlir_debuginfo", _LOCATIONS
+)

@@ -1,0 +1,22 @@
+"""Items along the first dimension of an operation, read and written: what loops in HLO do."""
+
+from __future__ import annotations
+
+from xla_core.builder.xla_builder import Op
+
+
+def dynamic_slice(xs: Op, idx: Op) -> Op:
+    """HLO's item number ``idx`` of ``xs`` along its first dimension, which is gone."""
+    sizes = list(xs.shape().sizes)
+    found = xs.dynamic_slice(_starts(idx, len(sizes)), [1, *sizes[1:]])
+    return found.reshape(sizes[1:])
+
+
+def dynamic_update_slice(ys: Op, y: Op, idx: Op) -> Op:
+    """HLO's ``ys`` with ``y`` as item number ``idx`` along its first dimension."""
+    sizes = list(ys.shape().sizes)
+    return ys.dynamic_update_slice(y.reshape([1, *sizes[1:]]), _starts(idx, len(sizes)))
+
+
+def _starts(index: Op, rank: int) -> list[Op]:
+    return [index, *[index.zeros_like()] * (rank - 1)]

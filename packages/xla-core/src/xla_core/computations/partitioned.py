@@ -1,0 +1,151 @@
+"""What a scan by hand is made of: a function's two passes, trees without None, autograd functions of trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from functorch.compile import default_partition
+from torch.utils import _pytree
+
+from xla_core.computations.rematerialization import PartitionFn
+
+MSG_PARTS: Final = "parts of the lengths {lengths} do not make up a sequence of {whole} items"
+MSG_GRADIENTS: Final = "{name}.backward returned {got} gradients for {wanted} arguments"
+
+
+def value_and_grad_partitioned(
+    fn: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any,
+    partition_fn: PartitionFn = default_partition,
+    is_fn_pure: bool = True,
+) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """The passes of ``scan`` over ``fn``, for loops that are written by hand; three functions.
+
+    ``forward(carry, x)`` gives ``(carry, (y, activations))``. ``alias_input(stacked, xs)`` gives the
+    stacked activations of all iterations from those that ``forward`` made and from ``xs``, which
+    are not kept twice. ``backward(carry_gradient, (y_gradient, activations))`` gives the gradients of ``carry``
+    and ``x``, None where nothing flows. What is kept is the carry: the rest is computed again.
+    ``init``, ``xs``, ``partition_fn`` and ``is_fn_pure`` are accepted as ``scan`` takes them.
+    """
+    del init, xs, partition_fn, is_fn_pure
+
+    def forward(carry: Any, x: Any) -> tuple[Any, tuple[Any, Any]]:
+        with torch.no_grad():
+            result, y = fn(carry, x)
+        return result, (y, carry)
+
+    def alias_input(stacked: Any, xs: Any) -> Any:
+        return stacked, xs
+
+    def backward(carry_gradient: Any, rest: tuple[Any, Any]) -> tuple[Any, Any]:
+        y_gradient, activations = rest
+        with torch.enable_grad():
+            given = _pytree.tree_map(_fresh, activations)
+            results = fn(*given)
+        pairs = [
+            (result, gradient)
+            for result, gradient in zip(
+                _pytree.tree_leaves(results),
+                _pytree.tree_leaves((carry_gradient, y_gradient)),
+                strict=True,
+            )
+            if gradient is not None and isinstance(result, torch.Tensor) and result.requires_grad
+        ]
+        leaves, spec = _pytree.tree_flatten(given)
+        wanted = [leaf for leaf in leaves if _differentiable(leaf)]
+        found = iter(
+            torch.autograd.grad(
+                [r for r, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True
+            )
+        )
+        gradients = [next(found) if _differentiable(leaf) else None for leaf in leaves]
+        carry, x = _pytree.tree_unflatten(gradients, spec)
+        return carry, x
+
+    return forward, alias_input, backward
+
+
+def _differentiable(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
+
+
+def _fresh(leaf: Any) -> Any:
+    """A leaf of autograd's graph with the same value, for what has gradients."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.detach().requires_grad_(leaf.is_floating_point() or leaf.is_complex())
+
+
+def tree_flatten_none(pytree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """The leaves of a tree that are not None, and what makes a tree of such leaves again."""
+    leaves, spec = _pytree.tree_flatten(pytree)
+    there = [leaf is not None for leaf in leaves]
+
+    def unflatten(flat: Sequence[Any]) -> Any:
+        remaining = iter(flat)
+        return _pytree.tree_unflatten([next(remaining) if t else None for t in there], spec)
+
+    return [leaf for leaf in leaves if leaf is not None], unflatten
+
+
+def split(seq: Sequence[Any], *part_lengths: int) -> tuple[Sequence[Any], ...]:
+    """``seq`` cut into parts of these lengths, which have to add up to its own. Raises ValueError."""
+    if sum(part_lengths) != len(seq):
+        raise ValueError(MSG_PARTS.format(lengths=part_lengths, whole=len(seq)))
+    parts, start = [], 0
+    for length in part_lengths:
+        parts.append(seq[start : start + length])
+        start += length
+    return tuple(parts)
+
+
+def pytreeify(cls: Any) -> Any:
+    """An autograd function like ``cls`` whose arguments and results are trees of tensors.
+
+    ``cls.forward(ctx, *trees)`` returns a tree, or a tuple of them; ``cls.backward(ctx, *gradients)`` takes
+    trees like the results and returns one like each argument, or None.
+    """
+
+    class OfTrees(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, specs: list[Any], spec: Any, *leaves: Any) -> Any:
+            results = cls.forward(ctx, *_pytree.tree_unflatten(leaves, spec))
+            flat, found = _pytree.tree_flatten(results)
+            specs.append(found)
+            ctx.trees = (spec, found)
+            return tuple(flat)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            spec, results = ctx.trees
+            trees = _pytree.tree_unflatten(gradients, results)
+            found = cls.backward(ctx, *(trees if isinstance(trees, tuple) else (trees,)))
+            return None, None, *_flat_gradients(cls.__name__, found, spec)
+
+    class Trees(cls):  # type: ignore[misc]
+        @classmethod
+        def apply(cls, *trees: Any) -> Any:
+            """The function's results, with a history."""
+            leaves, spec = _pytree.tree_flatten(trees)
+            specs: list[Any] = []
+            flat = OfTrees.apply(specs, spec, *leaves)
+            return _pytree.tree_unflatten(list(flat), specs[0])
+
+    Trees.__name__ = Trees.__qualname__ = cls.__name__
+    Trees.__doc__ = cls.__doc__
+    return Trees
+
+
+def _flat_gradients(name: str, found: Any, spec: Any) -> list[Any]:
+    """The gradients of all leaves; None for an argument is None for each of its leaves."""
+    given = found if isinstance(found, tuple) else (found,)
+    children = spec.children()
+    if len(given) != len(children):
+        raise ValueError(MSG_GRADIENTS.format(name=name, got=len(given), wanted=len(children)))
+    flat: list[Any] = []
+    for gradient, child in zip(given, children, strict=True):
+        flat += [None] * child.num_leaves if gradient is None else _pytree.tree_leaves(gradient)
+    return flat

@@ -1,0 +1,66 @@
+"""What backends of ``torch.compile`` for other devices take from torch_xla's bridge besides compiling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from xla_core.execution import buffer_donation
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.support import counters
+from xla_core.torch_bridge import torch_private
+
+
+def dynamo_backend(fx: Any, args: Sequence[Any]) -> Callable[..., Any]:
+    """The backend ``openxla`` of ``torch.compile`` as a function: what runs the graph ``fx``."""
+    compiled: Callable[..., Any] = torch_private.dynamo_backend("openxla")(fx, args)
+    return compiled
+
+
+def get_fallback_ops() -> list[str]:
+    """The operators that ran on the CPU and how often, such as ``aten::nonzero=2``."""
+    found = counters.all_counters()
+    return [f"{name}={count}" for name, count in found.items() if "aten::" in name and count > 0]
+
+
+def dynamo_set_buffer_donor_(t: torch.Tensor, should_donoate: bool) -> torch.Tensor:
+    """Mark the value of ``t`` as given away to the next program that reads it, or take it back; ``t``."""
+    if isinstance(t, XLATensor):
+        buffer_donation.mark(t._s, should_donoate)
+    return t
+
+
+class NoneRemover:
+    """Takes the Nones out of a list, in place, and puts them back where they were."""
+
+    def __init__(self) -> None:
+        self._positions: list[int] = []
+
+    def remove_nones(self, value_list: list[Any]) -> None:
+        """Take them out, and remember where they were."""
+        self._positions = [i for i, value in enumerate(value_list) if value is None]
+        value_list[:] = [value for value in value_list if value is not None]
+
+    def add_nones(self, value_list: list[Any]) -> None:
+        """Put them back into a list of as many other values."""
+        for position in self._positions:
+            value_list.insert(position, None)
+
+
+class Deduper:
+    """Makes a list without repeated objects, and the list with them again."""
+
+    def __init__(self) -> None:
+        self._places: list[int] = []
+
+    def dedup(self, values: Sequence[Any]) -> list[Any]:
+        """The objects that are in ``values``, each once."""
+        numbers: dict[int, int] = {}
+        self._places = [numbers.setdefault(id(value), len(numbers)) for value in values]
+        return [values[self._places.index(number)] for number in range(len(numbers))]
+
+    def recover(self, values: Sequence[Any]) -> list[Any]:
+        """A list as long as the one that ``dedup`` took, repeated where that one was."""
+        return [values[place] for place in self._places]

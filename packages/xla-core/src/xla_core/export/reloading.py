@@ -1,0 +1,45 @@
+"""Saved models beside the programs that they were made of (``torch_xla.utils.stablehlo_test_utils``)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from xla_core.export.saved_model import SERVING_KEY, tensorflow
+
+
+def has_tf_package() -> bool:
+    """Whether tensorflow is installed."""
+    return importlib.util.find_spec("tensorflow") is not None
+
+
+def load_save_model_and_inference(path: str | os.PathLike[str], args: tuple[Any, ...]) -> Any:
+    """The results of the TensorFlow SavedModel at ``path``, by their names. Raises ImportError without it."""
+    tf = tensorflow("load_save_model_and_inference")
+    signature = tf.saved_model.load(os.fspath(path)).signatures[SERVING_KEY]
+    _, wanted = signature.structured_input_signature
+    given = {f"args_{i}": _numpy(a) for i, a in enumerate(pytree.tree_leaves(args))}
+    return signature(**{name: tf.constant(given[name]) for name in wanted})
+
+
+def compare_exported_program_and_saved_model_result(
+    ep: ExportedProgram,
+    saved_model_path: str | os.PathLike[str],
+    args: tuple[torch.Tensor, ...],
+    atol: float = 1e-7,
+) -> None:
+    """Raise AssertionError unless a SavedModel computes what the exported program does."""
+    expected = ep.module()(*args)
+    found = list(load_save_model_and_inference(saved_model_path, args).values())
+    wanted = expected if isinstance(expected, (list, tuple)) else [expected]
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(torch.from_numpy(got.numpy()), want, atol=atol, rtol=1.3e-6)
+
+
+def _numpy(value: Any) -> Any:
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,133 @@
+"""torch_xla's kernels as functions of jax arrays, and the numbers that callers of them compute with.
+
+They compute with plain operations of jax; inside a program for ``xla`` tensors the operators of the
+same names use kernels where the device has some.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from xla_core.kernels.kernel_operator import MASK_VALUE
+from xla_core.kernels.paged_attention import lower_multi_queries, lower_ragged
+from xla_core.kernels.quantized import lower as lower_quantized
+
+MAX_PAGES_PER_SEQ: Final = 16
+
+MSG_NO_TPU: Final = "jax's first device is a {kind}, no TPU"
+
+
+def paged_attention(
+    q: Array,
+    k_pages: Array,
+    v_pages: Array,
+    lengths: Array,
+    page_indices: Array,
+    effective_q_lens: Array,
+    *,
+    mask_value: float | None = MASK_VALUE,
+    attn_logits_soft_cap: float | None = None,
+    num_kv_pages_per_compute_block: int = 1,
+    num_queries_per_compute_block: int = 4,
+    **_blocks: Any,
+) -> Array:
+    """``multi_queries_paged_attention`` of jax arrays; block sizes and ``mask_value`` change nothing."""
+    del mask_value
+    return lower_multi_queries(
+        q, k_pages, v_pages, lengths, page_indices, effective_q_lens,
+        num_kv_pages_per_compute_block, num_queries_per_compute_block, False, attn_logits_soft_cap,
+    )  # fmt: skip
+
+
+def ragged_paged_attention(
+    q: Array,
+    kv_pages: Array,
+    kv_lens: Array,
+    page_indices: Array,
+    cu_q_lens: Array,
+    num_seqs: Array,
+    *,
+    sm_scale: float = 1.0,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    mask_value: float | None = MASK_VALUE,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
+    **_blocks: Any,
+) -> Array:
+    """Attention of sequences of different lengths, as the operator has it, of jax arrays."""
+    return lower_ragged(
+        q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs,
+        sm_scale, sliding_window, soft_cap, mask_value, k_scale, v_scale, False,
+    )  # fmt: skip
+
+
+def ref_ragged_paged_attention(
+    queries: Array,
+    kv_pages: Array,
+    kv_lens: Array,
+    page_indices: Array,
+    cu_q_lens: Array,
+    num_seqs: Array,
+    **options: Any,
+) -> Array:
+    """``ragged_paged_attention``, whose first operand is called ``queries`` here."""
+    return ragged_paged_attention(
+        queries, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs, **options
+    )
+
+
+def quantized_matmul_int8(
+    x: Array,
+    w: Array,
+    scalar: Array,
+    zero_point: Array | None = None,
+    quant_block_size: Array | None = None,
+    quantize_activation: bool = False,
+    **_blocks: Any,
+) -> Array:
+    """``(x @ w.T) * scalar`` of int8 weights, of jax arrays in the dtype of ``x``."""
+    if zero_point is not None or quant_block_size is not None:
+        raise NotImplementedError(
+            "quantized_matmul_int8 has one scale per output and no zero point"
+        )
+    return lower_quantized(x, w, scalar, None, None, quantize_activation).astype(x.dtype)
+
+
+def cdiv(a: int, b: int) -> int:
+    """``a / b``, rounded up."""
+    return -(-a // b)
+
+
+def next_power_of_2(x: int) -> int:
+    """The least power of two that is at least ``x``. Raises ValueError unless ``x`` is positive."""
+    if x < 1:
+        raise ValueError(f"next_power_of_2({x}): give a positive number")
+    return 1 << (x - 1).bit_length()
+
+
+def get_dtype_packing(dtype: Any) -> int:
+    """How many elements of ``dtype`` share 32 bits; 1 for larger ones."""
+    return max(1, 32 // (jnp.dtype(dtype).itemsize * 8))
+
+
+def get_min_page_size(max_model_len: int, min_page_size: int = 16) -> int:
+    """The least size of pages with which a sequence has no more than ``MAX_PAGES_PER_SEQ``."""
+    return max(next_power_of_2(max_model_len) // MAX_PAGES_PER_SEQ, min_page_size)
+
+
+def get_tpu_version() -> int:
+    """The generation of jax's TPU: 5 for a ``TPU v5e``; -1 where jax's first device is none."""
+    kind = jax.devices()[0].device_kind
+    digits = [c for c in kind.removeprefix("TPU") if c.isdigit()]
+    return int(digits[0]) if kind.startswith("TPU") and digits else -1
+
+
+def get_device_name(num_devices: int | None = None) -> str:
+    """The name of jax's first device, with ``-num_devices`` behind it if given."""
+    kind = " ".join(jax.devices()[0].device_kind.split()[:2])
+    return kind if num_devices is None else f"{kind}-{num_devices}"

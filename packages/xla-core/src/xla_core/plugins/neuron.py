@@ -1,0 +1,141 @@
+"""AWS Neuron devices: which cores a process has, and how its runtime finds the others.
+
+The variables are those of the Neuron runtime and of its PJRT plugin. What the environment says already
+is kept, except the visible cores, of which each process of a host gets its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from xla_core.plugins.torch_xla_plugins import DevicePlugin
+
+VISIBLE_CORES: Final = "NEURON_RT_VISIBLE_CORES"
+ROOT_COMM_ID: Final = "NEURON_RT_ROOT_COMM_ID"
+PROCESS_INDEX: Final = "NEURON_PJRT_PROCESS_INDEX"
+PROCESSES_NUM_DEVICES: Final = "NEURON_PJRT_PROCESSES_NUM_DEVICES"
+NUM_DEVICES: Final = "NEURONCORE_NUM_DEVICES"
+LIBRARY: Final = "NEURON_LIBRARY_PATH"
+ROOT_PORT: Final = 62182
+
+MSG_RANGE: Final = "{name}={text!r}: write core numbers and ranges of them, such as 0-3,8"
+MSG_CORES: Final = (
+    "process {rank} of {count} on this host finds {cores} visible cores ({name}={text!r}); show as many "
+    "as there are processes, or none to let every process choose"
+)
+MSG_NO_LIBRARY: Final = (
+    "device NEURON needs the package libneuronxla (from AWS's index), or {name} with "
+    "the path of its PJRT library"
+)
+
+
+def convert_range(range_spec: str) -> list[int]:
+    """The numbers that text such as ``0-3,8`` lists. Raises ValueError for other text."""
+    found: list[int] = []
+    for part in range_spec.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(MSG_RANGE.format(name=VISIBLE_CORES, text=range_spec))
+        found.extend(range(int(first), int(last or first) + 1))
+    return found
+
+
+def get_visible_cores_list() -> list[int] | None:
+    """The cores that the environment shows to this process, None where it does not say."""
+    text = os.environ.get(VISIBLE_CORES, "").strip()
+    return convert_range(text) if text else None
+
+
+def remap_visible_cores(local_rank: int, local_world_size: int) -> None:
+    """Leave this process its own one of the host's visible cores.
+
+    A process that is alone keeps them all. Raises ValueError when there are not as many as processes.
+    """
+    cores = get_visible_cores_list()
+    if cores is None or local_world_size == 1:
+        return
+    if len(cores) != local_world_size:
+        raise ValueError(
+            MSG_CORES.format(
+                rank=local_rank,
+                count=local_world_size,
+                cores=len(cores),
+                name=VISIBLE_CORES,
+                text=os.environ[VISIBLE_CORES],
+            )
+        )
+    os.environ[VISIBLE_CORES] = str(cores[local_rank])
+
+
+def num_local_processes() -> int:
+    """Processes of this host: one per visible core, or as ``NEURONCORE_NUM_DEVICES`` says; else 1."""
+    cores = get_visible_cores_list()
+    return len(cores) if cores else int(os.environ.get(NUM_DEVICES, "").strip() or 1)
+
+
+def get_master_worker_ip() -> str:
+    """The host where the processes meet: of the root's address, else ``MASTER_ADDR``, else localhost."""
+    root = os.environ.get(ROOT_COMM_ID, "")
+    if root:
+        return root.rpartition(":")[0].strip("[]")
+    return os.environ.get("MASTER_ADDR", "localhost")
+
+
+def set_rt_root_comm_id() -> None:
+    """Tell the runtime where its processes meet, unless it knows."""
+    host = get_master_worker_ip()
+    shown = f"[{host}]" if ":" in host else host
+    os.environ.setdefault(ROOT_COMM_ID, f"{shown}:{ROOT_PORT}")
+
+
+def set_envvar_defaults() -> None:
+    """Give the runtime the settings of a process that is alone, unless it has others."""
+    os.environ.setdefault("NEURON_USE_LOAD_COLLECTIVES", "1")
+    os.environ.setdefault("NEURON_GLOBAL_DEVICE_ID", "0")
+    os.environ.setdefault("NEURON_GLOBAL_DEVICE_COUNT", "1")
+
+
+def configure_pjrt_environment() -> None:
+    """Describe the job that ``RANK``, ``WORLD_SIZE`` and ``MASTER_ADDR`` name to the PJRT plugin."""
+    rank, world = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1"))
+    os.environ.setdefault(PROCESS_INDEX, rank)
+    os.environ.setdefault(PROCESSES_NUM_DEVICES, ",".join(["1"] * world))
+    set_rt_root_comm_id()
+
+
+def initialize_env(local_rank: int, local_world_size: int) -> None:
+    """Prepare the environment of process ``local_rank`` of ``local_world_size`` on this host."""
+    remap_visible_cores(local_rank, local_world_size)
+    if local_world_size > 1:
+        set_rt_root_comm_id()
+        set_envvar_defaults()
+
+
+class NeuronPlugin(DevicePlugin):
+    """Neuron cores, by the PJRT library of the package libneuronxla."""
+
+    def library_path(self) -> str:
+        """``NEURON_LIBRARY_PATH``, else the package's. Raises RuntimeError where neither is there."""
+        named = os.environ.get(LIBRARY, "").strip()
+        if named:
+            return named
+        if importlib.util.find_spec("libneuronxla") is None:
+            raise RuntimeError(MSG_NO_LIBRARY.format(name=LIBRARY))
+        package: Any = importlib.import_module("libneuronxla.libneuronpjrt_path")
+        return str(Path(package.libneuronpjrt_path()))
+
+    def configure_single_process(self) -> None:
+        """A process that is alone keeps all visible cores."""
+        initialize_env(0, 1)
+
+    def configure_multiprocess(self, local_rank: int, local_world_size: int) -> None:
+        """Each process has one core."""
+        initialize_env(local_rank, local_world_size)
+
+    def physical_chip_count(self) -> int:
+        """Cores of this host that may be used."""
+        return num_local_processes()

@@ -1,0 +1,34 @@
+"""``clip_grad_norm_`` that reads no value: the norm stays on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+
+MSG_FOREACH: Final = (
+    "clip_grad_norm_(foreach=True): operators over lists of tensors bring an xla device nothing; "
+    "leave foreach out"
+)
+
+
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """``torch.nn.utils.clip_grad_norm_``; without any gradient the norm is a zero on the current device.
+
+    Reads the norm's value with ``error_if_nonfinite`` only. Raises RuntimeError for ``foreach=True``.
+    """
+    if foreach:
+        raise RuntimeError(MSG_FOREACH)
+    given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    if all(p.grad is None for p in given):
+        return torch.tensor(0.0, device="xla")
+    return torch.nn.utils.clip_grad_norm_(
+        given, max_norm, norm_type, error_if_nonfinite, foreach=False
+    )

@@ -1,0 +1,64 @@
+"""The further names of torch_xla's bridge to torch.compile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+
+import torch_xla
+import torch_xla._dynamo.config
+from torch_xla._dynamo import dynamo_backend2, dynamo_bridge
+from torch_xla._internal import custom_kernel
+from torch_xla.core import dynamo_bridge as core_bridge
+
+
+def test_pending_values_may_be_refused(monkeypatch):
+    compiled = torch.compile(lambda t: t * 2, backend="openxla")
+    ready = torch.ones(2, device="xla")
+    torch_xla.sync()
+    assert torch_xla._dynamo.config.skip_input_data_check is False
+    monkeypatch.setattr(torch_xla._dynamo.config, "skip_input_data_check", True)
+    assert compiled(ready).tolist() == [2.0, 2.0]
+    with pytest.raises(RuntimeError, match="can not be a pending ir"):
+        compiled(ready + 1)
+    monkeypatch.undo()
+    assert compiled(ready + 1).tolist() == [4.0, 4.0]
+
+
+def test_the_backend_as_a_function():
+    graph = fx.symbolic_trace(lambda x, y: (torch.sin(x) + y,))
+    given = torch.randn(3), torch.randn(3)
+    on_device = tuple(t.to("xla") for t in given)
+    (found,) = dynamo_backend2.dynamo_backend(graph, on_device)(*on_device)
+    torch.testing.assert_close(found.cpu(), graph(*given)[0])
+    assert dynamo_bridge.extract_compiled_graph_helper is core_bridge.extract_compiled_graph
+
+
+def test_lists_with_nones_and_repetitions():
+    remover, values = dynamo_bridge.NoneRemover(), [None, 1, None, 2]
+    remover.remove_nones(values)
+    assert values == [1, 2]
+    remover.add_nones(values)
+    assert values == [None, 1, None, 2]
+    deduper, one, two = dynamo_bridge.Deduper(), object(), object()
+    assert deduper.dedup([one, two, one]) == [one, two]
+    assert deduper.recover(["a", "b"]) == ["a", "b", "a"]
+
+
+def test_operators_that_ran_on_the_cpu():
+    torch.linalg.eigvals(torch.eye(2, device="xla")).cpu()
+    assert all(
+        text.startswith("aten::") and "=" in text for text in dynamo_bridge.get_fallback_ops()
+    )
+    assert dynamo_bridge.is_xla_tensor(torch.ones(1, device="xla"))
+    assert not dynamo_bridge.is_xla_tensor(torch.ones(1))
+
+
+def test_values_that_are_given_away():
+    given = torch.ones(4).to("xla")
+    torch_xla.sync()
+    assert custom_kernel.dynamo_set_buffer_donor_(given, True) is given
+    assert torch_xla._XLAC._get_buffer_donation(given)
+    custom_kernel.dynamo_set_buffer_donor_xla_(given, False)
+    assert not torch_xla._XLAC._get_buffer_donation(given)

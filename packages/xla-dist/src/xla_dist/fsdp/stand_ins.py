@@ -1,0 +1,112 @@
+"""What FSDP's options are debugged with: collectives that only have the right shapes, and containers' tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from xla_core.execution import ordinals
+from xla_core.recording import tensor_trees
+from xla_dist.collectives.model_collectives import REDUCE_SUM, Groups, reduce_scatter
+
+FLOAT_DTYPES: Final = [torch.float32, torch.float16, torch.bfloat16]
+
+_MIB: Final = 1 << 20
+
+
+def dummy_all_gather(value: torch.Tensor, dim: int = 0, groups: Groups = None) -> torch.Tensor:
+    """A tensor with the shape of ``all_gather``'s result, made of this replica's value; no collective."""
+    repeats = [1] * value.dim()
+    repeats[dim] = len(groups[0]) if groups else ordinals.world_size()
+    return value.repeat(repeats)
+
+
+def dummy_all_reduce(
+    reduce_type: str, inputs: Any, scale: float = 1.0, groups: Groups = None
+) -> Any:
+    """This replica's value times ``scale`` (a list of tensors: in place) without a collective."""
+    del reduce_type, groups
+    if isinstance(inputs, torch.Tensor):
+        return inputs * scale
+    for tensor in inputs:
+        tensor.mul_(scale)
+    return inputs
+
+
+class BucketizedReduceScatter:
+    """Sums tensors over the replicas and hands each replica its part, many tensors per collective.
+
+    ``callback(part)`` is called when the bucket of ``bucket_size_mb`` MiB is full, or by ``flush``; each
+    tensor is cut along its first dimension into ``shard_count`` parts.
+    """
+
+    def __init__(
+        self, bucket_size_mb: float, shard_count: int, groups: Groups, pin_layout: bool
+    ) -> None:
+        self._bytes = int(bucket_size_mb * _MIB)
+        self._options: dict[str, Any] = {
+            "scatter_dim": 0,
+            "shard_count": shard_count,
+            "groups": groups,
+            "pin_layout": pin_layout,
+        }
+        self._waiting: list[tuple[torch.Tensor, Callable[[torch.Tensor], Any]]] = []
+        self._size = 0
+
+    def __call__(self, input: torch.Tensor, callback: Callable[[torch.Tensor], Any]) -> None:
+        """Put ``input`` into the bucket, whose collective runs before if it is full."""
+        size = input.numel() * input.element_size()
+        if self._size + size > self._bytes:
+            self.flush()
+        self._waiting.append((input, callback))
+        self._size += size
+
+    def flush(self) -> None:
+        """Run the collective of what waits, and the callbacks."""
+        waiting, self._waiting, self._size = self._waiting, [], 0
+        if not waiting:
+            return
+        parts: Sequence[torch.Tensor] = reduce_scatter(
+            REDUCE_SUM, [tensor for tensor, _ in waiting], 1.0, **self._options
+        )
+        for part, (_, callback) in zip(parts, waiting, strict=True):
+            callback(part)
+
+
+class DummyReduceScatter(BucketizedReduceScatter):
+    """In its place: the callback gets the first part of this replica's value at once, and nothing waits."""
+
+    def __init__(self, shard_count: int) -> None:
+        super().__init__(0, shard_count, None, pin_layout=False)
+        self.shard_count = shard_count
+
+    def __call__(self, input: torch.Tensor, callback: Callable[[torch.Tensor], Any]) -> None:
+        """Hand the first part of ``input`` to ``callback``."""
+        callback(input[: input.size(0) // self.shard_count])
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def apply_to_tensors(fn: Callable[[torch.Tensor], Any], container: Any) -> Any:
+    """A copy of a tensor's containers with ``fn`` applied to every tensor in them."""
+    return tensor_trees.map_selected(container, _is_tensor, fn)
+
+
+def collect_tensors(container: Any) -> list[torch.Tensor]:
+    """The tensors inside nested containers, in order."""
+    return tensor_trees.collect(container, _is_tensor)
+
+
+def replace_by_prefix_(state_dict: dict[str, Any], old_prefix: str, new_prefix: str) -> None:
+    """Give the keys that begin with ``old_prefix`` the new one, in place.
+
+    Raises ValueError when both prefixes are the same.
+    """
+    if old_prefix == new_prefix:
+        raise ValueError(f"both prefixes are {old_prefix!r}")
+    for key in [key for key in state_dict if key.startswith(old_prefix)]:
+        state_dict[new_prefix + key[len(old_prefix) :]] = state_dict.pop(key)
