@@ -9,6 +9,7 @@ import torch
 
 import xla_core.lowering.rules  # noqa: F401  (registers the rules)
 from xla_core.lowering.rules.common import present
+from xla_core.testing.against_cpu import assert_agrees_with_cpu, fallbacks
 from xla_core.testing.rules import Call, check, check_all, evaluate
 
 aten = torch.ops.aten
@@ -242,6 +243,16 @@ def test_order_statistics(dtype: torch.dtype) -> None:
             ),
         ]
     )
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize(
+    "named", [{}, {"dim": 1}, {"dim": (0, -1), "keepdim": True}, {"dim": 7}, {"mode": 3}], ids=str
+)
+def test_hashes(dtype: torch.dtype, named: dict[str, Any]) -> None:
+    with fallbacks() as ran_on_cpu:
+        assert_agrees_with_cpu(torch.hash_tensor, values(dtype), **named)
+    assert not ran_on_cpu
 
 
 def test_median_with_nan() -> None:

@@ -47,8 +47,9 @@ def _group(name: str, given: Any) -> ProcessGroupXla:
     return group
 
 
-def _reduced(name: str, tensors: Sequence[Any], kind: str, group: Any, *arguments: Any) -> Any:
-    op = _OPS.get(kind.lower())
+def _reduced(name: str, tensors: Sequence[Any], kind: Any, group: Any, *arguments: Any) -> Any:
+    # torch 2.15 takes a dist.ReduceOp, too
+    op = _OPS.get(kind.lower()) if isinstance(kind, str) else kind
     if op is None:
         raise ValueError(MSG_REDUCTION.format(name=name, kind=kind, known=", ".join(_OPS)))
     return _group(name, group).reduced(name, tensors, op, *arguments)
@@ -59,25 +60,25 @@ def _written(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) ->
         target.copy_(value)
 
 
-def all_reduce(x: torch.Tensor, kind: str, group: Any) -> torch.Tensor:
+def all_reduce(x: torch.Tensor, kind: Any, group: Any) -> torch.Tensor:
     """The group's tensors, reduced."""
     return all_reduce_coalesced([x], kind, group)[0]
 
 
-def all_reduce_(x: torch.Tensor, kind: str, group: Any) -> torch.Tensor:
+def all_reduce_(x: torch.Tensor, kind: Any, group: Any) -> torch.Tensor:
     """``all_reduce`` in place."""
     return all_reduce_coalesced_([x], kind, group)[0]
 
 
 def all_reduce_coalesced(
-    tensors: Sequence[torch.Tensor], kind: str, group: Any
+    tensors: Sequence[torch.Tensor], kind: Any, group: Any
 ) -> list[torch.Tensor]:  # fmt: skip
     """``all_reduce`` of several tensors by one collective."""
     return list(_reduced("all_reduce", tensors, kind, group))
 
 
 def all_reduce_coalesced_(
-    tensors: Sequence[torch.Tensor], kind: str, group: Any
+    tensors: Sequence[torch.Tensor], kind: Any, group: Any
 ) -> list[torch.Tensor]:
     """``all_reduce_coalesced`` in place."""
     _written(tensors, all_reduce_coalesced(tensors, kind, group))
@@ -148,6 +149,11 @@ def itself(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def themselves(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors: results are read when they are there."""
+    return list(tensors)
+
+
 def _all_to_all_handler(overload: Any) -> Handler:
     """Even slices move on the device; others, whose sizes the other ranks cannot know, on the host."""
     on_host = fallback_handler(overload, signature(overload))
@@ -168,7 +174,7 @@ _COLLECTIVES: Final[dict[str, Callable[..., Any]]] = {
         reduce_scatter_tensor, reduce_scatter_tensor_out, reduce_scatter_tensor_coalesced,
         broadcast, broadcast_,
     )
-} | {"wait_tensor": itself, "_wrap_tensor_autograd": itself}  # fmt: skip
+} | {"wait_tensor": itself, "wait_tensors": themselves, "_wrap_tensor_autograd": itself}  # fmt: skip
 
 
 def _handler(overload: Any, function: Callable[..., Any]) -> Handler:

@@ -317,3 +317,20 @@ def logsumexp(context: RuleContext, self: Array, dim: Dims, keepdim: bool = Fals
     largest = finite_maximum(value, dims)
     total = lax.log(sum_over(lax.exp(value - largest), dims, True)) + largest
     return total if keepdim else lax.squeeze(total, dims)
+
+
+def _hash_meta(self: Any, dim: Any = (), *, keepdim: bool = False, mode: int = 0) -> Any:
+    """PyTorch's, which takes every ``mode``; what is raised here is told in the CPU's words."""
+    if mode:
+        raise RuntimeError(f"hash_tensor: no mode {mode}")
+    return torch.ops.aten.hash_tensor(self, dim, keepdim=keepdim)
+
+
+@rule(*present("hash_tensor"), meta=_hash_meta)
+def hash_tensor(self: Array, dim: Dims = (), *, keepdim: bool = False, mode: int = 0) -> Array:
+    """The exclusive or of all elements' bits, each as a float64 or an int64."""
+    dims = normalize_dims(dim, self.ndim)
+    wide = jnp.float64 if is_float(self.dtype) else jnp.int64
+    bits = lax.bitcast_convert_type(self.astype(wide), jnp.uint64)
+    result = lax.reduce(bits, np.uint64(0), lax.bitwise_xor, dims)
+    return jnp.expand_dims(result, dims) if keepdim else result
