@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import os
 import pickle
 import subprocess
 import sys
@@ -28,8 +30,27 @@ REPLACED = [
 ]
 
 
+@functools.cache
+def scriptable_without_us() -> list[str]:
+    """Those of ``SCRIPTABLE`` that TorchScript compiles in a process without the device."""
+    script = f"""
+import contextlib, importlib, torch
+for name in {SCRIPTABLE}:
+    module = importlib.import_module("torch.optim." + name)
+    with contextlib.suppress(RuntimeError):
+        torch.jit.script(getattr(module, "_single_tensor_" + name))
+        print(name)
+"""
+    alone = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, env=alone, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
 @pytest.mark.parametrize("name", SCRIPTABLE)
 def test_torchscript_compiles_the_functions_of_torchs_optimizers(name: str) -> None:
+    if name not in scriptable_without_us():
+        pytest.skip("torch alone cannot: torch 2.15 annotates most with a Union, on Python 3.13")
     module = importlib.import_module(f"torch.optim.{name}")
     script: Any = torch.jit.script  # torch marks it untyped
     assert script(getattr(module, f"_single_tensor_{name}")).graph

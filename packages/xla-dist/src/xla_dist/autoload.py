@@ -28,9 +28,9 @@ def autoload() -> None:
             BACKEND, _create, extended_api=True, devices=[BACKEND]
         )
         torch.distributed.register_rendezvous_handler(BACKEND, pjrt_rendezvous_handler)
-        importlib.import_module(
-            "xla_core.torch_bridge.torch_distributed_private"
-        ).give_meshes_groups(_is_over_processes)
+        private = importlib.import_module("xla_core.torch_bridge.torch_distributed_private")
+        private.record_nothing_of(BACKEND)
+        private.give_meshes_groups(_is_over_processes)
     except Exception as error:  # breaking `import torch` would be worse
         logger.warning("torch.distributed's backend 'xla' is not available: %s", error)
 

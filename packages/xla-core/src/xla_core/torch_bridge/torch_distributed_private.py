@@ -36,6 +36,14 @@ def give_meshes_groups(wanted: Callable[[int], bool]) -> None:
     mesh_class.__init__ = __init__  # type: ignore[method-assign]
 
 
+def record_nothing_of(backend: str) -> None:
+    """Let torch's flight recorder leave groups of ``backend`` alone: it fails for those that Python defines."""
+    # torch 2.15: attached to every new group, unless its backend records for itself
+    recording = getattr(torch.distributed.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
+    if recording is not None:
+        recording.add(backend)
+
+
 def group_names(mesh: Any) -> Sequence[str]:
     """The names of the process groups of a ``DeviceMesh``; none of a mesh of devices of one program."""
     found: Sequence[str] = getattr(mesh, "_dim_group_names", ())  # torch 2.13
