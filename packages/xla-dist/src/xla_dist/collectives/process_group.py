@@ -72,6 +72,11 @@ class ProcessGroupXla(dist.ProcessGroup):
         """``"xla"``."""
         return "xla"
 
+    def _get_backend(self, device: torch.device) -> ProcessGroupXla:
+        """Itself: there is no backend in C++. ``batch_isend_irecv`` of torch 2.15 asks it what it can do."""
+        del device
+        return self
+
     @property
     def _device_types(self) -> list[torch.device]:
         """Where its tensors may be: ``torch.distributed.checkpoint.async_save`` asks for the CPU."""
