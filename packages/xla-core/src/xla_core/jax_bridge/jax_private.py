@@ -31,9 +31,6 @@ from jax._src import xla_bridge as _xla_bridge
 # jax 0.10.2: the step from jaxpr to an MLIR module; the public way starts a backend on the way.
 from jax._src.interpreters import mlir as _mlir
 
-# jax 0.12.0: the step before it, where a jaxpr has operations that are functions (jnp.searchsorted).
-from jax._src.interpreters import partial_eval as _partial_eval
-
 # jaxlib 0.10.2: the extension module with clients, executables and arrays.
 from jaxlib import _jax as _jaxlib
 
@@ -273,8 +270,7 @@ def location_detail(wanted: bool) -> Iterator[None]:
 
 def jaxpr_to_module(jaxpr: Any, platform: str, name: str, num_partitions: int) -> ir.Module:
     """The MLIR module of a jaxpr; symbolic sizes become its first arguments."""
-    if getattr(jaxpr, "is_high", False):
-        jaxpr = _partial_eval.lower_jaxpr2(jaxpr)
+    jaxpr = pallas_kernels.expanded(jaxpr)
     avals = list(jaxpr.in_avals)
     # jax 0.11.2 and 0.12.0 ask for the results' types, too.
     results = {"out_avals": list(jaxpr.out_avals)} if SINCE_0_11 else {}

@@ -27,6 +27,9 @@ from jax._src import sharding_impls as _sharding_impls
 # jax 0.10.2: the lowering of primitives
 from jax._src.interpreters import mlir as _mlir
 
+# jax 0.12.0: the step before it, where operations stand for functions
+from jax._src.interpreters import partial_eval as _partial_eval
+
 # jax 0.10.2: the description of a device that this process need not have
 from jax._src.mesh import AbstractDevice as _AbstractDevice
 
@@ -99,8 +102,14 @@ def call(function: Callable[..., Any], tracing: Tracing, *args: Any, **kwargs: A
 
     operands = [leaves[i] for i in places]
     with jax.enable_x64(False), tracing():
-        jaxpr = jax.make_jaxpr(flattened)(*operands)
+        jaxpr = expanded(jax.make_jaxpr(flattened)(*operands))
     return jax.tree.unflatten(results[0], _narrow_p.bind(*operands, jaxpr=jaxpr))
+
+
+def expanded(jaxpr: Any) -> Any:
+    """A jaxpr without the operations that stand for functions of jax's, as ``jnp.searchsorted`` does."""
+    # jax 0.12.0; older ones have the attribute, and no such operations
+    return _partial_eval.lower_jaxpr2(jaxpr) if getattr(jaxpr, "is_high", False) else jaxpr
 
 
 def _lower_narrow(ctx: Any, *operands: Any, jaxpr: Any) -> Any:
