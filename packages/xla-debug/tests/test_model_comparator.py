@@ -102,3 +102,9 @@ def test_stacks_are_summed_up(tmp_path, caplog, monkeypatch):
     monkeypatch.setenv("PT_XLA_DEBUG_FILE", str(tmp_path / "report.txt"))
     frame_parser_util.process_frames(str(path))
     assert (tmp_path / "report.txt").read_text() == "\n".join(lines) + "\n"
+    counted = frame_parser_util.parse_frames(STACKS.splitlines(keepends=True) * 3)
+    assert list(counted.values()) == [3]
+    assert (
+        frame_parser_util.parse_frame_content("  main (train.py:34)\n") == "  main (train.py:34)\n"
+    )
+    assert frame_parser_util.parse_frame_content("Thread 140\n") is None
