@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from torch_xla._packages import lazy_names
-from xla_core.api.xlac import *  # noqa: F403 - all of them are names of this module
-from xla_core.api.xlac_devices import *  # noqa: F403
-from xla_core.api.xlac_graphs import *  # noqa: F403
-from xla_core.api.xlac_settings import *  # noqa: F403
-from xla_core.api.xlac_tensors import *  # noqa: F403
+from xla_core.api.cpp_module.basics import *  # noqa: F403 - all of them are names of this module
+from xla_core.api.cpp_module.devices import *  # noqa: F403
+from xla_core.api.cpp_module.graphs import *  # noqa: F403
+from xla_core.api.cpp_module.settings import *  # noqa: F403
+from xla_core.api.cpp_module.tensors import *  # noqa: F403
 from xla_core.builder.cpp_module_names import *  # noqa: F403
 from xla_core.kernels.pallas import tpu_custom_call as _xla_tpu_custom_call
 from xla_core.torch_features.custom_calls import custom_call as _xla_custom_call

@@ -118,7 +118,8 @@ def _get_tensors_handle(tensors: Sequence[torch.Tensor]) -> list[int]:
         with trace.lock:
             buffer = materialise(trace, xla._s)
             if buffer is None:  # nobody has written to it
-                buffer = xla._s.buffer = trace.backend.allocate(xla._s.meta)
+                buffer = trace.backend.allocate(xla._s.meta)
+                xla._s.bind(buffer)
         if _is_deleted(buffer):
             raise RuntimeError(MSG_DELETED)
         found.append(id(buffer))
@@ -289,9 +290,7 @@ def _clear_pending_irs(device: str = "") -> None:
         alive = run_step.wanted(trace)[0]
         trace.reset()
         for storage in alive:
-            storage.buffer = PLACEHOLDER
-            storage.epoch = -1
-            storage.version += 1
+            storage.replace(PLACEHOLDER)
         trace.has_placeholders = trace.has_placeholders or bool(alive)
 
 

@@ -1,0 +1,1 @@
+"""The names of torch_xla's C++ module ``_XLAC``, by what they are about."""
