@@ -30,7 +30,8 @@ def _attributes(kind: str, description: Any) -> dict[str, Any]:
 
 def device_kind(device: torch.device | str | None = None) -> str:
     """The hardware's name (``TPU v5 lite``, ``x86_64``) of a device (default: the current one)."""
-    return runtime.client().local_devices()[runtime.trace_of(device).device.index].kind
+    trace = runtime.trace_of(device or None)
+    return runtime.client().local_devices()[trace.device.index].kind
 
 
 def cached_program_count() -> int:
