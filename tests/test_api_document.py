@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import torch_xla
+
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 
 
@@ -43,9 +45,16 @@ def test_the_names_of_one_process_are_there(table, rows):
         "torch_xla.utils.utils", "torch_xla.utils.checkpoint", "torch_xla.utils.dlpack",
         "torch_xla.utils.closures", "torch_xla.debug.metrics", "torch_xla.debug.profiler",
         "torch_xla.experimental", "torch_xla.experimental.plugins", "lazy_tensor_core.core.lazy_model",
+        "torch_xla._XLAC",
     }  # fmt: skip
     assert not {name for name in missing if name.rpartition(".")[0] in whole}
     assert {r.module for r in rows} >= whole
+
+
+def test_the_cpp_module_has_every_name(rows):
+    names = [r.name for r in rows if r.module == "torch_xla._XLAC" and "." not in r.name]
+    assert len(set(names)) == 178
+    assert set(names) <= set(dir(torch_xla._XLAC))
 
 
 def test_a_missing_name_raises_as_the_document_says(table, rows):
