@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import torch_xla
+
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 
 
@@ -55,6 +57,12 @@ def test_what_raises_says_what_to_use_instead(table, rows):
     for r in raising:
         with pytest.raises(NotImplementedError, match="use "):
             table._look_up(r.module, r.name)()
+
+
+def test_the_cpp_module_has_every_name(rows):
+    names = [r.name for r in rows if r.module == "torch_xla._XLAC" and "." not in r.name]
+    assert len(set(names)) == 178
+    assert set(names) <= set(dir(torch_xla._XLAC))
 
 
 def test_a_missing_name_raises_as_the_document_says(table, rows):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 
 import pytest
@@ -19,6 +20,10 @@ def numbers_as_constants():
     _XLAC._set_xla_all_numbers_special_scalars(True)
     yield
     _XLAC._set_xla_all_numbers_special_scalars(False)
+
+
+def test_the_module_has_the_name_of_the_wheels_too():
+    assert importlib.import_module("_XLAC") is _XLAC
 
 
 def test_devices_and_processes():
@@ -107,20 +112,23 @@ def uploads():
     return counters.all_metrics()["TransferToDeviceTime"].total
 
 
-def test_numbers_stay_on_the_device():
-    x = torch.ones(2, device="xla")
-    assert (x * 1.234567).sum().item() == pytest.approx(2.469134)
-    assert _XLAC._get_xla_enable_device_data_cache()
-    before = uploads()
-    for _ in range(3):
+def test_numbers_may_stay_on_the_device():
+    x = torch.ones(2).to("xla")
+
+    def uploads_of_a_step():
+        before = uploads()
         assert (x * 1.234567).sum().item() == pytest.approx(2.469134)
-    assert uploads() == before
-    _XLAC._set_xla_enable_device_data_cache(False)
+        return uploads() - before
+
+    assert not _XLAC._get_xla_enable_device_data_cache()
+    assert [uploads_of_a_step() for _ in range(2)] == [1, 1]
+    _XLAC._set_xla_enable_device_data_cache(True)
     try:
-        assert (x * 1.234567).sum().item() == pytest.approx(2.469134)
-        assert uploads() == before + 1
+        assert _XLAC._get_xla_enable_device_data_cache()
+        assert [uploads_of_a_step() for _ in range(3)] == [1, 0, 0]
     finally:
-        _XLAC._set_xla_enable_device_data_cache(True)
+        _XLAC._set_xla_enable_device_data_cache(False)
+    assert uploads_of_a_step() == 1
 
 
 def test_execution_may_be_forbidden():

@@ -13,7 +13,6 @@ import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 from xla_core.compilation import program_table
-from xla_core.execution import device_backend
 from xla_core.operators import lowering_registry
 from xla_core.recording import xla_tensor
 from xla_core.support import counters
@@ -269,15 +268,7 @@ def test_memory_info_counts_what_lives():
     assert used() == before
 
 
-@pytest.fixture
-def numbers_leave():
-    """Steps' numbers do not stay on the device."""
-    device_backend.keep_numbers(False)
-    yield
-    device_backend.keep_numbers(True)
-
-
-def test_in_place_updates_reuse_the_memory(numbers_leave):
+def test_in_place_updates_reuse_the_memory():
     x = torch.ones(1000, 256, device="xla")
     torch_xla.sync()
     before = used()

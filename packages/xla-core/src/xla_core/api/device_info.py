@@ -40,7 +40,8 @@ def parse_device_name(device: str) -> tuple[str, int]:
 
 def device_kind(device: torch.device | str | None = None) -> str:
     """The hardware's name (``TPU v5 lite``, ``x86_64``) of a device (default: the current one)."""
-    return runtime.client().local_devices()[runtime.trace_of(device).device.index].kind
+    trace = runtime.trace_of(device or None)
+    return runtime.client().local_devices()[trace.device.index].kind
 
 
 def cached_program_count() -> int:

@@ -32,11 +32,11 @@ _LARGEST_KEPT: Final = 4096
 
 
 class _NumbersCache:
-    enabled = True
+    enabled = False
 
 
 def keep_numbers(enabled: bool) -> None:
-    """Whether numbers of steps stay on the device for steps that need the same again (the default)."""
+    """Whether numbers of steps stay on the device for steps that need the same again; by default not."""
     _NumbersCache.enabled = bool(enabled)
 
 
@@ -76,7 +76,8 @@ class DeviceBackend(Backend):
     def put_numbers(self, array: np.ndarray) -> Any:
         """Lifted numbers on the device, copied there unless the same ones were of late.
 
-        The user's number formats are for tensors only; programs never take the memory of numbers.
+        After ``keep_numbers(True)`` those that were there lately are there still. The user's number formats
+        are for tensors only; programs never take the memory of numbers.
         """
         wanted = self.client.numpy_dtype(array.dtype)
         if not _NumbersCache.enabled or array.nbytes > _LARGEST_KEPT:

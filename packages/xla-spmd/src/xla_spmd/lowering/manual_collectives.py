@@ -23,7 +23,7 @@ MSG_SPLIT: Final = (
     "divide by it"
 )
 MSG_NOT_A_PART: Final = (
-    "expected a part of a tensor, which xs.enable_manual_sharding gives; got a tensor on {device}"
+    "expected a part of a tensor (xs.enable_manual_sharding gives one), got one on {device}"
 )
 
 
