@@ -56,6 +56,16 @@ def test_text_of_several_results_numbers_and_attributes(ab):
     assert "aten::add(%3.0, %3.1)" in _XLAC._get_xla_tensors_text([values + indices])
 
 
+def test_hlo_of_a_tensor_has_its_own_inputs_only(ab):
+    unrelated = torch.ones(7).to("xla")
+    torch_xla.sync()
+    unrelated = unrelated * 2.5
+    wanted = ab[0] * 3.5 + ab[1] * 4.5
+    hlo = _XLAC._get_xla_tensors_hlo([wanted])
+    assert "f32[7]" not in hlo and "f32[2,3]" in hlo
+    assert wanted.tolist() == [[21.5] * 3] * 2 and unrelated.tolist() == [2.5] * 7
+
+
 def test_numbers_of_the_program_are_nodes(ab):
     a, _ = ab
     text = _XLAC._get_xla_tensors_text([a**5])
@@ -113,7 +123,10 @@ def test_hlo_without_and_with_lines(ab, monkeypatch):
     a, b = ab
     hlo = _XLAC._get_xla_tensors_hlo([a.t() @ b])
     assert hlo.startswith("HloModule IrToHlo") and "ENTRY %" in hlo
-    assert re.search(r"= f32\[3,3\]\{1,0\} dot\(", hlo)
+    assert re.search(
+        r"= f32\[3,3\]\{1,0\} dot\(f32\[3,2\]\S* %\S+, f32\[2,3\]\{1,0\} %p1\.\d+\)", hlo
+    )
+    assert re.search(r"ROOT %tuple\S* = \(f32\[3,3\]\{1,0\}\) tuple\(f32\[3,3\]\{1,0\} %\S+\)", hlo)
     former = detail()
     set_detail(Detail.LINES)
     try:
@@ -123,7 +136,7 @@ def test_hlo_without_and_with_lines(ab, monkeypatch):
     finally:
         set_detail(former)
     (line,) = [line for line in hlo.split("\n") if " dot(" in line]
-    number = test_hlo_without_and_with_lines.__code__.co_firstlineno + 9
+    number = test_hlo_without_and_with_lines.__code__.co_firstlineno + 12
     assert (
         'metadata={op_type="aten__addmm" op_name="Linear/aten__addmm" '
         f'source_file="{__file__}" source_line={number}}}' in line

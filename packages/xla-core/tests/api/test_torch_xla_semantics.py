@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -123,3 +126,44 @@ def test_torchs_quantized_operators_come_with_the_layers(run_python):
         assert ints.dtype == torch.int8
         """
     )
+
+
+@pytest.mark.parametrize("reduce", [torch.max, torch.min])
+def test_extremes_over_no_elements_raise_at_the_call(reduce):
+    with pytest.raises(IndexError, match="to have non-zero size"):
+        reduce(torch.zeros(3, 0, device="xla"), 1)
+    assert reduce(torch.zeros(0, 3, device="xla"), 1).values.shape == (0,)
+
+
+def test_autocast_gives_float32_where_torch_xla_does():
+    x = torch.ones(3, dtype=torch.bfloat16, device="xla")
+    with torch.autocast("xla", dtype=torch.bfloat16):
+        assert torch.softmax(x, 0).dtype == (x**2).dtype == torch.float32
+
+
+def test_a_compiled_function_gives_cpu_tensors():
+    found = torch.compile(lambda t: t.cpu(), backend="openxla")(torch.ones(2, device="xla"))
+    assert found.device.type == "cpu" and found.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda t: t.random_(10, 5),
+        lambda t: t.to(torch.int8).random_(0, 1000),
+        lambda t: t.uniform_(5, 1),
+    ],
+)
+def test_impossible_ranges_of_random_numbers_raise(call):
+    with pytest.raises(RuntimeError):
+        call(torch.zeros(2, device="xla"))
+
+
+def test_special_files_are_written_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe.pt"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(pipe.read_bytes)
+        xm.save({"a": torch.ones(2, device="xla")}, pipe)
+        found = torch.load(io.BytesIO(read.result(timeout=30)))
+    assert found["a"].tolist() == [1.0, 1.0] and pipe.is_fifo()

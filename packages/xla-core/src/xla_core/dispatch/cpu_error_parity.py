@@ -234,6 +234,8 @@ _SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
     aten.index_put_.default: _do_values_misfit,
     aten.embedding.default: _has_no_row_numbers,
     aten.max.default: _is_empty,
+    aten.max.dim: _is_empty,
+    aten.min.dim: _is_empty,
     aten.min.default: _is_empty,
     aten._softmax.default: _is_no_softmax,
     aten._log_softmax.default: _is_no_softmax,

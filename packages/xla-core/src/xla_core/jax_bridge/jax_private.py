@@ -232,10 +232,13 @@ def module_text(stablehlo: bytes) -> str:
         return str(ir.Module.parse(stablehlo))
 
 
-def hlo_text(stablehlo: bytes) -> str:
-    """StableHLO bytecode as the text of the HLO module that XLA makes of it, not optimised."""
+def hlo_text(stablehlo: bytes, tupled: bool = False) -> str:
+    """StableHLO bytecode as the text of the HLO module that XLA makes of it, not optimised.
+
+    ``tupled``: its results are one tuple, also where there is just one.
+    """
     # jaxlib 0.10.2
-    computation = _jaxlib.mlir.mlir_module_to_xla_computation(stablehlo, False, False)
+    computation = _jaxlib.mlir.mlir_module_to_xla_computation(stablehlo, False, tupled)
     text: str = computation.get_hlo_module().to_string()
     return text
 

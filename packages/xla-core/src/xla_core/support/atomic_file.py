@@ -19,11 +19,15 @@ def replacing(path: Path) -> Iterator[Path]:
     """A file beside ``path`` to write to, which takes the place of ``path`` at the end of the block.
 
     It is on the disk before it is renamed. After an exception, or a process that was killed, the
-    former file is still there; what a killed process left beside it is removed by the next save.
+    former file is still there; what a killed process left beside it is removed by the next save. A path that
+    is no regular file (``/dev/null``, a pipe) is itself what to write to.
 
     Its name is the file's own up to the last dot: torch.save names the root folder of the archive so.
     """
     path = Path(os.path.realpath(path))  # a link keeps pointing where it points
+    if path.exists() and not path.is_file():
+        yield path  # a device or a pipe is written to: a file in its place would be the end of it
+        return
     _remove_leftovers(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path))
     temporary = Path(name)

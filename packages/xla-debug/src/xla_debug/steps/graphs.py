@@ -24,6 +24,7 @@ from xla_core.recording.trace import Entry
 from xla_core.recording.xla_tensor import XLATensor
 from xla_debug import settings
 from xla_debug.steps import pending
+from xla_debug.steps.hlo_form import torch_xla_form
 
 _LONGEST: Final = 64  # torch_xla cuts values in Graphviz labels here
 _HLO_NAME: Final = "IrToHlo"
@@ -203,7 +204,7 @@ def graph_as_dot(entries: Sequence[Entry], outputs: Sequence[int]) -> str:
 
 def graph_as_hlo(stablehlo: bytes) -> str:
     """A lowered program as HLO text; with ``XLA_HLO_DEBUG`` every operation names its Python line."""
-    return inline_lines(jax_private.hlo_text(stablehlo))
+    return torch_xla_form(inline_lines(jax_private.hlo_text(stablehlo, tupled=True)))
 
 
 _TABLE: Final = re.compile(
@@ -272,6 +273,8 @@ def tensors_hlo(tensors: Sequence[torch.Tensor]) -> str:
 def tensors_stablehlo(tensors: Sequence[torch.Tensor]) -> bytes:
     """What computes ``tensors``, as StableHLO bytecode."""
     with pending.graph_of(tensors) as (trace, entries, outputs):
+        if trace.backend.virtual_name is None and not trace.backend.replicas:
+            entries, outputs = pending.alone(entries, outputs)
         distinct = tuple(dict.fromkeys(outputs))
         layout = trace.backend.layout(trace, entries, distinct, ())
         return step_program.lower(trace, entries, distinct, layout, _HLO_NAME).stablehlo

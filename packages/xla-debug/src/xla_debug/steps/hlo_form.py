@@ -1,0 +1,23 @@
+"""HLO texts in the form that torch_xla gives them, which scripts search: typed operands, ``p0`` for inputs."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_DEFINED: Final = re.compile(
+    r"^(\s+(?:ROOT )?(%[\w.\-]+) = )(\(.*?\)|\S+)( [\w\-]+\()([^)]*)\)", re.M
+)
+_NAME: Final = re.compile(r"%[\w.\-]+")
+_INPUT: Final = re.compile(r"\bArg_(\d+)\b")
+
+
+def torch_xla_form(hlo: str) -> str:
+    """``hlo`` with the type before each operand, and inputs called ``p0.1``, ``p1.1``, ..."""
+    types = {found[2]: found[3] for found in _DEFINED.finditer(hlo)}
+
+    def typed(found: re.Match[str]) -> str:
+        operands = _NAME.sub(lambda n: f"{types[n[0]]} {n[0]}" if n[0] in types else n[0], found[5])
+        return f"{found[1]}{found[3]}{found[4]}{operands})"
+
+    return _INPUT.sub(r"p\1", _DEFINED.sub(typed, hlo))
