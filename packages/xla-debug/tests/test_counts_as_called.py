@@ -9,6 +9,7 @@ import torch_xla
 import torch_xla.debug.metrics as met
 from torch_xla import _XLAC
 from torch_xla.experimental import eager
+from xla_core.execution import device_backend
 
 
 @pytest.fixture(autouse=True)
