@@ -76,6 +76,8 @@ class DeviceBackend(Backend):
         memory.
         """
         wanted = self.client.numpy_dtype(array.dtype)
+        if not _NumbersCache.enabled:
+            self._numbers.clear()
         if not _NumbersCache.enabled or array.nbytes > _LARGEST_KEPT:
             return self._put(array, wanted)
         key = (array.dtype.char, array.tobytes())
