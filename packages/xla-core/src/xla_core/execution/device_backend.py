@@ -80,6 +80,8 @@ class DeviceBackend(Backend):
         are for tensors only; programs never take the memory of numbers.
         """
         wanted = self.client.numpy_dtype(array.dtype)
+        if not _NumbersCache.enabled:
+            self._numbers.clear()
         if not _NumbersCache.enabled or array.nbytes > _LARGEST_KEPT:
             counters.increment("DeviceDataCacheMiss")
             return self._put(array, wanted)
