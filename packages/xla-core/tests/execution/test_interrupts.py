@@ -101,13 +101,17 @@ class Interrupt:
 def left_out(code):
     """The bytecodes between the end of a ``with`` block and the call that releases its lock.
 
-    CPython delivers no signal there, and none at a NOP or where nothing but the return is left.
+    CPython delivers no signal there, and none at a NOP or where nothing but the return is left. CPython
+    3.13.0 leaves ``with`` blocks without calling their ``__exit__`` if a trace function raises where a
+    comprehension inside jumps back.
     """
     lines = linecache.getlines(code.co_filename)
 
     def is_left_out(one, following):
         line = one.positions.lineno
         if line is None or one.opname == "NOP" or one.opname.startswith("RETURN_"):
+            return True
+        if one.opname == "JUMP_BACKWARD" and sys.version_info >= (3, 13):
             return True
         returns = one.opname == "LOAD_CONST" and following.opname.startswith("RETURN_")
         return returns or lines[line - 1].lstrip().startswith("with ")
