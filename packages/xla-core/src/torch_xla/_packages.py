@@ -52,9 +52,8 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` (PEP 562) for ``module``, whose submodules are attributes, too.
 
-    ``homes`` maps names to the modules that have them: ``
-    {"all_reduce": "xla_dist.collectives.model_collectives"}`` gives
-    ``module.all_reduce`` from there. ``aliases`` maps names to modules that the names stand for.
+    ``homes`` maps names to the modules that have them:
+    ``{"all_reduce": "xla_dist.collectives.model_collectives"}`` gives ``module.all_reduce`` from there. ``aliases`` maps names to modules that the names stand for.
     ``dir()`` leaves out names whose package is not installed. Written out, ``module.all_reduce`` and
     ``from module import all_reduce`` raise ImportError then; ``hasattr``, ``getattr`` and what looks
     modules through with them get an AttributeError with the same words.
@@ -66,7 +65,7 @@ def lazy_names(
             if name in homes:
                 return getattr(package_module(homes[name], f"{module}.{name}"), name)
             if name in aliases:
-                return importlib.import_module(aliases[name])
+                return package_module(aliases[name], f"{module}.{name}")
             if _is_submodule(module, name):
                 return importlib.import_module(f"{module}.{name}")
         except MissingPackageError as error:
@@ -76,8 +75,9 @@ def lazy_names(
         raise AttributeError(MSG_NO_ATTRIBUTE.format(module=module, name=name))
 
     def names() -> list[str]:
-        found = {name for name, home in homes.items() if _is_installed(home)}
-        return sorted({*vars(sys.modules[module]), *found, *aliases, *_submodules(module)})
+        elsewhere = {**homes, **aliases}
+        found = {name for name, home in elsewhere.items() if _is_installed(home)}
+        return sorted({*vars(sys.modules[module]), *found, *_submodules(module)})
 
     return getter, names
 
