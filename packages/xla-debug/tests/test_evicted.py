@@ -64,7 +64,8 @@ def test_nothing_here_keeps_an_evicted_program_or_dropped_steps(keep_one):
 
 
 @pytest.mark.skipif(memory_mappings.count() is None, reason="only Linux tells its memory mappings")
-def test_clearing_frees_the_code_of_programs():
+def test_clearing_frees_the_code_of_programs(monkeypatch):
+    monkeypatch.setenv("XLA_COMPILE_EFFORT", "full")  # programs in several mappings each
     xr.clear_computation_cache()
     gc.collect()
     x = torch.ones(11).to("xla")

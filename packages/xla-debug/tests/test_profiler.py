@@ -207,4 +207,7 @@ def test_messages_are_read_back():
     assert fields[1] == 300 and fields[6] == b"now" and fields[3] == b"xspace"
     assert read_message(fields[4]) == {5: 1, 2: 2, 7: 1, 9: 300}
     with pytest.raises(ValueError, match="unknown kind"):
-        read_message(b"\x0d")
+        read_message(b"\x0b")
+    for truncated in (b"\x0d", b"\x0d\x01\x02", b"\x12\x05ab", b"\x08\x80", b"\x80"):
+        with pytest.raises(ValueError, match="ends inside a field"):
+            read_message(truncated)

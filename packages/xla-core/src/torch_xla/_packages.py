@@ -52,11 +52,11 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` (PEP 562) for ``module``, whose submodules are attributes, too.
 
-    ``homes`` maps names to the modules that have them:
-    ``{"all_reduce": "xla_dist.collectives.model_collectives"}`` gives ``module.all_reduce`` from there. ``aliases`` maps names to modules that the names stand for.
-    ``dir()`` leaves out names whose package is not installed. Written out, ``module.all_reduce`` and
-    ``from module import all_reduce`` raise ImportError then; ``hasattr``, ``getattr`` and what looks
-    modules through with them get an AttributeError with the same words.
+    ``homes`` maps names to the modules that have them: ``{"sqrt": "math"}`` gives ``module.sqrt`` from
+    there. ``aliases`` maps names to modules that the names stand for. ``dir()`` leaves out names whose
+    package is not installed. Written out, ``module.sqrt`` and ``from module import sqrt`` raise ImportError
+    then; ``hasattr``, ``getattr`` and what looks modules through with them get an AttributeError with the
+    same words.
     """
     homes, aliases = homes or {}, aliases or {}
 

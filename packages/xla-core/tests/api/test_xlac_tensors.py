@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 
@@ -44,6 +45,8 @@ def test_devices_and_processes():
         _XLAC._xla_get_device_hw_type(torch.ones(1))
     assert _XLAC._xla_get_device_attributes("CPU:0")["name"] == "CPU:0"
     assert [a["name"] for a in _XLAC._xla_get_all_device_attributes()] == ["CPU:0"]
+    xm.wait_device_ops()
+    gc.collect()  # what other tests left must not be freed between the two
     assert _XLAC._xla_memory_info("xla:0") == xm.get_memory_info("xla:0")
     assert "jaxlib" in _XLAC._xla_get_platform_version()
     assert _XLAC._xla_get_num_cached_compilation_graph() >= 0

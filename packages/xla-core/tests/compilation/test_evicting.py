@@ -17,6 +17,7 @@ from torch_xla._dynamo.dynamo_bridge import extract_compiled_graph
 from xla_core.compilation import program_table
 from xla_core.contract import events
 from xla_core.execution import runtime
+from xla_core.recording.evictable import Table
 from xla_core.support import counters, memory_mappings
 
 COUNT = 'lambda: open("/proc/self/maps", "rb").read().count(b"\\n")'
@@ -283,7 +284,7 @@ def test_an_eviction_is_told(keep):
 
 
 def test_dropped_tables_are_no_concern_of_a_program():
-    table = program_table.Table()
+    table = Table()
     kept = program_table.Kept(object())
     kept.keep(table, 1)
     other = program_table.Kept(object())

@@ -18,7 +18,7 @@ import torch_xla
 from torch_xla.core import xla_model as xm
 from torch_xla.experimental.scan import scan
 from xla_core.execution import index_checks, runtime
-from xla_core.recording import step_turns
+from xla_core.recording import step_turns, xla_tensor
 
 THREADS = 4
 STEPS = 8
@@ -495,10 +495,15 @@ def test_a_step_that_fails_is_told_where_its_values_are_read(monkeypatch):
         return x, x.gather(0, torch.tensor([5], device="xla"))
 
     monkeypatch.setenv("XLA_CHECK_INDICES", "1")
+    # the switch is read when a handler is made, at an operator's first use
+    monkeypatch.setattr(xla_tensor, "_plain", {})
+    xla_tensor.set_handler_wrapper(None)
     x, bad = in_thread(work)
     with pytest.raises(index_checks.IndexOutOfRangeError):
         bad.tolist()
     assert x.tolist() == [1, 1]
+    monkeypatch.undo()
+    xla_tensor.set_handler_wrapper(None)
 
 
 # -- all of it ------------------------------------------------------------------------------------

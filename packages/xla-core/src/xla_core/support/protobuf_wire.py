@@ -14,6 +14,8 @@ _FIXED64: Final = 1
 _BYTES: Final = 2
 _FIXED32: Final = 5
 
+MSG_TRUNCATED: Final = "the message ends inside a field"
+
 
 def number_field(field: int, value: int) -> bytes:
     """An integer (not negative) as field number ``field``."""
@@ -60,6 +62,8 @@ def read_fields(data: bytes) -> Iterator[tuple[int, Any]]:
             if kind == _BYTES:
                 size, position = _read_varint(data, position)
             value = data[position : position + size]
+            if len(value) < size:
+                raise ValueError(MSG_TRUNCATED)
             position += size
         else:
             raise ValueError(f"field {tag >> 3} has the unknown kind {kind}")
@@ -80,6 +84,8 @@ def read_numbers(packed: int | bytes) -> list[int]:
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
+        if position == len(data):
+            raise ValueError(MSG_TRUNCATED)
         byte = data[position]
         position += 1
         value |= (byte & 127) << shift
