@@ -19,20 +19,22 @@ from torch.distributed.tensor.parallel import (
 )
 
 import torch_xla
-import torch_xla.debug.metrics as met
 import torch_xla.runtime as xr
+from xla_core.support import counters
 
 
 @contextlib.contextmanager
 def on_the_device():
     """Nothing inside runs on the CPU, or warns of anything but torch's own plans."""
-    before = set(met.counter_names())
+    before = set(counters.all_counters())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", FutureWarning)  # names change between releases of torch
         warnings.filterwarnings("ignore", "Guards may run slower on Python 3.13.0")  # Dynamo's
         yield
-    fell_back = {n for n in set(met.counter_names()) - before if n.startswith(("aten::", "_c10d"))}
+    fell_back = {
+        n for n in set(counters.all_counters()) - before if n.startswith(("aten::", "_c10d"))
+    }
     assert not fell_back, fell_back
 
 
@@ -147,7 +149,7 @@ def repeats(index):
                 got = function(x)
                 torch_xla.sync()
                 same(got, torch.full((4,), 2.0 * turn * xr.world_size() + 1))
-                found.append(met.metric_data("CompileTime")[0])
+                found.append(counters.all_counters()["UncachedCompile"])
             assert found[2:] == found[2:3] * 4, found
     return True
 
@@ -262,7 +264,7 @@ def tensor_parallel(index):
             losses[-1].backward()
             optimizer.step()
         torch_xla.sync()
-        compiled.append(met.metric_data("CompileTime")[0])
+        compiled.append(counters.all_counters()["UncachedCompile"])
         torch.testing.assert_close(losses[1].cpu(), losses[0], rtol=1e-5, atol=1e-6)
     assert compiled[2:] == compiled[2:3] * 3, compiled
     same(split[0].weight.full_tensor(), alone[0].weight)
