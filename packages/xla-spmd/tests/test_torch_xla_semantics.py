@@ -10,9 +10,6 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-import torch_xla
-import torch_xla.debug.metrics as met
-import torch_xla.distributed.parallel_loader as pl
 import torch_xla.distributed.spmd as xs
 from torch_xla import _XLAC
 from xla_spmd.tensors.sharded_tensor import wrap_as_sharded_tensor
@@ -86,36 +83,3 @@ def test_a_mesh_over_other_devices_is_refused(ids):
     with pytest.raises(AssertionError, match="a mesh names each device of the job once"):
         mesh = xs.Mesh(ids, (len(ids),), ("x",))
         xs.mark_sharding(torch.zeros(8, device="xla"), mesh, ("x",))
-
-
-def test_a_loader_wants_a_sharding_for_every_key(mesh):
-    batch = {"x": torch.zeros(8), "y": torch.zeros(8)}
-    loader = pl.MpDeviceLoader(
-        [batch], "xla", input_sharding={"x": xs.ShardingSpec(mesh, ("data",))}
-    )
-    with pytest.raises(KeyError, match=r"Keys: \['y'\] are missing from input_sharding\."):
-        next(iter(loader))
-
-
-def test_what_is_counted_over_a_mesh(mesh):
-    torch_xla.sync()
-    met.clear_all()
-    tensor, _ = split(mesh)
-    assert met.counter_value("XlaMarkSharding") == met.counter_value("SetShardingSpec") == 1
-    found = tensor * 2
-    torch_xla.sync()
-    assert found.shape == (8, 4)
-    assert (
-        met.counter_value("ExecuteReplicated") == met.metric_data("ExecuteReplicatedTime")[0] == 1
-    )
-    assert "ExecuteTime" not in met.metric_names()
-    assert met.counter_value("ExecuteComputation") is None
-
-
-def test_a_tensors_debug_text_tells_its_shards(mesh):
-    tensor, _ = split(mesh)
-    torch_xla.sync()
-    text = _XLAC._get_xla_tensor_debug_info(tensor)
-    assert "\nDevice: SPMD:0\n" in text
-    assert f"\nShardingSpec: {_XLAC._get_xla_sharding_spec(tensor)}\n" in text
-    assert f"NumShards: {DEVICES}" in text

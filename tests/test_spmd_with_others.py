@@ -1,0 +1,60 @@
+"""What torch_xla's names in xla-dist and xla-debug say of tensors that xla-spmd has split."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SPLIT = """
+import torch, torch_xla
+import torch_xla.distributed.spmd as xs, torch_xla.runtime as xr
+xr.use_spmd()
+mesh = xs.Mesh(list(range(8)), (8,), ("data",))
+tensor = torch.arange(32.0).reshape(8, 4).to("xla")
+"""
+LOADER = """
+import torch_xla.distributed.parallel_loader as pl
+batch = {"x": torch.zeros(8), "y": torch.zeros(8)}
+loader = pl.MpDeviceLoader([batch], "xla", input_sharding={"x": xs.ShardingSpec(mesh, ("data",))})
+try:
+    next(iter(loader))
+except KeyError as error:
+    assert "Keys: ['y'] are missing from input_sharding." in str(error), error
+else:
+    raise AssertionError("no error for a key without a sharding")
+"""
+COUNTERS = """
+import torch_xla.debug.metrics as met
+torch_xla.sync()
+met.clear_all()
+xs.mark_sharding(tensor, mesh, ("data", None))
+assert met.counter_value("XlaMarkSharding") == met.counter_value("SetShardingSpec") == 1
+found = tensor * 2
+torch_xla.sync()
+assert found.shape == (8, 4)
+assert met.counter_value("ExecuteReplicated") == met.metric_data("ExecuteReplicatedTime")[0] == 1
+assert "ExecuteTime" not in met.metric_names()
+assert met.counter_value("ExecuteComputation") is None
+"""
+DEBUG_TEXT = """
+from torch_xla import _XLAC
+xs.mark_sharding(tensor, mesh, ("data", None))
+torch_xla.sync()
+text = _XLAC._get_xla_tensor_debug_info(tensor)
+assert "\\nDevice: SPMD:0\\n" in text, text
+assert f"\\nShardingSpec: {_XLAC._get_xla_sharding_spec(tensor)}\\n" in text, text
+assert "NumShards: 8" in text, text
+"""
+
+
+@pytest.mark.parametrize(
+    "script", [LOADER, COUNTERS, DEBUG_TEXT], ids=["loader", "counters", "debug text"]
+)
+def test_over_a_mesh(script):
+    environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
+    command = [sys.executable, "-c", SPLIT + script + "print('right')"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.stdout.strip().endswith("right"), done.stdout + done.stderr
