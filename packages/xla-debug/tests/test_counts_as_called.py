@@ -97,8 +97,15 @@ def test_tensors_and_runs_are_counted():
     assert met.counter_value("ExecuteComputation") == 1 and x.tolist() == [1.0, 1.0]
 
 
-def test_equal_numbers_are_copied_to_the_device_once(monkeypatch):
-    monkeypatch.setattr(device_backend._NumbersCache, "enabled", True)
+@pytest.fixture
+def numbers_stay():
+    """Numbers of steps stay on the device."""
+    device_backend.keep_numbers(True)
+    yield
+    device_backend.keep_numbers(False)
+
+
+def test_equal_numbers_are_copied_to_the_device_once(numbers_stay):
     x, y = torch.ones(2).to("xla"), torch.full((2,), 2.0).to("xla")
     torch_xla.sync()
     met.clear_all()

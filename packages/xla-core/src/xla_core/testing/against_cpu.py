@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from xla_core.api import program_report
 from xla_core.execution import runtime
-from xla_core.support import counters
 
 Tolerance = tuple[float, float]
 """``(rtol, atol)``."""
@@ -177,15 +177,13 @@ def _weights(like: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def fallbacks() -> Iterator[dict[str, int]]:
     """How often each operator ran on the CPU inside the block, filled in when it ends."""
-    before = counters.all_counters()
+    before = program_report.fallback_counts()
     found: dict[str, int] = {}
     try:
         yield found
     finally:
-        for name, count in counters.all_counters().items():
-            if name == counters.SCALAR_READ:  # counted under such a name, and no operator
-                continue
-            if name.startswith("aten::") and count > before.get(name, 0):
+        for name, count in program_report.fallback_counts().items():
+            if count > before.get(name, 0):
                 found[name] = count - before.get(name, 0)
 
 

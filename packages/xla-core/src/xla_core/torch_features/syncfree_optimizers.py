@@ -1,7 +1,7 @@
 """Optimizers whose step is skipped on the device when a gradient is infinite: the host never waits.
 
 They are torch's own in their fused form, which takes ``found_inf`` as an operand. ``adam_step`` and ``sgd_step``
-are such steps over lists of tensors.
+are such steps over lists of tensors, ``adam_step_`` and ``sgd_step_`` those of one parameter.
 """
 
 from __future__ import annotations
@@ -150,3 +150,61 @@ def _store(skipped: torch.Tensor, *pairs: tuple[torch.Tensor, torch.Tensor]) -> 
     with torch.no_grad():
         for place, value in pairs:
             place.copy_(torch.where(skipped, place, value))
+
+
+# -- the same for one parameter, as torch_xla's C++ module has them -----------------------------------
+
+
+@torch.no_grad()
+def adam_step_(
+    found_inf: torch.Tensor,
+    step: torch.Tensor,
+    param: torch.Tensor,
+    grad: torch.Tensor,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    max_exp_avg_sq: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    lr: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    use_adamw: bool,
+) -> None:
+    """One step: ``step`` counts on, ``param`` and its averages change; nothing where ``found_inf`` is not 0.
+
+    ``max_exp_avg_sq`` is read and written with ``amsgrad`` only. With ``use_adamw`` the parameter decays by
+    itself, else ``weight_decay`` times it is added to the gradient.
+    """
+    adam_step(
+        found_inf, [step.reshape(())], [param], [grad], [exp_avg], [exp_avg_sq], [max_exp_avg_sq],
+        amsgrad=amsgrad, beta1=beta1, beta2=beta2, lr=lr, weight_decay=weight_decay, eps=eps,
+        maximize=maximize, use_adamw=use_adamw,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def sgd_step_(
+    found_inf: torch.Tensor,
+    step: torch.Tensor,
+    param: torch.Tensor,
+    buf: torch.Tensor,
+    d_p: torch.Tensor,
+    weight_decay: float,
+    momentum: float,
+    lr: float,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+) -> None:
+    """One step: ``step`` counts on, ``param`` and, with momentum, ``buf`` change; as ``adam_step_``.
+
+    ``d_p`` is the gradient and ``buf`` the average, which begins with the gradient where ``step`` is 0.
+    """
+    sgd_step(
+        found_inf, [step.reshape(())], [param], [d_p], [buf],
+        weight_decay=weight_decay, momentum=momentum, lr=lr, dampening=dampening,
+        nesterov=nesterov, maximize=maximize,
+    )  # fmt: skip

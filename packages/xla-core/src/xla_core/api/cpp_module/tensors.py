@@ -21,12 +21,12 @@ from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.torch_features.dlpack import from_dlpack as _from_dlpack
 from xla_core.torch_features.dlpack import to_dlpack as _to_dlpack
-from xla_core.torch_features.fused_steps import adam_step_ as _xla_adam_optimizer_step_
-from xla_core.torch_features.fused_steps import sgd_step_ as _xla_sgd_optimizer_step_
 from xla_core.torch_features.optimization_barrier import (
     optimization_barrier_ as _xla_optimization_barrier_,
 )
 from xla_core.torch_features.ready_callbacks import on_ready_callback as _on_ready_callback
+from xla_core.torch_features.syncfree_optimizers import adam_step_ as _xla_adam_optimizer_step_
+from xla_core.torch_features.syncfree_optimizers import sgd_step_ as _xla_sgd_optimizer_step_
 
 MSG_NOT_XLA: Final = "Input tensor is not an XLA tensor: {type}"
 MSG_DEVICES: Final = (
