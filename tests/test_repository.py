@@ -25,7 +25,7 @@ LAYERS = {
     "xla_core": (
         "contract", "support", "jax_bridge", "torch_bridge", "multiprocess", "plugins", "operators",
         "recording", "lowering", "lowering.rules", "compilation", "pjrt", "execution", "dispatch",
-        "dynamo", "torch_features", "computations", "builder", "kernels", "export", "api", "attach",
+        "dynamo", "torch_features", "capture", "computations", "builder", "kernels", "export", "api", "attach",
         "testing",
     ),
     "xla_dist": (

@@ -81,6 +81,12 @@ def add(
         table.setdefault(device, []).append((step, lambda: closure(*args)))
 
 
+def waiting(device: torch.device) -> int:
+    """How many closures wait for the ends of steps on ``device``."""
+    with _lock:
+        return len(_pending.get(device, ())) + len(_async_pending.get(device, ()))
+
+
 def _step(device: torch.device) -> Step:
     trace = runtime.trace_of(device)
     with trace.lock:

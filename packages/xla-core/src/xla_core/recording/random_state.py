@@ -12,8 +12,15 @@ import secrets
 import threading
 from typing import Final
 
+import numpy as np
+
 _MASK: Final = 2**64 - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
+_INVERSE: Final = pow(_GOLDEN, -1, 2**64)
+# The same in numpy's words, for many seeds at once.
+_GOLDEN_WORD: Final = np.uint64(_GOLDEN)
+_SHIFTS: Final = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTORS: Final = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 _states: dict[int, int] = {}
 _common: list[int] = []  # the seed of devices without a state of their own, after seed_all()
@@ -75,3 +82,29 @@ def get_state(device_index: int) -> int:
         if state is None:
             state = _fresh(device_index)
         return _signed(state)
+
+
+def distance(before: int, after: int) -> int:
+    """How many seeds lie between two states, if only drawing leads from one to the other."""
+    return ((after - before) * _INVERSE) & _MASK
+
+
+def seeds_after(state: int, places: np.ndarray) -> np.ndarray:
+    """The seeds (int64) that ``next_seed`` gives at these places (uint64, 1 is the next one) from ``state``."""
+    z = places * _GOLDEN_WORD + np.uint64(state & _MASK)
+    z = (z ^ (z >> _SHIFTS[0])) * _FACTORS[0]
+    z = (z ^ (z >> _SHIFTS[1])) * _FACTORS[1]
+    seeds = (z ^ (z >> _SHIFTS[2])).view(np.int64)
+    if ((seeds == 0) | (seeds == 1)).any():
+        seeds[(seeds == 0) | (seeds == 1)] = -1
+    return seeds
+
+
+def draw(device_index: int, places: np.ndarray, count: int) -> np.ndarray:
+    """The seeds at these places of the device's generator, which advances by ``count``."""
+    with _lock:
+        state = _states.get(device_index)
+        if state is None:
+            state = _fresh(device_index)
+        _states[device_index] = (state + count * _GOLDEN) & _MASK
+    return seeds_after(state, places)

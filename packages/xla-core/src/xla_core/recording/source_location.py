@@ -86,8 +86,7 @@ def detail() -> Detail:
 def user_frame() -> Frame | None:
     """The innermost frame outside torch and this project."""
     for frame, line in traceback.walk_stack(sys._getframe(1)):
-        module = frame.f_globals.get("__name__", "")
-        if module and module.partition(".")[0] not in _INSIDE:
+        if is_users(frame):
             return Frame(frame.f_code.co_name, frame.f_code.co_filename, line)
     return None
 
@@ -96,6 +95,12 @@ def user_line() -> tuple[str, int]:
     """File and line of the innermost frame outside torch and this project."""
     found = user_frame()
     return (found.filename, found.line) if found is not None else ("<unknown>", 0)
+
+
+def is_users(frame: FrameType) -> bool:
+    """Whether a frame is outside torch and this project."""
+    module = frame.f_globals.get("__name__", "")
+    return bool(module) and module.partition(".")[0] not in _INSIDE
 
 
 _places: dict[tuple[str, int], tuple[str, int]] = {}
@@ -109,9 +114,8 @@ def recording_line() -> tuple[str, int] | None:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
         # what torch.fx and torch.compile generate is of no module
-        if module and module.partition(".")[0] not in _INSIDE:
+        if is_users(frame):
             place = frame.f_code.co_filename, frame.f_lineno
             return _places.setdefault(place, place)
         frame = frame.f_back

@@ -27,8 +27,8 @@ from xla_core.torch_bridge.torch_private import context_of_backward, current_bac
 STEP: Final = (
     "epoch", "cur", "inputs", "input_vids", "input_storages", "touched", "floats", "ints",
 )  # fmt: skip
-# What each thread has its own of: its step, and the region of ``torch_xla.compile`` that it is in.
-_OWN: Final = (*STEP, "region", "graph_name", "forbidden")
+# What each thread has its own of: its step, the region of ``torch_xla.compile`` that it is in, what it refuses.
+_OWN: Final = (*STEP, "region", "graph_name", "forbidden", "unreadable")
 _own_of: Final = attrgetter(*_OWN)
 _PENDING: Final = _OWN.index("epoch"), _OWN.index("cur")
 
@@ -214,7 +214,8 @@ class Turns:
             step.owner = owner
         else:
             step = Step(owner)
-            step.values = (next_epoch(), self._trace.root, [], {}, [], [], [], [], None, None, None)
+            started = (next_epoch(), self._trace.root, [], {}, [], [], [], [])
+            step.values = (*started, None, None, None, None)
         if not self.owners:
             self._first = owner
         owner.steps[self._trace] = step

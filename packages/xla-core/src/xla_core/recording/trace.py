@@ -57,7 +57,8 @@ class Trace:
     ``unreadable`` is the error to raise when a value would be read: while a graph is recorded once
     for values of all kinds. ``one_by_one`` says that each operator is a program of its own now.
     ``aside`` records the body of a computation meanwhile, and the step waits. ``has_placeholders`` says
-    that a tensor without a value was made, which a step may depend on.
+    that a tensor without a value was made, which a step may depend on. ``made`` is called with every storage
+    that is made from a buffer, while a step is captured.
 
     Whoever takes ``lock`` has its own step here. ``bare`` is the same lock without that, for handlers whose
     first act is ``record``, or to ask the same: ``thread`` is the number of the thread whose step is here.
@@ -82,6 +83,7 @@ class Trace:
     one_by_one: bool = False
     aside: Aside | None = None
     has_placeholders: bool = False
+    made: Callable[[Storage], None] | None = None
 
     def __init__(self, device: torch.device, flush: Callable[..., None]) -> None:
         self.device = device
@@ -519,6 +521,8 @@ class Trace:
         t._v = None
         if self.aside is not None:
             self.aside.made(s)
+        elif self.made is not None:
+            self.made(s)
         return t
 
     # -- the slow path -------------------------------------------------------------------------

@@ -88,6 +88,12 @@ def through_wrapper(handler: Handler) -> Handler:
     return handler if _wrap is None else _wrap(handler)
 
 
+class Replacements:
+    """``count`` rises whenever a tensor comes to show another storage than before."""
+
+    count = 0
+
+
 def become(target: XLATensor, source: XLATensor, like: torch.Tensor | None = None) -> None:
     """Let ``target`` show what ``source`` shows, and share its storage, from now on.
 
@@ -96,6 +102,7 @@ def become(target: XLATensor, source: XLATensor, like: torch.Tensor | None = Non
     """
     metadata = map(torch_private.set_data, (target,), (source if like is None else like,))
     shown = indivisible.storing(target, ("_s", "_v"), (source._s, source._v))
+    Replacements.count += 1
     indivisible.do(metadata, shown)
 
 

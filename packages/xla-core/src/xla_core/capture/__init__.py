@@ -1,0 +1,1 @@
+"""Steps that are recorded once and replayed without running their Python."""

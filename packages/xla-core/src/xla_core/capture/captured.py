@@ -1,0 +1,269 @@
+"""``Captured``: a function that is recorded, and then replayed without running its Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch.utils import _pytree as pytree
+
+from xla_core.capture import errors
+from xla_core.capture.errors import refuse
+from xla_core.capture.guards import Guards, Snapshot
+from xla_core.capture.observation import Observation, Observer
+from xla_core.capture.printing import noticing_prints
+from xla_core.capture.reachable import Reachable
+from xla_core.capture.replay import Replay
+from xla_core.dispatch import transfers
+from xla_core.execution import runtime
+from xla_core.recording.storage import chain
+from xla_core.recording.trace import Trace
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.support import counters, flags
+
+RECORDED: Final = "CapturedStepRecorded"
+"""Counts calls of captured functions that ran their Python to be recorded."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Progress:
+    """Calls so far with arguments of one kind, and what the last one recorded."""
+
+    calls: int = 0
+    observed: Observation | None = None
+    attempts: int = 0
+
+
+class Captured:
+    """A callable that records ``function`` and replays it; made by ``capture``."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        warmup: int = 1,
+        check_every: int = 0,
+        max_recordings: int = 16,
+    ) -> None:
+        for option, got, least in (
+            ("warmup", warmup, 0), ("check_every", check_every, 0), ("max_recordings", max_recordings, 1),
+        ):  # fmt: skip
+            if not isinstance(got, int) or got < least:
+                raise ValueError(
+                    errors.MSG_CHECK_OPTION.format(option=option, got=got, least=least)
+                )
+        functools.update_wrapper(self, function, updated=())
+        self._function = function
+        self._name = getattr(function, "__qualname__", None) or type(function).__name__
+        self._warmup = warmup
+        self._check_every = check_every
+        self._max = max_recordings
+        self._known: dict[Any, Replay | _Progress] = {}
+        self._bound: weakref.WeakKeyDictionary[Any, Captured] = weakref.WeakKeyDictionary()
+        self._replays = 0
+
+    def __get__(self, instance: Any, owner: Any = None) -> Captured:
+        """As a method: the capture of this instance's method, with recordings of its own."""
+        if instance is None:
+            return self
+        found = self._bound.get(instance)
+        if found is None:
+            method = self._function.__get__(instance, owner)
+            found = Captured(method, self._warmup, self._check_every, self._max)
+            self._bound[instance] = found
+        return found
+
+    @property
+    def recordings(self) -> int:
+        """For how many kinds of arguments the function is replayed by now."""
+        return sum(isinstance(one, Replay) for one in self._known.values())
+
+    def reset(self) -> None:
+        """Forget what was recorded; the next calls record again."""
+        self._known.clear()
+        for one in self._bound.values():
+            one.reset()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's results: replayed, or in the first calls recorded like any step.
+
+        CPU tensors among the arguments are uploaded. Raises CaptureError when the function cannot be
+        captured, or something that it depends on is not what it was when it was recorded.
+        """
+        leaves, spec = (args, None) if not kwargs else pytree.tree_flatten((args, kwargs))
+        key: Any = tuple(map(_kind, leaves))
+        if spec is None and _NESTED in key:
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            key = tuple(map(_kind, leaves))
+        key = (key, spec, _mode())
+        found = self._known.get(key)
+        if type(found) is Replay and not self._is_check_due():
+            trace = found.trace
+            tensors = [_on_device(t, trace) for t in leaves if isinstance(t, torch.Tensor)]
+            return found.run(tensors)
+        return self._record(key, found, leaves, spec)
+
+    def _is_check_due(self) -> bool:
+        self._replays += 1
+        return bool(self._check_every) and self._replays % self._check_every == 0
+
+    # -- recording -----------------------------------------------------------------------------
+
+    def _record(self, key: Any, found: Any, leaves: Sequence[Any], spec: Any) -> Any:
+        trace = _trace_of(leaves)
+        leaves = [_on_device(t, trace) if isinstance(t, torch.Tensor) else t for t in leaves]
+        args, kwargs = (leaves, {}) if spec is None else pytree.tree_unflatten(leaves, spec)
+        function = functools.partial(self._function, *args, **kwargs)
+        if trace.made is not None or trace.forbidden is not None or flags.CHECK_INDICES.get():
+            return function()  # inside another one's step
+        if found is None:
+            if len(self._known) >= self._max:
+                raise refuse(errors.MSG_MANY, name=self._name, count=len(self._known))
+            found = self._known[key] = _Progress()
+        if type(found) is _Progress and found.calls < self._warmup:
+            found.calls += 1
+            result = detached(function())
+            runtime.sync(trace.device)
+            return result
+        tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
+        objects = {
+            f"argument {i}": a for i, a in enumerate(leaves) if not isinstance(a, torch.Tensor)
+        }
+        reachable = Reachable.of(self._function, objects)
+        observed, result = observe(self._name, trace, function, tensors, reachable)
+        counters.increment(RECORDED)
+        if type(found) is Replay:
+            found.compare(observed)
+            return result
+        former, found.observed = found.observed, observed
+        found.calls += 1
+        if former is not None:
+            found.attempts += 1
+            try:
+                guards = Guards(self._name, Reachable.of(self._function, objects))
+                self._known[key] = Replay(self._name, trace, former, observed, guards)
+            except errors.CaptureError:
+                if found.attempts > 1:
+                    raise
+        return result
+
+
+def observe(
+    name: str,
+    trace: Trace,
+    function: Callable[[], Any],
+    arguments: Sequence[XLATensor],
+    reachable: Reachable,
+) -> tuple[Observation, Any]:
+    """Call ``function``, run its step, and say what it recorded; with its result.
+
+    Raises CaptureError for what no replay could do; but for reads the step was carried out then.
+    """
+    parameters = reachable.parameters()
+    before = Snapshot(reachable)
+    former = [p.grad for p in parameters]
+    observer = Observer(trace, name, arguments)
+    with noticing_prints(name) as noticed:
+        result = detached(observer.call(function, list(reachable.schedulers.values())))
+    observed = observer.end(result, parameters, former)
+    noticed.check()
+    before.check_unchanged(name)
+    return observed, result
+
+
+def detached(result: Any) -> Any:
+    """The results without their autograd graphs."""
+    return pytree.tree_map(_detached, result)
+
+
+def _detached(leaf: Any) -> Any:
+    if isinstance(leaf, XLATensor) and leaf.grad_fn is not None:
+        return leaf.detach()
+    return leaf
+
+
+_NESTED: Final = object()
+
+
+def _kind(leaf: Any) -> Any:
+    """What of an argument decides which recording is replayed."""
+    if type(leaf) is XLATensor:
+        if leaf._v is None:
+            return leaf._s.meta, leaf.requires_grad
+        views = tuple((v.plan, v.tail) for v in chain(leaf._v))
+        return leaf._s.meta, leaf.requires_grad, views
+    if isinstance(leaf, torch.Tensor):
+        return leaf.dtype, leaf.shape, leaf.device.type, leaf.requires_grad
+    if isinstance(leaf, (bool, int, float, complex, str, bytes, type(None))):
+        return type(leaf), repr(leaf)
+    if isinstance(leaf, (tuple, list, dict)):
+        return _NESTED
+    return _Identity(leaf)
+
+
+class _Identity:
+    """An argument that is told from others by being itself."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.value is self.value
+
+
+def _mode() -> Any:
+    """What around a call decides what operators record."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("xla") and torch.get_autocast_dtype("xla"),
+        torch.get_default_dtype(),
+    )
+
+
+def _trace_of(leaves: Sequence[Any]) -> Trace:
+    for leaf in leaves:
+        if isinstance(leaf, XLATensor):
+            trace: Trace = leaf._s.trace
+            return trace
+    return runtime.trace_of(None)
+
+
+def _on_device(tensor: torch.Tensor, trace: Trace) -> Any:
+    if isinstance(tensor, XLATensor):
+        return tensor
+    return transfers.upload(tensor, trace)
+
+
+def capture(
+    function: Callable[..., Any] | None = None,
+    *,
+    warmup: int = 1,
+    check_every: int = 0,
+    max_recordings: int = 16,
+) -> Any:
+    """Record a step once and replay it without running its Python: ``step = capture(step)``, or a decorator.
+
+    ``function`` is one whole step: all that it computes is one program. Its first ``warmup`` calls (default 1,
+    in which optimizers make their state) are ordinary steps, the next two are recorded and compared, and then it is
+    replayed; arguments of other shapes, dtypes or numbers are recorded anew, up to ``max_recordings`` kinds (default 16).
+    Results are new tensors without an autograd graph. Parameters, optimizer state, buffers and random state
+    advance as in ordinary steps; learning rates are read from the optimizers' groups in every call.
+
+    ``check_every=n`` (default 0: never) runs every n-th call's Python, too, and raises where it differs.
+    Raises CaptureError for a step that no replay can carry out, with the line where that is known, and at a
+    call for which something is not as it was recorded; ValueError for options that are no such numbers.
+    """
+    if function is None:
+        return functools.partial(
+            capture, warmup=warmup, check_every=check_every, max_recordings=max_recordings
+        )
+    return Captured(function, warmup, check_every, max_recordings)

@@ -1,0 +1,220 @@
+"""What has to be as it was when a step was recorded, for its replay to be what its function would do.
+
+``Guards.check`` runs before every replay. What it looks at each time is compared by identity, in C, a few tens of
+nanoseconds each; what has a counter that tells of any change (hooks, replaced storages) is looked at when that
+counter has risen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import types
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from xla_core.capture import errors
+from xla_core.capture.errors import refuse
+from xla_core.capture.reachable import NUMBERS, Reachable, Slot
+from xla_core.recording.xla_tensor import Replacements, XLATensor
+from xla_core.torch_bridge import module_tables
+
+_CONTENTS: Final = operator.attrgetter("cell_contents")
+_GRAD: Final = operator.attrgetter("grad")
+_IS_NOT: Final = operator.is_not
+
+
+class Snapshot:
+    """What reachable places hold at one moment: numbers, tensors, and the lengths of containers."""
+
+    def __init__(self, reachable: Reachable) -> None:
+        self.slots = reachable.slots
+        self.values = [_seen(slot.value()) for slot in self.slots]
+
+    def check_unchanged(self, name: str) -> None:
+        """Refuse what the call has changed since: a replay would not."""
+        for slot, old in zip(self.slots, self.values, strict=True):
+            new = _seen(slot.value())
+            if not _same(old, new):
+                if isinstance(new, torch.Tensor):
+                    raise refuse(errors.MSG_REBOUND, name=name, what=slot.path)
+                raise refuse(
+                    errors.MSG_SIDE_EFFECT,
+                    name=name,
+                    what=slot.path,
+                    old=_told(old),
+                    new=_told(new),
+                )
+
+
+class _Length:
+    """How many items a container has."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+
+def _seen(value: Any) -> Any:
+    if isinstance(value, (list, dict)):
+        return _Length(len(value))
+    return value if isinstance(value, (*NUMBERS, torch.Tensor)) else type(value)
+
+
+def _same(old: Any, new: Any) -> bool:
+    if old is new:
+        return True
+    if isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor):
+        return False
+    if isinstance(old, _Length) and isinstance(new, _Length):
+        return old.count == new.count
+    return type(old) is type(new) and repr(old) == repr(new)
+
+
+def _told(value: Any) -> str:
+    return f"{value.count} items" if isinstance(value, _Length) else repr(value)
+
+
+class Guards:
+    """What the replays of one recording check."""
+
+    def __init__(self, name: str, reachable: Reachable) -> None:
+        self._name = name
+        self._reachable = reachable
+        watched = [s for s in reachable.slots if isinstance(s.value(), (*NUMBERS, torch.Tensor))]
+        watched += [Slot(f"{path}.training", vars(m), "training") for path, m in reachable.roots]
+        self._cells = [s for s in watched if isinstance(s.mapping, types.CellType)]
+        self._items = [s for s in watched if not isinstance(s.mapping, types.CellType)]
+        self._cell_objects = [s.mapping for s in self._cells]
+        self._cell_values = [s.value() for s in self._cells]
+        self._mappings = [s.mapping for s in self._items]
+        self._keys = [s.key for s in self._items]
+        self._values = [s.value() for s in self._items]
+        modules = [m for _, m in reachable.modules.values()]
+        tables: list[dict[str, Any]] = []
+        for module in modules:
+            tables += (*module_tables.tensor_tables(module), module_tables.submodules(module))
+        self._tables = tables
+        self._filled = [table for table in tables if table]
+        self._contents = [value for table in tables for value in table.values()]
+        self._parameters = reachable.parameters()
+        self._modules = modules
+        self._hooks = self._hooks_now()
+        self._registered = module_tables.hooks_registered()
+        self._replacements = Replacements.count
+        tensors = [
+            v for v in (*self._contents, *self._values, *self._cell_values, *self._parameters)
+        ]
+        tensors += [
+            value
+            for optimizer in reachable.optimizers.values()
+            for state in optimizer.state.values()
+            if isinstance(state, dict)
+            for value in state.values()
+        ]
+        self._tensors = [t for t in tensors if isinstance(t, XLATensor)]
+        self._storages = [t._s for t in self._tensors]
+        self._optimizers = list(reachable.optimizers.values())
+        self._states = [o.state for o in self._optimizers]
+
+    def tensors(self) -> list[XLATensor]:
+        """The tensors that are reached."""
+        return self._tensors
+
+    def storages(self) -> list[Any]:
+        """The storages of ``tensors``."""
+        return self._storages
+
+    def parameters(self) -> list[Any]:
+        """The parameters that are reached."""
+        return self._parameters
+
+    def _hooks_now(self) -> list[tuple[Any, ...]]:
+        optimizers = self._reachable.optimizers.values()
+        return module_tables.hook_tables(self._modules, optimizers, self._parameters)
+
+    def check(self) -> None:
+        """Raise CaptureError for what is not as it was."""
+        try:
+            values = map(operator.getitem, self._mappings, self._keys)
+            changed = any(map(_IS_NOT, values, self._values))
+        except KeyError:
+            changed = True
+        if changed:
+            self._check_slots(self._items, self._values)
+        try:
+            changed = any(map(_IS_NOT, map(_CONTENTS, self._cell_objects), self._cell_values))
+        except ValueError:
+            changed = True
+        if changed:
+            self._check_slots(self._cells, self._cell_values)
+        contents = itertools.chain.from_iterable(map(dict.values, self._filled))
+        if sum(map(len, self._tables)) != len(self._contents) or any(
+            map(_IS_NOT, contents, self._contents)
+        ):
+            self._check_tables()
+        if module_tables.hooks_registered() != self._registered:
+            self._check_hooks()
+        if Replacements.count != self._replacements:
+            self._check_storages()
+        for optimizer, state in zip(self._optimizers, self._states, strict=True):
+            if optimizer.state is not state:
+                raise refuse(
+                    errors.MSG_REPLACED,
+                    name=self._name,
+                    what=f"the state of {type(optimizer).__name__}",
+                )
+
+    def _check_slots(self, slots: Sequence[Slot], values: list[Any]) -> None:
+        for number, (slot, old) in enumerate(zip(slots, values, strict=True)):
+            new = slot.value()
+            if isinstance(old, torch.Tensor):
+                if new is not old:
+                    raise refuse(errors.MSG_REPLACED, name=self._name, what=slot.path)
+            elif not _same(old, new):
+                raise refuse(
+                    errors.MSG_CHANGED,
+                    name=self._name,
+                    what=slot.path,
+                    old=repr(old),
+                    new=repr(new),
+                )
+            values[number] = new
+
+    def _check_tables(self) -> None:
+        expected = iter(self._contents)
+        for path, module in self._reachable.modules.values():
+            tables = (*module_tables.tensor_tables(module), module_tables.submodules(module))
+            for table in tables:
+                for key, value in table.items():
+                    if next(expected, None) is not value:
+                        raise refuse(errors.MSG_REPLACED, name=self._name, what=f"{path}.{key}")
+        raise refuse(
+            errors.MSG_CHANGED, name=self._name, what="a module", old="whole", new="missing a part"
+        )
+
+    def _check_hooks(self) -> None:
+        if self._hooks_now() != self._hooks:
+            names = ", ".join(path for path, _ in self._reachable.roots) or "an optimizer"
+            raise refuse(errors.MSG_HOOKS, name=self._name, what=names)
+        self._registered = module_tables.hooks_registered()
+
+    def _check_storages(self) -> None:
+        for t, s in zip(self._tensors, self._storages, strict=True):
+            if t._s is not s:
+                raise refuse(errors.MSG_REPLACED, name=self._name, what=self._path_of(t))
+        self._replacements = Replacements.count
+
+    def _path_of(self, tensor: Any) -> str:
+        for path, module in self._reachable.modules.values():
+            for table in module_tables.tensor_tables(module):
+                for key, value in table.items():
+                    if value is tensor:
+                        return f"{path}.{key}"
+        for slot in self._reachable.slots:
+            if slot.value() is tensor:
+                return slot.path
+        return f"a tensor of shape {tuple(tensor.shape)}"

@@ -1,0 +1,231 @@
+"""Two calls in a row that recorded the same: what is the same about them, and what differs from call to call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from xla_core.capture import errors
+from xla_core.capture.errors import CaptureError, refuse
+from xla_core.capture.observation import Input, Line, Observation, Value
+from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.entry import Entry
+from xla_core.recording.storage import Storage, View, chain
+from xla_core.recording.trace import Trace
+from xla_core.recording.xla_tensor import XLATensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """One leaf of what the function returns.
+
+    A tensor that shows, through ``view``, new storage number ``fresh``, or argument number ``argument``, or a
+    ``storage`` that was there before; or ``same``, which is returned as it is.
+    """
+
+    fresh: int | None = None
+    argument: int | None = None
+    storage: Storage | None = None
+    view: View | None = None
+    same: Any = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fresh:
+    """A storage that each call makes anew: its value, shape and dtype, and an extension's note on it."""
+
+    value: Value
+    meta: TensorMeta
+    annotation: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wiring:
+    """Where the program's inputs come from and its results go.
+
+    ``inputs`` has a storage that was there before, an argument's number, or the buffer of a constant (in a
+    tuple) for each. ``written`` are storages and arguments' numbers with their new values, ``gradients`` the
+    parameters with gradients of their own, these, their values, and whether there was none before.
+    """
+
+    inputs: list[Storage | int | tuple[Any]]
+    written: list[tuple[Storage | int, Value]]
+    gradients: list[tuple[Any, Any, Value, bool]]
+    fresh: list[Fresh]
+    results: list[Result]
+    spec: Any
+
+
+def wiring(name: str, trace: Trace, former: Observation, latter: Observation) -> Wiring:
+    """The wiring that two observations share. Raises CaptureError, which says what differs."""
+    if former.last is not latter.last:
+        raise _other_program(name, former.last, latter.last)
+    if former.program is not latter.program:
+        raise refuse(
+            errors.MSG_NOT_STABLE, name=name, got=f"{len(latter.values)} tensors to keep",
+            expected=str(len(former.values)),
+        )  # fmt: skip
+    inputs = [_input(name, trace, a, b) for a, b in zip(former.inputs, latter.inputs, strict=True)]
+    before = {id(s) for s, _ in former.values} | {id(one.storage) for one in former.inputs}
+    before |= {id(leaf._s) for leaf in former.leaves if isinstance(leaf, XLATensor)}
+    numbers = {id(s): number for number, s in enumerate(latter.arguments)}
+    grads = {id(g.grad._s): g for g in latter.gradients if isinstance(g.grad, XLATensor)}
+    leaves = {id(x._s) for x in latter.leaves if isinstance(x, XLATensor)}
+    written: list[tuple[Storage | int, Value]] = []
+    gradients = []
+    values: dict[int, Value] = {}
+    for s, value in latter.values:
+        if id(s) in numbers:
+            written.append((numbers[id(s)], value))
+        elif id(s) in before:
+            written.append((s, value))
+        elif id(s) in grads:
+            found = grads[id(s)]
+            gradients.append((found.parameter, found.grad, value, found.was is None))
+        elif id(s) in leaves:
+            values[id(s)] = value
+        else:
+            raise refuse(errors.MSG_KEPT, _line(latter.last, value), name=name, meta=s.meta)
+    fresh, results = _results(name, trace, former, latter, values, before, numbers)
+    return Wiring(inputs, written, gradients, fresh, results, latter.spec)
+
+
+def _input(name: str, trace: Trace, a: Input, b: Input) -> Storage | int | tuple[Any]:
+    if b.argument is not None and a.argument == b.argument:
+        return b.argument
+    if a.made and b.made:
+        if not _equal(trace, a.buffer, b.buffer):
+            raise refuse(errors.MSG_HOST_VALUE, b.line, name=name, meta=b.storage.meta)
+        return (b.buffer,)
+    if a.storage is not b.storage or a.argument != b.argument or a.made != b.made:
+        raise refuse(errors.MSG_OTHER_TENSOR, name=name, meta=b.storage.meta)
+    return b.storage
+
+
+def _equal(trace: Trace, a: Any, b: Any) -> bool:
+    """Whether two values are the same bytes."""
+    first, second = (np.asarray(trace.backend.get(one)) for one in (a, b))
+    return first.tobytes() == second.tobytes()
+
+
+def _results(
+    name: str,
+    trace: Trace,
+    former: Observation,
+    latter: Observation,
+    values: dict[int, Value],
+    before: set[int],
+    numbers: dict[int, int],
+) -> tuple[list[Fresh], list[Result]]:
+    if former.spec != latter.spec:
+        raise refuse(errors.MSG_RESULT, name=name, got="another structure", device=trace.device)
+    fresh: list[Fresh] = []
+    places: dict[int, int] = {}
+    results = []
+    for a, b in zip(former.leaves, latter.leaves, strict=True):
+        if not isinstance(b, XLATensor) or b._s.trace is not trace:
+            if not _is_constant(a, b):
+                raise refuse(errors.MSG_RESULT, name=name, got=_told(b), device=trace.device)
+            results.append(Result(same=b))
+            continue
+        s = b._s
+        if id(s) in numbers:
+            results.append(Result(argument=numbers[id(s)], view=b._v))
+        elif a is b:
+            results.append(Result(same=b))
+        elif id(s) in values:
+            if id(s) not in places:
+                places[id(s)] = len(fresh)
+                fresh.append(Fresh(values[id(s)], s.meta, getattr(s, "annotation", None)))
+            results.append(Result(fresh=places[id(s)], view=b._v))
+        elif id(s) in before:
+            results.append(Result(storage=s, view=b._v))
+        else:
+            raise refuse(errors.MSG_RESULT, name=name, got=_told(b), device=trace.device)
+    return fresh, results
+
+
+def _is_constant(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    return not isinstance(b, torch.Tensor) and type(a) is type(b) and repr(a) == repr(b)
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor on {value.device} that the step does not compute"
+    return repr(value)
+
+
+# -- what differs ---------------------------------------------------------------------------------
+
+
+def _other_program(name: str, former: Entry, latter: Entry) -> CaptureError:
+    """The error for two steps whose operations differ: names the first that does, and its line."""
+    old, new = former.path(), latter.path()
+    at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a is not b), None)
+    if at is None:
+        at = min(len(old), len(new))
+    a, b = _operation(old, at), _operation(new, at)
+    line = b.line if b is not None else a.line if a is not None else None
+    return refuse(
+        errors.MSG_NOT_STABLE, line, name=name,
+        got=_described(b), expected=_described(a),
+    )  # fmt: skip
+
+
+def _operation(path: Sequence[Entry], start: int) -> Entry | None:
+    return next((entry for entry in path[start:] if entry.plan is not None), None)
+
+
+def _described(entry: Entry | None) -> str:
+    if entry is None or entry.plan is None:
+        return "the end of the step"
+    words = [repr(word) for word in entry.key[1:] if not isinstance(word, type)]
+    return f"{entry.plan.name}({', '.join(words)})"
+
+
+def lifting(last: Entry, position: int, is_float: bool) -> Entry | None:
+    """The operation that lifted the number at this position of a step's floats or integers."""
+    for entry in last.path():
+        if (entry.floats if is_float else entry.ints) > position:
+            return entry
+    return None
+
+
+def check_numbers(
+    name: str, former: Observation, latter: Observation, known: set[int], seeds: set[int]
+) -> None:
+    """Refuse numbers that differ, but for floats at the positions ``known`` and integers at ``seeds``."""
+    for is_float, olds, news, exempt in (
+        (True, former.floats, latter.floats, known),
+        (False, former.ints, latter.ints, seeds),
+    ):
+        for position, (old, new) in enumerate(zip(olds, news, strict=True)):
+            if position not in exempt and repr(old) != repr(new):
+                entry = lifting(latter.last, position, is_float)
+                line = None if entry is None else entry.line
+                operator = "" if entry is None or entry.plan is None else entry.plan.name
+                raise refuse(errors.MSG_FLOAT, line, name=name, operator=operator, old=old, new=new)
+
+
+def _line(last: Entry, value: Value) -> Line:
+    """The line that computed a value."""
+    if value.vid is None:
+        return None
+    for entry in last.path():
+        if entry.first <= value.vid < entry.end:
+            return entry.line
+    return None
+
+
+def viewed(view: View | None) -> View | None:
+    """A chain of views like ``view``, for another storage of the same shape."""
+    made: View | None = None
+    for one in chain(view):
+        made = View(made, one.plan, one.tail, one.args, one.meta, -1, -1, -1)
+    return made

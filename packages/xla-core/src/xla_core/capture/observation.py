@@ -1,0 +1,196 @@
+"""One call of a captured function, carried out as an ordinary step and looked at.
+
+``observe`` runs what was pending, calls the function, and notes of the step that it recorded where each input
+of its program comes from, and which tensors its results are for. ``matching`` says whether two calls in a row recorded the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from xla_core.capture import errors
+from xla_core.capture.errors import CaptureError, refuse
+from xla_core.capture.optimizer_steps import OptimizerSteps, Window
+from xla_core.capture.random_numbers import Drawn, drawn_in
+from xla_core.compilation.program_table import StepProgram
+from xla_core.execution import buffer_donation, eager_mode, run_step, runtime, step_closures
+from xla_core.operators.error_messages import ValueNeededError
+from xla_core.recording import random_state, source_location
+from xla_core.recording.entry import Entry
+from xla_core.recording.storage import Storage
+from xla_core.recording.trace import Trace
+from xla_core.recording.xla_tensor import XLATensor
+
+Line = tuple[str, int] | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Input:
+    """An input of the program: the tensor it came from, and its value.
+
+    ``argument`` is its number among the arguments, if it is one. ``made`` says that it came from the host inside
+    the step, at ``line``.
+    """
+
+    storage: Storage
+    buffer: Any
+    argument: int | None
+    made: bool
+    line: Line
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Value:
+    """What a tensor holds after the step: the value with a number, or that of the input in a slot."""
+
+    vid: int | None = None
+    slot: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gradient:
+    """A parameter whose ``grad`` is another tensor after the call than before (``was``)."""
+
+    parameter: Any
+    grad: Any
+    was: Any
+
+
+@dataclasses.dataclass(slots=True)
+class Observation:
+    """What one call recorded.
+
+    ``last`` is the entry that the step ends with, ``program`` what computed it, ``inputs`` its inputs.
+    ``values`` has all tensors that the step gave a value and that were alive at its end. ``arguments`` are
+    the arguments' storages, ``leaves`` and ``spec`` the results.
+    """
+
+    last: Entry
+    program: StepProgram
+    inputs: list[Input]
+    values: list[tuple[Storage, Value]]
+    gradients: list[Gradient]
+    arguments: list[Storage]
+    leaves: list[Any]
+    spec: Any
+    floats: list[float]
+    ints: list[int]
+    drawn: Drawn
+    windows: list[Window]
+    events: list[tuple[str, Any]]
+
+
+@contextmanager
+def refusing_reads(trace: Trace) -> Iterator[None]:
+    """A block in which no value can be read on the trace's device, and nothing runs."""
+    former = trace.forbidden, trace.unreadable
+    trace.forbidden = trace.unreadable = errors.MSG_READ
+    try:
+        yield
+    except ValueNeededError as error:
+        if error.reason is not errors.MSG_READ:
+            raise
+        raise CaptureError(errors.MSG_READ, _line_of(error)) from error
+    finally:
+        trace.forbidden, trace.unreadable = former
+
+
+def _line_of(error: BaseException) -> Line:
+    """The innermost line of the user's program that an error passed."""
+    found = None
+    step = error.__traceback__
+    while step is not None:
+        if source_location.is_users(step.tb_frame):
+            found = step.tb_frame.f_code.co_filename, step.tb_lineno
+        step = step.tb_next
+    return found
+
+
+class Observer:
+    """One call that is looked at: ``call`` it, drop what it returned, and ``end``."""
+
+    def __init__(self, trace: Trace, name: str, arguments: Sequence[XLATensor]) -> None:
+        self.trace = trace
+        self.name = name
+        self._arguments = [t._s for t in arguments]
+        self._made: dict[int, tuple[bool, Line]] = {}
+        self._optimizers = OptimizerSteps(trace)
+        self._before = 0
+
+    def call(self, function: Callable[[], Any], schedulers: Sequence[Any]) -> Any:
+        """The function's result, with nothing run yet."""
+        trace = self.trace
+        if buffer_donation.aliasing():
+            raise refuse(errors.MSG_DONATION, name=self.name)
+        with trace.lock:
+            trace.flush(trace)
+            self._before = random_state.get_state(trace.device.index)
+        closures = step_closures.waiting(trace.device)
+        with ExitStack() as stack:
+            stack.enter_context(eager_mode.mode(False))
+            stack.enter_context(refusing_reads(trace))
+            stack.enter_context(self._optimizers.watching(schedulers))
+            stack.callback(setattr, trace, "made", None)
+            trace.made = self._note
+            result = function()
+        if step_closures.waiting(trace.device) != closures:
+            raise refuse(errors.MSG_CLOSURE, name=self.name)
+        return result
+
+    def _note(self, s: Storage) -> None:
+        self._made[id(s)] = s.buffer is not None, source_location.recording_line()
+
+    def end(self, result: Any, parameters: Sequence[Any], former: Sequence[Any]) -> Observation:
+        """Run the step, and say what it was. ``former`` are the parameters' gradients before the call."""
+        gc.collect()  # what reference cycles keep would be results
+        trace = self.trace
+        leaves, spec = pytree.tree_flatten(result)
+        with trace.lock:
+            self._check_devices()
+            alive, passed, _ = run_step.wanted(trace)
+            last, floats, ints = trace.cur, list(trace.floats), list(trace.ints)
+            inputs = self._inputs()
+            values = [(s, Value(vid=s.vid)) for s in alive]
+            values += [(s, Value(slot=slot)) for s, slot in passed]
+            trace.flush(trace)
+            program: Any = trace.backend.last_program
+        if not alive:
+            raise refuse(errors.MSG_NO_PROGRAM, name=self.name, device=trace.device)
+        self._check_host_writes(inputs)
+        pairs = zip(parameters, former, strict=True)
+        gradients = [Gradient(p, p.grad, was) for p, was in pairs if p.grad is not was]
+        state = random_state.get_state(trace.device.index)
+        drawn = drawn_in(last.path(), ints, self._before, state)
+        return Observation(
+            last, program, inputs, values, gradients, self._arguments, leaves, spec, floats, ints,
+            drawn, self._optimizers.windows, self._optimizers.events,
+        )  # fmt: skip
+
+    def _check_devices(self) -> None:
+        for other in runtime.traces():
+            if other is not self.trace and other.cur.depth:
+                raise refuse(errors.MSG_DEVICES, name=self.name, other=other.device)
+
+    def _inputs(self) -> list[Input]:
+        numbers = {id(s): number for number, s in enumerate(self._arguments)}
+        trace = self.trace
+        found = []
+        for position, buffer in zip(trace.input_storages, trace.inputs, strict=True):
+            s = trace.touched[position]
+            made = self._made.get(id(s))
+            line = made[1] if made is not None else None
+            found.append(Input(s, buffer, numbers.get(id(s)), made is not None, line))
+        return found
+
+    def _check_host_writes(self, inputs: Sequence[Input]) -> None:
+        """Refuse values of the host that are no input: they went into a tensor directly."""
+        known = {id(one.storage) for one in inputs}
+        for number, (has_value, line) in self._made.items():
+            if has_value and number not in known:
+                raise refuse(errors.MSG_HOST_WRITE, line, name=self.name)

@@ -1,0 +1,239 @@
+"""How the numbers in an optimizer's step are computed: its step, taken by a stand-in on other numbers.
+
+The stand-in has the optimizer's class, and parameters, gradients and state of the same shapes in a trace that
+is never run. Its learning rates, betas and so on differ from the optimizer's and are ``Traced``. What it
+lifts is either computed from them, and then the formula on the true numbers must give what the optimizer itself
+lifted; or it is the same as the optimizer's, and a constant.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import random
+import weakref
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from xla_core.capture import errors
+from xla_core.capture.errors import refuse
+from xla_core.capture.traced_numbers import Branches, Expression, Formulas, Source, Table
+from xla_core.operators.error_messages import ValueNeededError
+from xla_core.recording.entry import Entry
+from xla_core.recording.storage import PLACEHOLDER, chain
+from xla_core.recording.trace import Trace
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge.torch_private import disabled_torch_function
+
+MSG_PROBE: Final = "a stand-in's numbers are never read"
+
+WHY_OTHER_STEP: Final = "with another learning rate it takes another kind of step"
+WHY_BRANCHES: Final = "it decides by a number that changes from step to step"
+WHY_UNKNOWN: Final = "{value!r} is computed in a way that cannot be followed"
+WHY_FAILED: Final = "a stand-in of it fails: {error}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Explanation:
+    """``expressions`` of a window's floats, by their position in it.
+
+    ``constant`` are sources that stand in the program itself, ``nonzero`` those that must not become 0.
+    """
+
+    expressions: dict[int, Expression]
+    constant: frozenset[Source]
+    nonzero: frozenset[Source]
+
+
+class StepCount(torch.Tensor):
+    """A CPU tensor whose ``item()`` is ``Traced``: the number of steps, and how many more than at first."""
+
+    __torch_function__ = disabled_torch_function
+    table: Table
+    first: float
+    group: Any
+
+    def item(self) -> Any:
+        """The number of steps so far."""
+        value = float(super().item())
+        return self.table.source(value, ("step", self.group, value - self.first))
+
+
+_scratch: weakref.WeakKeyDictionary[Trace, Trace] = weakref.WeakKeyDictionary()
+
+
+def _refuse(_trace: Trace, _reading: bool = False) -> None:
+    raise ValueNeededError(MSG_PROBE)
+
+
+def _scratch_of(trace: Trace) -> Trace:
+    made = _scratch.get(trace)
+    if made is None:
+        made = _scratch[trace] = Trace(trace.device, _refuse)
+        made.unreadable = made.forbidden = MSG_PROBE
+    made.backend = trace.backend
+    return made
+
+
+def explain(
+    optimizer: Any,
+    arguments: tuple[Any, ...],
+    trace: Trace,
+    floats: Sequence[float],
+    entries: Sequence[Entry],
+) -> Explanation | str:
+    """Where the lifted ``floats`` of the step that ``optimizer`` took last come from, or why that is not known.
+
+    ``arguments`` are those of ``step``, positional and named; ``entries`` is what it recorded.
+    """
+    scratch = _scratch_of(trace)
+    table = Table()
+    with scratch.lock:
+        scratch.reset()
+        try:
+            _stand_in(optimizer, arguments, scratch, table)
+            probed, steps = list(scratch.floats), scratch.cur.path()
+        except Branches:
+            return WHY_BRANCHES
+        except Exception as error:
+            return WHY_FAILED.format(error=error)
+        finally:
+            scratch.reset()
+    constants, others = _constants(entries), _constants(steps)
+    if len(floats) != len(probed) or len(constants) != len(others):
+        return WHY_OTHER_STEP
+    fixed: set[Source] = set()
+    for true, other in zip(constants, others, strict=True):
+        if other in table.expressions:
+            fixed |= _sources(table.expressions[other])
+        elif true != other:
+            return WHY_UNKNOWN.format(value=true)
+    expressions = {i: table.expressions[v] for i, v in enumerate(probed) if v in table.expressions}
+    formulas = Formulas(list(floats), expressions, lambda source: reader(optimizer, source))
+    for true, other in zip(floats, formulas.evaluate().tolist(), strict=True):
+        if repr(true) != repr(other):
+            return WHY_UNKNOWN.format(value=true)
+    for i, (true, other) in enumerate(zip(floats, probed, strict=True)):
+        if i not in expressions and true != other:
+            return WHY_UNKNOWN.format(value=true)
+    return Explanation(expressions, frozenset(fixed), frozenset(table.nonzero))
+
+
+def reader(optimizer: Any, source: Source) -> Callable[[], Any]:
+    """A function that reads a source of an optimizer's numbers, as they are now."""
+    if source[0] == "group":
+        group, key = optimizer.param_groups[source[1]], source[2]
+        if len(source) == 4:
+            return lambda: _number(group[key][source[3]], key)
+        return lambda: _number(group[key], key)
+    # a count is read where it stands behind the step: as far behind its first value as it was then
+    _, (number, key), ahead = source
+    parameter = list(optimizer.state)[number]
+    state, behind = optimizer.state[parameter], ahead - 1.0
+    return lambda: state[key].item() + behind
+
+
+def _number(value: Any, key: str) -> Any:
+    if type(value) is not float and type(value) is not int:
+        raise refuse(errors.MSG_NO_NUMBER, key=key, got=type(value).__name__)
+    return value
+
+
+def _sources(expression: Expression) -> set[Source]:
+    if not isinstance(expression, tuple):
+        return set()
+    if expression[0] == "source":
+        return {expression[1]}
+    return set().union(*map(_sources, expression[1:]))
+
+
+def _constants(entries: Sequence[Entry]) -> list[Any]:
+    """The constants in the keys of a step's operations: floats, and which operations these are."""
+    found: list[Any] = []
+    for entry in entries:
+        if entry.plan is None:
+            continue
+        found.append(entry.plan.name)
+        previous = None
+        for word in entry.key:
+            if previous is float:
+                found.append(word)
+            previous = word
+    return found
+
+
+def _stand_in(optimizer: Any, arguments: tuple[Any, ...], scratch: Trace, table: Table) -> None:
+    """Let a stand-in of ``optimizer`` take a step in ``scratch``."""
+    tensors: dict[int, Any] = {}
+
+    def shown(t: Any) -> Any:
+        if not isinstance(t, XLATensor):
+            return t
+        known = tensors.get(id(t))
+        if known is None:
+            meta = t._s.meta if t._v is None else chain(t._v)[-1].meta
+            known = tensors[id(t)] = scratch.from_buffer(PLACEHOLDER, meta)
+        return known
+
+    made = copy.copy(optimizer)
+    for name, value in vars(optimizer).items():
+        if isinstance(value, XLATensor):
+            setattr(made, name, shown(value))
+        elif name.endswith("_hooks") and isinstance(value, OrderedDict):
+            setattr(made, name, OrderedDict())
+    parameters: dict[int, Any] = {}
+    made.param_groups = []
+    for number, group in enumerate(optimizer.param_groups):
+        changed = {
+            k: _changed(v, table, ("group", number, k)) for k, v in group.items() if k != "params"
+        }
+        changed["params"] = []
+        for p in group["params"]:
+            other = shown(p)
+            if p.grad is not None:
+                grad = shown(p.grad)
+                other = other.requires_grad_(True)
+                other.grad = grad
+            parameters[id(p)] = other
+            changed["params"].append(other)
+        made.param_groups.append(changed)
+    made.state = _state(optimizer, parameters, shown, table)
+    args, kwargs = arguments
+    with torch.no_grad():
+        # without its wrappers, which call hooks and profile
+        named = {name: shown(a) for name, a in kwargs.items()}
+        inspect.unwrap(type(made).step)(made, *map(shown, args), **named)
+
+
+def _changed(value: Any, table: Table, source: Source) -> Any:
+    """Another number in place of a float that is not zero, slightly smaller: one that nobody else has."""
+    if type(value) is float and value:
+        return table.source(value * (1 - random.uniform(1e-4, 1e-3)), source)
+    if type(value) is tuple:
+        return tuple(_changed(one, table, (*source, i)) for i, one in enumerate(value))
+    return value
+
+
+def _state(
+    optimizer: Any, parameters: dict[int, Any], shown: Callable[[Any], Any], table: Table
+) -> Any:
+    state: Any = defaultdict(dict)
+    counts: dict[float, tuple[float, Any]] = {}
+    for number, (p, values) in enumerate(optimizer.state.items()):
+        if id(p) not in parameters or not isinstance(values, dict):
+            continue
+        state[parameters[id(p)]] = own = {}
+        for key, value in values.items():
+            if type(value) is torch.Tensor and value.dim() == 0 and value.is_floating_point():
+                true = value.item()
+                first, group = counts.setdefault(true, (true + random.randint(2, 9), (number, key)))
+                count = torch.tensor(first, dtype=value.dtype).as_subclass(StepCount)
+                count.table, count.first, count.group = table, first, group
+                own[key] = count
+            else:
+                own[key] = shown(value)
+    return state

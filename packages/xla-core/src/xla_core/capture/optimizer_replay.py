@@ -1,0 +1,185 @@
+"""The numbers of a replayed step that optimizers and schedules change, and their counts on the host."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from xla_core.capture import errors
+from xla_core.capture.errors import refuse
+from xla_core.capture.observation import Observation
+from xla_core.capture.optimizer_probe import reader
+from xla_core.capture.optimizer_steps import Counter, Window
+from xla_core.capture.traced_numbers import Formulas, Source
+
+
+class _Counts:
+    """The numbers of an optimizer's steps so far, which all lie in one tensor: one addition counts them all on."""
+
+    def __init__(self, counters: list[Counter]) -> None:
+        self._counters = counters
+        self._vectors: list[tuple[np.ndarray, torch.Tensor]] = []
+        for dtype in {c.tensor.dtype for c in counters}:
+            alike = [c.tensor for c in counters if c.tensor.dtype == dtype]
+            whole = torch.stack([t.detach() for t in alike])
+            for place, t in zip(whole.unbind(), alike, strict=True):
+                t.data = place
+            self._vectors.append((whole.numpy(), whole))
+        self._states: Final = [c.state for c in counters]
+        self._keys: Final = [c.key for c in counters]
+        self._tensors: Final = [c.tensor for c in counters]
+
+    def unchanged(self) -> bool:
+        """Whether the optimizer still counts in these tensors."""
+        try:
+            found = map(operator.getitem, self._states, self._keys)
+            return not any(map(operator.is_not, found, self._tensors))
+        except KeyError:
+            return False
+
+    def count(self) -> None:
+        """One step more."""
+        for vector, _ in self._vectors:
+            vector += 1
+
+
+class _Hyperparameters:
+    """What must stay as it was in an optimizer's groups; what formulas read may change."""
+
+    def __init__(self, name: str, optimizer: Any, window: Window) -> None:
+        self._name = name
+        self._optimizer = optimizer
+        self._groups = list(optimizer.param_groups)
+        explanation = window.explanation
+        read: set[Source] = set()
+        if explanation is not None:
+            read = {s for s in _read_sources(explanation.expressions) if s[0] == "group"}
+            read -= explanation.constant
+        self._kept: list[tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...], int]] = []
+        for number, group in enumerate(self._groups):
+            free = {s[2] for s in read if s[1] == number and len(s) == 3}
+            keys = tuple(k for k in group if k not in free and k != "params" and k != "initial_lr")
+            partly = {s[2] for s in read if s[1] == number and len(s) == 4}
+            keys = tuple(k for k in keys if k not in partly)
+            values = tuple(group[k] for k in keys)
+            self._kept.append((group, keys, values, len(group["params"])))
+        nonzero = () if explanation is None else explanation.nonzero
+        self._nonzero = [(reader(optimizer, s), s) for s in nonzero if s in read]
+
+    def check(self) -> None:
+        """Raise CaptureError for another group, or another constant of one."""
+        groups = self._optimizer.param_groups
+        if len(groups) != len(self._groups):
+            self._refuse("param_groups", len(self._groups), len(groups))
+        for now, (group, keys, values, count) in zip(groups, self._kept, strict=True):
+            if now is not group or len(group["params"]) != count:
+                self._refuse("param_groups", "one list", "another one")
+            if tuple(map(group.__getitem__, keys)) != values:
+                for key, value in zip(keys, values, strict=True):
+                    if group[key] != value:
+                        self._refuse(key, value, group[key])
+        for read, source in self._nonzero:
+            if not read():
+                self._refuse(source[2], "not zero", 0.0)
+
+    def _refuse(self, key: str, old: Any, new: Any) -> None:
+        raise refuse(
+            errors.MSG_HYPERPARAMETER, name=self._name, key=key,
+            optimizer=type(self._optimizer).__name__, old=old, new=new,
+        )  # fmt: skip
+
+
+def _read_sources(expressions: dict[int, Any]) -> set[Source]:
+    found: set[Source] = set()
+    pending = list(expressions.values())
+    seen: set[int] = set()
+    while pending:
+        one = pending.pop()
+        if not isinstance(one, tuple) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if one[0] == "source":
+            found.add(one[1])
+        else:
+            pending.extend(one[1:])
+    return found
+
+
+class Numbers:
+    """The lifted floats of a recorded step; ``known`` are the positions of those that may change."""
+
+    def __init__(self, name: str, former: Observation, latter: Observation) -> None:
+        self._name = name
+        self._floats = np.array(latter.floats, np.float64)
+        self.known: set[int] = set()
+        self._work: list[Callable[[], None]] = []
+        self._checks: list[_Hyperparameters] = []
+        self._counts: list[_Counts] = []
+        if len(former.windows) != len(latter.windows):
+            raise refuse(errors.MSG_OPTIMIZER_STEPS, name=name)
+        windows = list(zip(former.windows, latter.windows, strict=True))
+        for kind, what in latter.events:
+            if kind == "schedule":
+                self._add_schedule(*what)
+            else:
+                self._add_window(*windows[what], former, latter)
+
+    def _add_schedule(self, scheduler: Any, has_argument: bool) -> None:
+        if has_argument:
+            raise refuse(errors.MSG_SCHEDULE, name=self._name, scheduler=type(scheduler).__name__)
+        self._work.append(scheduler.step)
+
+    def _add_window(
+        self, before: Window, window: Window, former: Observation, latter: Observation
+    ) -> None:
+        optimizer, explanation = window.optimizer, window.explanation
+        kind = type(optimizer).__name__
+        if before.changed is not None and window.changed is not None:
+            why = "only numbers that count steps are advanced"
+            raise refuse(
+                errors.MSG_OPTIMIZER, name=self._name, optimizer=kind, what=window.changed, why=why
+            )
+        self._checks.append(_Hyperparameters(self._name, optimizer, window))
+        if window.counters:
+            counts = _Counts(window.counters)
+            self._counts.append(counts)
+            self._work.append(counts.count)
+        if explanation is None:
+            olds = former.floats[before.first : before.last]
+            news = latter.floats[window.first : window.last]
+            if list(map(repr, olds)) != list(map(repr, news)):
+                raise refuse(
+                    errors.MSG_OPTIMIZER,
+                    name=self._name,
+                    optimizer=kind,
+                    what="numbers",
+                    why=window.why,
+                )
+            return
+        formulas = Formulas(
+            latter.floats[window.first : window.last],
+            explanation.expressions,
+            lambda source: reader(optimizer, source),
+        )
+        self.known.update(window.first + i for i in explanation.expressions)
+        if not formulas.fixed:
+            target = self._floats[window.first : window.last]
+            self._work.append(lambda: np.copyto(target, formulas.evaluate()))
+
+    def check(self) -> None:
+        """Raise CaptureError for an optimizer whose constants or counts are others than recorded."""
+        for one in self._checks:
+            one.check()
+        for counts in self._counts:
+            if not counts.unchanged():
+                raise refuse(errors.MSG_REPLACED, name=self._name, what="a count of an optimizer")
+
+    def advance(self) -> np.ndarray:
+        """Let schedules and counts take their steps, in the recorded order; the floats of this step."""
+        for work in self._work:
+            work()
+        return self._floats.copy()

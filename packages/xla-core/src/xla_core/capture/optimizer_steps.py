@@ -1,0 +1,167 @@
+"""What the steps of optimizers and schedules inside a captured step did, and where their numbers come from.
+
+While a step is recorded, hooks that torch has for all optimizers say when one takes its step: a ``Window``
+of the recorded step. Which of its lifted numbers come from learning rates and step counts is found by letting
+a stand-in of the optimizer take the same step on other numbers, in a trace that nobody runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from xla_core.capture.optimizer_probe import Explanation, explain
+from xla_core.recording.entry import Entry
+from xla_core.recording.trace import Trace
+
+# Whose step is known to touch the optimizer, its parameters and their gradients only.
+_KNOWN_PACKAGES = ("torch.optim", "torch_xla", "xla_core")
+
+
+@dataclasses.dataclass(slots=True)
+class Counter:
+    """A number that an optimizer counts its steps with, on the host: ``state[key]`` of a parameter."""
+
+    state: dict[str, Any]
+    key: str
+    tensor: torch.Tensor
+
+
+@dataclasses.dataclass(slots=True)
+class Window:
+    """One step of an optimizer: its lifted floats are those from ``first`` to ``last``.
+
+    ``counters`` were counted on by one; ``changed`` is what else of its state on the host changed, or None.
+    ``explanation`` says what the floats are computed from; None where that was not found, for ``why``.
+    """
+
+    optimizer: Any
+    first: int
+    last: int
+    counters: list[Counter]
+    changed: str | None
+    explanation: Explanation | None
+    why: str
+
+
+class OptimizerSteps:
+    """Watches the steps that the calling thread takes while a step is recorded."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.windows: list[Window] = []
+        self.events: list[tuple[str, Any]] = []
+        self._trace = trace
+        self._open: list[tuple[Any, int, Entry, dict[tuple[int, str], Any]]] = []
+        self._nested = False
+
+    @contextmanager
+    def watching(self, schedulers: Sequence[Any]) -> Iterator[None]:
+        """A block in which steps are noted, those of ``schedulers`` as well."""
+        with ExitStack() as stack:
+            stack.callback(register_optimizer_step_pre_hook(self._begin).remove)
+            stack.callback(register_optimizer_step_post_hook(self._end).remove)
+            for scheduler in schedulers:
+                scheduler.step = self._noting(scheduler, scheduler.step)
+                stack.callback(scheduler.__dict__.pop, "step", None)
+            yield
+
+    def _noting(self, scheduler: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+        reference = weakref.ref(scheduler)
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self.events.append(("schedule", (reference(), bool(args or kwargs))))
+            return step(*args, **kwargs)
+
+        return noted
+
+    def _begin(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        trace = self._trace
+        with trace.lock:
+            self._open.append((optimizer, len(trace.floats), trace.cur, host_state(optimizer)))
+        self._nested = False
+
+    def _end(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._open or self._open[-1][0] is not optimizer:
+            return
+        _, first, entry, before = self._open.pop()
+        if self._nested:  # an optimizer around another one: the inner one's step was noted
+            return
+        self._nested = True
+        trace = self._trace
+        counters, changed = _changes(optimizer, before)
+        with trace.lock:
+            floats = trace.floats[first:]
+            entries = _between(entry, trace.cur)
+        explanation: Explanation | None = None
+        why = f"{type(optimizer).__name__} is not one of torch's"
+        if _is_known(type(optimizer)):
+            given = tuple(a for a in args if a is not optimizer)
+            found = explain(optimizer, (given, kwargs), trace, floats, entries)
+            if isinstance(found, Explanation):
+                explanation, why = found, ""
+            else:
+                why = found
+        last = first + len(floats)
+        self.events.append(("optimizer", len(self.windows)))
+        self.windows.append(Window(optimizer, first, last, counters, changed, explanation, why))
+
+
+def _is_known(kind: type) -> bool:
+    return all(
+        base.__module__.startswith(_KNOWN_PACKAGES) for base in kind.__mro__ if base is not object
+    )
+
+
+def _between(first: Entry, last: Entry) -> list[Entry]:
+    found: list[Entry] = []
+    entry: Entry | None = last
+    while entry is not None and entry is not first:
+        found.append(entry)
+        entry = entry.parent
+    found.reverse()
+    return found
+
+
+def host_state(optimizer: Any) -> dict[tuple[int, str], Any]:
+    """Numbers that an optimizer keeps on the host, by the parameter's id and their name."""
+    found = {}
+    for p, state in optimizer.state.items():
+        if not isinstance(state, dict):
+            continue
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+                found[id(p), key] = value.tolist()
+            elif isinstance(value, (int, float)):
+                found[id(p), key] = value
+    return found
+
+
+def _changes(
+    optimizer: Any, before: dict[tuple[int, str], Any]
+) -> tuple[list[Counter], str | None]:
+    """What counted on by one, and the name of something that changed otherwise (or is new)."""
+    counters = []
+    changed = None
+    after = host_state(optimizer)
+    for p, state in optimizer.state.items():
+        if not isinstance(state, dict):
+            continue
+        for key, value in state.items():
+            was, now = before.get((id(p), key)), after.get((id(p), key))
+            if (was == now and (id(p), key) in before) or now is None:
+                continue
+            if isinstance(value, torch.Tensor) and value.dim() == 0 and was is not None:
+                if now == was + 1:
+                    counters.append(Counter(state, key, value))
+                    continue
+            changed = f"{key!r}"
+    return counters, changed

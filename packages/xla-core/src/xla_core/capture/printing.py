@@ -1,0 +1,45 @@
+"""Whether the step that is recorded prints: a replay would not."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any
+
+from xla_core.capture import errors
+from xla_core.capture.errors import refuse
+from xla_core.recording import source_location
+
+
+class Noticed:
+    """The first line of the user's program that printed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.line: tuple[str, int] | None = None
+
+    def check(self) -> None:
+        """Raise CaptureError if something was printed."""
+        if self.line is not None:
+            raise refuse(errors.MSG_PRINTS, self.line, name=self._name)
+
+
+@contextmanager
+def noticing_prints(name: str) -> Iterator[Noticed]:
+    """A block in which the calling thread's ``print`` is noticed; it prints all the same."""
+    noticed = Noticed(name)
+    thread, former = get_ident(), builtins.print
+
+    def noticing(*args: Any, **kwargs: Any) -> None:
+        if get_ident() == thread and noticed.line is None:
+            noticed.line = source_location.recording_line()
+        former(*args, **kwargs)
+
+    builtins.print = noticing
+    try:
+        yield noticed
+    finally:
+        if builtins.print is noticing:
+            builtins.print = former

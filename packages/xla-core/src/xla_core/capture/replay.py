@@ -1,0 +1,379 @@
+"""Runs a recorded step without its Python: one look at what could have changed, and one launch.
+
+Everything is resolved when the replay is made: flat lists of the tensors that the program reads and writes. All
+that is done per tensor is done by C (``map`` over builtins).
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+from sys import getrefcount
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.autograd.graph import increment_version
+from torch.utils import _pytree as pytree
+
+from xla_core.capture import errors
+from xla_core.capture.errors import refuse
+from xla_core.capture.guards import Guards
+from xla_core.capture.matching import Result, Wiring, check_numbers, viewed, wiring
+from xla_core.capture.observation import Observation, Value
+from xla_core.capture.optimizer_replay import Numbers
+from xla_core.execution import run_step
+from xla_core.execution.device_backend import DeviceBackend
+from xla_core.recording import random_state
+from xla_core.recording.storage import Storage, View, lose_value
+from xla_core.recording.trace import Trace
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.support import counters, indivisible
+from xla_core.torch_bridge.torch_private import make_wrapper
+
+_BUFFER: Final = operator.attrgetter("buffer")
+_GRAD: Final = operator.attrgetter("grad")
+_STORAGE: Final = operator.attrgetter("_s")
+
+REPLAYED: Final = "CapturedStepReplayed"
+"""Counts steps that ran without their Python."""
+
+
+class _Constant:
+    """In place of a storage: a value of the recording's own."""
+
+    __slots__ = ("buffer",)
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+
+
+_EMPTY: Final = _Constant(None)
+
+
+def _counts() -> tuple[int, int, int]:
+    """Reference counts, as ``map`` sees them, of what nobody else holds.
+
+    Of what one list holds; of a buffer that a storage and a list hold; of a gradient that its parameter and a
+    list hold.
+    """
+    (alone,) = map(getrefcount, [_Constant(None)])
+    owner = [_Constant(object())]
+    held = list(map(_BUFFER, owner))
+    (owned,) = map(getrefcount, map(held.__getitem__, (0,)))
+    parameter = torch.zeros(1, requires_grad=True)
+    parameter.grad = torch.zeros(1)
+    gradients = [parameter.grad]
+    (gradient,) = map(getrefcount, gradients)
+    return alone, owned, gradient
+
+
+_ALONE, _OWNED, _GRADIENT = _counts()
+
+
+class Replay:
+    """One recording of a captured function, for arguments of one kind."""
+
+    def __init__(
+        self, name: str, trace: Trace, former: Observation, latter: Observation, guards: Guards
+    ) -> None:
+        self._name = name
+        self.trace = self._trace = trace
+        self._guards = guards
+        self.program = latter.program
+        self.last = latter.last
+        if not former.drawn.known or not latter.drawn.known or former.drawn != latter.drawn:
+            raise refuse(errors.MSG_RANDOM, name=name)
+        found = wiring(name, trace, former, latter)
+        self._numbers = Numbers(name, former, latter)
+        check_numbers(name, former, latter, self._numbers.known, set(latter.drawn.positions))
+        self._ints = np.array(latter.ints, np.int64)
+        self._drawn = latter.drawn
+        self._seed_positions = np.array(latter.drawn.positions, np.intp)
+        self._places = np.array(latter.drawn.places, np.uint64)
+        self._floats = bool(latter.floats)
+        self._bind_inputs(found)
+        self._bind_results(found)
+        self._has_constants = any(isinstance(one, _Constant) for one in self._inputs)
+        self._mesh = type(trace.backend) is not DeviceBackend
+
+    # -- making --------------------------------------------------------------------------------
+
+    def _bind_inputs(self, found: Wiring) -> None:
+        self._inputs: list[Any] = []
+        self._arguments: list[tuple[int, int]] = []
+        self._states: list[Storage] = []
+        for slot, one in enumerate(found.inputs):
+            if isinstance(one, int):
+                self._arguments.append((slot, one))
+                self._inputs.append(_EMPTY)
+            elif isinstance(one, tuple):
+                self._inputs.append(_Constant(one[0]))
+            else:
+                self._inputs.append(one)
+                self._states.append(one)
+        self._donated = self.program.donated
+        self._state_ids = frozenset(map(id, self._states))
+
+    def _bind_results(self, found: Wiring) -> None:
+        index = self.program.output_index
+        self._targets: list[Storage] = []
+        positions = []
+        self._written_arguments: list[tuple[int, Value]] = []
+        self._passed: list[tuple[Storage, int]] = []
+        for target, value in found.written:
+            if isinstance(target, int):
+                self._written_arguments.append((target, value))
+            elif value.vid is None:
+                assert value.slot is not None
+                self._passed.append((target, value.slot))
+            else:
+                self._targets.append(target)
+                positions.append(index[value.vid])
+        for (
+            _,
+            gradient,
+            value,
+            _,
+        ) in found.gradients:  # behind all others: _free_gradients replaces them
+            if value.vid is None:
+                raise refuse(errors.MSG_KEPT, name=self._name, meta=gradient._s.meta)
+            self._targets.append(gradient._s)
+            positions.append(index[value.vid])
+        self._positions = positions
+        self._state_ids |= frozenset(map(id, self._targets))
+        self._gradient_owners = [p for p, *_ in found.gradients]
+        self._gradients = [g for _, g, *_ in found.gradients]
+        self._must_be_none = [p for p, _, _, none in found.gradients if none]
+        own = set(map(id, self._gradient_owners))
+        self._other_parameters = [p for p in self._guards.parameters() if id(p) not in own]
+        self._other_gradients = list(map(_GRAD, self._other_parameters))
+        self._fresh = found.fresh
+        self._results: list[Result] = found.results
+        self._spec = found.spec
+        self._single = found.spec.is_leaf() and found.results[0].fresh == 0
+        changed = {id(s) for s in self._targets} | {id(s) for s, _ in self._passed}
+        self._versioned = [t for t in self._guards.tensors() if id(t._s) in changed]
+        needed = [value.slot for _, value in self._written_arguments]
+        needed += [one.value.slot for one in self._fresh]
+        self._kept_slots = tuple({slot for slot in needed if slot is not None})
+        lists = self._states, self._inputs, self._targets, self._guards.storages()
+        held: dict[int, int] = {}
+        for s in itertools.chain(*lists, *self._passed, (r.storage for r in self._results)):
+            held[id(s)] = held.get(id(s), 0) + 1
+        self._own_references = [held[id(s)] + _ALONE - 1 for s in self._states]
+
+    # -- running -------------------------------------------------------------------------------
+
+    def run(self, arguments: Sequence[XLATensor]) -> Any:
+        """The results for these arguments, enqueued. Raises CaptureError when something is not as recorded."""
+        trace = self._trace
+        with trace.lock:
+            if trace.cur.depth:
+                trace.flush(trace)
+            self._check(arguments)
+            program = self.program
+            numbers = self._numbers
+            buffers = self._collect(arguments)
+            adopted = self._adopted(buffers)
+            kept = {slot: buffers[slot] for slot in self._kept_slots}
+            if self._gradients:
+                self._free_gradients()
+            safe = not self._donated or trace.backend.has_room(program.memory_needed())
+            self._protect(buffers, safe)
+            floats = numbers.advance()
+            if self._floats:
+                buffers.append(trace.backend.put_numbers(floats))
+            if self._ints.size:
+                buffers.append(trace.backend.put_numbers(self._draw()))
+            results: list[Any] = []
+            taken = map(results.__getitem__, self._positions)
+            work = itertools.chain(
+                indivisible.storing_each("buffer", self._targets, taken), adopted
+            )
+            if trace.parked:
+                work = itertools.chain(work, self._leaving())
+            try:
+                run_step.launch(trace, program, buffers, results, work, wait=not safe)
+            except Exception as error:
+                self._lose(error)
+                raise
+            self._end(arguments, results, kept)
+            counters.increment(REPLAYED)
+            return self._give(arguments, results, kept)
+
+    def _check(self, arguments: Sequence[XLATensor]) -> None:
+        """Raise CaptureError for what is not as it was."""
+        self._guards.check()
+        if any(map(operator.le, map(getrefcount, self._states), self._own_references)):
+            self._tell_dropped()
+        if any(map(operator.is_not, map(_GRAD, self._other_parameters), self._other_gradients)):
+            self._tell_gradient()
+        for p in self._must_be_none:
+            if p.grad is not None:
+                raise refuse(
+                    errors.MSG_GRADIENT, name=self._name, what=f"a parameter of {tuple(p.shape)}"
+                )
+        self._numbers.check()
+        storages = [t._s for t in arguments]
+        if len(set(map(id, storages))) != len(storages) or not self._state_ids.isdisjoint(
+            map(id, storages)
+        ):
+            raise refuse(errors.MSG_ALIASES, name=self._name)
+
+    def _tell_dropped(self) -> None:
+        counts = zip(
+            self._states, map(getrefcount, self._states), self._own_references, strict=True
+        )
+        dropped = next(s for s, count, own in counts if count <= own)
+        what = f"a tensor of {dropped.meta} that the step holds"
+        raise refuse(errors.MSG_REPLACED, name=self._name, what=what)
+
+    def _tell_gradient(self) -> None:
+        for p, old in zip(self._other_parameters, self._other_gradients, strict=True):
+            if p.grad is not old:
+                what = f"the gradient of a parameter of {tuple(p.shape)}"
+                raise refuse(errors.MSG_REPLACED, name=self._name, what=what)
+
+    def _collect(self, arguments: Sequence[XLATensor]) -> list[Any]:
+        """The buffers of the program's inputs, in its order."""
+        inputs, trace = self._inputs, self._trace
+        for slot, number in self._arguments:
+            inputs[slot] = arguments[number]._s
+        try:
+            buffers = list(map(_BUFFER, inputs))
+            if self._mesh or any(map(operator.is_, buffers, itertools.repeat(None))):
+                buffers = [self._ready(s) for s in inputs]
+            return buffers
+        finally:
+            for slot, _ in self._arguments:
+                inputs[slot] = _EMPTY
+            del trace
+
+    def _ready(self, s: Any) -> Any:
+        if isinstance(s, _Constant):
+            return s.buffer
+        trace = self._trace
+        trace.compute(s)
+        if s.buffer is None:
+            trace.bring(s)  # nobody has written to it: zeros
+            trace.flush(trace)
+        return trace.backend.ready(s)
+
+    def _adopted(self, buffers: Sequence[Any]) -> Any:
+        """The work that lets tensors take over the values of inputs."""
+        if not self._passed:
+            return ()
+        backend = self._trace.backend
+        values = [backend.adopted(s, buffers[slot]) for s, slot in self._passed]
+        return indivisible.storing_each("buffer", [s for s, _ in self._passed], values)
+
+    def _protect(self, buffers: list[Any], safe: bool) -> None:
+        """Donate copies of what somebody else holds, too; of everything where memory may run out."""
+        donated = self._donated
+        if not donated:
+            return
+        counts = map(getrefcount, map(buffers.__getitem__, donated))
+        if safe and max(counts) <= _OWNED:
+            return
+        copied = self._trace.backend.copy
+        for slot in donated:
+            if not safe or getrefcount(buffers[slot]) > _OWNED - 1:
+                buffers[slot] = copied(buffers[slot])
+                self.program.copied_donations += 1
+
+    def _draw(self) -> np.ndarray:
+        ints = self._ints
+        if self._drawn.count:
+            index = self._trace.device.index
+            ints = ints.copy()
+            ints[self._seed_positions] = random_state.draw(index, self._places, self._drawn.count)
+        return ints
+
+    def _leaving(self) -> Any:
+        """Work for where other threads have steps: what these read of the tensors is their former value."""
+        targets = [*self._targets, *(s for s, _ in self._passed)]
+        return itertools.chain(
+            indivisible.storing_each("epoch", targets, itertools.repeat(-1)),
+            indivisible.storing_each("version", targets, [s.version + 1 for s in targets]),
+        )
+
+    def _lose(self, error: Exception) -> None:
+        """Let tensors have no value whose memory a failed launch has taken."""
+        for s in self._states:
+            deleted = getattr(s.buffer, "is_deleted", None)
+            if deleted is not None and deleted():
+                lose_value(s, error)
+
+    def _end(self, arguments: Sequence[XLATensor], results: Sequence[Any], kept: Any) -> None:
+        index = self.program.output_index
+        for number, value in self._written_arguments:
+            s = arguments[number]._s
+            source = results[index[value.vid]] if value.vid is not None else kept[value.slot]
+            s.replace(source)
+            increment_version(arguments[number])
+        if self._versioned:
+            increment_version(self._versioned)
+        if self._gradients:
+            self._set_gradients()
+
+    def _free_gradients(self) -> None:
+        """Take other tensors for gradients that somebody else holds: those keep their values."""
+        held = map(operator.gt, map(getrefcount, self._gradients), itertools.repeat(_GRADIENT))
+        storages = map(_STORAGE, self._gradients)
+        aliased = map(operator.gt, map(getrefcount, storages), itertools.repeat(_OWNED))
+        if not (any(held) or any(aliased)):
+            return
+        first = len(self._targets) - len(self._gradients)
+        for i in range(len(self._gradients)):
+            made = self._trace.from_buffer(None, self._gradients[i]._s.meta)
+            self._gradients[i] = made
+            self._targets[first + i] = made._s
+
+    def _set_gradients(self) -> None:
+        """Let the parameters have the step's gradients."""
+        owners = self._gradient_owners
+        if any(map(operator.is_not, map(_GRAD, owners), self._gradients)):
+            for p, g in zip(owners, self._gradients, strict=True):
+                if p.grad is not g:
+                    p.grad = g
+
+    def _give(self, arguments: Sequence[XLATensor], results: Sequence[Any], kept: Any) -> Any:
+        """What the function returns."""
+        trace, index = self._trace, self.program.output_index
+        storages = []
+        tensors: list[Any] = []
+        for one in self._fresh:
+            vid = one.value.vid
+            buffer = results[index[vid]] if vid is not None else kept[one.value.slot]
+            made = trace.from_buffer(buffer, one.meta)
+            if one.annotation is not None:
+                made._s.annotation = one.annotation
+            tensors.append(made)
+            storages.append(made._s)
+        if self._single and self._results[0].view is None:
+            return tensors[0]
+        given = []
+        for r in self._results:
+            if r.fresh is not None:
+                given.append(
+                    tensors[r.fresh] if r.view is None else _shown(trace, storages[r.fresh], r.view)
+                )
+            elif r.argument is not None:
+                t = arguments[r.argument]
+                given.append(t if r.view is t._v else _shown(trace, t._s, r.view))
+            elif r.storage is not None:
+                given.append(_shown(trace, r.storage, r.view))
+            else:
+                given.append(r.same)
+        return pytree.tree_unflatten(given, self._spec)
+
+
+def _shown(trace: Trace, s: Storage, view: View | None) -> torch.Tensor:
+    """A tensor that shows a storage through views like these."""
+    made = viewed(view)
+    meta = s.meta if made is None else made.meta
+    t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=trace.device)
+    t._s, t._v = s, made
+    return t

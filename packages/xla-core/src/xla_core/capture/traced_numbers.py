@@ -1,0 +1,172 @@
+"""Python numbers that remember how they were computed, and formulas that compute them again.
+
+An optimizer's step turns learning rates, betas and step counts into numbers of operators
+(``lr / (1 - beta1 ** step)``). Run once on ``Traced`` numbers, it says how: a ``Table`` knows every number that
+came of it by its value. A ``Formulas`` object computes many of them at once, for numbers that have changed, with
+the same operations of Python, so that results are the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+Source: TypeAlias = tuple[Any, ...]
+"""What a number is read from: ``("group", 0, "lr")``, ``("group", 0, "betas", 1)``, ``("step", 1)``."""
+
+Expression: TypeAlias = Any
+"""A ``Source`` in a tuple after ``"source"``, a number, or an operation and one or two expressions."""
+
+
+class Branches(Exception):
+    """A step compares a number that changes: what it does next would depend on it."""
+
+
+class Table:
+    """The numbers that were computed from traced ones, by value; ``nonzero`` are sources compared with 0."""
+
+    def __init__(self) -> None:
+        self.expressions: dict[float, Expression] = {}
+        self.nonzero: set[Source] = set()
+
+    def source(self, value: float, source: Source) -> Traced:
+        """A number that is read from ``source``."""
+        return self.keep(value, ("source", source))
+
+    def keep(self, value: float, expression: Expression) -> Traced:
+        """A number that is computed as ``expression``."""
+        made = Traced(value)
+        made.expression = expression
+        made.table = self
+        self.expressions.setdefault(value, expression)
+        return made
+
+
+class Traced(float):
+    """A float that remembers how it was computed."""
+
+    __slots__ = ("expression", "table")
+    expression: Expression
+    table: Table
+
+    def __bool__(self) -> bool:
+        return self != 0
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) in (int, float) and not other and self.expression[0] == "source":
+            self.table.nonzero.add(self.expression[1])  # zeros are not traced
+            return False
+        raise Branches
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def _compared(self, other: Any) -> bool:
+        raise Branches
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compared
+    __hash__ = float.__hash__
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if type(value) is Traced else value
+
+
+def _expression(value: Any) -> Expression:
+    return value.expression if type(value) is Traced else value
+
+
+def _binary(operation: Callable[[Any, Any], Any], reflected: bool) -> Callable[[Any, Any], Any]:
+    def method(self: Traced, other: Any, *rest: Any) -> Any:
+        if rest or type(other) not in (int, float, Traced):
+            return NotImplemented
+        a, b = (other, self) if reflected else (self, other)
+        value = operation(_plain(a), _plain(b))
+        return self.table.keep(value, (operation, _expression(a), _expression(b)))
+
+    return method
+
+
+def _unary(operation: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def method(self: Traced) -> Any:
+        return self.table.keep(operation(_plain(self)), (operation, self.expression))
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "pow"):
+    _operation = getattr(operator, _name)
+    setattr(Traced, f"__{_name}__", _binary(_operation, False))
+    setattr(Traced, f"__r{_name}__", _binary(_operation, True))
+for _name in ("neg", "abs", "pos"):
+    setattr(Traced, f"__{_name}__", _unary(getattr(operator, _name)))
+
+Read: TypeAlias = Callable[[], Any]
+
+
+class Formulas:
+    """Computes the lifted floats of a step: those with an expression anew, the others as they were.
+
+    ``expressions`` has an expression for each position that has one, ``constants`` the numbers of all. ``reader``
+    gives, for a source, a function that reads it.
+    """
+
+    def __init__(
+        self,
+        constants: Sequence[float],
+        expressions: dict[int, Expression],
+        reader: Callable[[Source], Read],
+    ) -> None:
+        self._reader = reader
+        self._registers: list[Any] = []
+        self._known: dict[Any, int] = {}
+        self._sources: list[tuple[int, Read]] = []
+        self._work: list[tuple[Any, ...]] = []
+        places = [
+            self._register(expressions[i]) if i in expressions else self._constant(value)
+            for i, value in enumerate(constants)
+        ]
+        self._places: Final = np.array(places, np.intp)
+        self.fixed: Final = not self._sources
+        self._vector: Final = np.array(constants, np.float64)
+
+    def _constant(self, value: Any) -> int:
+        return self._new((type(value), repr(value)), value)
+
+    def _new(self, key: Any, value: Any) -> int:
+        number = self._known.get(key)
+        if number is None:
+            number = self._known[key] = len(self._registers)
+            self._registers.append(value)
+        return number
+
+    def _register(self, expression: Expression) -> int:
+        if not isinstance(expression, tuple):
+            return self._constant(expression)
+        if expression in self._known:
+            return self._known[expression]
+        if expression[0] == "source":
+            number = self._new(expression, 0.0)
+            self._sources.append((number, self._reader(expression[1])))
+            return number
+        operands = [self._register(one) for one in expression[1:]]
+        number = self._new(expression, 0.0)
+        self._work.append((number, expression[0], *operands))
+        return number
+
+    def evaluate(self) -> np.ndarray:
+        """The numbers as they are now (float64)."""
+        if self.fixed:
+            return self._vector
+        registers = self._registers
+        for number, read in self._sources:
+            registers[number] = read()
+        for number, operation, a, *b in self._work:
+            if b:
+                registers[number] = operation(registers[a], registers[b[0]])
+            else:
+                registers[number] = operation(registers[a])
+        return np.array(registers, np.float64)[self._places]

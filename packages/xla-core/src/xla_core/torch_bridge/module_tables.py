@@ -1,0 +1,47 @@
+"""The tables in which torch keeps a module's parameters, buffers, submodules and hooks (torch 2.13)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+from torch.nn.modules import module as module_of_torch
+from torch.utils.hooks import RemovableHandle
+
+_MODULE_HOOKS: Final = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+_OPTIMIZER_HOOKS: Final = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+_TENSOR_HOOKS: Final = "_backward_hooks", "_post_accumulate_grad_hooks"
+_GLOBAL_HOOKS: Final = tuple(f"_global{name}" for name in _MODULE_HOOKS)
+
+
+def tensor_tables(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
+    """The module's parameters and its buffers, by name."""
+    return module._parameters, module._buffers
+
+
+def submodules(module: torch.nn.Module) -> dict[str, Any]:
+    """The modules right inside a module, by name."""
+    return module._modules
+
+
+def hooks_registered() -> int:
+    """A number that rises whenever a hook is registered anywhere."""
+    return RemovableHandle.next_id
+
+
+def hook_tables(
+    modules: Iterable[torch.nn.Module], optimizers: Iterable[Any], tensors: Iterable[torch.Tensor]
+) -> list[tuple[Any, ...]]:
+    """What the hooks of these objects are now, in their order, torch's hooks of all modules first."""
+    found = [_hooks(getattr(module_of_torch, name)) for name in _GLOBAL_HOOKS]
+    found += [_hooks(getattr(m, name)) for m in modules for name in _MODULE_HOOKS]
+    found += [_hooks(getattr(o, name)) for o in optimizers for name in _OPTIMIZER_HOOKS]
+    found += [_hooks(getattr(t, name, None)) for t in tensors for name in _TENSOR_HOOKS]
+    return found
+
+
+def _hooks(table: Any) -> tuple[Any, ...]:
+    return () if not table else tuple(table.values())
