@@ -105,9 +105,8 @@ class Guards:
         self._hooks = self._hooks_now()
         self._registered = module_tables.hooks_registered()
         self._replacements = Replacements.count
-        tensors = [
-            v for v in (*self._contents, *self._values, *self._cell_values, *self._parameters)
-        ]
+        tensors = [*self._contents, *self._values, *self._cell_values, *self._parameters]
+        self._seen_by_autograd = [t for t in tensors if isinstance(t, XLATensor)]
         tensors += [
             value
             for optimizer in reachable.optimizers.values()
@@ -120,9 +119,9 @@ class Guards:
         self._optimizers = list(reachable.optimizers.values())
         self._states = [o.state for o in self._optimizers]
 
-    def tensors(self) -> list[XLATensor]:
-        """The tensors that are reached."""
-        return self._tensors
+    def versioned(self) -> list[XLATensor]:
+        """The tensors that autograd may have saved: all that are reached but optimizers' state."""
+        return self._seen_by_autograd
 
     def storages(self) -> list[Any]:
         """The storages of ``tensors``."""

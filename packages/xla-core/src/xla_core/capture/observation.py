@@ -1,7 +1,8 @@
 """One call of a captured function, carried out as an ordinary step and looked at.
 
 ``observe`` runs what was pending, calls the function, and notes of the step that it recorded where each input
-of its program comes from, and which tensors its results are for. ``matching`` says whether two calls in a row recorded the same.
+of its program comes from, and which tensors its results are for. ``matching`` says whether two calls in a row
+recorded the same.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ Line = tuple[str, int] | None
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Input:
-    """An input of the program: the tensor it came from, and its value.
+    """An input of the program, and the tensor it came from.
 
     ``argument`` is its number among the arguments, if it is one. ``made`` says that it came from the host inside
-    the step, at ``line``.
+    the step, at ``line``; then ``buffer`` is its value.
     """
 
     storage: Storage
@@ -185,7 +186,7 @@ class Observer:
             s = trace.touched[position]
             made = self._made.get(id(s))
             line = made[1] if made is not None else None
-            found.append(Input(s, buffer, numbers.get(id(s)), made is not None, line))
+            found.append(Input(s, buffer if made else None, numbers.get(id(s)), made is not None, line))
         return found
 
     def _check_host_writes(self, inputs: Sequence[Input]) -> None:

@@ -6,10 +6,12 @@ that is done per tensor is done by C (``map`` over builtins).
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
 from collections.abc import Sequence
 from sys import getrefcount
+from threading import get_ident
 from typing import Any, Final
 
 import numpy as np
@@ -95,7 +97,7 @@ class Replay:
         self._floats = bool(latter.floats)
         self._bind_inputs(found)
         self._bind_results(found)
-        self._has_constants = any(isinstance(one, _Constant) for one in self._inputs)
+        self._blank = copy.copy(trace)
         self._mesh = type(trace.backend) is not DeviceBackend
 
     # -- making --------------------------------------------------------------------------------
@@ -154,7 +156,8 @@ class Replay:
         self._spec = found.spec
         self._single = found.spec.is_leaf() and found.results[0].fresh == 0
         changed = {id(s) for s in self._targets} | {id(s) for s, _ in self._passed}
-        self._versioned = [t for t in self._guards.tensors() if id(t._s) in changed]
+        known = {id(t): t for t in self._guards.versioned() if id(t._s) in changed}
+        self._versioned = list(known.values())
         needed = [value.slot for _, value in self._written_arguments]
         needed += [one.value.slot for one in self._fresh]
         self._kept_slots = tuple({slot for slot in needed if slot is not None})
@@ -169,7 +172,9 @@ class Replay:
     def run(self, arguments: Sequence[XLATensor]) -> Any:
         """The results for these arguments, enqueued. Raises CaptureError when something is not as recorded."""
         trace = self._trace
-        with trace.lock:
+        with trace.bare:
+            if trace.thread != get_ident():
+                trace.turns.take()
             if trace.cur.depth:
                 trace.flush(trace)
             self._check(arguments)
@@ -195,7 +200,7 @@ class Replay:
             if trace.parked:
                 work = itertools.chain(work, self._leaving())
             try:
-                run_step.launch(trace, program, buffers, results, work, wait=not safe)
+                run_step.launch(trace, program, buffers, results, work, not safe, self._blank)
             except Exception as error:
                 self._lose(error)
                 raise
@@ -274,12 +279,12 @@ class Replay:
         donated = self._donated
         if not donated:
             return
-        counts = map(getrefcount, map(buffers.__getitem__, donated))
+        counts = list(map(getrefcount, map(buffers.__getitem__, donated)))
         if safe and max(counts) <= _OWNED:
             return
         copied = self._trace.backend.copy
-        for slot in donated:
-            if not safe or getrefcount(buffers[slot]) > _OWNED - 1:
+        for slot, count in zip(donated, counts, strict=True):
+            if not safe or count > _OWNED:
                 buffers[slot] = copied(buffers[slot])
                 self.program.copied_donations += 1
 

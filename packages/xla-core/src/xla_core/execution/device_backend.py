@@ -201,7 +201,7 @@ class DeviceBackend(Backend):
 
     def launched(self, results: Sequence[Any]) -> None:
         """Remember what the last program will produce, for ``wait``; keeps no buffer alive."""
-        self._last = [weakref.ref(r) for r in results]
+        self._last = list(map(weakref.ref, results))
 
     def wait(self) -> None:
         """Block until the last program has finished."""

@@ -238,13 +238,17 @@ def launch(
     results: list[Any],
     work: Iterable[Any],
     wait: bool = False,
+    recorded: Trace | None = None,
 ) -> None:
     """Enqueue one run of a program, and count it; with ``wait`` it has ended when this returns.
+
+    ``recorded`` is what listeners are told that recorded it; default: a copy of ``trace``.
 
     The list ``results`` gets its results, and then ``work`` is done, which gives them to their
     tensors: no exception comes between, since what was donated exists in ``results`` only.
     """
-    recorded = copy.copy(trace) if events.listening() else trace
+    if recorded is None:
+        recorded = copy.copy(trace) if events.listening() else trace
     started = time.perf_counter_ns()
     run = execution(program.executable, arguments, results)
     try:
