@@ -120,7 +120,7 @@ class Observer:
         self.trace = trace
         self.name = name
         self._arguments = [t._s for t in arguments]
-        self._made: dict[int, tuple[bool, Line]] = {}
+        self._made: dict[int, tuple[Any, Line]] = {}
         self._optimizers = OptimizerSteps(trace)
         self._before = 0
 
@@ -145,7 +145,7 @@ class Observer:
         return result
 
     def _note(self, s: Storage) -> None:
-        self._made[id(s)] = s.buffer is not None, source_location.recording_line()
+        self._made[id(s)] = s.buffer, source_location.recording_line()
 
     def end(self, result: Any, parameters: Sequence[Any], former: Sequence[Any]) -> Observation:
         """Run the step, and say what it was. ``former`` are the parameters' gradients before the call."""
@@ -191,7 +191,7 @@ class Observer:
 
     def _check_host_writes(self, inputs: Sequence[Input]) -> None:
         """Refuse values of the host that are no input: they went into a tensor directly."""
-        known = {id(one.storage) for one in inputs}
-        for number, (has_value, line) in self._made.items():
-            if has_value and number not in known:
+        known = {id(one.buffer) for one in inputs if one.made}
+        for buffer, line in self._made.values():
+            if buffer is not None and id(buffer) not in known:
                 raise refuse(errors.MSG_HOST_WRITE, line, name=self.name)

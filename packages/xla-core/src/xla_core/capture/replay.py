@@ -228,11 +228,9 @@ class Replay:
             raise refuse(errors.MSG_ALIASES, name=self._name)
 
     def _tell_dropped(self) -> None:
-        counts = zip(
-            self._states, map(getrefcount, self._states), self._own_references, strict=True
-        )
-        dropped = next(s for s, count, own in counts if count <= own)
-        what = f"a tensor of {dropped.meta} that the step holds"
+        dropped = map(operator.le, map(getrefcount, self._states), self._own_references)
+        number = list(dropped).index(True)
+        what = f"a tensor of {self._states[number].meta} that the step holds"
         raise refuse(errors.MSG_REPLACED, name=self._name, what=what)
 
     def _tell_gradient(self) -> None:
