@@ -133,10 +133,11 @@ class Captured:
             f"argument {i}": a for i, a in enumerate(leaves) if not isinstance(a, torch.Tensor)
         }
         reachable = Reachable.of(self._function, objects)
+        inputs = found.inputs(tensors) if type(found) is Replay else []
         observed, result = observe(self._name, trace, function, tensors, reachable)
         counters.increment(RECORDED)
         if type(found) is Replay:
-            found.compare(observed)
+            found.compare(inputs, observed)
             return result
         former, found.observed = found.observed, observed
         found.calls += 1

@@ -11,7 +11,7 @@ import torch
 
 from xla_core.capture import errors
 from xla_core.capture.errors import CaptureError, refuse
-from xla_core.capture.observation import Input, Line, Observation, Value
+from xla_core.capture.observation import Gradient, Input, Line, Observation, Value
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Entry
 from xla_core.recording.storage import Storage, View, chain
@@ -44,17 +44,30 @@ class Fresh:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class NewGradient:
+    """A parameter whose gradient is a new tensor after the step, ``grad``, and that tensor's value.
+
+    ``none`` says that there was none before; ``slot`` is that of the former gradient, if the step reads it.
+    """
+
+    parameter: Any
+    grad: Any
+    value: Value
+    none: bool
+    slot: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Wiring:
     """Where the program's inputs come from and its results go.
 
     ``inputs`` has a storage that was there before, an argument's number, or the buffer of a constant (in a
-    tuple) for each. ``written`` are storages and arguments' numbers with their new values, ``gradients`` the
-    parameters with gradients of their own, these, their values, and whether there was none before.
+    tuple) for each. ``written`` are storages and arguments' numbers with their new values.
     """
 
     inputs: list[Storage | int | tuple[Any]]
     written: list[tuple[Storage | int, Value]]
-    gradients: list[tuple[Any, Any, Value, bool]]
+    gradients: list[NewGradient]
     fresh: list[Fresh]
     results: list[Result]
     spec: Any
@@ -69,7 +82,15 @@ def wiring(name: str, trace: Trace, former: Observation, latter: Observation) ->
             errors.MSG_NOT_STABLE, name=name, got=f"{len(latter.values)} tensors to keep",
             expected=str(len(former.values)),
         )  # fmt: skip
-    inputs = [_input(name, trace, a, b) for a, b in zip(former.inputs, latter.inputs, strict=True)]
+    inputs: list[Any] = []
+    slots: dict[int, int] = {}
+    for slot, (a, b) in enumerate(zip(former.inputs, latter.inputs, strict=True)):
+        gradient = _former_gradient(former, latter, a, b)
+        if gradient is not None:
+            slots[id(gradient.grad)] = slot
+            inputs.append(gradient.grad._s)
+        else:
+            inputs.append(_input(name, trace, a, b))
     before = {id(s) for s, _ in former.values} | {id(one.storage) for one in former.inputs}
     before |= {id(leaf._s) for leaf in former.leaves if isinstance(leaf, XLATensor)}
     numbers = {id(s): number for number, s in enumerate(latter.arguments)}
@@ -85,13 +106,28 @@ def wiring(name: str, trace: Trace, former: Observation, latter: Observation) ->
             written.append((s, value))
         elif id(s) in grads:
             found = grads[id(s)]
-            gradients.append((found.parameter, found.grad, value, found.was is None))
+            was_slot, none = slots.get(id(found.grad)), found.was is None
+            gradients.append(NewGradient(found.parameter, found.grad, value, none, was_slot))
         elif id(s) in leaves:
             values[id(s)] = value
         else:
             raise refuse(errors.MSG_KEPT, _line(latter.last, value), name=name, meta=s.meta)
     fresh, results = _results(name, trace, former, latter, values, before, numbers)
     return Wiring(inputs, written, gradients, fresh, results, latter.spec)
+
+
+def _former_gradient(
+    former: Observation, latter: Observation, a: Input, b: Input
+) -> Gradient | None:
+    """The gradient that takes the place of the one that this input was, in both calls."""
+    if a.storage is b.storage:
+        return None
+    for one in latter.gradients:
+        if isinstance(one.was, XLATensor) and one.was._s is b.storage:
+            for other in former.gradients:
+                if other.parameter is one.parameter and isinstance(other.was, XLATensor):
+                    return one if other.was._s is a.storage and one.grad is not None else None
+    return None
 
 
 def _input(name: str, trace: Trace, a: Input, b: Input) -> Storage | int | tuple[Any]:

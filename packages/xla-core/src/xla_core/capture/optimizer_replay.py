@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable
 from typing import Any, Final
@@ -11,6 +12,7 @@ import torch
 
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
+from xla_core.capture.matching import check_numbers
 from xla_core.capture.observation import Observation
 from xla_core.capture.optimizer_probe import reader
 from xla_core.capture.optimizer_steps import Counter, Window
@@ -119,6 +121,10 @@ class Numbers:
         self._work: list[Callable[[], None]] = []
         self._checks: list[_Hyperparameters] = []
         self._counts: list[_Counts] = []
+        self._expressions: list[dict[int, Any]] = []
+        self._recorded = dataclasses.replace(
+            latter, inputs=[], values=[], gradients=[], arguments=[], leaves=[], windows=[], events=[]
+        )
         if len(former.windows) != len(latter.windows):
             raise refuse(errors.MSG_OPTIMIZER_STEPS, name=name)
         windows = list(zip(former.windows, latter.windows, strict=True))
@@ -148,6 +154,7 @@ class Numbers:
             counts = _Counts(window.counters)
             self._counts.append(counts)
             self._work.append(counts.count)
+        self._expressions.append({} if explanation is None else explanation.expressions)
         if explanation is None:
             olds = former.floats[before.first : before.last]
             news = latter.floats[window.first : window.last]
@@ -169,6 +176,18 @@ class Numbers:
         if not formulas.fixed:
             target = self._floats[window.first : window.last]
             self._work.append(lambda: np.copyto(target, formulas.evaluate()))
+
+    def compare(self, seen: Observation) -> None:
+        """Raise CaptureError where another call's numbers are not what they would be in a replay."""
+        known: set[int] = set()
+        for window, expressions in zip(seen.windows, self._expressions, strict=False):
+            found = window.explanation
+            if (found.expressions if found is not None else {}) != expressions:
+                raise refuse(errors.MSG_CHECK, name=self._name, why="an optimizer's numbers")
+            known.update(window.first + i for i in expressions)
+        if len(seen.windows) != len(self._expressions):
+            raise refuse(errors.MSG_OPTIMIZER_STEPS, name=self._name)
+        check_numbers(self._name, self._recorded, seen, known, set(seen.drawn.positions))
 
     def check(self) -> None:
         """Raise CaptureError for an optimizer whose constants or counts are others than recorded."""

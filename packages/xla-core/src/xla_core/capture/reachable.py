@@ -208,6 +208,10 @@ class Reachable:
                 continue
             for key in _named(names, vars(value)):
                 self.slots.append(Slot(f"{path}.{key}", vars(value), key))
+        # what the step replaces must not live on because of the walk
+        self._objects.clear()
+        self._keep.clear()
+        self._seen.clear()
 
 
 def _named(names: set[str], attributes: Mapping[str, Any]) -> Iterator[str]:

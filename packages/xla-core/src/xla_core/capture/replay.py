@@ -74,6 +74,10 @@ def _counts() -> tuple[int, int, int]:
 _ALONE, _OWNED, _GRADIENT = _counts()
 
 
+# How many lists of a replay hold the storage of an input.
+_LISTS_OF_INPUTS: Final = 3
+
+
 class Replay:
     """One recording of a captured function, for arguments of one kind."""
 
@@ -117,6 +121,8 @@ class Replay:
                 self._states.append(one)
         self._donated = self.program.donated
         self._state_ids = frozenset(map(id, self._states))
+        numbers = dict(self._arguments)
+        self._sources = [numbers.get(slot, one) for slot, one in enumerate(self._inputs)]
 
     def _bind_results(self, found: Wiring) -> None:
         index = self.program.output_index
@@ -133,21 +139,19 @@ class Replay:
             else:
                 self._targets.append(target)
                 positions.append(index[value.vid])
-        for (
-            _,
-            gradient,
-            value,
-            _,
-        ) in found.gradients:  # behind all others: _free_gradients replaces them
-            if value.vid is None:
-                raise refuse(errors.MSG_KEPT, name=self._name, meta=gradient._s.meta)
-            self._targets.append(gradient._s)
-            positions.append(index[value.vid])
+        # behind all others: _free_gradients replaces them
+        for one in found.gradients:
+            if one.value.vid is None:
+                raise refuse(errors.MSG_KEPT, name=self._name, meta=one.grad._s.meta)
+            self._targets.append(one.grad._s)
+            positions.append(index[one.value.vid])
         self._positions = positions
         self._state_ids |= frozenset(map(id, self._targets))
-        self._gradient_owners = [p for p, *_ in found.gradients]
-        self._gradients = [g for _, g, *_ in found.gradients]
-        self._must_be_none = [p for p, _, _, none in found.gradients if none]
+        self._gradient_owners = [one.parameter for one in found.gradients]
+        self._gradients = [one.grad for one in found.gradients]
+        self._must_be_none = [one.parameter for one in found.gradients if one.none]
+        slots = ((i, one.slot) for i, one in enumerate(found.gradients))
+        self._read_gradients = [(i, slot) for i, slot in slots if slot is not None]
         own = set(map(id, self._gradient_owners))
         self._other_parameters = [p for p in self._guards.parameters() if id(p) not in own]
         self._other_gradients = list(map(_GRAD, self._other_parameters))
@@ -161,11 +165,56 @@ class Replay:
         needed = [value.slot for _, value in self._written_arguments]
         needed += [one.value.slot for one in self._fresh]
         self._kept_slots = tuple({slot for slot in needed if slot is not None})
-        lists = self._states, self._inputs, self._targets, self._guards.storages()
+        lists = self._states, self._inputs, self._sources, self._targets, self._guards.storages()
         held: dict[int, int] = {}
         for s in itertools.chain(*lists, *self._passed, (r.storage for r in self._results)):
             held[id(s)] = held.get(id(s), 0) + 1
         self._own_references = [held[id(s)] + _ALONE - 1 for s in self._states]
+
+    # -- checking ------------------------------------------------------------------------------
+
+    def inputs(self, arguments: Sequence[XLATensor]) -> list[Any]:
+        """The values that the program would take now; what it donates is copied."""
+        trace = self.trace
+        with trace.lock:
+            trace.flush(trace)
+            self._check(arguments)
+            buffers = self._collect(arguments)
+            for slot in self._donated:
+                buffers[slot] = trace.backend.copy(buffers[slot])
+            return buffers
+
+    def compare(self, buffers: list[Any], seen: Observation) -> None:
+        """Raise CaptureError where a call that ran its Python differs from what a replay would have done.
+
+        ``buffers`` are the ``inputs`` from before the call, ``seen`` is what it recorded.
+        """
+        if seen.last is not self.last or seen.program is not self.program:
+            self._differs("it is another program")
+        for kept, one in zip(self._sources, seen.inputs, strict=True):
+            same = one.argument == kept if isinstance(kept, int) else one.storage is kept
+            if not (same or (isinstance(kept, _Constant) and one.made)):
+                self._differs(f"it takes another tensor of {one.storage.meta}")
+        self._numbers.compare(seen)
+        trace = self.trace
+        put = trace.backend.put_numbers
+        buffers += [put(np.array(seen.floats, np.float64))] if seen.floats else []
+        buffers += [put(np.array(seen.ints, np.int64))] if seen.ints else []
+        results: list[Any] = []
+        run_step.launch(trace, self.program, buffers, results, (), recorded=self._blank)
+        gradients = [p.grad for p in self._gradient_owners]
+        targets = self._targets[: len(self._targets) - len(gradients)]
+        targets += [g._s for g in gradients]
+        for s, position in zip(targets, self._positions, strict=True):
+            first, second = (trace.backend.get(b) for b in (s.buffer, results[position]))
+            if first.tobytes() != second.tobytes():
+                text = errors.MSG_CHECK_VALUE.format(number=position, meta=s.meta)
+                self._differs(text)
+        self._gradients[:] = gradients
+        self._targets[:] = targets
+
+    def _differs(self, why: str) -> None:
+        raise refuse(errors.MSG_CHECK, name=self._name, why=why)
 
     # -- running -------------------------------------------------------------------------------
 
@@ -220,6 +269,9 @@ class Replay:
                 raise refuse(
                     errors.MSG_GRADIENT, name=self._name, what=f"a parameter of {tuple(p.shape)}"
                 )
+        for i, _ in self._read_gradients:
+            if self._gradient_owners[i].grad is not self._gradients[i]:
+                self._tell_gradient_of(self._gradient_owners[i])
         self._numbers.check()
         storages = [t._s for t in arguments]
         if len(set(map(id, storages))) != len(storages) or not self._state_ids.isdisjoint(
@@ -236,8 +288,11 @@ class Replay:
     def _tell_gradient(self) -> None:
         for p, old in zip(self._other_parameters, self._other_gradients, strict=True):
             if p.grad is not old:
-                what = f"the gradient of a parameter of {tuple(p.shape)}"
-                raise refuse(errors.MSG_REPLACED, name=self._name, what=what)
+                self._tell_gradient_of(p)
+
+    def _tell_gradient_of(self, p: torch.Tensor) -> None:
+        what = f"the gradient of a parameter of {tuple(p.shape)}"
+        raise refuse(errors.MSG_REPLACED, name=self._name, what=what)
 
     def _collect(self, arguments: Sequence[XLATensor]) -> list[Any]:
         """The buffers of the program's inputs, in its order."""
@@ -323,15 +378,23 @@ class Replay:
 
     def _free_gradients(self) -> None:
         """Take other tensors for gradients that somebody else holds: those keep their values."""
-        held = map(operator.gt, map(getrefcount, self._gradients), itertools.repeat(_GRADIENT))
-        storages = map(_STORAGE, self._gradients)
-        aliased = map(operator.gt, map(getrefcount, storages), itertools.repeat(_OWNED))
-        if not (any(held) or any(aliased)):
+        gradients = self._gradients
+        attached = list(map(operator.is_, map(_GRAD, self._gradient_owners), gradients))
+        counts = list(map(getrefcount, gradients))
+        storages = list(map(getrefcount, map(_STORAGE, gradients)))
+        slots = dict(self._read_gradients)
+        if all(attached) and max(counts) <= _GRADIENT and max(storages) <= _OWNED and not slots:
             return
-        first = len(self._targets) - len(self._gradients)
-        for i in range(len(self._gradients)):
-            made = self._trace.from_buffer(None, self._gradients[i]._s.meta)
-            self._gradients[i] = made
+        first = len(self._targets) - len(gradients)
+        for i, slot in enumerate(map(slots.get, range(len(gradients)))):
+            own = _OWNED if slot is None else _OWNED + _LISTS_OF_INPUTS
+            if counts[i] <= (_GRADIENT if attached[i] else _ALONE) and storages[i] <= own:
+                continue
+            made = self._trace.from_buffer(None, gradients[i]._s.meta)
+            if slot is not None:
+                self._states[self._states.index(self._inputs[slot])] = made._s
+                self._inputs[slot] = self._sources[slot] = made._s
+            gradients[i] = made
             self._targets[first + i] = made._s
 
     def _set_gradients(self) -> None:
