@@ -51,7 +51,9 @@ class Run:
         self.net = net().to(DEVICE)
         self.optimizer = make_optimizer(self.net.parameters())
         self.schedule = make_schedule(self.optimizer) if make_schedule else None
-        self.scaler = torch.amp.GradScaler("xla", init_scale=4.0, growth_interval=3) if scaler else None
+        self.scaler = (
+            torch.amp.GradScaler("xla", init_scale=4.0, growth_interval=3) if scaler else None
+        )
         self.clip = clip
 
     def step(self, x, y):
@@ -206,9 +208,7 @@ def test_a_gradient_scaler_that_reads_is_refused():
 def test_a_thousand_steps():
     """With a schedule, dropout and clipping; memory stays flat, and one program runs."""
     data = batches(7)
-    lazy, captured = (
-        Run(OPTIMIZERS["adamw"], SCHEDULES["lambda"], clip=0.5) for _ in range(2)
-    )
+    lazy, captured = (Run(OPTIMIZERS["adamw"], SCHEDULES["lambda"], clip=0.5) for _ in range(2))
     torch_xla.manual_seed(1)
     expected = [lazy.train([data[i % 7]], False)[0] for i in range(1000)]
     torch_xla.manual_seed(1)
@@ -376,7 +376,7 @@ def test_a_tensor_saved_for_backward_is_known_to_have_changed():
     run = Run(OPTIMIZERS["sgd"])
     run.train(batches(5), True)
     x, y = (t.to(DEVICE) for t in batches(1)[0])
-    before = (run.net.last.weight ** 2).sum()
+    before = (run.net.last.weight**2).sum()
     run.captured(x, y)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         before.backward()

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
 from xla_core.capture.guards import Guards, Snapshot
+from xla_core.capture.matching import wiring
 from xla_core.capture.observation import Observation, Observer
 from xla_core.capture.printing import noticing_prints
 from xla_core.capture.reachable import Reachable
@@ -145,7 +146,8 @@ class Captured:
             found.attempts += 1
             try:
                 guards = Guards(self._name, Reachable.of(self._function, objects))
-                self._known[key] = Replay(self._name, trace, former, observed, guards)
+                shared = wiring(self._name, trace, former, observed)
+                self._known[key] = Replay(self._name, trace, shared, former, observed, guards)
             except errors.CaptureError:
                 if found.attempts > 1:
                     raise
@@ -167,8 +169,10 @@ def observe(
     before = Snapshot(reachable)
     former = [p.grad for p in parameters]
     observer = Observer(trace, name, arguments)
-    with noticing_prints(name) as noticed:
-        result = detached(observer.call(function, list(reachable.schedulers.values())))
+    schedulers = list(reachable.schedulers.values())
+    with noticing_prints(name) as noticed, observer.recording(schedulers):
+        result = function()
+    result = detached(result)
     observed = observer.end(result, parameters, former)
     noticed.check()
     before.check_unchanged(name)
@@ -253,11 +257,12 @@ def capture(
 ) -> Any:
     """Record a step once and replay it without running its Python: ``step = capture(step)``, or a decorator.
 
-    ``function`` is one whole step: all that it computes is one program. Its first ``warmup`` calls (default 1,
-    in which optimizers make their state) are ordinary steps, the next two are recorded and compared, and then it is
-    replayed; arguments of other shapes, dtypes or numbers are recorded anew, up to ``max_recordings`` kinds (default 16).
-    Results are new tensors without an autograd graph. Parameters, optimizer state, buffers and random state
-    advance as in ordinary steps; learning rates are read from the optimizers' groups in every call.
+    ``function`` is one whole step: all that it computes is one program. Its first ``warmup`` calls (default
+    1, in which optimizers make their state) are ordinary steps, the next two are recorded and compared, and
+    then it is replayed. Arguments of other shapes, dtypes or numbers are recorded anew, up to
+    ``max_recordings`` kinds (default 16). Results are new tensors without an autograd graph. Parameters,
+    optimizer state, buffers and random state advance as in ordinary steps; learning rates are read from the
+    optimizers' groups in every call.
 
     ``check_every=n`` (default 0: never) runs every n-th call's Python, too, and raises where it differs.
     Raises CaptureError for a step that no replay can carry out, with the line where that is known, and at a

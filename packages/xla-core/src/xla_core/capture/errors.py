@@ -88,6 +88,10 @@ MSG_DONATION: Final = (
     "{name}: memory cannot be given away (alias_with_buffer_donor_config) in a captured step; what it "
     "overwrites is reused anyway"
 )
+MSG_NEW_STATE: Final = (
+    "{name}: {optimizer} makes its state in it, and each replay would begin with that again. Let it take "
+    "a step before"
+)
 MSG_NOT_RECORDED: Final = "nothing was recorded yet: run the block of torch_xla's graph() first"
 MSG_NO_PROGRAM: Final = "{name}: the step computes nothing on {device}; there is nothing to replay"
 

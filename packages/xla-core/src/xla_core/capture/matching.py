@@ -116,6 +116,12 @@ def wiring(name: str, trace: Trace, former: Observation, latter: Observation) ->
     return Wiring(inputs, written, gradients, fresh, results, latter.spec)
 
 
+def static_wiring(found: Observation) -> Wiring:
+    """The wiring of one block: whatever it read and wrote are the tensors that it read and wrote."""
+    inputs: list[Any] = [(one.buffer,) if one.made else one.storage for one in found.inputs]
+    return Wiring(inputs, list(found.values), [], [], [Result()], found.spec)
+
+
 def _former_gradient(
     former: Observation, latter: Observation, a: Input, b: Input
 ) -> Gradient | None:

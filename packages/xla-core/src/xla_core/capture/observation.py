@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -114,7 +114,7 @@ def _line_of(error: BaseException) -> Line:
 
 
 class Observer:
-    """One call that is looked at: ``call`` it, drop what it returned, and ``end``."""
+    """One step that is looked at: record it in a block ``recording``, drop its results, and ``end``."""
 
     def __init__(self, trace: Trace, name: str, arguments: Sequence[XLATensor]) -> None:
         self.trace = trace
@@ -124,8 +124,9 @@ class Observer:
         self._optimizers = OptimizerSteps(trace)
         self._before = 0
 
-    def call(self, function: Callable[[], Any], schedulers: Sequence[Any]) -> Any:
-        """The function's result, with nothing run yet."""
+    @contextmanager
+    def recording(self, schedulers: Sequence[Any] = ()) -> Iterator[None]:
+        """The block that records the step; nothing runs in it, and no value can be read."""
         trace = self.trace
         if buffer_donation.aliasing():
             raise refuse(errors.MSG_DONATION, name=self.name)
@@ -139,10 +140,9 @@ class Observer:
             stack.enter_context(self._optimizers.watching(schedulers))
             stack.callback(setattr, trace, "made", None)
             trace.made = self._note
-            result = function()
+            yield
         if step_closures.waiting(trace.device) != closures:
             raise refuse(errors.MSG_CLOSURE, name=self.name)
-        return result
 
     def _note(self, s: Storage) -> None:
         self._made[id(s)] = s.buffer, source_location.recording_line()
@@ -186,7 +186,9 @@ class Observer:
             s = trace.touched[position]
             made = self._made.get(id(s))
             line = made[1] if made is not None else None
-            found.append(Input(s, buffer if made else None, numbers.get(id(s)), made is not None, line))
+            found.append(
+                Input(s, buffer if made else None, numbers.get(id(s)), made is not None, line)
+            )
         return found
 
     def _check_host_writes(self, inputs: Sequence[Input]) -> None:

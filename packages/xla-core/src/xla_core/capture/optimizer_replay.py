@@ -123,7 +123,14 @@ class Numbers:
         self._counts: list[_Counts] = []
         self._expressions: list[dict[int, Any]] = []
         self._recorded = dataclasses.replace(
-            latter, inputs=[], values=[], gradients=[], arguments=[], leaves=[], windows=[], events=[]
+            latter,
+            inputs=[],
+            values=[],
+            gradients=[],
+            arguments=[],
+            leaves=[],
+            windows=[],
+            events=[],
         )
         if len(former.windows) != len(latter.windows):
             raise refuse(errors.MSG_OPTIMIZER_STEPS, name=name)

@@ -159,9 +159,9 @@ def _changes(
             was, now = before.get((id(p), key)), after.get((id(p), key))
             if (was == now and (id(p), key) in before) or now is None:
                 continue
-            if isinstance(value, torch.Tensor) and value.dim() == 0 and was is not None:
-                if now == was + 1:
-                    counters.append(Counter(state, key, value))
-                    continue
+            is_count = isinstance(value, torch.Tensor) and value.dim() == 0 and was is not None
+            if is_count and now == was + 1:
+                counters.append(Counter(state, key, value))
+                continue
             changed = f"{key!r}"
     return counters, changed

@@ -21,6 +21,8 @@ _FOREIGN: Final = frozenset({
     "torch", "torch_xla", "xla_core", "xla_dist", "xla_spmd", "xla_debug", "numpy", "jax", "jaxlib",
     "builtins", "functools", "math", "itertools", "contextlib", "typing", "collections", "logging", "os",
 })  # fmt: skip
+# Whose objects are not looked into: they are part of how a step is recorded.
+_OWN: Final = frozenset({"xla_core", "xla_dist", "xla_spmd", "xla_debug"})
 # Methods of modules that no step calls.
 _NEVER_CALLED: Final = frozenset({
     "__init__", "__repr__", "extra_repr", "reset_parameters", "__setstate__", "__getstate__",
@@ -134,7 +136,7 @@ class Reachable:
             if isinstance(value, types.ModuleType) and _root(value.__name__) not in _FOREIGN:
                 self._objects.append((path, value))
             return
-        if not hasattr(value, "__dict__"):
+        if not hasattr(value, "__dict__") or _root(kind.__module__) in _OWN:
             return
         if _root(kind.__module__) not in _FOREIGN:
             self._class(path, kind)

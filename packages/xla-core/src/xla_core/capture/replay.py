@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
 from xla_core.capture.guards import Guards
-from xla_core.capture.matching import Result, Wiring, check_numbers, viewed, wiring
+from xla_core.capture.matching import Result, Wiring, check_numbers, viewed
 from xla_core.capture.observation import Observation, Value
 from xla_core.capture.optimizer_replay import Numbers
 from xla_core.execution import run_step
@@ -82,7 +82,13 @@ class Replay:
     """One recording of a captured function, for arguments of one kind."""
 
     def __init__(
-        self, name: str, trace: Trace, former: Observation, latter: Observation, guards: Guards
+        self,
+        name: str,
+        trace: Trace,
+        found: Wiring,
+        former: Observation,
+        latter: Observation,
+        guards: Guards,
     ) -> None:
         self._name = name
         self.trace = self._trace = trace
@@ -91,7 +97,6 @@ class Replay:
         self.last = latter.last
         if not former.drawn.known or not latter.drawn.known or former.drawn != latter.drawn:
             raise refuse(errors.MSG_RANDOM, name=name)
-        found = wiring(name, trace, former, latter)
         self._numbers = Numbers(name, former, latter)
         check_numbers(name, former, latter, self._numbers.known, set(latter.drawn.positions))
         self._ints = np.array(latter.ints, np.int64)
@@ -424,19 +429,19 @@ class Replay:
         for r in self._results:
             if r.fresh is not None:
                 given.append(
-                    tensors[r.fresh] if r.view is None else _shown(trace, storages[r.fresh], r.view)
+                    tensors[r.fresh] if r.view is None else shown(trace, storages[r.fresh], r.view)
                 )
             elif r.argument is not None:
                 t = arguments[r.argument]
-                given.append(t if r.view is t._v else _shown(trace, t._s, r.view))
+                given.append(t if r.view is t._v else shown(trace, t._s, r.view))
             elif r.storage is not None:
-                given.append(_shown(trace, r.storage, r.view))
+                given.append(shown(trace, r.storage, r.view))
             else:
                 given.append(r.same)
         return pytree.tree_unflatten(given, self._spec)
 
 
-def _shown(trace: Trace, s: Storage, view: View | None) -> torch.Tensor:
+def shown(trace: Trace, s: Storage, view: View | None) -> torch.Tensor:
     """A tensor that shows a storage through views like these."""
     made = viewed(view)
     meta = s.meta if made is None else made.meta

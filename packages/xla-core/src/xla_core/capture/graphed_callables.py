@@ -1,0 +1,167 @@
+"""``make_graphed_callables``: functions and modules whose forward and backward pass are each a captured step.
+
+The forward pass returns, besides its results, what autograd saved for the backward pass; the backward pass takes
+that as arguments. So both are ordinary captured functions, and any number of forward passes may be under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree as pytree
+
+from xla_core.capture.captured import Captured
+from xla_core.capture.replay import shown
+from xla_core.recording.storage import Storage, View
+from xla_core.recording.xla_tensor import XLATensor
+
+
+class _Saved:
+    """A tensor that autograd saved: which of the tensors handed over it shows, and through what view."""
+
+    __slots__ = ("number", "view")
+
+    def __init__(self, number: int, view: View | None) -> None:
+        self.number = number
+        self.view = view
+
+
+class _Graphed:
+    """The two captured passes of one callable."""
+
+    def __init__(
+        self, function: Callable[..., Any], parameters: Sequence[Any], warmup: int
+    ) -> None:
+        self._function = self.__wrapped__ = function
+        self._parameters = list(parameters)
+        self._own: set[int] = set()
+        self._saved: list[XLATensor] = []
+        self._handed: Sequence[Any] = ()
+        self._roots: tuple[list[Any], list[Any]] = [], []
+        self._spec: Any = None
+        self.forward = Captured(self._forward, warmup)
+        self.backward = Captured(self._backward, warmup)
+
+    def _forward(self, *inputs: Any) -> Any:
+        """Results and saved tensors, as flat lists; leaves the graph behind for ``_backward``."""
+        leaves = [_leaf(t) for t in inputs]
+        self._own = {id(t._s) for t in self._parameters}
+        saved: dict[int, int] = {}
+        handed: list[XLATensor] = []
+
+        def pack(t: Any) -> Any:
+            if not isinstance(t, XLATensor) or id(t._s) in self._own:
+                return t
+            s: Storage = t._s
+            if id(s) not in saved:
+                saved[id(s)] = len(handed)
+                handed.append(s.trace.whole(s))
+            return _Saved(saved[id(s)], t._v)
+
+        with torch.enable_grad(), saved_tensors_hooks(pack, self._unpack):
+            results, self._spec = pytree.tree_flatten(self._function(*leaves))
+        self._roots = results, [t for t in (*leaves, *self._parameters) if _wants_gradient(t)]
+        return [t.detach() for t in results], handed
+
+    def _unpack(self, packed: Any) -> Any:
+        if not isinstance(packed, _Saved):
+            return packed
+        base = self._handed[packed.number]
+        return shown(base._s.trace, base._s, packed.view)
+
+    def _backward(self, saved: Sequence[Any], gradients: Sequence[Any]) -> Any:
+        results, wanted = self._roots
+        outputs = [t for t in results if t.requires_grad]
+        self._handed = saved
+        try:
+            return torch.autograd.grad(
+                outputs, wanted, gradients, retain_graph=True, allow_unused=True
+            )
+        finally:
+            self._handed = ()
+
+    def __call__(self, *inputs: Any) -> Any:
+        graphed = self
+
+        class Passes(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *given: Any) -> Any:
+                results, saved = graphed.forward(*given[: len(inputs)])
+                ctx.saved = saved
+                ctx.wanted = [_wants_gradient(t) for t in given]
+                ctx.mark_non_differentiable(*[t for t in results if not t.is_floating_point()])
+                return tuple(results)
+
+            @staticmethod
+            def backward(ctx: Any, *gradients: Any) -> Any:
+                given = [
+                    g for g, t in zip(gradients, graphed._roots[0], strict=True) if t.requires_grad
+                ]
+                found = iter(graphed.backward(ctx.saved, given))
+                return tuple(next(found) if wanted else None for wanted in ctx.wanted)
+
+        results = Passes.apply(*inputs, *self._parameters)
+        return pytree.tree_unflatten(list(results), self._spec)
+
+
+def _leaf(t: Any) -> Any:
+    return t.detach().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t
+
+
+def _wants_gradient(t: Any) -> bool:
+    return isinstance(t, torch.Tensor) and t.requires_grad
+
+
+def make_graphed_callables(
+    callables: Any,
+    sample_args: Any,
+    num_warmup_iters: int = 3,
+    allow_unused_input: bool = False,
+) -> Any:
+    """Functions or modules (one, or a tuple of them) whose forward and backward pass are replayed.
+
+    ``sample_args`` are a tuple of tensors for each, like those of later calls in shape, dtype and
+    ``requires_grad``. A module's ``forward`` is replaced, for as long as it is in the mode (training or
+    evaluation) in which it is now; functions are returned anew. Each is called ``num_warmup_iters`` times (at
+    least 3) with its sample, forward and backward; no gradient is left, but buffers advance.
+    ``allow_unused_input``: inputs that the results do not depend on have no gradient; RuntimeError for them
+    otherwise.
+    """
+    several = isinstance(callables, tuple)
+    functions = callables if several else (callables,)
+    samples = sample_args if several else (sample_args,)
+    made = [
+        _graphed(f, args, max(3, num_warmup_iters), allow_unused_input)
+        for f, args in zip(functions, samples, strict=True)
+    ]
+    return tuple(made) if several else made[0]
+
+
+def _graphed(
+    function: Callable[..., Any], sample: Sequence[Any], count: int, allow_unused: bool
+) -> Callable[..., Any]:
+    is_module = isinstance(function, torch.nn.Module)
+    parameters = [p for p in function.parameters() if p.requires_grad] if is_module else []
+    former = function.forward if is_module else function
+    graphed = _Graphed(former, parameters, 0)
+    for _ in range(count):
+        inputs = [_leaf(t) for t in sample]
+        results = [t for t in pytree.tree_leaves(graphed(*inputs)) if _wants_gradient(t)]
+        wanted = [t for t in (*inputs, *parameters) if _wants_gradient(t)]
+        if results and wanted:
+            ones = [torch.ones_like(t) for t in results]
+            torch.autograd.grad(results, wanted, ones, allow_unused=allow_unused)
+    if not is_module:
+        return graphed
+    training = function.training
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or function.training != training:
+            return former(*args, **kwargs)
+        return graphed(*args)
+
+    function.forward = forward
+    return function
