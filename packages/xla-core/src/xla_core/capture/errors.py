@@ -32,7 +32,10 @@ MSG_KEPT: Final = (
     "{name}: the step leaves a new tensor of {meta} behind (in an attribute, a list, a variable), which a "
     "replay would not. Return it, or write it into a tensor that was there before (copy_)"
 )
-MSG_RESULT: Final = "{name}: the step returns {got}, which is not the same in every call; only tensors on {device} can differ"
+MSG_RESULT: Final = (
+    "{name}: the step returns {got}, which is not the same in every call; only tensors that it computes on "
+    "{device} can differ"
+)
 MSG_SIDE_EFFECT: Final = (
     "{name}: the step changes {what} (from {old} to {new}), which a replay would not. Do it outside"
 )
@@ -61,13 +64,19 @@ MSG_NO_NUMBER: Final = (
     "{key} of an optimizer was a Python number when the step was recorded and is a {got}; call reset() to "
     "record the step again"
 )
-MSG_SCHEDULE: Final = "{name}: {scheduler}.step() got an argument inside the step. Call it outside the captured function"
+MSG_SCHEDULE: Final = (
+    "{name}: {scheduler}.step() got an argument inside the step, which a replay would not know. Call it "
+    "outside the captured function"
+)
 MSG_DEVICES: Final = "{name}: the step records on {other}, too; capture one for each device"
 MSG_ALIASES: Final = (
     "{name}: two arguments share memory, or one is a tensor that the step holds itself; they did not when it "
     "was recorded. Pass a clone()"
 )
-MSG_CHANGED: Final = "{name}: {what} was {old} when the step was recorded and is {new}. Call reset() to record the step again"
+MSG_CHANGED: Final = (
+    "{name}: {what} was {old} when the step was recorded and is {new}. Set it back, or call reset() to record "
+    "the step again"
+)
 MSG_REPLACED: Final = (
     "{name}: {what} is another tensor than the one that was recorded; the replay would go on with the old "
     "one. Write into it instead (copy_, load_state_dict), or call reset() to record the step again"

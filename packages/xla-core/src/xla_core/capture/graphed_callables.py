@@ -140,9 +140,7 @@ def make_graphed_callables(
     return tuple(made) if several else made[0]
 
 
-def _graphed(
-    function: Callable[..., Any], sample: Sequence[Any], count: int, allow_unused: bool
-) -> Callable[..., Any]:
+def _graphed(function: Any, sample: Sequence[Any], count: int, allow_unused: bool) -> Any:
     is_module = isinstance(function, torch.nn.Module)
     parameters = [p for p in function.parameters() if p.requires_grad] if is_module else []
     former = function.forward if is_module else function

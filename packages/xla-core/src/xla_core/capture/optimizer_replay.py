@@ -139,7 +139,8 @@ class Numbers:
             if kind == "schedule":
                 self._add_schedule(*what)
             else:
-                self._add_window(*windows[what], former, latter)
+                before, window = windows[what]
+                self._add_window(before, window, former, latter)
 
     def _add_schedule(self, scheduler: Any, has_argument: bool) -> None:
         if has_argument:

@@ -159,8 +159,8 @@ def _changes(
             was, now = before.get((id(p), key)), after.get((id(p), key))
             if (was == now and (id(p), key) in before) or now is None:
                 continue
-            is_count = isinstance(value, torch.Tensor) and value.dim() == 0 and was is not None
-            if is_count and now == was + 1:
+            is_count = isinstance(value, torch.Tensor) and value.dim() == 0
+            if is_count and was is not None and now == was + 1:
                 counters.append(Counter(state, key, value))
                 continue
             changed = f"{key!r}"

@@ -182,8 +182,9 @@ class Reachable:
             self._add(name, function.__globals__, name)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._visit(path, value)
-        if inspect.isfunction(getattr(function, "__wrapped__", None)):
-            self._visit(path, function.__wrapped__)
+        inner = getattr(function, "__wrapped__", None)
+        if inspect.isfunction(inner):
+            self._visit(path, inner)
 
     def _add(self, path: str, mapping: Any, key: Any) -> None:
         slot = Slot(path, mapping, key)

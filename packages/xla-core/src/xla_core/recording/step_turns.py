@@ -214,8 +214,8 @@ class Turns:
             step.owner = owner
         else:
             step = Step(owner)
-            started = (next_epoch(), self._trace.root, [], {}, [], [], [], [])
-            step.values = (*started, None, None, None, None)
+            begun: tuple[Any, ...] = (next_epoch(), self._trace.root, [], {}, [], [], [], [])
+            step.values = (*begun, *(None,) * (len(_OWN) - len(STEP)))
         if not self.owners:
             self._first = owner
         owner.steps[self._trace] = step
