@@ -71,6 +71,30 @@ def test_a_value_that_was_there_before_is_read_inside():
     refused(step, *[(ones(2),)] * 3, match="reads a value")
 
 
+def test_a_read_whose_error_is_caught():
+    def step(x):
+        try:
+            return x * x.sum().item()
+        except RuntimeError:
+            return x
+
+    refused(capture(step), *[(ones(2),)] * 3, match="reads a value")
+
+
+def test_a_compiled_graph_inside():
+    compiled = torch.compile(lambda x: x.sin() + 1, backend="openxla")
+    compiled(ones(2))
+    refused(capture(lambda x: compiled(x) * 2), *[(ones(2),)] * 3, match="a program runs inside")
+
+
+def test_an_argument_that_gets_a_gradient():
+    def step(x):
+        (x * x).sum().backward()
+
+    inputs = [(ones(2).requires_grad_(),) for _ in range(4)]
+    refused(capture(step), *inputs, match="gives an argument a gradient")
+
+
 def test_after_a_refused_read_the_device_goes_on():
     step = capture(lambda x: x * x.sum().item())
     refused(step, *[(ones(2),)] * 3, match="reads a value")

@@ -168,6 +168,7 @@ def observe(
     parameters = reachable.parameters()
     before = Snapshot(reachable)
     former = [p.grad for p in parameters]
+    given = [t.grad for t in arguments]
     observer = Observer(trace, name, arguments)
     schedulers = list(reachable.schedulers.values())
     with noticing_prints(name) as noticed, observer.recording(schedulers):
@@ -176,6 +177,8 @@ def observe(
     observed = observer.end(result, parameters, former)
     noticed.check()
     before.check_unchanged(name)
+    if any(t.grad is not grad for t, grad in zip(arguments, given, strict=True)):
+        raise refuse(errors.MSG_ARGUMENT_GRADIENT, name=name)
     return observed, result
 
 

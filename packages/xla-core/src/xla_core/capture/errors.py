@@ -8,6 +8,10 @@ MSG_READ: Final = (
     "a captured step reads a value (.item(), print, .cpu(), a condition on a tensor) or syncs; return the "
     "tensor and read it outside"
 )
+MSG_RUNS: Final = (
+    "{name}: a program runs inside the step (a graph of torch.compile, a captured function), which a replay "
+    "would not run. Call what was compiled as it is, or outside"
+)
 MSG_NOT_STABLE: Final = (
     "{name}: two calls in a row recorded different programs: {got} where there was {expected}. A captured "
     "step must do the same every time"
@@ -82,6 +86,10 @@ MSG_REPLACED: Final = (
     "one. Write into it instead (copy_, load_state_dict), or call reset() to record the step again"
 )
 MSG_HOOKS: Final = "{name}: {what} has other hooks than when the step was recorded. Call reset() to record it again"
+MSG_ARGUMENT_GRADIENT: Final = (
+    "{name}: the step gives an argument a gradient, which a replay would not. Return "
+    "torch.autograd.grad() of it instead"
+)
 MSG_GRADIENT: Final = (
     "{name}: {what} has a gradient, which it had not when the step was recorded: there it was added to "
     "nothing. Call zero_grad() before the step, or inside it"

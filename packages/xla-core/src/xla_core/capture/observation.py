@@ -20,8 +20,9 @@ from xla_core.capture.errors import CaptureError, refuse
 from xla_core.capture.optimizer_steps import OptimizerSteps, Window
 from xla_core.capture.random_numbers import Drawn, drawn_in
 from xla_core.compilation.program_table import StepProgram
+from xla_core.contract import events
 from xla_core.execution import buffer_donation, eager_mode, run_step, runtime, step_closures
-from xla_core.operators.error_messages import ValueNeededError
+from xla_core.operators.error_messages import Refusal, ValueNeededError
 from xla_core.recording import random_state, source_location
 from xla_core.recording.entry import Entry
 from xla_core.recording.storage import Storage
@@ -91,15 +92,18 @@ class Observation:
 def refusing_reads(trace: Trace) -> Iterator[None]:
     """A block in which no value can be read on the trace's device, and nothing runs."""
     former = trace.forbidden, trace.unreadable
-    trace.forbidden = trace.unreadable = errors.MSG_READ
+    reason = Refusal(errors.MSG_READ)
+    trace.forbidden = trace.unreadable = reason
     try:
         yield
     except ValueNeededError as error:
-        if error.reason is not errors.MSG_READ:
+        if error.reason is not reason:
             raise
         raise CaptureError(errors.MSG_READ, _line_of(error)) from error
     finally:
         trace.forbidden, trace.unreadable = former
+    if reason.given:  # and caught
+        raise CaptureError(errors.MSG_READ)
 
 
 def _line_of(error: BaseException) -> Line:
@@ -123,6 +127,7 @@ class Observer:
         self._made: dict[int, tuple[Any, Line]] = {}
         self._optimizers = OptimizerSteps(trace)
         self._before = 0
+        self._ran: tuple[str, int] | None = None
 
     @contextmanager
     def recording(self, schedulers: Sequence[Any] = ()) -> Iterator[None]:
@@ -140,9 +145,16 @@ class Observer:
             stack.enter_context(self._optimizers.watching(schedulers))
             stack.callback(setattr, trace, "made", None)
             trace.made = self._note
+            stack.callback(events.subscribe(self._listen))
             yield
+        if self._ran is not None:
+            raise refuse(errors.MSG_RUNS, self._ran, name=self.name)
         if step_closures.waiting(trace.device) != closures:
             raise refuse(errors.MSG_CLOSURE, name=self.name)
+
+    def _listen(self, event: str, details: dict[str, Any]) -> None:
+        if event == "program_executed" and details["program"].backend is self.trace.backend:
+            self._ran = source_location.user_line()
 
     def _note(self, s: Storage) -> None:
         self._made[id(s)] = s.buffer, source_location.recording_line()

@@ -79,13 +79,18 @@ class Reachable:
         return made
 
     def parameters(self) -> list[torch.Tensor]:
-        """The parameters of the modules and optimizers that are reached, each once."""
+        """Parameters of modules and optimizers, and other tensors that may have gradients, each once."""
         found = {
             id(p): p
             for _, m in self.modules.values()
             for p in module_tables.tensor_tables(m)[0].values()
             if p is not None
         }
+        values = (slot.value() for slot in self.slots)
+        leaves = (
+            t for t in values if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf
+        )
+        found.update((id(t), t) for t in leaves)
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
                 found.update((id(p), p) for p in group["params"])

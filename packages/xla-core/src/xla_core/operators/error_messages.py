@@ -26,12 +26,20 @@ MSG_OVERLAP: Final = (
 )
 
 
+class Refusal(str):
+    """A reason for ``ValueNeededError`` that knows whether it was given: the user's program may catch the error."""
+
+    given = False
+
+
 class ValueNeededError(RuntimeError):
     """Something needs a value, or would run, where that is refused; ``reason`` is the text that refuses it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+        if isinstance(reason, Refusal):
+            reason.given = True
 
 
 def not_an_xla_tensor(tensor: torch.Tensor, operator: str, device: torch.device) -> RuntimeError:
