@@ -21,6 +21,7 @@ from xla_core.capture.reachable import Reachable
 from xla_core.capture.replay import Replay
 from xla_core.dispatch import transfers
 from xla_core.execution import runtime
+from xla_core.execution.device_backend import DeviceBackend
 from xla_core.recording.storage import chain
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
@@ -99,13 +100,13 @@ class Captured:
         if spec is None and _NESTED in key:
             leaves, spec = pytree.tree_flatten((args, kwargs))
             key = tuple(map(_kind, leaves))
-        key = (key, spec, _mode())
+        trace = _trace_of(leaves)
+        key = (key, spec, _mode(), _layouts(leaves, trace))
         found = self._known.get(key)
         if type(found) is Replay and not self._is_check_due():
-            trace = found.trace
             tensors = [_on_device(t, trace) for t in leaves if isinstance(t, torch.Tensor)]
             return found.run(tensors)
-        return self._record(key, found, leaves, spec)
+        return self._record(trace, key, found, leaves, spec)
 
     def _is_check_due(self) -> bool:
         self._replays += 1
@@ -113,8 +114,7 @@ class Captured:
 
     # -- recording -----------------------------------------------------------------------------
 
-    def _record(self, key: Any, found: Any, leaves: Sequence[Any], spec: Any) -> Any:
-        trace = _trace_of(leaves)
+    def _record(self, trace: Trace, key: Any, found: Any, leaves: Sequence[Any], spec: Any) -> Any:
         leaves = [_on_device(t, trace) if isinstance(t, torch.Tensor) else t for t in leaves]
         args, kwargs = (leaves, {}) if spec is None else pytree.tree_unflatten(leaves, spec)
         function = functools.partial(self._function, *args, **kwargs)
@@ -235,6 +235,16 @@ def _mode() -> Any:
         torch.is_autocast_enabled("xla") and torch.get_autocast_dtype("xla"),
         torch.get_default_dtype(),
     )
+
+
+def _layouts(leaves: Sequence[Any], trace: Trace) -> Any:
+    """How the arguments lie over devices; nothing on one."""
+    if type(trace.backend) is DeviceBackend:
+        return trace.device.index
+    if trace.forbidden is not None:
+        return None  # inside another one's step
+    storages = [t._s for t in leaves if isinstance(t, XLATensor)]
+    return trace.backend.argument_layouts(storages)
 
 
 def _trace_of(leaves: Sequence[Any]) -> Trace:
