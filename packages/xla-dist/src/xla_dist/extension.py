@@ -11,8 +11,8 @@ import torch
 from xla_core.api import xla_model
 from xla_core.contract.device_protocol import Executable
 from xla_core.contract.hookspecs import hookimpl
-from xla_core.recording.trace import Entry
-from xla_dist.collectives import replicated_program
+from xla_core.recording.trace import Entry, Trace
+from xla_dist.collectives import model_collectives, replicated_program
 from xla_dist.data_parallel import gradients
 from xla_dist.job_health import thread_states
 from xla_dist.operators import collective_ops
@@ -39,6 +39,12 @@ def xla_core_client_started() -> None:
     """Look after the other processes of the job from now on."""
     thread_states.runtime_started()
     child_process.attend()
+
+
+@hookimpl
+def xla_core_kept_in_step(trace: Trace) -> torch.Tensor | None:
+    """What orders the step's next collective after those before it."""
+    return model_collectives.order_of(trace)
 
 
 @hookimpl

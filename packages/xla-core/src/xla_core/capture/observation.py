@@ -23,6 +23,7 @@ from xla_core.compilation.program_table import StepProgram
 from xla_core.contract import events
 from xla_core.execution import buffer_donation, eager_mode, run_step, runtime, step_closures
 from xla_core.operators.error_messages import Refusal, ValueNeededError
+from xla_core.operators.extensions import extensions
 from xla_core.recording import random_state, source_location
 from xla_core.recording.entry import Entry
 from xla_core.recording.storage import Storage
@@ -171,6 +172,10 @@ class Observer:
             inputs = self._inputs()
             values = [(s, Value(vid=s.vid)) for s in alive]
             values += [(s, Value(slot=slot)) for s, slot in passed]
+            kept = extensions().hook.xla_core_kept_in_step(trace=trace)
+            ignored = {id(t._s) for t in kept if t is not None}
+            values = [(s, value) for s, value in values if id(s) not in ignored]
+            del kept
             trace.flush(trace)
             program: Any = trace.backend.last_program
         if not alive:

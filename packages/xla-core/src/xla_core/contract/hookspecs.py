@@ -88,6 +88,15 @@ def xla_core_replicated_executable(
 
 
 @hookspec
+def xla_core_kept_in_step(trace: Any) -> Any:
+    """The tensor that the extension keeps until the calling thread's step on ``trace`` ends, or None.
+
+    It means nothing in later steps. Called when a step that shall be replayed has been recorded: a replay does not
+    compute it for anybody.
+    """
+
+
+@hookspec
 def xla_core_cache_key_entries() -> Mapping[str, bytes] | None:
     """What of the extension shapes compiled code (version, settings), by unique entry name.
 
