@@ -11,7 +11,7 @@ import argparse
 import gzip
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 import torch_xla
 import torch_xla.runtime as xr
+from torch_xla.experimental.capture import capture
 from xla_core.api import program_report
 
 HELD_OUT_EVERY = 5
@@ -44,6 +45,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="xla", help="xla, xla:1, ... or cpu (default: xla)")
     parser.add_argument("--cache", help="folder that keeps compiled programs between runs")
+    parser.add_argument(
+        "--capture", action="store_true", help="record each kind of step once, and replay it"
+    )
     return parser.parse_args(argv)
 
 
@@ -109,43 +113,62 @@ class DigitNet(nn.Module):
         return self.out(F.relu(self.hidden(x)))
 
 
+Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def training_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    """A step of training: from images and labels to the loss."""
+
+    def step(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def evaluation_step(model: nn.Module) -> Step:
+    """A step of evaluation: from images and labels to the number of images that are labelled correctly."""
+
+    @torch.no_grad()
+    def step(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return (model(images).argmax(dim=1) == labels).sum()
+
+    return step
+
+
 def train_epoch(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    step: Step,
     loader: DataLoader[tuple[torch.Tensor, ...]],
     device: torch.device,
     title: str,
 ) -> float:
     """One pass over ``loader``; returns the mean loss."""
-    model.train()
     losses = []
     for images, labels in tqdm(loader, desc=title, unit="batch", leave=False):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(images.to(device)), labels.to(device))
-        loss.backward()
-        optimizer.step()
+        loss = step(images.to(device), labels.to(device))
         torch_xla.sync()
         # Kept on the device: reading it here would wait for this step before tracing the next.
         losses.append(loss.detach())
     return torch.stack(losses).mean().item()
 
 
-@torch.no_grad()
 def accuracy(
-    model: nn.Module,
+    step: Step,
     dataset: TensorDataset,
     batch_size: int,
     device: torch.device,
 ) -> float:
-    """The share of ``dataset`` that ``model`` labels correctly."""
-    model.eval()
+    """The share of ``dataset`` that is labelled correctly, as ``step`` counts."""
     hits = []
     for images, labels in DataLoader(dataset, batch_size):
         # The last batch is filled up: another shape would be another program to compile.
         missing = batch_size - len(labels)
         images = F.pad(images, (0, 0, 0, 0, 0, 0, 0, missing)).to(device)
         labels = F.pad(labels, (0, missing), value=NO_LABEL).to(device)
-        hits.append((model(images).argmax(dim=1) == labels).sum())
+        hits.append(step(images, labels))
         torch_xla.sync()
     return torch.stack(hits).sum().item() / len(dataset)
 
@@ -184,15 +207,24 @@ def main(argv: Sequence[str] | None = None) -> float:
     model = DigitNet(size=train.tensors[0].shape[-1]).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.epochs)
+    train_step, count_hits = training_step(model, optimizer), evaluation_step(model)
+    if options.capture:
+        train_step, count_hits = capture(train_step), capture(count_hits)
     print(f"{len(train)} digits to train on, {len(test)} held out, on {device}")
 
     share = 0.0
     for epoch in range(1, options.epochs + 1):
         title = f"epoch {epoch}/{options.epochs}"
-        loss = train_epoch(model, optimizer, loader, device, title)
+        begin = time.perf_counter()
+        model.train()
+        loss = train_epoch(train_step, loader, device, title)
+        seconds = time.perf_counter() - begin
         schedule.step()
-        share = accuracy(model, test, options.batch_size, device)
-        tqdm.write(f"{title}: train loss {loss:.4f}, held-out accuracy {share:.2%}")
+        model.eval()
+        share = accuracy(count_hits, test, options.batch_size, device)
+        tqdm.write(
+            f"{title}: train loss {loss:.4f}, held-out accuracy {share:.2%}, {seconds:.2f} s of training"
+        )
 
     print(f"Held-out accuracy {share:.2%} after {time.perf_counter() - started:.1f} s")
     if device.type == "xla":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -93,8 +94,20 @@ def test_padding_of_the_last_batch_changes_no_accuracy(example):
     labels = images[:, 0, 0, :10].argmax(1)
     labels[0] = (labels[0] + 1) % 10
     dataset = torch.utils.data.TensorDataset(images, labels)
-    share = example.accuracy(FirstPixels(), dataset, 4, torch.device("cpu"))
+    step = example.evaluation_step(FirstPixels())
+    share = example.accuracy(step, dataset, 4, torch.device("cpu"))
     assert share == pytest.approx(6 / 7)
+
+
+def test_a_captured_training_is_the_same(example, capsys):
+    """The model is switched between training and evaluation, each of which has a captured step of its own."""
+    told = []
+    for arguments in (["--capture"], []):
+        example.main(["--epochs", "3", "--batch-size", "512", *arguments])
+        told.append(capsys.readouterr().out)
+    lines = [re.findall(r"train loss [0-9.]+, held-out accuracy [0-9.]+%", text) for text in told]
+    assert len(lines[0]) == 3
+    assert lines[0] == lines[1]
 
 
 @pytest.mark.skipif(
