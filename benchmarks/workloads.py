@@ -47,21 +47,32 @@ def token_batches(device: torch.device, size: int, length: int, vocabulary: int)
     return itertools.cycle([(t[:, :-1].to(device), t[:, 1:].to(device)) for t in texts])
 
 
+def on_batches(
+    train: Callable[..., torch.Tensor], batches: Iterator[tuple[torch.Tensor, ...]]
+) -> Step:
+    """A step that trains on the next of ``batches``; its attributes are what it was made of."""
+
+    def step() -> torch.Tensor:
+        return train(*next(batches))
+
+    step.train, step.batches = train, batches  # type: ignore[attr-defined]
+    return step
+
+
 def classifier_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[Batch]
 ) -> Step:
     """The usual training step of a classifier."""
     model.train()
 
-    def step() -> torch.Tensor:
-        inputs, labels = next(batches)
+    def train(inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), labels)
         loss.backward()
         optimizer.step()
         return loss
 
-    return step
+    return on_batches(train, batches)
 
 
 def mnist_cnn(device: torch.device) -> Step:
@@ -111,6 +122,18 @@ def resnet_step(model: nn.Module, device: torch.device, rate: float = 0.01) -> S
     return classifier_step(model, optimizer, image_batches(device, 16, (3, 32, 32), 10))
 
 
+def resnet18_inference(device: torch.device) -> Step:
+    """ResNet-18 of width 16 on (16, 3, 32, 32), in evaluation without gradients."""
+    model = ResNet(width=16, classes=10).to(device).eval()
+
+    @torch.no_grad()
+    def infer(inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        del labels
+        return model(inputs).logsumexp(1).mean()
+
+    return on_batches(infer, image_batches(device, 16, (3, 32, 32), 10))
+
+
 def warmup_then_cosine(step: int) -> float:
     """The share of the learning rate that step number ``step`` takes."""
     if step < 10:
@@ -124,8 +147,7 @@ def gpt_step(model: GPT, batches: Iterator[Batch]) -> Step:
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_then_cosine)
     model.train()
 
-    def step() -> torch.Tensor:
-        tokens, following = next(batches)
+    def train(tokens: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
         logits = model(tokens)
         loss = F.cross_entropy(logits.view(-1, logits.size(-1)), following.reshape(-1))
@@ -134,7 +156,7 @@ def gpt_step(model: GPT, batches: Iterator[Batch]) -> Step:
         schedule.step()
         return loss
 
-    return step
+    return on_batches(train, batches)
 
 
 def gpt_4_layers(device: torch.device) -> Step:
@@ -164,11 +186,10 @@ def lstm(device: torch.device, steps: int) -> Step:
 def views_loop(device: torch.device) -> Step:
     """Eight rounds of slices, views and in-place updates on a (64, 64) state, without gradients."""
     state = torch.randn(64, 64).to(device)
-    updates = itertools.cycle([torch.randn(8, 64).to(device) for _ in range(BATCHES)])
+    updates = itertools.cycle([(torch.randn(8, 64).to(device),) for _ in range(BATCHES)])
 
     @torch.no_grad()
-    def step() -> torch.Tensor:
-        update = next(updates)
+    def change(update: torch.Tensor) -> torch.Tensor:
         for i in range(8):
             state[i].mul_(0.9).add_(update[i], alpha=0.1)
             state[:, i].clamp_(-3.0, 3.0)
@@ -176,7 +197,7 @@ def views_loop(device: torch.device) -> Step:
             state.t()[i, 32:].copy_(update[i, :32])
         return state.square().mean()
 
-    return step
+    return on_batches(change, updates)
 
 
 SMALL_GPTS = {f"gpt_{layers}_layers": layers for layers in (12, 24, 48, 96)}
@@ -204,7 +225,11 @@ DEPTH_WORKLOADS: dict[str, Callable[[torch.device], Step]] = {
 }
 """The workloads of ``--depth``: the same models, shallow and deep."""
 
-ALL_WORKLOADS = {**WORKLOADS, **DEPTH_WORKLOADS}
+ALL_WORKLOADS = {
+    **WORKLOADS,
+    **DEPTH_WORKLOADS,
+    "resnet18_inference": resnet18_inference,
+}
 
 
 def build(name: str, device: torch.device) -> Step:

@@ -205,6 +205,11 @@ class Numbers:
             if not counts.unchanged():
                 raise refuse(errors.MSG_REPLACED, name=self._name, what="a count of an optimizer")
 
+    @property
+    def last(self) -> np.ndarray:
+        """The floats of the last step."""
+        return self._floats
+
     def advance(self) -> np.ndarray:
         """Let schedules and counts take their steps, in the recorded order; the floats of this step."""
         for work in self._work:

@@ -79,7 +79,11 @@ _LISTS_OF_INPUTS: Final = 3
 
 
 class Replay:
-    """One recording of a captured function, for arguments of one kind."""
+    """One recording of a captured function, for arguments of one kind.
+
+    ``program`` computes it, ``last`` is the entry that the step ended with; ``donated`` are the inputs whose memory
+    it takes.
+    """
 
     def __init__(
         self,
@@ -124,7 +128,7 @@ class Replay:
             else:
                 self._inputs.append(one)
                 self._states.append(one)
-        self._donated = self.program.donated
+        self.donated = self.program.donated
         self._state_ids = frozenset(map(id, self._states))
         numbers = dict(self._arguments)
         self._sources = [numbers.get(slot, one) for slot, one in enumerate(self._inputs)]
@@ -176,6 +180,16 @@ class Replay:
             held[id(s)] = held.get(id(s), 0) + 1
         self._own_references = [held[id(s)] + _ALONE - 1 for s in self._states]
 
+    @property
+    def numbers(self) -> np.ndarray:
+        """The lifted floats of the last run (float64)."""
+        return self._numbers.last
+
+    @property
+    def integers(self) -> np.ndarray:
+        """The lifted integers, with the seeds of the recording (int64)."""
+        return self._ints
+
     # -- checking ------------------------------------------------------------------------------
 
     def inputs(self, arguments: Sequence[XLATensor]) -> list[Any]:
@@ -185,7 +199,7 @@ class Replay:
             trace.flush(trace)
             self._check(arguments)
             buffers = self._collect(arguments)
-            for slot in self._donated:
+            for slot in self.donated:
                 buffers[slot] = trace.backend.copy(buffers[slot])
             return buffers
 
@@ -239,7 +253,7 @@ class Replay:
             kept = {slot: buffers[slot] for slot in self._kept_slots}
             if self._gradients:
                 self._free_gradients()
-            safe = not self._donated or trace.backend.has_room(program.memory_needed())
+            safe = not self.donated or trace.backend.has_room(program.memory_needed())
             self._protect(buffers, safe)
             floats = numbers.advance()
             if self._floats:
@@ -334,7 +348,7 @@ class Replay:
 
     def _protect(self, buffers: list[Any], safe: bool) -> None:
         """Donate copies of what somebody else holds, too; of everything where memory may run out."""
-        donated = self._donated
+        donated = self.donated
         if not donated:
             return
         counts = list(map(getrefcount, map(buffers.__getitem__, donated)))
