@@ -84,6 +84,7 @@ class Guards:
     def __init__(self, name: str, reachable: Reachable) -> None:
         self._name = name
         self._reachable = reachable
+        self.names_gradients = reachable.names("grad")
         watched = [s for s in reachable.slots if isinstance(s.value(), (*NUMBERS, torch.Tensor))]
         watched += [Slot(f"{path}.training", vars(m), "training") for path, m in reachable.roots]
         self._cells = [s for s in watched if isinstance(s.mapping, types.CellType)]

@@ -134,6 +134,7 @@ class Numbers:
         )
         if len(former.windows) != len(latter.windows):
             raise refuse(errors.MSG_OPTIMIZER_STEPS, name=name)
+        self.has_optimizers = bool(latter.windows)
         windows = list(zip(former.windows, latter.windows, strict=True))
         for kind, what in latter.events:
             if kind == "schedule":

@@ -78,6 +78,10 @@ class Reachable:
         made._finish()
         return made
 
+    def names(self, attribute: str) -> bool:
+        """Whether some code names an attribute."""
+        return attribute in self._names
+
     def parameters(self) -> list[torch.Tensor]:
         """Parameters of modules and optimizers, and other tensors that may have gradients, each once."""
         found = {

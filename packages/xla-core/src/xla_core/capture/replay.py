@@ -25,6 +25,7 @@ from xla_core.capture.guards import Guards
 from xla_core.capture.matching import Result, Wiring, check_numbers, viewed
 from xla_core.capture.observation import Observation, Value
 from xla_core.capture.optimizer_replay import Numbers
+from xla_core.compilation.staged_executable import StagedExecutable
 from xla_core.execution import run_step
 from xla_core.execution.device_backend import DeviceBackend
 from xla_core.recording import random_state
@@ -155,6 +156,9 @@ class Replay:
             self._targets.append(one.grad._s)
             positions.append(index[one.value.vid])
         self._positions = positions
+        staged = isinstance(self.program.executable, StagedExecutable)
+        # a tensor that was there before holds it: one result of a program is there when all are
+        self._watched = None if staged or not found.written or not positions else positions[0]
         self._state_ids |= frozenset(map(id, self._targets))
         self._gradient_owners = [one.parameter for one in found.gradients]
         self._gradients = [one.grad for one in found.gradients]
@@ -162,7 +166,12 @@ class Replay:
         slots = ((i, one.slot) for i, one in enumerate(found.gradients))
         self._read_gradients = [(i, slot) for i, slot in slots if slot is not None]
         own = set(map(id, self._gradient_owners))
-        self._other_parameters = [p for p in self._guards.parameters() if id(p) not in own]
+        looked_at = self._numbers.has_optimizers or self._guards.names_gradients
+        self._other_parameters = [
+            p
+            for p in self._guards.parameters()
+            if id(p) not in own and (looked_at or p.grad is not None)
+        ]
         self._other_gradients = list(map(_GRAD, self._other_parameters))
         self._fresh = found.fresh
         self._results: list[Result] = found.results
@@ -251,8 +260,7 @@ class Replay:
             buffers = self._collect(arguments)
             adopted = self._adopted(buffers)
             kept = {slot: buffers[slot] for slot in self._kept_slots}
-            if self._gradients:
-                self._free_gradients()
+            attached = self._free_gradients() if self._gradients else True
             safe = not self.donated or trace.backend.has_room(program.memory_needed())
             self._protect(buffers, safe)
             floats = numbers.advance()
@@ -268,11 +276,15 @@ class Replay:
             if trace.parked:
                 work = itertools.chain(work, self._leaving())
             try:
-                run_step.launch(trace, program, buffers, results, work, not safe, self._blank)
+                run_step.launch(
+                    trace, program, buffers, results, work, not safe, self._blank, self._watched
+                )
             except Exception as error:
                 self._lose(error)
                 raise
             self._end(arguments, results, kept)
+            if not attached:
+                self._set_gradients()
             counters.increment(REPLAYED)
             return self._give(arguments, results, kept)
 
@@ -392,18 +404,19 @@ class Replay:
             increment_version(arguments[number])
         if self._versioned:
             increment_version(self._versioned)
-        if self._gradients:
-            self._set_gradients()
 
-    def _free_gradients(self) -> None:
-        """Take other tensors for gradients that somebody else holds: those keep their values."""
+    def _free_gradients(self) -> bool:
+        """Take other tensors for gradients that somebody else holds: those keep their values.
+
+        Returns whether the parameters have the gradients that the step will fill.
+        """
         gradients = self._gradients
         attached = list(map(operator.is_, map(_GRAD, self._gradient_owners), gradients))
         counts = list(map(getrefcount, gradients))
         storages = list(map(getrefcount, map(_STORAGE, gradients)))
         slots = dict(self._read_gradients)
         if all(attached) and max(counts) <= _GRADIENT and max(storages) <= _OWNED and not slots:
-            return
+            return True
         first = len(self._targets) - len(gradients)
         for i, slot in enumerate(map(slots.get, range(len(gradients)))):
             own = _OWNED if slot is None else _OWNED + _LISTS_OF_INPUTS
@@ -415,14 +428,13 @@ class Replay:
                 self._inputs[slot] = self._sources[slot] = made._s
             gradients[i] = made
             self._targets[first + i] = made._s
+        return False
 
     def _set_gradients(self) -> None:
         """Let the parameters have the step's gradients."""
-        owners = self._gradient_owners
-        if any(map(operator.is_not, map(_GRAD, owners), self._gradients)):
-            for p, g in zip(owners, self._gradients, strict=True):
-                if p.grad is not g:
-                    p.grad = g
+        for p, g in zip(self._gradient_owners, self._gradients, strict=True):
+            if p.grad is not g:
+                p.grad = g
 
     def _give(self, arguments: Sequence[XLATensor], results: Sequence[Any], kept: Any) -> Any:
         """What the function returns."""

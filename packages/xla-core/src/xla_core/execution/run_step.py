@@ -239,10 +239,12 @@ def launch(
     work: Iterable[Any],
     wait: bool = False,
     recorded: Trace | None = None,
+    watched: int | None = None,
 ) -> None:
     """Enqueue one run of a program, and count it; with ``wait`` it has ended when this returns.
 
-    ``recorded`` is what listeners are told that recorded it; default: a copy of ``trace``.
+    ``recorded`` is what listeners are told that recorded it; default: a copy of ``trace``. ``watched`` is the
+    number of a result that is sure to live on, to wait for; default: all are kept in mind.
 
     The list ``results`` gets its results, and then ``work`` is done, which gives them to their
     tensors: no exception comes between, since what was donated exists in ``results`` only.
@@ -266,7 +268,7 @@ def launch(
         raise program_failures.costing_step(told) from (None if told is error else error)
     trace.backend.last_program = program
     elapsed = time.perf_counter_ns() - started
-    trace.backend.launched(results)
+    trace.backend.launched(results if watched is None else (results[watched],))
     counters.sample(
         "EagerOpExecuteTime" if trace.one_by_one else trace.backend.runs_metric, elapsed
     )
