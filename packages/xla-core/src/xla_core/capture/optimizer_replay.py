@@ -134,6 +134,7 @@ class Numbers:
         )
         if len(former.windows) != len(latter.windows):
             raise refuse(errors.MSG_OPTIMIZER_STEPS, name=name)
+        self.fixed = True
         self.has_optimizers = bool(latter.windows)
         windows = list(zip(former.windows, latter.windows, strict=True))
         for kind, what in latter.events:
@@ -183,6 +184,7 @@ class Numbers:
         )
         self.known.update(window.first + i for i in explanation.expressions)
         if not formulas.fixed:
+            self.fixed = False
             target = self._floats[window.first : window.last]
             self._work.append(lambda: np.copyto(target, formulas.evaluate()))
 
@@ -215,4 +217,4 @@ class Numbers:
         """Let schedules and counts take their steps, in the recorded order; the floats of this step."""
         for work in self._work:
             work()
-        return self._floats.copy()
+        return self._floats if self.fixed else self._floats.copy()

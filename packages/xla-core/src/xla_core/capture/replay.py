@@ -109,6 +109,13 @@ class Replay:
         self._seed_positions = np.array(latter.drawn.positions, np.intp)
         self._places = np.array(latter.drawn.places, np.uint64)
         self._floats = bool(latter.floats)
+        put = trace.backend.put_numbers
+        # numbers that are the same in every call stay on the device: no program takes their memory
+        self._kept_floats = (
+            put(self._numbers.last) if self._floats and self._numbers.fixed else None
+        )
+        fixed = self._ints.size and not latter.drawn.count
+        self._kept_ints = put(self._ints) if fixed else None
         self._bind_inputs(found)
         self._bind_results(found)
         self._blank = copy.copy(trace)
@@ -265,9 +272,15 @@ class Replay:
             self._protect(buffers, safe)
             floats = numbers.advance()
             if self._floats:
-                buffers.append(trace.backend.put_numbers(floats))
+                kept_floats = self._kept_floats
+                buffers.append(
+                    trace.backend.put_numbers(floats) if kept_floats is None else kept_floats
+                )
             if self._ints.size:
-                buffers.append(trace.backend.put_numbers(self._draw()))
+                kept_ints = self._kept_ints
+                buffers.append(
+                    trace.backend.put_numbers(self._draw()) if kept_ints is None else kept_ints
+                )
             results: list[Any] = []
             taken = map(results.__getitem__, self._positions)
             work = itertools.chain(
