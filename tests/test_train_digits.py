@@ -103,7 +103,7 @@ def test_a_captured_training_is_the_same(example, capsys):
     """The model is switched between training and evaluation, each of which has a captured step of its own."""
     told = []
     for arguments in (["--capture"], []):
-        example.main(["--epochs", "3", "--batch-size", "512", *arguments])
+        example.main(["--epochs", "3", "--batch-size", "128", *arguments])
         told.append(capsys.readouterr().out)
     lines = [re.findall(r"train loss [0-9.]+, held-out accuracy [0-9.]+%", text) for text in told]
     assert len(lines[0]) == 3

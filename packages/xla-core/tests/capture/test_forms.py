@@ -170,6 +170,19 @@ def test_a_module_in_evaluation():
     assert torch.equal(found.cpu(), expected)
 
 
+def test_an_evaluation_minds_no_gradients():
+    net = nn.Linear(3, 2).to("xla")
+    step = capture(lambda x: net(x).sum())
+    for i in range(8):
+        if i == 5:
+            net(ones(2, 3)).sum().backward()
+        if i == 6:
+            net.zero_grad()
+        found = step(ones(2, 3))
+    assert step.recordings == 1
+    assert found.item() == net(ones(2, 3)).sum().item()
+
+
 def test_generation_with_a_cache_that_is_written_in_place():
     def tokens(captured):
         torch.manual_seed(0)

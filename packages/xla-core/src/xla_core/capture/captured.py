@@ -168,7 +168,8 @@ def observe(
     parameters = reachable.parameters()
     before = Snapshot(reachable)
     former = [p.grad for p in parameters]
-    given = [t.grad for t in arguments]
+    leaves = [t for t in arguments if t.is_leaf]
+    given = [t.grad for t in leaves]
     observer = Observer(trace, name, arguments)
     schedulers = list(reachable.schedulers.values())
     with noticing_prints(name) as noticed, observer.recording(schedulers):
@@ -177,7 +178,7 @@ def observe(
     observed = observer.end(result, parameters, former)
     noticed.check()
     before.check_unchanged(name)
-    if any(t.grad is not grad for t, grad in zip(arguments, given, strict=True)):
+    if any(t.grad is not grad for t, grad in zip(leaves, given, strict=True)):
         raise refuse(errors.MSG_ARGUMENT_GRADIENT, name=name)
     return observed, result
 

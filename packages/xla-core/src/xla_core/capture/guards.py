@@ -24,6 +24,8 @@ from xla_core.torch_bridge import module_tables
 _CONTENTS: Final = operator.attrgetter("cell_contents")
 _GRAD: Final = operator.attrgetter("grad")
 _IS_NOT: Final = operator.is_not
+# Names of what reads the gradients of whatever parameters there are.
+_READ_GRADIENTS: Final = "grad", "clip_grad_norm_", "clip_grad_value_", "clip_grad_norm"
 
 
 class Snapshot:
@@ -84,7 +86,7 @@ class Guards:
     def __init__(self, name: str, reachable: Reachable) -> None:
         self._name = name
         self._reachable = reachable
-        self.names_gradients = reachable.names("grad")
+        self.names_gradients = any(map(reachable.names, _READ_GRADIENTS))
         watched = [s for s in reachable.slots if isinstance(s.value(), (*NUMBERS, torch.Tensor))]
         watched += [Slot(f"{path}.training", vars(m), "training") for path, m in reachable.roots]
         self._cells = [s for s in watched if isinstance(s.mapping, types.CellType)]

@@ -112,7 +112,10 @@ def _read_sources(expressions: dict[int, Any]) -> set[Source]:
 
 
 class Numbers:
-    """The lifted floats of a recorded step; ``known`` are the positions of those that may change."""
+    """The lifted floats of a recorded step; ``known`` are the positions of those that may change.
+
+    ``fixed`` says that none does. ``parameters`` are the ids of those that optimizers change in the step.
+    """
 
     def __init__(self, name: str, former: Observation, latter: Observation) -> None:
         self._name = name
@@ -135,7 +138,9 @@ class Numbers:
         if len(former.windows) != len(latter.windows):
             raise refuse(errors.MSG_OPTIMIZER_STEPS, name=name)
         self.fixed = True
-        self.has_optimizers = bool(latter.windows)
+        self.parameters = {
+            id(p) for w in latter.windows for g in w.optimizer.param_groups for p in g["params"]
+        }
         windows = list(zip(former.windows, latter.windows, strict=True))
         for kind, what in latter.events:
             if kind == "schedule":

@@ -173,11 +173,13 @@ class Replay:
         slots = ((i, one.slot) for i, one in enumerate(found.gradients))
         self._read_gradients = [(i, slot) for i, slot in slots if slot is not None]
         own = set(map(id, self._gradient_owners))
-        looked_at = self._numbers.has_optimizers or self._guards.names_gradients
+        # whose gradients the step reads: those that optimizers take, and those that it adds to
+        looked_at = self._numbers.parameters | set(map(id, self._states))
         self._other_parameters = [
             p
             for p in self._guards.parameters()
-            if id(p) not in own and (looked_at or p.grad is not None)
+            if id(p) not in own
+            and (self._guards.names_gradients or id(p) in looked_at or _gradient_id(p) in looked_at)
         ]
         self._other_gradients = list(map(_GRAD, self._other_parameters))
         self._fresh = found.fresh
@@ -478,6 +480,12 @@ class Replay:
             else:
                 given.append(r.same)
         return pytree.tree_unflatten(given, self._spec)
+
+
+def _gradient_id(p: torch.Tensor) -> int:
+    """The id of the storage of a parameter's gradient, 0 where it has none."""
+    grad = p.grad
+    return id(grad._s) if isinstance(grad, XLATensor) else 0
 
 
 def shown(trace: Trace, s: Storage, view: View | None) -> torch.Tensor:
