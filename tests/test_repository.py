@@ -6,7 +6,7 @@ import ast
 import functools
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,8 +25,8 @@ LAYERS = {
     "xla_core": (
         "contract", "support", "jax_bridge", "torch_bridge", "multiprocess", "plugins", "operators",
         "recording", "lowering", "lowering.rules", "compilation", "pjrt", "execution", "dispatch",
-        "dynamo", "torch_features", "computations", "builder", "kernels", "export", "api", "attach",
-        "testing",
+        "dynamo", "torch_features", "computations", "builder", "kernels", "export", "api",
+        "extension_api", "attach", "testing",
     ),
     "xla_dist": (
         "settings", "operators", "job_health", "processes", "collectives", "data_parallel", "fsdp",
@@ -338,6 +338,160 @@ def test_packages_beside_each_other_do_not_import_each_other():
         for path in SOURCES
         for node, target in imports(parsed(path))
         if target.split(".")[0] in siblings - IMPORT_NAMES[package_of(path)]
+    ]
+    assert not found
+
+
+# What sibling packages, device plugins and vendors may import of xla-core.
+EXTENSION_API = "xla_core.extension_api"
+PUBLIC_SUPPORT = {
+    f"xla_core.support.{name}" for name in ("caches", "counters", "flags", "protobuf_wire")
+}
+CONFORMANCE = "xla_core.testing.conformance"
+
+
+def is_public(module: str, to_plugins: bool) -> bool:
+    """Whether extensions, or device plugins, may import a module of xla_core."""
+    folder = module.rpartition(".")[0]
+    if folder == "xla_core.pjrt" or module in ("xla_core.pjrt", CONFORMANCE):
+        return to_plugins
+    return folder in ("xla_core.contract", EXTENSION_API) or module in PUBLIC_SUPPORT
+
+
+PUBLIC_MODULES = sorted(
+    name
+    for name in MODULES
+    if name != CONFORMANCE and is_public(name, True) and name.count(".") == 2
+)
+EXTENSIONS = [
+    *(path for path in SOURCES if package_of(path) not in ("xla-core", "torch-xla")),
+    *sorted((ROOT / "examples" / "acme").rglob("*.py")),
+]
+
+
+def exported(module: str) -> list[str]:
+    """The names in a module's ``__all__``."""
+    for node in parsed(MODULES[module]).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return ast.literal_eval(node.value)
+    return []
+
+
+def inner_names(path: Path) -> Iterator[str]:
+    """What a file takes of xla_core that is not public: modules, named in strings too, and names."""
+    to_plugins = path.is_relative_to(ROOT / "examples") or package_of(path).startswith("xla-pjrt-")
+    inner = {n for n in MODULES if n.startswith("xla_core.") and not is_public(n, to_plugins)}
+    aliases = {}
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "xla_core":
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                if full in MODULES:
+                    aliases[alias.asname or alias.name] = full
+                if not is_public(full if full in MODULES else node.module, to_plugins) or (
+                    full not in MODULES
+                    and node.module != CONFORMANCE
+                    and alias.name not in exported(node.module)
+                ):
+                    yield f"{at(path, node)} {full}"
+        elif isinstance(node, ast.Import):
+            yield from (f"{at(path, node)} {a.name}" for a in node.names if "xla_core" in a.name)
+        elif isinstance(node, ast.Constant) and node.value in inner:
+            yield f"{at(path, node)} {node.value!r}"
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module = aliases.get(node.value.id)
+            if module is not None and node.attr not in exported(module):
+                yield f"{at(path, node)} {module}.{node.attr}"
+
+
+@pytest.mark.parametrize("path", EXTENSIONS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_extensions_use_nothing_of_the_core_but_its_public_surface(path):
+    assert not list(inner_names(path))
+
+
+def test_the_conformance_suite_stands_on_the_public_surface():
+    modules, waiting = set(), [CONFORMANCE]
+    while waiting:
+        module = waiting.pop()
+        modules.add(module)
+        for _, target in imported_modules(MODULES[module]):
+            if target.startswith("xla_core.testing.") and target not in modules:
+                waiting.append(target)
+            else:
+                assert target in modules or is_public(target, True), f"{module}: {target}"
+    assert len(modules) > 1
+
+
+def defined_names(tree: ast.Module) -> set[str]:
+    """What a module binds at its top level by itself, imports left out."""
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {
+                n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)
+            }
+    return names
+
+
+@pytest.mark.parametrize("module", PUBLIC_MODULES)
+def test_a_public_module_lists_its_names_in_order(module):
+    tree = parsed(MODULES[module])
+    listed = exported(module)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    imported = {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("xla_core.")
+        for alias in node.names
+    }
+    public = {n for n in defined_names(tree) if not n.startswith(("_", "MSG_"))}
+    if module.startswith(f"{EXTENSION_API}."):
+        public |= imported - used
+        assert ast.get_docstring(tree)
+    assert listed == sorted(set(listed))
+    assert public <= set(listed) <= public | imported
+
+
+def test_the_architecture_names_the_public_modules():
+    text = (ROOT / "docs" / "architecture.md").read_text().split("## The public surface")[1]
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", text.split("\n## ")[0], re.M)
+    sizes = {n.rpartition(".")[2]: len(exported(n)) for n in PUBLIC_MODULES if EXTENSION_API in n}
+    assert {name: int(count) for name, count in rows} == sizes
+
+
+def private_names(paths: Iterable[Path]) -> set[str]:
+    """The names with an underscore that the classes and modules in ``paths`` give attributes."""
+    found = set()
+    for path in paths:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)  # in __slots__
+    return {name for name in found if re.fullmatch(r"_(?!_)\w+", name)}
+
+
+@pytest.mark.parametrize(
+    "package", [p for p in PACKAGES if p.name not in ("xla-core", "torch-xla")]
+)
+def test_extensions_use_no_private_attribute_of_the_core(package):
+    own = [path for path in EXTENSIONS if path.is_relative_to(package)]
+    foreign = private_names(MODULES[n] for n in MODULES if n.split(".")[0] == "xla_core")
+    foreign -= private_names(own) | {"_buffers", "_parameters"}  # torch.nn.Module has them, too
+    found = [
+        f"{at(path, node)} {ast.unparse(node)}"
+        for path in own
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Attribute) and node.attr in foreign
+        if ast.unparse(node.value).split(".")[0] not in ("sys", "os", "torch")
     ]
     assert not found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from xla_core.contract.hookspecs import hookimpl
-from xla_core.recording import source_location
+from xla_core.extension_api import source_location
 from xla_debug import settings
 from xla_debug.live import listeners
 from xla_debug.stacks import stack_frames

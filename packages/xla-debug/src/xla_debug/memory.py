@@ -15,12 +15,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from xla_core.api import xla_model
-from xla_core.compilation import program_table
-from xla_core.lowering.replay import needed_entries
-from xla_core.recording.source_location import Frame, Where
-from xla_core.recording.trace import Entry
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.extension_api import programs, runtime
+from xla_core.extension_api.source_location import Frame, Where
+from xla_core.extension_api.steps import Entry, needed_entries
+from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_core.support.counters import render_bytes
 from xla_debug.live import listeners
 from xla_debug.stacks import stack_frames
@@ -211,8 +209,9 @@ def live_tensors() -> list[LiveTensor]:
     holders: defaultdict[int, int] = defaultdict(int)
     for found in gc.get_objects():
         if type(found) is XLATensor:
-            storages[id(found._s)] = found._s
-            holders[id(found._s)] += 1
+            storage = storage_of(found)
+            storages[id(storage)] = storage
+            holders[id(storage)] += 1
     live = []
     for key, storage in storages.items():
         if storage.buffer is None:
@@ -249,13 +248,13 @@ def report(limit: int = 20) -> str:
 # -- of one step ---------------------------------------------------------------------------------
 
 
-def step_peak(program: program_table.StepProgram | None = None, largest: int = 10) -> StepPeak:
+def step_peak(program: programs.StepProgram | None = None, largest: int = 10) -> StepPeak:
     """The peak of one program (default: the one with the highest) and what is alive at it.
 
     Needs ``track()`` before the program runs. Raises RuntimeError when none was seen.
     """
     if program is None:
-        seen = [p for p in program_table.all_programs() if p.name in _last_entries]
+        seen = [p for p in programs.all_programs() if p.name in _last_entries]
         if not seen:
             raise RuntimeError("no program has run since memory.track(); call it before the step")
         program = max(seen, key=_compiled_peak)
@@ -272,7 +271,7 @@ def step_peak(program: program_table.StepProgram | None = None, largest: int = 1
     )
 
 
-def _compiled_peak(program: program_table.StepProgram) -> int:
+def _compiled_peak(program: programs.StepProgram) -> int:
     sizes = program.executable.memory_analysis()
     used = sum(sizes.get(key, 0) for key in ("arguments", "outputs", "temporaries"))
     return int(used - sizes.get("aliased", 0))
@@ -325,7 +324,7 @@ def missed_donations(least: int = 1024) -> list[MissedDonation]:
     own. Programs that ran since ``track()`` are looked at.
     """
     found: list[MissedDonation] = []
-    for program in program_table.all_programs():
+    for program in programs.all_programs():
         entries = _last_entries.get(program.name)
         if entries:
             found += _missed(program, entries, least)
@@ -333,7 +332,7 @@ def missed_donations(least: int = 1024) -> list[MissedDonation]:
 
 
 def _missed(
-    program: program_table.StepProgram, entries: Sequence[Entry], least: int
+    program: programs.StepProgram, entries: Sequence[Entry], least: int
 ) -> Iterator[MissedDonation]:
     inputs = [e for e in entries if e.plan is None]
     makers = _makers_of.get(program.name, {})
@@ -357,7 +356,7 @@ def _missed(
             yield MissedDonation(program.name, held.what, meta.nbytes, held.where, REASON_READ)
 
 
-def _is_dead(program: program_table.StepProgram, slot: int) -> bool:
+def _is_dead(program: programs.StepProgram, slot: int) -> bool:
     return slot in _dead_inputs.get(program.name, ())
 
 
@@ -383,8 +382,8 @@ def _dead(trace: Any) -> frozenset[int]:
 def device_report() -> str:
     """Bytes in use, limit and peak of every device, as text."""
     lines = []
-    for device in xla_model.devices():
-        info = xla_model.memory_info(device)
+    for device in runtime.devices():
+        info = runtime.memory_info(device)
         limit = info["bytes_limit"]
         lines.append(
             f"{device}: {render_bytes(info['bytes_used'] or 0)} in use, "

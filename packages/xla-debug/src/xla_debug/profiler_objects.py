@@ -7,7 +7,12 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final
 
-from xla_core.jax_bridge import jax_private
+from xla_core.extension_api.profiler import (
+    profiler_export,
+    profiler_server,
+    profiler_session,
+    trace_me,
+)
 from xla_debug import profiler
 from xla_debug.stacks import stack_frames
 
@@ -19,7 +24,7 @@ class ProfilerServer:
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self._server = jax_private.profiler_server(port)
+        self._server = profiler_server(port)
 
 
 def start_server(port: int) -> ProfilerServer:
@@ -61,7 +66,7 @@ class TraceMe:
     """A named span in profiles, between ``__enter__`` and ``__exit__``; ``kwargs`` are shown with it."""
 
     def __init__(self, name: str, **kwargs: Any) -> None:
-        self._span = jax_private.trace_me(name, **kwargs)
+        self._span = trace_me(name, **kwargs)
 
     def __enter__(self) -> TraceMe:
         self._span.__enter__()
@@ -109,7 +114,7 @@ class TslProfilerSessionWrapper:
     """A recording that begins when this is made; ``export(folder, ...)`` or ``stop()`` ends it."""
 
     def __init__(self) -> None:
-        self._session: Any = jax_private.profiler_session()
+        self._session: Any = profiler_session()
 
     def stop(self) -> bytes:
         """End the recording; the profile as a serialized XSpace. Raises RuntimeError the second time."""
@@ -121,7 +126,7 @@ class TslProfilerSessionWrapper:
 
         Raises RuntimeError the second time.
         """
-        jax_private.profiler_export(self._ended(), tensorboard_dir)
+        profiler_export(self._ended(), tensorboard_dir)
 
     def _ended(self) -> Any:
         session, self._session = self._session, None

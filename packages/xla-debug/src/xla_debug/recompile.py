@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from xla_core.recording.source_location import Frame, Where
-from xla_core.recording.trace import Entry
+from xla_core.extension_api.source_location import Frame, Where
+from xla_core.extension_api.steps import Entry
 from xla_debug.stacks import sync_causes
 from xla_debug.stacks.sync_causes import SyncCause
 from xla_debug.steps.differences import Kind, common_length, compare, count_operations, name_of

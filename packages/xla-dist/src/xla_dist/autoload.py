@@ -28,7 +28,7 @@ def autoload() -> None:
             BACKEND, _create, extended_api=True, devices=[BACKEND]
         )
         torch.distributed.register_rendezvous_handler(BACKEND, pjrt_rendezvous_handler)
-        private = importlib.import_module("xla_core.torch_bridge.torch_distributed_private")
+        private = importlib.import_module("xla_core.extension_api.distributed")
         private.record_nothing_of(BACKEND)
         private.give_meshes_groups(_is_over_processes)
     except Exception as error:  # breaking `import torch` would be worse

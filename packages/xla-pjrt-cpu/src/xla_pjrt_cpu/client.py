@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from xla_core.contract import serialized_executable
 from xla_core.contract.device_protocol import Executable, Outlining, Placement, Program, Topology
-from xla_core.jax_bridge import jax_private as compat
+from xla_core.pjrt import cpu_runtime
 from xla_core.pjrt.client import PjrtClient
 from xla_pjrt_cpu.effort import effort_rule, options_by_effort
 from xla_pjrt_cpu.fusions import RULE, options_for
@@ -73,14 +73,14 @@ class CpuClient(PjrtClient):
         min_staged=3000,
         most_stages=32,
         never_inside=("aten.convolution.default", "aten.convolution_backward.default"),
-        options={compat.EXTRA_OPTIONS: "xla_cpu_flatten_after_fusion"},
+        options={cpu_runtime.EXTRA_OPTIONS: "xla_cpu_flatten_after_fusion"},
     )
 
     def __init__(
         self, topology: Topology | None = None, *, num_devices: int = 1, asynchronous: bool = True
     ) -> None:
         topology = topology or Topology()
-        client = compat.make_cpu_client(
+        client = cpu_runtime.make_cpu_client(
             asynchronous=asynchronous,
             num_devices=num_devices,
             process_index=topology.process_index,
@@ -89,7 +89,7 @@ class CpuClient(PjrtClient):
         )
         super().__init__(client, process_index=topology.process_index)
 
-    def _kind(self, device: compat.Device) -> str:
+    def _kind(self, device: cpu_runtime.Device) -> str:
         del device
         return platform.machine() or "cpu"
 
@@ -128,7 +128,7 @@ class CpuClient(PjrtClient):
 
     def _prepare(self, code: bytes) -> None:
         if b"lapack_" in code:
-            compat.prepare_cpu_kernels()
+            cpu_runtime.prepare_cpu_kernels()
 
     def copy(self, buffer: Any, placement: Any) -> Any:
         """A second buffer with the same value on ``placement``; also on the same device."""

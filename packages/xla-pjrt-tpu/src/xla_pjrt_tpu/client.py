@@ -11,8 +11,7 @@ import numpy as np
 import xla_pjrt_tpu.chips as chips_of_host
 import xla_pjrt_tpu.libtpu as libtpu
 from xla_core.contract.device_protocol import INTERFACE_VERSION, DeviceClient, Topology
-from xla_core.jax_bridge import jax_private as compat
-from xla_core.jax_bridge import pjrt_c_api
+from xla_core.pjrt import runtime_library
 from xla_core.pjrt.client import PjrtClient
 from xla_core.pjrt.topology_client import TopologyClient
 from xla_pjrt_tpu.topology import TpuTopology, parse_topology
@@ -79,7 +78,7 @@ def _fingerprint(platform_version: str, devices: Sequence[Any], flags: str) -> d
     ]
     return {
         "plugin": f"{PLUGIN} {VERSION}",
-        "jaxlib": compat.JAXLIB_VERSION,
+        "jaxlib": runtime_library.JAXLIB_VERSION,
         "platform_version": platform_version,
         "devices": repr(places),
         "libtpu_flags": flags,
@@ -106,7 +105,7 @@ class TpuClient(PjrtClient):
         version = chips_of_host.version_name(options, found)
         self._flags = libtpu.load(options, chips=True, megacore=version == "v4")
         try:
-            client = pjrt_c_api.make_client(
+            client = runtime_library.make_client(
                 libtpu.LIBRARY, create_options(options), topology.distributed_client
             )
         except RuntimeError as error:
@@ -115,7 +114,7 @@ class TpuClient(PjrtClient):
 
     def fingerprint(self) -> Mapping[str, str]:
         """Versions, chips and their places, flags."""
-        return _fingerprint(self._client.platform_version, self._descriptions, self._flags)
+        return _fingerprint(self.platform_version, self.devices(), self._flags)
 
     def numpy_dtype(self, dtype: np.dtype) -> np.dtype:
         """float32 for float64 and complex64 for complex128, which a TPU does not compute with."""
@@ -134,7 +133,7 @@ class TpuTopologyClient(TopologyClient):
     ) -> None:
         self._flags = libtpu.load(options, chips=False)
         try:
-            devices = pjrt_c_api.topology_devices(
+            devices = runtime_library.topology_devices(
                 libtpu.LIBRARY, topology.library_name, topology.library_options()
             )
         except RuntimeError as error:
@@ -146,7 +145,7 @@ class TpuTopologyClient(TopologyClient):
 
     def fingerprint(self) -> Mapping[str, str]:
         """Equal to that of a client of such chips, so that a TPU host finds the cache's entries."""
-        return _fingerprint(self._platform_version, self._descriptions, self._flags)
+        return _fingerprint(self._platform_version, self.devices(), self._flags)
 
     def numpy_dtype(self, dtype: np.dtype) -> np.dtype:
         """As on the chips: float32 for float64, complex64 for complex128."""

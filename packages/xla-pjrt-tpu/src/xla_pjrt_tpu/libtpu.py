@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from xla_core.jax_bridge import pjrt_c_api
+from xla_core.pjrt import runtime_library
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def load(options: Mapping[str, str], *, chips: bool, megacore: bool = False) -> 
     with _lock:
         if LIBRARY in _flags_in_force:
             return _flags_in_force[LIBRARY]
-        if pjrt_c_api.library_loaded(LIBRARY):
+        if runtime_library.library_loaded(LIBRARY):
             flags = _flags_in_force[LIBRARY] = _foreign_flags(options, flags)
             return flags
         settings = {"LIBTPU_INIT_ARGS": flags, "TPU_ML_PLATFORM": "PyTorch/XLA"}
@@ -104,7 +104,7 @@ def load(options: Mapping[str, str], *, chips: bool, megacore: bool = False) -> 
         elif megacore:
             settings["TPU_MEGACORE"] = options.get("TPU_MEGACORE", "megacore_dense")
         with environment(settings):
-            pjrt_c_api.load_library(LIBRARY, str(path))
+            runtime_library.load_library(LIBRARY, str(path))
         _flags_in_force[LIBRARY] = flags
     return flags
 

@@ -29,6 +29,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+__all__ = [
+    "Listener",
+    "emit",
+    "listening",
+    "subscribe",
+]
+
 Listener = Callable[[str, dict[str, Any]], None]
 
 _listeners: list[Listener] = []

@@ -14,6 +14,21 @@ import pluggy
 
 from xla_core.contract.device_protocol import DeviceClient, Executable, Program, Topology
 
+__all__ = [
+    "PROJECT",
+    "hookimpl",
+    "hookspec",
+    "xla_core_cache_key_entries",
+    "xla_core_client_started",
+    "xla_core_make_backends",
+    "xla_core_over_parts",
+    "xla_core_partition_program",
+    "xla_core_register_operators",
+    "xla_core_replicated_executable",
+    "xla_core_subscribe",
+    "xla_core_topology",
+]
+
 PROJECT: Final = "xla_core"
 
 hookspec: Final = pluggy.HookspecMarker(PROJECT)

@@ -98,9 +98,10 @@ class DeviceBackend(Backend):
     def _put(self, array: np.ndarray, wanted: np.dtype) -> Any:
         if wanted != array.dtype:
             array = array.astype(wanted)
-        return self._transfer(array, self.placement)
+        return self.transfer(array, self.placement)
 
-    def _transfer(self, array: np.ndarray, placement: Placement) -> Any:
+    def transfer(self, array: np.ndarray, placement: Placement) -> Any:
+        """A buffer with an array's values where ``placement`` says, counted and told to listeners."""
         started = time.perf_counter_ns()
         buffer = self.client.put(array, placement)
         elapsed = time.perf_counter_ns() - started

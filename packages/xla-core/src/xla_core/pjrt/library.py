@@ -16,6 +16,11 @@ from xla_core.jax_bridge import pjrt_c_api
 from xla_core.pjrt.client import PjrtClient
 from xla_core.pjrt.topology_client import TopologyClient
 
+__all__ = [
+    "CreateOptions",
+    "LibraryPlugin",
+]
+
 CreateOptions = pjrt_c_api.CreateOptions
 
 MSG_NO_LIBRARY: Final = "{device}: there is no PJRT library at {path}; {hint}"

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+__all__ = [
+    "MOST",
+    "clear_all",
+    "on_clear",
+]
+
 MOST: Final = 16_384
 """Entries of a cache that begins anew when it is full: of what is quickly found out again."""
 

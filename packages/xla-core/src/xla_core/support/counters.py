@@ -11,6 +11,37 @@ from typing import Any, Final, NamedTuple
 
 from xla_core.support import flags
 
+__all__ = [
+    "CREATED",
+    "Cleared",
+    "Metric",
+    "PERCENTILES",
+    "RUNTIME_NAMES",
+    "SAMPLES",
+    "SCALAR_READ",
+    "Sample",
+    "Standing",
+    "Tally",
+    "all_counters",
+    "all_metrics",
+    "before_looking",
+    "clear",
+    "clear_counters",
+    "clear_metrics",
+    "counter_text",
+    "follow",
+    "increment",
+    "lock",
+    "metric_text",
+    "percentile_labels",
+    "percentile_positions",
+    "render_bytes",
+    "render_number",
+    "render_time",
+    "report",
+    "sample",
+]
+
 
 def _fractions(text: str) -> tuple[float, ...]:
     return tuple(sorted(float(part) for part in text.split(":")))

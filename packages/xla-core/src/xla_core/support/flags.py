@@ -6,6 +6,33 @@ import os
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
+__all__ = [
+    "CACHE_PREFETCH",
+    "CHECK_INDICES",
+    "COMPILATION_CACHE_SIZE",
+    "COMPILE_EFFORT",
+    "COPY_CPU_OPERANDS",
+    "DOWNCAST_BF16",
+    "EAGER_DEBUG_MODE",
+    "EFFORTS",
+    "FLAGS",
+    "Flag",
+    "GET_OPBYOP",
+    "LTC_USE_BF16",
+    "OUTLINE_REPEATS",
+    "REGISTER_INSTALLED_PLUGINS",
+    "STEP_STAGES",
+    "SYNC_OPBYOP",
+    "SYNC_WAIT",
+    "T",
+    "USE_32BIT_LONG",
+    "USE_BF16",
+    "parse_auto",
+    "parse_bool",
+    "parse_effort",
+    "parse_positive",
+]
+
 T = TypeVar("T")
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from xla_core.api import program_report, xla_model
-from xla_core.execution import run_step, runtime
-from xla_core.recording.source_location import Frame
+from xla_core.extension_api import programs, runtime
+from xla_core.extension_api.source_location import Frame
+from xla_core.extension_api.steps import wanted
 from xla_core.support import counters
 from xla_debug import recompile, settings
 from xla_debug.stacks import stack_frames, sync_causes
@@ -73,7 +73,7 @@ def _emit(text: str) -> None:
 
 
 def _heard() -> bool:
-    return not runtime.started() or xla_model.is_master_ordinal(local=True)
+    return not runtime.started() or runtime.is_master_ordinal(local=True)
 
 
 def _graph_lines(title: str, trace: Any, digest: str, inputs: int, outputs: int) -> list[str]:
@@ -158,7 +158,7 @@ def on_refused(details: dict[str, Any]) -> None:
     trace = details["trace"]
     if not getattr(trace.region, "full_graph", False) or not _heard():
         return
-    entries, outputs = trace.cur.path(), tuple(run_step.wanted(trace)[2])
+    entries, outputs = trace.cur.path(), tuple(wanted(trace)[2])
     text = graphs.graph_as_text(entries, outputs, lines=False)
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
     inputs = sum(e.plan is None for e in entries)
@@ -196,7 +196,7 @@ def habits() -> list[str]:
             _told_slow[name] = longest
             took = counters.render_time(longest)
             found.append(f"{name} too slow: longest instance took {took}. {_SLOW_ADVICE[name]}")
-    missing = list(program_report.fallback_counts())
+    missing = list(programs.fallback_counts())
     if missing:
         found.append(
             f"Op(s) not lowered: {', '.join(missing)},  Please open a GitHub issue with the above op "

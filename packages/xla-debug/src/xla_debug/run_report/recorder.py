@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from torch.utils.data import DataLoader
 
-from xla_core.execution import runtime
-from xla_core.recording.source_location import Frame
+from xla_core.extension_api import runtime
+from xla_core.extension_api.source_location import Frame
 from xla_debug import recompile
 from xla_debug.live import listeners
 from xla_debug.stacks import stack_frames

@@ -21,8 +21,8 @@ from types import CodeType, FrameType
 from typing import Any, Final
 from weakref import ref
 
-from xla_core.recording.source_location import Frame, Where
-from xla_core.torch_bridge import torch_private
+from xla_core.extension_api import autograd
+from xla_core.extension_api.source_location import Frame, Where
 
 KEPT_FRAMES: Final = 4
 # More forward operations than this in one step, and the oldest are forgotten.
@@ -164,7 +164,7 @@ def pop_scope() -> None:
 def locate() -> Where | None:
     """The place that records an operation right now; None outside of any user's code."""
     start = sys._getframe(2)
-    node = torch_private.backward_sequence()
+    node = autograd.backward_sequence()
     if node is not None:
         return _of_backward(node, start)
     found, inner, modules, optimizer = _walk(start)
@@ -174,7 +174,7 @@ def locate() -> Where | None:
     if len(_forward) > MAX_SEQUENCES:
         _forward.clear()
     # the node of this operation was made just before it was dispatched; the first to ask has it
-    _forward.setdefault(torch_private.next_sequence() - 1, where)
+    _forward.setdefault(autograd.next_sequence() - 1, where)
     return where
 
 
@@ -268,7 +268,7 @@ def _of_backward(sequence: int, start: FrameType) -> Where:
 
 def backward_call() -> tuple[Frame, ...]:
     """The user's frames around the ``backward()`` that is running, in whatever thread it waits."""
-    task = torch_private.current_backward()
+    task = autograd.current_backward()
     found = _backward_calls.get(task)
     if found is None:
         # no variable holds these frames: this function's own is among them, and with it in a cycle

@@ -7,12 +7,9 @@ import sys
 from types import FrameType
 from typing import Final
 
-from xla_core.recording.source_location import Frame
+from xla_core.extension_api.source_location import COMPILE_MODULE, COMPILED_GRAPH_MODULE, Frame
 from xla_debug.stacks import stack_frames
 
-# By name: importing the first would import torch.compile's machinery.
-_COMPILED_GRAPH: Final = "xla_core.dynamo.compiled_graph"
-_COMPILE: Final = "xla_core.api.compile_decorator"
 _PROFILER: Final = "xla_debug.profiler"
 
 
@@ -25,7 +22,7 @@ class SyncCause(enum.Enum):
     DYNAMO_INPUTS = "torch_xla.sync when dynamo processing input graphs"
     COMPILE = "torch_xla.compile"
     COMPILE_CLEAR = "torch_xla.compile clear the pending graph prior calling the target function"
-    DYNAMO_COMPILE = "dynamo is compiling a FX graph to HLO"
+    DYNAMOCOMPILE_MODULE = "dynamo is compiling a FX graph to HLO"
     DYNAMO_RUN = "dynamo is executing a compiled program"
     VALUE = "most likely user code trying to access tensor value before torch_xla.sync"
 
@@ -49,16 +46,16 @@ def current(start: FrameType | None = None) -> tuple[SyncCause, tuple[Frame, ...
 
 
 def _cause(own: list[tuple[str, str]]) -> SyncCause:
-    graph = {name for name, module in own if module == _COMPILED_GRAPH}
+    graph = {name for name, module in own if module == COMPILED_GRAPH_MODULE}
     if graph:
         if "_buffers" in graph:  # what its arguments still wait for
             return SyncCause.DYNAMO_INPUTS
-        return SyncCause.DYNAMO_COMPILE if "_record" in graph else SyncCause.DYNAMO_RUN
+        return SyncCause.DYNAMOCOMPILE_MODULE if "_record" in graph else SyncCause.DYNAMO_RUN
     if any("loader" in module.rpartition(".")[2] for _, module in own):
         return SyncCause.LOADER
     if any(module == _PROFILER for _, module in own):
         return SyncCause.STEP_TRACE
-    if any(module == _COMPILE for _, module in own):
+    if any(module == COMPILE_MODULE for _, module in own):
         entering = any(name in ("__enter__", "_clear_pending") for name, _ in own)
         return SyncCause.COMPILE_CLEAR if entering else SyncCause.COMPILE
     if any(name in ("sync", "mark_step", "optimizer_step") for name, _ in own):

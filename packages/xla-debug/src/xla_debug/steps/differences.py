@@ -12,8 +12,8 @@ import enum
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from xla_core.recording.step_key import Lift, Ref
-from xla_core.recording.trace import Entry
+from xla_core.extension_api.operators import schema_of
+from xla_core.extension_api.steps import Entry, Lift, Ref
 
 # So many operators in a row must agree for two steps to be taken for aligned again.
 _AGREEMENT: Final = 3
@@ -145,7 +145,7 @@ def _agree(left: list[str], a: int, right: list[str], b: int) -> bool:
 def argument_changes(old: Entry, new: Entry) -> Iterator[Change]:
     """The arguments in which two entries of one operator differ."""
     assert old.plan is not None
-    names = [a.name for a in old.plan.overload._schema.arguments]
+    names = [a.name for a in schema_of(old.plan.overload).arguments]
     for index in range(max(len(old.args), len(new.args))):
         before = old.args[index] if index < len(old.args) else None
         after = new.args[index] if index < len(new.args) else None

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from xla_core.execution.pending_graph import graph_of as graph_of
-from xla_core.execution.pending_graph import is_pending as is_pending
-from xla_core.lowering.replay import needed_entries
-from xla_core.recording.step_key import Lift, Ref, map_operands
-from xla_core.recording.trace import Entry
+from xla_core.extension_api.steps import Entry, Lift, Ref, map_operands, needed_entries
+from xla_core.extension_api.steps import graph_of as graph_of
+from xla_core.extension_api.steps import is_pending as is_pending
 
 
 def alone(entries: Sequence[Entry], outputs: Sequence[int]) -> tuple[list[Entry], tuple[int, ...]]:

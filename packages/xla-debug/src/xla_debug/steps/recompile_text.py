@@ -12,10 +12,9 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.operators.tensor_meta import TensorMeta
-from xla_core.recording.source_location import Frame, Where
-from xla_core.recording.step_key import Lift, Ref
-from xla_core.recording.trace import Entry
+from xla_core.extension_api.operators import schema_of
+from xla_core.extension_api.source_location import Frame, Where
+from xla_core.extension_api.steps import Entry, Lift, Ref, TensorMeta
 from xla_debug.stacks import stack_frames
 from xla_debug.steps.differences import Change, Difference, Kind, name_of
 
@@ -235,10 +234,10 @@ def _is_list(change: Change) -> bool:
 def _is_size(entry: Entry, change: Change) -> bool:
     """Whether an argument decides a shape: the operator's results or its schema say so."""
     assert entry.plan is not None
-    schema = str(entry.plan.overload._schema)
+    schema = str(schema_of(entry.plan.overload))
     if re.search(rf"SymInt\S* {re.escape(change.argument)}\b", schema):
         return True
-    return isinstance(change.new, (list, tuple)) and entry.plan.overload._schema.name.endswith(
+    return isinstance(change.new, (list, tuple)) and schema_of(entry.plan.overload).name.endswith(
         ("view", "reshape", "expand", "zeros", "ones", "full", "empty", "arange")
     )
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from xla_core.contract.device_protocol import ArraySpec, Executable, Placement
-from xla_core.execution import runtime
-from xla_core.recording.trace import Entry
+from xla_core.extension_api import runtime
+from xla_core.extension_api.steps import Entry
 from xla_dist.job_health.bounded_wait import Patience
 from xla_dist.job_health.collective_order import Collectives, describe
 from xla_dist.processes import session

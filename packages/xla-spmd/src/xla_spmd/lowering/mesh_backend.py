@@ -8,16 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from xla_core.compilation.program_table import hold, make_room
 from xla_core.contract.device_protocol import ArraySpec, DeviceClient, Placement, Program
-from xla_core.execution.device_backend import DeviceBackend
-from xla_core.jax_bridge import jax_private
-from xla_core.operators.tensor_meta import TensorMeta
-from xla_core.recording.evictable import Kept, Table
-from xla_core.recording.program_layout import Layout
-from xla_core.recording.storage import Backend, Recorder, Storage
-from xla_core.recording.trace import Entry
-from xla_core.torch_bridge.dtypes import numpy_dtype
+from xla_core.extension_api import lowering
+from xla_core.extension_api.backends import (
+    Backend,
+    DeviceBackend,
+    Kept,
+    Layout,
+    Recorder,
+    Storage,
+    Table,
+    hold,
+    make_room,
+)
+from xla_core.extension_api.steps import Entry, TensorMeta
+from xla_core.extension_api.tensors import numpy_dtype
 from xla_spmd.lowering import gradient_sharding
 from xla_spmd.lowering.annotation_ops import TO_SHARD, TO_WHOLE, annotating
 from xla_spmd.lowering.propagation import annotated, output_shardings
@@ -101,7 +106,7 @@ class MeshBackend(DeviceBackend):
         if value.placed is None:
             assert value.array is not None
             array, value.array = value.array, None
-            value.placed = self._transfer(array, Placement(self.devices, sharding))
+            value.placed = self.transfer(array, Placement(self.devices, sharding))
         return value.placed
 
     def get(self, buffer: Any) -> np.ndarray:
@@ -164,7 +169,7 @@ class MeshBackend(DeviceBackend):
         function, padded = padding(
             shardings[:1], shardings[1:], annotations[:1], annotations[1:], _identity, [spec]
         )
-        stablehlo = jax_private.lower(
+        stablehlo = lowering.lower_function(
             function, padded, [], self.platform, "move",
             num_partitions=self.count,
             input_shardings=annotations[:1], output_shardings=annotations[1:],
@@ -254,7 +259,7 @@ class MeshBackend(DeviceBackend):
         return buffer
 
     def _from_one_device(self, buffer: Any, sharding: str | None) -> Any:
-        return self._transfer(self.client.get(buffer), Placement(self.devices, sharding))
+        return self.transfer(self.client.get(buffer), Placement(self.devices, sharding))
 
     def layout(
         self,

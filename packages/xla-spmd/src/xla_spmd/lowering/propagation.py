@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.recording.step_key import Ref
-from xla_core.recording.trace import Entry
+from xla_core.extension_api.operators import schema_of
+from xla_core.extension_api.steps import Entry, Ref
 from xla_spmd.lowering import annotation_ops
 
 # Operators that give each element of their result the place of one of an operand, beside those
@@ -80,7 +80,7 @@ def _connect(groups: _Groups, entry: Entry) -> None:
     plan = entry.plan
     if plan is None or plan.is_put:
         return
-    name = plan.overload._schema.name.partition("::")[2].rstrip("_")
+    name = schema_of(plan.overload).name.partition("::")[2].rstrip("_")
     if name.startswith(("_foreach_", "_fused_")):
         for vid, ref in _by_element(entry):
             groups.join(vid, ref.vid)

@@ -6,7 +6,7 @@ import os
 import warnings
 from typing import Final
 
-from xla_core.execution import runtime, spmd_mode
+from xla_core.extension_api import runtime
 
 MSG_AUTO: Final = (
     "auto-sharding is not available: the compiler of {device} devices leaves out XLA's "
@@ -27,10 +27,10 @@ def use_spmd(auto: bool = False) -> None:
     """
     if auto or os.environ.get("XLA_AUTO_SPMD", "") == "1":
         raise RuntimeError(MSG_AUTO.format(device=runtime.device_type()))
-    if spmd_mode.is_spmd():
+    if runtime.is_spmd():
         return
-    spmd_mode.enable()
-    os.environ[spmd_mode.USE_SPMD.name] = "1"  # scripts and child processes read it
+    runtime.enable_spmd()
+    os.environ[runtime.USE_SPMD.name] = "1"  # scripts and child processes read it
     if runtime.started():
         warnings.warn(MSG_LATE, stacklevel=2)
         runtime.reattach()

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from xla_core.recording.xla_tensor import XLATensor, handler_of, set_handler
+from xla_core.extension_api.operators import handler_of, set_handler
+from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_spmd.sharding.annotation import annotation_of
 from xla_spmd.tensors.marking import lay
 
@@ -26,7 +27,7 @@ def keep_annotations() -> None:
         source = args[0]
         annotation = annotation_of(source) if isinstance(source, XLATensor) else None
         # inside the body of a computation XLA propagates what the operands have
-        if annotation is not None and source._s.trace.aside is None:
+        if annotation is not None and storage_of(source).trace.aside is None:
             lay(made, annotation)
         return made
 
