@@ -332,12 +332,11 @@ def test_an_exception_of_a_listener_leaves_the_results_bound():
     t = fresh("xla")
     run(t, torch.ones(4))
 
-    def fail(name, _details):
-        if name == "program_executed":
-            raise Interrupted(name)
+    def fail(event):
+        raise Interrupted(event)
 
     held = values_held(read(t), torch.ones(4))
-    undo = events.subscribe(fail)
+    undo = events.subscribe(events.ProgramExecuted, fail)
     try:
         with pytest.raises(Interrupted):
             run(t, torch.ones(4))

@@ -25,19 +25,15 @@ def step():
     rows = next(_rows)  # a program that is known would not be missing
     x, y = torch.randn(rows, 4).to("xla"), torch.randn(rows, 4).to("xla")
     torch_xla.sync()
-    seen = {}
-
-    def listen(name, details):
-        if name == "program_missing":
-            seen.update(details)
-
-    unsubscribe = events.subscribe(listen)
+    seen = []
+    unsubscribe = events.subscribe(events.ProgramMissing, seen.append)
     x.add_(y, alpha=1.625)
     torch._foreach_mul_([x, y], 0.125)
     torch_xla.sync()
     unsubscribe()
-    assert seen["aliases"], "the step donates nothing"
-    return list(seen["entries"]), list(seen["outputs"]), list(seen["aliases"])
+    missing = seen[-1]
+    assert missing.aliases, "the step donates nothing"
+    return list(missing.entries), list(missing.outputs), list(missing.aliases)
 
 
 def changed(entry: Entry, **changes) -> Entry:
@@ -123,11 +119,11 @@ def test_a_broken_step_is_not_run(monkeypatch):
     y = x * 2 + 1
     entry = runtime.trace_of("xla").cur
     executed = []
-    unsubscribe = events.subscribe(lambda name, _: executed.append(name))
+    unsubscribe = events.subscribe(events.ProgramExecuted, executed.append)
     monkeypatch.setattr(entry, "first", entry.first + 1)
     with pytest.raises(InvalidStepError, match="defect of xla-core"):
         torch_xla.sync()
     monkeypatch.undo()
     unsubscribe()
-    assert "program_executed" not in executed
+    assert not executed
     torch.testing.assert_close(y.cpu(), x.cpu() * 2 + 1)

@@ -15,12 +15,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from xla_core.contract import events
 from xla_core.extension_api import programs, runtime
 from xla_core.extension_api.source_location import Frame, Where
 from xla_core.extension_api.steps import Entry, needed_entries
 from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_core.support.counters import render_bytes
-from xla_debug.live import listeners
 from xla_debug.stacks import stack_frames
 from xla_debug.steps.recompile_text import operator_text, tensor_text
 
@@ -129,8 +129,8 @@ def track() -> None:
     if _origins.undo:
         return
     _origins.undo = [
-        listeners.add("program_executed", _on_executed),
-        listeners.add("transfer_to_device", _on_upload),
+        events.subscribe(events.ProgramExecuted, _on_executed),
+        events.subscribe(events.TransferToDevice, _on_upload),
     ]
 
 
@@ -152,8 +152,8 @@ def tracking() -> Iterator[None]:
         stop_tracking()
 
 
-def _on_executed(details: dict[str, Any]) -> None:
-    program, results, trace = details["program"], details["results"], details["trace"]
+def _on_executed(event: events.ProgramExecuted) -> None:
+    program, results, trace = event.program, event.results, event.trace
     if not trace.cur.depth:  # a compiled graph, which was recorded long ago
         frames = stack_frames.user_frames(sys._getframe(1), limit=1)
         for result in results:
@@ -181,12 +181,12 @@ def _makers(program: Any, last: Entry) -> dict[int, Entry]:
     return found
 
 
-def _on_evicted(details: dict[str, Any]) -> None:
+def _on_evicted(event: events.ProgramEvicted) -> None:
     for table in (_last_entries, _makers_of, _dead_inputs):
-        table.pop(details["program"].name, None)  # type: ignore[attr-defined]
+        table.pop(event.program.name, None)  # type: ignore[attr-defined]
 
 
-def _on_forgotten(_details: dict[str, Any]) -> None:
+def _on_forgotten(_event: events.StepsForgotten) -> None:
     # an entry keeps the whole tree of steps that it is part of
     _last_entries.clear()
     _makers_of.clear()
@@ -194,13 +194,13 @@ def _on_forgotten(_details: dict[str, Any]) -> None:
 
 
 # from the start to the end: what was tracked is told after the end of tracking, too
-listeners.add("program_evicted", _on_evicted)
-listeners.add("steps_forgotten", _on_forgotten)
+events.subscribe(events.ProgramEvicted, _on_evicted)
+events.subscribe(events.StepsForgotten, _on_forgotten)
 
 
-def _on_upload(details: dict[str, Any]) -> None:
+def _on_upload(event: events.TransferToDevice) -> None:
     frames = stack_frames.user_frames(sys._getframe(1), limit=1)
-    _origins.add(details["buffer"], "uploaded", frames[0] if frames else None)
+    _origins.add(event.buffer, "uploaded", frames[0] if frames else None)
 
 
 def live_tensors() -> list[LiveTensor]:

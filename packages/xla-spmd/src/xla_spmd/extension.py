@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xla_core.contract.device_protocol import DeviceClient
-from xla_core.contract.hookspecs import hookimpl
+from xla_core.contract.hookspecs import OperatorRegistry, hookimpl
 from xla_core.extension_api import runtime
 from xla_core.support import counters
 from xla_spmd import __version__
@@ -28,7 +28,7 @@ def xla_core_make_backends(client: DeviceClient) -> Sequence[MeshBackend] | None
 
 
 @hookimpl
-def xla_core_register_operators(registry: Any) -> None:
+def xla_core_register_operators(registry: OperatorRegistry) -> None:
     """The operators that carry annotations."""
     annotation_ops.register(registry)
 

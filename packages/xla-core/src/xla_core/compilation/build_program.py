@@ -85,9 +85,12 @@ class Compilation:
         text += compile_settings.key_text(backend.formats) + layout.key_text()
         digest = hashlib.sha256(text).hexdigest()[:32]
         self.name = f"step_{digest[:12]}"
-        self._event = {"trace": self.trace, "digest": digest, "entries": self.entries}
-        details = {"name": self.name, "outputs": self.outputs, "aliases": self.aliases}
-        events.emit("program_missing", **self._event, **details)
+        self._digest = digest
+        missing = events.ProgramMissing(
+            trace=self.trace, name=self.name, digest=digest, entries=self.entries,
+            outputs=self.outputs, aliases=self.aliases,
+        )  # fmt: skip
+        events.emit(missing)
         make_room(len(self.entries))
         self.key = program_identity.cache_key(backend.client, text, self.name, layout.placement)
 
@@ -161,13 +164,16 @@ class Compilation:
             largest=program_failures.largest_values(self.entries),
         )
         preparing = _ns(self._lowered - self._started)
+        told: dict[str, Any] = {"trace": self.trace, "program": built, "digest": self._digest}
         if built.from_cache:
-            events.emit("program_loaded", **self._event, program=built, loading=preparing)
+            loaded = events.ProgramLoaded(**told, entries=self.entries, loading=preparing)
+            events.emit(loaded)
         else:
-            times = {"lowering": preparing, "compiling": _ns(self._compiled)}
-            events.emit(
-                "program_compiled", **self._event, program=built, modules=self.modules, **times
-            )
+            compiled = events.ProgramCompiled(
+                **told, entries=self.entries, modules=self.modules,
+                lowering=preparing, compiling=_ns(self._compiled),
+            )  # fmt: skip
+            events.emit(compiled)
         return built
 
 

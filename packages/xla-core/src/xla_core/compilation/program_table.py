@@ -236,7 +236,7 @@ def _evict(old: Iterable[Kept]) -> None:
         kept.leave()
         counters.increment(EVICTED)
         if isinstance(kept, StepProgram):
-            events.emit("program_evicted", program=kept)
+            events.emit(events.ProgramEvicted(program=kept))
 
 
 @caches.on_clear

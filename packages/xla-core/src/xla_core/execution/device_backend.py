@@ -107,13 +107,18 @@ class DeviceBackend(Backend):
         elapsed = time.perf_counter_ns() - started
         counters.sample("TransferToDeviceTime", elapsed)
         counters.sample("OutboundData", array.nbytes, counters.render_bytes)
-        events.emit("transfer_to_device", nbytes=array.nbytes, nanoseconds=elapsed, buffer=buffer)
+        if events.listening(events.TransferToDevice):
+            nbytes = array.nbytes
+            sent = events.TransferToDevice(buffer=buffer, nbytes=nbytes, nanoseconds=elapsed)
+            events.emit(sent)
         return buffer
 
     def get(self, buffer: Any) -> np.ndarray:
         """Wait for a buffer and copy it to the host."""
         started = ready = time.perf_counter_ns()
-        if events.listening():  # the time until there is a value, apart from copying it
+        if events.listening(
+            events.TransferFromDevice
+        ):  # the time until there is a value, apart from copying it
             self.client.wait([buffer])
             ready = time.perf_counter_ns()
         try:
@@ -123,12 +128,11 @@ class DeviceBackend(Backend):
         elapsed = time.perf_counter_ns() - started
         counters.sample("TransferFromDeviceTime", elapsed)
         counters.sample("InboundData", array.nbytes, counters.render_bytes)
-        events.emit(
-            "transfer_from_device",
-            nbytes=array.nbytes,
-            nanoseconds=elapsed,
-            waited=ready - started,
-        )
+        if events.listening(events.TransferFromDevice):
+            received = events.TransferFromDevice(
+                nbytes=array.nbytes, nanoseconds=elapsed, waited=ready - started
+            )
+            events.emit(received)
         return array
 
     def _explained(self, error: Exception) -> Exception:
@@ -213,4 +217,4 @@ class DeviceBackend(Backend):
                 self.client.wait(alive)
             except RuntimeError as error:
                 raise self._explained(error) from error
-            events.emit("waited", nanoseconds=time.perf_counter_ns() - started)
+            events.emit(events.Waited(nanoseconds=time.perf_counter_ns() - started))

@@ -46,7 +46,7 @@ def flush(trace: Trace, reading: bool = False) -> None:
     """
     with trace.lock:
         if trace.forbidden is not None and trace.cur.depth:
-            events.emit("execution_refused", trace=trace)
+            events.emit(events.ExecutionRefused(trace=trace))
             raise ValueNeededError(trace.forbidden)
         started = time.perf_counter_ns()
         last, epoch = trace.cur, trace.epoch
@@ -66,7 +66,9 @@ def flush(trace: Trace, reading: bool = False) -> None:
             raise NoValueError(MSG_PLACEHOLDER)
         if operations:
             elapsed = time.perf_counter_ns() - started
-            events.emit("flushed", trace=trace, operations=operations, nanoseconds=elapsed)
+            if events.listening(events.Flushed):
+                flushed = events.Flushed(trace=trace, operations=operations, nanoseconds=elapsed)
+                events.emit(flushed)
         if index_checks.pending:
             index_checks.look(trace)
 
@@ -244,7 +246,7 @@ def launch(
     The list ``results`` gets its results, and then ``work`` is done, which gives them to their
     tensors: no exception comes between, since what was donated exists in ``results`` only.
     """
-    recorded = copy.copy(trace) if events.listening() else trace
+    recorded = copy.copy(trace) if events.listening(events.ProgramExecuted) else trace
     started = time.perf_counter_ns()
     run = execution(program.executable, arguments, results)
     try:
@@ -267,6 +269,8 @@ def launch(
         "EagerOpExecuteTime" if trace.one_by_one else trace.backend.runs_metric, elapsed
     )
     program.count_run()
-    events.emit(
-        "program_executed", program=program, trace=recorded, results=results, nanoseconds=elapsed
-    )
+    if events.listening(events.ProgramExecuted):
+        executed = events.ProgramExecuted(
+            trace=recorded, program=program, results=results, nanoseconds=elapsed
+        )
+        events.emit(executed)

@@ -134,7 +134,7 @@ class Trace:
 
     def forget(self) -> None:
         """Drop all steps ever recorded, with their programs. Nothing may be pending."""
-        events.emit("steps_forgotten", trace=self)
+        events.emit(events.StepsForgotten(trace=self))
         root = Entry(None, None, None, (), 0, 0)
         indivisible.do(indivisible.storing(self, ("root", "cur", "entries"), (root, root, 0)))
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from xla_core.contract import events
 from xla_core.extension_api import programs, runtime
 from xla_core.extension_api.source_location import Frame
 from xla_core.extension_api.steps import wanted
@@ -101,25 +102,23 @@ def on_evicted(program: Any) -> None:
     _digests.pop(program.name, None)
 
 
-def on_missing(details: dict[str, Any]) -> None:
+def on_missing(event: events.ProgramMissing) -> None:
     """A program is going to be compiled."""
-    entries = details["entries"]
-    _digests[details["name"]] = details["digest"]
-    if settings.level() < 1 or details["trace"].one_by_one or not _heard():
+    entries = event.entries
+    _digests[event.name] = event.digest
+    if settings.level() < 1 or event.trace.one_by_one or not _heard():
         return
     last = entries[-1]
     inputs = sum(e.plan is None for e in entries) + bool(last.floats) + bool(last.ints)
-    lines = _graph_lines(
-        "Compilation Cause", details["trace"], details["digest"], inputs, len(details["outputs"])
-    )
+    lines = _graph_lines("Compilation Cause", event.trace, event.digest, inputs, len(event.outputs))
     write(lines, COMPILATION)
 
 
-def on_compiled(details: dict[str, Any]) -> None:
+def on_compiled(event: events.ProgramCompiled) -> None:
     """A program was compiled: how large it is, and in what it differs from the ones before."""
-    if settings.level() < 1 or details["trace"].one_by_one or not _heard():
+    if settings.level() < 1 or event.trace.one_by_one or not _heard():
         return
-    program = details["program"]
+    program = event.program
     sizes = program.executable.memory_analysis()
     lowered = program.program  # None: it runs in stages
     said = program.name.encode() if lowered is None else lowered.stablehlo
@@ -138,14 +137,14 @@ def on_compiled(details: dict[str, Any]) -> None:
         _emit("\n" + "".join(f"{WHY}{line}\n" for line in explained[-1].report().split("\n")))
 
 
-def on_executed(details: dict[str, Any]) -> None:
+def on_executed(event: events.ProgramExecuted) -> None:
     """A program runs."""
-    if settings.level() < 2 or details["trace"].one_by_one or not _heard():
+    if settings.level() < 2 or event.trace.one_by_one or not _heard():
         return
-    program = details["program"]
+    program = event.program
     lines = _graph_lines(
         "Execution Cause",
-        details["trace"],
+        event.trace,
         digest_of(program.name),
         len(program.inputs),
         len(program.output_index),
@@ -153,9 +152,9 @@ def on_executed(details: dict[str, Any]) -> None:
     write(lines, EXECUTION)
 
 
-def on_refused(details: dict[str, Any]) -> None:
+def on_refused(event: events.ExecutionRefused) -> None:
     """Something would run inside a function compiled with ``full_graph=True``: always reported."""
-    trace = details["trace"]
+    trace = event.trace
     if not getattr(trace.region, "full_graph", False) or not _heard():
         return
     entries, outputs = trace.cur.path(), tuple(wanted(trace)[2])
@@ -165,13 +164,13 @@ def on_refused(details: dict[str, Any]) -> None:
     write(_graph_lines("Execution Cause", trace, digest, inputs, len(outputs)), UNEXPECTED)
 
 
-def on_fallback(details: dict[str, Any]) -> None:
+def on_fallback(event: events.Fallback) -> None:
     """An operator runs on the CPU: remember from where, for the report at exit."""
     frames = stack_frames.user_frames(sys._getframe(1), limit=settings.MAX_FRAME.get())
-    _fallbacks[details["operator"], frames] += 1
+    _fallbacks[event.operator, frames] += 1
 
 
-def on_step(_details: dict[str, Any]) -> None:
+def on_step(_event: events.StepMarked) -> None:
     """A step ended: say which habits slow the loop down."""
     if settings.level() >= 100 and _heard():
         for line in habits():

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from xla_core.contract import events
 from xla_core.extension_api import runtime
 from xla_core.support import counters
 from xla_debug import settings
@@ -298,7 +299,7 @@ def flush() -> None:
         _OfEnvironment.file.flush()
 
 
-def on_step(_details: dict[str, Any]) -> None:
+def on_step(_event: events.StepMarked) -> None:
     """A step ended: write its record to the file that the environment names."""
     file = _OfEnvironment.file
     if file is None:

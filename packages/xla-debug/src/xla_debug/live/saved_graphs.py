@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from xla_core.contract import events
 from xla_core.extension_api import programs, runtime
 from xla_core.extension_api.steps import Entry, Trace
 from xla_debug import settings
@@ -17,9 +18,9 @@ from xla_debug.steps import graphs
 _SUFFIXES: Final = {"text": "txt", "dot": "dot", "hlo": "hlo", "stablehlo": "mlir"}
 
 
-def on_executed(details: dict[str, Any]) -> None:
+def on_executed(event: events.ProgramExecuted) -> None:
     """A step runs: append it to the file that the environment names."""
-    trace, program = details["trace"], details["program"]
+    trace, program = event.trace, event.program
     entries = trace.cur.path()
     outputs = tuple(program.output_index)
     text = _in_format(settings.SAVE_TENSORS_FMT.get(), trace, program, entries, outputs)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from xla_core.contract.hookspecs import OperatorRegistry
 from xla_core.extension_api import shardings
 from xla_core.extension_api.steps import Entry
 from xla_spmd.lowering import dynamo
@@ -140,7 +141,7 @@ def annotated(entry: Entry) -> str | None:
     return None
 
 
-def register(registry: Any) -> None:
+def register(registry: OperatorRegistry) -> None:
     """Add the lowering rules."""
     registry.rule(ANNOTATE)(_annotate)
     registry.rule(dynamo.MARK)(_dynamo)
