@@ -22,7 +22,7 @@ class SyncCause(enum.Enum):
     DYNAMO_INPUTS = "torch_xla.sync when dynamo processing input graphs"
     COMPILE = "torch_xla.compile"
     COMPILE_CLEAR = "torch_xla.compile clear the pending graph prior calling the target function"
-    DYNAMOCOMPILE_MODULE = "dynamo is compiling a FX graph to HLO"
+    DYNAMO_COMPILE = "dynamo is compiling a FX graph to HLO"
     DYNAMO_RUN = "dynamo is executing a compiled program"
     VALUE = "most likely user code trying to access tensor value before torch_xla.sync"
 
@@ -50,7 +50,7 @@ def _cause(own: list[tuple[str, str]]) -> SyncCause:
     if graph:
         if "_buffers" in graph:  # what its arguments still wait for
             return SyncCause.DYNAMO_INPUTS
-        return SyncCause.DYNAMOCOMPILE_MODULE if "_record" in graph else SyncCause.DYNAMO_RUN
+        return SyncCause.DYNAMO_COMPILE if "_record" in graph else SyncCause.DYNAMO_RUN
     if any("loader" in module.rpartition(".")[2] for _, module in own):
         return SyncCause.LOADER
     if any(module == _PROFILER for _, module in own):
