@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from xla_core.support import flags
-
 ROOT = Path(__file__).resolve().parents[1]
 MOST_FILE_LINES = 600
 MOST_FUNCTION_LINES = 80
@@ -145,35 +143,6 @@ def test_links_in_documents_lead_somewhere():
         if "://" not in target and not (document.parent / target).exists()
     ]
     assert not broken
-
-
-def test_the_readme_lists_the_environment_variables_that_are_read():
-    names = r"(?:XLA|LTC|PJRT|PT|CPU|TPU)_[A-Z0-9_]*[A-Z0-9]"
-    section = (
-        (ROOT / "README.md").read_text().split("## Environment variables")[1].split("\n## ")[0]
-    )
-    documented = {name for row in section.splitlines() for name in re.findall(names, row)}
-    read = {
-        node.value
-        for path in SOURCES
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if re.fullmatch(names, node.value)
-    }
-    assert documented == read
-
-
-def test_the_readme_has_the_defaults_that_are_declared():
-    """Flags that are on, off or a number; what a device or an extension decides is said in words."""
-    rows = re.findall(r"^\| (`\w+`.*?) \| `([\w.]+)` \| ", (ROOT / "README.md").read_text(), re.M)
-    documented = {name: value for names, value in rows for name in re.findall(r"`(\w+)`", names)}
-    declared = {
-        name: str(int(flag.default) if isinstance(flag.default, bool) else flag.default)
-        for name, flag in flags.FLAGS.items()
-    }
-    shared = documented.keys() & declared.keys()
-    assert {"XLA_REGISTER_INSTALLED_PLUGINS", "XLA_SYNC_WAIT", "XLA_USE_BF16"} <= shared
-    assert {name: documented[name] for name in shared} == {name: declared[name] for name in shared}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import xla_pjrt_cpu.settings as settings
 from xla_core.contract import serialized_executable
 from xla_core.contract.device_protocol import Executable, Outlining, Placement, Program, Topology
 from xla_core.pjrt import cpu_runtime
 from xla_core.pjrt.client import PjrtClient
+from xla_core.support import flags
 from xla_pjrt_cpu.effort import effort_rule, options_by_effort
 from xla_pjrt_cpu.fusions import RULE, options_for
 from xla_pjrt_cpu.rehearsal import CpuExecutable, noted
@@ -32,17 +34,17 @@ def create_client(topology: Topology, options: Mapping[str, str]) -> CpuClient:
     return CpuClient(
         topology,
         num_devices=topology.local_device_count or _device_count(options),
-        asynchronous=options.get("PJRT_CPU_ASYNC_CLIENT", "1").strip().lower() not in _FALSE,
+        asynchronous=settings.ASYNC_CLIENT.get(options),
     )
 
 
 def launch_environments(options: Mapping[str, str]) -> list[dict[str, str]]:
     """What a launcher adds to the environment of each process of this host: one device each."""
-    return [{"CPU_NUM_DEVICES": "1"}] * _device_count(options)
+    return [{flags.CPU_NUM_DEVICES.name: "1"}] * _device_count(options)
 
 
 def _device_count(options: Mapping[str, str]) -> int:
-    text = options.get("CPU_NUM_DEVICES", "1")
+    text = options.get(flags.CPU_NUM_DEVICES.name, "1")
     if not text.strip().isdecimal() or int(text) < 1:
         raise ValueError(f"CPU_NUM_DEVICES is {text!r}; set it to a whole number of at least 1")
     return int(text)
@@ -98,7 +100,7 @@ class CpuClient(PjrtClient):
 
         The program's own options go before those that this plugin chooses.
         """
-        xla_flags = os.environ.get("XLA_FLAGS", "")
+        xla_flags = flags.XLA_FLAGS.get()
         chosen = {**options_for(program, xla_flags), **options_by_effort(program, xla_flags)}
         options = {**chosen, **program.options}
         try:
@@ -140,7 +142,7 @@ class CpuClient(PjrtClient):
         return {
             **super().fingerprint(),
             "processor": _processor(),
-            "xla_flags": os.environ.get("XLA_FLAGS", ""),
+            "xla_flags": flags.XLA_FLAGS.get(),
             "fusions": RULE,
             "effort": effort_rule(),
         }

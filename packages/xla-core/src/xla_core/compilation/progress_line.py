@@ -11,12 +11,6 @@ from typing import Final, TextIO
 
 from xla_core.support import flags
 
-SHOW: Final = flags.Flag(
-    "XLA_COMPILE_PROGRESS",
-    flags.parse_bool,
-    True,
-    "a line on the terminal while a program is compiled; never shown when stderr is no terminal",
-)
 AFTER_SECONDS: Final = 3.0
 EVERY_SECONDS: Final = 1.0
 SUMMARY_SECONDS: Final = 10.0
@@ -50,7 +44,7 @@ def watching(name: str, operations: int, stream: TextIO | None = None) -> Iterat
     """
     stream = stream or sys.stderr
     notice = Notice(name, operations)
-    if not (SHOW.get() and stream.isatty()):
+    if not (flags.COMPILE_PROGRESS.get() and stream.isatty()):
         yield notice
         return
     done = threading.Event()

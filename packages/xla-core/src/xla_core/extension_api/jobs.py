@@ -5,7 +5,6 @@ from __future__ import annotations
 from xla_core.multiprocess.job_setup import (
     COORDINATOR_VARIABLE,
     COUNT_VARIABLE,
-    FAILURE_TIMEOUT,
     INDEX_VARIABLE,
     LOCAL_COUNT_VARIABLE,
     LOCAL_INDEX_VARIABLE,
@@ -31,7 +30,6 @@ __all__ = [
     "COUNT_VARIABLE",
     "Connection",
     "EXIT_CODE",
-    "FAILURE_TIMEOUT",
     "INDEX_VARIABLE",
     "Job",
     "LOCAL_COUNT_VARIABLE",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from xla_core.plugins.discovery import (
-    DEVICE_VARIABLE,
     PluginError,
     installed_devices,
     load_extensions,
@@ -13,7 +12,6 @@ from xla_core.plugins.discovery import (
 )
 
 __all__ = [
-    "DEVICE_VARIABLE",
     "PluginError",
     "installed_devices",
     "load_extensions",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from xla_core.api.hlo_text_names import node_text, shape_text
 from xla_core.api.program_report import fallback_counts
 from xla_core.compilation.disk_cache import (
-    PATH_VARIABLE,
     CacheEntry,
     CacheRefusedError,
     PersistentCache,
@@ -18,7 +17,6 @@ from xla_core.lowering.step_program import lower as lower_step
 __all__ = [
     "CacheEntry",
     "CacheRefusedError",
-    "PATH_VARIABLE",
     "PersistentCache",
     "StepProgram",
     "all_programs",

@@ -22,13 +22,12 @@ from xla_core.execution.runtime import (
     traces,
     wait,
 )
-from xla_core.execution.spmd_mode import USE_SPMD, is_spmd
 from xla_core.execution.spmd_mode import enable as enable_spmd
+from xla_core.execution.spmd_mode import is_spmd
 from xla_core.pjrt.client import DEVICE_CODE
 
 __all__ = [
     "DEVICE_CODE",
-    "USE_SPMD",
     "client",
     "current_device",
     "device",

@@ -34,7 +34,7 @@ DEVICE_GROUP: Final = "xla_core.devices"
 TORCH_XLA_GROUP: Final = "torch_xla.plugins"
 EXTENSION_GROUP: Final = "xla_core.extensions"
 
-DEVICE_VARIABLE: Final = "PJRT_DEVICE"
+DEVICE_VARIABLE: Final = flags.PJRT_DEVICE.name
 _PREFERRED: Final = "tpu"
 _FALLBACK: Final = "cpu"
 
@@ -138,7 +138,7 @@ def chosen_device(options: Mapping[str, str] | None = None) -> str:
     ``options`` stands for the environment (the default). The environment itself is left as it is.
     """
     options = os.environ if options is None else options
-    named = options.get(DEVICE_VARIABLE, "").strip()
+    named = flags.PJRT_DEVICE.text(options)
     if named:
         return named.upper()
     if _is_available(_PREFERRED, options):

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from rich.console import Console
 from rich.text import Text
 
-from xla_core.extension_api import plugins, programs, runtime
+from xla_core.extension_api import plugins, runtime
 from xla_core.extension_api.programs import CacheRefusedError, PersistentCache
 from xla_core.support import flags
 
@@ -172,13 +172,13 @@ def _plugins() -> Iterator[Check]:
 
 def _variables() -> Iterator[Check]:
     for name, flag in sorted(flags.FLAGS.items()):
-        if name in os.environ:
+        if name in os.environ:  # set to nothing, too
             try:
                 flag.get()
             except ValueError as error:
-                yield Check(name, repr(os.environ[name]), str(error))
+                yield Check(name, repr(flag.text()), str(error))
             else:
-                yield Check(name, f"{os.environ[name]!r}: {flag.meaning}")
+                yield Check(name, f"{flag.text()!r}: {flag.meaning}")
 
 
 def _misspelt() -> Iterator[Check]:
@@ -190,7 +190,7 @@ def _misspelt() -> Iterator[Check]:
 
 
 def _cache() -> Check:
-    path = os.environ.get(programs.PATH_VARIABLE, "")
+    path = flags.CACHE_PATH.get()
     if not path:
         return Check("persistent cache", "not in use (XLA_PERSISTENT_CACHE_PATH is not set)")
     if not os.path.isdir(path):  # noqa: PTH112 - the text of an environment variable

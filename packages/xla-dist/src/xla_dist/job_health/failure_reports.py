@@ -22,6 +22,7 @@ from multiprocessing import connection as pipes
 from typing import Final, NoReturn
 
 from xla_core.extension_api import jobs
+from xla_core.support import flags
 from xla_dist.job_health import peer_queries
 from xla_dist.job_health.collective_order import Agreement, Difference
 from xla_dist.job_health.heartbeats import Signs
@@ -161,7 +162,7 @@ class Watchdog(threading.Thread):
         self.neighbours.look()
         # after that: who has left was alive, and there, until it had said so
         done = jobs.published(DONE_FOLDER)
-        seconds = jobs.FAILURE_TIMEOUT.get()
+        seconds = flags.FAILURE_TIMEOUT.get()
         for index, frozen in self.neighbours.frozen().items():
             if frozen >= seconds / 2 and str(index) not in done:
                 return MSG_FROZEN.format(culprit=index, seconds=frozen, doing=self._doing())

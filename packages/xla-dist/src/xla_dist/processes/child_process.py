@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from xla_core.extension_api import jobs, runtime, training
 from xla_core.extension_api.jobs import Job
+from xla_core.support import flags
 from xla_dist.job_health import failure_reports, thread_states
 from xla_dist.job_health.bounded_wait import Patience
 from xla_dist.job_health.collective_order import Difference
@@ -129,7 +130,7 @@ def _named(error: BaseException, trace: Any) -> tuple[type[BaseException], BaseE
     current = session.begin()
     if current is None or current.watchdog is None:
         return type(error), error, trace
-    text = current.watchdog.culprit(jobs.FAILURE_TIMEOUT.get() + _LAST_WORDS_SECONDS)
+    text = current.watchdog.culprit(flags.FAILURE_TIMEOUT.get() + _LAST_WORDS_SECONDS)
     if text is None:
         return type(error), error, trace
     lost = PeerFailedError(text)

@@ -36,6 +36,7 @@ from xla_core.extension_api.jobs import (
     serve,
     serve_apart,
 )
+from xla_core.support import flags
 from xla_dist.job_health.launch_log import Ledger
 from xla_dist.job_health.local_processes import is_frozen
 from xla_dist.processes.child_process import Report, run_child
@@ -246,7 +247,7 @@ def _environment(job: Job) -> dict[str, str]:
         LOCAL_INDEX_VARIABLE: str(job.local_index),
         LOCAL_COUNT_VARIABLE: str(job.local_count),
         SERVED_VARIABLE: "1",
-        plugins.DEVICE_VARIABLE: runtime.device_type(),
+        flags.PJRT_DEVICE.name: runtime.device_type(),
     }
 
 
