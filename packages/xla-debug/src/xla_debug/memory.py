@@ -20,6 +20,7 @@ from xla_core.extension_api import programs, runtime
 from xla_core.extension_api.source_location import Frame, Where
 from xla_core.extension_api.steps import Entry, needed_entries
 from xla_core.extension_api.tensors import XLATensor, storage_of
+from xla_core.support import caches
 from xla_core.support.counters import render_bytes
 from xla_debug.stacks import stack_frames
 from xla_debug.steps.recompile_text import operator_text, tensor_text
@@ -121,7 +122,7 @@ class _Origins:
 
 
 _origins = _Origins()
-_last_entries: dict[str, list[Entry]] = {}
+_last_entries: caches.Bounded[str, list[Entry]] = caches.Bounded("steps of programs")
 
 
 def track() -> None:
@@ -160,7 +161,7 @@ def _on_executed(event: events.ProgramExecuted) -> None:
             _origins.add(result, GRAPH, frames[0] if frames else None)
         return
     makers = _makers(program, trace.cur)
-    _dead_inputs[program.name] = _dead(trace)
+    _dead_inputs.keep(program.name, _dead(trace))
     for vid, position in program.output_index.items():
         entry = makers.get(vid)
         where: Where | None = entry.where if entry is not None else None
@@ -168,16 +169,16 @@ def _on_executed(event: events.ProgramExecuted) -> None:
         _origins.add(results[position], operator_text(entry), frame)
 
 
-_makers_of: dict[str, dict[int, Entry]] = {}
+_makers_of: caches.Bounded[str, dict[int, Entry]] = caches.Bounded("makers of values")
 
 
 def _makers(program: Any, last: Entry) -> dict[int, Entry]:
     found = _makers_of.get(program.name)
     if found is None:
         wanted = set(program.output_index)
-        entries = _last_entries[program.name] = last.path()
+        entries = _last_entries.keep(program.name, last.path())
         found = {vid: e for e in entries for vid in range(e.first, e.end) if vid in wanted}
-        _makers_of[program.name] = found
+        _makers_of.keep(program.name, found)
     return found
 
 
@@ -360,7 +361,7 @@ def _is_dead(program: programs.StepProgram, slot: int) -> bool:
     return slot in _dead_inputs.get(program.name, ())
 
 
-_dead_inputs: dict[str, frozenset[int]] = {}
+_dead_inputs: caches.Bounded[str, frozenset[int]] = caches.Bounded("inputs that die")
 
 # References to a storage that the trace alone keeps: its list, getrefcount's argument. To such a
 # storage's buffer: the storage, the trace's list of inputs, the run's list of arguments, the argument.

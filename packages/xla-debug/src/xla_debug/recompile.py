@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from xla_core.extension_api.source_location import Frame, Where
 from xla_core.extension_api.steps import Entry
+from xla_core.support import caches
 from xla_debug.stacks import sync_causes
 from xla_debug.stacks.sync_causes import SyncCause
 from xla_debug.steps.differences import Kind, common_length, compare, count_operations, name_of
@@ -69,7 +70,7 @@ class _History:
         self.lock = threading.RLock()
         self.known: collections.deque[Known] = collections.deque(maxlen=COMPARED)
         self.explanations: collections.deque[Explanation] = collections.deque(maxlen=KEPT)
-        self.counts: Counter[tuple[Cause, str, int]] = Counter()
+        self.counts: caches.Bounded[tuple[Cause, str, int], int] = caches.Bounded("told causes")
         # Programs that reading a value in the middle of a step made, with the line that read it.
         self.early: dict[str, Frame | None] = {}
         self.evicted: dict[str, None] = {}
@@ -164,8 +165,7 @@ def on_made(trace: Any, program: Any) -> None:
         _history.known.append(known)
         _history.explanations.append(explanation)
         key = (explanation.cause, explanation.filename, explanation.line)
-        _history.counts[key] += 1
-        count = _history.counts[key]
+        count = _history.counts.keep(key, _history.counts.get(key, 0) + 1)
     logger.info("%s", explanation.report())
     normal = explanation.cause in (Cause.FIRST, Cause.NEW)
     if count in TOLD_AT and not normal:

@@ -165,10 +165,14 @@ def start(client: DeviceClient, environment: Environment) -> None:
     _InUse.prefetch = Prefetch(cache, client, environment) if cache is not None and wanted else None
 
 
-@caches.on_clear
 def _forget() -> None:
     if _InUse.prefetch is not None:
         _InUse.prefetch.give_up()
+
+
+caches.register(
+    "programs loaded ahead", bound=1, size=lambda: _InUse.prefetch is not None, clear=_forget
+)
 
 
 def take(key: CacheKey) -> Executable | None:

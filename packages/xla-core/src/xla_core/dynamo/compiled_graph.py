@@ -35,7 +35,7 @@ from xla_core.recording.step_key import Lift
 from xla_core.recording.storage import Storage, View, chain
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
-from xla_core.support import counters, flags, indivisible
+from xla_core.support import caches, counters, flags, indivisible
 from xla_core.torch_bridge.torch_private import make_wrapper, without_dispatch_modes
 
 MSG_PENDING: Final = (
@@ -142,6 +142,8 @@ class CompiledGraph:
         if isinstance(found, _Recorded) and found.program is not None:
             found.program.keep(self._known, key, found)  # until its program is evicted
             return found
+        if len(self._known) >= caches.MOST:  # arguments that need no program of their own
+            self._known.clear()
         found = self._known[key] = self._model if found is None else found
         return found  # type: ignore[no-any-return]
 

@@ -13,7 +13,7 @@ from typing import Final
 from xla_core.operators.plan import Plan
 from xla_core.recording.entry import Entry
 from xla_core.recording.trace import Trace
-from xla_core.support import counters
+from xla_core.support import caches, counters
 
 # What an operator is called in torch_xla where PyTorch split it up further.
 _NAMES: Final = {
@@ -27,7 +27,7 @@ _ATEN: Final = "aten"
 _PATIENCE: Final = 0.1
 
 # How much of a step is counted, by the step's epoch: only of those that somebody looked at.
-_counted: dict[int, int] = {}
+_counted: caches.Bounded[int, int] = caches.Bounded("steps counted in part")
 
 
 def counter_name(plan: Plan) -> str:
@@ -83,5 +83,5 @@ def _count_steps(trace: Trace) -> None:
     for epoch, last in steps:
         done = _counted.get(epoch, 0)
         if last.depth > done:
-            _counted[epoch] = last.depth
+            _counted.keep(epoch, last.depth)
             _count(last.path()[done:])

@@ -7,7 +7,6 @@ of jax's own backends: a user's jax in the same process does not notice that we 
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
@@ -53,6 +52,7 @@ from xla_core.jax_bridge import (
     partitioner_repairs,
 )
 from xla_core.jax_bridge.jax_versions import SINCE_0_11
+from xla_core.support import caches
 from xla_core.support.protobuf_wire import bytes_field
 
 JAXLIB_VERSION: Final[str] = jaxlib.version.__version__
@@ -417,7 +417,7 @@ def coordination_client(address: str, index: int, start_within: int, dead_after:
 # --- arrays -------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=4096)
+@caches.memoized("avals of arrays")
 def shaped_array(shape: tuple[int, ...], dtype: np.dtype) -> Any:
     """The aval of an array; kept, as making one costs more than a transfer."""
     # jax 0.10.2: keeps a 64-bit dtype whether or not jax's own configuration allows it

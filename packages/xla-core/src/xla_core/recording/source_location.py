@@ -13,6 +13,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final, NamedTuple
 
+from xla_core.support import caches
+
 
 class Frame(NamedTuple):
     """One line of a Python stack."""
@@ -98,7 +100,7 @@ def user_line() -> tuple[str, int]:
     return (found.filename, found.line) if found is not None else ("<unknown>", 0)
 
 
-_places: dict[tuple[str, int], tuple[str, int]] = {}
+_places: caches.Bounded[tuple[str, int], tuple[str, int]] = caches.Bounded("lines of entries")
 """One object for each line, however many entries were recorded there."""
 
 
@@ -113,6 +115,6 @@ def recording_line() -> tuple[str, int] | None:
         # what torch.fx and torch.compile generate is of no module
         if module and module.partition(".")[0] not in _INSIDE:
             place = frame.f_code.co_filename, frame.f_lineno
-            return _places.setdefault(place, place)
+            return _places.get(place) or _places.keep(place, place)
         frame = frame.f_back
     return None

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from xla_core.recording.storage import Storage, View, chain, strides
+from xla_core.support import caches
 
 # id() of a storage is unique while it lives; each gets room for 2**48 bytes.
 _ROOM: Final = 48
@@ -87,7 +88,7 @@ def address(s: Storage, v: View | None) -> int:
     return base + offset * s.meta.dtype.itemsize
 
 
-_dense: dict[Any, bool] = {}
+_dense: caches.Bounded[Any, bool] = caches.Bounded("views that are dense", _MANY)
 
 
 def is_dense(s: Storage, v: View) -> bool:
@@ -95,9 +96,7 @@ def is_dense(s: Storage, v: View) -> bool:
     key = (s.meta, *[(one.plan.number, *one.tail) for one in chain(v)])
     found = _dense.get(key)
     if found is None:
-        if len(_dense) >= _MANY:
-            _dense.clear()
-        found = _dense[key] = _is_dense(s, v)
+        found = _dense.keep(key, _is_dense(s, v))
     return found
 
 

@@ -15,7 +15,7 @@ from xla_core.contract import events
 from xla_core.extension_api import programs, runtime
 from xla_core.extension_api.source_location import Frame
 from xla_core.extension_api.steps import wanted
-from xla_core.support import counters
+from xla_core.support import caches, counters
 from xla_debug import recompile, settings
 from xla_debug.stacks import stack_frames, sync_causes
 from xla_debug.steps import graphs
@@ -35,8 +35,10 @@ _TOO_OFTEN: Final = 0.5
 _STEPS_FOR_COMPILES: Final = 10
 _TOO_SLOW: Final = {"CompileTime": 300e9, "ExecuteTime": 30e9}
 
-_digests: dict[str, str] = {}
-_fallbacks: Counter[tuple[str, tuple[Frame, ...]]] = Counter()
+_digests: caches.Bounded[str, str] = caches.Bounded("digests of programs")
+_fallbacks: caches.Bounded[tuple[str, tuple[Frame, ...]], int] = caches.Bounded(
+    "places of fallbacks"
+)
 _told_slow: dict[str, float] = {}
 
 
@@ -105,7 +107,7 @@ def on_evicted(program: Any) -> None:
 def on_missing(event: events.ProgramMissing) -> None:
     """A program is going to be compiled."""
     entries = event.entries
-    _digests[event.name] = event.digest
+    _digests.keep(event.name, event.digest)
     if settings.level() < 1 or event.trace.one_by_one or not _heard():
         return
     last = entries[-1]
@@ -167,7 +169,8 @@ def on_refused(event: events.ExecutionRefused) -> None:
 def on_fallback(event: events.Fallback) -> None:
     """An operator runs on the CPU: remember from where, for the report at exit."""
     frames = stack_frames.user_frames(sys._getframe(1), limit=settings.MAX_FRAME.get())
-    _fallbacks[event.operator, frames] += 1
+    key = event.operator, frames
+    _fallbacks.keep(key, _fallbacks.get(key, 0) + 1)
 
 
 def on_step(_event: events.StepMarked) -> None:

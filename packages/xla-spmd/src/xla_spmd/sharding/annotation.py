@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, Final
 
 from xla_core.extension_api import runtime
 from xla_core.extension_api.backends import Storage
 from xla_core.extension_api.tensors import storage_of, view_of
+from xla_core.support import caches
 from xla_spmd.sharding.hlo_sharding import REPLICATED, Sharding, canonical
 from xla_spmd.sharding.mesh import Mesh
 from xla_spmd.sharding.partition_spec import Spec, check_rank
@@ -69,7 +69,7 @@ def _frozen(spec: Spec) -> tuple[Any, ...]:
     return tuple(tuple(entry) if isinstance(entry, list) else entry for entry in spec)
 
 
-@functools.lru_cache(maxsize=4096)
+@caches.memoized("shardings of annotations")
 def _sharding(mesh: Mesh, spec: Spec, shape: tuple[int, ...]) -> Sharding:
     count = len(runtime.client().devices())
     if sorted(mesh.device_ids.tolist()) != list(range(count)):

@@ -195,8 +195,7 @@ class _Cached:
         return found
 
 
-_cached: dict[bytes, _Cached] = {}
-caches.on_clear(_cached.clear)
+_cached: caches.Bounded[bytes, _Cached] = caches.Bounded("graphs of _xla_warm_up_cache", 1024)
 
 
 def _xla_warm_up_cache(tensors: Sequence[torch.Tensor], devices: Sequence[str] = ()) -> None:
@@ -221,7 +220,7 @@ def _remember(tensors: Sequence[XLATensor]) -> None:
         distinct = tuple(dict.fromkeys(outputs))
         program = run_step.find_or_build(trace, run_step.program_key(trace, distinct, ()))
         slots = read_inputs(trace, entries, outputs)[0]
-        _cached[_hash(entries, outputs)] = _Cached(
+        graph = _Cached(
             trace=trace,
             program=program,
             inputs=[trace.touched[p].meta for p in trace.input_storages],
@@ -233,6 +232,7 @@ def _remember(tensors: Sequence[XLATensor]) -> None:
             ints=list(trace.ints),
             seeds=[lift.position for e in entries for lift in _seeds(e)],
         )
+        _cached.keep(_hash(entries, outputs), graph)
 
 
 def _metas(entries: Sequence[Entry], outputs: Sequence[int]) -> list[TensorMeta]:
