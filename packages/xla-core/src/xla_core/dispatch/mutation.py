@@ -160,8 +160,10 @@ def _check_no_gradients(overload: Any, operands: Iterable[Any]) -> None:
         raise RuntimeError(MSG_OUT_GRADIENT.format(name=overload._schema.name.split("::")[1]))
 
 
-def _is_among(out: Any, args: tuple[Any, ...]) -> bool:
-    return any(out is one for one in args)
+def _is_among(out: Any, args: Iterable[Any]) -> bool:
+    return any(
+        out is one or (isinstance(one, (list, tuple)) and _is_among(out, one)) for one in args
+    )
 
 
 def _check_out(overload: Any, args: Any, kwargs: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xla_core.api.hlo_text_names import node_text, shape_text
 from xla_core.api.program_report import fallback_counts
+from xla_core.compilation.build_program import compile_program
 from xla_core.compilation.disk_cache import (
     CacheEntry,
     CacheRefusedError,
@@ -21,6 +22,7 @@ __all__ = [
     "StepProgram",
     "all_programs",
     "cache_entries",
+    "compile_program",
     "fallback_counts",
     "hlo_text",
     "lower_step",

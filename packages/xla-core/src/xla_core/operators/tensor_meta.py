@@ -47,6 +47,14 @@ class TensorMeta:
         return self._text
 
 
+# numpy's limit, through which values reach the runtime
+_MOST_DIMENSIONS: Final = 64
+
+MSG_DIMENSIONS: Final = (
+    "only tensors with up to {most} dims are supported on the xla device, got {dimensions}: "
+    "flatten some"
+)
+
 _interned: dict[tuple[tuple[int, ...], torch.dtype], weakref.ref[TensorMeta]] = {}
 _lock = threading.Lock()
 _indices = itertools.count(1)
@@ -78,7 +86,8 @@ caches.register(
 def tensor_meta(shape: tuple[int, ...], dtype: torch.dtype) -> TensorMeta:
     """Return the one ``TensorMeta`` for ``shape`` and ``dtype``.
 
-    Raises UnsupportedDtypeError for a dtype that XLA tensors cannot have.
+    Raises UnsupportedDtypeError for a dtype that XLA tensors cannot have, RuntimeError for too many
+    dimensions.
     """
     held = _interned.get((shape, dtype))
     found = held() if held is not None else None
@@ -87,6 +96,8 @@ def tensor_meta(shape: tuple[int, ...], dtype: torch.dtype) -> TensorMeta:
 
 def _new_meta(shape: tuple[int, ...], dtype: torch.dtype) -> TensorMeta:
     numpy_dtype(dtype)
+    if len(shape) > _MOST_DIMENSIONS:
+        raise RuntimeError(MSG_DIMENSIONS.format(most=_MOST_DIMENSIONS, dimensions=len(shape)))
     with _lock:
         held = _interned.get((shape, dtype))
         found = held() if held is not None else None

@@ -25,10 +25,10 @@ MOST: Final = 16_384
 
 MSG_TWICE: Final = "there is a cache {name!r} already; each has a name of its own"
 
-K = TypeVar("K")
-V = TypeVar("V")
-P = ParamSpec("P")
-R = TypeVar("R")
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class Cache(NamedTuple):
@@ -56,7 +56,7 @@ def register(
     _registered[name] = Cache(limit, size, clear)
 
 
-class Bounded(dict[K, V]):
+class Bounded(dict[_K, _V]):
     """A listed cache: a dict to read, in which ``keep`` writes; the older half goes when it is full."""
 
     __slots__ = ("_bound",)
@@ -66,7 +66,7 @@ class Bounded(dict[K, V]):
         self._bound = bound
         register(name, bound=bound, size=self.__len__, clear=self.clear)
 
-    def keep(self, key: K, value: V) -> V:
+    def keep(self, key: _K, value: _V) -> _V:
         """Let ``key`` be found from now on; returns ``value``."""
         if len(self) >= self._bound and key not in self:
             for old in list(self)[: (self._bound + 1) // 2]:
@@ -75,10 +75,10 @@ class Bounded(dict[K, V]):
         return value
 
 
-def memoized(name: str, bound: int = 4096) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def memoized(name: str, bound: int = 4096) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """``functools.lru_cache`` as a listed cache of so many results."""
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         found: Any = functools.lru_cache(maxsize=bound)(function)
         register(
             name, bound=bound, size=lambda: found.cache_info().currsize, clear=found.cache_clear

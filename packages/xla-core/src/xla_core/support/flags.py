@@ -49,11 +49,11 @@ __all__ = [
     "PROCESS_COUNT",
     "PROCESS_INDEX",
     "REGISTER_INSTALLED_PLUGINS",
+    "SELECT_DEFAULT_DEVICE",
     "START_TIMEOUT",
     "STEP_STAGES",
     "SYNC_OPBYOP",
     "SYNC_WAIT",
-    "T",
     "TPU_PROCESS_ADDRESSES",
     "TPU_WORKER_HOSTNAMES",
     "TPU_WORKER_ID",
@@ -69,10 +69,10 @@ __all__ = [
     "parse_positive",
 ]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-class Flag(Generic[T]):
+class Flag(Generic[_T]):
     """One environment variable: its name, type, default and meaning. Read when asked for.
 
     ``shown`` is what README says of a default that is no plain value, ``see`` a document that says more, relative
@@ -82,8 +82,8 @@ class Flag(Generic[T]):
     def __init__(
         self,
         name: str,
-        parse: Callable[[str], T],
-        default: T,
+        parse: Callable[[str], _T],
+        default: _T,
         meaning: str,
         *,
         shown: str | None = None,
@@ -101,7 +101,7 @@ class Flag(Generic[T]):
         """What ``options`` (default: the environment) have under its name, without spaces around; else ``""``."""
         return (os.environ if options is None else options).get(self.name, "").strip()
 
-    def get(self, options: Mapping[str, str] | None = None) -> T:
+    def get(self, options: Mapping[str, str] | None = None) -> _T:
         """The value from ``options`` (default: the environment), or the default.
 
         Raises ValueError naming the variable.
@@ -234,6 +234,12 @@ CACHE_PREFETCH: Final = Flag(
     parse_bool,
     True,
     "`0` does not load (and rehearse) the programs of the script's last run ahead of their use",
+)
+SELECT_DEFAULT_DEVICE: Final = Flag(
+    "PJRT_SELECT_DEFAULT_DEVICE",
+    parse_bool,
+    True,
+    "without PJRT_DEVICE take a TPU that is there, else the CPU; 0 raises an error instead",
 )
 COMPILATION_CACHE_SIZE: Final = Flag(
     "XLA_COMPILATION_CACHE_SIZE",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import weakref
@@ -10,12 +11,21 @@ from typing import Any, Final
 
 import torch
 
+from xla_core.contract.device_protocol import Program
 from xla_core.extension_api import programs, runtime, steps
 from xla_core.extension_api.operators import schema_of
 from xla_core.extension_api.programs import node_text
 from xla_core.extension_api.programs import shape_text as layout_text
 from xla_core.extension_api.source_location import Where
-from xla_core.extension_api.steps import Entry, Lift, Ref, TensorMeta, needed_entries, tensor_meta
+from xla_core.extension_api.steps import (
+    Entry,
+    Lift,
+    Ref,
+    TensorMeta,
+    Trace,
+    needed_entries,
+    tensor_meta,
+)
 from xla_core.extension_api.tensors import XLATensor, storage_of, view_of
 from xla_debug import settings
 from xla_debug.steps import pending
@@ -261,18 +271,32 @@ def tensors_dot(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def tensors_hlo(tensors: Sequence[torch.Tensor]) -> str:
-    """What computes ``tensors``, as HLO that no compiler has touched yet."""
-    return graph_as_hlo(tensors_stablehlo(tensors))
+    """What computes ``tensors``, as HLO that no compiler has touched yet.
+
+    With ``XLA_DUMP_POST_OPTIMIZATIONS`` it is compiled, and this is one device's program after the compiler's
+    passes: collectives of a program over a mesh are in it.
+    """
+    if not settings.DUMP_POST_OPTIMIZATIONS.get():
+        return graph_as_hlo(tensors_stablehlo(tensors))
+    with _lowered(tensors) as (trace, program):
+        return programs.compile_program(trace.backend.client, program).optimized_hlo()
 
 
 def tensors_stablehlo(tensors: Sequence[torch.Tensor]) -> bytes:
     """What computes ``tensors``, as StableHLO bytecode."""
+    with _lowered(tensors) as (_, program):
+        return program.stablehlo
+
+
+@contextlib.contextmanager
+def _lowered(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[Trace, Program]]:
+    """The trace that ``tensors`` are pending in, and the program that computes them alone."""
     with pending.graph_of(tensors) as (trace, entries, outputs):
         if trace.backend.virtual_name is None and not trace.backend.replicas:
             entries, outputs = pending.alone(entries, outputs)
         distinct = tuple(dict.fromkeys(outputs))
         layout = trace.backend.layout(trace, entries, distinct, ())
-        return programs.lower_step(trace, entries, distinct, layout, _HLO_NAME).stablehlo
+        yield trace, programs.lower_step(trace, entries, distinct, layout, _HLO_NAME)
 
 
 def tensors_report(nodes_threshold: int = 100, device: str = "") -> str:
