@@ -23,7 +23,7 @@ CALLS = "what the user put there and takes away"
 REASONS = {
     "xla_core.api.compile_decorator": {"_known": OWNER},
     "xla_core.api.xla_model": {"_gradient_reducers": ONCE},
-    "xla_core.attach.autoload": {"_failure": ONCE, "_early": ONCE, "_handler_of": ONCE},
+    "xla_core.attach.autoload": {"_failure": ONCE, "_handler_of": ONCE},
     "xla_core.builder.hlo_operations": {"_operations": CODE},
     "xla_core.compilation.program_table": {"_programs": LISTED},
     "xla_core.computations.body_recorder": {"_aside": DEVICE},
@@ -33,8 +33,7 @@ REASONS = {
     "xla_core.contract.events": {"_subscriptions": CALLS},
     "xla_core.dispatch.cpu_fallback": {"_warned": OPERATOR},
     "xla_core.dispatch.random_numbers": {"_integers_of": "one entry per dtype"},
-    "xla_core.dispatch.resolve": {"_installed": ONCE},
-    "xla_core.dynamo.dynamo_backend": {"_prepared": ONCE, "_to_tell": CODE},
+    "xla_core.dynamo.dynamo_backend": {"_to_tell": CODE},
     "xla_core.execution.buffer_donation": {"_marked": OWNER},
     "xla_core.execution.generator": {"_known": OWNER},
     "xla_core.execution.index_checks": {"pending": DEVICE},
@@ -61,17 +60,14 @@ REASONS = {
     "xla_core.support.flags": {"FLAGS": CODE},
     "xla_core.torch_bridge.device_guard": {"_keep_alive": CODE},
     "xla_core.torch_bridge.torch_private": {
-        "_libraries": CODE, "_autocast": ONCE, "_seeded": ONCE, "_waiting_for_dynamo": ONCE,
-        "_to_be_imported": CODE,
+        "_libraries": CODE, "_to_be_imported": CODE,
     },
     "xla_debug.live.analysis": {"_told_slow": "one entry per metric"},
     "xla_debug.live.listeners": {"_undo": CODE},
     "xla_debug.stacks.stack_frames": {"_children": OWNER, "_backward_calls": ONCE},
     "xla_debug.steps.graphs": {"_numbers": OWNER},
-    "xla_dist.autoload": {"_former": ONCE},
     "xla_dist.collectives.model_collectives": {"_orders": "per device, of the steps in hand"},
     "xla_dist.job_health.thread_states": {"_runtime_threads": "the runtime's threads", "_others": ONCE},
-    "xla_dist.processes.child_process": {"_attended": ONCE},
     "xla_dist.processes.kv_store": {"_kept": "one entry per process group"},
     "xla_dist.processes.rendezvous": {"_rounds": "one entry per set of replicas"},
     "xla_dist.processes.session": {"_sessions": ONCE},
@@ -127,3 +123,13 @@ def test_a_container_and_a_memoized_function_are_found():
         "@caches.memoized('one')\ndef h(x): ...\n"
     )
     assert growing(tree) == {"_a", "_b", "f"}
+
+
+def test_no_list_stands_for_a_flag():
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in SOURCES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.AnnAssign) and "list[bool]" in ast.unparse(node.annotation)
+    ]
+    assert not found, "support.once.Once says it"

@@ -314,7 +314,7 @@ def test_packages_beside_each_other_do_not_import_each_other():
 # What sibling packages, device plugins and vendors may import of xla-core.
 EXTENSION_API = "xla_core.extension_api"
 PUBLIC_SUPPORT = {
-    f"xla_core.support.{name}" for name in ("caches", "counters", "flags", "protobuf_wire")
+    f"xla_core.support.{name}" for name in ("caches", "counters", "flags", "once", "protobuf_wire")
 }
 CONFORMANCE = "xla_core.testing.conformance"
 

@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from xla_core.extension_api import profiler, programs, runtime, training
 from xla_debug import remote_profile
@@ -39,20 +39,36 @@ class _State:
 # -- the user's own spans -------------------------------------------------------------------------
 
 
-class Trace:
-    """A named span in profiles; operations recorded inside carry ``name`` as their outermost scope.
-
-    ``kwargs`` are shown with the span.
-    """
+class TraceMe:
+    """A named span in profiles, between ``__enter__`` and ``__exit__``; ``kwargs`` are shown with it."""
 
     def __init__(self, name: str, **kwargs: Any) -> None:
         self.name = name
         self._details = kwargs
         self._span: Any = None
 
-    def __enter__(self) -> Trace:
+    def __enter__(self) -> Self:
         self._span = profiler.trace_me(self.name, **self._details)
         self._span.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._span.__exit__(kind, error, traceback)
+
+
+class Trace(TraceMe):
+    """A named span in profiles; operations recorded inside carry ``name`` as their outermost scope.
+
+    ``kwargs`` are shown with the span.
+    """
+
+    def __enter__(self) -> Self:
+        super().__enter__()
         stack_frames.push_scope(self.name)
         return self
 
@@ -63,7 +79,7 @@ class Trace:
         traceback: TracebackType | None,
     ) -> None:
         stack_frames.pop_scope()
-        self._span.__exit__(kind, error, traceback)
+        super().__exit__(kind, error, traceback)
 
 
 class StepTrace(Trace):

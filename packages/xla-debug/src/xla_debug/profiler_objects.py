@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Final
 
 from xla_core.extension_api.profiler import (
     profiler_export,
     profiler_server,
     profiler_session,
-    trace_me,
 )
 from xla_debug import profiler
+from xla_debug.profiler import TraceMe as TraceMe
 from xla_debug.stacks import stack_frames
 
 MSG_EXPORT: Final = "the session has ended; one session exports one profile"
@@ -60,25 +59,6 @@ def trace(
         interval_s=interval_s,
         **chosen,
     )
-
-
-class TraceMe:
-    """A named span in profiles, between ``__enter__`` and ``__exit__``; ``kwargs`` are shown with it."""
-
-    def __init__(self, name: str, **kwargs: Any) -> None:
-        self._span = trace_me(name, **kwargs)
-
-    def __enter__(self) -> TraceMe:
-        self._span.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._span.__exit__(kind, error, traceback)
 
 
 class ScopePusher:

@@ -13,10 +13,12 @@ from typing import Any, Final
 
 import torch.distributed
 
+from xla_core.support.once import Once
+
 logger = logging.getLogger(__name__)
 
 BACKEND: Final = "xla"
-_former: Final[list[bool]] = []
+_former: Final = Once()
 
 
 def autoload() -> None:
@@ -57,6 +59,5 @@ def pjrt_rendezvous_handler(
 
 def register_former_scheme() -> None:
     """Let ``init_method="pjrt://"``, the former name of ``xla://``, work, too; once."""
-    if not _former:
-        _former.append(True)
+    if _former.begin():
         torch.distributed.register_rendezvous_handler("pjrt", pjrt_rendezvous_handler)

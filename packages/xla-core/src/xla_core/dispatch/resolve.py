@@ -7,7 +7,7 @@ decomposition; the CPU.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch._ops import OpOverload
@@ -41,6 +41,7 @@ from xla_core.recording import builtin_plans
 from xla_core.recording import xla_tensor as tensor_module
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
 from xla_core.support import flags
+from xla_core.support.once import Once
 from xla_core.torch_bridge.torch_private import allow_list_kernels, let_make_fx_take
 
 aten = torch.ops.aten
@@ -192,14 +193,13 @@ def _through_pure(pure: OpOverload) -> Handler:
     return replace
 
 
-_installed: list[bool] = []
+_installed: Final = Once()
 
 
 def install() -> None:
     """Load the lowering rules and connect the dispatcher to ``XLATensor`` and to torch; once."""
-    if _installed:
+    if not _installed.begin():
         return
-    _installed.append(True)
     load_rules()
     tensor_module.set_handler_factory(
         _handler_as_asked_for, lambda overload: fallback_handler(overload, signature(overload))

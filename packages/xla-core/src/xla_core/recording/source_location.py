@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import sys
-import traceback
 from collections.abc import Callable
 from types import FrameType
 from typing import Final, NamedTuple
@@ -85,13 +84,21 @@ def detail() -> Detail:
     return _Settings.detail
 
 
+def _outside(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame from this one on that is neither torch's nor this project's."""
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        # what torch.fx and torch.compile generate is of no module
+        if module and module.partition(".")[0] not in _INSIDE:
+            return frame
+        frame = frame.f_back
+    return None
+
+
 def user_frame() -> Frame | None:
     """The innermost frame outside torch and this project."""
-    for frame, line in traceback.walk_stack(sys._getframe(1)):
-        module = frame.f_globals.get("__name__", "")
-        if module and module.partition(".")[0] not in _INSIDE:
-            return Frame(frame.f_code.co_name, frame.f_code.co_filename, line)
-    return None
+    frame = _outside(sys._getframe(1))
+    return Frame(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno) if frame else None
 
 
 def user_line() -> tuple[str, int]:
@@ -109,12 +116,8 @@ def recording_line() -> tuple[str, int] | None:
 
     Called once per entry that is new to a trace's tree.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        # what torch.fx and torch.compile generate is of no module
-        if module and module.partition(".")[0] not in _INSIDE:
-            place = frame.f_code.co_filename, frame.f_lineno
-            return _places.get(place) or _places.keep(place, place)
-        frame = frame.f_back
-    return None
+    frame = _outside(sys._getframe(1))
+    if frame is None:
+        return None
+    place = frame.f_code.co_filename, frame.f_lineno
+    return _places.get(place) or _places.keep(place, place)

@@ -21,6 +21,7 @@ from typing import Any, Final
 from xla_core.extension_api import jobs, runtime, training
 from xla_core.extension_api.jobs import Job
 from xla_core.support import flags
+from xla_core.support.once import Once
 from xla_dist.job_health import failure_reports, thread_states
 from xla_dist.job_health.bounded_wait import Patience
 from xla_dist.job_health.collective_order import Difference
@@ -60,7 +61,7 @@ def run_child(
 ) -> None:
     """Call ``fn(ordinal, *args)`` as one of the job's processes; the entry of each of them."""
     os.environ.update(environment)
-    _attended[:] = [True]
+    _attended.begin()
     failure_reports.follow_launcher()
     try:
         thread_states.runtime_starts()
@@ -87,14 +88,14 @@ def run_child(
     jobs.disconnect()
 
 
-_attended: Final[list[bool]] = []
+_attended: Final = Once()
 
 
 def attend() -> None:
     """Look after a process that no launcher of ours has started, until it exits; once."""
-    if _attended or session.begin() is None:
+    if _attended.done or session.begin() is None:
         return
-    _attended.append(True)
+    _attended.begin()
     failed: list[str] = []
     shown = sys.excepthook
 
