@@ -18,8 +18,8 @@ from typing import Any, Final
 from xla_core.api import xla_model
 from xla_core.compilation import program_table
 from xla_core.lowering.replay import needed_entries
+from xla_core.recording.entry import Entry, Operation, inputs_of
 from xla_core.recording.source_location import Frame, Where
-from xla_core.recording.trace import Entry
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support.counters import render_bytes
 from xla_debug.live import listeners
@@ -281,7 +281,7 @@ def _compiled_peak(program: program_table.StepProgram) -> int:
 def _held(entry: Entry, nbytes: int) -> Held:
     where: Where | None = entry.where
     frame = where.frames[0] if where is not None and where.frames else None
-    what = "input" if entry.plan is None else operator_text(entry)
+    what = operator_text(entry) if isinstance(entry, Operation) else "input"
     shape = tensor_text(entry.metas[0])
     return Held(f"{what} {shape}", nbytes, f"{frame.filename}:{frame.line}" if frame else UNKNOWN)
 
@@ -310,7 +310,7 @@ def _peak_of(
         over = [
             v
             for v, (e, _) in alive.items()
-            if e.plan is not None and last_use.get(v, -1) <= position
+            if isinstance(e, Operation) and last_use.get(v, -1) <= position
         ]
         for vid in over:
             total -= alive.pop(vid)[1]
@@ -335,7 +335,7 @@ def missed_donations(least: int = 1024) -> list[MissedDonation]:
 def _missed(
     program: program_table.StepProgram, entries: Sequence[Entry], least: int
 ) -> Iterator[MissedDonation]:
-    inputs = [e for e in entries if e.plan is None]
+    inputs = inputs_of(entries)
     makers = _makers_of.get(program.name, {})
     taken = {position for _, position in program.aliases}
     free = [

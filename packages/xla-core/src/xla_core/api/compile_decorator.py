@@ -11,7 +11,8 @@ from typing import Any, Final, TypeVar
 from xla_core.api import hlo_text_names, xla_model
 from xla_core.execution import eager_mode, runtime
 from xla_core.lowering import compile_settings
-from xla_core.recording.trace import Entry, Trace
+from xla_core.recording.entry import Entry, operations_of
+from xla_core.recording.trace import Trace
 from xla_core.support import counters
 
 MSG_UNEXPECTED: Final = (
@@ -147,8 +148,8 @@ def _difference(last: Entry, known: list[Entry]) -> tuple[str, str]:
 
 def _operation_from(path: list[Entry], position: int) -> str:
     """The first operation at ``position`` or behind it: inputs are met where they are used."""
-    found = next((e for e in path[position:] if e.plan is not None), None)
-    return END_OF_GRAPH if found is None else hlo_text_names.node_text(found)
+    following = operations_of(path[position:])
+    return hlo_text_names.node_text(following[0]) if following else END_OF_GRAPH
 
 
 def _common(path: list[Entry], other: list[Entry]) -> int:

@@ -21,8 +21,9 @@ from xla_core.lowering.stage_schedule import Schedule
 from xla_core.lowering.step_program import StepLowering, input_specs, outlining_of
 from xla_core.lowering.step_verifier import verify
 from xla_core.operators.extensions import extensions
+from xla_core.recording.entry import Entry, Operation, operations_of
 from xla_core.recording.storage import Backend
-from xla_core.recording.trace import Entry, Trace
+from xla_core.recording.trace import Trace
 from xla_core.support import counters
 
 CLASH_COUNTER: Final = "RepeatInlined"
@@ -153,7 +154,7 @@ class Compilation:
             inputs=self.layout.input_specs(input_specs(self.backend, self.entries)),
             output_index=self.index,
             aliases=aliases,
-            histogram=Counter(e.plan.name for e in self.entries if e.plan is not None),
+            histogram=Counter(e.plan.name for e in operations_of(self.entries)),
             compile_seconds=time.perf_counter() - self._started,
             from_cache=not self.modules,
             output_bytes=_sizes(self.entries, self.outputs),
@@ -242,7 +243,7 @@ def key_text(
 
 
 def _line(entry: Entry) -> str:
-    if entry.plan is None:
+    if not isinstance(entry, Operation):
         return f"input {entry.metas[0]}"
     key = iter(entry.key)
     next(key)  # the plan's number, which is of this process alone

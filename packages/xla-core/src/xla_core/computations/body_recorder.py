@@ -23,10 +23,11 @@ from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.repeat_graph import Part
 from xla_core.operators.plan import SEED
 from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.entry import Entry, Operation, Root, inputs_of, operations_of
 from xla_core.recording.step_key import Lift
 from xla_core.recording.step_turns import backward_caller
 from xla_core.recording.storage import PLACEHOLDER, NoValueError, Storage, StorageState, lose_value
-from xla_core.recording.trace import MAX_ENTRIES, Entry, Trace
+from xla_core.recording.trace import MAX_ENTRIES, Trace
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import indivisible
 from xla_core.torch_bridge import torch_private
@@ -50,7 +51,7 @@ MSG_RESULT: Final = "{what} returned {got} where a tensor on {device} is needed"
 class _Aside:
     """The tree of all bodies that one trace recorded."""
 
-    root: Entry
+    root: Root
     entries: int
 
 
@@ -174,7 +175,7 @@ class Recorder:
         self._former = {name: getattr(trace, name) for name in _PER_STEP}
         aside = _aside.get(trace)
         if aside is None or aside.entries > MAX_ENTRIES:
-            aside = _Aside(Entry(None, None, None, (), 0, 0), 0)
+            aside = _Aside(Root(), 0)
         refused = MSG_READS.format(what=self.what)
         turnstile = _Turnstile(self, trace.lock)
         changed = {
@@ -291,13 +292,13 @@ class Body:
 
     def __init__(self, end: Entry, sources: Sequence[int]) -> None:
         self.entries = end.path()
-        given = (e.first for e in self.entries if e.plan is None)
+        given = (entry.first for entry in inputs_of(self.entries))
         self.inputs: dict[int, int] = dict(zip(given, sources, strict=True))
         self.metas = {e.first + i: m for e in self.entries for i, m in enumerate(e.metas)}
         self._seeds = {
-            e.kwargs[SEED].position: n
-            for n, e in enumerate(self.entries)
-            if e.plan is not None and isinstance(e.kwargs.get(SEED), Lift)
+            operation.kwargs[SEED].position: operation.depth - 1
+            for operation in operations_of(self.entries)
+            if isinstance(operation.kwargs.get(SEED), Lift)
         }
 
     def meta(self, vid: int) -> TensorMeta:
@@ -316,7 +317,7 @@ class Body:
 
     def is_random(self, entries: Iterable[Entry]) -> bool:
         """Whether these entries need a seed."""
-        return any(e.plan is not None and SEED in e.kwargs for e in entries)
+        return any(SEED in operation.kwargs for operation in operations_of(entries))
 
     def run(
         self,
@@ -334,18 +335,17 @@ class Body:
                 numbers[position] = jax.lax.bitcast_convert_type(bits, np.int64)
         scope = Scope({}, Lifted(floats, numbers))
         scope.update(given)
-        for entry in entries:
-            if entry.plan is not None:
-                scope.compute(Part(entry))
+        for operation in operations_of(entries):
+            scope.compute(Part(operation))
         return scope
 
 
-def needed(entries: Sequence[Entry], wanted: Iterable[int]) -> list[Entry]:
-    """The entries without which ``wanted`` cannot be computed, in order; inputs are left out."""
+def needed(entries: Sequence[Entry], wanted: Iterable[int]) -> list[Operation]:
+    """The operations without which ``wanted`` cannot be computed, in order; inputs are left out."""
     missing = set(wanted)
-    found: list[Entry] = []
-    for entry in reversed(entries):
-        if entry.plan is not None and not missing.isdisjoint(range(entry.first, entry.end)):
+    found: list[Operation] = []
+    for entry in reversed(operations_of(entries)):
+        if not missing.isdisjoint(range(entry.first, entry.end)):
             found.append(entry)
             missing.update(ref.vid for ref in entry.references())
     found.reverse()

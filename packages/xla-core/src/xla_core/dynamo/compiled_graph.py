@@ -30,6 +30,7 @@ from xla_core.operators.error_messages import ValueNeededError
 from xla_core.operators.plan import SEED
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording import random_state
+from xla_core.recording.entry import operations_of
 from xla_core.recording.evictable import Table
 from xla_core.recording.step_key import Lift
 from xla_core.recording.storage import Storage, View, chain
@@ -334,9 +335,9 @@ def _result(
 
 def _seeds(trace: Trace) -> tuple[int, ...]:
     found = []
-    for entry in trace.cur.path():
-        seed = entry.kwargs.get(SEED)
-        if entry.plan is not None and isinstance(seed, Lift):
+    for operation in operations_of(trace.cur.path()):
+        seed = operation.kwargs.get(SEED)
+        if isinstance(seed, Lift):
             found.append(seed.position)
     return tuple(found)
 

@@ -15,9 +15,10 @@ from xla_core.compilation import build_program, program_table
 from xla_core.lowering import compile_settings
 from xla_core.lowering.replay import needed_entries
 from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.entry import Entry, Input, Operation, Root, operations_of
 from xla_core.recording.evictable import Table
 from xla_core.recording.step_key import Lift, Ref, map_operands
-from xla_core.recording.trace import Entry, Trace
+from xla_core.recording.trace import Trace
 from xla_core.support import counters
 
 _programs = Table()
@@ -26,18 +27,18 @@ _programs = Table()
 class _Single:
     """One operation as a step of its own: what it reads becomes inputs, numbered from 0."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: Operation) -> None:
         self.entry = entry
         self.vids: dict[int, TensorMeta] = {}
         self.floats: list[int] = []
         self.ints: list[int] = []
         args = tuple(map_operands(self._renumber, entry.args))
         kwargs = {name: map_operands(self._renumber, a) for name, a in entry.kwargs.items()}
-        last: Entry | None = Entry(None, None, None, (), 0, 0)
+        last: Entry = Root()
         counts = (len(self.floats), len(self.ints))
         for meta in self.vids.values():
-            last = Entry(last, -meta.index, None, (meta,), 0, 0)
-        self.last = Entry(last, entry.key, entry.plan, entry.metas, *counts, (args, kwargs))
+            last = Input(last, meta)
+        self.last = Operation(last, entry.key, entry.plan, entry.metas, *counts, (args, kwargs))
         self.key = (entry.plan, _frozen(args), _frozen(tuple(kwargs.items())), entry.metas)
 
     def _renumber(self, a: Any) -> Any:
@@ -67,7 +68,7 @@ def run(trace: Trace, outputs: tuple[int, ...]) -> dict[int, Any]:
     """The buffers of the values ``outputs`` of the step that ends at the trace's current entry."""
     needed = needed_entries(trace.cur.path(), outputs)
     values = {vid: trace.inputs[slot] for vid, slot in trace.input_vids.items()}
-    singles = [_Single(entry) for entry in needed if entry.plan is not None]
+    singles = [_Single(operation) for operation in operations_of(needed)]
     last_use = {vid: i for i, single in enumerate(singles) for vid in single.vids}
     wanted = set(outputs)
     for position, single in enumerate(singles):

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from xla_core.operators.plan import Plan
-from xla_core.recording.entry import Entry
+from xla_core.recording.entry import Entry, operations_of
 from xla_core.recording.trace import Trace
 from xla_core.support import counters
 
@@ -41,10 +41,9 @@ def counter_name(plan: Plan) -> str:
 def _rows(entries: Iterable[Entry]) -> tuple[tuple[str, int], ...]:
     """The operators of ``entries``, and the tensors that they make, by their counters' names."""
     found: Counter[str] = Counter()
-    for entry in entries:
-        if entry.plan is not None:
-            found[counter_name(entry.plan)] += 1
-            found[counters.CREATED] += len(entry.metas)
+    for operation in operations_of(entries):
+        found[counter_name(operation.plan)] += 1
+        found[counters.CREATED] += len(operation.metas)
     return tuple(found.items())
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from xla_core.recording.entry import Entry, Input, Operation
 from xla_core.recording.step_key import Lift, Ref
 from xla_core.recording.storage import MSG_PLACEHOLDER, PLACEHOLDER, NoValueError, lose_value
-from xla_core.recording.trace import Entry, Trace
+from xla_core.recording.trace import Trace
 
 if TYPE_CHECKING:
+    from xla_core.operators.plan import Plan
     from xla_core.operators.run_rule import LoweringError
     from xla_core.recording.xla_tensor import XLATensor
 
@@ -28,28 +30,35 @@ def lose(trace: Trace, error: LoweringError) -> bool:
     failed, plan = error.entry, error.plan
     if failed is not None:
         kind = _kind(failed)
-        if _lose(trace, lambda e: e.plan is failed.plan and _kind(e) == kind, error):
+        if _lose(trace, lambda e: _runs(e, failed.plan) and _kind(e) == kind, error):
             return True
-    return plan is not None and _lose(trace, lambda e: e.plan is plan, error)
+    return plan is not None and _lose(trace, lambda e: _runs(e, plan), error)
 
 
 def lose_step(trace: Trace, error: Exception) -> None:
     """Give up all that is pending."""
-    _lose(trace, lambda e: e.plan is not None, error)
+    _lose(trace, lambda e: isinstance(e, Operation), error)
 
 
 def lose_placeholders(trace: Trace) -> bool:
     """Give up what depends on placeholders, which become zeros; whether there was anything."""
     gone = {v: slot for v, slot in trace.input_vids.items() if trace.inputs[slot] is PLACEHOLDER}
     error = NoValueError(MSG_PLACEHOLDER)
-    found = bool(gone) and _lose(trace, lambda e: e.plan is None and e.first in gone, error)
+    found = bool(gone) and _lose(trace, lambda e: isinstance(e, Input) and e.first in gone, error)
     for slot in gone.values():
         meta = trace.touched[trace.input_storages[slot]].meta
         trace.inputs[slot] = trace.backend.allocate(meta)
     return found
 
 
+def _runs(entry: Entry, plan: Plan) -> bool:
+    """Whether ``entry`` is an operation of the operator that ``plan`` is about."""
+    return isinstance(entry, Operation) and entry.plan is plan
+
+
 def _kind(entry: Entry) -> Any:
+    """What is equal for operations on operands of the same shapes, dtypes and constants."""
+    assert isinstance(entry, Operation)
     return list(map(_shaped, (entry.args, tuple(entry.kwargs.values()))))
 
 

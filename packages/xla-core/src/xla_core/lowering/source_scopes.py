@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from xla_core.recording.entry import Entry
+from xla_core.recording.entry import Entry, Operation
 from xla_core.recording.source_location import Detail, Where, detail
 
 MARK: Final = "@"
@@ -18,12 +18,10 @@ _INDICES: Final = re.compile(r"\.\d+(?=[./]|$)")
 _NOT_IN_NAMES: Final = re.compile(r"\W+", re.ASCII)
 
 
-def scope_name(entry: Entry) -> str:
-    """The name that an entry's operations get in the lowered program."""
-    plan = entry.plan
-    assert plan is not None
+def scope_name(entry: Operation) -> str:
+    """The name that an operation's instructions get in the lowered program."""
     found: Where | None = entry.where
-    name = plan.name
+    name = entry.plan.name
     if detail() is Detail.LINES:
         name = f"{name}{MARK}{entry.depth}"
     return f"{found.scope}/{name}" if found is not None and found.scope else name

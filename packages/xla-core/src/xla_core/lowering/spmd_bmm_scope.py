@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from xla_core.lowering.evaluate import AS_IT_IS, Handed, Lifted, Scope
 from xla_core.lowering.repeat_graph import Part
+from xla_core.recording.entry import Operation
 from xla_core.recording.step_key import Ref
-from xla_core.recording.trace import Entry
 
 
 class UnmergedScope(Scope):
@@ -26,7 +26,7 @@ class UnmergedScope(Scope):
     is made when something else reads it. ``forms`` are all such ways to keep a value, by name.
     """
 
-    def __init__(self, lazy: Mapping[int, Entry], lifted: Lifted) -> None:
+    def __init__(self, lazy: Mapping[int, Operation], lifted: Lifted) -> None:
         super().__init__(lazy, lifted)
         self.apart: dict[int, Any] = {}
         self.forms = {"apart": self.apart}
@@ -67,7 +67,6 @@ class UnmergedScope(Scope):
     def compute(self, part: Part) -> None:
         """Run one operation and keep its results."""
         plan = part.entry.plan
-        assert plan is not None
         kept = None if plan.is_put else _KEEPS_APART.get(plan.name)
         if kept is None or not kept(self, part):
             super().compute(part)
@@ -103,7 +102,7 @@ def _bmm(scope: UnmergedScope, part: Part) -> bool:
     left, right = (scope.apart.get(scope.meet(a.vid)) for a in part.entry.args[:2])
     if left is None or right is None or left.shape[:-2] != right.shape[:-2]:
         return False
-    rule = part.entry.plan.rule  # type: ignore[union-attr]
+    rule = part.entry.plan.rule
     scope.apart[part.results()[0]] = rule.function(left, right)  # type: ignore[union-attr]
     return True
 

@@ -22,7 +22,7 @@ from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.outline_functions import Emitter, kinds_of, name_of
 from xla_core.lowering.repeat_graph import FILLS, Graph
 from xla_core.lowering.repeats import Call, Function, Item, Plan
-from xla_core.recording.trace import Entry
+from xla_core.recording.entry import Operation
 
 # XLA clones a function for each call: more calls than this, and a stage takes long to compile itself.
 _MOST_CALLS: Final = 8
@@ -302,7 +302,7 @@ def _reads(group: Iterable[Item]) -> list[int]:
     return list(found)
 
 
-def _given(wanted: Iterable[int], lazy: Mapping[int, Entry]) -> Iterator[int]:
+def _given(wanted: Iterable[int], lazy: Mapping[int, Operation]) -> Iterator[int]:
     """The program inputs that lazy values are made of; of a pattern to fill nothing but its shape is read."""
     pending, seen = list(wanted), set[int]()
     while pending:
@@ -313,5 +313,5 @@ def _given(wanted: Iterable[int], lazy: Mapping[int, Entry]) -> Iterator[int]:
         entry = lazy.get(value)
         if entry is None:
             yield value
-        elif entry.plan is not None and entry.plan.name not in FILLS:
+        elif entry.plan.name not in FILLS:
             pending += (ref.vid for ref in entry.references())

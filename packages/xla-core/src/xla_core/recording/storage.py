@@ -12,7 +12,7 @@ from xla_core.contract.device_protocol import DeviceClient, Placement
 from xla_core.operators.plan import Plan
 from xla_core.operators.target import Target
 from xla_core.operators.tensor_meta import TensorMeta
-from xla_core.recording.entry import Entry
+from xla_core.recording.entry import Entry, Root
 from xla_core.recording.program_layout import Layout
 from xla_core.support import indivisible
 
@@ -204,7 +204,7 @@ class Recorder(Protocol):
     backend: Backend
     lock: Any
     flush: Callable[..., None]
-    root: Entry
+    root: Root
     cur: Entry
     epoch: int
     inputs: list[Any]

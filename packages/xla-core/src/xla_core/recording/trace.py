@@ -24,7 +24,7 @@ from xla_core.operators import error_messages
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording import source_location, step_key
 from xla_core.recording.builtin_plans import AS_STRIDED, ZEROS, known_plan
-from xla_core.recording.entry import Entry
+from xla_core.recording.entry import Entry, Input, Operation, Root
 from xla_core.recording.step_key import HOST_FLOAT, HOST_INT, LIFT_FLOAT, LIFT_INT, LIST, SAME
 from xla_core.recording.step_turns import STEP, Step, Turns, next_epoch, turn_lock
 from xla_core.recording.storage import Aside, Backend, Storage, View, check_lost, strides
@@ -91,7 +91,7 @@ class Trace:
         self.turns = Turns(self)
         self.bare: Any = threading.RLock()
         self.lock: Any = turn_lock(self, self.bare)
-        self.root = Entry(None, None, None, (), 0, 0)
+        self.root = Root()
         self.entries = 0
         self.reset()
 
@@ -99,14 +99,14 @@ class Trace:
         """Begin a new step: nothing recorded, nothing lifted, no inputs."""
         indivisible.do(self.renewal())
 
-    def renewal(self, root: Entry | None = None) -> Iterator[None]:
+    def renewal(self, root: Root | None = None) -> Iterator[None]:
         """For ``indivisible.do``: what ``reset`` does; the step may begin at the root of another tree."""
         names: tuple[str, ...] = STEP
         full = root is None and self.entries > MAX_ENTRIES
         root = root or self.root
         values: tuple[Any, ...] = (next_epoch(), root, [], {}, [], [], [], [])
         if full:
-            root = Entry(None, None, None, (), 0, 0)
+            root = Root()
             names = (*names, "root", "cur", "entries")
             values = (*values, root, root, 0)
         return indivisible.storing(self, names, values)
@@ -135,7 +135,7 @@ class Trace:
     def forget(self) -> None:
         """Drop all steps ever recorded, with their programs. Nothing may be pending."""
         events.emit("steps_forgotten", trace=self)
-        root = Entry(None, None, None, (), 0, 0)
+        root = Root()
         indivisible.do(indivisible.storing(self, ("root", "cur", "entries"), (root, root, 0)))
 
     # -- recording -----------------------------------------------------------------------------
@@ -357,7 +357,7 @@ class Trace:
         try:
             entry = cur.then
             if entry is None or entry.key != key:
-                entry = cur.others.get(key) or self._follow(key, None, s.meta.alone)
+                entry = cur.others.get(key) or self._follow(Input(cur, s.meta))
             vid = entry.first
             self.input_vids[vid] = slot
             self.input_storages.append(len(self.touched))
@@ -413,16 +413,15 @@ class Trace:
         self.cur = entry
         return entry
 
-    def _grow(self, key: Any, plan: Plan | None, metas: tuple[TensorMeta, ...]) -> Entry:
+    def _grow(self, key: Any, plan: Plan, metas: tuple[TensorMeta, ...]) -> Entry:
         """Go on to an operation that never followed here, whose results are known."""
-        entry = self.cur = self._follow(key, plan, metas)
+        cur = self.cur
+        entry = self.cur = self._follow(Operation(cur, key, plan, metas, cur.floats, cur.ints))
         return entry
 
-    def _follow(self, key: Any, plan: Plan | None, metas: tuple[TensorMeta, ...]) -> Entry:
-        """A new entry after the current one."""
-        cur = self.cur
-        entry = Entry(cur, key, plan, metas, cur.floats, cur.ints)
-        cur.add(entry)
+    def _follow(self, entry: Entry) -> Entry:
+        """``entry``, made to follow the current one, in the tree."""
+        self.cur.add(entry)
         self.entries += 1
         return entry
 
@@ -527,13 +526,10 @@ class Trace:
         self, key: tuple[Any, ...], plan: Plan, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Entry:
         """Add an operation that never followed the current entry before."""
-        cur = self.cur
         metas = plan.infer(args, kwargs)
-        entry = Entry(cur, key, plan, metas, len(self.floats), len(self.ints))
+        entry = Operation(self.cur, key, plan, metas, len(self.floats), len(self.ints))
         entry.line = source_location.recording_line()
-        cur.add(entry)
-        self.entries += 1
-        return entry
+        return self._follow(entry)
 
 
 def _uniform(items: Sequence[Any]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from xla_core.api import program_report, xla_model
 from xla_core.execution import run_step, runtime
+from xla_core.recording.entry import inputs_of
 from xla_core.recording.source_location import Frame
 from xla_core.support import counters
 from xla_debug import recompile, settings
@@ -108,7 +109,7 @@ def on_missing(details: dict[str, Any]) -> None:
     if settings.level() < 1 or details["trace"].one_by_one or not _heard():
         return
     last = entries[-1]
-    inputs = sum(e.plan is None for e in entries) + bool(last.floats) + bool(last.ints)
+    inputs = len(inputs_of(entries)) + bool(last.floats) + bool(last.ints)
     lines = _graph_lines(
         "Compilation Cause", details["trace"], details["digest"], inputs, len(details["outputs"])
     )
@@ -161,7 +162,7 @@ def on_refused(details: dict[str, Any]) -> None:
     entries, outputs = trace.cur.path(), tuple(run_step.wanted(trace)[2])
     text = graphs.graph_as_text(entries, outputs, lines=False)
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-    inputs = sum(e.plan is None for e in entries)
+    inputs = len(inputs_of(entries))
     write(_graph_lines("Execution Cause", trace, digest, inputs, len(outputs)), UNEXPECTED)
 
 

@@ -18,9 +18,9 @@ from xla_core.jax_bridge import jax_private
 from xla_core.lowering import step_program
 from xla_core.lowering.replay import needed_entries
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
+from xla_core.recording.entry import Entry, Input, Operation
 from xla_core.recording.source_location import Where
 from xla_core.recording.step_key import Lift, Ref
-from xla_core.recording.trace import Entry
 from xla_core.recording.xla_tensor import XLATensor
 from xla_debug import settings
 from xla_debug.steps import pending
@@ -96,7 +96,7 @@ class _Graph:
         for entry in needed_entries(entries, outputs):
             read.update(ref.vid for ref in entry.references())
         for entry in entries:
-            if entry.first in wanted and (entry.plan is not None or entry.first in read):
+            if entry.first in wanted and (isinstance(entry, Operation) or entry.first in read):
                 self._add(entry)
         for position, vid in enumerate(outputs):
             self.nodes[int(self.names[vid].partition(".")[0][1:])].roots.append(position)
@@ -104,9 +104,8 @@ class _Graph:
     def _add(self, entry: Entry) -> None:
         operands: list[str] = []
         attributes: list[str] = []
-        if entry.plan is None:
-            name = "xla::device_data"
-        else:
+        name = "xla::device_data"
+        if isinstance(entry, Operation):
             name = str(entry.plan.overload._schema.name)
             schema = entry.plan.overload._schema.arguments
             names = [a.name for a in schema]
@@ -359,4 +358,4 @@ def _pending_text(tensor: XLATensor, device: str) -> str:
         return "None"
     with pending.graph_of([tensor]) as (_, entries, (vid,)):
         maker = next(e for e in reversed(entries) if e.first <= vid < e.end)
-        return node_text(maker) + (f", device={device}" if maker.plan is None else "")
+        return node_text(maker) + (f", device={device}" if isinstance(maker, Input) else "")

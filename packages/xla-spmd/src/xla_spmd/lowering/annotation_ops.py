@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from xla_core.jax_bridge import sharding_primitives
-from xla_core.recording.trace import Entry
+from xla_core.recording.entry import Entry, Operation
 from xla_spmd.lowering import dynamo
 from xla_spmd.sharding.hlo_sharding import parse
 
@@ -134,7 +134,9 @@ def _dynamo(value: Any, *description: Any) -> Any:
 
 def annotated(entry: Entry) -> str | None:
     """The HLO sharding that an operation annotates its operand with, or None if it is another one."""
-    overload = entry.plan.overload if entry.plan is not None else None
+    if not isinstance(entry, Operation):
+        return None
+    overload = entry.plan.overload
     if overload is ANNOTATE:
         return str(entry.args[1])
     if overload is dynamo.MARK:

@@ -13,10 +13,10 @@ from xla_core.contract.device_protocol import ArraySpec, DeviceClient, Placement
 from xla_core.execution.device_backend import DeviceBackend
 from xla_core.jax_bridge import jax_private
 from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.entry import Entry, inputs_of, operations_of
 from xla_core.recording.evictable import Kept, Table
 from xla_core.recording.program_layout import Layout
 from xla_core.recording.storage import Backend, Recorder, Storage
-from xla_core.recording.trace import Entry
 from xla_core.torch_bridge.dtypes import numpy_dtype
 from xla_spmd.lowering import gradient_sharding
 from xla_spmd.lowering.annotation_ops import TO_SHARD, TO_WHOLE, annotating
@@ -268,7 +268,7 @@ class MeshBackend(DeviceBackend):
         assert isinstance(layouts, tuple)
         numbers = bool(entries[-1].floats) + bool(entries[-1].ints)
         inputs = [text or REPLICATED.text for text in layouts] + [REPLICATED.text] * numbers
-        vids = [entry.first for entry in entries if entry.plan is None]
+        vids = [entry.first for entry in inputs_of(entries)]
         known = dict(zip(vids, inputs, strict=False))
         fixed = {outputs[target]: inputs[source] for source, target in aliases}
         fixed |= gradient_sharding.shardings(trace)
@@ -327,4 +327,4 @@ def _annotations(
 
 def _has_manual(entries: Sequence[Entry]) -> bool:
     manual = (TO_SHARD, TO_WHOLE)
-    return any(e.plan is not None and e.plan.overload in manual for e in entries)
+    return any(operation.plan.overload in manual for operation in operations_of(entries))

@@ -11,6 +11,7 @@ import torch
 from xla_core.execution import runtime
 from xla_core.execution.pending_graph import graph_of
 from xla_core.lowering.replay import needed_entries
+from xla_core.recording.entry import operations_of
 from xla_core.recording.xla_tensor import XLATensor
 from xla_spmd.lowering.annotation_ops import TO_SHARD
 from xla_spmd.lowering.manual_collectives import all_reduce as _xla_spmd_all_reduce
@@ -178,8 +179,8 @@ def _mark_manual_sharding(tensor: torch.Tensor, sharding: Sharding) -> None:
 
 def _is_of_parts(tensor: XLATensor) -> bool:
     with graph_of([tensor]) as (_, entries, outputs):
-        needed = needed_entries(entries, outputs)
-        return any(e.plan is not None and e.plan.overload is TO_SHARD for e in needed)
+        needed = operations_of(needed_entries(entries, outputs))
+        return any(operation.plan.overload is TO_SHARD for operation in needed)
 
 
 def _set_manual(tensor: XLATensor) -> None:

@@ -11,7 +11,7 @@ from xla_core.execution.device_backend import keep_numbers as _set_xla_enable_de
 from xla_core.execution.device_backend import keeps_numbers as _get_xla_enable_device_data_cache
 from xla_core.operators import plan
 from xla_core.recording import source_location
-from xla_core.recording.entry import Entry
+from xla_core.recording.entry import Entry, Operation
 from xla_core.recording.source_location import Detail, Where
 from xla_core.recording.xla_tensor import XLATensor
 
@@ -130,12 +130,12 @@ def _set_xla_custom_op_name_prefix(
     return True
 
 
-def _maker(last: Entry, vid: int) -> Entry | None:
+def _maker(last: Entry, vid: int) -> Operation | None:
     """The operation that computes a value; None for an input."""
     entry: Entry | None = last
     while entry is not None and entry.first > vid:
         entry = entry.parent
-    return entry if entry is not None and entry.plan is not None else None
+    return entry if isinstance(entry, Operation) else None
 
 
 def _named(where: Where | None, scope: str, depth: int) -> Where:
