@@ -6,7 +6,6 @@ its own, and a program is found again by operator, shapes and constants, whereve
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -86,8 +85,7 @@ def _run_single(trace: Trace, single: _Single, values: dict[int, Any]) -> dict[i
     made = tuple(i for i, meta in enumerate(entry.metas) if meta is not None)
     first = single.last.first
     if program is None:
-        alone = copy.copy(trace)
-        alone.cur, alone.one_by_one = single.last, True
+        alone = trace.standing_at(single.last)
         program = build_program.build(alone, tuple(first + i for i in made), ())
         program.keep(_programs, key)
         program_table.register(program)

@@ -55,7 +55,8 @@ def step_ended(epoch: int, last: Entry) -> None:
         return
     tally = last.tally
     if tally is None:
-        tally = last.tally = counters.Tally(_rows(last.path()))
+        tally = counters.Tally(_rows(last.path()))
+        last.keep_tally(tally)
     tally.count()
 
 

@@ -24,7 +24,7 @@ from xla_core.execution import (
 from xla_core.lowering import compile_settings, program_failures
 from xla_core.operators.error_messages import ValueNeededError
 from xla_core.operators.run_rule import LoweringError
-from xla_core.recording.storage import MSG_PLACEHOLDER, NoValueError, Storage
+from xla_core.recording.storage import MSG_PLACEHOLDER, NoValueError, Storage, binding
 from xla_core.recording.trace import Trace
 from xla_core.support import counters, flags, indivisible
 
@@ -90,12 +90,12 @@ def _give_up(trace: Trace, one_by_one: bool, error: Exception) -> None:
 def _flush(trace: Trace, one_by_one: bool) -> None:
     alive, passed, outputs = wanted(trace)
     adopted = [trace.backend.adopted(s, trace.inputs[slot]) for s, slot in passed]
-    taken = indivisible.storing_each("buffer", [s for s, _ in passed], adopted)
+    taken = binding([s for s, _ in passed], adopted)
     if not outputs:
         indivisible.do(taken, trace.renewal())
     elif one_by_one:
         values = op_by_op.run(trace, tuple(outputs))
-        computed = indivisible.storing_each("buffer", alive, [values[s.vid] for s in alive])
+        computed = binding(alive, [values[s.vid] for s in alive])
         indivisible.do(taken, computed, trace.renewal())
     else:
         key, given = _step_key(trace, alive, outputs)
@@ -214,7 +214,7 @@ def _run(
     index = program.output_index
     results: list[Any] = []
     computed = map(results.__getitem__, [index[s.vid] for s in alive])
-    bound = indivisible.storing_each("buffer", alive, computed)
+    bound = binding(alive, computed)
     released = buffer_donation.releasing(held) if held else ()
     work = itertools.chain(taken, released, bound, trace.renewal())
     launch(trace, program, arguments, results, work, wait=not safe)

@@ -108,8 +108,9 @@ def _attach(backends: Sequence[Backend]) -> None:
     traces = _Runtime.traces[: len(backends)]
     for index, backend in enumerate(backends):
         if index == len(traces):
-            traces.append(Trace(torch.device("xla", index), run_step.flush))
-        traces[index].backend = backend
+            traces.append(Trace(torch.device("xla", index), run_step.flush, backend))
+        else:
+            traces[index].attach(backend)
     device_guard.set_device_count(len(traces))
     _Runtime.traces = traces
 

@@ -85,6 +85,18 @@ class Entry:
             frames = (found,) if found is not None else ()
             self.where = source_location.Where(frames, found, "", False, False)
 
+    def relocate(
+        self, where: source_location.Where | None, line: tuple[str, int] | None = None
+    ) -> None:
+        """Say that another place in the user's program recorded this; ``line`` None keeps file and line."""
+        self.where = where
+        if line is not None:
+            self.line = line
+
+    def keep_tally(self, tally: Tally) -> None:
+        """Keep the counters of the operators of the step that ends here."""
+        self.tally = tally
+
     def add(self, entry: Entry) -> None:
         """Keep an operation that follows for the first time."""
         if self.then is None:

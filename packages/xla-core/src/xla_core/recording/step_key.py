@@ -37,7 +37,6 @@ Operands = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword operands: ``Ref``, ``Lift``, constants, and lists of them."""
 
 
-
 class Ref:
     """An operand of an entry: the value with this number."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -76,6 +77,28 @@ class Storage:
     def relocate(self, buffer: Any) -> None:
         """Hold the same value in another buffer, on other devices or laid out otherwise."""
         self.buffer = buffer
+
+    def annotate(self, annotation: Any) -> None:
+        """Keep with the tensor what an extension knows of it."""
+        self.annotation = annotation
+
+
+def binding(storages: Sequence[Storage], buffers: Iterable[Any]) -> Iterator[None]:
+    """For ``indivisible.do``: let each storage hold the value in its buffer, as its step ends.
+
+    ``buffers`` are taken one by one. The step must be renewed in the same series: till then the storages
+    look pending in it.
+    """
+    return indivisible.storing_each("buffer", storages, buffers)
+
+
+def replacing(storages: Sequence[Storage], buffers: Iterable[Any]) -> Iterator[None]:
+    """For ``indivisible.do``: let each storage hold another value, that in its buffer (``replace``)."""
+    return itertools.chain(
+        indivisible.storing_each("buffer", storages, buffers),
+        indivisible.storing_each("epoch", storages, itertools.repeat(-1)),
+        indivisible.storing_each("version", storages, [s.version + 1 for s in storages]),
+    )
 
 
 MSG_LOST: Final = (
@@ -219,6 +242,14 @@ class Recorder(Protocol):
 
     def reset(self) -> None:
         """Begin a new step."""
+        ...
+
+    def step_record(self) -> Any:
+        """The step that is recorded now, see ``step_record``."""
+        ...
+
+    def resuming(self, record: Any) -> Iterator[None]:
+        """For ``indivisible.do``: go on with another step."""
         ...
 
 

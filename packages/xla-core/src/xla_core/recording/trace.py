@@ -12,6 +12,7 @@ Values are numbered in program order. ``operands`` tells how an operation stands
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from threading import get_ident
@@ -26,8 +27,9 @@ from xla_core.recording import source_location, step_key
 from xla_core.recording.builtin_plans import AS_STRIDED, ZEROS, known_plan
 from xla_core.recording.entry import Entry, Input, Operation, Root
 from xla_core.recording.step_key import HOST_FLOAT, HOST_INT, LIFT_FLOAT, LIFT_INT, LIST, SAME
-from xla_core.recording.step_turns import STEP, Step, Turns, next_epoch, turn_lock
-from xla_core.recording.storage import Aside, Backend, Storage, View, check_lost, strides
+from xla_core.recording.step_record import STEP, StepState, beginning
+from xla_core.recording.step_turns import Step, Turns, turn_lock
+from xla_core.recording.storage import Backend, Storage, View, check_lost, strides
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import indivisible
 from xla_core.torch_bridge import dtypes
@@ -48,16 +50,12 @@ _VALUE: Final = ("vid", "buffer", "epoch")
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
-class Trace:
+class Trace(StepState):
     """What a thread has recorded on one device and not yet run; the others' steps are ``parked`` meanwhile.
 
     ``flush`` runs what is pending and ``backend`` transfers and compiles; both are given by the
-    runtime when the device is made. Inside ``torch_xla.compile`` ``region`` is that use of it,
-    ``graph_name`` its name, and ``forbidden`` the error to raise when something would run (or None).
-    ``unreadable`` is the error to raise when a value would be read: while a graph is recorded once
-    for values of all kinds. ``one_by_one`` says that each operator is a program of its own now.
-    ``aside`` records the body of a computation meanwhile, and the step waits. ``has_placeholders`` says
-    that a tensor without a value was made, which a step may depend on.
+    runtime when the device is made. The step itself and the rules that it is recorded under are the
+    attributes of ``StepState``.
 
     Whoever takes ``lock`` has its own step here. ``bare`` is the same lock without that, for handlers whose
     first act is ``record``, or to ask the same: ``thread`` is the number of the thread whose step is here.
@@ -66,50 +64,43 @@ class Trace:
     last, or ``indivisible``: whatever was prepared before it is of no consequence.
     """
 
-    backend: Backend
-    epoch: int
-    cur: Entry
-    inputs: list[Any]
-    input_vids: dict[int, int]
-    input_storages: list[int]
-    touched: list[Storage]
-    floats: list[float]
-    ints: list[int]
-    region: Any = None
-    graph_name: str | None = None
-    forbidden: str | None = None
-    unreadable: str | None = None
-    one_by_one: bool = False
-    aside: Aside | None = None
-    has_placeholders: bool = False
-
-    def __init__(self, device: torch.device, flush: Callable[..., None]) -> None:
+    def __init__(self, device: torch.device, flush: Callable[..., None], backend: Backend) -> None:
         self.device = device
         self.flush = flush
+        self.backend = backend
         self.thread = 0
-        self.parked: dict[int, Step] = {}
-        self.turns = Turns(self)
-        self.bare: Any = threading.RLock()
-        self.lock: Any = turn_lock(self, self.bare)
         self.root = Root()
         self.entries = 0
         self.reset()
+        self.parked: dict[int, Step] = {}
+        self.turns = Turns(self)
+        self.bare = threading.RLock()
+        self.lock = turn_lock(self, self.bare)
+
+    def attach(self, backend: Backend) -> None:
+        """Transfer and compile through another backend from now on. Nothing may be pending."""
+        self.backend = backend
 
     def reset(self) -> None:
         """Begin a new step: nothing recorded, nothing lifted, no inputs."""
         indivisible.do(self.renewal())
 
-    def renewal(self, root: Root | None = None) -> Iterator[None]:
-        """For ``indivisible.do``: what ``reset`` does; the step may begin at the root of another tree."""
-        names: tuple[str, ...] = STEP
-        full = root is None and self.entries > MAX_ENTRIES
-        root = root or self.root
-        values: tuple[Any, ...] = (next_epoch(), root, [], {}, [], [], [], [])
-        if full:
+    def renewal(self) -> Iterator[None]:
+        """For ``indivisible.do``: what ``reset`` does. A tree that has grown too large is dropped."""
+        if self.entries > MAX_ENTRIES:
             root = Root()
-            names = (*names, "root", "cur", "entries")
-            values = (*values, root, root, 0)
-        return indivisible.storing(self, names, values)
+            names = (*STEP, "root", "entries")
+            return indivisible.storing(self, names, (*beginning(root), root, 0))
+        return indivisible.storing(self, STEP, beginning(self.root))
+
+    def standing_at(self, last: Entry) -> Trace:
+        """A copy that has come to ``last``, the end of a step that nobody recorded: to make its program.
+
+        The step is one operator that is run by itself (``one_by_one``).
+        """
+        copied = copy.copy(self)
+        copied.cur, copied.one_by_one = last, True
+        return copied
 
     @contextlib.contextmanager
     def looking(self, views: Sequence[View] = ()) -> Iterator[None]:

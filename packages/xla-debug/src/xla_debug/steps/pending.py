@@ -41,6 +41,6 @@ def alone(entries: Sequence[Entry], outputs: Sequence[int]) -> tuple[list[Entry]
             last = Input(last, entry.meta)
         else:
             continue
-        last.where, last.line = entry.where, entry.line
+        last.relocate(entry.where, entry.line)
         vids.update((entry.first + i, last.first + i) for i in range(len(entry.metas)))
     return last.path(), tuple(vids[v] for v in outputs)

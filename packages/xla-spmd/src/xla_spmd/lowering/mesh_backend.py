@@ -189,7 +189,7 @@ class MeshBackend(DeviceBackend):
             wanted = annotation.text if annotation is not None else None
             if type(buffer) is HostValue:
                 buffer = self._replace(trace, slot, self.place(buffer, wanted))
-                storage.annotation = annotation
+                storage.annotate(annotation)
             placement = placement_of(buffer)
             if placement.devices != devices:
                 buffer = self._replace(trace, slot, self._from_one_device(buffer, wanted))
@@ -222,7 +222,7 @@ class MeshBackend(DeviceBackend):
         if type(buffer) is HostValue:
             buffer = self.place(buffer, wanted)
             storage.relocate(buffer)
-            storage.annotation = annotation
+            storage.annotate(annotation)
         elif self.client.placement_of(buffer).devices != self.devices:
             buffer = self._from_one_device(buffer, wanted)
             storage.relocate(buffer)

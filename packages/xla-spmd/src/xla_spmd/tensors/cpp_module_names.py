@@ -186,7 +186,7 @@ def _is_of_parts(tensor: XLATensor) -> bool:
 def _set_manual(tensor: XLATensor) -> None:
     count = len(runtime.client().devices())
     mesh = Mesh(list(range(count)), (count,))
-    tensor._s.annotation = Annotation(MANUAL, MANUAL.text, mesh, (None,) * tensor.dim())
+    tensor._s.annotate(Annotation(MANUAL, MANUAL.text, mesh, (None,) * tensor.dim()))
 
 
 def _spmd_full_to_shard_shape(tensor: torch.Tensor) -> torch.Tensor:
@@ -223,7 +223,7 @@ def _spmd_shard_to_full_shape(
         raise RuntimeError(text)
     whole = to_whole(plain, sharding.text, shape)
     assert isinstance(whole, XLATensor)
-    whole._s.annotation = annotation
+    whole._s.annotate(annotation)
     return whole
 
 

@@ -85,7 +85,7 @@ def _from_minibatch(
     array_spec = ArraySpec(shape, array.dtype, text)
     buffer = backend.client.assemble(parts, array_spec, Placement(backend.devices, text))
     made = trace.from_buffer(buffer, tensor_meta(shape, t.dtype))
-    made._s.annotation = Annotation(sharding, text, spec.mesh, spec.partition_spec)
+    made._s.annotate(Annotation(sharding, text, spec.mesh, spec.partition_spec))
     return made
 
 

@@ -147,5 +147,5 @@ def over_parts(
 
 
 def _manual(part: XLATensor, mesh: Mesh) -> XLAShardedTensor:
-    part._s.annotation = Annotation(MANUAL, MANUAL.text, mesh, (None,) * part.dim())
+    part._s.annotate(Annotation(MANUAL, MANUAL.text, mesh, (None,) * part.dim()))
     return wrap_as_sharded_tensor(part, mesh, (None,) * part.dim())

@@ -292,7 +292,8 @@ def _clear_pending_irs(device: str = "") -> None:
         trace.reset()
         for storage in alive:
             storage.replace(PLACEHOLDER)
-        trace.has_placeholders = trace.has_placeholders or bool(alive)
+        if alive:
+            trace.expect_placeholders()
 
 
 def _run_stablehlo(bytecode: bytes, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
