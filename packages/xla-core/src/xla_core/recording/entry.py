@@ -169,7 +169,8 @@ class Operation(Entry):
         ints: int,
         operands: Operands | None = None,
     ) -> None:
-        super().__init__(parent, key, metas, floats, ints)
+        # not through super(), which takes as long as the rest: each new operation comes here
+        Entry.__init__(self, parent, key, metas, floats, ints)
         self.plan = plan
         self._operands = operands
 

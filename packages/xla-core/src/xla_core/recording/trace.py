@@ -517,10 +517,13 @@ class Trace(StepState):
         self, key: tuple[Any, ...], plan: Plan, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Entry:
         """Add an operation that never followed the current entry before."""
+        cur = self.cur
         metas = plan.infer(args, kwargs)
-        entry = Operation(self.cur, key, plan, metas, len(self.floats), len(self.ints))
+        entry = Operation(cur, key, plan, metas, len(self.floats), len(self.ints))
         entry.line = source_location.recording_line()
-        return self._follow(entry)
+        cur.add(entry)
+        self.entries += 1
+        return entry
 
 
 def _uniform(items: Sequence[Any]) -> bool:
