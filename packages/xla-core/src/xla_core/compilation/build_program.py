@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -15,10 +14,10 @@ from xla_core.compilation.staged_executable import StagedExecutable
 from xla_core.contract import events
 from xla_core.contract.device_protocol import DeviceClient, Executable, Program
 from xla_core.jax_bridge import jax_private
-from xla_core.lowering import compile_settings, program_failures
+from xla_core.lowering import program_failures
 from xla_core.lowering.call_alias_check import clashes, kept_functions
 from xla_core.lowering.stage_schedule import Schedule
-from xla_core.lowering.step_program import StepLowering, input_specs, outlining_of
+from xla_core.lowering.step_program import StepLowering, input_specs
 from xla_core.lowering.step_verifier import verify
 from xla_core.operators.extensions import extensions
 from xla_core.recording.entry import Entry, Operation, operations_of
@@ -82,15 +81,14 @@ class Compilation:
         self.layout = layout
         self.aliases = layout.aliases
         text = key_text(self.entries, self.outputs, self.aliases)
-        text += f"\n{outlining_of(backend.client)}".encode()
-        text += compile_settings.key_text(backend.formats) + layout.key_text()
-        digest = hashlib.sha256(text).hexdigest()[:32]
+        identity = program_identity.of_step(backend, text, layout)
+        digest = identity.digest()
         self.name = f"step_{digest[:12]}"
         self._event = {"trace": self.trace, "digest": digest, "entries": self.entries}
         details = {"name": self.name, "outputs": self.outputs, "aliases": self.aliases}
         events.emit("program_missing", **self._event, **details)
         make_room(len(self.entries))
-        self.key = program_identity.cache_key(backend.client, text, self.name, layout.placement)
+        self.key = identity.cache_key(self.name, layout.placement)
 
     def look_up(self) -> bool:
         """Load the executable from the persistent cache; whether it is there."""

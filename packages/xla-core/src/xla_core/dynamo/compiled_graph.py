@@ -20,6 +20,7 @@ from torch import fx
 from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
+from xla_core.compilation.program_identity import ProgramIdentity, in_memory
 from xla_core.compilation.program_table import StepProgram
 from xla_core.dynamo import settings
 from xla_core.dynamo.graph_inputs import GraphInputMatcher
@@ -191,10 +192,10 @@ def _trace_of(args: Sequence[Any]) -> Trace:
     return runtime.trace_of(None)
 
 
-def _key(args: Sequence[Any], trace: Trace) -> tuple[Any, ...]:
+def _key(args: Sequence[Any], trace: Trace) -> ProgramIdentity:
     """What decides which program runs: shapes, numbers, and how the arguments lie over devices."""
     layouts = trace.backend.argument_layouts(a._s for a in args if isinstance(a, XLATensor))
-    return (*map(_signature, args), layouts)
+    return in_memory(trace, tuple(map(_signature, args)), layouts)
 
 
 def _signature(a: Any) -> Any:

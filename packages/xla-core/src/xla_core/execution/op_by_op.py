@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from xla_core.compilation import build_program, program_table
-from xla_core.lowering import compile_settings
+from xla_core.compilation import build_program, program_identity, program_table
 from xla_core.lowering.replay import needed_entries
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Entry, Input, Operation, Root, operations_of
@@ -80,7 +79,7 @@ def run(trace: Trace, outputs: tuple[int, ...]) -> dict[int, Any]:
 
 def _run_single(trace: Trace, single: _Single, values: dict[int, Any]) -> dict[int, Any]:
     entry = single.entry
-    key = (trace.device, single.key, compile_settings.token())
+    key = program_identity.in_memory(trace, single.key)
     program = _programs.get(key)
     made = tuple(i for i, meta in enumerate(entry.metas) if meta is not None)
     first = single.last.first
