@@ -95,10 +95,10 @@ class Compilation:
         client, placement = self.backend.client, self.layout.placement
         self.executable = stored_programs.load(client, self.key, self.name, placement)
         self._lowered = time.perf_counter()
-        found = self.executable is not None
-        if found:
+        is_stored = self.executable is not None
+        if is_stored:
             counters.increment("PersistentCacheHit")
-        return found
+        return is_stored
 
     def lower(self, notice: progress_line.Notice) -> None:
         """Make StableHLO of the step: one module, or one for each kind of stage and their schedule."""
@@ -184,8 +184,10 @@ def _compiled(
             executable = compile_program(backend.client, program)
         except Exception as error:
             values = program_failures.largest_values(entries)
-            told = program_failures.explained(error, program.name, values)
-            raise program_failures.costing_step(told) from (None if told is error else error)
+            explained = program_failures.explained(error, program.name, values)
+            raise program_failures.costing_step(explained) from (
+                None if explained is error else error
+            )
         names = clashes(executable.optimized_hlo(), kept) if kept else set()
         if not names:
             return program, executable
@@ -208,12 +210,12 @@ def _over_replicas(
 
     Raises RuntimeError when no extension knows how.
     """
-    found = extensions().hook.xla_core_replicated_executable(
+    replicated = extensions().hook.xla_core_replicated_executable(
         executable=executable, name=name, collectives=collectives, backend=backend
     )
-    if found is None:
+    if replicated is None:
         raise RuntimeError(f"{name} talks to other replicas: pip install xla-dist")
-    return found  # type: ignore[no-any-return]
+    return replicated  # type: ignore[no-any-return]
 
 
 def _ns(seconds: float) -> int:

@@ -108,8 +108,8 @@ def environment(client: DeviceClient) -> tuple[tuple[str, bytes], ...]:
     entries = [("lowering", lowering_version())]
     entries += rules_outside(_shaping_modules(client, manager))
     entries += [(f"device:{k}", v.encode()) for k, v in sorted(client.fingerprint().items())]
-    for found in manager.hook.xla_core_cache_key_entries():
-        entries += [(f"extension:{k}", v) for k, v in sorted(found.items())]
+    for added in manager.hook.xla_core_cache_key_entries():
+        entries += [(f"extension:{k}", v) for k, v in sorted(added.items())]
     return tuple(entries)
 
 

@@ -81,11 +81,11 @@ def _run_single(trace: Trace, single: _Single, values: dict[int, Any]) -> dict[i
     entry = single.entry
     key = program_identity.in_memory(trace, single.key)
     program = _programs.get(key)
-    made = tuple(i for i, meta in enumerate(entry.metas) if meta is not None)
+    wanted = tuple(i for i, meta in enumerate(entry.metas) if meta is not None)
     first = single.last.first
     if program is None:
         alone = trace.standing_at(single.last)
-        program = build_program.build(alone, tuple(first + i for i in made), ())
+        program = build_program.build(alone, tuple(first + i for i in wanted), ())
         program.keep(_programs, key)
         program_table.register(program)
     arguments = [values[vid] for vid in single.vids]
@@ -99,4 +99,4 @@ def _run_single(trace: Trace, single: _Single, values: dict[int, Any]) -> dict[i
     program.count_run()
     counters.increment("OpByOpExecute")
     trace.backend.launched(results)
-    return {entry.first + i: results[program.output_index[first + i]] for i in made}
+    return {entry.first + i: results[program.output_index[first + i]] for i in wanted}

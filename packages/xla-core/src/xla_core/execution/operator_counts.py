@@ -40,11 +40,11 @@ def counter_name(plan: Plan) -> str:
 
 def _rows(entries: Iterable[Entry]) -> tuple[tuple[str, int], ...]:
     """The operators of ``entries``, and the tensors that they make, by their counters' names."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for operation in operations_of(entries):
-        found[counter_name(operation.plan)] += 1
-        found[counters.CREATED] += len(operation.metas)
-    return tuple(found.items())
+        counts[counter_name(operation.plan)] += 1
+        counts[counters.CREATED] += len(operation.metas)
+    return tuple(counts.items())
 
 
 def step_ended(epoch: int, last: Entry) -> None:

@@ -44,11 +44,13 @@ def lose_placeholders(trace: Trace) -> bool:
     """Give up what depends on placeholders, which become zeros; whether there was anything."""
     gone = {v: slot for v, slot in trace.input_vids.items() if trace.inputs[slot] is PLACEHOLDER}
     error = NoValueError(MSG_PLACEHOLDER)
-    found = bool(gone) and _lose(trace, lambda e: isinstance(e, Input) and e.first in gone, error)
+    any_depends = bool(gone) and _lose(
+        trace, lambda e: isinstance(e, Input) and e.first in gone, error
+    )
     for slot in gone.values():
         meta = trace.touched[trace.input_storages[slot]].meta
         trace.inputs[slot] = trace.backend.allocate(meta)
-    return found
+    return any_depends
 
 
 def _runs(entry: Entry, plan: Plan) -> bool:
@@ -77,26 +79,26 @@ def _lose(trace: Trace, is_gone: Callable[[Entry], bool], error: Exception) -> b
         if is_gone(entry) or any(ref.vid in gone for ref in entry.references()):
             gone.update(range(entry.first, entry.end))
     epoch = trace.epoch
-    found = [s for s in trace.touched if s.is_pending_in(epoch) and s.vid in gone]
+    storages = [s for s in trace.touched if s.is_pending_in(epoch) and s.vid in gone]
     former = _former(trace)
-    for s in found:
+    for s in storages:
         buffer = former.get(id(s))
         if buffer is None:
             lose_value(s, error)
         else:
             s.replace(buffer)
-    return bool(found)
+    return bool(storages)
 
 
 def _former(trace: Trace) -> dict[int, Any]:
     """The buffers that tensors had when the step began, by their storages' ids."""
-    found = {}
+    buffers = {}
     for slot, position in enumerate(trace.input_storages):
         buffer = trace.inputs[slot]
         deleted = getattr(buffer, "is_deleted", None)  # a launch that failed may have taken it
         if buffer is not PLACEHOLDER and not (deleted is not None and deleted()):
-            found[id(trace.touched[position])] = buffer
-    return found
+            buffers[id(trace.touched[position])] = buffer
+    return buffers
 
 
 def take_away(tensor: XLATensor, error: NoValueError) -> None:

@@ -266,8 +266,8 @@ def launch(
     except Exception as error:
         if results:  # an exception of somebody else's, set once all was done
             raise
-        told = program_failures.explained(error, program.name, program.largest)
-        raise program_failures.costing_step(told) from (None if told is error else error)
+        explained = program_failures.explained(error, program.name, program.largest)
+        raise program_failures.costing_step(explained) from (None if explained is error else error)
     trace.backend.last_program = program
     elapsed = time.perf_counter_ns() - started
     trace.backend.launched(results)

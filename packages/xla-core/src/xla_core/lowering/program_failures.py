@@ -46,10 +46,10 @@ def largest_values(entries: Iterable[Entry]) -> tuple[Value, ...]:
         for meta in operation.metas
         if meta is not None
     )
-    found = heapq.nlargest(_KEPT, sizes, key=lambda item: item[:2])
+    largest = heapq.nlargest(_KEPT, sizes, key=lambda item: item[:2])
     return tuple(
         Value(size, str(meta), operation.plan.name, _place(operation))
-        for size, _, operation, meta in found
+        for size, _, operation, meta in largest
     )
 
 

@@ -58,10 +58,10 @@ class UnmergedScope(Scope):
             self.forms[form][vid] = array
 
     def __missing__(self, vid: int) -> Any:
-        found = self.apart.get(vid)
-        if found is None:
+        apart = self.apart.get(vid)
+        if apart is None:
             return super().__missing__(vid)
-        merged = self[vid] = found.reshape(-1, *found.shape[-2:])
+        merged = self[vid] = apart.reshape(-1, *apart.shape[-2:])
         return merged
 
     def compute(self, part: Part) -> None:
@@ -77,9 +77,9 @@ def _view(scope: UnmergedScope, part: Part) -> bool:
     (meta,) = part.metas()
     (vid,) = part.results()
     assert isinstance(source, Ref) and meta is not None
-    found = scope.apart.get(scope.meet(source.vid))
-    if found is not None and found.shape == meta.shape:
-        scope[vid] = found
+    apart = scope.apart.get(scope.meet(source.vid))
+    if apart is not None and apart.shape == meta.shape:
+        scope[vid] = apart
         return True
     shape = source.meta.shape
     merged = (math.prod(shape[:-2]), *shape[-2:])
@@ -91,10 +91,10 @@ def _view(scope: UnmergedScope, part: Part) -> bool:
 
 def _transpose(scope: UnmergedScope, part: Part) -> bool:
     source, first, second = part.entry.args[:3]
-    found = scope.apart.get(scope.meet(source.vid))
-    if found is None or {first % 3, second % 3} != {1, 2}:
+    apart = scope.apart.get(scope.meet(source.vid))
+    if apart is None or {first % 3, second % 3} != {1, 2}:
         return False
-    scope.apart[part.results()[0]] = jnp.swapaxes(found, -1, -2)
+    scope.apart[part.results()[0]] = jnp.swapaxes(apart, -1, -2)
     return True
 
 

@@ -43,13 +43,13 @@ class PartitionedScope(UnmergedScope):
     def __missing__(self, vid: int) -> Any:
         part = self.waiting.pop(vid, None)
         if part is not None:
-            found = self[vid] = _product(self, part)
-            return found
+            matrix = self[vid] = _product(self, part)
+            return matrix
         turned = self.turned.get(vid)
         if turned is None:
             return super().__missing__(vid)
-        found = self[vid] = jnp.swapaxes(turned, 0, 1)
-        return found
+        matrix = self[vid] = jnp.swapaxes(turned, 0, 1)
+        return matrix
 
     def compute(self, part: Part) -> None:
         """Run one operation and keep its results."""

@@ -155,8 +155,8 @@ class StepLowering:
         specs = dict(zip(order, input_specs(self.backend, self.entries), strict=True))
 
         def spec(vid: int) -> ArraySpec:
-            found = specs.get(vid)
-            return _spec(self.backend, self.metas[vid]) if found is None else found
+            known = specs.get(vid)
+            return _spec(self.backend, self.metas[vid]) if known is None else known
 
         programs = [
             self._program(
@@ -228,8 +228,8 @@ class StepLowering:
 
 def outlining_of(client: DeviceClient) -> Outlining | None:
     """How repeats become functions on this device, or None if they do not; the user may decide."""
-    found = capabilities_of(client).outlining
+    outlining = capabilities_of(client).outlining
     chosen, staged = flags.OUTLINE_REPEATS.get(), flags.STEP_STAGES.get()
     if staged is not None:
-        found = dataclasses.replace(found, min_staged=0 if staged else None, min_stage=0)
-    return found if (found.wanted if chosen is None else chosen) else None
+        outlining = dataclasses.replace(outlining, min_staged=0 if staged else None, min_stage=0)
+    return outlining if (outlining.wanted if chosen is None else chosen) else None

@@ -81,9 +81,9 @@ class Entry:
     def locate_here(self) -> None:
         """Remember the user's line that records this, if nobody has located it."""
         if self.where is None:
-            found = source_location.user_frame()
-            frames = (found,) if found is not None else ()
-            self.where = source_location.Where(frames, found, "", False, False)
+            frame = source_location.user_frame()
+            frames = (frame,) if frame is not None else ()
+            self.where = source_location.Where(frames, frame, "", False, False)
 
     def relocate(
         self, where: source_location.Where | None, line: tuple[str, int] | None = None

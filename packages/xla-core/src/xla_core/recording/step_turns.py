@@ -182,9 +182,9 @@ class Turns:
         if task != -1:
             context = context_of_backward()
             caller = context.get(_caller) if context is not None else None
-            found = caller or _here.owner or self._first
-            if found is not None and not found.ended:
-                return found
+            of_pass = caller or _here.owner or self._first
+            if of_pass is not None and not of_pass.ended:
+                return of_pass
         owner = _here.owner
         if owner is None or owner.ended:
             owner = _here.owner = Owner()
@@ -266,10 +266,10 @@ class Turns:
             other.views[id(v)] = v, v.version, v.vid
             v.epoch = -1
         own = self.active
-        found = own.views.get(id(v)) if own.epoch == trace.epoch else None
-        if found is None or found[1] != s.version:
+        kept = own.views.get(id(v)) if own.epoch == trace.epoch else None
+        if kept is None or kept[1] != s.version:
             return None
-        v.vid, v.version = found[2], s.version
+        v.vid, v.version = kept[2], s.version
         v.epoch = trace.epoch
         return v.vid
 

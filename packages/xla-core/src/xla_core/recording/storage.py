@@ -130,9 +130,9 @@ class LostValue(int):
 
     def __new__(cls, error: Exception) -> LostValue:
         """A value number that no value has."""
-        made = super().__new__(cls, -1)
-        made.error = error
-        return made
+        number = super().__new__(cls, -1)
+        number.error = error
+        return number
 
 
 # The epoch of a storage whose value is lost; no trace has it.

@@ -93,12 +93,12 @@ _dense: dict[Any, bool] = {}
 def is_dense(s: Storage, v: View) -> bool:
     """Whether ``v`` shows elements that follow each other in a contiguous storage, in their order."""
     key = (s.meta, *[(one.plan.number, *one.tail) for one in chain(v)])
-    found = _dense.get(key)
-    if found is None:
+    dense = _dense.get(key)
+    if dense is None:
         if len(_dense) >= _MANY:
             _dense.clear()
-        found = _dense[key] = _is_dense(s, v)
-    return found
+        dense = _dense[key] = _is_dense(s, v)
+    return dense
 
 
 def _is_dense(s: Storage, v: View) -> bool:
