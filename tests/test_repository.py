@@ -311,16 +311,54 @@ def test_packages_beside_each_other_do_not_import_each_other():
     assert not found
 
 
-def test_what_a_storage_holds_is_written_in_one_folder():
-    """By methods of ``Storage`` everywhere else: what is pending is never half written."""
-    fields = {"vid", "epoch", "buffer", "version"}
+RECORDING = [path for path in SOURCES if path.parent.as_posix().endswith("xla_core/recording")]
+# What a step is made of. What stores their attributes by name counts as well.
+STEP_CLASSES = ("Entry", "Input", "Operation", "Root", "StepState", "Storage", "Trace")
+STORES_BY_NAME = ("setattr", "storing", "storing_each")
+# Attributes of other classes that have the same names, as they are written down.
+NAMESAKES = frozenset({"ctx.others", "error.plan", "failure.plan", "log.first", "node.values"})
+
+
+def attributes_of(definition):
+    """The attributes of a class: its slots, and what its body and its methods give a type or a value."""
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
+            yield from ast.literal_eval(node.value)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield from [node.attr] if ast.unparse(node.value) == "self" else []
+    for node in definition.body:
+        if isinstance(node, ast.AnnAssign):
+            yield ast.unparse(node.target)
+
+
+def stores(tree):
+    """What a module writes to: attributes of something else than ``self``, also those named in texts."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            yield from [(node, node.attr)] if ast.unparse(node.value) != "self" else []
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in STORES_BY_NAME:
+            for text in (n for a in node.args for n in ast.walk(a) if isinstance(n, ast.Constant)):
+                if isinstance(text.value, str):
+                    yield node, text.value
+
+
+def test_what_a_step_is_made_of_is_written_in_one_folder():
+    """By methods of ``Trace``, ``Storage`` and ``Entry`` everywhere else: no state is half written."""
+    classes = {
+        node.name: node
+        for path in RECORDING
+        for node in parsed(path).body
+        if isinstance(node, ast.ClassDef) and node.name in STEP_CLASSES
+    }
+    assert sorted(classes) == sorted(STEP_CLASSES)
+    fields = {name for node in classes.values() for name in attributes_of(node)}
+    assert {"vid", "buffer", "annotation", "forbidden", "unreadable", "region", "tally"} <= fields
     written = [
-        f"{at(path, node)} .{node.attr}"
+        f"{at(path, node)} {name}"
         for path in SOURCES
-        if not path.parent.as_posix().endswith("xla_core/recording")
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-        if node.attr in fields and ast.unparse(node.value) != "self"
+        if path not in RECORDING
+        for node, name in stores(parsed(path))
+        if name in fields and ast.unparse(node) not in NAMESAKES
     ]
     assert not written
 

@@ -17,6 +17,7 @@ import torch_xla
 import torch_xla.debug.profiler as xp
 from xla_core.execution import runtime
 from xla_core.jax_bridge import jax_private
+from xla_core.recording.entry import operations_of
 from xla_core.support.protobuf_wire import read_message
 from xla_debug import profiler, remote_profile
 
@@ -110,7 +111,7 @@ def test_trace_me_decorates_and_encloses():
     first = compute()
     with xp.trace_me("block"):
         second = x.atan()
-    scopes = [e.where.scope for e in runtime.trace_of(None).cur.path() if e.plan is not None]
+    scopes = [e.where.scope for e in operations_of(runtime.trace_of(None).cur.path())]
     assert scopes == ["decorated", "block"]
     assert first.shape == second.shape
     torch_xla.sync()

@@ -18,7 +18,7 @@ from typing import Any, Final
 from xla_core.contract import events
 from xla_core.extension_api import programs, runtime
 from xla_core.extension_api.source_location import Frame, Where
-from xla_core.extension_api.steps import Entry, needed_entries
+from xla_core.extension_api.steps import Entry, Operation, inputs_of, needed_entries
 from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_core.support import caches
 from xla_core.support.counters import render_bytes
@@ -281,7 +281,7 @@ def _compiled_peak(program: programs.StepProgram) -> int:
 def _held(entry: Entry, nbytes: int) -> Held:
     where: Where | None = entry.where
     frame = where.frames[0] if where is not None and where.frames else None
-    what = "input" if entry.plan is None else operator_text(entry)
+    what = operator_text(entry) if isinstance(entry, Operation) else "input"
     shape = tensor_text(entry.metas[0])
     return Held(f"{what} {shape}", nbytes, f"{frame.filename}:{frame.line}" if frame else UNKNOWN)
 
@@ -310,7 +310,7 @@ def _peak_of(
         over = [
             v
             for v, (e, _) in alive.items()
-            if e.plan is not None and last_use.get(v, -1) <= position
+            if isinstance(e, Operation) and last_use.get(v, -1) <= position
         ]
         for vid in over:
             total -= alive.pop(vid)[1]
@@ -335,7 +335,7 @@ def missed_donations(least: int = 1024) -> list[MissedDonation]:
 def _missed(
     program: programs.StepProgram, entries: Sequence[Entry], least: int
 ) -> Iterator[MissedDonation]:
-    inputs = [e for e in entries if e.plan is None]
+    inputs = inputs_of(entries)
     makers = _makers_of.get(program.name, {})
     taken = {position for _, position in program.aliases}
     free = [

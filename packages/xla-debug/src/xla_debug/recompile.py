@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from xla_core.extension_api.source_location import Frame, Where
-from xla_core.extension_api.steps import Entry
+from xla_core.extension_api.steps import Entry, operations_of
 from xla_core.support import caches
 from xla_debug.stacks import sync_causes
 from xla_debug.stacks.sync_causes import SyncCause
@@ -255,7 +255,7 @@ def _nearest(mine: Known, entries: Sequence[Entry]) -> Known | None:
 
 def _without_peer(mine: Known, entries: Sequence[Entry], stack: tuple[Frame, ...]) -> Explanation:
     first = not _history.known
-    operator = next((e for e in entries if e.plan is not None), entries[0])
+    operator = next(iter(operations_of(entries) or entries))
     text = (
         "nothing was compiled before"
         if first
@@ -320,8 +320,8 @@ def _against(
 
 def _is_rest(entries: Sequence[Entry], whole: Known) -> bool:
     """Whether a step's operators are how a longer one ends."""
-    mine = [name_of(e) for e in entries if e.plan is not None]
-    theirs = [name_of(e) for e in whole.last.path() if e.plan is not None]
+    mine = list(map(name_of, operations_of(entries)))
+    theirs = list(map(name_of, operations_of(whole.last.path())))
     tail = min(len(mine), _TAIL)
     return tail > 0 and len(mine) < len(theirs) and mine[-tail:] == theirs[-tail:]
 

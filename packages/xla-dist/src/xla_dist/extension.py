@@ -11,7 +11,7 @@ import torch
 from xla_core.contract.device_protocol import Executable
 from xla_core.contract.hookspecs import hookimpl
 from xla_core.extension_api import training
-from xla_core.extension_api.steps import Entry
+from xla_core.extension_api.steps import Operation
 from xla_dist.collectives import replicated_program
 from xla_dist.data_parallel import gradients
 from xla_dist.job_health import thread_states
@@ -43,7 +43,7 @@ def xla_core_client_started() -> None:
 
 @hookimpl
 def xla_core_replicated_executable(
-    executable: Executable, name: str, collectives: Sequence[Entry], backend: Any
+    executable: Executable, name: str, collectives: Sequence[Operation], backend: Any
 ) -> replicated_program.ReplicaExecutable:
     """Run programs over all replicas on this replica's buffers."""
     return replicated_program.replicated_executable(executable, name, collectives, backend)

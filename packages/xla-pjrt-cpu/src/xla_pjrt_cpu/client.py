@@ -21,7 +21,6 @@ from xla_pjrt_cpu.effort import effort_rule, options_by_effort
 from xla_pjrt_cpu.fusions import RULE, options_for
 from xla_pjrt_cpu.rehearsal import CpuExecutable, noted
 
-_FALSE: Final = frozenset({"0", "false", "no", "off"})
 _CPUINFO: Final = Path("/proc/cpuinfo")
 
 

@@ -11,7 +11,8 @@ from typing import Any, Final, TypeVar
 from xla_core.api import hlo_text_names, xla_model
 from xla_core.execution import eager_mode, runtime
 from xla_core.lowering import compile_settings
-from xla_core.recording.trace import Entry, Trace
+from xla_core.recording.entry import Entry, operations_of
+from xla_core.recording.trace import Trace
 from xla_core.support import counters
 
 MSG_UNEXPECTED: Final = (
@@ -63,10 +64,8 @@ class _Region(contextlib.ContextDecorator):
             if self.outermost:
                 self._clear_pending(trace)
             self._undo.callback(_restore, trace, trace.region, trace.graph_name, trace.forbidden)
-            trace.region = self
-            trace.graph_name = self.name or trace.graph_name
-            if self.full_graph:
-                trace.forbidden = MSG_UNEXPECTED
+            forbidden = MSG_UNEXPECTED if self.full_graph else trace.forbidden
+            trace.enter_region(self, self.name or trace.graph_name, forbidden)
         self._undo.enter_context(eager_mode.mode(False))
         if self.options is not None:
             self._undo.enter_context(compile_settings.compile_options(self.options))
@@ -78,7 +77,7 @@ class _Region(contextlib.ContextDecorator):
                 if self.limit is not None and error is None:
                     check_graphs(trace, self.known, self.limit)
                 if self.outermost:
-                    trace.forbidden = None
+                    trace.forbid(None)
             if self.outermost:
                 xla_model.sync()
         finally:
@@ -88,10 +87,10 @@ class _Region(contextlib.ContextDecorator):
         """Run what was pending before: it is no part of this program, and ends a step of its own."""
         former = trace.graph_name
         try:
-            trace.graph_name = f"{self.name}_clear_pending" if self.name else former
+            trace.name_graph(f"{self.name}_clear_pending" if self.name else former)
             runtime.sync(trace.device)
         finally:
-            trace.graph_name = former
+            trace.name_graph(former)
         counters.increment("MarkStep")
 
 
@@ -124,9 +123,7 @@ def _graphs_of(func: Any) -> list[Entry]:
 
 def _restore(trace: Trace, region: Any, name: str | None, forbidden: str | None) -> None:
     with trace.lock:
-        trace.region = region
-        trace.graph_name = name
-        trace.forbidden = forbidden
+        trace.enter_region(region, name, forbidden)
 
 
 def _keys(last: Entry) -> list[Any]:
@@ -147,8 +144,8 @@ def _difference(last: Entry, known: list[Entry]) -> tuple[str, str]:
 
 def _operation_from(path: list[Entry], position: int) -> str:
     """The first operation at ``position`` or behind it: inputs are met where they are used."""
-    found = next((e for e in path[position:] if e.plan is not None), None)
-    return END_OF_GRAPH if found is None else hlo_text_names.node_text(found)
+    following = operations_of(path[position:])
+    return hlo_text_names.node_text(following[0]) if following else END_OF_GRAPH
 
 
 def _common(path: list[Entry], other: list[Entry]) -> int:

@@ -296,16 +296,16 @@ def _decode_key(content: bytes) -> dict[str, bytes]:
     if hashlib.sha256(memoryview(content)[start:end]).digest() != content[end:]:
         raise _BadEntryError("damaged: its checksum does not match")
     encoded = _unpacked(memoryview(content)[start : start + packed_size])
-    found: dict[str, bytes] = {}
+    values: dict[str, bytes] = {}
     position = _COUNT.size
     while position < len(encoded):
         name_size, value_size = _LENGTHS.unpack_from(encoded, position)
         position += _LENGTHS.size
         name = encoded[position : position + name_size].decode()
         position += name_size
-        found[name] = encoded[position : position + value_size]
+        values[name] = encoded[position : position + value_size]
         position += value_size
-    return found
+    return values
 
 
 class _InUse:

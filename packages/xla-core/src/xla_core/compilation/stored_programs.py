@@ -16,10 +16,10 @@ def load(client: DeviceClient, key: CacheKey | None, name: str, placement: Place
     if stored is None or key is None:
         return None
     warm_start.note(key, placement)
-    found = warm_start.take(key)
-    payload = stored.get(key) if found is None else None
+    prefetched = warm_start.take(key)
+    payload = stored.get(key) if prefetched is None else None
     if payload is None:
-        return found
+        return prefetched
     try:
         return staged_executable.deserialize(client, payload, name, placement)
     except (ValueError, RuntimeError) as error:

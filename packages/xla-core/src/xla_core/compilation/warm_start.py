@@ -144,10 +144,10 @@ class Prefetch:
     def _load(
         self, file_name: str, name: str, placement: Placement
     ) -> tuple[tuple[bytes, Executable] | None, int]:
-        found = self._cache.entry(file_name)
-        if found is None:
+        stored = self._cache.entry(file_name)
+        if stored is None:
             return None, 0
-        key, payload = found
+        key, payload = stored
         if not set(self._environment()) <= set(key.entries):
             return None, 0
         executable = staged_executable.deserialize(self._client, payload, name, placement)

@@ -22,8 +22,9 @@ from xla_core.computations.body_recorder import MSG_WRITES, Body, Recorder, need
 from xla_core.computations.rematerialization import Keep, PartitionFn
 from xla_core.execution import eager_mode
 from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.entry import Operation, inputs_of
 from xla_core.recording.storage import Storage
-from xla_core.recording.trace import Entry, Trace
+from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.torch_bridge import torch_private
 
@@ -99,10 +100,10 @@ class Recorded:
 
 def _backward(
     body: Body, cut: int, wanted: Sequence[int], tangents: Sequence[int | None], keep: Keep
-) -> tuple[list[Entry], tuple[int, ...], tuple[int, ...]]:
-    """The entries of the backward pass in order, what it reads of the forward pass, and of the inputs."""
+) -> tuple[list[Operation], tuple[int, ...], tuple[int, ...]]:
+    """The operations of the backward pass in order, what it reads of the forward pass, and of the inputs."""
     missing = set(wanted)
-    found: list[Entry] = []
+    found: list[Operation] = []
     saved: list[int] = []
     reads: list[int] = []
     for number in range(len(body.entries) - 1, -1, -1):
@@ -110,7 +111,7 @@ def _backward(
         values = [v for v in range(entry.first, entry.end) if v in missing]
         if not values:
             continue
-        if entry.plan is None:
+        if not isinstance(entry, Operation):
             reads += (v for v in values if v not in tangents)
             continue
         kept = [v for v in values if number < cut and keep(entry, v)]
@@ -193,7 +194,7 @@ def _leaves_unwritten(what: str) -> Iterator[None]:
 
 
 def _inputs(recorder: Recorder) -> list[int]:
-    return [e.first for e in recorder.end.path() if e.plan is None]
+    return [entry.first for entry in inputs_of(recorder.end.path())]
 
 
 def _differentiate(

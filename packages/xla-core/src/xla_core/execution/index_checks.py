@@ -44,10 +44,10 @@ class Range:
         if smallest >= self.low and largest < self.size:
             return
         index = smallest if smallest < self.low else largest
-        found = {"index": index, "dim": self.dim, "size": self.size}
-        words = self.words.format(**found)
+        facts = {"index": index, "dim": self.dim, "size": self.size}
+        words = self.words.format(**facts)
         place = {"operator": self.operator, "file": self.file, "line": self.line}
-        raise IndexOutOfRangeError(MSG_WHERE.format(words=words, **found, **place))
+        raise IndexOutOfRangeError(MSG_WHERE.format(words=words, **facts, **place))
 
 
 pending: weakref.WeakKeyDictionary[Trace, list[tuple[Range, Any]]] = weakref.WeakKeyDictionary()
@@ -66,7 +66,7 @@ def look(trace: Trace) -> None:
     Waits for the step. The values that it computed are there, like those of any other.
     """
     recorded = pending.pop(trace, [])
-    waiting = [found for found in recorded if trace.is_pending(found[1]._s)]
+    waiting = [check for check in recorded if trace.is_pending(check[1]._s)]
     if waiting:  # in other threads' steps
         pending[trace] = waiting
     for wanted, extremes in recorded:

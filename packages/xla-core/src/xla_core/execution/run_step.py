@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from xla_core.compilation import build_program
+from xla_core.compilation.program_identity import ProgramIdentity, StepResults, in_memory
 from xla_core.compilation.program_table import StepProgram, execution, hold, register
 from xla_core.contract import events
 from xla_core.execution import (
@@ -21,10 +22,10 @@ from xla_core.execution import (
     operator_counts,
     poisoned_values,
 )
-from xla_core.lowering import compile_settings, program_failures
+from xla_core.lowering import program_failures
 from xla_core.operators.error_messages import ValueNeededError
 from xla_core.operators.run_rule import LoweringError
-from xla_core.recording.storage import MSG_PLACEHOLDER, NoValueError, Storage
+from xla_core.recording.storage import MSG_PLACEHOLDER, NoValueError, Storage, binding
 from xla_core.recording.trace import Trace
 from xla_core.support import counters, flags, indivisible
 
@@ -92,12 +93,12 @@ def _give_up(trace: Trace, one_by_one: bool, error: Exception) -> None:
 def _flush(trace: Trace, one_by_one: bool) -> None:
     alive, passed, outputs = wanted(trace)
     adopted = [trace.backend.adopted(s, trace.inputs[slot]) for s, slot in passed]
-    taken = indivisible.storing_each("buffer", [s for s, _ in passed], adopted)
+    taken = binding([s for s, _ in passed], adopted)
     if not outputs:
         indivisible.do(taken, trace.renewal())
     elif one_by_one:
         values = op_by_op.run(trace, tuple(outputs))
-        computed = indivisible.storing_each("buffer", alive, [values[s.vid] for s in alive])
+        computed = binding(alive, [values[s.vid] for s in alive])
         indivisible.do(taken, computed, trace.renewal())
     else:
         key, given = _step_key(trace, alive, outputs)
@@ -122,13 +123,11 @@ def warm_up(trace: Trace) -> None:
 
 def _step_key(
     trace: Trace, alive: list[Storage], outputs: dict[int, None]
-) -> tuple[tuple[Any, ...], buffer_donation.Pairs]:
-    """The key of the pending step's program, and which of its donations the user asked for."""
+) -> tuple[ProgramIdentity, buffer_donation.Pairs]:
+    """The identity of the pending step's program, and which of its donations the user asked for."""
     pairs = _donations(trace, outputs)
     given = buffer_donation.pairs(trace, alive, pairs) if buffer_donation.aliasing() else ()
-    key = program_key(trace, tuple(outputs), pairs + given)
-    # another program of the step, as good otherwise, would not take the memory that is given away
-    return ((*key[:2], (*key[2], given)) if given else key), given
+    return program_key(trace, tuple(outputs), pairs + given, given), given
 
 
 def wanted(trace: Trace) -> tuple[list[Storage], list[tuple[Storage, int]], dict[int, None]]:
@@ -163,21 +162,30 @@ def _donations(trace: Trace, outputs: dict[int, None]) -> tuple[tuple[int, int],
 
 
 def program_key(
-    trace: Trace, outputs: tuple[int, ...], pairs: tuple[tuple[int, int], ...]
-) -> tuple[Any, ...]:
-    """What tells the programs of one step apart: results, donations, settings, layouts."""
-    return outputs, pairs, (compile_settings.token(), trace.backend.input_layouts(trace))
+    trace: Trace,
+    outputs: tuple[int, ...],
+    pairs: tuple[tuple[int, int], ...],
+    taken: tuple[tuple[int, int], ...] = (),
+) -> ProgramIdentity:
+    """What tells the programs of one step apart: results, donations, settings, layouts.
+
+    ``pairs`` are all donations, ``taken`` those of them that the user asked for.
+    """
+    results = StepResults(outputs, pairs, taken)
+    return in_memory(trace, results, trace.backend.input_layouts(trace))
 
 
-def find_or_build(trace: Trace, key: Any) -> StepProgram:
+def find_or_build(trace: Trace, key: ProgramIdentity) -> StepProgram:
     """A known program that computes at least the wanted values, or a new one.
 
     A reference cycle that the garbage collector has not met yet keeps values alive; a program
     that computes more than is wanted is as good, and saves a compilation.
     """
-    wanted = set(key[0])
+    results = key.what
+    wanted = set(results.outputs)
     for known, program in list(trace.cur.programs.items()):
-        if known[2] != key[2]:
+        # a program that does not take the memory that is given away is not as good as another
+        if known.surroundings != key.surroundings or known.what.taken != results.taken:
             continue
         if wanted <= program.output_index.keys() and not program.wasteful(wanted):
             trace.cur.keep(key, program)
@@ -185,7 +193,7 @@ def find_or_build(trace: Trace, key: Any) -> StepProgram:
             counters.increment("CachedCompile")
             return program
     metric = "EagerOpCompileTime" if trace.one_by_one else "CompileTime"
-    program = build_program.build(trace, key[0], key[1], metric)
+    program = build_program.build(trace, results.outputs, results.donations, metric)
     trace.cur.keep(key, program)
     register(program)
     return program
@@ -216,7 +224,7 @@ def _run(
     index = program.output_index
     results: list[Any] = []
     computed = map(results.__getitem__, [index[s.vid] for s in alive])
-    bound = indivisible.storing_each("buffer", alive, computed)
+    bound = binding(alive, computed)
     released = buffer_donation.releasing(held) if held else ()
     work = itertools.chain(taken, released, bound, trace.renewal())
     launch(trace, program, arguments, results, work, wait=not safe)
@@ -260,8 +268,8 @@ def launch(
     except Exception as error:
         if results:  # an exception of somebody else's, set once all was done
             raise
-        told = program_failures.explained(error, program.name, program.largest)
-        raise program_failures.costing_step(told) from (None if told is error else error)
+        explained = program_failures.explained(error, program.name, program.largest)
+        raise program_failures.costing_step(explained) from (None if explained is error else error)
     trace.backend.last_program = program
     elapsed = time.perf_counter_ns() - started
     trace.backend.launched(results)

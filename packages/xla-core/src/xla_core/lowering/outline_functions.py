@@ -80,8 +80,8 @@ class Emitter:
 
     def moving_slots(self, call: Call) -> list[Slot]:
         """For each group of its function's moving numbers, where the first is in this call."""
-        found = slots(call.operands)
-        return [found[group[0]] for group in self.groups[call.function]]
+        of_call = slots(call.operands)
+        return [of_call[group[0]] for group in self.groups[call.function]]
 
     def run_kept(
         self, function: Function, vectors: list[Any], indices: list[Any], operands: list[Any]
@@ -103,12 +103,12 @@ class Emitter:
         """
         given, pattern = _distinct([array for array, _ in operands])
         key = (function, pattern, tuple(form for _, form in operands))
-        found = self._traced.get(key)
-        if found is None:
-            found = self._traced[key] = self._trace(*key)
-        jitted, results = found
-        made = jitted(vectors, indices, given)
-        values = [*given, *made]
+        traced = self._traced.get(key)
+        if traced is None:
+            traced = self._traced[key] = self._trace(*key)
+        jitted, results = traced
+        computed = jitted(vectors, indices, given)
+        values = [*given, *computed]
         return [(values[place], form) for place, form in results]
 
     def _trace(
@@ -119,9 +119,9 @@ class Emitter:
 
         def run(vectors: list[Any], indices: list[Any], given: list[Any]) -> list[Any]:
             operands = [(given[place], form) for place, form in zip(pattern, forms, strict=True)]
-            made = body(vectors, indices, operands)
-            values, places = _distinct([*given, *(array for array, _ in made)])
-            results[:] = zip(places[len(given) :], (form for _, form in made), strict=True)
+            computed = body(vectors, indices, operands)
+            values, places = _distinct([*given, *(array for array, _ in computed)])
+            results[:] = zip(places[len(given) :], (form for _, form in computed), strict=True)
             return values[len(given) :]
 
         run.__name__ = KEPT_PREFIX + name_of(function)
@@ -162,20 +162,20 @@ class Emitter:
     def _positions(self, function: Function, indices: Sequence[Any]) -> dict[Slot, Any]:
         """Where the lifted numbers are that the body reads, from its index arguments."""
         places = slots(function.parameters)
-        found: dict[Slot, Any] = {}
+        positions: dict[Slot, Any] = {}
         for group, index in zip(self.groups[function], indices, strict=True):
             base = places[group[0]][1]
             for member in group:
                 offset = places[member][1] - base
-                found[places[member]] = index + np.uint32(offset) if offset else index
-        return found
+                positions[places[member]] = index + np.uint32(offset) if offset else index
+        return positions
 
 
 def _distinct(values: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
     """Each value once, in order, and where among these each of ``values`` is."""
-    found = {id(v): v for v in values}
-    places = {number: i for i, number in enumerate(found)}
-    return list(found.values()), tuple(places[id(v)] for v in values)
+    by_identity = {id(v): v for v in values}
+    places = {number: i for i, number in enumerate(by_identity)}
+    return list(by_identity.values()), tuple(places[id(v)] for v in values)
 
 
 def slots(values: Sequence[int]) -> list[Slot]:
@@ -200,12 +200,12 @@ def _moving_groups(plan: Plan) -> dict[Function, list[list[int]]]:
                 calls[item.function].append(slots(item.operands))
     groups: dict[Function, list[list[int]]] = {}
     for function, occurrences in calls.items():
-        found: dict[tuple[bool, tuple[int, ...]], list[int]] = {}
+        by_distance: dict[tuple[bool, tuple[int, ...]], list[int]] = {}
         for i, (is_float, position) in enumerate(slots(function.parameters)):
             distance = tuple(o[i][1] - position for o in occurrences)
             if any(distance):
-                found.setdefault((is_float, distance), []).append(i)
-        groups[function] = list(found.values())
+                by_distance.setdefault((is_float, distance), []).append(i)
+        groups[function] = list(by_distance.values())
     return groups
 
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
+from xla_core.recording.entry import Entry, operations_of
 from xla_core.support.counters import render_bytes
-
-if TYPE_CHECKING:
-    from xla_core.recording.trace import Entry
 
 MSG_OUT_OF_MEMORY: Final = (
     "{name} needs more memory than the device has: {error}\n"
@@ -43,16 +41,15 @@ class Value(NamedTuple):
 def largest_values(entries: Iterable[Entry]) -> tuple[Value, ...]:
     """The largest values that ``entries`` compute, in order of size."""
     sizes = (
-        (meta.nbytes, -e.depth, e, meta)
-        for e in entries
-        if e.plan is not None
-        for meta in e.metas
+        (meta.nbytes, -operation.depth, operation, meta)
+        for operation in operations_of(entries)
+        for meta in operation.metas
         if meta is not None
     )
-    found = heapq.nlargest(_KEPT, sizes, key=lambda item: item[:2])
+    largest = heapq.nlargest(_KEPT, sizes, key=lambda item: item[:2])
     return tuple(
-        Value(size, str(m), "" if e.plan is None else e.plan.name, _place(e))
-        for size, _, e, m in found
+        Value(size, str(meta), operation.plan.name, _place(operation))
+        for size, _, operation, meta in largest
     )
 
 

@@ -18,8 +18,8 @@ from xla_core.lowering.repeats import Node
 from xla_core.operators.foreach import is_per_element
 from xla_core.operators.lowering_registry import ViewRule
 from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.entry import Entry, Input, Operation
 from xla_core.recording.step_key import Lift, Ref, lifted, references
-from xla_core.recording.trace import Entry
 
 # Operators that move values without computing, though PyTorch does not call them views.
 _MOVES: Final = frozenset({"aten._unsafe_view.default", "aten.clone.default"})
@@ -39,7 +39,7 @@ FILLS: Final = frozenset(
 class Part:
     """One element of a list operator's entry; ``index`` None is the whole entry."""
 
-    entry: Entry
+    entry: Operation
     index: int | None = None
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -70,14 +70,14 @@ def _cut(a: Any, index: int, count: int) -> Any:
     return [a[index]] if isinstance(a, list) and len(a) == count else a
 
 
-def _elements(entry: Entry) -> int:
+def _elements(entry: Operation) -> int:
     """How many elements a list operator has, from its first argument."""
     return len(entry.args[0])
 
 
-def _splits(entry: Entry) -> bool:
+def _splits(entry: Operation) -> bool:
     """Whether an entry applies one function to each element of its lists."""
-    if not is_per_element(entry.plan.name) or not entry.args:  # type: ignore[union-attr]
+    if not is_per_element(entry.plan.name) or not entry.args:
         return False
     count = len(entry.args[0]) if isinstance(entry.args[0], list) else 0
     if count < 2 or len(entry.metas) % count:
@@ -96,8 +96,8 @@ class Graph:
 
     nodes: list[Node]
     inputs: list[int]
-    lazy: dict[int, Entry]
-    early: dict[int, Entry]
+    lazy: dict[int, Operation]
+    early: dict[int, Operation]
     wanted: list[int]
 
 
@@ -122,8 +122,8 @@ class _Builder:
         self.leaving = frozenset(outputs)
         self.inputs: list[int] = []
         self.given: set[int] = set()
-        self.lazy: dict[int, Entry] = {}
-        self.early: dict[int, Entry] = {}
+        self.lazy: dict[int, Operation] = {}
+        self.early: dict[int, Operation] = {}
         # For every lazy value: the value at its root (None for a constant), its description, length.
         self.roots: dict[int, tuple[int | None, int, int]] = {}
         self.bases: dict[int, Ref] = {}
@@ -134,10 +134,10 @@ class _Builder:
         parts: list[Part] = []
         series = _Series()
         for entry in self.entries:
-            if entry.plan is None:
+            if isinstance(entry, Input):
                 self.inputs.append(entry.first)
                 self.given.add(entry.first)
-            elif not self._without_node(entry):
+            elif isinstance(entry, Operation) and not self._without_node(entry):
                 if _splits(entry):
                     if not series.takes(entry, self._root):
                         parts += series.drain()
@@ -192,10 +192,9 @@ class _Builder:
         chain.reverse()
         return chain
 
-    def _without_node(self, entry: Entry) -> bool:
+    def _without_node(self, entry: Operation) -> bool:
         """File views and constants, which get no node."""
         plan = entry.plan
-        assert plan is not None
         refs = list(entry.references())
         if len(entry.metas) != 1 or any(entry.lifted()):
             return False
@@ -218,7 +217,7 @@ class _Builder:
             return False
         return length < _MAX_CHAIN and self._file_lazy(entry, base, root, length + 1)
 
-    def _file_lazy(self, entry: Entry, base: Ref | None, root: int | None, length: int) -> bool:
+    def _file_lazy(self, entry: Operation, base: Ref | None, root: int | None, length: int) -> bool:
         described = self._describe(
             (entry.plan, self._frozen(entry.args), self._frozen(tuple(entry.kwargs.items())))
         )
@@ -244,7 +243,7 @@ class _Builder:
         results = part.results()
         folds = tuple(self._chain_of(self.folded[v]) if v in self.folded else 0 for v in results)
         plan = part.entry.plan
-        unique = results if plan is not None and plan.name in self.never_alike else None
+        unique = results if plan.name in self.never_alike else None
         what = (plan, part.index is None, metas, folds, unique)
         key = self._describe((what, self._frozen(args), self._frozen(named)))
         operands = tuple(
@@ -278,10 +277,10 @@ class _Series:
     """List operators in a row, over the same number of elements, each reading its own element's values."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[Operation] = []
         self.element_of: dict[int, int] = {}
 
-    def takes(self, entry: Entry, root: Callable[[int], int]) -> bool:
+    def takes(self, entry: Operation, root: Callable[[int], int]) -> bool:
         """Whether ``entry`` may join: element i reads none of what the series computes for j."""
         if not self.entries:
             return True
@@ -297,7 +296,7 @@ class _Series:
                 return False
         return True
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Operation) -> None:
         """Append an entry that ``takes`` accepted."""
         count = _elements(entry)
         self.entries.append(entry)

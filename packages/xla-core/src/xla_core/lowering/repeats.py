@@ -177,7 +177,7 @@ class _Search:
 
     def _runs(self, view: _View) -> list[_Run]:
         """The most promising runs, best first."""
-        found: list[_Run] = []
+        runs: list[_Run] = []
         budget = self.work + _LOOKS * len(view.items)
         covered = np.zeros(len(view.items), bool)
         for _level, starts, lengths in self._groups(view):
@@ -193,10 +193,10 @@ class _Search:
                         best = max(best, run, key=lambda r: r.saving)
             if best.saving >= self.model.min_saving:
                 best = self._placed(view, best)
-                found.append(best)
+                runs.append(best)
                 for start in best.starts:
                     covered[start : start + best.length] = True
-        return sorted(found, key=lambda r: (-r.saving, r.starts[0], -r.length))
+        return sorted(runs, key=lambda r: (-r.saving, r.starts[0], -r.length))
 
     def _groups(self, view: _View) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """Positions with equal windows: those first that could save most."""
@@ -438,18 +438,18 @@ class _View:
         of a repeat hands to the next, not those that are kept for long.
         """
         change = [0] * (2 * length + 1)
-        made: dict[int, int] = {}
+        made_at: dict[int, int] = {}
         until: dict[int, int] = {}
         low = max(first - length, 0)
         for position in range(low, min(first + 2 * length, len(self.items))):
             item = self.items[position]
             for value in item.operands:
-                if value in made and position - made[value] <= length:
+                if value in made_at and position - made_at[value] <= length:
                     until[value] = position
             for value in item.results:
-                made[value] = position
+                made_at[value] = position
         for value, last in until.items():
-            begin, end = max(made[value] + 1, first), min(last, first + length)
+            begin, end = max(made_at[value] + 1, first), min(last, first + length)
             if begin <= end:
                 change[begin - first] += 1
                 change[end + 1 - first] -= 1
@@ -504,13 +504,15 @@ class _View:
         """``starts`` split by the content of the windows of ``length`` keys that begin there."""
         level = min(length.bit_length() - 1, len(self.ranks) - 1)
         ranks = self.ranks[level]
-        found: dict[tuple[int, ...], list[int]] = {}
+        by_content: dict[tuple[int, ...], list[int]] = {}
         step = 1 << level
         offsets = [*range(0, length - step, step), length - step]
         for start in starts.tolist():
             if start + length <= len(self.items):
-                found.setdefault(tuple(int(ranks[start + o]) for o in offsets), []).append(start)
-        return list(found.values())
+                by_content.setdefault(tuple(int(ranks[start + o]) for o in offsets), []).append(
+                    start
+                )
+        return list(by_content.values())
 
     def flow(self, start: int, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The data flow of a window: for each operand the position of its value in it, or -1.

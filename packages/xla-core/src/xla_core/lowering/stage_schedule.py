@@ -73,10 +73,10 @@ def schedule(
 
 def _with_frees(runs: Sequence[Run], kept: set[int]) -> list[Run]:
     seen = set(kept)
-    found = []
+    complete = []
     for run in reversed(runs):
         freed = {r for r in (*run.arguments, *run.results) if r not in seen}
         seen |= freed
-        found.append(dataclasses.replace(run, freed=tuple(sorted(freed))))
-    found.reverse()
-    return found
+        complete.append(dataclasses.replace(run, freed=tuple(sorted(freed))))
+    complete.reverse()
+    return complete

@@ -103,8 +103,8 @@ def user_frame() -> Frame | None:
 
 def user_line() -> tuple[str, int]:
     """File and line of the innermost frame outside torch and this project."""
-    found = user_frame()
-    return (found.filename, found.line) if found is not None else ("<unknown>", 0)
+    frame = user_frame()
+    return (frame.filename, frame.line) if frame is not None else ("<unknown>", 0)
 
 
 _places: caches.Bounded[tuple[str, int], tuple[str, int]] = caches.Bounded("lines of entries")

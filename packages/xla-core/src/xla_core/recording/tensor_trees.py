@@ -60,23 +60,23 @@ def map_selected(data: Any, select: Callable[[Any], bool], change: Callable[[Any
 
 
 def _like(data: Any, changed: dict[Any, Any]) -> Any:
-    made = type(data)(changed)
+    copied = type(data)(changed)
     # state_dict() keeps its version information in an attribute of the OrderedDict
     for name, value in getattr(data, "__dict__", {}).items():
-        setattr(made, name, value)
-    return made
+        setattr(copied, name, value)
+    return copied
 
 
 def collect(data: Any, select: Callable[[Any], bool]) -> list[Any]:
     """What ``select`` says yes to inside ``data``, in order."""
-    found: list[Any] = []
+    selected: list[Any] = []
 
     def keep(item: Any) -> Any:
-        found.append(item)
+        selected.append(item)
         return item
 
     map_selected(data, select, keep)
-    return found
+    return selected
 
 
 def listed_on_device(datas: Any, device: torch.device | str, input_sharding: Any = None) -> Any:
@@ -103,10 +103,10 @@ class ToXlaTensorArena:
 
     def transform(self, inputs: Any) -> Any:
         """``inputs`` with the chosen values replaced by what they were converted to."""
-        found = collect(inputs, self._select)
-        if not found:
+        selected = collect(inputs, self._select)
+        if not selected:
             return inputs
-        converted = iter(self._convert(found))
+        converted = iter(self._convert(selected))
         return map_selected(inputs, self._select, lambda _item: next(converted))
 
 

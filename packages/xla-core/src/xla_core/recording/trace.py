@@ -12,6 +12,7 @@ Values are numbered in program order. ``operands`` tells how an operation stands
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from threading import get_ident
@@ -24,10 +25,11 @@ from xla_core.operators import error_messages
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording import source_location, step_key
 from xla_core.recording.builtin_plans import AS_STRIDED, ZEROS, known_plan
-from xla_core.recording.entry import Entry
+from xla_core.recording.entry import Entry, Input, Operation, Root
 from xla_core.recording.step_key import HOST_FLOAT, HOST_INT, LIFT_FLOAT, LIFT_INT, LIST, SAME
-from xla_core.recording.step_turns import STEP, Step, Turns, next_epoch, turn_lock
-from xla_core.recording.storage import Aside, Backend, Storage, View, check_lost, strides
+from xla_core.recording.step_record import STEP, StepState, beginning
+from xla_core.recording.step_turns import Step, Turns, turn_lock
+from xla_core.recording.storage import Backend, Storage, View, check_lost, strides
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import indivisible
 from xla_core.torch_bridge import dtypes
@@ -48,16 +50,12 @@ _VALUE: Final = ("vid", "buffer", "epoch")
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
-class Trace:
+class Trace(StepState):
     """What a thread has recorded on one device and not yet run; the others' steps are ``parked`` meanwhile.
 
     ``flush`` runs what is pending and ``backend`` transfers and compiles; both are given by the
-    runtime when the device is made. Inside ``torch_xla.compile`` ``region`` is that use of it,
-    ``graph_name`` its name, and ``forbidden`` the error to raise when something would run (or None).
-    ``unreadable`` is the error to raise when a value would be read: while a graph is recorded once
-    for values of all kinds. ``one_by_one`` says that each operator is a program of its own now.
-    ``aside`` records the body of a computation meanwhile, and the step waits. ``has_placeholders`` says
-    that a tensor without a value was made, which a step may depend on.
+    runtime when the device is made. The step itself and the rules that it is recorded under are the
+    attributes of ``StepState``.
 
     Whoever takes ``lock`` has its own step here. ``bare`` is the same lock without that, for handlers whose
     first act is ``record``, or to ask the same: ``thread`` is the number of the thread whose step is here.
@@ -66,50 +64,43 @@ class Trace:
     last, or ``indivisible``: whatever was prepared before it is of no consequence.
     """
 
-    backend: Backend
-    epoch: int
-    cur: Entry
-    inputs: list[Any]
-    input_vids: dict[int, int]
-    input_storages: list[int]
-    touched: list[Storage]
-    floats: list[float]
-    ints: list[int]
-    region: Any = None
-    graph_name: str | None = None
-    forbidden: str | None = None
-    unreadable: str | None = None
-    one_by_one: bool = False
-    aside: Aside | None = None
-    has_placeholders: bool = False
-
-    def __init__(self, device: torch.device, flush: Callable[..., None]) -> None:
+    def __init__(self, device: torch.device, flush: Callable[..., None], backend: Backend) -> None:
         self.device = device
         self.flush = flush
+        self.backend = backend
         self.thread = 0
-        self.parked: dict[int, Step] = {}
-        self.turns = Turns(self)
-        self.bare: Any = threading.RLock()
-        self.lock: Any = turn_lock(self, self.bare)
-        self.root = Entry(None, None, None, (), 0, 0)
+        self.root = Root()
         self.entries = 0
         self.reset()
+        self.parked: dict[int, Step] = {}
+        self.turns = Turns(self)
+        self.bare = threading.RLock()
+        self.lock = turn_lock(self, self.bare)
+
+    def attach(self, backend: Backend) -> None:
+        """Transfer and compile through another backend from now on. Nothing may be pending."""
+        self.backend = backend
 
     def reset(self) -> None:
         """Begin a new step: nothing recorded, nothing lifted, no inputs."""
         indivisible.do(self.renewal())
 
-    def renewal(self, root: Entry | None = None) -> Iterator[None]:
-        """For ``indivisible.do``: what ``reset`` does; the step may begin at the root of another tree."""
-        names: tuple[str, ...] = STEP
-        full = root is None and self.entries > MAX_ENTRIES
-        root = root or self.root
-        values: tuple[Any, ...] = (next_epoch(), root, [], {}, [], [], [], [])
-        if full:
-            root = Entry(None, None, None, (), 0, 0)
-            names = (*names, "root", "cur", "entries")
-            values = (*values, root, root, 0)
-        return indivisible.storing(self, names, values)
+    def renewal(self) -> Iterator[None]:
+        """For ``indivisible.do``: what ``reset`` does. A tree that has grown too large is dropped."""
+        if self.entries > MAX_ENTRIES:
+            root = Root()
+            names = (*STEP, "root", "entries")
+            return indivisible.storing(self, names, (*beginning(root), root, 0))
+        return indivisible.storing(self, STEP, beginning(self.root))
+
+    def standing_at(self, last: Entry) -> Trace:
+        """A copy that has come to ``last``, the end of a step that nobody recorded: to make its program.
+
+        The step is one operator that is run by itself (``one_by_one``).
+        """
+        copied = copy.copy(self)
+        copied.cur, copied.one_by_one = last, True
+        return copied
 
     @contextlib.contextmanager
     def looking(self, views: Sequence[View] = ()) -> Iterator[None]:
@@ -135,7 +126,7 @@ class Trace:
     def forget(self) -> None:
         """Drop all steps ever recorded, with their programs. Nothing may be pending."""
         events.emit(events.StepsForgotten(trace=self))
-        root = Entry(None, None, None, (), 0, 0)
+        root = Root()
         indivisible.do(indivisible.storing(self, ("root", "cur", "entries"), (root, root, 0)))
 
     # -- recording -----------------------------------------------------------------------------
@@ -357,7 +348,7 @@ class Trace:
         try:
             entry = cur.then
             if entry is None or entry.key != key:
-                entry = cur.others.get(key) or self._follow(key, None, s.meta.alone)
+                entry = cur.others.get(key) or self._follow(Input(cur, s.meta))
             vid = entry.first
             self.input_vids[vid] = slot
             self.input_storages.append(len(self.touched))
@@ -413,16 +404,15 @@ class Trace:
         self.cur = entry
         return entry
 
-    def _grow(self, key: Any, plan: Plan | None, metas: tuple[TensorMeta, ...]) -> Entry:
+    def _grow(self, key: Any, plan: Plan, metas: tuple[TensorMeta, ...]) -> Entry:
         """Go on to an operation that never followed here, whose results are known."""
-        entry = self.cur = self._follow(key, plan, metas)
+        cur = self.cur
+        entry = self.cur = self._follow(Operation(cur, key, plan, metas, cur.floats, cur.ints))
         return entry
 
-    def _follow(self, key: Any, plan: Plan | None, metas: tuple[TensorMeta, ...]) -> Entry:
-        """A new entry after the current one."""
-        cur = self.cur
-        entry = Entry(cur, key, plan, metas, cur.floats, cur.ints)
-        cur.add(entry)
+    def _follow(self, entry: Entry) -> Entry:
+        """``entry``, made to follow the current one, in the tree."""
+        self.cur.add(entry)
         self.entries += 1
         return entry
 
@@ -529,7 +519,7 @@ class Trace:
         """Add an operation that never followed the current entry before."""
         cur = self.cur
         metas = plan.infer(args, kwargs)
-        entry = Entry(cur, key, plan, metas, len(self.floats), len(self.ints))
+        entry = Operation(cur, key, plan, metas, len(self.floats), len(self.ints))
         entry.line = source_location.recording_line()
         cur.add(entry)
         self.entries += 1

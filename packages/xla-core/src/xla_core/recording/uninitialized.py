@@ -51,9 +51,9 @@ class _Uninitialized:
         return kind, (self.requires_grad,)
 
     def _like(self: Any, requires_grad: bool) -> Any:
-        made: Any = torch.empty(0, dtype=self.data.dtype, device=self.data.device)
-        made.__class__ = type(self)
-        return made.requires_grad_(requires_grad)
+        copied: Any = torch.empty(0, dtype=self.data.dtype, device=self.data.device)
+        copied.__class__ = type(self)
+        return copied.requires_grad_(requires_grad)
 
 
 class UninitializedXLAParameter(  # type: ignore[misc]

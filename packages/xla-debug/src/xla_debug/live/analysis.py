@@ -14,7 +14,7 @@ from typing import Any, Final
 from xla_core.contract import events
 from xla_core.extension_api import programs, runtime
 from xla_core.extension_api.source_location import Frame
-from xla_core.extension_api.steps import wanted
+from xla_core.extension_api.steps import inputs_of, wanted
 from xla_core.support import caches, counters
 from xla_debug import recompile, settings
 from xla_debug.stacks import stack_frames, sync_causes
@@ -111,7 +111,7 @@ def on_missing(event: events.ProgramMissing) -> None:
     if settings.level() < 1 or event.trace.one_by_one or not _heard():
         return
     last = entries[-1]
-    inputs = sum(e.plan is None for e in entries) + bool(last.floats) + bool(last.ints)
+    inputs = len(inputs_of(entries)) + bool(last.floats) + bool(last.ints)
     lines = _graph_lines("Compilation Cause", event.trace, event.digest, inputs, len(event.outputs))
     write(lines, COMPILATION)
 
@@ -162,7 +162,7 @@ def on_refused(event: events.ExecutionRefused) -> None:
     entries, outputs = trace.cur.path(), tuple(wanted(trace)[2])
     text = graphs.graph_as_text(entries, outputs, lines=False)
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-    inputs = sum(e.plan is None for e in entries)
+    inputs = len(inputs_of(entries))
     write(_graph_lines("Execution Cause", trace, digest, inputs, len(outputs)), UNEXPECTED)
 
 

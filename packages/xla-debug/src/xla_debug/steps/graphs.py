@@ -19,7 +19,9 @@ from xla_core.extension_api.programs import shape_text as layout_text
 from xla_core.extension_api.source_location import Where
 from xla_core.extension_api.steps import (
     Entry,
+    Input,
     Lift,
+    Operation,
     Ref,
     TensorMeta,
     Trace,
@@ -101,7 +103,7 @@ class _Graph:
         for entry in needed_entries(entries, outputs):
             read.update(ref.vid for ref in entry.references())
         for entry in entries:
-            if entry.first in wanted and (entry.plan is not None or entry.first in read):
+            if entry.first in wanted and (isinstance(entry, Operation) or entry.first in read):
                 self._add(entry)
         for position, vid in enumerate(outputs):
             self.nodes[int(self.names[vid].partition(".")[0][1:])].roots.append(position)
@@ -109,9 +111,8 @@ class _Graph:
     def _add(self, entry: Entry) -> None:
         operands: list[str] = []
         attributes: list[str] = []
-        if entry.plan is None:
-            name = "xla::device_data"
-        else:
+        name = "xla::device_data"
+        if isinstance(entry, Operation):
             name = str(schema_of(entry.plan.overload).name)
             schema = schema_of(entry.plan.overload).arguments
             names = [a.name for a in schema]
@@ -378,4 +379,4 @@ def _pending_text(tensor: XLATensor, device: str) -> str:
         return "None"
     with pending.graph_of([tensor]) as (_, entries, (vid,)):
         maker = next(e for e in reversed(entries) if e.first <= vid < e.end)
-        return node_text(maker) + (f", device={device}" if maker.plan is None else "")
+        return node_text(maker) + (f", device={device}" if isinstance(maker, Input) else "")

@@ -17,7 +17,7 @@ import torch
 
 from xla_core.contract.hookspecs import OperatorRegistry
 from xla_core.extension_api import shardings
-from xla_core.extension_api.steps import Entry
+from xla_core.extension_api.steps import Entry, Operation
 from xla_spmd.lowering import dynamo
 from xla_spmd.sharding.hlo_sharding import parse
 
@@ -133,7 +133,9 @@ def _dynamo(value: Any, *description: Any) -> Any:
 
 def annotated(entry: Entry) -> str | None:
     """The HLO sharding that an operation annotates its operand with, or None if it is another one."""
-    overload = entry.plan.overload if entry.plan is not None else None
+    if not isinstance(entry, Operation):
+        return None
+    overload = entry.plan.overload
     if overload is ANNOTATE:
         return str(entry.args[1])
     if overload is dynamo.MARK:

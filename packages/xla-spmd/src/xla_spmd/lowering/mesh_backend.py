@@ -21,7 +21,7 @@ from xla_core.extension_api.backends import (
     hold,
     make_room,
 )
-from xla_core.extension_api.steps import Entry, TensorMeta
+from xla_core.extension_api.steps import Entry, TensorMeta, inputs_of, operations_of
 from xla_core.extension_api.tensors import numpy_dtype
 from xla_spmd.lowering import gradient_sharding
 from xla_spmd.lowering.annotation_ops import TO_SHARD, TO_WHOLE, annotating
@@ -194,7 +194,7 @@ class MeshBackend(DeviceBackend):
             wanted = annotation.text if annotation is not None else None
             if type(buffer) is HostValue:
                 buffer = self._replace(trace, slot, self.place(buffer, wanted))
-                storage.annotation = annotation
+                storage.annotate(annotation)
             placement = placement_of(buffer)
             if placement.devices != devices:
                 buffer = self._replace(trace, slot, self._from_one_device(buffer, wanted))
@@ -227,7 +227,7 @@ class MeshBackend(DeviceBackend):
         if type(buffer) is HostValue:
             buffer = self.place(buffer, wanted)
             storage.relocate(buffer)
-            storage.annotation = annotation
+            storage.annotate(annotation)
         elif self.client.placement_of(buffer).devices != self.devices:
             buffer = self._from_one_device(buffer, wanted)
             storage.relocate(buffer)
@@ -273,7 +273,7 @@ class MeshBackend(DeviceBackend):
         assert isinstance(layouts, tuple)
         numbers = bool(entries[-1].floats) + bool(entries[-1].ints)
         inputs = [text or REPLICATED.text for text in layouts] + [REPLICATED.text] * numbers
-        vids = [entry.first for entry in entries if entry.plan is None]
+        vids = [entry.first for entry in inputs_of(entries)]
         known = dict(zip(vids, inputs, strict=False))
         fixed = {outputs[target]: inputs[source] for source, target in aliases}
         fixed |= gradient_sharding.shardings(trace)
@@ -332,4 +332,4 @@ def _annotations(
 
 def _has_manual(entries: Sequence[Entry]) -> bool:
     manual = (TO_SHARD, TO_WHOLE)
-    return any(e.plan is not None and e.plan.overload in manual for e in entries)
+    return any(operation.plan.overload in manual for operation in operations_of(entries))

@@ -60,7 +60,7 @@ def assembled(
     spec = ArraySpec(whole, array.dtype, annotation.text)
     buffer = backend.client.assemble(parts, spec, Placement(backend.devices, annotation.text))
     made = trace.from_buffer(buffer, tensor_meta(whole, first.dtype))
-    storage_of(made).annotation = annotation
+    storage_of(made).annotate(annotation)
     return made
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from xla_core.extension_api import runtime
-from xla_core.extension_api.steps import graph_of, needed_entries
+from xla_core.extension_api.steps import graph_of, needed_entries, operations_of
 from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_spmd.lowering.annotation_ops import TO_SHARD
 from xla_spmd.lowering.manual_collectives import all_reduce as _xla_spmd_all_reduce
@@ -177,14 +177,14 @@ def _mark_manual_sharding(tensor: torch.Tensor, sharding: Sharding) -> None:
 
 def _is_of_parts(tensor: XLATensor) -> bool:
     with graph_of([tensor]) as (_, entries, outputs):
-        needed = needed_entries(entries, outputs)
-        return any(e.plan is not None and e.plan.overload is TO_SHARD for e in needed)
+        needed = operations_of(needed_entries(entries, outputs))
+        return any(operation.plan.overload is TO_SHARD for operation in needed)
 
 
 def _set_manual(tensor: XLATensor) -> None:
     count = len(runtime.client().devices())
     mesh = Mesh(list(range(count)), (count,))
-    storage_of(tensor).annotation = Annotation(MANUAL, MANUAL.text, mesh, (None,) * tensor.dim())
+    storage_of(tensor).annotate(Annotation(MANUAL, MANUAL.text, mesh, (None,) * tensor.dim()))
 
 
 def _spmd_full_to_shard_shape(tensor: torch.Tensor) -> torch.Tensor:
@@ -221,7 +221,7 @@ def _spmd_shard_to_full_shape(
         raise RuntimeError(text)
     whole = to_whole(plain, sharding.text, shape)
     assert isinstance(whole, XLATensor)
-    storage_of(whole).annotation = annotation
+    storage_of(whole).annotate(annotation)
     return whole
 
 

@@ -86,7 +86,7 @@ def _from_minibatch(
     array_spec = ArraySpec(shape, array.dtype, text)
     buffer = backend.client.assemble(parts, array_spec, Placement(backend.devices, text))
     made = trace.from_buffer(buffer, tensor_meta(shape, t.dtype))
-    storage_of(made).annotation = Annotation(sharding, text, spec.mesh, spec.partition_spec)
+    storage_of(made).annotate(Annotation(sharding, text, spec.mesh, spec.partition_spec))
     return made
 
 

@@ -148,5 +148,5 @@ def over_parts(
 
 
 def _manual(part: XLATensor, mesh: Mesh) -> XLAShardedTensor:
-    storage_of(part).annotation = Annotation(MANUAL, MANUAL.text, mesh, (None,) * part.dim())
+    storage_of(part).annotate(Annotation(MANUAL, MANUAL.text, mesh, (None,) * part.dim()))
     return wrap_as_sharded_tensor(part, mesh, (None,) * part.dim())

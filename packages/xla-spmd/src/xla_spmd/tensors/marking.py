@@ -120,7 +120,7 @@ def lay(tensor: XLATensor, annotation: Annotation | None) -> None:
         else:
             storage.relocate(mesh_backend(trace).laid(storage.buffer, text))
         if view_of(tensor) is None:
-            storage.annotation = annotation
+            storage.annotate(annotation)
 
 
 def _lay_pending(tensor: XLATensor, sharding: Sharding) -> None:

@@ -32,7 +32,7 @@ class _Relaid(torch.autograd.Function):
         cast = tensor if dtypes.forward is None else tensor.to(dtypes.forward)
         made: XLATensor = handler_of(ANNOTATE)((cast, target.sharding.text), None)
         # as after mark_sharding: what is written to it later lies so, too
-        storage_of(made).annotation = target
+        storage_of(made).annotate(target)
         return made
 
     @staticmethod
