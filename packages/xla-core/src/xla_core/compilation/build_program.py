@@ -236,7 +236,11 @@ def _sizes(entries: Sequence[Entry], outputs: Sequence[int]) -> dict[int, int]:
 def key_text(
     entries: Sequence[Entry], outputs: Sequence[int], aliases: Sequence[tuple[int, int]]
 ) -> bytes:
-    """The step in full, as text that is the same in every process: what the cache key is made of."""
+    """The step in full, as text that is the same in every process: what the cache key is made of.
+
+    ``entries`` are all of its inputs and operations, ``outputs`` the numbers of the wanted values, ``aliases``
+    pairs of the slot of an input and the position of the output that takes over its memory.
+    """
     lines = list(map(_line, entries))
     lines.append(f"outputs {list(outputs)} aliases {list(aliases)}")
     return "\n".join(lines).encode()

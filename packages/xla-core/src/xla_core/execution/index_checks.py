@@ -55,7 +55,10 @@ pending: weakref.WeakKeyDictionary[Trace, list[tuple[Range, Any]]] = weakref.Wea
 
 
 def add(trace: Trace, wanted: Range, extremes: Any) -> None:
-    """Look at ``extremes``, a tensor of two numbers, when the step has run."""
+    """Look at ``extremes``, the smallest and the largest index in a tensor, when the step of ``trace`` has run.
+
+    ``wanted`` is the range that both must be in.
+    """
     with trace.lock:
         pending.setdefault(trace, []).append((wanted, extremes))
 

@@ -167,7 +167,8 @@ def program_key(
 ) -> ProgramIdentity:
     """What tells the programs of one step apart: results, donations, settings, layouts.
 
-    ``pairs`` are all donations, ``taken`` those of them that the user asked for.
+    ``outputs`` are the wanted values of the step that ``trace`` has recorded. ``pairs`` are all donations (the
+    slot of an input, the number of a wanted value), ``taken`` those of them that the user asked for.
     """
     results = StepResults(outputs, pairs, taken)
     return in_memory(trace, results, trace.backend.input_layouts(trace))
@@ -247,10 +248,11 @@ def launch(
     work: Iterable[Any],
     wait: bool = False,
 ) -> None:
-    """Enqueue one run of a program, and count it; with ``wait`` it has ended when this returns.
+    """Enqueue one run of a program on ``arguments``, and count it; with ``wait`` it has ended when this returns.
 
     The list ``results`` gets its results, and then ``work`` is done, which gives them to their
-    tensors: no exception comes between, since what was donated exists in ``results`` only.
+    tensors: no exception comes between, since what was donated exists in ``results`` only. Raises what the
+    launch raises, torch.OutOfMemoryError for want of memory.
     """
     recorded = copy.copy(trace) if events.listening() else trace
     started = time.perf_counter_ns()

@@ -98,7 +98,8 @@ class Emitter:
     ) -> list[Any]:
         """Call a function of the program that is kept as one: ``body`` under its name.
 
-        See ``_run``; operands and results are as they are.
+        ``vectors`` and ``indices`` are as there. ``operands`` and results are in no form of their own. See
+        ``_run`` for how often it is traced.
         """
         given = [(operand, AS_IT_IS) for operand in operands]
         return [array for array, _ in self._run(function, vectors, indices, given)]

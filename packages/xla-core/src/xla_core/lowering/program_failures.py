@@ -77,7 +77,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def explained(error: Exception, name: str, values: Sequence[Value]) -> Exception:
-    """``error``, or for want of memory torch.OutOfMemoryError that says what takes it."""
+    """``error`` of the program ``name``, or for want of memory torch.OutOfMemoryError that says what takes it.
+
+    ``values`` are the program's largest, see ``largest_values``.
+    """
     if not is_out_of_memory(error):
         return error
     counts: dict[Value, int] = {}

@@ -69,7 +69,12 @@ def lower(
     layout: Layout,
     name: str,
 ) -> Program:
-    """One program that computes ``outputs`` of a step, also where it would run in stages."""
+    """One program that computes ``outputs`` of a step, also where it would run in stages.
+
+    ``entries`` are the step, in full: its inputs are the program's arguments. ``trace`` tells the device,
+    ``layout`` how the program lies over devices, ``name`` what it is called. Raises LoweringError where a
+    rule fails.
+    """
     return StepLowering(trace, entries, outputs, layout, name).whole()
 
 

@@ -319,7 +319,11 @@ class Backend(Protocol):
         outputs: Sequence[int],
         aliases: tuple[tuple[int, int], ...],
     ) -> Layout:
-        """The layout of a program that is about to be made of ``entries``."""
+        """The layout of a program that is about to be made of ``entries``, the step of ``trace``.
+
+        ``outputs`` are the numbers of the values that it computes, ``aliases`` pairs of the slot of an input
+        and the position of the output that may take over its memory.
+        """
         ...
 
     def allocate(self, meta: TensorMeta) -> Any:

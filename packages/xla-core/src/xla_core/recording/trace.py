@@ -330,7 +330,11 @@ class Trace(StepState):
                 self.turns.run(s.epoch, reading)
 
     def value_of(self, tensor: XLATensor, plan: Plan | None = None) -> int:
-        """The number of ``tensor``'s current value in this trace."""
+        """The number of ``tensor``'s current value in this step, of which it becomes an input if need be.
+
+        ``plan`` is that of the operator that reads it, for the error (default: a read). Raises RuntimeError
+        for a tensor of another device, and where the value is lost.
+        """
         s = tensor._s
         if s.trace is not self:
             raise error_messages.other_device(
