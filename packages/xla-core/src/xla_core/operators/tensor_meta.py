@@ -43,7 +43,9 @@ class TensorMeta:
 # numpy's limit, through which values reach the runtime
 _MOST_DIMENSIONS: Final = 64
 
-MSG_DIMENSIONS: Final = "only tensors with up to {most} dims are supported on the xla device, got {dimensions}: flatten some"
+MSG_DIMENSIONS: Final = (
+    "only tensors with up to {most} dims are supported on xla devices, got {dimensions}"
+)
 
 _interned: dict[tuple[tuple[int, ...], torch.dtype], TensorMeta] = {}
 _lock = threading.Lock()
