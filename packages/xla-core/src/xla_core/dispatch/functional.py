@@ -1,4 +1,4 @@
-"""Handlers of operators that return new tensors."""
+"""Handlers of operators that return new tensors: by a rule, or by PyTorch's definition from other operators."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from xla_core.dispatch import random_numbers
+from xla_core.dispatch.meta_inference import OperatorPlan
 from xla_core.execution import generator
 from xla_core.execution.runtime import trace_of
+from xla_core.operators.decompositions import DecomposedRule
 from xla_core.operators.plan import SEED, Plan
 from xla_core.recording import random_state
 from xla_core.recording.storage import Storage
@@ -153,3 +155,22 @@ def composite_handler(overload: Any) -> Callable[..., Any]:
         return overload.decompose(*args, **(kwargs or {}))
 
     return composite
+
+
+def decomposed_handler(overload: Any, returns: str, on_cpu: Handler) -> Handler:
+    """A handler of an operator that PyTorch's decomposition defines by others which have rules.
+
+    It is recorded as one entry; the decomposition is traced once per operand shapes, and followed when the
+    step is lowered. Where it needs the CPU, ``on_cpu`` takes the call.
+    """
+    rule = DecomposedRule(overload)
+    plan = OperatorPlan(overload, rule)
+
+    def decomposed(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        trace = find_trace(args, kwargs)
+        with trace.lock:
+            if rule.lowerable(args, kwargs or {}):
+                return wrap_results(trace, trace.record(plan, args, kwargs), returns)
+        return on_cpu(args, kwargs)
+
+    return decomposed
