@@ -59,6 +59,8 @@ _OWN: dict[OpOverload, Handler] = {
     aten._copy_from.default: transfers.copy_from,
     aten._local_scalar_dense.default: transfers.local_scalar,
     aten.equal.default: transfers.equal,
+    aten._sparse_addmm.default: layouts.sparse_addmm,
+    aten.sspaddmm.default: layouts.refusing_handler(aten.sspaddmm.default),
     aten._ctc_loss.default: host_length_operands.ctc_loss,
     aten._ctc_loss_backward.default: host_length_operands.ctc_loss_backward,
     aten.allclose.default: transfers.allclose,
