@@ -17,6 +17,7 @@ from xla_core.recording import random_state
 from xla_core.recording.storage import Storage
 from xla_core.recording.trace import Entry, Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor
+from xla_core.torch_bridge import reference_kernels
 from xla_core.torch_bridge.torch_private import make_wrapper
 
 
@@ -155,6 +156,11 @@ def composite_handler(overload: Any) -> Callable[..., Any]:
         return overload.decompose(*args, **(kwargs or {}))
 
     return composite
+
+
+def one_hot(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """``one_hot``, as C++ defines it; PyTorch's Python also asserts what the CPU would check."""
+    return reference_kernels.in_cpp(torch.ops.aten.one_hot.default)(*args, **(kwargs or {}))
 
 
 def decomposed_handler(overload: Any, returns: str, on_cpu: Handler) -> Handler:

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 
 from xla_core.dispatch import (
     batch_norm,
+    functional,
     host_length_operands,
     index_ranges,
     indexing,
@@ -60,6 +61,7 @@ _OWN: dict[OpOverload, Handler] = {
     aten._local_scalar_dense.default: transfers.local_scalar,
     aten.equal.default: transfers.equal,
     aten._sparse_addmm.default: layouts.sparse_addmm,
+    aten.one_hot.default: functional.one_hot,
     aten.sspaddmm.default: layouts.refusing_handler(aten.sspaddmm.default),
     aten._ctc_loss.default: host_length_operands.ctc_loss,
     aten._ctc_loss_backward.default: host_length_operands.ctc_loss_backward,
@@ -226,5 +228,7 @@ def install() -> None:
     strided = OperatorPlan(aten.as_strided.default, find_view(aten.as_strided.default))
     builtin_plans.set_plan(builtin_plans.AS_STRIDED, strided)
     windows.install()
+    if flags.CHECK_INDICES.get():
+        index_ranges.install()
     allow_list_kernels(XLATensor)
     let_make_fx_take(XLATensor)
