@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import pytest
 import torch
+from jax.extend.core import Primitive
 
 import torch_xla
 from xla_core.execution import run_step, runtime
@@ -125,19 +126,20 @@ def test_a_failed_lowering_names_the_line_and_spares_the_operator_elsewhere(weig
     usable(weight, [1, 1, 1])
 
 
-@pytest.fixture
-def unheard_of_digamma(monkeypatch):
-    """An operator whose lowering of two elements is well-formed, and refused by XLA without its name."""
+def _refused_by_xla(x):
+    return jax.ffi.ffi_call("nobody_knows_this", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+_UNHEARD_OF = Primitive("nobody_knows_this")
+_UNHEARD_OF.def_abstract_eval(lambda x: x)
+
+
+@pytest.fixture(params=[_refused_by_xla, _UNHEARD_OF.bind], ids=["compiling", "lowering"])
+def unheard_of_digamma(monkeypatch, request):
+    """An operator whose rule gives for two elements what XLA, or jax before it, refuses without its name."""
 
     def change(function):
-        def rule(x):
-            if x.shape == (2,):
-                return jax.ffi.ffi_call(
-                    "nobody_knows_this", jax.ShapeDtypeStruct(x.shape, x.dtype)
-                )(x)
-            return function(x)
-
-        return rule
+        return lambda x: request.param(x) if x.shape == (2,) else function(x)
 
     _replace_rule(monkeypatch, torch.ops.aten.digamma.default, change)
 
