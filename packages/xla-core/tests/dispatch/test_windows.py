@@ -284,3 +284,14 @@ def test_transforms():
             x.to(device)
         )
     )
+
+
+@pytest.mark.parametrize("view", ["whole", "rows", "transposed"])
+def test_under_torch_compile(view):
+    def call(x):
+        return VIEWS[view](x).as_strided((2, 2), (1, 3), 1) * 2
+
+    part = torch.arange(24.0)
+    compiled = torch.compile(call, backend="openxla")
+    for piece in (lambda x: x.view(6, 4)[:3], lambda x: x[12:].view(3, 4)):
+        assert_same(compiled(piece(part.to("xla"))), call(piece(part)))

@@ -20,6 +20,7 @@ aten = torch.ops.aten
 _OURS = torch._C.DispatchKey.AutogradXLA  # torch 2.13
 # Another key for which PyTorch has the same kernel: redispatching there calls it, and not ours again.
 _PYTORCHS = torch._C.DispatchKey.AutogradOther  # torch 2.13
+_PYTHON_DISPATCHER = torch._C.DispatchKey.PythonDispatcher  # torch 2.13
 
 _wrapping = torch._C._functorch  # torch 2.13
 
@@ -62,6 +63,14 @@ def _check_transforms(tensor: torch.Tensor, overload: Any, place_of: Callable[..
         raise RuntimeError(MSG_TRANSFORMED.format(operator=overload._schema.name))
 
 
+def _past_ours(keys: Any) -> Any:
+    """The keys with which redispatching calls PyTorch's kernel for autograd.
+
+    While Dynamo traces, another key would look the kernel up anew by the tensor's keys, and find ours.
+    """
+    return keys.remove(_PYTHON_DISPATCHER).remove(_OURS).add(_PYTORCHS)
+
+
 def _of_alias(overload: Any, place_of: Callable[..., Place | None]) -> Any:
     def as_strided(
         keys: Any, tensor: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None
@@ -74,7 +83,7 @@ def _of_alias(overload: Any, place_of: Callable[..., Place | None]) -> Any:
             set_data(tensor, true)
             setattr(tensor, SHIFT, shift)
             storage_offset = _shifted(storage_offset, true, shift)
-        keys = keys.remove(_OURS).add(_PYTORCHS)
+        keys = _past_ours(keys)
         return overload.redispatch(keys, tensor, size, stride, storage_offset)
 
     return as_strided
@@ -86,7 +95,7 @@ def _in_place(overload: Any, place_of: Callable[..., Place | None]) -> Any:
     ) -> torch.Tensor:
         _check_transforms(tensor, overload, place_of)
         place = place_of(tensor)
-        keys = keys.remove(_OURS).add(_PYTORCHS)
+        keys = _past_ours(keys)
         if place is None:
             return overload.redispatch(keys, tensor, size, stride, storage_offset)
         true, shift = place
