@@ -23,7 +23,7 @@ from xla_core.support import counters
 _programs = Table()
 
 
-class _Single:
+class Single:
     """One operation as a step of its own: what it reads becomes inputs, numbered from 0."""
 
     def __init__(self, entry: Entry) -> None:
@@ -67,7 +67,7 @@ def run(trace: Trace, outputs: tuple[int, ...]) -> dict[int, Any]:
     """The buffers of the values ``outputs`` of the step that ends at the trace's current entry."""
     needed = needed_entries(trace.cur.path(), outputs)
     values = {vid: trace.inputs[slot] for vid, slot in trace.input_vids.items()}
-    singles = [_Single(entry) for entry in needed if entry.plan is not None]
+    singles = [Single(entry) for entry in needed if entry.plan is not None]
     last_use = {vid: i for i, single in enumerate(singles) for vid in single.vids}
     wanted = set(outputs)
     for position, single in enumerate(singles):
@@ -78,7 +78,7 @@ def run(trace: Trace, outputs: tuple[int, ...]) -> dict[int, Any]:
     return {vid: values[vid] for vid in outputs}
 
 
-def _run_single(trace: Trace, single: _Single, values: dict[int, Any]) -> dict[int, Any]:
+def _run_single(trace: Trace, single: Single, values: dict[int, Any]) -> dict[int, Any]:
     entry = single.entry
     key = (trace.device, single.key, compile_settings.token())
     program = _programs.get(key)
