@@ -139,9 +139,10 @@ class _Geometry:
     def by_weight(self, x: Array, w: Array, grad: Array) -> Array:
         """The transpose in the weight."""
         here = target.current()
-        if here is not None and here.partitions > 1 and math.prod(w.shape[2:]) <= _MAX_TAPS:
-            if self.groups > 1 and _form(w, self.groups, _MAX_TAPS_WEIGHT) is _direct:
-                return self._by_weight_in_groups(x, w, grad)
+        split = here is not None and here.partitions > 1
+        direct = self.groups > 1 and _form(w, self.groups, _MAX_TAPS_WEIGHT) is _direct
+        if split and direct and math.prod(w.shape[2:]) <= _MAX_TAPS:
+            return self._by_weight_in_groups(x, w, grad)
         function = lambda weight: self.apply(x, weight, _MAX_TAPS_WEIGHT)  # noqa: E731
         return jax.linear_transpose(function, jax.ShapeDtypeStruct(w.shape, w.dtype))(grad)[0]
 
