@@ -21,7 +21,7 @@ grouped kernel) is computed whole by every device: it comes out wrong whatever i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 # jaxlib 0.10.2: MLIR bindings; ``ir`` edits modules.
@@ -31,6 +31,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
 from xla_core.jax_bridge import manual_constants_pass
+from xla_core.jax_bridge.module_attributes import all_operations
 
 _ZEROS: Final = "zeros"
 
@@ -38,21 +39,13 @@ _ZEROS: Final = "zeros"
 def correct(module: ir.Module, num_partitions: int) -> None:
     """Rewrite what the partitioner would get wrong; other programs stay as they are."""
     with module.context, ir.Location.unknown():
-        for operation in list(_all_operations(module.body)):
+        for operation in list(all_operations(module.body)):
             if operation.name == "stablehlo.scatter":
                 _fill_scatter(operation, num_partitions)
             elif operation.name == "stablehlo.pad":
                 _simplify_pad(operation)
         _unsplit_convolutions(module)
-        _separate_windows(list(_all_operations(module.body)))
-
-
-def _all_operations(block: Any) -> Iterator[Any]:
-    for operation in block.operations:
-        yield operation.operation
-        for region in operation.operation.regions:
-            for inner in region.blocks:
-                yield from _all_operations(inner)
+        _separate_windows(list(all_operations(module.body)))
 
 
 # --- windows ------------------------------------------------------------------------------------
@@ -241,7 +234,7 @@ def _constant(scalar: Any, nowhere: bool) -> Any:
 
 def _unsplit_convolutions(module: ir.Module) -> None:
     """Let every dimension that a convolution's window moves along be whole on each device."""
-    found = [o for o in _all_operations(module.body) if o.name == "stablehlo.convolution"]
+    found = [o for o in all_operations(module.body) if o.name == "stablehlo.convolution"]
     if not found:
         return
     mesh = _shardy_mesh(module)
@@ -291,7 +284,7 @@ def _with_whole(value: Any, whole: Sequence[int], mesh: Any) -> Any:
 
 def _shardy_mesh(module: ir.Module) -> Any:
     """The mesh that the module's shardings name, None if none is written for Shardy."""
-    for operation in _all_operations(module.body):
+    for operation in all_operations(module.body):
         if operation.name == "sdy.sharding_constraint":
             return sdy.TensorShardingAttr(operation.attributes["sharding"]).mesh_or_ref
         for name in ("arg_attrs", "res_attrs"):
