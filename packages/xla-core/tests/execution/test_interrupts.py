@@ -230,6 +230,23 @@ def test_a_compiled_graph_interrupted_at_any_line():
         assert check_everywhere(run, lines=True) > 100
 
 
+def test_a_function_of_torch_compile_interrupted_at_any_line():
+    def model(w, x, b):
+        w.mul_(0.5)
+        b.copy_(w + x)
+
+    def compiled_statements(t, _host):
+        model(t["w"], t["x"], t["b"]) if t["w"].device.type == "cpu" else compiled(
+            t["w"], t["x"], t["b"]
+        )
+        yield
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "statements", compiled_statements)
+        compiled = torch.compile(model, backend="openxla", fullgraph=True)
+        assert check_everywhere(run, lines=True, times=("first",)) > 50
+
+
 def test_the_recording_of_a_loop_interrupted_at_any_line():
     """A body is recorded aside from the step, which goes on afterwards."""
 
