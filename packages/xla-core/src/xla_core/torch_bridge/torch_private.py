@@ -332,7 +332,7 @@ def asked_by_fake_tensors() -> bool:
 # -- torch.compile ----------------------------------------------------------------------------------
 
 
-_waiting_for_dynamo: list[bool] = []
+_waiting_for_dynamo: list[Callable[[], None]] = []
 
 
 def when_dynamo_is_used(prepare: Callable[[], None]) -> None:
@@ -343,15 +343,18 @@ def when_dynamo_is_used(prepare: Callable[[], None]) -> None:
     if "torch._dynamo" in sys.modules:
         prepare()
         return
-    if _waiting_for_dynamo:
+    if prepare in _waiting_for_dynamo:
         return
-    _waiting_for_dynamo.append(True)
+    _waiting_for_dynamo.append(prepare)
+    if len(_waiting_for_dynamo) > 1:
+        return
     original = torch.compile
 
     @functools.wraps(original)
     def compile(*args: Any, **kwargs: Any) -> Any:
         torch.compile = original
-        prepare()
+        for one in _waiting_for_dynamo:
+            one()
         return original(*args, **kwargs)
 
     torch.compile = compile
