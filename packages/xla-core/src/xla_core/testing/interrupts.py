@@ -16,15 +16,12 @@ from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import Any, Final
 
-import xla_core
-from xla_core import testing
-
 Place = tuple[CodeType, int, int]
 """A function's code, the offset of a bytecode, and the number of the time that it is passed."""
 
 # By folder: the core, and packages that a test names.
-SOURCES: Final = (str(pathlib.Path(xla_core.__file__).parent),)
-_OWN: Final = str(pathlib.Path(testing.__file__).parent)
+SOURCES: Final = (str(pathlib.Path(__file__).parents[1]),)
+_OWN: Final = str(pathlib.Path(__file__).parent)
 
 
 def _is_watched(code: CodeType, sources: tuple[str, ...]) -> bool:
