@@ -27,6 +27,7 @@ MSG_VALUE: Final = "  {size} {meta}  {operator}{count}{place}"
 MOST_VALUES: Final = 6
 _KEPT: Final = 64
 _MARK: Final = "xla_costs_step"
+_REFUSED: Final = "xla_refused_program"
 
 
 class Value(NamedTuple):
@@ -107,13 +108,23 @@ def costing_step(error: Exception) -> Exception:
 
 
 @contextlib.contextmanager
-def costing() -> Iterator[None]:
-    """Inside, every exception but Ctrl-C and its like is one that ``costing_step`` marks."""
+def costing(refused: bool = False) -> Iterator[None]:
+    """Inside, every exception but Ctrl-C and its like is one that ``costing_step`` marks.
+
+    With ``refused`` it says that there is no such program, see ``was_refused``.
+    """
     try:
         yield
     except Exception as error:
         costing_step(error)
+        if refused:
+            setattr(error, _REFUSED, True)
         raise
+
+
+def was_refused(error: Exception) -> bool:
+    """Whether lowering or compiling a program failed, for another reason than want of memory."""
+    return getattr(error, _REFUSED, False) and not isinstance(error, torch.OutOfMemoryError)
 
 
 def costs_step(error: Exception) -> bool:

@@ -193,10 +193,11 @@ class StepLowering:
     ) -> Program:
         layout, backend = self.layout, self.backend
         edged, arguments = layout.edges(function, inputs)
+        target = dataclasses.replace(backend.target, partitions=layout.num_partitions)
         with (
             kept_as(backend.numpy_dtype),
             compile_settings.matmul_precision(),
-            lowering_for(backend.target),
+            lowering_for(target),
             layout.lowering(),
         ):
             stablehlo = jax_private.lower(

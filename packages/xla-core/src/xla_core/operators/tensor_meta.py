@@ -40,6 +40,13 @@ class TensorMeta:
         return self._text
 
 
+# numpy's limit, through which values reach the runtime
+_MOST_DIMENSIONS: Final = 64
+
+MSG_DIMENSIONS: Final = (
+    "only tensors with up to {most} dims are supported on xla devices, got {dimensions}"
+)
+
 _interned: dict[tuple[tuple[int, ...], torch.dtype], TensorMeta] = {}
 _lock = threading.Lock()
 
@@ -47,11 +54,15 @@ _lock = threading.Lock()
 def tensor_meta(shape: tuple[int, ...], dtype: torch.dtype) -> TensorMeta:
     """Return the one ``TensorMeta`` for ``shape`` and ``dtype``.
 
-    Raises UnsupportedDtypeError for a dtype that XLA tensors cannot have.
+    Raises UnsupportedDtypeError for a dtype that XLA tensors cannot have, RuntimeError for too many
+    dimensions.
     """
     found = _interned.get((shape, dtype))
     if found is None:
         numpy_dtype(dtype)
+        if len(shape) > _MOST_DIMENSIONS:
+            text = MSG_DIMENSIONS.format(most=_MOST_DIMENSIONS, dimensions=len(shape))
+            raise RuntimeError(text)
         with _lock:
             found = _interned.get((shape, dtype))
             if found is None:

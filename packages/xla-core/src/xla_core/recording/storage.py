@@ -203,17 +203,6 @@ def chain(view: View | None) -> list[View]:
     return views
 
 
-def strides(whole: TensorMeta, view: View) -> tuple[tuple[int, ...], int]:
-    """Strides and offset that ``view`` would have on a contiguous storage of ``whole``'s shape.
-
-    Raises RuntimeError, PyTorch's own, where no strides describe it (a reshaped transpose).
-    """
-    seen = torch.empty(whole.shape, dtype=whole.dtype, device="meta")
-    for one in chain(view):
-        seen = one.plan.overload(seen, *one.args)
-    return seen.stride(), seen.storage_offset()
-
-
 class Recorder(Protocol):
     """What a storage and a backend need of the trace that records on a device.
 

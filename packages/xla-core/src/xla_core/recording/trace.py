@@ -26,10 +26,11 @@ from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording import source_location, step_key
 from xla_core.recording.builtin_plans import AS_STRIDED, ZEROS, known_plan
 from xla_core.recording.entry import Entry, Input, Operation, Root
+from xla_core.recording.geometry import geometry
 from xla_core.recording.step_key import HOST_FLOAT, HOST_INT, LIFT_FLOAT, LIFT_INT, LIST, SAME
 from xla_core.recording.step_record import STEP, StepState, beginning
 from xla_core.recording.step_turns import Step, Turns, turn_lock
-from xla_core.recording.storage import Backend, Storage, View, check_lost, strides
+from xla_core.recording.storage import Backend, Storage, View, chain, check_lost
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import indivisible
 from xla_core.torch_bridge import dtypes
@@ -93,13 +94,17 @@ class Trace(StepState):
             return indivisible.storing(self, names, (*beginning(root), root, 0))
         return indivisible.storing(self, STEP, beginning(self.root))
 
-    def standing_at(self, last: Entry) -> Trace:
-        """A copy that has come to ``last``, the end of a step that nobody recorded: to make its program.
+    def standing_at(self, last: Entry, *, inputs: int | None = None, single: bool = False) -> Trace:
+        """A copy that has come to ``last``, the end of another step: to make that one's program.
 
-        The step is one operator that is run by itself (``one_by_one``).
+        It has the first ``inputs`` of this step's inputs (default: all). ``single`` says that the step is one
+        operator, which is run by itself (default: as this one's are).
         """
         copied = copy.copy(self)
-        copied.cur, copied.one_by_one = last, True
+        copied.cur = last
+        copied.inputs = self.inputs[:inputs]
+        copied.input_storages = self.input_storages[:inputs]
+        copied.one_by_one = single or self.one_by_one
         return copied
 
     @contextlib.contextmanager
@@ -494,20 +499,27 @@ class Trace(StepState):
         One element of each may be left (``x.expand(3, 4)[0]``), which only the strides tell.
         Raises RuntimeError where PyTorch does: a stride of 0 is left.
         """
-        s = tensor._s
-        assert tensor._v is not None
-        meta = tensor._v.meta
+        s, v = tensor._s, tensor._v
+        assert v is not None
+        meta = v.meta
         if not meta.numel:
             return  # nothing is written, so nothing twice
-        stride, offset = strides(s.meta, tensor._v)
-        if any(size > 1 and step == 0 for size, step in zip(meta.shape, stride, strict=True)):
+        place = geometry(s, v, same_values=True)
+        if any(size > 1 and step == 0 for size, step in zip(meta.shape, place.stride, strict=True)):
             raise RuntimeError(error_messages.MSG_OVERLAP)
-        base = self._storage_value(s)
-        put = known_plan(AS_STRIDED).put_plan(meta, s.meta)
-        assert put is not None
-        key = (put.number, base, vid, meta.shape, stride, int, offset)
-        entry = self._known(key) or self._grow(key, put, s.meta.alone)
-        self.assign(s, entry.first)
+        views = chain(v)
+        # the last view shows other values than lie there: what is written is turned into those first
+        turned = place.skipped == len(views)
+        under = self.whole(s)
+        under._v = v.parent if turned else views[place.skipped - 1] if place.skipped else None
+        base_meta = under._v.meta if under._v is not None else s.meta
+        put = (v.plan if turned else known_plan(AS_STRIDED)).put_plan(meta, base_meta)
+        if put is None:  # an expanded tensor where nothing is left to repeat
+            raise RuntimeError(error_messages.MSG_OVERLAP)
+        window = v.tail if turned else (meta.shape, place.stride, int, place.offset)
+        key = (put.number, self.value_of(under), vid, *window)
+        entry = self._known(key) or self._grow(key, put, base_meta.alone)
+        self.write(under, entry.first)
 
     def _storage_value(self, s: Storage) -> int:
         if s.epoch != self.epoch:

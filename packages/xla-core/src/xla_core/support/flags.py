@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
@@ -19,9 +19,9 @@ class Flag(Generic[T]):
         self._parse = parse
         FLAGS[name] = self
 
-    def get(self) -> T:
+    def get(self, environment: Mapping[str, str] | None = None) -> T:
         """The value from the environment, or the default. Raises ValueError naming the variable."""
-        text = os.environ.get(self.name)
+        text = (os.environ if environment is None else environment).get(self.name)
         if text is None or text == "":
             return self.default
         try:
@@ -100,6 +100,12 @@ REGISTER_INSTALLED_PLUGINS: Final = Flag(
     parse_bool,
     True,
     "find device plugins by torch_xla's entry points, too",
+)
+SELECT_DEFAULT_DEVICE: Final = Flag(
+    "PJRT_SELECT_DEFAULT_DEVICE",
+    parse_bool,
+    True,
+    "without PJRT_DEVICE take a TPU that is there, else the CPU; 0 raises an error instead",
 )
 COMPILATION_CACHE_SIZE: Final = Flag(
     "XLA_COMPILATION_CACHE_SIZE",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import weakref
@@ -13,6 +14,8 @@ import torch
 from xla_core.api import xla_model
 from xla_core.api.hlo_text_names import node_text
 from xla_core.api.hlo_text_names import shape_text as layout_text
+from xla_core.compilation import build_program
+from xla_core.contract.device_protocol import Program
 from xla_core.execution import run_step, runtime
 from xla_core.jax_bridge import jax_private
 from xla_core.lowering import step_program
@@ -21,6 +24,7 @@ from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording.entry import Entry, Input, Operation
 from xla_core.recording.source_location import Where
 from xla_core.recording.step_key import Lift, Ref
+from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
 from xla_debug import settings
 from xla_debug.steps import pending
@@ -265,18 +269,32 @@ def tensors_dot(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def tensors_hlo(tensors: Sequence[torch.Tensor]) -> str:
-    """What computes ``tensors``, as HLO that no compiler has touched yet."""
-    return graph_as_hlo(tensors_stablehlo(tensors))
+    """What computes ``tensors``, as HLO that no compiler has touched yet.
+
+    With ``XLA_DUMP_POST_OPTIMIZATIONS`` it is compiled, and this is one device's program after the compiler's
+    passes: collectives of a program over a mesh are in it.
+    """
+    if not settings.DUMP_POST_OPTIMIZATIONS.get():
+        return graph_as_hlo(tensors_stablehlo(tensors))
+    with _lowered(tensors) as (trace, program):
+        return build_program.compile_program(trace.backend.client, program).optimized_hlo()
 
 
 def tensors_stablehlo(tensors: Sequence[torch.Tensor]) -> bytes:
     """What computes ``tensors``, as StableHLO bytecode."""
+    with _lowered(tensors) as (_, program):
+        return program.stablehlo
+
+
+@contextlib.contextmanager
+def _lowered(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[Trace, Program]]:
+    """The trace that ``tensors`` are pending in, and the program that computes them alone."""
     with pending.graph_of(tensors) as (trace, entries, outputs):
         if trace.backend.virtual_name is None and not trace.backend.replicas:
             entries, outputs = pending.alone(entries, outputs)
         distinct = tuple(dict.fromkeys(outputs))
         layout = trace.backend.layout(trace, entries, distinct, ())
-        return step_program.lower(trace, entries, distinct, layout, _HLO_NAME).stablehlo
+        yield trace, step_program.lower(trace, entries, distinct, layout, _HLO_NAME)
 
 
 def tensors_report(nodes_threshold: int = 100, device: str = "") -> str:

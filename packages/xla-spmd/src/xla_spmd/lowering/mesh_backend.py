@@ -17,6 +17,7 @@ from xla_core.recording.entry import Entry, inputs_of, operations_of
 from xla_core.recording.evictable import Kept, Table
 from xla_core.recording.program_layout import Layout
 from xla_core.recording.storage import Backend, Recorder, Storage
+from xla_core.support import indivisible
 from xla_core.torch_bridge.dtypes import numpy_dtype
 from xla_spmd.lowering import gradient_sharding
 from xla_spmd.lowering.annotation_ops import TO_SHARD, TO_WHOLE, annotating
@@ -100,8 +101,8 @@ class MeshBackend(DeviceBackend):
         """The buffer of a host value, laid out as ``sharding`` if no device has it yet."""
         if value.placed is None:
             assert value.array is not None
-            array, value.array = value.array, None
-            value.placed = self._transfer(array, Placement(self.devices, sharding))
+            placed = self._transfer(value.array, Placement(self.devices, sharding))
+            indivisible.do(indivisible.storing(value, ("placed", "array"), (placed, None)))
         return value.placed
 
     def get(self, buffer: Any) -> np.ndarray:
