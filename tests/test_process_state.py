@@ -58,9 +58,12 @@ REASONS = {
         "_followers": CALLS, "_sources": CODE,
     },
     "xla_core.support.flags": {"FLAGS": CODE},
+    "xla_core.testing.interrupts": {"left_out": "one entry per function, in tests"},
     "xla_core.torch_bridge.device_guard": {"_keep_alive": CODE},
+    "xla_core.torch_bridge.reference_kernels": {"_libraries": CODE, "keep_whole": OPERATOR},
+    "xla_core.torch_bridge.strided_gradients": {"_libraries": CODE},
     "xla_core.torch_bridge.torch_private": {
-        "_libraries": CODE, "_to_be_imported": CODE,
+        "_libraries": CODE, "_to_be_imported": CODE, "_waiting_for_dynamo": CODE,
     },
     "xla_debug.live.analysis": {"_told_slow": "one entry per metric"},
     "xla_debug.live.listeners": {"_undo": CODE},

@@ -53,7 +53,8 @@ def imported_modules(path: Path) -> set[str]:
 # What sibling packages, device plugins and vendors may import of xla-core.
 EXTENSION_API = "xla_core.extension_api"
 PUBLIC_SUPPORT = {
-    f"xla_core.support.{name}" for name in ("caches", "counters", "flags", "once", "protobuf_wire")
+    f"xla_core.support.{name}"
+    for name in ("caches", "counters", "flags", "indivisible", "once", "protobuf_wire")
 }
 CONFORMANCE = "xla_core.testing.conformance"
 

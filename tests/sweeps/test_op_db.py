@@ -48,11 +48,9 @@ FALLBACKS = {
     "aten::special_airy_ai": "a special function that no module of torch.nn reaches",
 }
 
-NO_MEMORY = "views of an xla tensor do not expose the memory behind it"
 NO_SPARSE = "xla tensors are dense"
 # Operators that must raise on ``xla`` where the CPU computes, and what they raise.
 REFUSED: dict[str, tuple[type[Exception], str]] = {
-    "as_strided.partial_views": (RuntimeError, NO_MEMORY),
     "sparse.mm.reduce": (NotImplementedError, NO_SPARSE),
     "sparse.sampled_addmm": (NotImplementedError, NO_SPARSE),
     "to_sparse": (TypeError, NO_SPARSE),

@@ -7,7 +7,8 @@ import functools
 import hashlib
 import os
 import platform
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ from xla_pjrt_cpu.fusions import RULE, options_for
 from xla_pjrt_cpu.rehearsal import CpuExecutable, noted
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
+# as jaxlib 0.10.2 to 0.12 say it
+_NO_OPTION: Final = re.compile(r"No such compile option: '(\w+)'")
 
 
 def create_client(topology: Topology, options: Mapping[str, str]) -> CpuClient:
@@ -89,6 +92,7 @@ class CpuClient(PjrtClient):
             distributed_client=topology.distributed_client,
         )
         super().__init__(client, process_index=topology.process_index)
+        self._unknown: set[str] = set()
 
     def _kind(self, device: cpu_runtime.Device) -> str:
         del device
@@ -101,14 +105,17 @@ class CpuClient(PjrtClient):
         """
         xla_flags = flags.XLA_FLAGS.get()
         chosen = {**options_for(program, xla_flags), **options_by_effort(program, xla_flags)}
-        options = {**chosen, **program.options}
-        try:
-            return super().compile(dataclasses.replace(program, options=options))
-        except RuntimeError as error:
-            # they are no interface of XLA's: a later jaxlib may be without one
-            if not _is_unknown(str(error), chosen):
-                raise
-        return super().compile(program)
+        while True:
+            known = {name: value for name, value in chosen.items() if name not in self._unknown}
+            options = {**known, **program.options}
+            try:
+                return super().compile(dataclasses.replace(program, options=options))
+            except RuntimeError as error:
+                # they are no interface of XLA's: another jaxlib may be without one, and has the others
+                unknown = _unknown_option(str(error))
+                if unknown not in known or unknown in program.options:
+                    raise
+                self._unknown.add(unknown)
 
     def deserialize(self, payload: bytes, program_name: str, placement: Placement) -> Executable:
         """Load a serialized executable; see ``PjrtClient.deserialize``."""
@@ -150,9 +157,10 @@ class CpuClient(PjrtClient):
         return _physical_memory()
 
 
-def _is_unknown(message: str, options: Iterable[str]) -> bool:
-    """Whether XLA refuses a program because it does not know one of ``options``."""
-    return "No such compile option" in message and any(map(message.__contains__, options))
+def _unknown_option(message: str) -> str:
+    """The option for whose name XLA refuses a program; empty if that is not what ``message`` says."""
+    found = _NO_OPTION.search(message)
+    return found[1] if found else ""
 
 
 @functools.cache

@@ -82,6 +82,7 @@ def ensure() -> None:
     compat = importlib.import_module("xla_core.torch_bridge.torch_private")
     compat.register_device_module(importlib.import_module("xla_core.attach.torch_xla_module"))
     importlib.import_module("xla_core.execution.generator").install()
+    importlib.import_module("xla_core.recording.uninitialized").install()
     importlib.import_module("xla_core.torch_features.autocast").install()
     importlib.import_module("xla_core.execution.eager_mode").switch_on_if_asked()
     importlib.import_module("xla_core.torch_features.checkpoint_staging").install()

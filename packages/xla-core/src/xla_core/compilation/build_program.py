@@ -105,7 +105,7 @@ class Compilation:
 
     def lower(self, notice: progress_line.Notice) -> None:
         """Make StableHLO of the step: one module, or one for each kind of stage and their schedule."""
-        with program_failures.costing():
+        with program_failures.costing(refused=True):
             lowering = StepLowering(self.trace, self.entries, self.outputs, self.layout, self.name)
             notice.functions = lowering.functions
             if lowering.in_stages():
@@ -191,9 +191,8 @@ def _compiled(
         except Exception as error:
             values = program_failures.largest_values(entries)
             explained = program_failures.explained(error, program.name, values)
-            raise program_failures.costing_step(explained) from (
-                None if explained is error else error
-            )
+            with program_failures.costing(refused=True):
+                raise explained from (None if explained is error else error)
         names = clashes(executable.optimized_hlo(), kept) if kept else set()
         if not names:
             return program, executable
@@ -207,6 +206,21 @@ def compile_program(client: DeviceClient, program: Program) -> Executable:
     """Compile a program, after the extensions that partition programs had their say."""
     partitioned = extensions().hook.xla_core_partition_program(program=program)
     return client.compile(partitioned or program)
+
+
+def refusal(trace: Trace, outputs: tuple[int, ...]) -> Exception | None:
+    """What is said of the program that computes ``outputs`` when it cannot be lowered or compiled.
+
+    It is thrown away: nothing is counted, kept or told to listeners.
+    """
+    entries = trace.cur.path()
+    try:
+        layout = trace.backend.layout(trace, entries, outputs, ())
+        program = StepLowering(trace, entries, outputs, layout, "trial").whole()
+        compile_program(trace.backend.client, program)
+    except Exception as error:
+        return error.with_traceback(None)
+    return None
 
 
 def _over_replicas(
@@ -242,7 +256,11 @@ def _sizes(entries: Sequence[Entry], outputs: Sequence[int]) -> dict[int, int]:
 def key_text(
     entries: Sequence[Entry], outputs: Sequence[int], aliases: Sequence[tuple[int, int]]
 ) -> bytes:
-    """The step in full, as text that is the same in every process: what the cache key is made of."""
+    """The step in full, as text that is the same in every process: what the cache key is made of.
+
+    ``entries`` are all of its inputs and operations, ``outputs`` the numbers of the wanted values, ``aliases``
+    pairs of the slot of an input and the position of the output that takes over its memory.
+    """
     lines = list(map(_line, entries))
     lines.append(f"outputs {list(outputs)} aliases {list(aliases)}")
     return "\n".join(lines).encode()

@@ -39,6 +39,7 @@ class Notice:
 def watching(name: str, operations: int, stream: TextIO | None = None) -> Iterator[Notice]:
     """Show a line about the program inside the ``with`` block if that takes more than three seconds.
 
+    ``name`` and the number of ``operations`` are what it says; what the notice is told meanwhile is added.
     The line is redrawn every second on ``stream`` (default: stderr), and replaced by a summary when it
     took more than ten. Nothing is shown when the stream is no terminal or XLA_COMPILE_PROGRESS=0.
     """

@@ -11,7 +11,11 @@ from xla_core.contract.device_protocol import DeviceClient, Placement
 
 
 def load(client: DeviceClient, key: CacheKey | None, name: str, placement: Placement) -> Any:
-    """The executable stored under ``key``, or None."""
+    """The executable stored under ``key``, loaded for ``client`` and ``placement``; None where there is none.
+
+    ``name`` is what the program is called. One that was loaded ahead is taken; one that cannot be loaded is
+    warned about, and counts as not stored.
+    """
     stored = disk_cache.current()
     if stored is None or key is None:
         return None

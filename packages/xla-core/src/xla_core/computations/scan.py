@@ -78,7 +78,7 @@ def scan(
     recorded, results = found
     tensors = [*carries, *items, *recorded.differentiable]
     passes = _Scan(recorded, len(carries), length)
-    values = joints.run(passes, tensors)
+    values = recorded.checked(joints.run(passes, tensors))
     carry, stacked = values[: len(carries)], values[len(carries) :]
     return structure.unflatten(carry), results.unflatten(stacked)
 

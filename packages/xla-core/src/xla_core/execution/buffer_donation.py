@@ -73,7 +73,10 @@ def is_marked(buffer: Any) -> bool:
 
 
 def pairs(trace: Trace, alive: Sequence[Storage], taken: Pairs) -> Pairs:
-    """Marked inputs of the step with results of their shapes and dtypes, besides those in ``taken``."""
+    """Marked inputs of the step with results of their shapes and dtypes, besides those in ``taken``.
+
+    ``alive`` are the storages that the results of the step of ``trace`` will be bound to.
+    """
     if not (_Config.alias and _marked):
         return ()
     slots, results = {slot for slot, _ in taken}, {vid for _, vid in taken}

@@ -114,7 +114,10 @@ class DeviceBackend(Backend):
         return buffer
 
     def get(self, buffer: Any) -> np.ndarray:
-        """Wait for a buffer and copy it to the host."""
+        """Wait for a buffer and copy it to the host, in the dtype that the device keeps.
+
+        Raises RuntimeError, or torch.OutOfMemoryError, where the program that computes it failed.
+        """
         started = ready = time.perf_counter_ns()
         if events.listening(
             events.TransferFromDevice
@@ -173,7 +176,10 @@ class DeviceBackend(Backend):
         outputs: Sequence[int],
         aliases: tuple[tuple[int, int], ...],
     ) -> Layout:
-        """The layout of a program that is about to be made of ``entries``."""
+        """The layout of a program of ``entries``: on the device of every replica, or just here.
+
+        See ``recording.storage.Backend``; ``trace`` is not looked at.
+        """
         return replica_programs.layout_of(self, entries, outputs, aliases)
 
     def allocate(self, meta: TensorMeta) -> Any:
@@ -209,7 +215,10 @@ class DeviceBackend(Backend):
         self._last = [weakref.ref(r) for r in results]
 
     def wait(self) -> None:
-        """Block until the last program has finished."""
+        """Block until the last program has finished.
+
+        Raises RuntimeError, or torch.OutOfMemoryError, where it failed.
+        """
         alive = [b for b in (ref() for ref in self._last) if b is not None]
         if alive:
             started = time.perf_counter_ns()

@@ -22,7 +22,7 @@ from xla_core.support import counters
 _programs = Table()
 
 
-class _Single:
+class Single:
     """One operation as a step of its own: what it reads becomes inputs, numbered from 0."""
 
     def __init__(self, entry: Operation) -> None:
@@ -66,7 +66,7 @@ def run(trace: Trace, outputs: tuple[int, ...]) -> dict[int, Any]:
     """The buffers of the values ``outputs`` of the step that ends at the trace's current entry."""
     needed = needed_entries(trace.cur.path(), outputs)
     values = {vid: trace.inputs[slot] for vid, slot in trace.input_vids.items()}
-    singles = [_Single(operation) for operation in operations_of(needed)]
+    singles = [Single(operation) for operation in operations_of(needed)]
     last_use = {vid: i for i, single in enumerate(singles) for vid in single.vids}
     wanted = set(outputs)
     for position, single in enumerate(singles):
@@ -77,14 +77,14 @@ def run(trace: Trace, outputs: tuple[int, ...]) -> dict[int, Any]:
     return {vid: values[vid] for vid in outputs}
 
 
-def _run_single(trace: Trace, single: _Single, values: dict[int, Any]) -> dict[int, Any]:
+def _run_single(trace: Trace, single: Single, values: dict[int, Any]) -> dict[int, Any]:
     entry = single.entry
     key = program_identity.in_memory(trace, single.key)
     program = _programs.get(key)
     wanted = tuple(i for i, meta in enumerate(entry.metas) if meta is not None)
     first = single.last.first
     if program is None:
-        alone = trace.standing_at(single.last)
+        alone = trace.standing_at(single.last, single=True)
         program = build_program.build(alone, tuple(first + i for i in wanted), ())
         program.keep(_programs, key)
         program_table.register(program)

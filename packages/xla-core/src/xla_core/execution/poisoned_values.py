@@ -28,6 +28,8 @@ def lose(trace: Trace, error: LoweringError) -> bool:
     it: of operations that repeat, one is lowered. Where none is found, all of its operator are.
     """
     failed, plan = error.entry, error.plan
+    if error.only_here:
+        return _lose(trace, lambda e: e is failed, error)
     if failed is not None:
         kind = _kind(failed)
         if _lose(trace, lambda e: _runs(e, failed.plan) and _kind(e) == kind, error):

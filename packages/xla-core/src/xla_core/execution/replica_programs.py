@@ -29,7 +29,11 @@ def layout_of(
     outputs: Sequence[int],
     aliases: tuple[tuple[int, int], ...],
 ) -> Layout:
-    """The layout of a program that is not partitioned: on the device of every replica, or just here."""
+    """The layout of a program that is not partitioned: on the device of every replica, or just here.
+
+    It is on all if ``outputs`` need an operation among ``entries`` that talks to other replicas, and
+    ``backend`` has some. ``aliases`` are kept as they are.
+    """
     collectives = tuple(collective_entries(entries, outputs))
     if not collectives or len(backend.replicas) < 2:
         return Layout(backend.placement, aliases, collectives=collectives)

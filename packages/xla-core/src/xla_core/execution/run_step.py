@@ -17,6 +17,7 @@ from xla_core.compilation.program_table import StepProgram, execution, hold, reg
 from xla_core.contract import events
 from xla_core.execution import (
     buffer_donation,
+    culprits,
     index_checks,
     op_by_op,
     operator_counts,
@@ -38,9 +39,9 @@ _INPUT_ONLY: Final = 2
 def flush(trace: Trace, reading: bool = False) -> None:
     """Run what is pending on a device and bind the results; returns once the work is enqueued.
 
-    When an operator cannot be lowered, the values that depend on it are lost, the others are
-    computed, and LoweringError is raised. When compiling or the launch fails, the step's values are
-    lost, and the error is raised: torch.OutOfMemoryError for want of memory. Tensors that had values
+    When an operator cannot be lowered or compiled, the values that depend on it are lost, the others are
+    computed, and LoweringError is raised. When it cannot be told which, or the launch fails, the step's
+    values are lost, and the error is raised: torch.OutOfMemoryError for want of memory. Tensors that had values
     before the step have them again. What depends on placeholders is lost, the rest computed, and
     NoValueError raised. After other exceptions (Ctrl-C, a listener's) the step is pending as before.
     ``reading`` says that a value is about to be fetched.
@@ -57,9 +58,12 @@ def flush(trace: Trace, reading: bool = False) -> None:
         try:
             _flush(trace, one_by_one)
         except Exception as error:
-            if _costs_values(error):
-                _give_up(trace, one_by_one, error)
-            raise
+            if not _costs_values(error):
+                raise
+            named = _give_up(trace, one_by_one, error, culprits.Search(trace))
+            if named is error:
+                raise
+            raise named from error
         finally:
             if operations and trace.epoch != epoch:
                 operator_counts.step_ended(epoch, last)
@@ -78,8 +82,14 @@ def _costs_values(error: Exception) -> bool:
     return isinstance(error, LoweringError) or program_failures.costs_step(error)
 
 
-def _give_up(trace: Trace, one_by_one: bool, error: Exception) -> None:
-    """Let what cannot be computed because of ``error`` be lost, and run the rest."""
+def _give_up(
+    trace: Trace, one_by_one: bool, error: Exception, search: culprits.Search
+) -> Exception:
+    """Let what cannot be computed because of ``error`` be lost, and run the rest.
+
+    Returns the error, or one that names the operation.
+    """
+    error = search.named(error, tuple(wanted(trace)[2])) or error
     if not (isinstance(error, LoweringError) and poisoned_values.lose(trace, error)):
         poisoned_values.lose_step(trace, error)
     try:
@@ -87,7 +97,8 @@ def _give_up(trace: Trace, one_by_one: bool, error: Exception) -> None:
     except Exception as another:
         if not _costs_values(another):
             raise
-        _give_up(trace, one_by_one, another)  # less is pending each time
+        _give_up(trace, one_by_one, another, search)  # less is pending each time
+    return error
 
 
 def _flush(trace: Trace, one_by_one: bool) -> None:
@@ -169,7 +180,8 @@ def program_key(
 ) -> ProgramIdentity:
     """What tells the programs of one step apart: results, donations, settings, layouts.
 
-    ``pairs`` are all donations, ``taken`` those of them that the user asked for.
+    ``outputs`` are the wanted values of the step that ``trace`` has recorded. ``pairs`` are all donations (the
+    slot of an input, the number of a wanted value), ``taken`` those of them that the user asked for.
     """
     results = StepResults(outputs, pairs, taken)
     return in_memory(trace, results, trace.backend.input_layouts(trace))
@@ -249,10 +261,11 @@ def launch(
     work: Iterable[Any],
     wait: bool = False,
 ) -> None:
-    """Enqueue one run of a program, and count it; with ``wait`` it has ended when this returns.
+    """Enqueue one run of a program on ``arguments``, and count it; with ``wait`` it has ended when this returns.
 
     The list ``results`` gets its results, and then ``work`` is done, which gives them to their
-    tensors: no exception comes between, since what was donated exists in ``results`` only.
+    tensors: no exception comes between, since what was donated exists in ``results`` only. Raises what the
+    launch raises, torch.OutOfMemoryError for want of memory.
     """
     recorded = copy.copy(trace) if events.listening(events.ProgramExecuted) else trace
     started = time.perf_counter_ns()

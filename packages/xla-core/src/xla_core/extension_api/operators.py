@@ -10,6 +10,7 @@ from xla_core.dispatch.cpu_fallback import fallback_handler
 from xla_core.operators.lowering_registry import rule
 from xla_core.operators.schema import signature
 from xla_core.recording.xla_tensor import Handler, handler_of, set_handler
+from xla_core.torch_bridge.torch_private import when_dynamo_is_used
 from xla_core.torch_features.optimization_barrier import behind_barrier
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "schema_of",
     "set_handler",
     "signature",
+    "when_dynamo_is_used",
 ]
 
 

@@ -1,4 +1,9 @@
-"""Emits a step with its repeats as functions: each is traced once by jax and called."""
+"""Emits a step with its repeats as functions: each is traced once by jax and called.
+
+Three things differ between the calls of one function: the values that it is given, the lifted numbers that it
+reads, and (in a partitioned program) the form that a value is in. Values are operands. Numbers are read from the
+step's vectors at an index that is an operand, too. For each pattern of forms the function is traced once more.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,12 @@ def outlined_function(
     ints: bool,
     scope_class: type[Scope] = Scope,
 ) -> Callable[..., tuple[Any, ...]]:
-    """A jax function of the step: inputs in order, then the lifted floats and ints if there are any."""
+    """A jax function of the step: inputs in order, then the lifted floats and ints if there are any.
+
+    ``graph`` and ``plan`` are the step's nodes and its repeats, ``outputs`` the numbers of the wanted values;
+    ``floats`` and ``ints`` say which vectors there are. ``scope_class`` computes the operations (default: as
+    they were recorded).
+    """
     emitter = Emitter(graph, plan, scope_class)
 
     def step(*arrays: Any) -> tuple[Any, ...]:
@@ -88,7 +98,8 @@ class Emitter:
     ) -> list[Any]:
         """Call a function of the program that is kept as one: ``body`` under its name.
 
-        See ``_run``; operands and results are as they are.
+        ``vectors`` and ``indices`` are as there. ``operands`` and results are in no form of their own. See
+        ``_run`` for how often it is traced.
         """
         given = [(operand, AS_IT_IS) for operand in operands]
         return [array for array, _ in self._run(function, vectors, indices, given)]
@@ -101,6 +112,7 @@ class Emitter:
         What stands in two places among its operands is given once, and a result that is another one or
         an operand is not returned: a call must not have two names for one value (see ``clashes``).
         """
+        # Equal patterns mean that the same operands are one value, so a trace for it fits every such call.
         given, pattern = _distinct([array for array, _ in operands])
         key = (function, pattern, tuple(form for _, form in operands))
         traced = self._traced.get(key)
@@ -120,6 +132,7 @@ class Emitter:
         def run(vectors: list[Any], indices: list[Any], given: list[Any]) -> list[Any]:
             operands = [(given[place], form) for place, form in zip(pattern, forms, strict=True)]
             computed = body(vectors, indices, operands)
+            # Runs when jax traces it, in the first call: ``results`` is filled when that returns.
             values, places = _distinct([*given, *(array for array, _ in computed)])
             results[:] = zip(places[len(given) :], (form for _, form in computed), strict=True)
             return values[len(given) :]
@@ -161,9 +174,12 @@ class Emitter:
 
     def _positions(self, function: Function, indices: Sequence[Any]) -> dict[Slot, Any]:
         """Where the lifted numbers are that the body reads, from its index arguments."""
+        # The body was recorded in one place of the step, and reads numbers by their positions there. Those that
+        # no call moves are in no group, and are read where they are.
         places = slots(function.parameters)
         positions: dict[Slot, Any] = {}
         for group, index in zip(self.groups[function], indices, strict=True):
+            # one index for the group: the others are equally far from the first in all calls
             base = places[group[0]][1]
             for member in group:
                 offset = places[member][1] - base
@@ -202,6 +218,7 @@ def _moving_groups(plan: Plan) -> dict[Function, list[list[int]]]:
     for function, occurrences in calls.items():
         by_distance: dict[tuple[bool, tuple[int, ...]], list[int]] = {}
         for i, (is_float, position) in enumerate(slots(function.parameters)):
+            # how far from the body's own position each call has it
             distance = tuple(o[i][1] - position for o in occurrences)
             if any(distance):
                 by_distance.setdefault((is_float, distance), []).append(i)

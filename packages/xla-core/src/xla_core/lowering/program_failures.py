@@ -27,6 +27,7 @@ MSG_VALUE: Final = "  {size} {meta}  {operator}{count}{place}"
 MOST_VALUES: Final = 6
 _KEPT: Final = 64
 _MARK: Final = "xla_costs_step"
+_REFUSED: Final = "xla_refused_program"
 
 
 class Value(NamedTuple):
@@ -77,7 +78,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def explained(error: Exception, name: str, values: Sequence[Value]) -> Exception:
-    """``error``, or for want of memory torch.OutOfMemoryError that says what takes it."""
+    """``error`` of the program ``name``, or for want of memory torch.OutOfMemoryError that says what takes it.
+
+    ``values`` are the program's largest, see ``largest_values``.
+    """
     if not is_out_of_memory(error):
         return error
     counts: dict[Value, int] = {}
@@ -104,13 +108,23 @@ def costing_step(error: Exception) -> Exception:
 
 
 @contextlib.contextmanager
-def costing() -> Iterator[None]:
-    """Inside, every exception but Ctrl-C and its like is one that ``costing_step`` marks."""
+def costing(refused: bool = False) -> Iterator[None]:
+    """Inside, every exception but Ctrl-C and its like is one that ``costing_step`` marks.
+
+    With ``refused`` it says that there is no such program, see ``was_refused``.
+    """
     try:
         yield
     except Exception as error:
         costing_step(error)
+        if refused:
+            setattr(error, _REFUSED, True)
         raise
+
+
+def was_refused(error: Exception) -> bool:
+    """Whether lowering or compiling a program failed, for another reason than want of memory."""
+    return getattr(error, _REFUSED, False) and not isinstance(error, torch.OutOfMemoryError)
 
 
 def costs_step(error: Exception) -> bool:

@@ -37,7 +37,10 @@ FILLS: Final = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """One element of a list operator's entry; ``index`` None is the whole entry."""
+    """What one node computes: an operation, or one element of a list operator's.
+
+    ``index`` is the number of the element; None is the whole operation.
+    """
 
     entry: Operation
     index: int | None = None
@@ -67,6 +70,7 @@ class Part:
 
 
 def _cut(a: Any, index: int, count: int) -> Any:
+    # ``_splits`` made sure that lists have ``count`` elements or none; what is no list is for all elements
     return [a[index]] if isinstance(a, list) and len(a) == count else a
 
 
@@ -88,10 +92,12 @@ def _splits(entry: Operation) -> bool:
 
 @dataclasses.dataclass(slots=True)
 class Graph:
-    """A step as nodes. ``inputs`` are value numbers in argument order.
+    """A step as nodes, in an order in which they can be computed.
 
-    ``lazy`` entries, by value number, are computed where they are read; ``early`` ones (slices
-    of inputs) at the top, and then they are values like inputs.
+    ``inputs`` are value numbers in argument order. ``lazy`` operations, by the number of their value, are
+    computed where they are read; ``early`` ones (slices of inputs) at the top, and then they are values like
+    inputs. ``wanted`` are the values that the step's outputs are read from: their bases, where an output is a
+    view.
     """
 
     nodes: list[Node]
@@ -102,21 +108,22 @@ class Graph:
 
 
 def build_graph(
-    entries: Sequence[Entry], outputs: Sequence[int], never_alike: Collection[str] = ()
+    entries: Sequence[Entry], outputs: Sequence[int], never_repeating: Collection[str] = ()
 ) -> Graph:
-    """The graph of ``entries``, which are all needed for ``outputs``.
+    """The graph of ``entries``, which are all needed for ``outputs``, the numbers of the wanted values.
 
-    Every node of an operator named in ``never_alike`` has a key of its own: it repeats nothing.
+    Every node of an operator named in ``never_repeating`` (default: none) has a key of its own, so that it is
+    in no repeat.
     """
-    return _Builder(entries, outputs, never_alike).graph()
+    return _Builder(entries, outputs, never_repeating).graph()
 
 
 class _Builder:
     def __init__(
-        self, entries: Sequence[Entry], outputs: Sequence[int], never_alike: Collection[str]
+        self, entries: Sequence[Entry], outputs: Sequence[int], never_repeating: Collection[str]
     ) -> None:
         self.entries = entries
-        self.never_alike = never_alike
+        self.never_repeating = never_repeating
         self.outputs = outputs
         # A view that leaves the program is computed anyway: best where its base is.
         self.leaving = frozenset(outputs)
@@ -124,10 +131,14 @@ class _Builder:
         self.given: set[int] = set()
         self.lazy: dict[int, Operation] = {}
         self.early: dict[int, Operation] = {}
-        # For every lazy value: the value at its root (None for a constant), its description, length.
+        # For every lazy value: the value that its chain of views begins with (None for a constant), the number
+        # that stands for what the chain does, and how many views it has.
         self.roots: dict[int, tuple[int | None, int, int]] = {}
+        # For every view: what it is a view of.
         self.bases: dict[int, Ref] = {}
+        # Values that are handed over as a view of themselves, and that view: see ``_fold_views``.
         self.folded: dict[int, int] = {}
+        # Small numbers for descriptions: comparing nodes is comparing integers from then on.
         self.described: dict[Hashable, int] = {}
 
     def graph(self) -> Graph:
@@ -139,6 +150,8 @@ class _Builder:
                 self.given.add(entry.first)
             elif isinstance(entry, Operation) and not self._without_node(entry):
                 if _splits(entry):
+                    # Optimizers call several list operators in a row. Element order makes each parameter's
+                    # update one run of nodes, which repeats from parameter to parameter.
                     if not series.takes(entry, self._root):
                         parts += series.drain()
                     series.add(entry)
@@ -172,14 +185,18 @@ class _Builder:
             args, kwargs = part.arguments()
             for ref in references((args, tuple(kwargs.values()))):
                 chain = self._chain(ref)
+                # what all readers so far look through: the views that their chains begin with alike
                 base = chain[0].vid
                 known = common.setdefault(base, chain)
                 if known is not chain:
                     shared = sum(1 for _ in _while_equal(known, chain))
                     common[base] = known[:shared]
+        # An output is read from its base, outside of any function: that reader looks through nothing.
         for vid in self.outputs:
             common.pop(self._base(vid), None)
         for base, chain in common.items():
+            # A view that repeats elements (expand) would be more to hand over than its base; an input is
+            # there as it is, and no node makes it.
             same_size = [r for r in chain if r.meta.numel == chain[0].meta.numel]
             if base not in self.given and len(same_size) == len(chain) > 1:
                 self.folded[base] = chain[-1].vid
@@ -195,6 +212,7 @@ class _Builder:
     def _without_node(self, entry: Operation) -> bool:
         """File views and constants, which get no node."""
         plan = entry.plan
+        # A lifted number differs from step to step, and a node reads it as an operand: no constant.
         refs = list(entry.references())
         if len(entry.metas) != 1 or any(entry.lifted()):
             return False
@@ -208,13 +226,16 @@ class _Builder:
         meta = entry.metas[0]
         assert meta is not None
         if meta.numel < base.meta.numel:
+            # A part of a value is less to hand over than the value, and gets a node. A part of an input is
+            # cut out at the top instead: x[0], x[1], ... of an unrolled loop differ in a constant, and as
+            # inputs they are just other operands of equal nodes.
             if root is not None and (root in self.given):
                 self.early[entry.first] = entry
                 self.given.add(entry.first)
                 return True
             return False
         if entry.first in self.leaving:
-            return False
+            return False  # it is computed as a value of its own in any case
         return length < _MAX_CHAIN and self._file_lazy(entry, base, root, length + 1)
 
     def _file_lazy(self, entry: Operation, base: Ref | None, root: int | None, length: int) -> bool:
@@ -243,9 +264,12 @@ class _Builder:
         results = part.results()
         folds = tuple(self._chain_of(self.folded[v]) if v in self.folded else 0 for v in results)
         plan = part.entry.plan
-        unique = results if plan.name in self.never_alike else None
+        unique = results if plan.name in self.never_repeating else None
+        # Equal keys must lower to equal code, given operands of any names: all of the operation but which values
+        # and which lifted numbers it reads.
         what = (plan, part.index is None, metas, folds, unique)
         key = self._describe((what, self._frozen(args), self._frozen(named)))
+        # constants are made by each reader, so they are no operands
         operands = tuple(
             self._root(ref.vid)
             for ref in references(every)
@@ -282,6 +306,8 @@ class _Series:
 
     def takes(self, entry: Operation, root: Callable[[int], int]) -> bool:
         """Whether ``entry`` may join: element i reads none of what the series computes for j."""
+        # Element order computes all of element 0 first. So nothing of it may need another element's values,
+        # and no operand that serves all elements may come from the series.
         if not self.entries:
             return True
         count = _elements(entry)
@@ -301,6 +327,7 @@ class _Series:
         count = _elements(entry)
         self.entries.append(entry)
         for offset in range(len(entry.metas)):
+            # an operator with several results gives a list of each, one after the other
             self.element_of[entry.first + offset] = offset % count
 
     def drain(self) -> list[Part]:
@@ -322,7 +349,10 @@ def _while_equal(left: Sequence[Ref], right: Sequence[Ref]) -> Iterator[Ref]:
 
 
 def lift_number(lift: Lift) -> int:
-    """The number under which nodes have a lifted scalar among their operands: below zero."""
+    """The number under which nodes have a lifted scalar among their operands: below zero.
+
+    Scalars are renamed between the calls of a function like values are, and must not be taken for values.
+    """
     return -1 - (2 * lift.position + lift.is_float)
 
 

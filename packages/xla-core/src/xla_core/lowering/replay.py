@@ -32,7 +32,11 @@ def step_function(
     ints: bool,
     scope_class: type[Scope] = Scope,
 ) -> Callable[..., tuple[Any, ...]]:
-    """A jax function of the step: inputs in order, then the lifted floats and ints if there are any."""
+    """A jax function of the step: inputs in order, then the lifted floats and ints if there are any.
+
+    ``entries`` are what ``outputs``, the numbers of the wanted values, need; ``floats`` and ``ints`` say which
+    vectors there are. ``scope_class`` computes the operations (default: as they were recorded).
+    """
     given = [entry.first for entry in inputs_of(entries)]
     operations = operations_of(entries)
 
@@ -56,7 +60,8 @@ def repeats_of(
 ) -> tuple[Graph, Plan] | None:
     """The step as a graph and what repeats in it, or None where no function would be worth it.
 
-    Operators named in ``never_inside`` get into no function.
+    ``entries`` are what ``outputs``, the numbers of the wanted values, need. ``model`` says what a function
+    must save. Operators named in ``never_inside`` get into no function.
     """
     graph = build_graph(entries, outputs, never_inside)
     plan = find_repeats(graph.nodes, graph.wanted, model)

@@ -78,9 +78,11 @@ def cut(
     donations: Mapping[int, int],
     most_stages: int | None = None,
 ) -> StagePlan:
-    """The stages of a step; ``donations`` maps inputs to the outputs that their storages hold then.
+    """The stages of a step.
 
-    Where there were more than ``most_stages``, calls in a row share one.
+    ``graph`` and ``plan`` are its nodes and what repeats, ``outputs`` the numbers of the wanted values.
+    ``donations`` maps inputs to the outputs that their storages hold then. Where there were more than
+    ``most_stages`` (default: there is no limit), calls in a row share one.
     """
     return _Cutter(graph, plan, outputs, donations, most_stages).plan()
 

@@ -47,7 +47,12 @@ def schedule(
     aliases: tuple[tuple[int, int], ...],
     nbytes: Callable[[int], int],
 ) -> Schedule:
-    """The schedule of ``plan``'s stages; ``nbytes`` tells the size of a value number's value."""
+    """The schedule of ``plan``'s stages.
+
+    ``inputs`` are the numbers of the step's inputs in the order of its arguments, ``outputs`` those of its
+    results, ``aliases`` pairs of positions among the two that share memory. ``nbytes`` tells the size of a
+    value number's value.
+    """
     registers = {value: i for i, value in enumerate(inputs)}
     sizes = [nbytes(value) for value in inputs]
     constants = tuple(dict.fromkeys(i for stage in plan.stages for i in stage.indices))

@@ -69,7 +69,12 @@ def lower(
     layout: Layout,
     name: str,
 ) -> Program:
-    """One program that computes ``outputs`` of a step, also where it would run in stages."""
+    """One program that computes ``outputs`` of a step, also where it would run in stages.
+
+    ``entries`` are the step, in full: its inputs are the program's arguments. ``trace`` tells the device,
+    ``layout`` how the program lies over devices, ``name`` what it is called. Raises LoweringError where a
+    rule fails.
+    """
     return StepLowering(trace, entries, outputs, layout, name).whole()
 
 
@@ -188,10 +193,11 @@ class StepLowering:
     ) -> Program:
         layout, backend = self.layout, self.backend
         edged, arguments = layout.edges(function, inputs)
+        target = dataclasses.replace(backend.target, partitions=layout.num_partitions)
         with (
             kept_as(backend.numpy_dtype),
             compile_settings.matmul_precision(),
-            lowering_for(backend.target),
+            lowering_for(target),
             layout.lowering(),
         ):
             stablehlo = jax_private.lower(

@@ -51,8 +51,7 @@ class TensorMeta:
 _MOST_DIMENSIONS: Final = 64
 
 MSG_DIMENSIONS: Final = (
-    "only tensors with up to {most} dims are supported on the xla device, got {dimensions}: "
-    "flatten some"
+    "only tensors with up to {most} dims are supported on xla devices, got {dimensions}"
 )
 
 _interned: dict[tuple[tuple[int, ...], torch.dtype], weakref.ref[TensorMeta]] = {}

@@ -78,6 +78,14 @@ class RecordingMode(NamedTuple):
 _mode_of: Final = attrgetter(*RecordingMode._fields)
 
 
+class RegionState(NamedTuple):
+    """What a use of ``torch_xla.compile`` changes for its block: that part of the thread's ``StepRecord``."""
+
+    region: Any
+    graph_name: str | None
+    forbidden: str | None
+
+
 class Rules(NamedTuple):
     """What may not be done while a step is recorded: errors for reading a value, and for running the step."""
 
@@ -163,10 +171,13 @@ class StepState:
         """Let debug output call what the thread records from now on ``name``; None takes the name away."""
         self.graph_name = name
 
-    def enter_region(self, region: Any, name: str | None, forbidden: str | None) -> None:
-        """Let the thread be in a use of ``torch_xla.compile`` (None: in none), under its name and rule."""
-        values = (region, name, forbidden)
-        indivisible.do(indivisible.storing(self, ("region", "graph_name", "forbidden"), values))
+    def region_state(self) -> RegionState:
+        """The use of ``torch_xla.compile`` that the thread is in, to come back to with ``entering``."""
+        return RegionState(self.region, self.graph_name, self.forbidden)
+
+    def entering(self, state: RegionState) -> Iterator[None]:
+        """For ``indivisible.do``: let the thread be in another use of ``torch_xla.compile``, or in none."""
+        return indivisible.storing(self, RegionState._fields, state)
 
     def expect_placeholders(self) -> None:
         """From now on steps may depend on tensors without a value."""

@@ -203,17 +203,6 @@ def chain(view: View | None) -> list[View]:
     return views
 
 
-def strides(whole: TensorMeta, view: View) -> tuple[tuple[int, ...], int]:
-    """Strides and offset that ``view`` would have on a contiguous storage of ``whole``'s shape.
-
-    Raises RuntimeError, PyTorch's own, where no strides describe it (a reshaped transpose).
-    """
-    seen = torch.empty(whole.shape, dtype=whole.dtype, device="meta")
-    for one in chain(view):
-        seen = one.plan.overload(seen, *one.args)
-    return seen.stride(), seen.storage_offset()
-
-
 class Recorder(Protocol):
     """What a storage and a backend need of the trace that records on a device.
 
@@ -319,7 +308,11 @@ class Backend(Protocol):
         outputs: Sequence[int],
         aliases: tuple[tuple[int, int], ...],
     ) -> Layout:
-        """The layout of a program that is about to be made of ``entries``."""
+        """The layout of a program that is about to be made of ``entries``, the step of ``trace``.
+
+        ``outputs`` are the numbers of the values that it computes, ``aliases`` pairs of the slot of an input
+        and the position of the output that may take over its memory.
+        """
         ...
 
     def allocate(self, meta: TensorMeta) -> Any:

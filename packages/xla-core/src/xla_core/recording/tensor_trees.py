@@ -35,7 +35,11 @@ def map_tensors(data: Any, change: Callable[[XLATensor], Any]) -> Any:
 
 
 def map_selected(data: Any, select: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
-    """``map_tensors`` for whatever ``select`` says yes to."""
+    """``data`` with ``change(item)`` in place of each item inside that ``select(item)`` says yes to.
+
+    ``data`` is made of mappings, lists, tuples, sets, dataclasses and ``DataWrapper``. Containers keep their
+    types; one in which nothing changes is given back as it is.
+    """
     if select(data):
         return change(data)
     if isinstance(data, Mapping):
@@ -80,7 +84,10 @@ def collect(data: Any, select: Callable[[Any], bool]) -> list[Any]:
 
 
 def listed_on_device(datas: Any, device: torch.device | str, input_sharding: Any = None) -> Any:
-    """``send_cpu_data_to_device`` as torch_xla has it: a tensor comes back in a list, a tuple as a list."""
+    """``send_cpu_data_to_device`` as torch_xla has it: a tensor comes back in a list, a tuple as a list.
+
+    ``datas``, ``device`` and ``input_sharding`` (default: none) are as there, and so are its errors.
+    """
     if isinstance(datas, torch.Tensor):
         datas = [datas]
     sent = send_cpu_data_to_device(datas, device, input_sharding)
@@ -121,7 +128,9 @@ def send_cpu_data_to_device(
 
     ``input_sharding`` is a ``torch_xla.distributed.spmd.ShardingSpec`` or another object with its
     ``can_apply`` and ``apply`` (in place), applied to each tensor that it can apply to; or a dict of
-    them by the keys of ``datas``.
+    them by the keys of ``datas``. The default leaves tensors whole.
+
+    Raises TypeError where it is a dict and ``datas`` is not, and KeyError for a key of ``datas`` that has none.
     """
     if isinstance(input_sharding, Mapping):
         if not isinstance(datas, Mapping):

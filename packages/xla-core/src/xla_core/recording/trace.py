@@ -26,10 +26,11 @@ from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording import source_location, step_key
 from xla_core.recording.builtin_plans import AS_STRIDED, ZEROS, known_plan
 from xla_core.recording.entry import Entry, Input, Operation, Root
+from xla_core.recording.geometry import geometry
 from xla_core.recording.step_key import HOST_FLOAT, HOST_INT, LIFT_FLOAT, LIFT_INT, LIST, SAME
 from xla_core.recording.step_record import STEP, StepState, beginning
 from xla_core.recording.step_turns import Step, Turns, turn_lock
-from xla_core.recording.storage import Backend, Storage, View, check_lost, strides
+from xla_core.recording.storage import Backend, Storage, View, chain, check_lost
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import indivisible
 from xla_core.torch_bridge import dtypes
@@ -93,13 +94,17 @@ class Trace(StepState):
             return indivisible.storing(self, names, (*beginning(root), root, 0))
         return indivisible.storing(self, STEP, beginning(self.root))
 
-    def standing_at(self, last: Entry) -> Trace:
-        """A copy that has come to ``last``, the end of a step that nobody recorded: to make its program.
+    def standing_at(self, last: Entry, *, inputs: int | None = None, single: bool = False) -> Trace:
+        """A copy that has come to ``last``, the end of another step: to make that one's program.
 
-        The step is one operator that is run by itself (``one_by_one``).
+        It has the first ``inputs`` of this step's inputs (default: all). ``single`` says that the step is one
+        operator, which is run by itself (default: as this one's are).
         """
         copied = copy.copy(self)
-        copied.cur, copied.one_by_one = last, True
+        copied.cur = last
+        copied.inputs = self.inputs[:inputs]
+        copied.input_storages = self.input_storages[:inputs]
+        copied.one_by_one = single or self.one_by_one
         return copied
 
     @contextlib.contextmanager
@@ -134,10 +139,16 @@ class Trace(StepState):
     def record(self, plan: Plan, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Entry:
         """Append one operation and return its entry. The caller holds the lock.
 
-        Raises what PyTorch raises for these operands, from its meta kernels.
+        ``args`` and ``kwargs`` are what PyTorch called the operator of ``plan`` with: tensors of this device,
+        numbers, and lists of them; CPU tensors without dimensions count as numbers. Nothing is computed.
+        Raises what PyTorch raises for these operands, from its meta kernels; then nothing is recorded.
         """
+        # The hottest function of all: it runs for each operator of each step. It repeats what ``_encode`` and
+        # ``value_of`` do, as ``_encode_list`` does, to save a call per operand.
         if self.thread != get_ident():
             self.turns.take()
+        # The key is the operation in full, so that equal keys after equal entries are equal steps. See
+        # ``step_key`` for how each kind of operand is spelled; ``step_key.read`` takes it apart again.
         key: list[Any] = [plan.number]
         append = key.append
         epoch = self.epoch
@@ -148,6 +159,8 @@ class Trace(StepState):
                     s = a._s
                     if s.trace is not self:
                         raise error_messages.other_device(plan.name, self.device, s.trace.device)
+                    # A value number is true only in the step whose epoch goes with it: a storage that this
+                    # step has not met is an input of it from now on, a view that was written past is read again.
                     v = a._v
                     if v is None:
                         if s.epoch != epoch:
@@ -158,10 +171,14 @@ class Trace(StepState):
                     else:
                         append(self.read_view(v, s))
                 elif t is float:
+                    # A number that may change from step to step is an argument of the program. 0 and 1 stay
+                    # constants: compilers simplify with them, and they seldom change.
                     if lift and a != 0.0 and a != 1.0:
                         append(LIFT_FLOAT)
                         self.floats.append(a)
                     else:
+                        # The type comes along, since 1 == 1.0 == True. Text stands for what is not equal to
+                        # itself (nan) or equal to another number (0.0 and -0.0).
                         append(float)
                         append(a if a == a and a != 0.0 else repr(a))
                 elif t is int:
@@ -180,11 +197,12 @@ class Trace(StepState):
             if kwargs:
                 self._encode_kwargs(append, kwargs, plan)
             k = tuple(key)
+            # read here, not above: inputs that the operands brought in have moved it on
             cur = self.cur
             entry = cur.then
             if entry is None or entry.key != k:
                 entry = cur.others.get(k) or self._extend(k, plan, args, kwargs or {})
-            self.cur = entry
+            self.cur = entry  # the one store that makes the operation a part of the step
             return entry
         except BaseException:
             # What an operation lifted that is not recorded must not shift the numbers of the next one.
@@ -234,7 +252,7 @@ class Trace(StepState):
             return
         first = items[0]
         if type(first) is int and not lift:
-            append(tuple(items))
+            append(tuple(items))  # sizes and dimensions, the most frequent lists: one word
             return
         append(LIST)
         append(len(items))
@@ -317,7 +335,11 @@ class Trace(StepState):
                 self.turns.run(s.epoch, reading)
 
     def value_of(self, tensor: XLATensor, plan: Plan | None = None) -> int:
-        """The number of ``tensor``'s current value in this trace."""
+        """The number of ``tensor``'s current value in this step, of which it becomes an input if need be.
+
+        ``plan`` is that of the operator that reads it, for the error (default: a read). Raises RuntimeError
+        for a tensor of another device, and where the value is lost.
+        """
         s = tensor._s
         if s.trace is not self:
             raise error_messages.other_device(
@@ -331,7 +353,10 @@ class Trace(StepState):
         return s.vid
 
     def bring(self, s: Storage) -> None:
-        """Make a materialised storage an input of this step."""
+        """Make a materialised storage an input of this step; ``s`` has a value number in it then.
+
+        One that nobody has written to becomes zeros. Raises RuntimeError for a storage whose value is lost.
+        """
         if self.aside is not None:
             self.aside.captures(s)
         elif self.parked and self.turns.meet(s):
@@ -341,6 +366,7 @@ class Trace(StepState):
             check_lost(s)
             self._materialise_empty(s)
             return
+        # An input's key is the number of its shape and dtype; keys of operations are tuples.
         key = -s.meta.index
         cur = self.cur
         inputs = self.inputs
@@ -360,6 +386,7 @@ class Trace(StepState):
                 self.input_vids.pop(cur.end, None)
                 del inputs[slot:], self.input_storages[slot:]
             raise
+        # The epoch comes last: until then the storage looks as if no step had met it, which is true enough.
         s.vid = vid
         s.epoch = self.epoch
 
@@ -373,7 +400,10 @@ class Trace(StepState):
         s.epoch = self.epoch
 
     def read_view(self, v: View, s: Storage) -> int:
-        """The number of a view's current value, replaying the chain where it is out of date."""
+        """The number of a view's current value, replaying the chain where it is out of date.
+
+        ``s`` is the storage that ``v`` looks at. What is replayed is recorded, as operations of this step.
+        """
         if v.epoch == self.epoch and v.version == s.version:
             return v.vid
         if self.parked:
@@ -417,7 +447,7 @@ class Trace(StepState):
         return entry
 
     def assign(self, s: Storage, vid: int) -> None:
-        """Make value ``vid`` the storage's whole value."""
+        """Make value ``vid`` of this step the storage's whole value."""
         s.version += (
             1  # before the value: what views know may be out of date too early, never too late
         )
@@ -432,12 +462,17 @@ class Trace(StepState):
             indivisible.do(changed)
 
     def write(self, tensor: XLATensor, vid: int) -> None:
-        """Make value ``vid`` what ``tensor`` shows, through its views to the storage."""
+        """Make value ``vid`` of this step what ``tensor`` shows, through its views to the storage.
+
+        Raises RuntimeError, PyTorch's own, where one element of the storage would be written more than once.
+        """
         s = tensor._s
         v = tensor._v
         if v is None:
             self.assign(s, vid)
             return
+        # From the tensor's own view towards the storage: what a view shows is put into its base, and that is
+        # what the base shows. At the end each view of the chain knows its new value, and needs no replay.
         shown: list[tuple[View, int]] = []
         while v is not None:
             parent = v.parent
@@ -464,20 +499,27 @@ class Trace(StepState):
         One element of each may be left (``x.expand(3, 4)[0]``), which only the strides tell.
         Raises RuntimeError where PyTorch does: a stride of 0 is left.
         """
-        s = tensor._s
-        assert tensor._v is not None
-        meta = tensor._v.meta
+        s, v = tensor._s, tensor._v
+        assert v is not None
+        meta = v.meta
         if not meta.numel:
             return  # nothing is written, so nothing twice
-        stride, offset = strides(s.meta, tensor._v)
-        if any(size > 1 and step == 0 for size, step in zip(meta.shape, stride, strict=True)):
+        place = geometry(s, v, same_values=True)
+        if any(size > 1 and step == 0 for size, step in zip(meta.shape, place.stride, strict=True)):
             raise RuntimeError(error_messages.MSG_OVERLAP)
-        base = self._storage_value(s)
-        put = known_plan(AS_STRIDED).put_plan(meta, s.meta)
-        assert put is not None
-        key = (put.number, base, vid, meta.shape, stride, int, offset)
-        entry = self._known(key) or self._grow(key, put, s.meta.alone)
-        self.assign(s, entry.first)
+        views = chain(v)
+        # the last view shows other values than lie there: what is written is turned into those first
+        turned = place.skipped == len(views)
+        under = self.whole(s)
+        under._v = v.parent if turned else views[place.skipped - 1] if place.skipped else None
+        base_meta = under._v.meta if under._v is not None else s.meta
+        put = (v.plan if turned else known_plan(AS_STRIDED)).put_plan(meta, base_meta)
+        if put is None:  # an expanded tensor where nothing is left to repeat
+            raise RuntimeError(error_messages.MSG_OVERLAP)
+        window = v.tail if turned else (meta.shape, place.stride, int, place.offset)
+        key = (put.number, self.value_of(under), vid, *window)
+        entry = self._known(key) or self._grow(key, put, base_meta.alone)
+        self.write(under, entry.first)
 
     def _storage_value(self, s: Storage) -> int:
         if s.epoch != self.epoch:

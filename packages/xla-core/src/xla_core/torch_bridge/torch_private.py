@@ -332,25 +332,26 @@ def asked_by_fake_tensors() -> bool:
 # -- torch.compile ----------------------------------------------------------------------------------
 
 
-_waiting_for_dynamo: Final = Once()
+_waiting_for_dynamo: dict[Callable[[], None], None] = {}
 
 
 def when_dynamo_is_used(prepare: Callable[[], None]) -> None:
-    """Call ``prepare()`` before Dynamo first looks at anything: now, or at the first ``torch.compile``.
-
-    Importing Dynamo takes a second or two, which programs without ``torch.compile`` need not spend.
-    """
+    """Call ``prepare()`` before Dynamo looks at anything: now, or at the first ``torch.compile``."""
+    # importing Dynamo takes a second or two, which programs without torch.compile need not spend
     if "torch._dynamo" in sys.modules:
         prepare()
         return
-    if not _waiting_for_dynamo.begin():
+    first = not _waiting_for_dynamo
+    _waiting_for_dynamo[prepare] = None
+    if not first:
         return
     original = torch.compile
 
     @functools.wraps(original)
     def compile(*args: Any, **kwargs: Any) -> Any:
         torch.compile = original
-        prepare()
+        for one in _waiting_for_dynamo:
+            one()
         return original(*args, **kwargs)
 
     torch.compile = compile

@@ -23,6 +23,7 @@ from xla_core.extension_api.backends import (
 )
 from xla_core.extension_api.steps import Entry, TensorMeta, inputs_of, operations_of
 from xla_core.extension_api.tensors import numpy_dtype
+from xla_core.support import indivisible
 from xla_spmd.lowering import gradient_sharding
 from xla_spmd.lowering.annotation_ops import TO_SHARD, TO_WHOLE, annotating
 from xla_spmd.lowering.propagation import annotated, output_shardings
@@ -105,8 +106,8 @@ class MeshBackend(DeviceBackend):
         """The buffer of a host value, laid out as ``sharding`` if no device has it yet."""
         if value.placed is None:
             assert value.array is not None
-            array, value.array = value.array, None
-            value.placed = self.transfer(array, Placement(self.devices, sharding))
+            placed = self.transfer(value.array, Placement(self.devices, sharding))
+            indivisible.do(indivisible.storing(value, ("placed", "array"), (placed, None)))
         return value.placed
 
     def get(self, buffer: Any) -> np.ndarray:

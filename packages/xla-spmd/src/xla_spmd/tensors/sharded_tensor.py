@@ -11,6 +11,7 @@ import torch
 
 from xla_core.contract.device_protocol import ArraySpec, Placement
 from xla_core.extension_api import runtime, tensors
+from xla_core.extension_api.operators import when_dynamo_is_used
 from xla_core.extension_api.tensors import XLATensor, alias, materialise, storage_of, view_of
 from xla_spmd.lowering import gradient_sharding
 from xla_spmd.lowering.mesh_backend import HostValue, MeshBackend
@@ -43,6 +44,10 @@ MSG_PART_ONLY: Final = (
     "to_local: the devices of this process hold a part only of this tensor of shape {shape}, split "
     "as {text}, and a tensor on {device} belongs to all processes. Read the parts on the CPU with "
     "local_shards, or use the whole value with full_tensor()"
+)
+MSG_IN_GRAPHS: Final = (
+    "redistribute, full_tensor and to_local run between graphs of torch.compile: leave fullgraph=True out, or "
+    "inside the function lay values out with mark_sharding(..., use_dynamo_custom_op=True)"
 )
 MSG_SHARD_COUNT: Final = (
     "load_local_shards_ got {got} shards; this process holds {wanted} of this tensor, one per device "
@@ -251,6 +256,16 @@ class XLAShardedTensor(XLATensor):
     # copies and pickles are plain tensors, as results of operators are
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return unwrap_sharded_tensor(self).__deepcopy__(memo)
+
+
+def _keep_out_of_graphs() -> None:
+    """Let graphs of ``torch.compile`` end before the methods that lay tensors out again, and begin after."""
+    for name in ("redistribute", "full_tensor", "to_local"):
+        method: Any = torch.compiler.disable(getattr(XLAShardedTensor, name), reason=MSG_IN_GRAPHS)
+        setattr(XLAShardedTensor, name, method)
+
+
+when_dynamo_is_used(_keep_out_of_graphs)
 
 
 class _Wrap(torch.autograd.Function):
