@@ -87,9 +87,25 @@ class ProgramIdentity(NamedTuple):
         return CacheKey(entries, name)
 
 
+# What a named tuple's own constructor comes to, in half the time: identities are made at each sync.
+_tuple: Final = tuple.__new__
+
+
 def in_memory(trace: Trace, what: Hashable, layouts: Hashable = None) -> ProgramIdentity:
     """The identity, in this process, of the program that computes ``what`` on the device of ``trace`` now."""
-    return ProgramIdentity(what, trace.device, compile_settings.token(), layouts)
+    return _tuple(ProgramIdentity, (what, trace.device, compile_settings.token(), layouts))
+
+
+def of_results(
+    trace: Trace,
+    outputs: tuple[int, ...],
+    donations: tuple[tuple[int, int], ...],
+    taken: tuple[tuple[int, int], ...],
+) -> ProgramIdentity:
+    """The identity, in this process, of a program of the step that ``trace`` has recorded: see ``StepResults``."""
+    results = _tuple(StepResults, (outputs, donations, taken))
+    layouts = trace.backend.input_layouts(trace)
+    return _tuple(ProgramIdentity, (results, trace.device, compile_settings.token(), layouts))
 
 
 def of_step(backend: Backend, text: bytes, layout: Layout) -> ProgramIdentity:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from xla_core.compilation import build_program
-from xla_core.compilation.program_identity import ProgramIdentity, StepResults, in_memory
+from xla_core.compilation.program_identity import ProgramIdentity, of_results
 from xla_core.compilation.program_table import StepProgram, execution, hold, register
 from xla_core.contract import events
 from xla_core.execution import (
@@ -183,8 +183,7 @@ def program_key(
     ``outputs`` are the wanted values of the step that ``trace`` has recorded. ``pairs`` are all donations (the
     slot of an input, the number of a wanted value), ``taken`` those of them that the user asked for.
     """
-    results = StepResults(outputs, pairs, taken)
-    return in_memory(trace, results, trace.backend.input_layouts(trace))
+    return of_results(trace, outputs, pairs, taken)
 
 
 def find_or_build(trace: Trace, key: ProgramIdentity) -> StepProgram:
