@@ -47,9 +47,9 @@ class States:
         self._followers: list[Any] = []
         self._path = path
         self._undo: list[Any] = []
-        if not events.listening():
+        if not events.listening(events.ProgramExecuted):
             raise RuntimeError("xla-debug is not installed: nobody listens to the core")
-        events._listeners.clear()
+        listeners.stop()
         source_location.set_locator(None)
 
     def enter(self, state: str) -> None:
@@ -58,14 +58,16 @@ class States:
             self._undo.pop()()
         if state == "without":
             return
-        self._undo.append(self._events.subscribe(self._listeners.dispatch))
+        self._listeners.start()
+        self._undo.append(self._listeners.stop)
         self._where.set_locator(self._places.locate)
         self._undo.append(lambda: self._where.set_locator(None))
         if state == "metrics_file":
             os.environ["XLA_METRICS_FILE"] = str(self._path)
             self._counters._followers.extend(self._followers)
             self._undo.append(self._pause)
-            self._undo.append(self._listeners.add("step_marked", self._metrics_file.on_step))
+            marked = self._events.StepMarked
+            self._undo.append(self._events.subscribe(marked, self._metrics_file.on_step))
 
     def _pause(self) -> None:
         # the file stays open, and what it knows: opening it anew in every round would be in the figures

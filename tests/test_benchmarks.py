@@ -169,3 +169,23 @@ def test_new_programs_are_counted_and_compute_what_the_cpu_does(tmp_path):
         assert row["xla"]["values"] == pytest.approx(row["cpu"]["values"], rel=2e-3, abs=2e-3)
         assert all(figures["cpu_ms"] > 0 for figures in row.values())
     assert "generation" in done.stdout
+
+
+def test_programs_that_were_forgotten_are_loaded_again_and_right(tmp_path):
+    target = tmp_path / "figures.json"
+    arguments = ["--programs", "60", "--again", "30", "--cache", str(tmp_path / "cache")]
+    done = subprocess.run(
+        [sys.executable, str(RUN.with_name("many_programs.py")), *arguments, "--json", str(target)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "XLA_COMPILATION_CACHE_SIZE": "20"},
+    )
+    # 1: 20 small programs are too few to tell growth from the start of everything else
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert "the sum of shape" not in done.stderr
+    samples = json.loads(target.read_text())["samples"]
+    assert max(s["kept"] for s in samples) == 20
+    assert samples[-2]["UncachedCompile"] == samples[-1]["UncachedCompile"] == 60
+    assert samples[-1]["PersistentCacheHit"] == 30
+    assert samples[-1]["ProgramEvicted"] == 70

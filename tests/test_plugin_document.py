@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 
 from xla_core.contract.device_protocol import INTERFACE_VERSION, OLDEST_INTERFACE_VERSION
 from xla_core.plugins import discovery
@@ -96,9 +98,24 @@ def test_missing_library(installed):
     assert message() in ERRORS
 
 
+def test_the_documents_operator_computes_what_it_says(tmp_path):
+    (source,) = (
+        b for b in re.findall(r"^```python\n(.*?)^```$", DOCUMENT, re.M | re.S) if "swish" in b
+    )
+    path = tmp_path / "acme_operators.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location("acme_operators", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.xla_core_register_operators()
+    x = torch.linspace(-3, 3, 7)
+    on_device = torch.ops.acme.swish(x.to("xla"), 2.0)
+    torch.testing.assert_close(on_device.cpu(), x * torch.sigmoid(2.0 * x))
+
+
 def test_the_documents_code_is_python_and_its_names_exist():
     blocks = re.findall(r"^```python\n(.*?)^```$", DOCUMENT, re.M | re.S)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for block in blocks:
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom) and node.module.startswith(

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from xla_core.support import flags
-
 ROOT = Path(__file__).resolve().parents[1]
 MOST_FILE_LINES = 600
 MOST_FUNCTION_LINES = 80
@@ -25,8 +23,8 @@ LAYERS = {
     "xla_core": (
         "contract", "support", "jax_bridge", "torch_bridge", "multiprocess", "plugins", "operators",
         "recording", "lowering", "lowering.rules", "compilation", "pjrt", "execution", "dispatch",
-        "dynamo", "torch_features", "capture", "computations", "builder", "kernels", "export", "api", "attach",
-        "testing",
+        "dynamo", "torch_features", "capture", "computations", "builder", "kernels", "export", "api",
+        "extension_api", "attach", "testing",
     ),
     "xla_dist": (
         "settings", "operators", "job_health", "processes", "collectives", "data_parallel", "fsdp",
@@ -145,35 +143,6 @@ def test_links_in_documents_lead_somewhere():
         if "://" not in target and not (document.parent / target).exists()
     ]
     assert not broken
-
-
-def test_the_readme_lists_the_environment_variables_that_are_read():
-    names = r"(?:XLA|LTC|PJRT|PT|CPU|TPU)_[A-Z0-9_]*[A-Z0-9]"
-    section = (
-        (ROOT / "README.md").read_text().split("## Environment variables")[1].split("\n## ")[0]
-    )
-    documented = {name for row in section.splitlines() for name in re.findall(names, row)}
-    read = {
-        node.value
-        for path in SOURCES
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if re.fullmatch(names, node.value)
-    }
-    assert documented == read
-
-
-def test_the_readme_has_the_defaults_that_are_declared():
-    """Flags that are on, off or a number; what a device or an extension decides is said in words."""
-    rows = re.findall(r"^\| (`\w+`.*?) \| `([\w.]+)` \| ", (ROOT / "README.md").read_text(), re.M)
-    documented = {name: value for names, value in rows for name in re.findall(r"`(\w+)`", names)}
-    declared = {
-        name: str(int(flag.default) if isinstance(flag.default, bool) else flag.default)
-        for name, flag in flags.FLAGS.items()
-    }
-    shared = documented.keys() & declared.keys()
-    assert {"XLA_REGISTER_INSTALLED_PLUGINS", "XLA_SYNC_WAIT", "XLA_USE_BF16"} <= shared
-    assert {name: documented[name] for name in shared} == {name: declared[name] for name in shared}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -342,16 +311,54 @@ def test_packages_beside_each_other_do_not_import_each_other():
     assert not found
 
 
-def test_what_a_storage_holds_is_written_in_one_folder():
-    """By methods of ``Storage`` everywhere else: what is pending is never half written."""
-    fields = {"vid", "epoch", "buffer", "version"}
+RECORDING = [path for path in SOURCES if path.parent.as_posix().endswith("xla_core/recording")]
+# What a step is made of. What stores their attributes by name counts as well.
+STEP_CLASSES = ("Entry", "Input", "Operation", "Root", "StepState", "Storage", "Trace")
+STORES_BY_NAME = ("setattr", "storing", "storing_each")
+# Attributes of other classes that have the same names, as they are written down.
+NAMESAKES = frozenset({"ctx.others", "error.plan", "failure.plan", "log.first", "node.values"})
+
+
+def attributes_of(definition):
+    """The attributes of a class: its slots, and what its body and its methods give a type or a value."""
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
+            yield from ast.literal_eval(node.value)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield from [node.attr] if ast.unparse(node.value) == "self" else []
+    for node in definition.body:
+        if isinstance(node, ast.AnnAssign):
+            yield ast.unparse(node.target)
+
+
+def stores(tree):
+    """What a module writes to: attributes of something else than ``self``, also those named in texts."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            yield from [(node, node.attr)] if ast.unparse(node.value) != "self" else []
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in STORES_BY_NAME:
+            for text in (n for a in node.args for n in ast.walk(a) if isinstance(n, ast.Constant)):
+                if isinstance(text.value, str):
+                    yield node, text.value
+
+
+def test_what_a_step_is_made_of_is_written_in_one_folder():
+    """By methods of ``Trace``, ``Storage`` and ``Entry`` everywhere else: no state is half written."""
+    classes = {
+        node.name: node
+        for path in RECORDING
+        for node in parsed(path).body
+        if isinstance(node, ast.ClassDef) and node.name in STEP_CLASSES
+    }
+    assert sorted(classes) == sorted(STEP_CLASSES)
+    fields = {name for node in classes.values() for name in attributes_of(node)}
+    assert {"vid", "buffer", "annotation", "forbidden", "unreadable", "region", "tally"} <= fields
     written = [
-        f"{at(path, node)} .{node.attr}"
+        f"{at(path, node)} {name}"
         for path in SOURCES
-        if not path.parent.as_posix().endswith("xla_core/recording")
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-        if node.attr in fields and ast.unparse(node.value) != "self"
+        if path not in RECORDING
+        for node, name in stores(parsed(path))
+        if name in fields and ast.unparse(node) not in NAMESAKES
     ]
     assert not written
 

@@ -48,10 +48,21 @@ assert "\\nDevice: SPMD:0\\n" in text, text
 assert f"\\nShardingSpec: {_XLAC._get_xla_sharding_spec(tensor)}\\n" in text, text
 assert "NumShards: 8" in text, text
 """
+COMPILED_TEXT = """
+import os
+from torch_xla import _XLAC
+xs.mark_sharding(tensor, mesh, ("data", None))
+total = tensor.sum()
+assert "all-reduce" not in _XLAC._get_xla_tensors_hlo([total])
+os.environ["XLA_DUMP_POST_OPTIMIZATIONS"] = "1"
+assert "all-reduce(" in _XLAC._get_xla_tensors_hlo([total])
+"""
 
 
 @pytest.mark.parametrize(
-    "script", [LOADER, COUNTERS, DEBUG_TEXT], ids=["loader", "counters", "debug text"]
+    "script",
+    [LOADER, COUNTERS, DEBUG_TEXT, COMPILED_TEXT],
+    ids=["loader", "counters", "debug text", "compiled text"],
 )
 def test_over_a_mesh(script):
     environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}

@@ -2,9 +2,10 @@
 
 ``python tools/op_db_report.py report.json`` adds what ``report.json`` does not have yet, so that a run
 which was stopped goes on, and prints a summary. A row is an operator with its variant, a dtype and a
-mode (forward, in-place, ``out=``, backward); a verdict is one of
+mode (forward, in-place, ``out=``, backward, and errors: all calls of the operator that the database
+expects to fail, a row for each operator); a verdict is one of
 
-right       values, shapes and dtypes are the CPU's
+right       values, shapes and dtypes are the CPU's; of errors: the CPU's exception type, when recorded
 fallback    so they are, but an operator ran on the CPU
 wrong       they are not, or ``xla`` takes what the CPU refuses
 raises      ``xla`` raises where the CPU computes
@@ -21,7 +22,7 @@ import collections
 import json
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +36,7 @@ from xla_core.testing import op_db as compare
 from xla_core.testing.against_cpu import Outcome, attempt, fallbacks, forget_pending
 
 DTYPES: Final = (torch.float32, torch.int64, torch.bool, torch.bfloat16)
-MODES: Final = ("forward", "inplace", "out", "backward")
+MODES: Final = ("forward", "inplace", "out", "backward", "errors")
 VERDICTS: Final = ("right", "fallback", "wrong", "raises", "cpu cannot")
 # What one sample says of a whole row, the strongest last.
 WORSE: Final = ("cpu cannot", "right", "raises", "wrong")
@@ -45,12 +46,21 @@ NO_KERNEL: Final = ("not implemented for", "not supported", "unsupported")
 Row = tuple[OpInfo, torch.dtype, str]
 
 
-def rows(only: set[str]) -> Iterator[Row]:
-    """Every row of the database, of the operators named in ``only`` if there are any."""
+def rows(
+    only: set[str],
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    gradients: Sequence[torch.dtype] = (torch.float32,),
+) -> Iterator[Row]:
+    """Every row of the database, of the operators named in ``only`` if there are any.
+
+    ``gradients`` are the dtypes that have rows of mode backward.
+    """
     for op in op_db:
         if only and not {op.name, compare.name_of(op)} & only:
             continue
-        for dtype in DTYPES:
+        if op.error_inputs_func is not None:
+            yield op, torch.float32, "errors"  # each error input has a dtype of its own
+        for dtype in dtypes:
             if dtype not in op.dtypes:
                 continue
             yield op, dtype, "forward"
@@ -58,7 +68,7 @@ def rows(only: set[str]) -> Iterator[Row]:
                 yield op, dtype, "inplace"
             if op.supports_out:
                 yield op, dtype, "out"
-            if dtype is torch.float32 and op.supports_autograd:
+            if dtype in gradients and op.supports_autograd:
                 yield op, dtype, "backward"
 
 
@@ -109,6 +119,8 @@ def _places(results: Any, device: str, whole: bool) -> Any:
 def judge(row: Row, count: int) -> tuple[str, str]:
     """The verdict on a row, and what there is to say about it."""
     op, dtype, mode = row
+    if mode == "errors":
+        return judge_errors(op)
     name = compare.name_of(op)
     backward = mode == "backward"
     if backward and name in compare.NO_GRADIENTS:
@@ -128,6 +140,14 @@ def judge(row: Row, count: int) -> tuple[str, str]:
     if verdict == "right" and ran_on_cpu:
         return "fallback", " ".join(sorted(ran_on_cpu))
     return verdict, text
+
+
+def judge_errors(op: OpInfo) -> tuple[str, str]:
+    """Whether every call that the CPU refuses is refused when it is recorded, with the same type of error."""
+    refused, difference = compare.errors_compared(op)
+    if difference:
+        return "wrong", difference
+    return ("right", "") if refused else ("cpu cannot", "the CPU refuses none of them")
 
 
 def computed(op: OpInfo, samples: list[SampleInput], mode: str) -> list[Outcome]:
@@ -206,6 +226,11 @@ def summary(found: dict[str, list[Any]]) -> str:
     return "\n".join(lines)
 
 
+def dtypes_named(text: str) -> list[torch.dtype]:
+    """The dtypes in a list such as ``int32,float64``."""
+    return [getattr(torch, name) for name in text.split(",") if name]
+
+
 def main() -> None:
     """Run the rows that the report lacks, and write it after each operator."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -213,6 +238,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of operators, separated by commas")
     parser.add_argument("--samples", type=int, default=4, help="of each row, at most")
     parser.add_argument("--modes", default=",".join(MODES), help="separated by commas")
+    parser.add_argument(
+        "--dtypes", default="", help="instead of the usual ones, such as int32,float64"
+    )
+    parser.add_argument("--gradients", default="float32", help="dtypes whose backward is a row")
     parser.add_argument("--part", default="0/1", help="2/5: the third fifth of the rows")
     parser.add_argument("--again", default="", help="verdicts whose rows are run again")
     given = parser.parse_args()
@@ -220,7 +249,8 @@ def main() -> None:
     known = json.loads(given.report.read_text("utf-8")) if given.report.exists() else {}
     again = set(given.again.split(",")) if given.again else set()
     part, parts = map(int, given.part.split("/"))
-    todo = list(rows(set(given.only.split(",")) if given.only else set()))
+    only = set(given.only.split(",")) if given.only else set()
+    todo = list(rows(only, dtypes_named(given.dtypes) or DTYPES, dtypes_named(given.gradients)))
     todo = [row for row in todo if row[2] in given.modes.split(",")]
     todo = todo[part * len(todo) // parts : (part + 1) * len(todo) // parts]
     todo = [r for r in todo if key_of(r) not in known or known[key_of(r)][0] in again]

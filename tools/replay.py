@@ -34,18 +34,17 @@ def record(target: Sequence[str]) -> tuple[Recorded, int]:
     """The programs that ``target``, a script or ``-m`` and a module with arguments, compiles, and its exit code."""
     programs: Recorded = []
 
-    def listen(name: str, details: dict[str, Any]) -> None:
-        if name == "program_compiled":
-            programs.append(
-                {
-                    "step": details["digest"],
-                    "operations": len(details["entries"]),
-                    "modules": [_digest(module.stablehlo) for module in details["modules"]],
-                    "during": os.environ.get("PYTEST_CURRENT_TEST", target[0]).split(" ")[0],
-                }
-            )
+    def listen(compiled: events.ProgramCompiled) -> None:
+        programs.append(
+            {
+                "step": compiled.digest,
+                "operations": len(compiled.entries),
+                "modules": [_digest(module.stablehlo) for module in compiled.modules],
+                "during": os.environ.get("PYTEST_CURRENT_TEST", target[0]).split(" ")[0],
+            }
+        )
 
-    unsubscribe = events.subscribe(listen)
+    unsubscribe = events.subscribe(events.ProgramCompiled, listen)
     code = 0
     try:
         _run(target)

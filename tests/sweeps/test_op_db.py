@@ -1,7 +1,7 @@
 """Every operator of PyTorch's own operator database, on ``xla`` against the CPU.
 
-Values, shapes, dtypes, gradients and the exceptions for wrong operands are compared; what is known
-to differ, and what runs on the CPU, stands in the tables below with its reason.
+Values, shapes, dtypes and gradients are compared; what is known to differ, and what runs on the CPU, stands
+in the tables below with its reason. xla-core's test_op_db_smoke compares the exceptions for wrong operands.
 """
 
 from __future__ import annotations
@@ -48,31 +48,12 @@ FALLBACKS = {
     "aten::special_airy_ai": "a special function that no module of torch.nn reaches",
 }
 
-NO_MEMORY = "views of an xla tensor do not expose the memory behind it"
 NO_SPARSE = "xla tensors are dense"
 # Operators that must raise on ``xla`` where the CPU computes, and what they raise.
 REFUSED: dict[str, tuple[type[Exception], str]] = {
-    "as_strided.partial_views": (RuntimeError, NO_MEMORY),
     "sparse.mm.reduce": (NotImplementedError, NO_SPARSE),
     "sparse.sampled_addmm": (NotImplementedError, NO_SPARSE),
     "to_sparse": (TypeError, NO_SPARSE),
-}
-
-VALUES_UNSEEN = "whether it is a mistake depends on values that only the device knows"
-OVERLAP = "out= arguments that overlap operands in memory: xla tensors share no memory"
-ERRORS_DIFFER = {
-    "amax": "a tensor of 65 dimensions cannot be moved to the device to begin with",
-    "amin": "a tensor of 65 dimensions cannot be moved to the device to begin with",
-    "aminmax": "a tensor of 65 dimensions cannot be moved to the device to begin with",
-    "as_strided_scatter": NO_MEMORY,
-    "cat": OVERLAP,
-    "gradient": "the sample's other operand is on the meta device",
-    "kthvalue": OVERLAP,
-    "masked_select": OVERLAP,
-    "scatter": VALUES_UNSEEN,
-    "scatter_add": VALUES_UNSEEN,
-    "take": OVERLAP,
-    "uniform": "the bounds are operands of the program, not looked at before it runs",
 }
 
 
@@ -126,20 +107,6 @@ def test_gradients(op: OpInfo) -> None:
         if check_outcomes(e, g, sample):
             assert_gradients_agree(op, sample, e.value, g.value)
     assert ran_on_cpu.keys() <= FALLBACKS.keys()
-
-
-@pytest.mark.parametrize("op", [o for o in op_db if o.error_inputs_func is not None], ids=name_of)
-def test_errors(op: OpInfo) -> None:
-    if name_of(op) in ERRORS_DIFFER:
-        pytest.skip(ERRORS_DIFFER[name_of(op)])
-    torch.manual_seed(0)
-    for wrong in op.error_inputs("cpu"):
-        sample = wrong.sample_input
-        expected = attempt(lambda s=sample: call(op, s, "cpu")).error
-        if expected is None:
-            continue  # wrong on another device than the CPU
-        got = attempt(lambda s=sample: torch_xla.sync(call(op, s, "xla"))).error
-        assert isinstance(got, type(expected)), f"{sample}: {got!r}; CPU: {expected!r}"
 
 
 def overloads_of(counter: str) -> Iterator[Any]:

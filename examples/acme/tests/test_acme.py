@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from xla_core.contract.device_protocol import Topology
-from xla_core.plugins import discovery
+from xla_core.extension_api import plugins
 from xla_core.testing.conformance import DeviceConformance
 from xla_pjrt_acme import AcmeClient, create_client, library
 
@@ -41,7 +41,7 @@ class TestTwoDevices(DeviceConformance):
 
 
 def test_entry_point_starts_this_client():
-    client = discovery.start_client("acme", discovery.new_manager(), {"ACME_NUM_DEVICES": "3"})
+    client = plugins.start_client("acme", plugins.new_manager(), {"ACME_NUM_DEVICES": "3"})
     assert isinstance(client, AcmeClient)
     assert (client.device_type, len(client.local_devices())) == ("ACME", 3)
 

@@ -10,7 +10,8 @@ import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.debug.profiler as xp
-from xla_debug.live import analysis, listeners
+from xla_core.contract import events
+from xla_debug.live import analysis
 from xla_debug.stacks.sync_causes import SyncCause
 
 
@@ -23,8 +24,8 @@ def reports(monkeypatch, tmp_path):
     monkeypatch.setenv("PT_XLA_DEBUG_LEVEL", "2")
     # what the process does by itself where the variables were set at its start
     undo = [
-        listeners.add("program_compiled", analysis.on_compiled),
-        listeners.add("program_executed", analysis.on_executed),
+        events.subscribe(events.ProgramCompiled, analysis.on_compiled),
+        events.subscribe(events.ProgramExecuted, analysis.on_executed),
     ]
 
     def causes():

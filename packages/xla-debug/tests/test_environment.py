@@ -193,7 +193,8 @@ IN_PROCESS = """
 import os, re, sys, time
 import torch, torch_xla
 from xla_core.execution import runtime
-from xla_debug.live import analysis, listeners, saved_graphs
+from xla_core.contract import events
+from xla_debug.live import analysis, saved_graphs
 from xla_debug import recompile, settings
 
 os.environ["XLA_SAVE_TENSORS_FILE"] = sys.argv[1] if len(sys.argv) > 1 else "dump"
@@ -214,7 +215,7 @@ else:
     raise AssertionError("an unknown format was accepted")
 os.environ["XLA_SAVE_TENSORS_FMT"] = ""
 waited = []
-listeners.add("waited", waited.append)
+events.subscribe(events.Waited, waited.append)
 os.environ["XLA_SYNC_WAIT"] = "0"
 y = x * 5
 torch_xla.sync()

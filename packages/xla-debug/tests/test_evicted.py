@@ -12,7 +12,7 @@ import torch_xla
 import torch_xla.runtime as xr
 from xla_core.compilation import program_table
 from xla_core.execution import runtime
-from xla_core.recording.trace import Entry
+from xla_core.recording.entry import Root
 from xla_core.support import memory_mappings
 from xla_debug import memory, recompile
 from xla_debug.recompile import Cause
@@ -58,7 +58,7 @@ def test_nothing_here_keeps_an_evicted_program_or_dropped_steps(keep_one):
     assert recompile._history.known
     xr.clear_computation_cache()
     gc.collect()
-    assert root not in {id(o) for o in gc.get_objects() if type(o) is Entry and o.then is not None}
+    assert root not in {id(o) for o in gc.get_objects() if type(o) is Root and o.then is not None}
     assert not recompile._history.known
     assert not memory._last_entries
 

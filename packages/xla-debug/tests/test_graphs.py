@@ -227,3 +227,14 @@ def test_functions_of_repeats_are_named_after_their_modules():
     names = set(re.findall(r"call @xla_repeat_\d+_(\w+)_\d+_operations\(", text))
     modules = ("train_gr_e_Deep_blocks_", "backward_train_gr_e_Deep_blocks_", "optimizer_")
     assert {m for m in modules if any(name.startswith(m) for name in names)} == set(modules), names
+
+
+def test_hlo_after_the_compilers_passes(ab, monkeypatch):
+    a, b = ab
+    pending = (a + b) * (a - b)
+    before = _XLAC._get_xla_tensors_hlo([pending])
+    monkeypatch.setenv("XLA_DUMP_POST_OPTIMIZATIONS", "1")
+    after = _XLAC._get_xla_tensors_hlo([pending])
+    assert "fusion(" not in before and "is_scheduled=true" not in before
+    assert "is_scheduled=true" in after and "fusion(" in after
+    assert torch.equal(pending.cpu(), (a.cpu() + b.cpu()) * (a.cpu() - b.cpu()))

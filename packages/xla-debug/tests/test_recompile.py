@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import torch_xla
 from xla_core.execution import runtime
-from xla_core.recording.trace import Entry
+from xla_core.recording.entry import operations_of
 from xla_debug import recompile
 from xla_debug.stacks import stack_frames
 from xla_debug.steps.recompile_text import Cause
@@ -30,8 +30,7 @@ def explained():
     torch_xla.sync()
     # steps of one test must not be the beginning of another's
     for trace in runtime.traces():
-        trace.root = Entry(None, None, None, (), 0, 0)
-        trace.reset()
+        trace.forget()
     recompile._history.known.clear()
     recompile.clear()
 
@@ -277,7 +276,7 @@ def test_backward_operations_name_the_forward_line():
     x = torch.randn(3, 8).to(DEVICE)
     model(x).pow(4).sum().backward()
     trace = runtime.trace_of(None)
-    where = [e.where for e in trace.cur.path() if e.plan is not None]
+    where = [e.where for e in operations_of(trace.cur.path())]
     backward = [w for w in where if w.backward]
     scopes = {w.scope for w in backward}
     assert {"backward/Net/fc1", "backward/Net/fc2", "backward/Net/drop"} <= scopes

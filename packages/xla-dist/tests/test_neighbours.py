@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from xla_core.multiprocess import job_setup
+from xla_core.extension_api import jobs
 from xla_dist.job_health import local_processes
 
 
@@ -36,7 +36,7 @@ def seen(process, monkeypatch):
     """Looks of ordinal 0 at ordinal 1, which is ``process``; what they saw."""
     names = {"0": os.getpid(), "1": process.pid}
     told = {name: f"{local_processes._system()} {pid}".encode() for name, pid in names.items()}
-    monkeypatch.setattr(job_setup, "published", lambda folder: told)
+    monkeypatch.setattr(jobs, "published", lambda folder: told)
     watched = local_processes.Neighbours(2)
 
     def look():

@@ -12,7 +12,7 @@ import torch
 from dist_jobs import clean_environment
 
 import torch_xla.distributed.xla_multiprocessing as xmp
-from xla_core.execution import spmd_mode
+from xla_core.extension_api import runtime
 
 
 def expected_counts(index, world, local):
@@ -106,7 +106,7 @@ def test_the_number_of_processes_is_that_of_the_devices(monkeypatch):
 
 
 def test_replicas_are_not_for_spmd_mode(monkeypatch):
-    monkeypatch.setattr(spmd_mode, "is_spmd", lambda: True)
+    monkeypatch.setattr(runtime, "is_spmd", lambda: True)
     with pytest.raises(NotImplementedError, match="one program over all devices"):
         xmp.spawn(dist_jobs.nothing)
 

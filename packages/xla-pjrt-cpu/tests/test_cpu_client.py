@@ -20,6 +20,7 @@ from xla_core.jax_bridge import jax_private
 from xla_core.plugins import discovery
 from xla_core.testing.programs import make_program, spec
 from xla_pjrt_cpu import CpuClient, create_client, fusions
+from xla_pjrt_cpu import client as client_module
 
 HERE = Placement((0,))
 F32 = np.dtype(np.float32)
@@ -70,13 +71,13 @@ def test_a_value_read_earlier_does_not_keep_memory_from_being_donated(client):
     np.testing.assert_array_equal(client.get(after), np.ones(1000))
 
 
-def test_compiler_options_reach_the_compiler(client):
+def test_compiler_options_reach_the_compiler(client, monkeypatch):
     def norm(a):
         return jnp.tanh(a) * 2 + a
 
-    emitters = {"xla_cpu_use_fusion_emitters": True}  # which a small program is compiled without
+    monkeypatch.setenv("XLA_COMPILE_EFFORT", "full")  # a small program is compiled with less
     fused, plain = (
-        client.compile(make_program(client, norm, [f32(64, 64)], options=emitters | options))
+        client.compile(make_program(client, norm, [f32(64, 64)], options=options))
         for options in ({}, {"xla_disable_hlo_passes": "fusion"})
     )
     # all operations in one kernel, or a kernel each
@@ -84,6 +85,19 @@ def test_compiler_options_reach_the_compiler(client):
     assert plain.optimized_hlo().count("fusion(") > 1
     with pytest.raises(RuntimeError, match="No such compile option: 'xla_no_such_option'"):
         client.compile(make_program(client, norm, [f32(4)], options={"xla_no_such_option": True}))
+
+
+def test_an_option_that_xla_does_not_know_is_left_out_alone(monkeypatch):
+    client = CpuClient()
+    chosen = {"xla_no_such_option": 1, "xla_backend_optimization_level": 0, "xla_nor_this": True}
+    monkeypatch.setattr(client_module, "options_by_effort", lambda program, flags: dict(chosen))
+    program = make_program(client, lambda a: a * 2, [f32(4)])
+    for _ in range(2):
+        stored = client.compile(program).serialize()
+        assert b'"xla_backend_optimization_level": 0' in stored and b"xla_no" not in stored
+    asked_for = dataclasses.replace(program, options={"xla_nor_this": True})
+    with pytest.raises(RuntimeError, match="No such compile option: 'xla_nor_this'"):
+        client.compile(asked_for)
 
 
 CONVOLUTION = ((1, 32, 28, 28), (32, 32, 3, 3))

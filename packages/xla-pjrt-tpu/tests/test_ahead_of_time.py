@@ -212,12 +212,11 @@ import torch, torch_xla
 from xla_core.compilation import build_program
 from xla_core.contract import events
 
-def listen(event, of):
-    if event == "program_missing":
-        print(build_program.key_text(of["entries"], of["outputs"], of["aliases"]).decode())
+def listen(step):
+    print(build_program.key_text(step.entries, step.outputs, step.aliases).decode())
 
 {choose}
-events.subscribe(listen)
+events.subscribe(events.ProgramMissing, listen)
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.Dropout()).to("xla")
 optimizer = torch.optim.Adam(model.parameters(), lr=0.1)

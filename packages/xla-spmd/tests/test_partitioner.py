@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch.nn.functional as F
 import torch_xla
 import torch_xla.distributed.spmd as xs
 from xla_core.compilation import program_table
+from xla_spmd.reports import program_report
 
 CASES = {
     # windows of one value, filled with zeros and with something else
@@ -55,6 +58,154 @@ def test_a_scatter_adds_its_updates_only(mesh, rows):
             xs.mark_sharding(updates, mesh, ("data", None))
         table.index_add_(0, index.to(table.device), updates.cos())
     torch.testing.assert_close(device.cpu(), host)
+
+
+CONVOLUTIONS = {
+    "plain": ((4, 4, 16, 8), (8, 4, 4, 3), {"padding": 1}),
+    "strided": ((4, 4, 16, 8), (8, 4, 4, 3), {"padding": 2, "stride": 2}),
+    "dilated": ((4, 4, 16, 8), (8, 4, 4, 3), {"padding": 3, "dilation": 2}),
+    "two groups": ((4, 4, 16, 8), (8, 2, 4, 3), {"groups": 2}),
+    "ten groups": ((4, 20, 8, 8), (10, 2, 4, 3), {"groups": 10, "padding": 1}),
+    "depthwise": ((4, 4, 16, 8), (8, 1, 4, 3), {"groups": 4, "padding": 1}),
+    "many positions": ((4, 10, 16, 16), (10, 1, 12, 8), {"groups": 10}),
+    "transposed": ((4, 4, 8, 8), (4, 8, 4, 3), {"stride": 2, "padding": 1, "output_padding": 1}),
+    "transposed groups": ((4, 20, 8, 8), (20, 1, 4, 2), {"groups": 10, "stride": 2}),
+    "1d": ((4, 4, 16), (8, 4, 4), {"padding": 2}),
+    "3d": ((2, 4, 8, 6, 4), (4, 4, 4, 2, 3), {"padding": 1}),
+    "uneven": ((3, 5, 11, 9), (7, 5, 5, 3), {"padding": 2, "stride": 2}),
+}
+
+
+def convolved(name, inputs, kernel, **settings):
+    form = F.conv_transpose2d if name.startswith("transposed") else None
+    form = form or {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[inputs.dim()]
+    return form(inputs, kernel, **settings)
+
+
+def specs(rank, name):
+    """Places for the axis ``data`` (and ``model``): the first window, both, channels, batches."""
+    places = {
+        "window": {2: "data"},
+        "both axes": {2: ("data", "model")},
+        "channels": {1: "model", 2: "data"},
+        "batch": {0: "data"},
+        "features": {0: "model"},
+        "whole": {},
+    }[name]
+    return tuple(places.get(i) for i in range(rank))
+
+
+PAIRS = [
+    ("window", "window"), ("batch", "whole"), ("window", "features"), ("both axes", "channels"),
+    ("whole", "window"), ("window", "whole"),
+]  # fmt: skip
+COMBINED = [
+    (name, pair)
+    for i, name in enumerate(CONVOLUTIONS)
+    for pair in dict.fromkeys((*PAIRS[:2], PAIRS[2 + i % 4]))
+]
+
+
+@pytest.mark.parametrize(("name", "pair"), COMBINED, ids=str)
+def test_convolutions_of_split_inputs_and_kernels(mesh, name, pair):
+    """Values and both gradients, the result's own split among them, as the CPU computes them."""
+    *shapes, settings = CONVOLUTIONS[name]
+    generator = torch.Generator().manual_seed(0)
+    host = [torch.randn(shape, generator=generator) for shape in shapes]
+    device = [t.to("xla") for t in host]
+    for tensor, spec in zip(device, pair, strict=True):
+        xs.mark_sharding(tensor, mesh, specs(tensor.dim(), spec))
+    results = []
+    for values in (host, device):
+        result = convolved(name, *[t.requires_grad_() for t in values], **settings)
+        if values is device and pair[1] == "window":
+            xs.mark_sharding(result, mesh, specs(result.dim(), "window"))
+        (result * result.detach().cos()).sum().backward()
+        results.append(result)
+    torch_xla.sync()
+    pairs = [tuple(results), *((x.grad, y.grad) for x, y in zip(host, device, strict=True))]
+    for wanted, found in pairs:
+        torch.testing.assert_close(found.detach().cpu(), wanted.detach(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_convolution_of_split_batches_is_computed_in_parts(mesh):
+    """Only gradients of kernels are summed over devices: nothing else is sent."""
+    for groups in (1, 4, 20):
+        inputs, kernel = torch.ones(8, 20, 8, 8).to("xla"), torch.ones(20, 20 // groups, 3, 3)
+        kernel = kernel.to("xla").requires_grad_()
+        xs.mark_sharding(inputs, mesh, (("data", "model"), None, None, None))
+        torch_xla.sync()
+        F.conv2d(inputs, kernel, padding=1, groups=groups).square().sum().backward()
+        torch_xla.sync()
+        kinds = {c.kind for c in program_report.collectives(program_table.all_programs()[-1])}
+        assert kinds == {"all-reduce"}
+
+
+def test_a_convolution_beside_values_laid_out_by_hand(mesh):
+    """Such programs are another partitioner's; convolutions of parts are each device's own."""
+    host, kernel = torch.randn(4, 4, 16, 8), torch.randn(8, 4, 4, 3)
+    inputs, weight = host.to("xla"), kernel.to("xla")
+    part = xs.enable_manual_sharding(inputs, ("data", None, None, None), mesh=mesh).global_tensor
+    own = F.conv2d(part, weight)
+    own = xs.disable_manual_sharding(own, ("data", None, None, None), (4, 8, 13, 6), mesh=mesh)
+    again = host.to("xla")
+    xs.mark_sharding(again, mesh, (None, None, "data", None))
+    xs.mark_sharding(weight, mesh, ("model", None, None, None))
+    both = F.conv2d(again, weight)
+    torch_xla.sync()
+    for found in (own, both):
+        torch.testing.assert_close(found.cpu(), F.conv2d(host, kernel), rtol=1e-4, atol=1e-4)
+
+
+WINDOWS = {
+    "max_pool": lambda a: F.max_pool2d(a, 3, 2, 1),
+    "avg_pool": lambda a: F.avg_pool2d(a, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+    "adaptive": lambda a: F.adaptive_avg_pool2d(a, (3, 2)) + F.adaptive_max_pool2d(a, (3, 2)),
+    "unfold": lambda a: F.unfold(a, 3, 1, 1, 2),
+    "bilinear": lambda a: F.interpolate(a, size=(7, 13), mode="bilinear", align_corners=True),
+    "bicubic": lambda a: F.interpolate(a, scale_factor=2.0, mode="bicubic"),
+    "nearest": lambda a: F.interpolate(a, size=(7, 13)),
+    "reflect": lambda a: F.pad(a, (2, 1, 3, 2), mode="reflect"),
+    "replicate": lambda a: F.pad(a, (2, 1, 3, 2), mode="replicate"),
+    "circular": lambda a: F.pad(a, (2, 1, 3, 2), mode="circular"),
+    "cut and filled": lambda a: F.pad(a, (2, -1, -1, 2), value=2.0),
+    "group_norm": lambda a: F.group_norm(a, a.shape[1]),
+    "cumprod": lambda a: a.cumprod(2),
+    "strides": lambda a: a[:, :, 1::3, ::2] * 2,
+    "rows of windows": lambda a: a.unfold(2, 3, 2).cos(),
+    "roll": lambda a: a.roll((3, 1), (2, 3)).flip(2),
+    "index": lambda a: a[:, :, [1, 4, 2, 2]],
+    "sort": lambda a: a.sort(2)[0],
+}
+
+
+@pytest.mark.parametrize("size", [(4, 4, 16, 8), (3, 5, 11, 9)], ids=["even", "uneven"])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_random_splits_of_what_windows_move_along(name, size):
+    """Parts that several devices hold, and that one does; split results; values and gradients."""
+    draw, generator = random.Random(name), torch.Generator().manual_seed(0)
+    for grid in ((4, 2), (8, 1)):
+        devices = xs.Mesh(np.arange(8), grid, ("data", "model"))
+        host = torch.randn(size, generator=generator)
+        device = host.to("xla")
+        xs.mark_sharding(device, devices, _drawn(draw))
+        both = [WINDOWS[name](t.requires_grad_()) for t in (host, device)]
+        if both[1].dim() == 4:
+            xs.mark_sharding(both[1], devices, _drawn(draw))
+        for result in both:
+            result.square().sum().backward()
+        torch_xla.sync()
+        for a, b in [tuple(both), (host.grad, device.grad)]:
+            torch.testing.assert_close(b.detach().cpu(), a.detach(), rtol=2e-3, atol=2e-3)
+
+
+def _drawn(draw):
+    """A random place, or none, for each axis, most often where windows move."""
+    spec = [(), (), (), ()]
+    for axis in draw.sample(("data", "model"), 2):
+        if draw.random() < 0.8:
+            spec[draw.choice((0, 1, 2, 2, 3, 3))] += (axis,)
+    return tuple(entry or None for entry in spec)
 
 
 def test_one_filling_needs_no_barrier(mesh):

@@ -223,3 +223,35 @@ def test_meshes_and_tensors_that_do_not_fit(device_mesh):
         distribute_tensor(torch.tensor(1.0), device_mesh).redistribute(placements=[Shard(0), R])
     with pytest.raises(ValueError, match="over 4 devices, this job has 8"):
         tensor.redistribute(DeviceMesh("xla", torch.arange(4)), [R])
+
+
+COMPILED = {
+    "redistribute": lambda t: (t * 2).sum(0) + t.redistribute(placements=[R, Shard(1)]) * 3,
+    "full_tensor": lambda t: t.full_tensor().sin() + 1,
+    "to_local": lambda t: t.to_local() * 2 + t.to_local().sum(),
+}
+
+
+# torch's own, when a graph begins with a tensor that is no leaf
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("name", COMPILED)
+def test_inside_functions_of_torch_compile(device_mesh, name):
+    """A graph ends before the method and another begins behind it; values and gradients are those without."""
+    values = torch.randn(EVEN)
+    results = []
+    for form in (COMPILED[name], torch.compile(COMPILED[name], backend="openxla")):
+        leaf = distribute_tensor(values.clone().requires_grad_(), device_mesh, [Shard(0), R])
+        result = form(leaf)
+        result.square().sum().backward()
+        results.append((result.detach().cpu(), leaf.grad.cpu()))
+    for found, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_results_of_compiled_functions_keep_their_methods(device_mesh):
+    function = torch.compile(lambda t: t.redistribute(placements=[Shard(1), R]), backend="openxla")
+    values = torch.randn(EVEN)
+    moved = function(distribute_tensor(values, device_mesh, [Shard(0), R]))
+    assert all_equal(held(moved), parts(values, device_mesh, [Shard(1), R]))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="redistribute"):
+        torch.compile(COMPILED["redistribute"], backend="openxla", fullgraph=True)(moved)

@@ -29,6 +29,7 @@ from xla_core.execution.runtime import device_type as _maybe_select_default_devi
 from xla_core.execution.runtime import set_device_type as set_device_type
 from xla_core.execution.runtime import traces as _init_world_size_ordinal
 from xla_core.execution.spmd_mode import is_spmd as is_spmd
+from xla_core.plugins.discovery import NoDeviceChosenError
 
 __all__ = [
     "addressable_device_count",
@@ -59,9 +60,15 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(__name__, {"use_spmd": "xla_spmd.sharding.mode"})
 
 
-def device_type() -> str:
-    """``'CPU'``, ``'TPU'`` or the name of another plugin: from ``PJRT_DEVICE``, else what is there."""
-    return runtime.device_type()
+def device_type() -> str | None:
+    """``'CPU'``, ``'TPU'`` or the name of another plugin: from ``PJRT_DEVICE``, else what is there.
+
+    None where ``PJRT_SELECT_DEFAULT_DEVICE=0`` forbids to choose; using the device then raises an error.
+    """
+    try:
+        return runtime.device_type()
+    except NoDeviceChosenError:
+        return None
 
 
 def is_bf16_supported() -> bool:

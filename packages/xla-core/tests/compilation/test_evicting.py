@@ -272,7 +272,7 @@ def test_exported_programs_are_evicted_and_compiled_again(keep):
 def test_an_eviction_is_told(keep):
     keep(1)
     told = []
-    end = events.subscribe(lambda name, details: told.append((name, details)))
+    end = events.subscribe(events.ProgramEvicted, told.append)
     try:
         x = torch.ones(11).to("xla")
         (x + 1).tolist()
@@ -280,7 +280,7 @@ def test_an_eviction_is_told(keep):
         (x - 4).tolist()
     finally:
         end()
-    assert [d["program"] for name, d in told if name == "program_evicted"] == [program]
+    assert [evicted.program for evicted in told] == [program]
 
 
 def test_dropped_tables_are_no_concern_of_a_program():

@@ -126,15 +126,15 @@ def test_errors_of_the_cpu_come_through():
 
 def test_listeners_are_told():
     seen = []
-    unsubscribe = events.subscribe(lambda name, details: seen.append((name, details)))
+    unsubscribe = events.subscribe(events.Fallback, seen.append)
     try:
         with pytest.warns(FallbackWarning):
             OPS.halves(torch.ones(1, device="xla"))
     finally:
         unsubscribe()
-    (details,) = [d for name, d in seen if name == "fallback"]
-    assert details["operator"] == "xla_core_tests::halves"
-    assert details["filename"] == __file__
+    (told,) = seen
+    assert told.operator == "xla_core_tests::halves"
+    assert told.filename == __file__
 
 
 def test_an_operator_of_pytorch_is_counted_under_its_name(fallbacks):

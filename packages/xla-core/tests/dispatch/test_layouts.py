@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from xla_core.dispatch.layouts import MSG_LAYOUT, LayoutError
-from xla_core.testing.against_cpu import copy_to, fallbacks
+from xla_core.testing.against_cpu import assert_same, copy_to, fallbacks
 
 
 def dense():
@@ -32,6 +32,9 @@ REFUSED = {
     "aten::sparse_sampled_addmm": lambda: torch.sparse.sampled_addmm(
         torch.eye(3).to_sparse_csr(), dense(), dense().t()
     ),
+    "aten::_sparse_addmm": lambda: torch.sparse.mm(torch.eye(3).to_sparse(), dense()),
+    "aten::sspaddmm": lambda: torch.smm(dense(), dense()),
+    "aten::hspmm": lambda: torch.hspmm(dense(), dense()),
     "aten::_sparse_softmax": lambda: torch.sparse.softmax(dense(), 0),
     "aten::sparse_mask": lambda: dense().sparse_mask(torch.eye(3, 4).to_sparse()),
     "aten::_spdiags": lambda: torch.sparse.spdiags(
@@ -52,6 +55,20 @@ def test_one_error_names_the_operator_and_what_to_do(operator):
     with fallbacks() as ran_on_cpu, pytest.raises(LayoutError) as caught:
         REFUSED[operator]()
     assert str(caught.value) == MSG_LAYOUT.format(operator=operator)
+    assert not ran_on_cpu
+
+
+def test_products_of_dense_tensors_need_no_sparse_one():
+    """``sparse.mm`` and ``sparse.addmm`` take them on the CPU, too, and give dense results."""
+
+    def run(device):
+        a, b, c = (torch.arange(float(i), 9.0 + i).reshape(3, 3).to(device) for i in range(3))
+        leaves = [t.requires_grad_() for t in (a, b, c)]
+        result = torch.sparse.mm(a, b) + torch.sparse.addmm(c, a, b, beta=0.5, alpha=2.0)
+        return result.detach(), *torch.autograd.grad((result * result).sum(), leaves)
+
+    with fallbacks() as ran_on_cpu:
+        assert_same(run("xla"), run("cpu"))
     assert not ran_on_cpu
 
 

@@ -338,3 +338,14 @@ def test_dynamos_settings_stay_the_users(run_python):
         assert settings() == before
         """
     )
+
+
+def test_a_graph_made_inside_a_full_graph_leaves_its_promise():
+    """Nothing may be read until the end, also after a graph was made in between, which forbids it itself."""
+    x = torch.arange(3.0).to("xla")
+    torch_xla.sync()
+    with torch_xla.compile(full_graph=True):
+        y = compiled(lambda t: t * 2 + 1)(x) + 1
+        with pytest.raises(RuntimeError, match="Unexpected execution"):
+            y.tolist()
+    assert y.tolist() == [2.0, 4.0, 6.0]

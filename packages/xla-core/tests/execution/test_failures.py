@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import pytest
 import torch
+from jax.extend.core import Primitive
 
 import torch_xla
 from xla_core.execution import run_step, runtime
+from xla_core.jax_bridge import jax_private
 from xla_core.operators import lowering_registry
 from xla_core.recording import xla_tensor
 
@@ -85,21 +88,28 @@ def test_a_launch_that_fails_costs_only_its_step(weight, monkeypatch):
     usable(weight, [1, 1, 1])
 
 
-@pytest.fixture
-def picky_digamma(monkeypatch):
-    """An operator whose lowering rule fails for two elements only."""
-    overload = torch.ops.aten.digamma.default
+def _replace_rule(monkeypatch, overload, change):
+    """Let the rule of ``overload`` be ``change(its function)`` in this test."""
     rule = lowering_registry.find_rule(overload)
-
-    def picky(x):
-        if x.shape == (2,):
-            raise ValueError("no such luck")
-        return rule.function(x)
-
-    changed = dataclasses.replace(rule, function=picky)
+    changed = dataclasses.replace(rule, function=change(rule.function))
     monkeypatch.setitem(lowering_registry._rules, overload, changed)
     monkeypatch.setattr(xla_tensor, "handlers", {})  # those made before have the rule that works
     monkeypatch.setattr(xla_tensor, "_plain", {})
+
+
+@pytest.fixture
+def picky_digamma(monkeypatch):
+    """An operator whose lowering rule fails for two elements only."""
+
+    def change(function):
+        def picky(x):
+            if x.shape == (2,):
+                raise ValueError("no such luck")
+            return function(x)
+
+        return picky
+
+    _replace_rule(monkeypatch, torch.ops.aten.digamma.default, change)
 
 
 def test_a_failed_lowering_names_the_line_and_spares_the_operator_elsewhere(weight, picky_digamma):
@@ -113,4 +123,92 @@ def test_a_failed_lowering_names_the_line_and_spares_the_operator_elsewhere(weig
     torch.testing.assert_close(fine.cpu(), torch.full((3,), 2.0).digamma())
     with pytest.raises(RuntimeError, match="never computed"):
         gone.tolist()
+    usable(weight, [1, 1, 1])
+
+
+def _refused_by_xla(x):
+    return jax.ffi.ffi_call("nobody_knows_this", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+_UNHEARD_OF = Primitive("nobody_knows_this")
+_UNHEARD_OF.def_abstract_eval(lambda x: x)
+
+
+@pytest.fixture(params=[_refused_by_xla, _UNHEARD_OF.bind], ids=["compiling", "lowering"])
+def unheard_of_digamma(monkeypatch, request):
+    """An operator whose rule gives for two elements what XLA, or jax before it, refuses without its name."""
+
+    def change(function):
+        return lambda x: request.param(x) if x.shape == (2,) else function(x)
+
+    _replace_rule(monkeypatch, torch.ops.aten.digamma.default, change)
+
+
+def test_an_operation_that_xla_refuses_namelessly_is_found(weight, unheard_of_digamma):
+    fine = torch.full((3,), 2.0, device="xla").digamma()
+    gone = (torch.full((2,), 2.0, device="xla") + 1).digamma()
+    later = gone.exp()
+    weight.add_(later.sum())
+    kept = fine + 1
+    number = test_an_operation_that_xla_refuses_namelessly_is_found
+    place = f"test_failures.py:{number.__code__.co_firstlineno + 2}"
+    with pytest.raises(RuntimeError, match=rf"aten\.digamma.*{place}.*nobody_knows_this") as caught:
+        torch_xla.sync()
+    assert "aten.digamma" not in str(caught.value.__cause__)  # what XLA itself says
+    torch.testing.assert_close(kept.cpu(), torch.full((3,), 2.0).digamma() + 1)
+    for lost in (gone, later):
+        with pytest.raises(RuntimeError, match=rf"never computed.*{place}"):
+            lost.tolist()
+    usable(weight, [1, 1, 1])
+
+
+def test_several_operations_that_xla_refuses(weight, unheard_of_digamma, monkeypatch):
+    def change(function):
+        return lambda x: jax.ffi.ffi_call("nor_this", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    _replace_rule(monkeypatch, torch.ops.aten.lgamma.default, change)
+    start = torch.full((2,), 2.0, device="xla")
+    one, other, fine = start.digamma(), start.lgamma(), start.exp()
+    with pytest.raises(RuntimeError, match=r"aten\.digamma"):
+        torch_xla.sync()
+    assert fine.tolist() == start.cpu().exp().tolist()
+    for lost, operator in ((one, "digamma"), (other, "lgamma")):
+        with pytest.raises(RuntimeError, match=f"never computed.*{operator}"):
+            lost.tolist()
+    usable(weight, [1, 1, 1])
+
+
+def test_operations_that_xla_refuses_together_only(weight, monkeypatch):
+    """No operation alone is to blame: the one with which the program became impossible is."""
+    client = runtime.client()
+    compile_ = client.compile
+    tried = []
+
+    def refuse(program):
+        tried.append(program)
+        text = jax_private.module_text(program.stablehlo)
+        if "stablehlo.tan" in text and "stablehlo.floor" in text:
+            raise RuntimeError("UNIMPLEMENTED: not in one program")
+        return compile_(program)
+
+    monkeypatch.setattr(client, "compile", refuse)
+    start = torch.full((5,), 2.0, device="xla")
+    first = start
+    for _ in range(20):
+        first = first * 1.5 + start
+    second = first.floor() + 2
+    third = (second + first).sigmoid() + 1
+    fourth = third.tan()
+    fifth = fourth * 2
+    apart = start.exp()
+    weight.add_(fifth.sum())
+    number = test_operations_that_xla_refuses_together_only
+    place = f"test_failures.py:{number.__code__.co_firstlineno + 20}"
+    with pytest.raises(RuntimeError, match=rf"(?s)aten\.tan.*{place}.*not in one program"):
+        torch_xla.sync()
+    assert len(tried) < 25
+    for kept in (second, third, apart):
+        assert kept.isfinite().all()
+    with pytest.raises(RuntimeError, match="never computed"):
+        fourth.tolist()
     usable(weight, [1, 1, 1])

@@ -14,6 +14,11 @@ import torch.nn.functional as F
 
 import torch_xla
 from torch_xla import experimental
+from torch_xla.experimental.assume_pure import assume_pure
+from torch_xla.experimental.fori_loop import fori_loop, while_loop
+from torch_xla.experimental.gradient_accumulation import gradient_accumulation
+from torch_xla.experimental.scan import scan
+from xla_core.dispatch import index_ranges
 from xla_core.execution import index_checks
 from xla_core.recording import xla_tensor as tensor_module
 
@@ -23,6 +28,7 @@ TABLE = torch.arange(12.0).reshape(3, 4)
 @pytest.fixture(autouse=True)
 def _checking(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XLA_CHECK_INDICES", "1")
+    index_ranges.install()
     kept = dict(tensor_module._plain)  # handlers are made at an operator's first use
     tensor_module._plain.clear()
     tensor_module.set_handler_wrapper(None)
@@ -61,6 +67,10 @@ CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "take": lambda x, i: x[:, 0].take(i),
     "put": lambda x, i: x[:, 0].put(i, x[0, : len(i)]),
     "cross_entropy": lambda x, i: F.cross_entropy(x.T[: len(i)], i),
+    "multi_margin_loss": lambda x, i: F.multi_margin_loss(x.T[: len(i), :3], i),
+    "index_reduce": lambda x, i: x.index_reduce(0, i, x[: len(i)], "amax"),
+    "scatter_of_values": lambda x, i: x.clone().scatter_(0, i.unsqueeze(1), x),
+    "one_hot": lambda x, i: F.one_hot(i, 3),
     "nll_loss2d": lambda x, i: F.nll_loss(x.T.reshape(1, 4, 3)[:, :3, : len(i)], i[None]),
 }
 FROM_THE_END = ("index", "assignment", "index_put", "index_fill", "take", "put")
@@ -150,14 +160,141 @@ def test_eager_mode_raises_at_the_operator() -> None:
         x[index]
 
 
+def test_the_variable_alone_turns_it_on() -> None:
+    script = """
+import torch, torch_xla
+torch.nn.functional.one_hot(torch.tensor([7], device="xla"), 3)
+torch_xla.sync()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "Class values must be smaller than num_classes. (aten::one_hot" in done.stderr
+
+
 def test_off_nothing_is_recorded_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XLA_CHECK_INDICES")
     script = """
 import torch, torch_xla
 from xla_core.execution import index_checks
+from xla_core.recording.entry import operations_of
 row = torch.nn.functional.embedding(torch.tensor([7], device="xla"), torch.ones(3, 4, device="xla"))
 trace = row._s.trace
-print([entry.plan.name for entry in trace.cur.path() if entry.plan][-1], len(index_checks.pending))
+print(operations_of(trace.cur.path())[-1].plan.name, len(index_checks.pending))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "aten.embedding.default 0", done.stderr
+
+
+def test_one_hot_counts_its_classes_itself() -> None:
+    assert F.one_hot(whole(0, 2).to("xla")).tolist() == [[1, 0, 0], [0, 0, 1]]
+    with pytest.raises(RuntimeError, match="non-negative") as expected:
+        F.one_hot(whole(-1, 2))
+    with pytest.raises(IndexError, match="non-negative") as found:
+        F.one_hot(whole(-1, 2).to("xla"))
+        torch_xla.sync()
+    assert str(expected.value) in str(found.value)
+
+
+def rows(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    """What the loops below repeat: a row is looked up, at an index that grows."""
+    return F.embedding(i, x)  # the line that errors name
+
+
+ROWS_LINE = rows.__code__.co_firstlineno + 2
+
+
+def in_while_loop(x: torch.Tensor, start: torch.Tensor, steps: int) -> torch.Tensor:
+    def body(n: Any, i: Any, total: Any) -> Any:
+        return n - 1, i + 1, total + rows(x, i)
+
+    left = torch.tensor(steps, device="xla")
+    return while_loop(lambda n, i, total: n > 0, body, (left, start, x[0] * 0))[2]
+
+
+def in_condition(x: torch.Tensor, start: torch.Tensor, steps: int) -> torch.Tensor:
+    last = start + steps
+
+    def condition(i: Any, total: Any) -> Any:
+        return (rows(x, i).sum() >= 0) & (i < last - 1)
+
+    # the last test is of an index that no iteration sees
+    return while_loop(condition, lambda i, total: (i + 1, total + x[0]), (start, x[0] * 0))[1]
+
+
+def in_fori_loop(x: torch.Tensor, start: torch.Tensor, steps: int) -> torch.Tensor:
+    body = lambda i, total: (i + 1, total + rows(x, i))  # noqa: E731
+    return fori_loop(0, steps, body, start, x[0] * 0)[2]
+
+
+def in_scan(x: torch.Tensor, start: torch.Tensor, steps: int) -> torch.Tensor:
+    numbers = torch.arange(steps, device="xla")
+    return scan(lambda c, n: (c + rows(x, start + n), c), x[0] * 0, numbers)[0]
+
+
+def in_scan_of_a_loop(x: torch.Tensor, start: torch.Tensor, steps: int) -> torch.Tensor:
+    ones = torch.arange(steps, device="xla")
+    return scan(lambda c, n: (c + in_while_loop(x, start + n, 1), c), x[0] * 0, ones)[0]
+
+
+def in_loop_of_a_scan(x: torch.Tensor, start: torch.Tensor, steps: int) -> torch.Tensor:
+    def body(i: Any, total: Any) -> Any:
+        return i + 1, total + in_scan(x, i, 1)
+
+    return fori_loop(0, steps, body, start, x[0] * 0)[2]
+
+
+def in_assume_pure(x: torch.Tensor, start: torch.Tensor, steps: int) -> torch.Tensor:
+    total = x[0] * 0
+    for _ in range(2):  # the second call is of what the first recorded
+        total = _PURE(x, start + torch.arange(steps, device="xla"))
+    return total
+
+
+_PURE = assume_pure(lambda x, i: rows(x, i).sum(0))
+
+
+def in_accumulation(x: torch.Tensor, start: torch.Tensor, steps: int) -> torch.Tensor:
+    numbers = torch.arange(steps, device="xla")
+    weight = torch.ones((), device="xla", requires_grad=True)
+
+    def step(n: Any, total: Any) -> Any:
+        found = rows(x, start + n)
+        return (found * weight).sum(), total + found
+
+    return gradient_accumulation(step, [numbers], torch.nn.Module(), x[0] * 0)[1]
+
+
+def in_gradients(x: torch.Tensor, start: torch.Tensor, steps: int) -> torch.Tensor:
+    numbers = torch.arange(steps, device="xla")
+    weight = torch.ones((), device="xla", requires_grad=True)
+    end, _ = scan(lambda c, n: (c + rows(x, start + n) * weight, c), x[0] * 0, numbers)
+    end.sum().backward()
+    assert weight.grad is not None
+    return end.detach() * 0.5 + weight.grad * 0 + end.detach() * 0.5
+
+
+BODIES = [
+    in_while_loop, in_condition, in_fori_loop, in_scan, in_scan_of_a_loop, in_loop_of_a_scan,
+    in_assume_pure, in_accumulation, in_gradients,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("looped", BODIES)
+def test_indices_inside_of_loops(looped: Callable[..., torch.Tensor]) -> None:
+    x = TABLE.to("xla")
+    good = looped(x, torch.tensor(0, device="xla"), 3)
+    torch_xla.sync()
+    if looped is not in_condition:
+        assert good.tolist() == TABLE.sum(0).tolist()
+    for start, steps, given in ((0, 4, 3), (-1, 2, -1)):
+        with pytest.raises(IndexError, match=f"given index {given} for") as found:
+            looped(x, torch.tensor(start, device="xla"), steps)
+            torch_xla.sync()
+        assert f"called at {__file__}:{ROWS_LINE}," in str(found.value)
+    assert looped(x, torch.tensor(1, device="xla"), 2).shape == (4,)
+    torch_xla.sync()  # the next step is in range
+
+
+def test_a_loop_that_runs_no_iteration_takes_no_index() -> None:
+    x = TABLE.to("xla")
+    for looped in (in_while_loop, in_fori_loop):
+        assert looped(x, torch.tensor(9, device="xla"), 0).tolist() == [0.0] * 4

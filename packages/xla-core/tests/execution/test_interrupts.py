@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import copy
-import dis
-import functools
-import linecache
-import pathlib
 import sys
-from collections import Counter
 
 import pytest
 import torch
@@ -16,109 +11,15 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 import torch_xla
-import xla_core
 from torch_xla.experimental.scan import scan
+from xla_core.api import compile_decorator
 from xla_core.compilation import program_table
 from xla_core.compilation.staged_executable import StagedExecutable
 from xla_core.contract import events
 from xla_core.dynamo import compiled_graph
 from xla_core.execution import eager_mode, runtime
-
-SOURCES = str(pathlib.Path(xla_core.__file__).parent)
-
-
-class Interrupted(BaseException):
-    """Stands for KeyboardInterrupt, or whatever a signal's handler raises."""
-
-
-class Passed:
-    """Counts how often a step passes each bytecode (or line) of this package's functions."""
-
-    def __init__(self, lines=False):
-        self.lines = lines
-        self.counts = Counter()
-
-    def __enter__(self):
-        self.former = sys.gettrace()
-        sys.settrace(self.call)
-        return self
-
-    def __exit__(self, *_):
-        sys.settrace(self.former)
-
-    def call(self, frame, _event, _argument):
-        if not frame.f_code.co_filename.startswith(SOURCES):
-            return None
-        frame.f_trace_opcodes = not self.lines
-        return self.local
-
-    def local(self, frame, event, _argument):
-        wanted = event == ("line" if self.lines else "opcode")
-        if wanted and frame.f_lasti not in left_out(frame.f_code):
-            self.counts[frame.f_code, frame.f_lasti] += 1
-        return self.local
-
-    def places(self, times=("first", "last")):
-        """Each place with the numbers of the first and the last time that it is passed."""
-        found = []
-        for place, count in self.counts.items():
-            numbers = {"first": 1, "last": count}
-            found += [(*place, n) for n in {numbers[time] for time in times}]
-        return found
-
-
-class Interrupt:
-    """Raises where a place is passed for the nth time; only its function is traced."""
-
-    def __init__(self, code, position, time, lines):
-        self.code = code
-        self.position = position
-        self.left = time
-        self.event = "line" if lines else "opcode"
-
-    def __enter__(self):
-        self.former = sys.gettrace()
-        sys.settrace(self.call)
-
-    def __exit__(self, *_):
-        sys.settrace(self.former)
-
-    def call(self, frame, _event, _argument):
-        if frame.f_code is not self.code:
-            return None
-        frame.f_trace_opcodes = self.event == "opcode"
-        return self.local
-
-    def local(self, frame, event, _argument):
-        if event == self.event and frame.f_lasti == self.position:
-            self.left -= 1
-            if self.left == 0:
-                raise Interrupted(f"{self.code.co_qualname}:{frame.f_lineno}+{self.position}")
-        return self.local
-
-
-@functools.cache
-def left_out(code):
-    """The bytecodes between the end of a ``with`` block and the call that releases its lock.
-
-    CPython delivers no signal there, and none at a NOP or where nothing but the return is left. CPython
-    3.13.0 leaves ``with`` blocks without calling their ``__exit__`` if a trace function raises where a
-    comprehension inside jumps back.
-    """
-    lines = linecache.getlines(code.co_filename)
-
-    def is_left_out(one, following):
-        line = one.positions.lineno
-        if line is None or one.opname == "NOP" or one.opname.startswith("RETURN_"):
-            return True
-        if one.opname == "JUMP_BACKWARD" and sys.version_info >= (3, 13):
-            return True
-        returns = one.opname == "LOAD_CONST" and following.opname.startswith("RETURN_")
-        return returns or lines[line - 1].lstrip().startswith("with ")
-
-    instructions = list(dis.get_instructions(code))
-    pairs = zip(instructions, [*instructions[1:], instructions[-1]], strict=True)
-    return frozenset(one.offset for one, following in pairs if is_left_out(one, following))
+from xla_core.lowering import compile_settings
+from xla_core.testing.interrupts import SOURCES, Again, Interrupt, Interrupted, Passed
 
 
 def fresh(device):
@@ -164,8 +65,8 @@ def read(t):
     return {name: value.detach().cpu() for name, value in t.items()}
 
 
-def check_everywhere(step, make=fresh, lines=False, times=("first", "last")):
-    """Interrupt ``step`` at each place that it passes; returns how many there were."""
+def check_everywhere(step, make=fresh, lines=False, times=("first", "last"), files=()):
+    """Interrupt ``step`` at each place that it passes (in ``files``); returns how many there were."""
     host = torch.tensor([3.0, 1.0, 2.0, 5.0])
     t = make("xla")
     for _ in range(3):
@@ -174,6 +75,8 @@ def check_everywhere(step, make=fresh, lines=False, times=("first", "last")):
         step(t, host)
     fired = 0
     for place in passed.places(times):
+        if files and not place[0].co_filename.endswith(files):
+            continue
         t = make("xla")
         torch_xla.sync()
         held = values_held(read(t), host)
@@ -194,6 +97,73 @@ def check_everywhere(step, make=fresh, lines=False, times=("first", "last")):
         for name, value in read(t).items():
             assert torch.allclose(value, expected[name]), (where, name, value)
     return fired
+
+
+def check_twice(step, make=fresh, sources=SOURCES):
+    """Interrupt ``step`` at each line, and once more at each bytecode that only runs because of it."""
+    host = torch.tensor([3.0, 1.0, 2.0, 5.0])
+    t = make("xla")
+    for _ in range(3):
+        step(t, host)
+    with Passed(lines=True) as passed:
+        step(t, host)
+    again, fired = Again(sources), 0
+    for place in passed.places(("first",)):
+        for _ in range(200):  # as often as the way out has bytecodes that no second one came at yet
+            t = make("xla")
+            torch_xla.sync()
+            held = values_held(read(t), host)
+            first = Interrupt(*place, True)
+            try:
+                with again.after(first), first:
+                    step(t, host)
+            except Interrupted as interrupted:
+                where = f"{interrupted.__context__} {interrupted}"
+            if not again.where:
+                break
+            fired += 1
+            found = read(t)
+            for name, value in found.items():
+                assert any(torch.allclose(value, one) for one in held[name]), (where, name, value)
+            step(t, host)
+            expected = {name: value.clone() for name, value in found.items()}
+            for _ in statements(expected, host):
+                pass
+            for name, value in read(t).items():
+                assert torch.allclose(value, expected[name]), (where, name, value)
+    return fired
+
+
+def test_a_second_interrupt_on_the_way_out_of_the_first():
+    assert check_twice(run) > 20
+
+
+def test_a_region_interrupted_at_any_bytecode():
+    """``torch_xla.compile``: what it changes for its block is as before, the next one runs as a whole."""
+
+    def step(t, host):
+        trace = runtime.trace_of(None)
+        try:
+            with torch_xla.compile(full_graph=True, name="one", custom_compile_options=OPTIONS):
+                for _ in statements(t, host):
+                    pass
+            assert not trace.cur.depth
+        finally:
+            left = trace.region, trace.graph_name, trace.forbidden, compile_settings.token()
+            if not isinstance(sys.exception(), Interrupted):
+                assert left == (None, None, None, "")
+
+    with eager_mode.mode(True):
+        files = "compile_decorator.py", "compile_settings.py", "eager_mode.py"
+        assert check_everywhere(step, times=("first",), files=files) > 300
+        assert eager_mode.is_on()
+    # not what runs at the end of the block, which is a step like any other
+    files = compile_decorator.__file__, compile_settings.__file__
+    assert check_twice(step, sources=files) > 20
+    assert runtime.trace_of(None).region is None
+
+
+OPTIONS = {"xla_cpu_enable_fast_math": False}
 
 
 def test_a_step_interrupted_at_any_bytecode():
@@ -258,6 +228,23 @@ def test_a_compiled_graph_interrupted_at_any_line():
         graph = fx.symbolic_trace(model)
         compiled["xla"] = compiled_graph.extract_compiled_graph(graph, (t["w"], t["x"]))
         assert check_everywhere(run, lines=True) > 100
+
+
+def test_a_function_of_torch_compile_interrupted_at_any_line():
+    def model(w, x, b):
+        w.mul_(0.5)
+        b.copy_(w + x)
+
+    def compiled_statements(t, _host):
+        model(t["w"], t["x"], t["b"]) if t["w"].device.type == "cpu" else compiled(
+            t["w"], t["x"], t["b"]
+        )
+        yield
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "statements", compiled_statements)
+        compiled = torch.compile(model, backend="openxla", fullgraph=True)
+        assert check_everywhere(run, lines=True, times=("first",)) > 50
 
 
 def test_the_recording_of_a_loop_interrupted_at_any_line():
@@ -332,12 +319,11 @@ def test_an_exception_of_a_listener_leaves_the_results_bound():
     t = fresh("xla")
     run(t, torch.ones(4))
 
-    def fail(name, _details):
-        if name == "program_executed":
-            raise Interrupted(name)
+    def fail(event):
+        raise Interrupted(event)
 
     held = values_held(read(t), torch.ones(4))
-    undo = events.subscribe(fail)
+    undo = events.subscribe(events.ProgramExecuted, fail)
     try:
         with pytest.raises(Interrupted):
             run(t, torch.ones(4))

@@ -178,6 +178,26 @@ def test_default_is_the_cpu_with_a_warning(caplog, value):
     assert [r.getMessage() for r in caplog.records] == ["Defaulting to PJRT_DEVICE=CPU"]
 
 
+def test_no_device_is_chosen_where_that_is_forbidden(run_python):
+    with pytest.raises(discovery.NoDeviceChosenError, match=r"set PJRT_DEVICE to one of .*CPU"):
+        discovery.chosen_device({"PJRT_SELECT_DEFAULT_DEVICE": "0"})
+    options = {"PJRT_SELECT_DEFAULT_DEVICE": "0", "PJRT_DEVICE": "cpu"}
+    assert discovery.chosen_device(options) == "CPU"
+    told = run_python(
+        """
+        import torch, torch_xla, torch_xla.runtime as xr
+        print(xr.device_type())
+        try:
+            torch.ones(1, device="xla")
+        except RuntimeError as error:
+            print("PJRT_DEVICE" in str(error))
+        """,
+        PJRT_DEVICE="",
+        PJRT_SELECT_DEFAULT_DEVICE="0",
+    )
+    assert told.split() == ["None", "True"]
+
+
 @pytest.mark.parametrize("chips", [True, False])
 def test_default_is_a_tpu_that_is_there(install, monkeypatch, chips):
     found = discovery.metadata.entry_points

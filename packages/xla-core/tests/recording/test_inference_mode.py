@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from xla_core.testing import against_cpu
+
 OPERATIONS = {
     "slice": lambda x: x[1:],
     "select": lambda x: x[0],
@@ -120,3 +122,10 @@ def test_a_view_made_inside_is_no_part_of_a_later_graph():
         with pytest.raises(RuntimeError, match="inference mode"):
             view.add_(1)
         x.sum().backward()
+
+
+def test_one_hot_asks_the_cpu_for_nothing():
+    with torch.inference_mode(), against_cpu.fallbacks() as ran_on_cpu:
+        found = torch.nn.functional.one_hot(torch.tensor([1, 0], device="xla"), 3)
+        assert found.tolist() == [[0, 1, 0], [1, 0, 0]]
+    assert not ran_on_cpu

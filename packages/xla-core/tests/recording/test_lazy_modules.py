@@ -45,6 +45,45 @@ def test_a_lazy_module_is_moved_before_its_first_use(
         torch.testing.assert_close(parameter.grad.cpu(), wanted.grad, atol=1e-4, rtol=1e-4)
 
 
+MADE_THERE: list[tuple[Callable[[], nn.Module], torch.Tensor]] = [
+    (lambda: nn.LazyLinear(3, device="xla"), ROWS),
+    (lambda: nn.LazyConv2d(3, 2, device="xla"), IMAGES),
+    (lambda: nn.LazyBatchNorm2d(device="xla"), IMAGES),
+]
+
+
+@pytest.mark.parametrize(("make", "x"), MADE_THERE)
+def test_a_lazy_module_is_made_on_the_device(
+    make: Callable[[], nn.Module], x: torch.Tensor
+) -> None:
+    module = make()
+    assert all(nn.parameter.is_lazy(p) and p.device.type == "xla" for p in module.parameters())
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    found = module(x.to("xla"))
+    twin = copy.deepcopy(module).cpu()
+    wanted = twin(x)
+    if not isinstance(module, nn.BatchNorm2d):  # whose running statistics have been updated
+        torch.testing.assert_close(found.detach().cpu(), wanted.detach())
+    found.sum().backward()
+    wanted.sum().backward()
+    optimizer.step()
+    for p, q in zip(module.parameters(), twin.parameters(), strict=True):
+        assert isinstance(p, nn.Parameter) and q.grad is not None
+        torch.testing.assert_close(
+            p.detach().cpu(), q.detach() - 0.5 * q.grad, atol=1e-4, rtol=1e-4
+        )
+    assert dict(module.named_buffers()).keys() == dict(twin.named_buffers()).keys()
+
+
+def test_uninitialized_tensors_are_made_with_torchs_own_arguments() -> None:
+    buffer = nn.UninitializedBuffer(False, "xla", torch.float64, False)
+    assert buffer.dtype is torch.float64 and not buffer.persistent and not buffer.requires_grad
+    with torch.device("xla"):
+        parameter = nn.UninitializedParameter(requires_grad=False)
+    assert isinstance(parameter, nn.Parameter) and not parameter.requires_grad
+    assert type(nn.UninitializedParameter(dtype=torch.float64)) is nn.UninitializedParameter
+
+
 def test_a_lazy_module_takes_a_saved_state_before_its_first_use() -> None:
     state = nn.Linear(4, 3).state_dict()
     module = nn.LazyLinear(3).to("xla")

@@ -11,6 +11,7 @@ import torch
 import torch_xla
 from xla_core.execution import runtime
 from xla_core.recording import step_key
+from xla_core.recording.entry import operations_of
 from xla_core.recording.step_key import Lift, Ref
 
 
@@ -22,7 +23,7 @@ def recorded():
         x, y = (torch.full((2, 3), value).to("xla") for value in (1.5, 2.5))
         torch_xla.sync()
         kept = function(x, y)
-        entries = [e for e in runtime.trace_of(None).cur.path() if e.plan is not None]
+        entries = operations_of(runtime.trace_of(None).cur.path())
         torch_xla.sync()
         del kept
         return entries

@@ -588,3 +588,27 @@ def test_random_operators_in_threads_compute_what_the_cpu_computes(seed):
     gc.collect()
     torch_xla.sync()
     assert not runtime.trace_of(None).parked
+
+
+def test_a_step_that_ran_is_not_kept_by_having_been_parked():
+    """Who counts references would take its values for wanted ones."""
+    x = torch.ones(3, device="xla")
+    torch_xla.sync()
+    y = x + 1
+    recorded, looked = threading.Event(), threading.Event()
+
+    def record_and_stay():
+        kept = torch.ones(2, device="xla") * 3
+        recorded.set()
+        looked.wait()
+        return kept.tolist()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        other = pool.submit(record_and_stay)
+        recorded.wait()
+        z = y * 2
+        torch_xla.sync()
+        references = sys.getrefcount(y._s)  # an assert would hold one more
+        looked.set()
+    assert references == 2, "more than the tensor and the argument refer to its storage"
+    assert z.tolist() == [4.0] * 3 and other.result() == [3.0, 3.0]

@@ -15,14 +15,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from xla_core.api import xla_model
-from xla_core.compilation import program_table
-from xla_core.lowering.replay import needed_entries
-from xla_core.recording.source_location import Frame, Where
-from xla_core.recording.trace import Entry
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.contract import events
+from xla_core.extension_api import programs, runtime
+from xla_core.extension_api.source_location import Frame, Where
+from xla_core.extension_api.steps import Entry, Operation, inputs_of, needed_entries
+from xla_core.extension_api.tensors import XLATensor, storage_of
+from xla_core.support import caches
 from xla_core.support.counters import render_bytes
-from xla_debug.live import listeners
 from xla_debug.stacks import stack_frames
 from xla_debug.steps.recompile_text import operator_text, tensor_text
 
@@ -123,7 +122,7 @@ class _Origins:
 
 
 _origins = _Origins()
-_last_entries: dict[str, list[Entry]] = {}
+_last_entries: caches.Bounded[str, list[Entry]] = caches.Bounded("steps of programs")
 
 
 def track() -> None:
@@ -131,8 +130,8 @@ def track() -> None:
     if _origins.undo:
         return
     _origins.undo = [
-        listeners.add("program_executed", _on_executed),
-        listeners.add("transfer_to_device", _on_upload),
+        events.subscribe(events.ProgramExecuted, _on_executed),
+        events.subscribe(events.TransferToDevice, _on_upload),
     ]
 
 
@@ -154,15 +153,15 @@ def tracking() -> Iterator[None]:
         stop_tracking()
 
 
-def _on_executed(details: dict[str, Any]) -> None:
-    program, results, trace = details["program"], details["results"], details["trace"]
+def _on_executed(event: events.ProgramExecuted) -> None:
+    program, results, trace = event.program, event.results, event.trace
     if not trace.cur.depth:  # a compiled graph, which was recorded long ago
         frames = stack_frames.user_frames(sys._getframe(1), limit=1)
         for result in results:
             _origins.add(result, GRAPH, frames[0] if frames else None)
         return
     makers = _makers(program, trace.cur)
-    _dead_inputs[program.name] = _dead(trace)
+    _dead_inputs.keep(program.name, _dead(trace))
     for vid, position in program.output_index.items():
         entry = makers.get(vid)
         where: Where | None = entry.where if entry is not None else None
@@ -170,25 +169,25 @@ def _on_executed(details: dict[str, Any]) -> None:
         _origins.add(results[position], operator_text(entry), frame)
 
 
-_makers_of: dict[str, dict[int, Entry]] = {}
+_makers_of: caches.Bounded[str, dict[int, Entry]] = caches.Bounded("makers of values")
 
 
 def _makers(program: Any, last: Entry) -> dict[int, Entry]:
     found = _makers_of.get(program.name)
     if found is None:
         wanted = set(program.output_index)
-        entries = _last_entries[program.name] = last.path()
+        entries = _last_entries.keep(program.name, last.path())
         found = {vid: e for e in entries for vid in range(e.first, e.end) if vid in wanted}
-        _makers_of[program.name] = found
+        _makers_of.keep(program.name, found)
     return found
 
 
-def _on_evicted(details: dict[str, Any]) -> None:
+def _on_evicted(event: events.ProgramEvicted) -> None:
     for table in (_last_entries, _makers_of, _dead_inputs):
-        table.pop(details["program"].name, None)  # type: ignore[attr-defined]
+        table.pop(event.program.name, None)  # type: ignore[attr-defined]
 
 
-def _on_forgotten(_details: dict[str, Any]) -> None:
+def _on_forgotten(_event: events.StepsForgotten) -> None:
     # an entry keeps the whole tree of steps that it is part of
     _last_entries.clear()
     _makers_of.clear()
@@ -196,13 +195,13 @@ def _on_forgotten(_details: dict[str, Any]) -> None:
 
 
 # from the start to the end: what was tracked is told after the end of tracking, too
-listeners.add("program_evicted", _on_evicted)
-listeners.add("steps_forgotten", _on_forgotten)
+events.subscribe(events.ProgramEvicted, _on_evicted)
+events.subscribe(events.StepsForgotten, _on_forgotten)
 
 
-def _on_upload(details: dict[str, Any]) -> None:
+def _on_upload(event: events.TransferToDevice) -> None:
     frames = stack_frames.user_frames(sys._getframe(1), limit=1)
-    _origins.add(details["buffer"], "uploaded", frames[0] if frames else None)
+    _origins.add(event.buffer, "uploaded", frames[0] if frames else None)
 
 
 def live_tensors() -> list[LiveTensor]:
@@ -211,8 +210,9 @@ def live_tensors() -> list[LiveTensor]:
     holders: defaultdict[int, int] = defaultdict(int)
     for found in gc.get_objects():
         if type(found) is XLATensor:
-            storages[id(found._s)] = found._s
-            holders[id(found._s)] += 1
+            storage = storage_of(found)
+            storages[id(storage)] = storage
+            holders[id(storage)] += 1
     live = []
     for key, storage in storages.items():
         if storage.buffer is None:
@@ -249,13 +249,13 @@ def report(limit: int = 20) -> str:
 # -- of one step ---------------------------------------------------------------------------------
 
 
-def step_peak(program: program_table.StepProgram | None = None, largest: int = 10) -> StepPeak:
+def step_peak(program: programs.StepProgram | None = None, largest: int = 10) -> StepPeak:
     """The peak of one program (default: the one with the highest) and what is alive at it.
 
     Needs ``track()`` before the program runs. Raises RuntimeError when none was seen.
     """
     if program is None:
-        seen = [p for p in program_table.all_programs() if p.name in _last_entries]
+        seen = [p for p in programs.all_programs() if p.name in _last_entries]
         if not seen:
             raise RuntimeError("no program has run since memory.track(); call it before the step")
         program = max(seen, key=_compiled_peak)
@@ -272,7 +272,7 @@ def step_peak(program: program_table.StepProgram | None = None, largest: int = 1
     )
 
 
-def _compiled_peak(program: program_table.StepProgram) -> int:
+def _compiled_peak(program: programs.StepProgram) -> int:
     sizes = program.executable.memory_analysis()
     used = sum(sizes.get(key, 0) for key in ("arguments", "outputs", "temporaries"))
     return int(used - sizes.get("aliased", 0))
@@ -281,7 +281,7 @@ def _compiled_peak(program: program_table.StepProgram) -> int:
 def _held(entry: Entry, nbytes: int) -> Held:
     where: Where | None = entry.where
     frame = where.frames[0] if where is not None and where.frames else None
-    what = "input" if entry.plan is None else operator_text(entry)
+    what = operator_text(entry) if isinstance(entry, Operation) else "input"
     shape = tensor_text(entry.metas[0])
     return Held(f"{what} {shape}", nbytes, f"{frame.filename}:{frame.line}" if frame else UNKNOWN)
 
@@ -310,7 +310,7 @@ def _peak_of(
         over = [
             v
             for v, (e, _) in alive.items()
-            if e.plan is not None and last_use.get(v, -1) <= position
+            if isinstance(e, Operation) and last_use.get(v, -1) <= position
         ]
         for vid in over:
             total -= alive.pop(vid)[1]
@@ -325,7 +325,7 @@ def missed_donations(least: int = 1024) -> list[MissedDonation]:
     own. Programs that ran since ``track()`` are looked at.
     """
     found: list[MissedDonation] = []
-    for program in program_table.all_programs():
+    for program in programs.all_programs():
         entries = _last_entries.get(program.name)
         if entries:
             found += _missed(program, entries, least)
@@ -333,9 +333,9 @@ def missed_donations(least: int = 1024) -> list[MissedDonation]:
 
 
 def _missed(
-    program: program_table.StepProgram, entries: Sequence[Entry], least: int
+    program: programs.StepProgram, entries: Sequence[Entry], least: int
 ) -> Iterator[MissedDonation]:
-    inputs = [e for e in entries if e.plan is None]
+    inputs = inputs_of(entries)
     makers = _makers_of.get(program.name, {})
     taken = {position for _, position in program.aliases}
     free = [
@@ -357,11 +357,11 @@ def _missed(
             yield MissedDonation(program.name, held.what, meta.nbytes, held.where, REASON_READ)
 
 
-def _is_dead(program: program_table.StepProgram, slot: int) -> bool:
+def _is_dead(program: programs.StepProgram, slot: int) -> bool:
     return slot in _dead_inputs.get(program.name, ())
 
 
-_dead_inputs: dict[str, frozenset[int]] = {}
+_dead_inputs: caches.Bounded[str, frozenset[int]] = caches.Bounded("inputs that die")
 
 # References to a storage that the trace alone keeps: its list, getrefcount's argument. To such a
 # storage's buffer: the storage, the trace's list of inputs, the run's list of arguments, the argument.
@@ -383,8 +383,8 @@ def _dead(trace: Any) -> frozenset[int]:
 def device_report() -> str:
     """Bytes in use, limit and peak of every device, as text."""
     lines = []
-    for device in xla_model.devices():
-        info = xla_model.memory_info(device)
+    for device in runtime.devices():
+        info = runtime.memory_info(device)
         limit = info["bytes_limit"]
         lines.append(
             f"{device}: {render_bytes(info['bytes_used'] or 0)} in use, "

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from xla_core.api import xla_model
+from xla_core.extension_api import runtime
 from xla_debug import settings
 
 RTOL: Final = 1e-5
@@ -57,7 +57,7 @@ def save(name: str | None, tensor: torch.Tensor, step: int | None = None) -> tor
     if step is not None and step != _saving.step:
         _saving.step = step
         _saving.counts.clear()
-    if xla_model.is_master_ordinal(local=False):
+    if runtime.is_master_ordinal(local=False):
         path = Path(folder) if step is None else Path(folder) / f"{_STEP}{step}"
         path.mkdir(parents=True, exist_ok=True)
         torch.save(value, path / f"{name}.{_saving.counts[name]}")

@@ -15,12 +15,9 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from xla_core.api import xla_model
-from xla_core.compilation import program_table
-from xla_core.execution import runtime
-from xla_core.jax_bridge import jax_private
+from xla_core.extension_api import profiler, programs, runtime, training
 from xla_debug import remote_profile
 from xla_debug.stacks import stack_frames
 
@@ -42,20 +39,36 @@ class _State:
 # -- the user's own spans -------------------------------------------------------------------------
 
 
-class Trace:
-    """A named span in profiles; operations recorded inside carry ``name`` as their outermost scope.
-
-    ``kwargs`` are shown with the span.
-    """
+class TraceMe:
+    """A named span in profiles, between ``__enter__`` and ``__exit__``; ``kwargs`` are shown with it."""
 
     def __init__(self, name: str, **kwargs: Any) -> None:
         self.name = name
         self._details = kwargs
         self._span: Any = None
 
-    def __enter__(self) -> Trace:
-        self._span = jax_private.trace_me(self.name, **self._details)
+    def __enter__(self) -> Self:
+        self._span = profiler.trace_me(self.name, **self._details)
         self._span.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._span.__exit__(kind, error, traceback)
+
+
+class Trace(TraceMe):
+    """A named span in profiles; operations recorded inside carry ``name`` as their outermost scope.
+
+    ``kwargs`` are shown with the span.
+    """
+
+    def __enter__(self) -> Self:
+        super().__enter__()
         stack_frames.push_scope(self.name)
         return self
 
@@ -66,7 +79,7 @@ class Trace:
         traceback: TracebackType | None,
     ) -> None:
         stack_frames.pop_scope()
-        self._span.__exit__(kind, error, traceback)
+        super().__exit__(kind, error, traceback)
 
 
 class StepTrace(Trace):
@@ -86,7 +99,7 @@ class StepTrace(Trace):
     ) -> None:
         try:
             if kind is None and runtime.started():
-                xla_model.sync()
+                training.sync()
         finally:
             super().__exit__(kind, error, traceback)
 
@@ -128,7 +141,7 @@ def start_trace(log_dir: str) -> None:
         if _State.session is not None:
             raise RuntimeError(MSG_RUNNING)
         runtime.client()  # its threads must be there to be seen
-        _State.session = jax_private.profiler_session()
+        _State.session = profiler.profiler_session()
         _State.folder = Path(log_dir)
 
 
@@ -147,7 +160,7 @@ def stop_trace() -> None:
 
 def _export(session: Any, folder: Path) -> None:
     began = time.time() - 2  # file systems with whole seconds
-    jax_private.profiler_export(session, str(folder))
+    profiler.profiler_export(session, str(folder))
     for path in (folder / "plugins" / "profile").glob("*/*.trace.json.gz"):
         if path.stat().st_mtime >= began:
             _add_scopes(path)
@@ -160,7 +173,7 @@ def _add_scopes(path: Path) -> None:
     """
     with gzip.open(path, "rt") as file:
         content = json.load(file)
-    known = {p.name: p for p in program_table.all_programs()}
+    known = {p.name: p for p in programs.all_programs()}
     scopes: dict[str, dict[str, str]] = {}
     for event in content.get("traceEvents", []):
         arguments = event.get("args") or {}
@@ -194,13 +207,13 @@ def start_server(port: int, only_on_master: bool = True) -> object | None:
     With several processes and ``only_on_master`` only the first has one; the others get None. A process has
     one server: where it has one already, that goes on for the same port, and ends for another one.
     """
-    if only_on_master and runtime.started() and not xla_model.is_master_ordinal(local=True):
+    if only_on_master and runtime.started() and not runtime.is_master_ordinal(local=True):
         return None
     with _State.lock:
         if _State.server is not None and _State.port == port:
             return _State.server
         _State.server = None  # it ends with its last reference
-        _State.server = jax_private.profiler_server(port)
+        _State.server = profiler.profiler_server(port)
         _State.port = port
         return _State.server
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Final
 
-from xla_core.jax_bridge import jax_private
+from xla_core.extension_api.profiler import (
+    profiler_export,
+    profiler_server,
+    profiler_session,
+)
 from xla_debug import profiler
+from xla_debug.profiler import TraceMe as TraceMe
 from xla_debug.stacks import stack_frames
 
 MSG_EXPORT: Final = "the session has ended; one session exports one profile"
@@ -19,7 +23,7 @@ class ProfilerServer:
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self._server = jax_private.profiler_server(port)
+        self._server = profiler_server(port)
 
 
 def start_server(port: int) -> ProfilerServer:
@@ -57,25 +61,6 @@ def trace(
     )
 
 
-class TraceMe:
-    """A named span in profiles, between ``__enter__`` and ``__exit__``; ``kwargs`` are shown with it."""
-
-    def __init__(self, name: str, **kwargs: Any) -> None:
-        self._span = jax_private.trace_me(name, **kwargs)
-
-    def __enter__(self) -> TraceMe:
-        self._span.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._span.__exit__(kind, error, traceback)
-
-
 class ScopePusher:
     """A scope that operations recorded carry, as their outermost, from when this is made until it is gone."""
 
@@ -109,7 +94,7 @@ class TslProfilerSessionWrapper:
     """A recording that begins when this is made; ``export(folder, ...)`` or ``stop()`` ends it."""
 
     def __init__(self) -> None:
-        self._session: Any = jax_private.profiler_session()
+        self._session: Any = profiler_session()
 
     def stop(self) -> bytes:
         """End the recording; the profile as a serialized XSpace. Raises RuntimeError the second time."""
@@ -121,7 +106,7 @@ class TslProfilerSessionWrapper:
 
         Raises RuntimeError the second time.
         """
-        jax_private.profiler_export(self._ended(), tensorboard_dir)
+        profiler_export(self._ended(), tensorboard_dir)
 
     def _ended(self) -> Any:
         session, self._session = self._session, None

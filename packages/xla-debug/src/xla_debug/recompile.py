@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from xla_core.recording.source_location import Frame, Where
-from xla_core.recording.trace import Entry
+from xla_core.extension_api.source_location import Frame, Where
+from xla_core.extension_api.steps import Entry, operations_of
+from xla_core.support import caches
 from xla_debug.stacks import sync_causes
 from xla_debug.stacks.sync_causes import SyncCause
 from xla_debug.steps.differences import Kind, common_length, compare, count_operations, name_of
@@ -69,7 +70,7 @@ class _History:
         self.lock = threading.RLock()
         self.known: collections.deque[Known] = collections.deque(maxlen=COMPARED)
         self.explanations: collections.deque[Explanation] = collections.deque(maxlen=KEPT)
-        self.counts: Counter[tuple[Cause, str, int]] = Counter()
+        self.counts: caches.Bounded[tuple[Cause, str, int], int] = caches.Bounded("told causes")
         # Programs that reading a value in the middle of a step made, with the line that read it.
         self.early: dict[str, Frame | None] = {}
         self.evicted: dict[str, None] = {}
@@ -164,8 +165,7 @@ def on_made(trace: Any, program: Any) -> None:
         _history.known.append(known)
         _history.explanations.append(explanation)
         key = (explanation.cause, explanation.filename, explanation.line)
-        _history.counts[key] += 1
-        count = _history.counts[key]
+        count = _history.counts.keep(key, _history.counts.get(key, 0) + 1)
     logger.info("%s", explanation.report())
     normal = explanation.cause in (Cause.FIRST, Cause.NEW)
     if count in TOLD_AT and not normal:
@@ -255,7 +255,7 @@ def _nearest(mine: Known, entries: Sequence[Entry]) -> Known | None:
 
 def _without_peer(mine: Known, entries: Sequence[Entry], stack: tuple[Frame, ...]) -> Explanation:
     first = not _history.known
-    operator = next((e for e in entries if e.plan is not None), entries[0])
+    operator = next(iter(operations_of(entries) or entries))
     text = (
         "nothing was compiled before"
         if first
@@ -320,8 +320,8 @@ def _against(
 
 def _is_rest(entries: Sequence[Entry], whole: Known) -> bool:
     """Whether a step's operators are how a longer one ends."""
-    mine = [name_of(e) for e in entries if e.plan is not None]
-    theirs = [name_of(e) for e in whole.last.path() if e.plan is not None]
+    mine = list(map(name_of, operations_of(entries)))
+    theirs = list(map(name_of, operations_of(whole.last.path())))
     tail = min(len(mine), _TAIL)
     return tail > 0 and len(mine) < len(theirs) and mine[-tail:] == theirs[-tail:]
 

@@ -27,6 +27,12 @@ IR_DEBUG: Final = Flag("XLA_IR_DEBUG", parse_bool, False, "dumps of the trace na
 HLO_DEBUG: Final = Flag(
     "XLA_HLO_DEBUG", parse_bool, False, "programs carry scopes and Python lines as HLO metadata"
 )
+DUMP_POST_OPTIMIZATIONS: Final = Flag(
+    "XLA_DUMP_POST_OPTIMIZATIONS",
+    parse_bool,
+    False,
+    "HLO texts of pending tensors are those of the compiled program",
+)
 SAVE_TENSORS_FILE: Final = Flag(
     "XLA_SAVE_TENSORS_FILE", str, "", "append every step that is run to this file"
 )

@@ -13,10 +13,12 @@ from typing import Any, Final
 
 import torch.distributed
 
+from xla_core.support.once import Once
+
 logger = logging.getLogger(__name__)
 
 BACKEND: Final = "xla"
-_former: Final[list[bool]] = []
+_former: Final = Once()
 
 
 def autoload() -> None:
@@ -28,7 +30,7 @@ def autoload() -> None:
             BACKEND, _create, extended_api=True, devices=[BACKEND]
         )
         torch.distributed.register_rendezvous_handler(BACKEND, pjrt_rendezvous_handler)
-        private = importlib.import_module("xla_core.torch_bridge.torch_distributed_private")
+        private = importlib.import_module("xla_core.extension_api.distributed")
         private.record_nothing_of(BACKEND)
         private.give_meshes_groups(_is_over_processes)
     except Exception as error:  # breaking `import torch` would be worse
@@ -57,6 +59,5 @@ def pjrt_rendezvous_handler(
 
 def register_former_scheme() -> None:
     """Let ``init_method="pjrt://"``, the former name of ``xla://``, work, too; once."""
-    if not _former:
-        _former.append(True)
+    if _former.begin():
         torch.distributed.register_rendezvous_handler("pjrt", pjrt_rendezvous_handler)

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from xla_core.api import xla_model
 from xla_core.contract.device_protocol import Executable
 from xla_core.contract.hookspecs import hookimpl
-from xla_core.recording.trace import Entry, Trace
+from xla_core.extension_api import training
+from xla_core.extension_api.steps import Operation, Trace
 from xla_dist.collectives import model_collectives, replicated_program
 from xla_dist.data_parallel import gradients
 from xla_dist.job_health import thread_states
@@ -25,7 +25,7 @@ def xla_core_register_operators() -> None:
     collective_ops.register()
     if torch.distributed.is_available():
         importlib.import_module("xla_dist.collectives.functional").register()
-    xla_model.set_gradient_reducer(gradients.reduce_gradients)
+    training.set_gradient_reducer(gradients.reduce_gradients)
 
 
 @hookimpl
@@ -49,7 +49,7 @@ def xla_core_kept_in_step(trace: Trace) -> torch.Tensor | None:
 
 @hookimpl
 def xla_core_replicated_executable(
-    executable: Executable, name: str, collectives: Sequence[Entry], backend: Any
+    executable: Executable, name: str, collectives: Sequence[Operation], backend: Any
 ) -> replicated_program.ReplicaExecutable:
     """Run programs over all replicas on this replica's buffers."""
     return replicated_program.replicated_executable(executable, name, collectives, backend)

@@ -7,20 +7,24 @@ import functools
 import hashlib
 import os
 import platform
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import xla_pjrt_cpu.settings as settings
 from xla_core.contract import serialized_executable
 from xla_core.contract.device_protocol import Executable, Outlining, Placement, Program, Topology
-from xla_core.jax_bridge import jax_private as compat
+from xla_core.pjrt import cpu_runtime
 from xla_core.pjrt.client import PjrtClient
+from xla_core.support import flags
 from xla_pjrt_cpu.effort import effort_rule, options_by_effort
 from xla_pjrt_cpu.fusions import RULE, options_for
 from xla_pjrt_cpu.rehearsal import CpuExecutable, noted
 
-_FALSE: Final = frozenset({"0", "false", "no", "off"})
 _CPUINFO: Final = Path("/proc/cpuinfo")
+# as jaxlib 0.10.2 to 0.12 say it
+_NO_OPTION: Final = re.compile(r"No such compile option: '(\w+)'")
 
 
 def create_client(topology: Topology, options: Mapping[str, str]) -> CpuClient:
@@ -32,17 +36,17 @@ def create_client(topology: Topology, options: Mapping[str, str]) -> CpuClient:
     return CpuClient(
         topology,
         num_devices=topology.local_device_count or _device_count(options),
-        asynchronous=options.get("PJRT_CPU_ASYNC_CLIENT", "1").strip().lower() not in _FALSE,
+        asynchronous=settings.ASYNC_CLIENT.get(options),
     )
 
 
 def launch_environments(options: Mapping[str, str]) -> list[dict[str, str]]:
     """What a launcher adds to the environment of each process of this host: one device each."""
-    return [{"CPU_NUM_DEVICES": "1"}] * _device_count(options)
+    return [{flags.CPU_NUM_DEVICES.name: "1"}] * _device_count(options)
 
 
 def _device_count(options: Mapping[str, str]) -> int:
-    text = options.get("CPU_NUM_DEVICES", "1")
+    text = options.get(flags.CPU_NUM_DEVICES.name, "1")
     if not text.strip().isdecimal() or int(text) < 1:
         raise ValueError(f"CPU_NUM_DEVICES is {text!r}; set it to a whole number of at least 1")
     return int(text)
@@ -73,14 +77,14 @@ class CpuClient(PjrtClient):
         min_staged=3000,
         most_stages=32,
         never_inside=("aten.convolution.default", "aten.convolution_backward.default"),
-        options={compat.EXTRA_OPTIONS: "xla_cpu_flatten_after_fusion"},
+        options={cpu_runtime.EXTRA_OPTIONS: "xla_cpu_flatten_after_fusion"},
     )
 
     def __init__(
         self, topology: Topology | None = None, *, num_devices: int = 1, asynchronous: bool = True
     ) -> None:
         topology = topology or Topology()
-        client = compat.make_cpu_client(
+        client = cpu_runtime.make_cpu_client(
             asynchronous=asynchronous,
             num_devices=num_devices,
             process_index=topology.process_index,
@@ -88,8 +92,9 @@ class CpuClient(PjrtClient):
             distributed_client=topology.distributed_client,
         )
         super().__init__(client, process_index=topology.process_index)
+        self._unknown: set[str] = set()
 
-    def _kind(self, device: compat.Device) -> str:
+    def _kind(self, device: cpu_runtime.Device) -> str:
         del device
         return platform.machine() or "cpu"
 
@@ -98,16 +103,19 @@ class CpuClient(PjrtClient):
 
         The program's own options go before those that this plugin chooses.
         """
-        xla_flags = os.environ.get("XLA_FLAGS", "")
+        xla_flags = flags.XLA_FLAGS.get()
         chosen = {**options_for(program, xla_flags), **options_by_effort(program, xla_flags)}
-        options = {**chosen, **program.options}
-        try:
-            return super().compile(dataclasses.replace(program, options=options))
-        except RuntimeError as error:
-            # they are no interface of XLA's: a later jaxlib may be without one
-            if not _is_unknown(str(error), chosen):
-                raise
-        return super().compile(program)
+        while True:
+            known = {name: value for name, value in chosen.items() if name not in self._unknown}
+            options = {**known, **program.options}
+            try:
+                return super().compile(dataclasses.replace(program, options=options))
+            except RuntimeError as error:
+                # they are no interface of XLA's: another jaxlib may be without one, and has the others
+                unknown = _unknown_option(str(error))
+                if unknown not in known or unknown in program.options:
+                    raise
+                self._unknown.add(unknown)
 
     def deserialize(self, payload: bytes, program_name: str, placement: Placement) -> Executable:
         """Load a serialized executable; see ``PjrtClient.deserialize``."""
@@ -128,7 +136,7 @@ class CpuClient(PjrtClient):
 
     def _prepare(self, code: bytes) -> None:
         if b"lapack_" in code:
-            compat.prepare_cpu_kernels()
+            cpu_runtime.prepare_cpu_kernels()
 
     def copy(self, buffer: Any, placement: Any) -> Any:
         """A second buffer with the same value on ``placement``; also on the same device."""
@@ -140,7 +148,7 @@ class CpuClient(PjrtClient):
         return {
             **super().fingerprint(),
             "processor": _processor(),
-            "xla_flags": os.environ.get("XLA_FLAGS", ""),
+            "xla_flags": flags.XLA_FLAGS.get(),
             "fusions": RULE,
             "effort": effort_rule(),
         }
@@ -149,9 +157,10 @@ class CpuClient(PjrtClient):
         return _physical_memory()
 
 
-def _is_unknown(message: str, options: Iterable[str]) -> bool:
-    """Whether XLA refuses a program because it does not know one of ``options``."""
-    return "No such compile option" in message and any(map(message.__contains__, options))
+def _unknown_option(message: str) -> str:
+    """The option for whose name XLA refuses a program; empty if that is not what ``message`` says."""
+    found = _NO_OPTION.search(message)
+    return found[1] if found else ""
 
 
 @functools.cache

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from xla_core.contract.device_protocol import Program
-from xla_core.jax_bridge.program_work import Weights, estimate
+from xla_core.pjrt.cpu_runtime import Weights, estimate
 from xla_core.support import flags
 
 Options = Mapping[str, str | int | float | bool]

@@ -39,7 +39,7 @@ class CpuExecutable(PjrtExecutable):
 
     def arguments(self, allocate: Callable[[ArraySpec, Placement], Any]) -> list[Any]:
         """Zeros for one run; ``allocate`` makes a buffer of them."""
-        program = self._program
+        program = self.program
         donated = {slot for slot, _ in program.aliases}
         # what a run leaves alone may be given twice: the interpreter's lock, which each allocation
         # takes, is wanted by the script
@@ -49,7 +49,8 @@ class CpuExecutable(PjrtExecutable):
             for slot, spec in enumerate(program.inputs)
         ]
 
-    def _report(self) -> Mapping[str, Any]:
+    def stored_report(self) -> Mapping[str, Any]:
+        """Whether it may be rehearsed, which is found out now if nobody has asked before."""
         if self.rehearsable is None:
             try:
                 self.rehearsable = self._harmless() and self._small()
@@ -59,10 +60,10 @@ class CpuExecutable(PjrtExecutable):
         return {_MARK: self.rehearsable}
 
     def _harmless(self) -> bool:
-        return only_computes(self._program.stablehlo, self.optimized_hlo)
+        return only_computes(self.program.stablehlo, self.optimized_hlo)
 
     def _small(self) -> bool:
-        if _argument_bytes(self._program) > MOST_BYTES:
+        if _argument_bytes(self.program) > MOST_BYTES:
             return False  # without the other figures, which take as long as serializing
         figures = self.memory_analysis()
         used = sum(figures[use] for use in ("arguments", "outputs", "temporaries"))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import xla_pjrt_tpu.settings as settings
 from xla_pjrt_tpu.hardware import GENERATIONS, PCI_DEVICES, PCI_VENDOR, generation
 
 _PCI_FOLDER: Final = Path("/sys/bus/pci/devices")
@@ -56,7 +57,7 @@ def _read(path: Path) -> str:
 
 def version_name(options: Mapping[str, str], chips: Chips) -> str | None:
     """The generation here: as the environment's accelerator type says, else as the PCI bus shows."""
-    for variable in ("TPU_ACCELERATOR_TYPE", "ACCELERATOR_TYPE"):
+    for variable in (settings.ACCELERATOR_TYPE.name, "ACCELERATOR_TYPE"):
         text = options.get(variable, "").strip()
         if text:
             return generation(text.rpartition("-")[0] or text).name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -10,11 +9,12 @@ import numpy as np
 
 import xla_pjrt_tpu.chips as chips_of_host
 import xla_pjrt_tpu.libtpu as libtpu
+import xla_pjrt_tpu.settings as settings
 from xla_core.contract.device_protocol import INTERFACE_VERSION, DeviceClient, Topology
-from xla_core.jax_bridge import jax_private as compat
-from xla_core.jax_bridge import pjrt_c_api
+from xla_core.pjrt import runtime_library
 from xla_core.pjrt.client import PjrtClient
 from xla_core.pjrt.topology_client import TopologyClient
+from xla_core.support import flags
 from xla_pjrt_tpu.topology import TpuTopology, parse_topology
 
 PLUGIN: Final = "xla-pjrt-tpu"
@@ -50,9 +50,9 @@ class Factory:
         RuntimeError that says what was looked for when there is no TPU, ValueError for a topology
         that does not exist.
         """
-        wanted = topology.aot_topology or options.get("XLA_AOT_TOPOLOGY", "").strip()
+        wanted = topology.aot_topology or flags.AOT_TOPOLOGY.text(options)
         if wanted:
-            reads = options.get("XLA_AOT_READS", "").strip().lower() or "error"
+            reads = flags.AOT_READS.get(options).strip().lower()
             client: Any = TpuTopologyClient(parse_topology(wanted, options), options, reads=reads)
             return client
         return TpuClient(topology, options)
@@ -61,7 +61,7 @@ class Factory:
         """Whether libtpu and a chip (or a topology to compile for) are here; asks no network."""
         if libtpu.find_library(options) is None:
             return False
-        return bool(options.get("XLA_AOT_TOPOLOGY") or chips_of_host.find_chips().count)
+        return bool(flags.AOT_TOPOLOGY.text(options) or chips_of_host.find_chips().count)
 
 
 create_client: Final = Factory()
@@ -71,7 +71,9 @@ def _numpy_dtype(dtype: np.dtype) -> np.dtype:
     return _REPLACED.get(dtype, dtype)
 
 
-def _fingerprint(platform_version: str, devices: Sequence[Any], flags: str) -> dict[str, str]:
+def _fingerprint(
+    platform_version: str, devices: Sequence[Any], libtpu_flags: str
+) -> dict[str, str]:
     """What compiled code depends on, the same for chips and for a topology like theirs."""
     ids = sorted(devices, key=lambda d: d.id)
     places = [
@@ -79,11 +81,11 @@ def _fingerprint(platform_version: str, devices: Sequence[Any], flags: str) -> d
     ]
     return {
         "plugin": f"{PLUGIN} {VERSION}",
-        "jaxlib": compat.JAXLIB_VERSION,
+        "jaxlib": runtime_library.JAXLIB_VERSION,
         "platform_version": platform_version,
         "devices": repr(places),
-        "libtpu_flags": flags,
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "libtpu_flags": libtpu_flags,
+        "xla_flags": flags.XLA_FLAGS.get(),
     }
 
 
@@ -106,7 +108,7 @@ class TpuClient(PjrtClient):
         version = chips_of_host.version_name(options, found)
         self._flags = libtpu.load(options, chips=True, megacore=version == "v4")
         try:
-            client = pjrt_c_api.make_client(
+            client = runtime_library.make_client(
                 libtpu.LIBRARY, create_options(options), topology.distributed_client
             )
         except RuntimeError as error:
@@ -115,7 +117,7 @@ class TpuClient(PjrtClient):
 
     def fingerprint(self) -> Mapping[str, str]:
         """Versions, chips and their places, flags."""
-        return _fingerprint(self._client.platform_version, self._descriptions, self._flags)
+        return _fingerprint(self.platform_version, self.devices(), self._flags)
 
     def numpy_dtype(self, dtype: np.dtype) -> np.dtype:
         """float32 for float64 and complex64 for complex128, which a TPU does not compute with."""
@@ -134,7 +136,7 @@ class TpuTopologyClient(TopologyClient):
     ) -> None:
         self._flags = libtpu.load(options, chips=False)
         try:
-            devices = pjrt_c_api.topology_devices(
+            devices = runtime_library.topology_devices(
                 libtpu.LIBRARY, topology.library_name, topology.library_options()
             )
         except RuntimeError as error:
@@ -146,7 +148,7 @@ class TpuTopologyClient(TopologyClient):
 
     def fingerprint(self) -> Mapping[str, str]:
         """Equal to that of a client of such chips, so that a TPU host finds the cache's entries."""
-        return _fingerprint(self._platform_version, self._descriptions, self._flags)
+        return _fingerprint(self._platform_version, self.devices(), self._flags)
 
     def numpy_dtype(self, dtype: np.dtype) -> np.dtype:
         """As on the chips: float32 for float64, complex64 for complex128."""
@@ -159,10 +161,12 @@ def create_options(options: Mapping[str, str]) -> dict[str, str | int | float | 
         "ml_framework_name": "PyTorch/XLA",
         "ml_framework_version": VERSION,
     }
-    for variable in ("PJRT_TPU_MAX_INFLIGHT_COMPUTATIONS", "XLA_TPU_MAX_INFLIGHT_COMPUTATIONS"):
-        text = options.get(variable, "").strip()
+    for variable in (settings.MAX_INFLIGHT, settings.XLA_MAX_INFLIGHT):
+        text = variable.text(options)
         if text:
             if not text.isdecimal() or int(text) < 1:
-                raise ValueError(f"{variable} is {text!r}; set it to a whole number of at least 1")
+                raise ValueError(
+                    f"{variable.name} is {text!r}; set it to a whole number of at least 1"
+                )
             created["max_inflight_computations"] = int(text)
     return created

@@ -13,20 +13,23 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Final
 
+import xla_pjrt_tpu.settings as settings
+from xla_core.support import flags
+
 METADATA_URL: Final = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/"
 _TIMEOUT_SECONDS: Final = 2.0
 _LINE: Final = re.compile(r"(?P<name>\w+):\s*'?(?P<value>[^']*?)'?\s*")
 
 ACCELERATOR_TYPE: Final = "ACCELERATOR_TYPE"
-PROCESS_BOUNDS: Final = "TPU_PROCESS_BOUNDS"
-CHIPS_PER_PROCESS: Final = "TPU_CHIPS_PER_PROCESS_BOUNDS"
+PROCESS_BOUNDS: Final = settings.PROCESS_BOUNDS.name
+CHIPS_PER_PROCESS: Final = settings.CHIPS_PER_PROCESS_BOUNDS.name
 
 # Names in the metadata's tpu-env, and the variables that carry the same where there is no server.
 _VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
-    ACCELERATOR_TYPE: ("TPU_ACCELERATOR_TYPE", "ACCELERATOR_TYPE"),
-    PROCESS_BOUNDS: ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS"),
-    CHIPS_PER_PROCESS: ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS"),
-    "WORKER_ID": ("TPU_WORKER_ID", "CLOUD_TPU_TASK_ID"),
+    ACCELERATOR_TYPE: (settings.ACCELERATOR_TYPE.name, ACCELERATOR_TYPE),
+    PROCESS_BOUNDS: (PROCESS_BOUNDS, settings.HOST_BOUNDS.name),
+    CHIPS_PER_PROCESS: (CHIPS_PER_PROCESS, settings.CHIPS_PER_HOST_BOUNDS.name),
+    "WORKER_ID": (flags.TPU_WORKER_ID.name, flags.CLOUD_TPU_TASK_ID.name),
 }
 
 MSG_NO_METADATA: Final = (
@@ -42,7 +45,7 @@ def metadata(name: str) -> str:
     asks nothing with ``TPU_SKIP_MDS_QUERY`` in the environment.
     """
     variables = ", ".join(sorted({first for first, *_ in _VARIABLES.values()}))
-    if os.environ.get("TPU_SKIP_MDS_QUERY"):
+    if settings.SKIP_METADATA.text():
         error: object = "not asked: TPU_SKIP_MDS_QUERY is set"
         raise RuntimeError(MSG_NO_METADATA.format(variables=variables, name=name, error=error))
     request = urllib.request.Request(METADATA_URL + name, headers={"Metadata-Flavor": "Google"})
@@ -103,7 +106,7 @@ def worker_ips() -> list[str]:
 
     Raises RuntimeError when they are unknown.
     """
-    named = os.environ.get("TPU_WORKER_HOSTNAMES", "").strip()
+    named = flags.TPU_WORKER_HOSTNAMES.text()
     if named:
         return [host.strip() for host in named.split(",")]
     endpoints = metadata("worker-network-endpoints").split(",")

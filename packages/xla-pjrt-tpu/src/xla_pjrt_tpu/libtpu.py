@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from xla_core.jax_bridge import pjrt_c_api
+import xla_pjrt_tpu.settings as settings
+from xla_core.pjrt import runtime_library
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def find_library(options: Mapping[str, str]) -> Path | None:
 
     The package is not imported, which would set environment variables.
     """
-    named = options.get("TPU_LIBRARY_PATH", "").strip()
+    named = settings.LIBRARY_PATH.text(options)
     if named:
         return Path(named) if Path(named).is_file() else None
     spec = importlib.util.find_spec("libtpu")
@@ -73,7 +74,7 @@ def package_version() -> str | None:
 
 def init_args(options: Mapping[str, str]) -> str:
     """``LIBTPU_INIT_ARGS`` with the defaults for flags that it does not name."""
-    given = options.get("LIBTPU_INIT_ARGS", "")
+    given = settings.LIBTPU_INIT_ARGS.text(options)
     added = [f"--{name}={value}" for name, value in DEFAULT_FLAGS.items() if name not in given]
     return " ".join([given.strip(), *added]).strip()
 
@@ -86,7 +87,7 @@ def load(options: Mapping[str, str], *, chips: bool, megacore: bool = False) -> 
     """
     path = find_library(options)
     if path is None:
-        named = options.get("TPU_LIBRARY_PATH", "").strip()
+        named = settings.LIBRARY_PATH.text(options)
         variable = f"{named}, where no file is" if named else "not set"
         installed = package_version()
         package = f"{installed} lacks libtpu.so" if installed else "is not installed"
@@ -95,16 +96,19 @@ def load(options: Mapping[str, str], *, chips: bool, megacore: bool = False) -> 
     with _lock:
         if LIBRARY in _flags_in_force:
             return _flags_in_force[LIBRARY]
-        if pjrt_c_api.library_loaded(LIBRARY):
+        if runtime_library.library_loaded(LIBRARY):
             flags = _flags_in_force[LIBRARY] = _foreign_flags(options, flags)
             return flags
-        settings = {"LIBTPU_INIT_ARGS": flags, "TPU_ML_PLATFORM": "PyTorch/XLA"}
+        variables = {
+            settings.LIBTPU_INIT_ARGS.name: flags,
+            settings.ML_PLATFORM.name: "PyTorch/XLA",
+        }
         if not chips:
-            settings |= _WITHOUT_CHIPS
+            variables |= _WITHOUT_CHIPS
         elif megacore:
-            settings["TPU_MEGACORE"] = options.get("TPU_MEGACORE", "megacore_dense")
-        with environment(settings):
-            pjrt_c_api.load_library(LIBRARY, str(path))
+            variables[settings.MEGACORE.name] = settings.MEGACORE.get(options)
+        with environment(variables):
+            runtime_library.load_library(LIBRARY, str(path))
         _flags_in_force[LIBRARY] = flags
     return flags
 
@@ -114,7 +118,7 @@ _flags_in_force: dict[str, str] = {}
 
 def _foreign_flags(options: Mapping[str, str], wanted: str) -> str:
     """The flags of a libtpu that jax has loaded in this process before."""
-    found = options.get("LIBTPU_INIT_ARGS", "").strip()
+    found = settings.LIBTPU_INIT_ARGS.text(options)
     logger.warning(
         "libtpu was loaded by jax before the xla device was used: its flags are %r, not %r. "
         "Make the first xla tensor before jax is used to have the latter",
@@ -125,10 +129,10 @@ def _foreign_flags(options: Mapping[str, str], wanted: str) -> str:
 
 
 @contextlib.contextmanager
-def environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """The process's environment with ``settings``, which C++ libraries read, for a while."""
-    former = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """The process's environment with ``variables``, which C++ libraries read, for a while."""
+    former = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

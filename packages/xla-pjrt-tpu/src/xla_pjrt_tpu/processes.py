@@ -7,7 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from xla_pjrt_tpu import chips, environment
+from xla_core.support import flags
+from xla_pjrt_tpu import chips, environment, settings
 from xla_pjrt_tpu.hardware import GENERATIONS, generation, parse_accelerator_type
 
 BASE_PORT: Final = 8476
@@ -40,7 +41,7 @@ def num_logical_cores_per_chip() -> int:
 
 def num_available_devices() -> int:
     """TPU devices of this host, or ``TPU_NUM_DEVICES``; 0 where there is no TPU. Asks no network."""
-    named = os.environ.get("TPU_NUM_DEVICES", "").strip()
+    named = settings.NUM_DEVICES.text()
     if named:
         return int(named)
     found = num_available_chips()
@@ -49,13 +50,13 @@ def num_available_devices() -> int:
 
 def num_local_processes() -> int:
     """Processes that share this host's chips: one per visible chip."""
-    visible = os.environ.get("TPU_VISIBLE_CHIPS", "").strip()
+    visible = settings.VISIBLE_CHIPS.text()
     return len(visible.split(",")) if visible else num_available_chips()
 
 
 def task_id() -> int | None:
     """This process's number in the slice (``CLOUD_TPU_TASK_ID``), None where it is not set."""
-    text = os.environ.get("CLOUD_TPU_TASK_ID", "").strip()
+    text = flags.CLOUD_TPU_TASK_ID.text()
     return int(text) if text else None
 
 
@@ -81,7 +82,7 @@ def get_tpu_type() -> str:
 
 def process_bounds_size(default: int = 1) -> int:
     """Processes in the slice, as ``TPU_PROCESS_BOUNDS`` says; ``default`` without it."""
-    text = os.environ.get("TPU_PROCESS_BOUNDS", "").strip()
+    text = settings.PROCESS_BOUNDS.text()
     return math.prod(bounds("TPU_PROCESS_BOUNDS", text)) if text else default
 
 

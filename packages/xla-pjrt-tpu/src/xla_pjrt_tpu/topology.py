@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+import xla_pjrt_tpu.settings as settings
 from xla_pjrt_tpu.hardware import Generation, generation, parse_accelerator_type
 
 MSG_BAD_TOPOLOGY: Final = (
@@ -14,9 +15,6 @@ MSG_BAD_TOPOLOGY: Final = (
     "chips (v5e:4x4, v4:2x2x1, v5p:2x2x2), an accelerator type (v5litepod-16), and *N for N slices"
 )
 _FORM: Final = re.compile(r"(?P<name>[\w ]+):(?P<shape>\d+(x\d+){1,2})")
-
-# v4 chips are used as one device with both cores' memory, unless TPU_MEGACORE says otherwise.
-_MEGACORE: Final = "megacore_dense"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ def parse_topology(text: str, options: Mapping[str, str]) -> TpuTopology:
         found, shape = _parse_slice(name.strip())
     except ValueError as error:
         raise ValueError(MSG_BAD_TOPOLOGY.format(text=text, reason=error)) from None
-    config = options.get("TPU_MEGACORE", _MEGACORE).lower() if found.name == "v4" else None
+    config = settings.MEGACORE.get(options).lower() if found.name == "v4" else None
     return TpuTopology(found, shape, int(count or 1), config)
 
 

@@ -6,7 +6,7 @@ import math
 import os
 from typing import Final, NamedTuple
 
-from xla_core.plugins.torch_xla_plugins import DevicePlugin
+from xla_core.pjrt.runtime_library import DevicePlugin
 from xla_pjrt_tpu import environment, libtpu, processes
 from xla_pjrt_tpu.processes import configure_one_chip_topology as configure_one_chip_topology
 from xla_pjrt_tpu.processes import configure_topology as configure_topology

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xla_core.contract.device_protocol import DeviceClient
-from xla_core.contract.hookspecs import hookimpl
-from xla_core.execution import spmd_mode
+from xla_core.contract.hookspecs import OperatorRegistry, hookimpl
+from xla_core.extension_api import runtime
 from xla_core.support import counters
 from xla_spmd import __version__
 from xla_spmd.lowering import annotation_ops
@@ -20,7 +20,7 @@ from xla_spmd.tensors.manual_sharding import over_parts
 @hookimpl
 def xla_core_make_backends(client: DeviceClient) -> Sequence[MeshBackend] | None:
     """In SPMD mode one device: all of the job."""
-    if not spmd_mode.is_spmd():
+    if not runtime.is_spmd():
         return None
     counters.increment("VirtualDeviceUsage")
     keep_annotations()
@@ -28,7 +28,7 @@ def xla_core_make_backends(client: DeviceClient) -> Sequence[MeshBackend] | None
 
 
 @hookimpl
-def xla_core_register_operators(registry: Any) -> None:
+def xla_core_register_operators(registry: OperatorRegistry) -> None:
     """The operators that carry annotations."""
     annotation_ops.register(registry)
 
@@ -42,7 +42,7 @@ def xla_core_over_parts(
     mesh: Any,
 ) -> Any:
     """Manual sharding around the call."""
-    if not spmd_mode.is_spmd():
+    if not runtime.is_spmd():
         return None
     found = Mesh.from_str(mesh) if isinstance(mesh, str) else mesh
     return over_parts(function, tensors, specs, results, found)

@@ -6,13 +6,16 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from threading import get_ident
+from typing import Any, Final, NamedTuple, TypeVar
 
 from xla_core.api import hlo_text_names, xla_model
 from xla_core.execution import eager_mode, runtime
 from xla_core.lowering import compile_settings
-from xla_core.recording.trace import Entry, Trace
-from xla_core.support import counters
+from xla_core.recording.entry import Entry, operations_of
+from xla_core.recording.step_record import RegionState
+from xla_core.recording.trace import Trace
+from xla_core.support import counters, indivisible
 
 MSG_UNEXPECTED: Final = (
     "Unexpected execution happens inside the compiled function, exiting. With full_graph=True nothing "
@@ -27,8 +30,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 END_OF_GRAPH: Final = "[] the end of the function"
 
 
+class Inside(NamedTuple):
+    """What a trace knows of the use of ``compile`` that it is in: not that itself, which ends when dropped."""
+
+    full_graph: bool
+
+
 class _Region(contextlib.ContextDecorator):
     """One use of ``compile``: as a context manager, or around every call of a function."""
+
+    _former: RegionState | None = None
 
     def __init__(
         self,
@@ -44,6 +55,7 @@ class _Region(contextlib.ContextDecorator):
         self.known = known
         self.options = options
         self._undo = contextlib.ExitStack()
+        self._thread = 0
 
     def _recreate_cm(self) -> _Region:
         return _Region(self.full_graph, self.name, self.limit, self.known, self.options)
@@ -57,41 +69,64 @@ class _Region(contextlib.ContextDecorator):
         return compiled
 
     def __enter__(self) -> None:
+        self._leave()  # where an exception came at the end of the last use
         trace = self.trace = runtime.trace_of(None)
-        with trace.lock:
-            self.outermost = trace.region is None
-            if self.outermost:
-                self._clear_pending(trace)
-            self._undo.callback(_restore, trace, trace.region, trace.graph_name, trace.forbidden)
-            trace.region = self
-            trace.graph_name = self.name or trace.graph_name
-            if self.full_graph:
-                trace.forbidden = MSG_UNEXPECTED
-        self._undo.enter_context(eager_mode.mode(False))
-        if self.options is not None:
-            self._undo.enter_context(compile_settings.compile_options(self.options))
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        trace = self.trace
+        self._thread = get_ident()
         try:
             with trace.lock:
-                if self.limit is not None and error is None:
-                    check_graphs(trace, self.known, self.limit)
+                former = trace.region_state()
+                indivisible.do(indivisible.storing(self, ("_former",), (former,)))
+                self.outermost = trace.region is None
                 if self.outermost:
-                    trace.forbidden = None
-            if self.outermost:
-                xla_model.sync()
+                    self._clear_pending(trace)
+                name = self.name or former.graph_name
+                forbidden = MSG_UNEXPECTED if self.full_graph else former.forbidden
+                inside = RegionState(Inside(self.full_graph), name, forbidden)
+                indivisible.do(trace.entering(inside))
+            self._undo.enter_context(eager_mode.mode(False))
+            if self.options is not None:
+                self._undo.enter_context(compile_settings.compile_options(self.options))
+        except BaseException:
+            self._leave()
+            raise
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        try:
+            try:
+                trace = self.trace
+                with trace.lock:
+                    if self.limit is not None and error is None:
+                        check_graphs(trace, self.known, self.limit)
+                    if self.outermost:
+                        trace.forbid(None)
+                if self.outermost:
+                    xla_model.sync()
+            finally:
+                self._leave()
         finally:
-            self._undo.close()
+            self._leave()  # also where an exception came in the line above
+
+    def __del__(self) -> None:
+        # An exception can come before the first line of ``__exit__``, and again before that of a repair.
+        if self._former is not None and self._thread == get_ident():
+            self._leave()
+
+    def _leave(self) -> None:
+        """Let everything be as it was before the block; does nothing where that is so."""
+        if self._former is not None:
+            with self.trace.lock:
+                restored = self.trace.entering(self._former)
+                indivisible.do(restored, indivisible.storing(self, ("_former",), (None,)))
+        self._undo.close()
 
     def _clear_pending(self, trace: Trace) -> None:
         """Run what was pending before: it is no part of this program, and ends a step of its own."""
         former = trace.graph_name
         try:
-            trace.graph_name = f"{self.name}_clear_pending" if self.name else former
+            trace.name_graph(f"{self.name}_clear_pending" if self.name else former)
             runtime.sync(trace.device)
         finally:
-            trace.graph_name = former
+            trace.name_graph(former)
         counters.increment("MarkStep")
 
 
@@ -122,13 +157,6 @@ def _graphs_of(func: Any) -> list[Entry]:
         return []
 
 
-def _restore(trace: Trace, region: Any, name: str | None, forbidden: str | None) -> None:
-    with trace.lock:
-        trace.region = region
-        trace.graph_name = name
-        trace.forbidden = forbidden
-
-
 def _keys(last: Entry) -> list[Any]:
     return [entry.key for entry in last.path()]
 
@@ -147,8 +175,8 @@ def _difference(last: Entry, known: list[Entry]) -> tuple[str, str]:
 
 def _operation_from(path: list[Entry], position: int) -> str:
     """The first operation at ``position`` or behind it: inputs are met where they are used."""
-    found = next((e for e in path[position:] if e.plan is not None), None)
-    return END_OF_GRAPH if found is None else hlo_text_names.node_text(found)
+    following = operations_of(path[position:])
+    return hlo_text_names.node_text(following[0]) if following else END_OF_GRAPH
 
 
 def _common(path: list[Entry], other: list[Entry]) -> int:

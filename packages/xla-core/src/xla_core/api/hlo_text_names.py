@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from xla_core.operators.tensor_meta import TensorMeta
-from xla_core.recording.trace import Entry
+from xla_core.recording.entry import Entry, Operation
 from xla_core.support import flags
 
 _NAMES: Final = {
@@ -33,9 +33,8 @@ def shape_text(meta: TensorMeta) -> str:
 
 def node_text(entry: Entry) -> str:
     """An operation as torch_xla prints a node: ``[] aten::mul, xla_shape=f32[3,3]{1,0}, ...``."""
-    if entry.plan is None:
-        name = "xla::device_data"
-    else:
+    name = "xla::device_data"
+    if isinstance(entry, Operation):
         name = str(entry.plan.overload._schema.name)
     shapes = [shape_text(meta) for meta in entry.metas if meta is not None]
     text = shapes[0] if len(shapes) == 1 else f"({', '.join(shapes)})"

@@ -78,7 +78,7 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
     counters.increment("MarkStep")
     if wait or flags.SYNC_WAIT.get():
         trace.backend.wait()
-    events.emit("step_marked", device=trace.device)
+    events.emit(events.StepMarked(device=trace.device))
     step_closures.run(trace.device)
 
 

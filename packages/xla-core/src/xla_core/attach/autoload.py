@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from xla_core.recording import random_state
+from xla_core.support.once import Once
 from xla_core.torch_bridge import device_guard
 
 OWN_MARK: Final = "xla.core"
@@ -29,12 +30,12 @@ MSG_OFFICIAL: Final = (
 )
 
 _failure: list[RuntimeError] = []
-_early: list[bool] = []  # not empty once the guard's registration was tried at import torch
+_early: Final = Once()  # begun when the guard's registration is tried at import torch
 
 
 def autoload() -> None:
     """Register the device guard; never raises."""
-    _early.append(True)
+    _early.begin()
     try:
         _attach()
     except Exception as error:
@@ -81,12 +82,12 @@ def ensure() -> None:
     compat = importlib.import_module("xla_core.torch_bridge.torch_private")
     compat.register_device_module(importlib.import_module("xla_core.attach.torch_xla_module"))
     importlib.import_module("xla_core.execution.generator").install()
+    importlib.import_module("xla_core.recording.uninitialized").install()
     importlib.import_module("xla_core.torch_features.autocast").install()
     importlib.import_module("xla_core.execution.eager_mode").switch_on_if_asked()
     importlib.import_module("xla_core.torch_features.checkpoint_staging").install()
     compat.when_dynamo_is_used(_prepare_dynamo)
-    if not _early:
-        _early.append(True)
+    if _early.begin():
         compat.explain_late_backward()
 
 

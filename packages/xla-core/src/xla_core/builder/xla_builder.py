@@ -500,5 +500,5 @@ def create_placeholder_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch
     """
     meta = tensor_meta(tuple(shape), dtype)
     trace = runtime.trace_of(None)
-    trace.has_placeholders = True
+    trace.expect_placeholders()
     return trace.from_buffer(PLACEHOLDER, meta)

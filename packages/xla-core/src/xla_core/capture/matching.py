@@ -13,7 +13,7 @@ from xla_core.capture import errors
 from xla_core.capture.errors import CaptureError, refuse
 from xla_core.capture.observation import Gradient, Input, Line, Observation, Value
 from xla_core.operators.tensor_meta import TensorMeta
-from xla_core.recording.entry import Entry
+from xla_core.recording.entry import Entry, Operation, operations_of
 from xla_core.recording.storage import Storage, View, chain
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
@@ -220,12 +220,12 @@ def _other_program(name: str, former: Entry, latter: Entry) -> CaptureError:
     )  # fmt: skip
 
 
-def _operation(path: Sequence[Entry], start: int) -> Entry | None:
-    return next((entry for entry in path[start:] if entry.plan is not None), None)
+def _operation(path: Sequence[Entry], start: int) -> Operation | None:
+    return next(iter(operations_of(path[start:])), None)
 
 
-def _described(entry: Entry | None) -> str:
-    if entry is None or entry.plan is None:
+def _described(entry: Operation | None) -> str:
+    if entry is None:
         return "the end of the step"
     words = [repr(word) for word in entry.key[1:] if not isinstance(word, type)]
     return f"{entry.plan.name}({', '.join(words)})"
@@ -251,7 +251,7 @@ def check_numbers(
             if position not in exempt and repr(old) != repr(new):
                 entry = lifting(latter.last, position, is_float)
                 line = None if entry is None else entry.line
-                operator = "" if entry is None or entry.plan is None else entry.plan.name
+                operator = entry.plan.name if isinstance(entry, Operation) else ""
                 raise refuse(errors.MSG_FLOAT, line, name=name, operator=operator, old=old, new=new)
 
 

@@ -29,6 +29,7 @@ from xla_core.recording.entry import Entry
 from xla_core.recording.storage import Storage
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
+from xla_core.support import indivisible
 
 Line = tuple[str, int] | None
 
@@ -92,9 +93,10 @@ class Observation:
 @contextmanager
 def refusing_reads(trace: Trace) -> Iterator[None]:
     """A block in which no value can be read on the trace's device, and nothing runs."""
-    former = trace.forbidden, trace.unreadable
+    former = trace.rules()
     reason = Refusal(errors.MSG_READ)
-    trace.forbidden = trace.unreadable = reason
+    trace.forbid(reason)
+    trace.refuse_reads(reason)
     try:
         yield
     except ValueNeededError as error:
@@ -102,7 +104,7 @@ def refusing_reads(trace: Trace) -> Iterator[None]:
             raise
         raise CaptureError(errors.MSG_READ, _line_of(error)) from error
     finally:
-        trace.forbidden, trace.unreadable = former
+        indivisible.do(trace.obeying(former))
     if reason.given:  # and caught
         raise CaptureError(errors.MSG_READ)
 
@@ -144,17 +146,17 @@ class Observer:
             stack.enter_context(eager_mode.mode(False))
             stack.enter_context(refusing_reads(trace))
             stack.enter_context(self._optimizers.watching(schedulers))
-            stack.callback(setattr, trace, "made", None)
-            trace.made = self._note
-            stack.callback(events.subscribe(self._listen))
+            stack.callback(trace.tell_of_storages, None)
+            trace.tell_of_storages(self._note)
+            stack.callback(events.subscribe(events.ProgramExecuted, self._listen))
             yield
         if self._ran is not None:
             raise refuse(errors.MSG_RUNS, self._ran, name=self.name)
         if step_closures.waiting(trace.device) != closures:
             raise refuse(errors.MSG_CLOSURE, name=self.name)
 
-    def _listen(self, event: str, details: dict[str, Any]) -> None:
-        if event == "program_executed" and details["program"].backend is self.trace.backend:
+    def _listen(self, event: events.ProgramExecuted) -> None:
+        if event.program.backend is self.trace.backend:
             self._ran = source_location.user_line()
 
     def _note(self, s: Storage) -> None:

@@ -23,7 +23,7 @@ from xla_core.capture import errors
 from xla_core.capture.errors import refuse
 from xla_core.capture.traced_numbers import Branches, Expression, Formulas, Source, Table
 from xla_core.operators.error_messages import ValueNeededError
-from xla_core.recording.entry import Entry
+from xla_core.recording.entry import Entry, Operation
 from xla_core.recording.storage import PLACEHOLDER, chain
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
@@ -73,9 +73,10 @@ def _refuse(_trace: Trace, _reading: bool = False) -> None:
 def _scratch_of(trace: Trace) -> Trace:
     made = _scratch.get(trace)
     if made is None:
-        made = _scratch[trace] = Trace(trace.device, _refuse)
-        made.unreadable = made.forbidden = MSG_PROBE
-    made.backend = trace.backend
+        made = _scratch[trace] = Trace(trace.device, _refuse, trace.backend)
+        made.forbid(MSG_PROBE)
+        made.refuse_reads(MSG_PROBE)
+    made.attach(trace.backend)
     return made
 
 
@@ -155,7 +156,7 @@ def _constants(entries: Sequence[Entry]) -> list[Any]:
     """The constants in the keys of a step's operations: floats, and which operations these are."""
     found: list[Any] = []
     for entry in entries:
-        if entry.plan is None:
+        if not isinstance(entry, Operation):
             continue
         found.append(entry.plan.name)
         previous = None

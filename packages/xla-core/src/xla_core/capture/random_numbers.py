@@ -9,7 +9,7 @@ import numpy as np
 
 from xla_core.operators.plan import SEED
 from xla_core.recording import random_state
-from xla_core.recording.entry import Entry
+from xla_core.recording.entry import Entry, operations_of
 from xla_core.recording.step_key import Lift
 
 # A step that leaves the state so far from where it began has set it.
@@ -33,8 +33,8 @@ class Drawn:
 def drawn_in(entries: Sequence[Entry], ints: Sequence[int], before: int, after: int) -> Drawn:
     """What a step has drawn: one with these entries and lifted integers, and these states around it."""
     positions = []
-    for entry in entries:
-        seed = entry.kwargs.get(SEED) if entry.plan is not None and entry.plan.random else None
+    for entry in operations_of(entries):
+        seed = entry.kwargs.get(SEED) if entry.plan.random else None
         if isinstance(seed, Lift):
             positions.append(seed.position)
     count = random_state.distance(before, after)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -15,14 +14,15 @@ from xla_core.compilation.staged_executable import StagedExecutable
 from xla_core.contract import events
 from xla_core.contract.device_protocol import DeviceClient, Executable, Program
 from xla_core.jax_bridge import jax_private
-from xla_core.lowering import compile_settings, program_failures
+from xla_core.lowering import program_failures
 from xla_core.lowering.call_alias_check import clashes, kept_functions
 from xla_core.lowering.stage_schedule import Schedule
-from xla_core.lowering.step_program import StepLowering, input_specs, outlining_of
+from xla_core.lowering.step_program import StepLowering, input_specs
 from xla_core.lowering.step_verifier import verify
 from xla_core.operators.extensions import extensions
+from xla_core.recording.entry import Entry, Operation, operations_of
 from xla_core.recording.storage import Backend
-from xla_core.recording.trace import Entry, Trace
+from xla_core.recording.trace import Trace
 from xla_core.support import counters
 
 CLASH_COUNTER: Final = "RepeatInlined"
@@ -81,29 +81,31 @@ class Compilation:
         self.layout = layout
         self.aliases = layout.aliases
         text = key_text(self.entries, self.outputs, self.aliases)
-        text += f"\n{outlining_of(backend.client)}".encode()
-        text += compile_settings.key_text(backend.formats) + layout.key_text()
-        digest = hashlib.sha256(text).hexdigest()[:32]
+        identity = program_identity.of_step(backend, text, layout)
+        digest = identity.digest()
         self.name = f"step_{digest[:12]}"
-        self._event = {"trace": self.trace, "digest": digest, "entries": self.entries}
-        details = {"name": self.name, "outputs": self.outputs, "aliases": self.aliases}
-        events.emit("program_missing", **self._event, **details)
+        self._digest = digest
+        missing = events.ProgramMissing(
+            trace=self.trace, name=self.name, digest=digest, entries=self.entries,
+            outputs=self.outputs, aliases=self.aliases,
+        )  # fmt: skip
+        events.emit(missing)
         make_room(len(self.entries))
-        self.key = program_identity.cache_key(backend.client, text, self.name, layout.placement)
+        self.key = identity.cache_key(self.name, layout.placement)
 
     def look_up(self) -> bool:
         """Load the executable from the persistent cache; whether it is there."""
         client, placement = self.backend.client, self.layout.placement
         self.executable = stored_programs.load(client, self.key, self.name, placement)
         self._lowered = time.perf_counter()
-        found = self.executable is not None
-        if found:
+        is_stored = self.executable is not None
+        if is_stored:
             counters.increment("PersistentCacheHit")
-        return found
+        return is_stored
 
     def lower(self, notice: progress_line.Notice) -> None:
         """Make StableHLO of the step: one module, or one for each kind of stage and their schedule."""
-        with program_failures.costing():
+        with program_failures.costing(refused=True):
             lowering = StepLowering(self.trace, self.entries, self.outputs, self.layout, self.name)
             notice.functions = lowering.functions
             if lowering.in_stages():
@@ -153,7 +155,7 @@ class Compilation:
             inputs=self.layout.input_specs(input_specs(self.backend, self.entries)),
             output_index=self.index,
             aliases=aliases,
-            histogram=Counter(e.plan.name for e in self.entries if e.plan is not None),
+            histogram=Counter(e.plan.name for e in operations_of(self.entries)),
             compile_seconds=time.perf_counter() - self._started,
             from_cache=not self.modules,
             output_bytes=_sizes(self.entries, self.outputs),
@@ -161,13 +163,16 @@ class Compilation:
             largest=program_failures.largest_values(self.entries),
         )
         preparing = _ns(self._lowered - self._started)
+        told: dict[str, Any] = {"trace": self.trace, "program": built, "digest": self._digest}
         if built.from_cache:
-            events.emit("program_loaded", **self._event, program=built, loading=preparing)
+            loaded = events.ProgramLoaded(**told, entries=self.entries, loading=preparing)
+            events.emit(loaded)
         else:
-            times = {"lowering": preparing, "compiling": _ns(self._compiled)}
-            events.emit(
-                "program_compiled", **self._event, program=built, modules=self.modules, **times
-            )
+            compiled = events.ProgramCompiled(
+                **told, entries=self.entries, modules=self.modules,
+                lowering=preparing, compiling=_ns(self._compiled),
+            )  # fmt: skip
+            events.emit(compiled)
         return built
 
 
@@ -185,8 +190,9 @@ def _compiled(
             executable = compile_program(backend.client, program)
         except Exception as error:
             values = program_failures.largest_values(entries)
-            told = program_failures.explained(error, program.name, values)
-            raise program_failures.costing_step(told) from (None if told is error else error)
+            explained = program_failures.explained(error, program.name, values)
+            with program_failures.costing(refused=True):
+                raise explained from (None if explained is error else error)
         names = clashes(executable.optimized_hlo(), kept) if kept else set()
         if not names:
             return program, executable
@@ -202,6 +208,21 @@ def compile_program(client: DeviceClient, program: Program) -> Executable:
     return client.compile(partitioned or program)
 
 
+def refusal(trace: Trace, outputs: tuple[int, ...]) -> Exception | None:
+    """What is said of the program that computes ``outputs`` when it cannot be lowered or compiled.
+
+    It is thrown away: nothing is counted, kept or told to listeners.
+    """
+    entries = trace.cur.path()
+    try:
+        layout = trace.backend.layout(trace, entries, outputs, ())
+        program = StepLowering(trace, entries, outputs, layout, "trial").whole()
+        compile_program(trace.backend.client, program)
+    except Exception as error:
+        return error.with_traceback(None)
+    return None
+
+
 def _over_replicas(
     backend: Backend, executable: Executable, name: str, collectives: Any
 ) -> Executable:
@@ -209,12 +230,12 @@ def _over_replicas(
 
     Raises RuntimeError when no extension knows how.
     """
-    found = extensions().hook.xla_core_replicated_executable(
+    replicated = extensions().hook.xla_core_replicated_executable(
         executable=executable, name=name, collectives=collectives, backend=backend
     )
-    if found is None:
+    if replicated is None:
         raise RuntimeError(f"{name} talks to other replicas: pip install xla-dist")
-    return found  # type: ignore[no-any-return]
+    return replicated  # type: ignore[no-any-return]
 
 
 def _ns(seconds: float) -> int:
@@ -235,14 +256,18 @@ def _sizes(entries: Sequence[Entry], outputs: Sequence[int]) -> dict[int, int]:
 def key_text(
     entries: Sequence[Entry], outputs: Sequence[int], aliases: Sequence[tuple[int, int]]
 ) -> bytes:
-    """The step in full, as text that is the same in every process: what the cache key is made of."""
+    """The step in full, as text that is the same in every process: what the cache key is made of.
+
+    ``entries`` are all of its inputs and operations, ``outputs`` the numbers of the wanted values, ``aliases``
+    pairs of the slot of an input and the position of the output that takes over its memory.
+    """
     lines = list(map(_line, entries))
     lines.append(f"outputs {list(outputs)} aliases {list(aliases)}")
     return "\n".join(lines).encode()
 
 
 def _line(entry: Entry) -> str:
-    if entry.plan is None:
+    if not isinstance(entry, Operation):
         return f"input {entry.metas[0]}"
     key = iter(entry.key)
     next(key)  # the plan's number, which is of this process alone

@@ -29,11 +29,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from xla_core.support import flags
+
 logger = logging.getLogger(__name__)
 
-PATH_VARIABLE: Final = "XLA_PERSISTENT_CACHE_PATH"
-READ_ONLY_VARIABLE: Final = "XLA_PERSISTENT_CACHE_READ_ONLY"
-ALLOW_SHARED_VARIABLE: Final = "XLA_PERSISTENT_CACHE_ALLOW_SHARED"
 SUFFIX: Final = ".xlaexe"
 
 _MAGIC: Final = b"XLA-CACHE\n"
@@ -160,7 +159,7 @@ class PersistentCache:
         self.path = Path(path).expanduser()
         self.readonly = readonly
         if allow_shared is None:
-            allow_shared = _is_set(ALLOW_SHARED_VARIABLE)
+            allow_shared = flags.CACHE_ALLOW_SHARED.get()
         self._warned: set[str] = set()
         self._usable = self._prepare(allow_shared)
 
@@ -297,16 +296,16 @@ def _decode_key(content: bytes) -> dict[str, bytes]:
     if hashlib.sha256(memoryview(content)[start:end]).digest() != content[end:]:
         raise _BadEntryError("damaged: its checksum does not match")
     encoded = _unpacked(memoryview(content)[start : start + packed_size])
-    found: dict[str, bytes] = {}
+    values: dict[str, bytes] = {}
     position = _COUNT.size
     while position < len(encoded):
         name_size, value_size = _LENGTHS.unpack_from(encoded, position)
         position += _LENGTHS.size
         name = encoded[position : position + name_size].decode()
         position += name_size
-        found[name] = encoded[position : position + value_size]
+        values[name] = encoded[position : position + value_size]
         position += value_size
-    return found
+    return values
 
 
 class _InUse:
@@ -335,9 +334,9 @@ def current() -> PersistentCache | None:
     """
     if not _InUse.decided:
         with _InUse.lock:
-            path = os.environ.get(PATH_VARIABLE, "")
+            path = flags.CACHE_PATH.get()
             if path and not _InUse.decided:
-                _InUse.cache = PersistentCache(path, _is_set(READ_ONLY_VARIABLE))
+                _InUse.cache = PersistentCache(path, flags.CACHE_READ_ONLY.get())
             _InUse.decided = True
     return _InUse.cache
 
@@ -346,10 +345,6 @@ def warn_unusable(key: CacheKey | None, error: Exception) -> None:
     """Say that the plugin refused a stored program, which is then compiled and stored again."""
     program = key.program or key.file_name if key is not None else "a program"
     logger.warning(MSG_REFUSED_PROGRAM.format(program=program, error=error))
-
-
-def _is_set(variable: str) -> bool:
-    return os.environ.get(variable, "").strip().lower() in {"1", "true", "yes", "on"}
 
 
 def _why_not_private(status: os.stat_result) -> str | None:

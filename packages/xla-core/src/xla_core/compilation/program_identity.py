@@ -1,7 +1,11 @@
-"""What a program's identity in the persistent cache is made of, besides the step itself.
+"""What decides what a compiled program is: the one identity that all caches of programs are keyed by.
 
-The step's text is written by ``build_program.key_text``; here are the device, the extensions, and the source of
-all that lowers.
+The caches are those of a recorded step (``Entry.programs``), of single operators (``execution.op_by_op``), of
+the graphs of ``torch.compile`` (``dynamo.compiled_graph``) and the one on disk (``disk_cache``). In memory the
+entries are objects that are equal within the process; on disk they are bytes that are equal in every process,
+and all that is the same for a process's programs is added: the device, the extensions, and the source of every
+rule and of all else that lowers. A rule that is registered cannot be replaced, so in memory that needs no
+comparison.
 """
 
 from __future__ import annotations
@@ -12,8 +16,8 @@ import importlib.metadata
 import os
 import pathlib
 import sys
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Hashable, Iterable
+from typing import Any, Final, NamedTuple
 
 import jax
 import pluggy
@@ -22,22 +26,96 @@ import torch
 from xla_core.compilation import disk_cache
 from xla_core.compilation.disk_cache import CacheKey
 from xla_core.contract.device_protocol import DeviceClient, Placement
+from xla_core.lowering import compile_settings
+from xla_core.lowering.step_program import outlining_of
 from xla_core.operators import decompositions, lowering_registry, source_digests
 from xla_core.operators.extensions import extensions
+from xla_core.recording.program_layout import Layout
+from xla_core.recording.storage import Backend
+from xla_core.recording.trace import Trace
 
 
-def cache_key(
-    client: DeviceClient, text: bytes, name: str, placement: Placement
-) -> CacheKey | None:
-    """The persistent cache's key of a step, or None when no cache is in use."""
-    if disk_cache.current() is None:
-        return None
-    entries = (
-        ("program", text),
-        *environment(client),
-        ("placement", repr(placement).encode()),
-    )
-    return CacheKey(entries, name)
+class StepResults(NamedTuple):
+    """What is computed of a recorded step: the numbers of the wanted values, and whose memory they take.
+
+    ``donations`` pairs the slot of an input with the number of the value that may have its memory; ``taken``
+    are those of them that the user asked for, which a program must have: the input's value is given away.
+    """
+
+    outputs: tuple[int, ...]
+    donations: tuple[tuple[int, int], ...]
+    taken: tuple[tuple[int, int], ...] = ()
+
+
+class ProgramIdentity(NamedTuple):
+    """All that decides what a compiled program is, as named entries: equal identities, equal programs.
+
+    ``what`` is what is computed: in memory the results of a step that the cache belongs to, an operation, or
+    the signature of a graph's arguments; on disk the step as text. ``device`` is where: in memory a device of
+    PyTorch's, on disk its client, which stands for ``environment``. ``settings`` are the user's choices of how
+    programs are made (``compile_settings``), ``layouts`` how the values are split over devices.
+    """
+
+    what: Any
+    device: Any
+    settings: Any
+    layouts: Hashable
+
+    @property
+    def surroundings(self) -> tuple[Hashable, ...]:
+        """All entries but ``what``."""
+        return self[1:]
+
+    def digest(self) -> str:
+        """32 hexadecimal digits, equal in every process, of an identity that is made of bytes."""
+        return hashlib.sha256(self.what + self.settings + self.layouts).hexdigest()[:32]
+
+    def cache_key(self, name: str, placement: Placement) -> CacheKey | None:
+        """The persistent cache's key of an identity that is made of bytes; None when no cache is in use.
+
+        ``name`` is what log lines call the program, ``placement`` the devices that it runs on.
+        """
+        if disk_cache.current() is None:
+            return None
+        entries = (
+            ("program", self.what),
+            ("settings", self.settings),
+            ("layouts", self.layouts),
+            *environment(self.device),
+            ("placement", repr(placement).encode()),
+        )
+        return CacheKey(entries, name)
+
+
+# What a named tuple's own constructor comes to, in half the time: identities are made at each sync.
+_tuple: Final = tuple.__new__
+
+
+def in_memory(trace: Trace, what: Hashable, layouts: Hashable = None) -> ProgramIdentity:
+    """The identity, in this process, of the program that computes ``what`` on the device of ``trace`` now."""
+    return _tuple(ProgramIdentity, (what, trace.device, compile_settings.token(), layouts))
+
+
+def of_results(
+    trace: Trace,
+    outputs: tuple[int, ...],
+    donations: tuple[tuple[int, int], ...],
+    taken: tuple[tuple[int, int], ...],
+) -> ProgramIdentity:
+    """The identity, in this process, of a program of the step that ``trace`` has recorded: see ``StepResults``."""
+    results = _tuple(StepResults, (outputs, donations, taken))
+    layouts = trace.backend.input_layouts(trace)
+    return _tuple(ProgramIdentity, (results, trace.device, compile_settings.token(), layouts))
+
+
+def of_step(backend: Backend, text: bytes, layout: Layout) -> ProgramIdentity:
+    """The identity, in every process, of the program of a step.
+
+    ``text`` is the step in full (``build_program.key_text``), ``layout`` how it lies over the devices.
+    """
+    outlining = f"\n{outlining_of(backend.client)}".encode()
+    settings = outlining + compile_settings.key_text(backend.formats)
+    return ProgramIdentity(text, backend.client, settings, layout.key_text())
 
 
 def environment(client: DeviceClient) -> tuple[tuple[str, bytes], ...]:
@@ -46,8 +124,8 @@ def environment(client: DeviceClient) -> tuple[tuple[str, bytes], ...]:
     entries = [("lowering", lowering_version())]
     entries += rules_outside(_shaping_modules(client, manager))
     entries += [(f"device:{k}", v.encode()) for k, v in sorted(client.fingerprint().items())]
-    for found in manager.hook.xla_core_cache_key_entries():
-        entries += [(f"extension:{k}", v) for k, v in sorted(found.items())]
+    for added in manager.hook.xla_core_cache_key_entries():
+        entries += [(f"extension:{k}", v) for k, v in sorted(added.items())]
     return tuple(entries)
 
 

@@ -236,10 +236,9 @@ def _evict(old: Iterable[Kept]) -> None:
         kept.leave()
         counters.increment(EVICTED)
         if isinstance(kept, StepProgram):
-            events.emit("program_evicted", program=kept)
+            events.emit(events.ProgramEvicted(program=kept))
 
 
-@caches.on_clear
 def clear() -> None:
     """Forget all programs; what they ran so far stays counted."""
     with _lock:
@@ -247,6 +246,14 @@ def clear() -> None:
         _programs.clear()
     for kept in known:
         kept.leave()
+
+
+caches.register(
+    "programs",
+    bound=flags.COMPILATION_CACHE_SIZE.get,
+    size=lambda: len(_programs),
+    clear=clear,
+)
 
 
 def all_programs() -> list[StepProgram]:

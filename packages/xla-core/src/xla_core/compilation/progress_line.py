@@ -11,12 +11,6 @@ from typing import Final, TextIO
 
 from xla_core.support import flags
 
-SHOW: Final = flags.Flag(
-    "XLA_COMPILE_PROGRESS",
-    flags.parse_bool,
-    True,
-    "a line on the terminal while a program is compiled; never shown when stderr is no terminal",
-)
 AFTER_SECONDS: Final = 3.0
 EVERY_SECONDS: Final = 1.0
 SUMMARY_SECONDS: Final = 10.0
@@ -45,12 +39,13 @@ class Notice:
 def watching(name: str, operations: int, stream: TextIO | None = None) -> Iterator[Notice]:
     """Show a line about the program inside the ``with`` block if that takes more than three seconds.
 
+    ``name`` and the number of ``operations`` are what it says; what the notice is told meanwhile is added.
     The line is redrawn every second on ``stream`` (default: stderr), and replaced by a summary when it
     took more than ten. Nothing is shown when the stream is no terminal or XLA_COMPILE_PROGRESS=0.
     """
     stream = stream or sys.stderr
     notice = Notice(name, operations)
-    if not (SHOW.get() and stream.isatty()):
+    if not (flags.COMPILE_PROGRESS.get() and stream.isatty()):
         yield notice
         return
     done = threading.Event()

@@ -73,8 +73,9 @@ class StagedExecutable:
     def deferred(
         self, arguments: Sequence[Any], results: list[Any], known: bool = False
     ) -> Iterator[Any]:
-        """What ``execute`` does, done when the iterator is exhausted.
+        """What ``execute`` does, done when the iterator is exhausted; ``results`` is extended by the results.
 
+        ``known`` (default: False) says that the ``arguments`` are checked already, see ``execution``.
         It runs no function of Python's if the stages' own ``deferred`` do not: a step that ends between two
         stages would have lost what the first ones donated.
         """
@@ -156,7 +157,7 @@ def parts(executable: Executable) -> Sequence[Executable]:
 def deserialize(
     client: DeviceClient, payload: bytes, name: str, placement: Placement
 ) -> Executable:
-    """The executable of a stored payload, in stages or not.
+    """The executable of a stored payload, in stages or not; ``name`` and ``placement`` are the program's.
 
     Raises ValueError when it does not fit the client or is damaged.
     """

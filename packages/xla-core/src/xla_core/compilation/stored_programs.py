@@ -11,15 +11,19 @@ from xla_core.contract.device_protocol import DeviceClient, Placement
 
 
 def load(client: DeviceClient, key: CacheKey | None, name: str, placement: Placement) -> Any:
-    """The executable stored under ``key``, or None."""
+    """The executable stored under ``key``, loaded for ``client`` and ``placement``; None where there is none.
+
+    ``name`` is what the program is called. One that was loaded ahead is taken; one that cannot be loaded is
+    warned about, and counts as not stored.
+    """
     stored = disk_cache.current()
     if stored is None or key is None:
         return None
     warm_start.note(key, placement)
-    found = warm_start.take(key)
-    payload = stored.get(key) if found is None else None
+    prefetched = warm_start.take(key)
+    payload = stored.get(key) if prefetched is None else None
     if payload is None:
-        return found
+        return prefetched
     try:
         return staged_executable.deserialize(client, payload, name, placement)
     except (ValueError, RuntimeError) as error:

@@ -144,10 +144,10 @@ class Prefetch:
     def _load(
         self, file_name: str, name: str, placement: Placement
     ) -> tuple[tuple[bytes, Executable] | None, int]:
-        found = self._cache.entry(file_name)
-        if found is None:
+        stored = self._cache.entry(file_name)
+        if stored is None:
             return None, 0
-        key, payload = found
+        key, payload = stored
         if not set(self._environment()) <= set(key.entries):
             return None, 0
         executable = staged_executable.deserialize(self._client, payload, name, placement)
@@ -165,10 +165,14 @@ def start(client: DeviceClient, environment: Environment) -> None:
     _InUse.prefetch = Prefetch(cache, client, environment) if cache is not None and wanted else None
 
 
-@caches.on_clear
 def _forget() -> None:
     if _InUse.prefetch is not None:
         _InUse.prefetch.give_up()
+
+
+caches.register(
+    "programs loaded ahead", bound=1, size=lambda: _InUse.prefetch is not None, clear=_forget
+)
 
 
 def take(key: CacheKey) -> Executable | None:

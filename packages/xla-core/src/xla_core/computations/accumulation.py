@@ -14,7 +14,7 @@ from xla_core.computations import forward_backward as joints
 from xla_core.computations import pytrees
 from xla_core.computations.body_recorder import needed
 from xla_core.computations.computation import Computation
-from xla_core.computations.forward_backward import Joint
+from xla_core.computations.forward_backward import Recorded
 from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.torch_bridge.dtypes import numpy_dtype
@@ -79,10 +79,12 @@ def gradient_accumulation(
     key = (gradient_accumulation, len(items), length)
     computation = known.get(key)
     if computation is None:
-        computation = known[key] = _computation(recorded.joint, len(items), length)
+        computation = known[key] = _computation(recorded, len(items), length)
     captured = [items[0]._s.trace.whole(s) for s in recorded.captured]
     with torch.no_grad():
-        made = computation([*items, *carried, *captured], recorded.floats, recorded.ints)
+        made = recorded.checked(
+            computation([*items, *carried, *captured], recorded.floats, recorded.ints)
+        )
         loss, after, gradients = made[0], made[1 : 1 + len(carried)], made[1 + len(carried) :]
         _accumulate(recorded, gradients)
     return (loss, *after) if carried else loss
@@ -129,37 +131,41 @@ def _accumulate(recorded: joints.Recorded, gradients: Sequence[torch.Tensor]) ->
             tensor.grad.add_(found)
 
 
-def _computation(joint: Joint, items: int, length: int) -> Computation:
+def _computation(recorded: Recorded, items: int, length: int) -> Computation:
+    joint = recorded.joint
     body = joint.body
     gradients = [g for g in joint.gradients if g is not None]
     entries = needed(body.entries, (*joint.outputs, *gradients))
-    loss, *after = joint.outputs
+    loss, *others = joint.outputs
+    after, indices = others[: joint.arguments - items], others[joint.arguments - items :]
     metas = [body.meta(v) for v in (loss, *after, *gradients)]
+    stacks = [tensor_meta((length, *m.shape), m.dtype) for m in map(body.meta, indices)]
 
     def evaluate(tensors: Any, floats: Any, ints: Any, key: Any) -> list[Any]:
         captured = tensors[joint.arguments :]
         share = jnp.asarray(1 / length, numpy_dtype(metas[0].dtype))
 
-        def step(state: Any, item: Any) -> tuple[Any, None]:
+        def step(state: Any, item: Any) -> tuple[Any, Any]:
             total, carried, sums = state
-            index, slices = item
+            number, slices = item
             sources = (*slices, *carried, *reversed(captured))
             given = {v: sources[s] for v, s in joint.inputs.items()}
             if joint.tangents[0] is not None:
                 given[joint.tangents[0]] = share
-            own = None if key is None else jax.random.fold_in(key, index)
+            own = None if key is None else jax.random.fold_in(key, number)
             scope = body.run(entries, given, floats, ints, own)
             added = tuple(s + scope[g] for s, g in zip(sums, gradients, strict=True))
-            return (total + scope[loss] * share, tuple(scope[v] for v in after), added), None
+            after_it = tuple(scope[v] for v in after)
+            return (total + scope[loss] * share, after_it, added), [scope[v] for v in indices]
 
         zeros = [jnp.zeros(m.shape, numpy_dtype(m.dtype)) for m in metas]
         start = (zeros[0], tuple(tensors[items : joint.arguments]), tuple(zeros[1 + len(after) :]))
-        indices = None if key is None else jnp.arange(length)
-        (total, carried, sums), _ = jax.lax.scan(
-            step, start, (indices, tuple(tensors[:items])), length
+        numbers = None if key is None else jnp.arange(length)
+        (total, carried, sums), seen = jax.lax.scan(
+            step, start, (numbers, tuple(tensors[:items])), length
         )
-        return [total, *carried, *sums]
+        return [total, *carried, *sums, *seen]
 
     text = joint.text() + repr((items, length)).encode()
     random = body.is_random(entries)
-    return Computation("gradient_accumulation", text, metas, evaluate, random=random)
+    return Computation("gradient_accumulation", text, [*metas, *stacks], evaluate, random=random)

@@ -105,7 +105,8 @@ class _Traced:
 
     def __call__(self, tensors: Sequence[torch.Tensor], seed: int | None) -> Any:
         passes = _Once(self.recorded, self.seed if seed is None else seed)
-        values = joints.run(passes, [*tensors, *self.recorded.differentiable])
+        made = joints.run(passes, [*tensors, *self.recorded.differentiable])
+        values = self.recorded.checked(made)
         leaves = list(self.leaves)
         for place, value in zip(self.places, values, strict=True):
             leaves[place] = value

@@ -23,10 +23,12 @@ from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.repeat_graph import Part
 from xla_core.operators.plan import SEED
 from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.entry import Entry, Operation, Root, inputs_of, operations_of
 from xla_core.recording.step_key import Lift
+from xla_core.recording.step_record import Recording, RecordingMode
 from xla_core.recording.step_turns import backward_caller
 from xla_core.recording.storage import PLACEHOLDER, NoValueError, Storage, StorageState, lose_value
-from xla_core.recording.trace import MAX_ENTRIES, Entry, Trace
+from xla_core.recording.trace import MAX_ENTRIES, Trace
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import indivisible
 from xla_core.torch_bridge import torch_private
@@ -50,17 +52,11 @@ MSG_RESULT: Final = "{what} returned {got} where a tensor on {device} is needed"
 class _Aside:
     """The tree of all bodies that one trace recorded."""
 
-    root: Entry
+    root: Root
     entries: int
 
 
 _aside: weakref.WeakKeyDictionary[Trace, _Aside] = weakref.WeakKeyDictionary()
-
-# What a trace begins anew with each step, its tree, and what is other while a body is recorded.
-_PER_STEP: Final = (
-    "epoch", "root", "entries", "cur", "inputs", "input_vids", "input_storages", "touched",
-    "floats", "ints", "forbidden", "unreadable", "aside", "one_by_one", "lock", "bare",
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -136,10 +132,11 @@ class Recorder:
         self.floats: list[float] = []
         self.ints: list[int] = []
         self._kept: dict[int, _Kept] = {}
-        self._former: dict[str, Any] = {}
+        # what the trace recorded before the body; ``_body`` while another thread's pass goes in between
+        self._outside = trace.recording()
+        self._body = self._outside
         self._made: dict[int, Storage] = {}
         self._written: list[Storage] = []
-        self._body: dict[str, Any] = {}
         self._captured_as: list[tuple[_Kept, StorageState]] = []
         self._step: Any = None
         self._around: Recorder | None = None
@@ -171,18 +168,22 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         trace = self.trace
-        self._former = {name: getattr(trace, name) for name in _PER_STEP}
+        outside = self._outside = trace.recording()
         aside = _aside.get(trace)
         if aside is None or aside.entries > MAX_ENTRIES:
-            aside = _Aside(Entry(None, None, None, (), 0, 0), 0)
+            aside = _Aside(Root(), 0)
         refused = MSG_READS.format(what=self.what)
         turnstile = _Turnstile(self, trace.lock)
-        changed = {
-            "root": aside.root, "entries": aside.entries, "forbidden": refused, "unreadable": refused,
-            "one_by_one": False, "aside": self, "lock": turnstile, "bare": turnstile,
-        }  # fmt: skip
-        begun = trace.renewal(aside.root)
-        indivisible.do(indivisible.storing(trace, changed.keys(), changed.values()), begun)
+        mode = RecordingMode(
+            root=aside.root,
+            entries=aside.entries,
+            one_by_one=False,
+            aside=self,
+            lock=turnstile,
+            bare=turnstile,
+        )
+        step = outside.step.renewed(aside.root)._replace(forbidden=refused, unreadable=refused)
+        indivisible.do(trace.installing(Recording(step, mode)))
         return self
 
     def __exit__(self, kind: Any, error: Any, _traceback: Any) -> None:
@@ -198,21 +199,20 @@ class Recorder:
         self.end, self.floats, self.ints = trace.cur, trace.floats, trace.ints
         self._let_go()
         _aside[trace] = _Aside(trace.root, trace.entries)
-        former = self._former
-        indivisible.do(indivisible.storing(trace, former.keys(), former.values()))
+        indivisible.do(trace.installing(self._outside))
 
     def step_aside(self) -> None:
         """Let another thread's backward pass record in its own step; ``come_back`` ends that."""
         trace = self.trace
-        self._body = {name: getattr(trace, name) for name in _PER_STEP}
+        self._body = trace.recording()
         # what the user sees of them meanwhile is what they held before the body
         self._captured_as = []
         for kept in self._kept.values():
             if not kept.own:
                 self._captured_as.append((kept, kept.storage.state()))
                 kept.restore()
-        outside = {n: v for n, v in self._former.items() if n not in ("lock", "bare")}
-        indivisible.do(indivisible.storing(trace, outside.keys(), outside.values()))
+        # the body's turnstile stays: it keeps others out meanwhile
+        indivisible.do(trace.installing(_behind(self._outside, trace.lock, trace.bare)))
         self._around = trace.aside if isinstance(trace.aside, Recorder) else None
         if self._around is not None:
             self._around.step_aside()
@@ -227,15 +227,14 @@ class Recorder:
             self._around.come_back()
         else:
             trace.turns.leave_to(self._step)
-        locks = {name: self._former[name] for name in ("lock", "bare")}
-        self._former = {name: getattr(trace, name) for name in _PER_STEP} | locks
+        mode = self._outside.mode
+        self._outside = _behind(trace.recording(), mode.lock, mode.bare)
         for kept, inside in self._captured_as:
             s = kept.storage
             self._kept[id(s)] = _Kept(s, s.state(), False)
             writes = inside.version - kept.state.version
             s.restore(inside._replace(version=s.version + writes))
-        body = self._body
-        indivisible.do(indivisible.storing(trace, body.keys(), body.values()))
+        indivisible.do(trace.installing(self._body))
 
     def made(self, s: Storage) -> None:
         """A stand-in, or a tensor from the host: the body's own."""
@@ -282,6 +281,11 @@ class Recorder:
             raise RuntimeError(MSG_WRITES.format(what=self.what, target=target))
 
 
+def _behind(recording: Recording, lock: Any, bare: Any) -> Recording:
+    """``recording`` behind other locks."""
+    return recording._replace(mode=recording.mode._replace(lock=lock, bare=bare))
+
+
 class Body:
     """What a recorder recorded, for lowering: the entries, and what their inputs stand for.
 
@@ -291,13 +295,13 @@ class Body:
 
     def __init__(self, end: Entry, sources: Sequence[int]) -> None:
         self.entries = end.path()
-        given = (e.first for e in self.entries if e.plan is None)
+        given = (entry.first for entry in inputs_of(self.entries))
         self.inputs: dict[int, int] = dict(zip(given, sources, strict=True))
         self.metas = {e.first + i: m for e in self.entries for i, m in enumerate(e.metas)}
         self._seeds = {
-            e.kwargs[SEED].position: n
-            for n, e in enumerate(self.entries)
-            if e.plan is not None and isinstance(e.kwargs.get(SEED), Lift)
+            operation.kwargs[SEED].position: operation.depth - 1
+            for operation in operations_of(self.entries)
+            if isinstance(operation.kwargs.get(SEED), Lift)
         }
 
     def meta(self, vid: int) -> TensorMeta:
@@ -316,7 +320,7 @@ class Body:
 
     def is_random(self, entries: Iterable[Entry]) -> bool:
         """Whether these entries need a seed."""
-        return any(e.plan is not None and SEED in e.kwargs for e in entries)
+        return any(SEED in operation.kwargs for operation in operations_of(entries))
 
     def run(
         self,
@@ -334,18 +338,17 @@ class Body:
                 numbers[position] = jax.lax.bitcast_convert_type(bits, np.int64)
         scope = Scope({}, Lifted(floats, numbers))
         scope.update(given)
-        for entry in entries:
-            if entry.plan is not None:
-                scope.compute(Part(entry))
+        for operation in operations_of(entries):
+            scope.compute(Part(operation))
         return scope
 
 
-def needed(entries: Sequence[Entry], wanted: Iterable[int]) -> list[Entry]:
-    """The entries without which ``wanted`` cannot be computed, in order; inputs are left out."""
+def needed(entries: Sequence[Entry], wanted: Iterable[int]) -> list[Operation]:
+    """The operations without which ``wanted`` cannot be computed, in order; inputs are left out."""
     missing = set(wanted)
-    found: list[Entry] = []
-    for entry in reversed(entries):
-        if entry.plan is not None and not missing.isdisjoint(range(entry.first, entry.end)):
+    found: list[Operation] = []
+    for entry in reversed(operations_of(entries)):
+        if not missing.isdisjoint(range(entry.first, entry.end)):
             found.append(entry)
             missing.update(ref.vid for ref in entry.references())
     found.reverse()

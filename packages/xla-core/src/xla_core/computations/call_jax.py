@@ -21,6 +21,7 @@ from xla_core.dispatch.functional import find_trace
 from xla_core.jax_bridge import jax_private
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording.xla_tensor import XLATensor
+from xla_core.support import caches
 from xla_core.torch_bridge.dtypes import NUMPY_DTYPES, numpy_dtype
 from xla_core.torch_features.jax_coexistence import requires_jax
 
@@ -67,6 +68,7 @@ class _Traced:
 
 
 _traced: OrderedDict[Hashable, _Traced] = OrderedDict()
+caches.register("functions of jax", bound=MAX_KEPT + 1, size=_traced.__len__, clear=_traced.clear)
 
 
 @requires_jax

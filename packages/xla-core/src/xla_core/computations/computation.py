@@ -86,14 +86,8 @@ class Computation:
             return wrap_results(trace, trace.record(self.plan, args, kwargs), "list")
 
 
-_plans: dict[str, Plan] = {}
+_plans: caches.Bounded[str, Plan] = caches.Bounded("plans of computations")
 _lock = threading.Lock()
-
-
-@caches.on_clear
-def _forget() -> None:
-    with _lock:
-        _plans.clear()
 
 
 def _plan_of(computation: Computation, evaluate: Evaluate, random: bool) -> Plan:
@@ -101,7 +95,7 @@ def _plan_of(computation: Computation, evaluate: Evaluate, random: bool) -> Plan
     with _lock:
         found = _plans.get(computation.digest)
         if found is None:
-            found = _plans[computation.digest] = _make_plan(computation, evaluate, random)
+            found = _plans.keep(computation.digest, _make_plan(computation, evaluate, random))
         return found
 
 

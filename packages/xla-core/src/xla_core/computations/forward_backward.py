@@ -20,10 +20,11 @@ from torch.overrides import TorchFunctionMode
 from xla_core.computations import rematerialization
 from xla_core.computations.body_recorder import MSG_WRITES, Body, Recorder, needed
 from xla_core.computations.rematerialization import Keep, PartitionFn
-from xla_core.execution import eager_mode
+from xla_core.execution import eager_mode, index_checks
 from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.entry import Operation, inputs_of
 from xla_core.recording.storage import Storage
-from xla_core.recording.trace import Entry, Trace
+from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.torch_bridge import torch_private
 
@@ -87,7 +88,8 @@ class Recorded:
     """A joint, and what one call of the function has of its own.
 
     ``captured`` are storages whose values it uses, ``differentiable`` the tensors among what it
-    captured whose gradients are wanted.
+    captured whose gradients are wanted. With ``XLA_CHECK_INDICES`` the joint's last outputs are the smallest
+    and largest indices that the function takes, which must be in ``ranges``.
     """
 
     joint: Joint
@@ -95,14 +97,23 @@ class Recorded:
     differentiable: tuple[torch.Tensor, ...]
     floats: tuple[float, ...]
     ints: tuple[int, ...]
+    ranges: tuple[index_checks.Range, ...] = ()
+
+    def checked(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """A call's results, of ``values`` that also has those for ``ranges``: they are looked at later."""
+        count = len(values) - len(self.ranges)
+        for wanted, extremes in zip(self.ranges, values[count:], strict=True):
+            assert isinstance(extremes, XLATensor)
+            index_checks.add(extremes._s.trace, wanted, extremes)
+        return list(values[:count])
 
 
 def _backward(
     body: Body, cut: int, wanted: Sequence[int], tangents: Sequence[int | None], keep: Keep
-) -> tuple[list[Entry], tuple[int, ...], tuple[int, ...]]:
-    """The entries of the backward pass in order, what it reads of the forward pass, and of the inputs."""
+) -> tuple[list[Operation], tuple[int, ...], tuple[int, ...]]:
+    """The operations of the backward pass in order, what it reads of the forward pass, and of the inputs."""
     missing = set(wanted)
-    found: list[Entry] = []
+    found: list[Operation] = []
     saved: list[int] = []
     reads: list[int] = []
     for number in range(len(body.entries) - 1, -1, -1):
@@ -110,7 +121,7 @@ def _backward(
         values = [v for v in range(entry.first, entry.end) if v in missing]
         if not values:
             continue
-        if entry.plan is None:
+        if not isinstance(entry, Operation):
             reads += (v for v in values if v not in tangents)
             continue
         kept = [v for v in values if number < cut and keep(entry, v)]
@@ -146,8 +157,9 @@ def record(
     aliases: list[torch.Tensor] = []
     with trace.lock, eager_mode.mode(False), contextlib.closing(recorder), recorder:
         given = [recorder.stand_in(m, grad and r) for m, r in zip(metas, requires, strict=True)]
-        with history, _leaves_unwritten(what):
+        with history, _leaves_unwritten(what), index_checks.of_body() as found:
             results = [history.alias(r) for r in function(given)]
+        results += [extremes for _, extremes in found]
         outputs = tuple(map(recorder.value, results))
         cut = trace.cur.depth
         if grad:
@@ -176,7 +188,12 @@ def record(
         recorder.end.keep(key, joint)
     ints = joint.body.numbers(recorder.ints)
     return Recorded(
-        joint, tuple(recorder.captured), tuple(captured), tuple(recorder.floats), tuple(ints)
+        joint,
+        tuple(recorder.captured),
+        tuple(captured),
+        tuple(recorder.floats),
+        tuple(ints),
+        tuple(checked for checked, _ in found),
     )
 
 
@@ -193,7 +210,7 @@ def _leaves_unwritten(what: str) -> Iterator[None]:
 
 
 def _inputs(recorder: Recorder) -> list[int]:
-    return [e.first for e in recorder.end.path() if e.plan is None]
+    return [entry.first for entry in inputs_of(recorder.end.path())]
 
 
 def _differentiate(

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from torch._higher_order_ops.while_loop import while_loop_op
 
@@ -16,6 +17,7 @@ from xla_core.computations import pytrees
 from xla_core.computations.computation import Computation, Evaluate
 from xla_core.computations.forward_backward import Recorded
 from xla_core.dispatch.functional import find_trace
+from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording.xla_tensor import XLATensor
 
 BODY: Final = "the body of while_loop"
@@ -27,6 +29,10 @@ MSG_CARRIED: Final = (
     "the body of while_loop must return tensors of the shapes and dtypes that are carried in. "
     "Got {got} but expected {wanted}"
 )
+
+# The smallest and largest index of no iteration, and the meta of such pairs.
+_NO_INDEX: Final = np.array([np.iinfo(np.int64).max, np.iinfo(np.int64).min])
+_EXTREMES: Final = tensor_meta((2,), torch.int64)
 
 
 def while_loop(
@@ -117,6 +123,16 @@ def fori_loop(
     return while_loop(lambda left, *_values: left > 0, body, (left, *input_value))
 
 
+def _widened(seen: Sequence[Any], indices: Sequence[Any]) -> tuple[Any, ...]:
+    """The smallest and largest of indices so far and of one more iteration."""
+    return tuple(
+        jnp.stack([jnp.minimum(s[0], jnp.min(i[..., 0])), jnp.maximum(s[1], jnp.max(i[..., 1]))])
+        if i.size
+        else s
+        for s, i in zip(seen, indices, strict=True)
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class _Loop:
     """A condition and a body, the first ``carried`` arguments of which change."""
@@ -136,18 +152,22 @@ class _Loop:
         if computation is None:
             # the condition is kept, too: its address is in the key
             computation = known[key] = (self._computation(), condition.joint)
-        return computation[0](
+        made = computation[0](
             [*tensors, *captured],
             [*condition.floats, *body.floats],
             [*condition.ints, *body.ints],
         )
+        return condition.checked(body.checked(made))
 
     def _computation(self) -> Computation:
         condition, body = self.condition.joint, self.body.joint
         random = any(j.body.is_random(j.forward) for j in (condition, body))
-        outputs = body.argument_metas[: self.carried]
+        outputs = [*body.argument_metas[: self.carried], *[_EXTREMES] * self._checks()]
         text = b"\n".join((condition.text(), body.text(), str(self.carried).encode()))
         return Computation("while_loop", text, outputs, self._evaluate(), random=random)
+
+    def _checks(self) -> int:
+        return len(self.condition.ranges) + len(self.body.ranges)
 
     def _evaluate(self) -> Evaluate:
         parts = (self.condition, self.body)
@@ -174,15 +194,22 @@ class _Loop:
                 )
                 return [scope[v] for v in joint.outputs]
 
+            def step(state: Any) -> Any:
+                count, carried, seen = state
+                found = values(1, (count, carried))
+                tested = values(0, (count, carried))[1:] if self.condition.ranges else []
+                after = tuple(found[: self.carried])
+                indices = [*tested, *found[self.carried :]]
+                return None if count is None else count + 1, after, _widened(seen, indices)
+
             count = None if key is None else jnp.uint32(0)
-            _, carried = jax.lax.while_loop(
-                lambda state: values(0, state)[0],
-                lambda state: (
-                    None if state[0] is None else state[0] + 1,
-                    tuple(values(1, state)),
-                ),
-                (count, tuple(tensors[: self.carried])),
+            start = (count, tuple(tensors[: self.carried]), (_NO_INDEX,) * self._checks())
+            count, carried, seen = jax.lax.while_loop(
+                lambda state: values(0, state[:2])[0], step, start
             )
-            return list(carried)
+            if self.condition.ranges:  # the condition has run once more than the body
+                last = values(0, (count, carried))[1:]
+                seen = (*_widened(seen[: len(last)], last), *seen[len(last) :])
+            return [*carried, *seen]
 
         return evaluate

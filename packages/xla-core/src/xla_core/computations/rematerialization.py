@@ -21,12 +21,12 @@ from xla_core.operators.lowering_registry import ViewRule
 from xla_core.operators.plan import SEED
 from xla_core.operators.schema import pure_form
 from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.entry import Entry, Operation, inputs_of, operations_of
 from xla_core.recording.step_key import Lift, Ref
-from xla_core.recording.trace import Entry
 
 PartitionFn: TypeAlias = Callable[..., tuple[Any, Any]]
-Keep: TypeAlias = Callable[[Entry, int], bool]
-"""Whether a value, of an entry of the forward pass, is kept for the backward pass."""
+Keep: TypeAlias = Callable[[Operation, int], bool]
+"""Whether a value, of an operation of the forward pass, is kept for the backward pass."""
 
 MSG_UNKNOWN: Final = (
     "partition_fn keeps {name!r}, which the recorded function does not compute: it may choose what "
@@ -47,16 +47,16 @@ def keep_rule(
         free = _free(body, cut)
         return lambda _entry, vid: vid not in free
     chosen = _chosen(body, outputs, gradients, tangents, partition_fn)
-    return lambda entry, vid: vid in chosen or SEED in entry.kwargs
+    return lambda operation, vid: vid in chosen or SEED in operation.kwargs
 
 
 def _free(body: Body, cut: int) -> set[int]:
     """The values that views show of what is kept anyway, and constants."""
     free: set[int] = set()
     given = {v for v, source in body.inputs.items()}
-    for entry in body.entries[:cut]:
+    for entry in operations_of(body.entries[:cut]):
         plan = entry.plan
-        if plan is None or len(entry.metas) != 1 or SEED in entry.kwargs:
+        if len(entry.metas) != 1 or SEED in entry.kwargs:
             continue
         reads = [ref.vid for ref in entry.references()]
         view = isinstance(plan.rule, ViewRule) and not plan.is_put and len(reads) == 1
@@ -98,7 +98,7 @@ def _graph(
     graph = Graph()
     nodes: dict[int, Node] = {}
     examples: dict[str, list[Any]] = {"primals": [], "tangents": []}
-    inputs = [e.first for e in body.entries if e.plan is None]
+    inputs = [entry.first for entry in inputs_of(body.entries)]
     with FakeTensorMode():
         for vid in sorted(inputs, key=lambda v: v in tangents):  # partitioners go by these names
             kind = "tangents" if vid in tangents else "primals"
@@ -106,9 +106,8 @@ def _graph(
             node.meta["val"] = _fake(body.meta(vid))
             examples[kind].append(node.meta["val"])
             nodes[vid] = node
-        for entry in body.entries:
-            if entry.plan is not None:
-                _add(graph, nodes, entry)
+        for operation in operations_of(body.entries):
+            _add(graph, nodes, operation)
     graph.output(tuple(nodes[v] for v in (*outputs, *gradients)))
     names = {node.name: vid for vid, node in nodes.items()}
     module = GraphModule(torch.nn.Module(), graph)
@@ -119,7 +118,7 @@ def _fake(meta: TensorMeta) -> torch.Tensor:
     return torch.empty(meta.shape, dtype=meta.dtype)
 
 
-def _add(graph: Graph, nodes: dict[int, Node], entry: Entry) -> None:
+def _add(graph: Graph, nodes: dict[int, Node], entry: Operation) -> None:
     """One operation as a node, and a node for each of its results if it has several."""
 
     def shown(a: Any) -> Any:
@@ -130,7 +129,6 @@ def _add(graph: Graph, nodes: dict[int, Node], entry: Entry) -> None:
         return [shown(item) for item in a] if isinstance(a, (list, tuple)) else a
 
     plan = entry.plan
-    assert plan is not None
     # partitioners never recompute what writes; recorded operators are pure, whatever was called
     target = (pure_form(plan.overload) or plan.overload) if plan.written else plan.overload
     named = {name: shown(a) for name, a in entry.kwargs.items() if name != SEED}

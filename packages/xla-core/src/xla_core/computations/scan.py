@@ -26,6 +26,7 @@ from xla_core.computations.rematerialization import PartitionFn
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording.trace import Entry
 from xla_core.recording.xla_tensor import XLATensor
+from xla_core.support import caches
 from xla_core.torch_bridge.dtypes import numpy_dtype
 
 WHAT: Final = "the function of scan"
@@ -71,11 +72,13 @@ def scan(
     key = call.key()
     found = known.get(key)
     if found is None:
+        if len(known) >= caches.MOST:
+            known.clear()
         found = known[key] = call.record()
     recorded, results = found
     tensors = [*carries, *items, *recorded.differentiable]
     passes = _Scan(recorded, len(carries), length)
-    values = joints.run(passes, tensors)
+    values = recorded.checked(joints.run(passes, tensors))
     carry, stacked = values[: len(carries)], values[len(carries) :]
     return structure.unflatten(carry), results.unflatten(stacked)
 

@@ -14,6 +14,26 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
+__all__ = [
+    "ArraySpec",
+    "Buffer",
+    "Capabilities",
+    "ClientFactory",
+    "DeferredExecutable",
+    "DeviceClient",
+    "DeviceDescription",
+    "Executable",
+    "INTERFACE_VERSION",
+    "MemoryInfo",
+    "OLDEST_INTERFACE_VERSION",
+    "Outlining",
+    "Placement",
+    "Program",
+    "ReplicaExecutable",
+    "Topology",
+    "capabilities_of",
+]
+
 INTERFACE_VERSION: Final = 2
 """The version of this contract; raised when something is added to it or changed."""
 OLDEST_INTERFACE_VERSION: Final = 1

@@ -1,56 +1,232 @@
-"""What the core tells whoever listens: named events, emitted where something rare happens.
+"""What the core tells whoever listens: events, emitted where something rare happens.
 
-Times are nanoseconds. What a listener raises is raised where the event happened.
+Each kind is a class below; who subscribes to one gets its instances, who subscribes to ``Event`` gets all of
+them. Times are nanoseconds. What a listener raises is raised where the event happened. Nothing is emitted per
+operator.
 
-- ``program_missing(trace, name, digest, entries, outputs, aliases)``: a step that no known program
-  computes; emitted before anything is lowered. Raising here refuses it, the trace stays as it was.
-- ``program_compiled(trace, program, digest, entries, modules, lowering, compiling)`` and
-  ``program_loaded(trace, program, digest, entries, loading)``: its program is there. ``modules`` are the
-  ``Program`` objects that were compiled, one per stage.
-- ``program_evicted(program)``: it was forgotten to make room for others; the next one who needs it makes
-  it again.
-- ``steps_forgotten(trace)``: all steps recorded on a device are about to be dropped.
-- ``program_executed(trace, program, results, nanoseconds)``: a run was enqueued. ``trace`` is a copy, as it was
-  before: its tensors have their values, and what is recorded now is no part of it.
-- ``execution_refused(trace)``: something would run where a block forbids it
-  (``torch_xla.compile(full_graph=True)``); the error is raised next.
-- ``flushed(trace, operations, nanoseconds)``: what was pending was run, all of the above included.
-- ``transfer_to_device(buffer, nbytes, nanoseconds)``, ``transfer_from_device(nbytes, nanoseconds,
-  waited)``: ``waited`` is the part until the value was computed.
-- ``waited(nanoseconds)``: the host waited for programs to finish.
-- ``fallback(operator, filename, line)``: an operator runs on the CPU.
-- ``step_marked(device)``: the user ended a step.
-
-Nothing is emitted per operator.
+Fields of torch's and the core's own kinds are ``Any`` here, where neither is imported: ``trace`` is a ``Trace``
+and ``entries`` are ``Entry`` objects (``extension_api.steps``), ``program`` is a ``StepProgram``
+(``extension_api.programs``), ``device`` a ``torch.device``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
-Listener = Callable[[str, dict[str, Any]], None]
+from xla_core.contract.device_protocol import Program
 
-_listeners: list[Listener] = []
+__all__ = [
+    "E",
+    "Event",
+    "Events",
+    "ExecutionRefused",
+    "Fallback",
+    "Flushed",
+    "ProgramCompiled",
+    "ProgramEvicted",
+    "ProgramExecuted",
+    "ProgramLoaded",
+    "ProgramMissing",
+    "StepMarked",
+    "StepsForgotten",
+    "TransferFromDevice",
+    "TransferToDevice",
+    "Waited",
+    "emit",
+    "listening",
+    "subscribe",
+]
 
 
-def subscribe(listener: Listener) -> Callable[[], None]:
-    """Call ``listener(name, details)`` for every event; returns a function that ends it."""
-    _listeners.append(listener)
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class Event:
+    """Anything that happened."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class ProgramMissing(Event):
+    """A step that no known program computes; emitted before anything is lowered.
+
+    Raising here refuses it, the trace stays as it was. ``outputs`` are the numbers of the wanted values,
+    ``aliases`` pairs of an input and the output that gets its memory.
+    """
+
+    trace: Any
+    name: str
+    digest: str
+    entries: Sequence[Any]
+    outputs: tuple[int, ...]
+    aliases: Sequence[tuple[int, int]]
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class ProgramCompiled(Event):
+    """Its program was compiled. ``modules`` are what the compiler was given, one per stage."""
+
+    trace: Any
+    program: Any
+    digest: str
+    entries: Sequence[Any]
+    modules: Sequence[Program]
+    lowering: int
+    compiling: int
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class ProgramLoaded(Event):
+    """Its program came from the persistent cache."""
+
+    trace: Any
+    program: Any
+    digest: str
+    entries: Sequence[Any]
+    loading: int
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class ProgramEvicted(Event):
+    """A program was forgotten to make room for others; the next one who needs it makes it again."""
+
+    program: Any
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class StepsForgotten(Event):
+    """All steps recorded on a device are about to be dropped."""
+
+    trace: Any
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class ProgramExecuted(Event):
+    """A run was enqueued.
+
+    ``trace`` is a copy, as it was before: its tensors have their values, and what is recorded now is no part of
+    it. ``results`` are the buffers.
+    """
+
+    trace: Any
+    program: Any
+    results: Sequence[Any]
+    nanoseconds: int
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class ExecutionRefused(Event):
+    """Something would run where a block forbids it (``torch_xla.compile(full_graph=True)``).
+
+    The error is raised next.
+    """
+
+    trace: Any
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class Flushed(Event):
+    """What was pending was run, all of the above included."""
+
+    trace: Any
+    operations: int
+    nanoseconds: int
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class TransferToDevice(Event):
+    """A host array became a buffer."""
+
+    buffer: Any
+    nbytes: int
+    nanoseconds: int
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class TransferFromDevice(Event):
+    """A buffer was copied to the host; ``waited`` is the part of the time until its value was computed."""
+
+    nbytes: int
+    nanoseconds: int
+    waited: int
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class Waited(Event):
+    """The host waited for programs to finish."""
+
+    nanoseconds: int
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class Fallback(Event):
+    """An operator runs on the CPU, asked for at the user's ``filename`` and ``line``."""
+
+    operator: str
+    filename: str
+    line: int
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class StepMarked(Event):
+    """The user ended a step."""
+
+    device: Any
+
+
+E = TypeVar("E", bound=Event)
+"""A kind of event, in the types of ``subscribe`` and of functions around it."""
+_subscriptions: list[tuple[type[Event], Callable[[Any], None]]] = []
+
+
+class _Known:
+    """What follows from the subscriptions, for each kind that was asked for since they changed.
+
+    Another table after each change: a thread that has just read the former ones writes to the old table.
+    """
+
+    listeners: dict[type[Event], tuple[Callable[[Any], None], ...]] = {}
+
+
+class Events(Protocol):
+    """What an extension is handed to subscribe with: this module."""
+
+    def subscribe(self, kind: type[E], listener: Callable[[E], None]) -> Callable[[], None]:
+        """See ``subscribe``."""
+        ...
+
+
+def subscribe(kind: type[E], listener: Callable[[E], None]) -> Callable[[], None]:
+    """Call ``listener(event)`` for every event of this kind; returns a function that ends it.
+
+    ``Event`` is every kind. Listeners are called in the order in which they subscribed.
+    """
+    subscription = (kind, listener)
+    _subscriptions.append(subscription)
+    _Known.listeners = {}
 
     def unsubscribe() -> None:
-        if listener in _listeners:
-            _listeners.remove(listener)
+        if subscription in _subscriptions:
+            _subscriptions.remove(subscription)
+            _Known.listeners = {}
 
     return unsubscribe
 
 
-def emit(name: str, /, **details: Any) -> None:
-    """Tell all listeners; costs one test of an empty list when there are none."""
-    for listener in tuple(_listeners):
-        listener(name, details)
+def _listeners_of(kind: type[Event]) -> tuple[Callable[[Any], None], ...]:
+    known = _Known.listeners
+    found = known.get(kind)
+    if found is None:
+        found = tuple(listener for wanted, listener in _subscriptions if issubclass(kind, wanted))
+        known[kind] = found
+    return found
 
 
-def listening() -> bool:
-    """Whether anybody listens, for details that cost something to find out."""
-    return bool(_listeners)
+def emit(event: Event) -> None:
+    """Tell an event to those who listen to its kind."""
+    for listener in _listeners_of(type(event)):
+        listener(event)
+
+
+def listening(kind: type[Event]) -> bool:
+    """Whether anybody listens to this kind, for details that cost something to find out."""
+    return bool(_listeners_of(kind))

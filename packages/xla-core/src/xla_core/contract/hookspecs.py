@@ -8,11 +8,29 @@ and registries are handed over once, at the start; a hook may leave out argument
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pluggy
 
 from xla_core.contract.device_protocol import DeviceClient, Executable, Program, Topology
+from xla_core.contract.events import Events
+
+__all__ = [
+    "OperatorRegistry",
+    "PROJECT",
+    "hookimpl",
+    "hookspec",
+    "xla_core_cache_key_entries",
+    "xla_core_client_started",
+    "xla_core_kept_in_step",
+    "xla_core_make_backends",
+    "xla_core_over_parts",
+    "xla_core_partition_program",
+    "xla_core_register_operators",
+    "xla_core_replicated_executable",
+    "xla_core_subscribe",
+    "xla_core_topology",
+]
 
 PROJECT: Final = "xla_core"
 
@@ -38,15 +56,24 @@ def xla_core_client_started(client: DeviceClient) -> None:
 
 
 @hookspec(firstresult=True)
-def xla_core_make_backends(client: DeviceClient) -> Any:
-    """The devices that PyTorch sees, as a sequence of ``DeviceBackend``; None: one per local device.
+def xla_core_make_backends(client: DeviceClient) -> Sequence[Any] | None:
+    """The devices that PyTorch sees, each an ``extension_api.backends.Backend``; None: one per local device.
 
     Asked when the client starts, and again when an extension calls ``runtime.reattach``.
     """
 
 
+class OperatorRegistry(Protocol):
+    """Where lowering rules are registered: what ``extension_api.operators`` has of the same names."""
+
+    @property
+    def rule(self) -> Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]]:
+        """``rule(*overloads)`` is a decorator; see ``extension_api.operators.rule``."""
+        ...
+
+
 @hookspec
-def xla_core_register_operators(registry: Any) -> None:
+def xla_core_register_operators(registry: OperatorRegistry) -> None:
     """Add lowering rules to ``registry``; a second rule for one overload is an error there."""
 
 
@@ -78,7 +105,7 @@ def xla_core_over_parts(
 
 @hookspec(firstresult=True)
 def xla_core_replicated_executable(
-    executable: Executable, name: str, collectives: Any, backend: Any
+    executable: Executable, name: str, collectives: Sequence[Any], backend: Any
 ) -> Executable | None:
     """What runs a program over all replicas in place of ``executable``; called once for each.
 
@@ -105,5 +132,5 @@ def xla_core_cache_key_entries() -> Mapping[str, bytes] | None:
 
 
 @hookspec
-def xla_core_subscribe(events: Any) -> None:
-    """Subscribe to the core's event stream (steps, compilations, transfers, fallbacks)."""
+def xla_core_subscribe(events: Events) -> None:
+    """Subscribe to the core's events (steps, compilations, transfers, fallbacks): see ``contract.events``."""

@@ -17,6 +17,12 @@ import numpy as np
 
 from xla_core.contract.device_protocol import ArraySpec, Placement, Program
 
+__all__ = [
+    "pack",
+    "report",
+    "unpack",
+]
+
 _MAGIC: Final = b"XLAEXE01"
 _LENGTH: Final = struct.Struct("<Q")
 

@@ -143,6 +143,16 @@ def _pads_negatively(args: Sequence[Any]) -> bool:
     return any(size < 0 for size in args[4])
 
 
+def _steps_backwards(args: Sequence[Any]) -> bool:
+    """Whether a convolution's stride or dilation is not positive."""
+    return any(step <= 0 for step in (*args[3], *args[5]))
+
+
+def _has_other_places(args: Sequence[Any]) -> bool:
+    """Whether a pooling's places are not as many as its values."""
+    return args[0].shape != args[1].shape
+
+
 def _is_not_a_line(args: Sequence[Any]) -> bool:
     return args[1].dim() != 1
 
@@ -206,7 +216,10 @@ _SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
     aten.baddbmm.default: _mixes_dtypes,
     aten.linear.default: _mixes_dtypes,
     aten.bucketize.Tensor: _is_not_a_line,
-    aten.convolution.default: lambda args: _mixes_dtypes(args) or _pads_negatively(args),
+    aten.complex.default: _mixes_dtypes,
+    aten.convolution.default: lambda args: (
+        _mixes_dtypes(args) or _pads_negatively(args) or _steps_backwards(args)
+    ),
     aten.index_add.default: _can_be_indexed,
     aten.index_add_.default: _can_be_indexed,
     aten.index_copy.default: _can_be_indexed,
@@ -221,6 +234,10 @@ _SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
     aten.index_reduce.default: _unless(_INTEGERS, 2),
     aten.index_reduce_.default: _unless(_INTEGERS, 2),
     aten.index_select.default: _unless(_INTEGERS, 2),
+    aten.masked_scatter.default: _unless((torch.bool,), 1),
+    aten.masked_scatter_.default: _unless((torch.bool,), 1),
+    aten.max_unpool2d.default: _has_other_places,
+    aten.max_unpool3d.default: _has_other_places,
     aten.masked_fill_.Scalar: _unless((torch.bool,), 1),
     aten.masked_fill_.Tensor: _unless((torch.bool,), 1),
     aten.multi_margin_loss.default: _unless((torch.int64,), 1),

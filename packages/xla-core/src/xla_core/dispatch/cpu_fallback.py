@@ -70,10 +70,10 @@ def _on_host(
 def note_fallback(name: str) -> None:
     """Count one fallback of ``name`` and warn the first time, at the user's line."""
     counters.increment(name)
-    if name in _warned and not events.listening():
+    if name in _warned and not events.listening(events.Fallback):
         return
     filename, line = source_location.user_line()
-    events.emit("fallback", operator=name, filename=filename, line=line)
+    events.emit(events.Fallback(operator=name, filename=filename, line=line))
     if name in _warned:
         return
     _warned.add(name)

@@ -1,4 +1,4 @@
-"""Handlers of operators that return new tensors."""
+"""Handlers of operators that return new tensors: by a rule, or by PyTorch's definition from other operators."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 import torch
 
 from xla_core.dispatch import random_numbers
+from xla_core.dispatch.meta_inference import OperatorPlan
 from xla_core.execution import generator
 from xla_core.execution.runtime import trace_of
+from xla_core.operators.decompositions import DecomposedRule
 from xla_core.operators.plan import SEED, Plan
 from xla_core.recording import random_state
 from xla_core.recording.storage import Storage
 from xla_core.recording.trace import Entry, Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor
+from xla_core.torch_bridge import reference_kernels
 from xla_core.torch_bridge.torch_private import make_wrapper
 
 
@@ -153,3 +156,27 @@ def composite_handler(overload: Any) -> Callable[..., Any]:
         return overload.decompose(*args, **(kwargs or {}))
 
     return composite
+
+
+def one_hot(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """``one_hot``, as C++ defines it; PyTorch's Python also asserts what the CPU would check."""
+    return reference_kernels.in_cpp(torch.ops.aten.one_hot.default)(*args, **(kwargs or {}))
+
+
+def decomposed_handler(overload: Any, returns: str, on_cpu: Handler) -> Handler:
+    """A handler of an operator that PyTorch's decomposition defines by others which have rules.
+
+    It is recorded as one entry; the decomposition is traced once per operand shapes, and followed when the
+    step is lowered. Where it needs the CPU, ``on_cpu`` takes the call.
+    """
+    rule = DecomposedRule(overload)
+    plan = OperatorPlan(overload, rule)
+
+    def decomposed(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        trace = find_trace(args, kwargs)
+        with trace.lock:
+            if rule.lowerable(args, kwargs or {}):
+                return wrap_results(trace, trace.record(plan, args, kwargs), returns)
+        return on_cpu(args, kwargs)
+
+    return decomposed

@@ -11,11 +11,20 @@ from torch._ops import OpOverload
 
 from xla_core.dispatch.functional import find_trace
 from xla_core.execution import index_checks
-from xla_core.execution.index_checks import MSG_INDEX, MSG_ROW, MSG_TARGET, Range
+from xla_core.execution.index_checks import (
+    MSG_CLASS,
+    MSG_INDEX,
+    MSG_MARGIN,
+    MSG_ROW,
+    MSG_TARGET,
+    Range,
+)
 from xla_core.recording import source_location
 from xla_core.recording.xla_tensor import Handler, XLATensor
+from xla_core.torch_bridge.reference_kernels import keep_whole
 from xla_core.torch_bridge.torch_private import current_backward
 
+_INT64_MAX: Final = 2**63 - 1
 _MASKS: Final = (torch.bool, torch.uint8)
 
 # dimension, its size, the index tensor, whether negative ones count from the end, an index that may be anything
@@ -65,6 +74,15 @@ def _classes(
     yield dim, scores.shape[dim], target, False, ignored
 
 
+def _hot(classes: Any, count: int = -1) -> Iterator[_Found]:
+    # without a count it is found out which is the largest
+    yield classes.dim(), count if count >= 0 else _INT64_MAX, classes, False, None
+
+
+def _last(scores: Any, target: Any, *_rest: Any) -> Iterator[_Found]:
+    yield max(scores.dim() - 1, 0), scores.shape[-1] if scores.dim() else 1, target, False, None
+
+
 _FINDERS: Final[dict[str, tuple[str, _Finder]]] = {
     "aten::embedding": (MSG_ROW, _rows),
     "aten::_embedding_bag": (MSG_ROW, _rows),
@@ -84,7 +102,14 @@ _FINDERS: Final[dict[str, tuple[str, _Finder]]] = {
     "aten::index_put": (MSG_INDEX, _several),
     "aten::nll_loss_forward": (MSG_TARGET, _classes),
     "aten::nll_loss2d_forward": (MSG_TARGET, _classes),
+    "aten::multi_margin_loss": (MSG_MARGIN, _last),
+    "aten::one_hot": (MSG_CLASS, _hot),
 }
+
+
+def install() -> None:
+    """Let what is checked arrive here, which PyTorch would take apart before."""
+    keep_whole(torch.ops.aten.one_hot.default)
 
 
 def checking(overload: OpOverload, handler: Handler) -> Handler:
@@ -98,9 +123,8 @@ def checking(overload: OpOverload, handler: Handler) -> Handler:
     @functools.wraps(handler)
     def checked(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         trace = find_trace(args, kwargs)
-        # The backward pass takes the indices of the forward pass. A loop's body, and a graph that is recorded
-        # for values of all kinds, have no results of their own.
-        if current_backward() == -1 and trace.aside is None and trace.unreadable is None:
+        # the backward pass takes the indices of the forward pass
+        if current_backward() == -1 and index_checks.are_wanted(trace):
             found = [f for f in find(*args) if f[2].numel()]
             result = handler(args, kwargs)
             for dim, size, index, negative, ignored in found:

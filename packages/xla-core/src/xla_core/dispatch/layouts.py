@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 import torch
 from torch._ops import OpOverload
 
-from xla_core.recording.xla_tensor import Handler
+from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
 
 MSG_LAYOUT: Final = (
     "{operator}: tensors on an xla device are dense (torch.strided), none is sparse, nested or of MKL-DNN. "
@@ -23,7 +23,7 @@ MSG_LAYOUT: Final = (
 
 # What is in the names of operators that make or take such tensors, and names that do not say it.
 _WORDS: Final = ("sparse", "nested", "mkldnn")
-_NAMES: Final = frozenset({"aten::_spdiags", "aten::_coalesce"})
+_NAMES: Final = frozenset({"aten::_spdiags", "aten::_coalesce", "aten::hspmm", "aten::sspaddmm"})
 
 
 class LayoutError(NotImplementedError, TypeError):
@@ -49,6 +49,13 @@ def refusing_handler(overload: OpOverload) -> Handler:
         refuse(overload)
 
     return refused
+
+
+def sparse_addmm(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """``sparse.mm`` and ``sparse.addmm``: of dense tensors an ordinary product, as on the CPU."""
+    if not all(isinstance(a, XLATensor) for a in args[:3]):
+        refuse(torch.ops.aten._sparse_addmm.default)
+    return handler_of(torch.ops.aten.addmm.default)(args, kwargs)
 
 
 def check_wanted(overload: OpOverload, kwargs: Mapping[str, Any]) -> None:

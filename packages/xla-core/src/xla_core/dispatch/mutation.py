@@ -19,7 +19,8 @@ from xla_core.operators.plan import Plan
 from xla_core.operators.schema import Signature
 from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording import source_location
-from xla_core.recording.storage import chain, strides
+from xla_core.recording.geometry import geometry
+from xla_core.recording.storage import chain
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
 
@@ -160,8 +161,10 @@ def _check_no_gradients(overload: Any, operands: Iterable[Any]) -> None:
         raise RuntimeError(MSG_OUT_GRADIENT.format(name=overload._schema.name.split("::")[1]))
 
 
-def _is_among(out: Any, args: tuple[Any, ...]) -> bool:
-    return any(out is one for one in args)
+def _is_among(out: Any, args: Iterable[Any]) -> bool:
+    return any(
+        out is one or (isinstance(one, (list, tuple)) and _is_among(out, one)) for one in args
+    )
 
 
 def _check_out(overload: Any, args: Any, kwargs: dict[str, Any]) -> None:
@@ -209,17 +212,24 @@ def resize(tensor: XLATensor, shape: tuple[int, ...]) -> None:
         return
     trace = s.trace
     with trace.lock:
-        whole = trace.whole(s)
-        start = strides(s.meta, v)[1] if v is not None else 0
-        if start + meta.numel <= s.meta.numel:
-            resized = handler_of(_AS_STRIDED)((whole, shape, _contiguous(shape), start), None)
+        start, room = _room(tensor) if v is not None else (0, s.meta.numel)
+        if start + meta.numel <= room:
+            resized = handler_of(_AS_STRIDED)((tensor, shape, _contiguous(shape), start), None)
         elif s.buffer is None and not trace.is_pending(s):
             resized = trace.from_buffer(None, meta)
         else:
-            flat = whole.reshape(-1)[start:]
+            flat = handler_of(_AS_STRIDED)((tensor, (room - start,), (1,), start), None)
             padding = flat.new_zeros(meta.numel - flat.numel())
             resized = torch.cat([flat, padding]).reshape(shape).clone()
     views.become(tensor, resized)
+
+
+def _room(tensor: XLATensor) -> tuple[int, int]:
+    """Where a view begins, and how many elements of its dtype there are from the storage's start on."""
+    s, v = tensor._s, tensor._v
+    place = geometry(s, v)
+    base = chain(v)[place.skipped - 1].meta if place.skipped else s.meta
+    return place.offset, base.numel * base.dtype.itemsize // tensor.dtype.itemsize
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -253,8 +263,7 @@ def _fill(target: XLATensor, factory: Any, extra: tuple[Any, ...]) -> None:
 
 def _without_repeats(target: XLATensor) -> XLATensor:
     """A view of what an expanded tensor shows, each element once: PyTorch allows to fill it."""
-    s = target._s
-    assert target._v is not None  # a whole tensor repeats nothing
-    stride, start = strides(s.meta, target._v)
-    shape = [1 if step == 0 else size for size, step in zip(target.shape, stride, strict=True)]
-    return handler_of(_AS_STRIDED)((s.trace.whole(s), shape, stride, start), None)
+    place = geometry(target._s, target._v)
+    steps = zip(target.shape, place.stride, strict=True)
+    shape = [1 if step == 0 else size for size, step in steps]
+    return handler_of(_AS_STRIDED)((target, shape, place.stride, place.offset), None)

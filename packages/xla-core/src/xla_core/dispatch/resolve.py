@@ -7,13 +7,15 @@ decomposition; the CPU.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 from torch._ops import OpOverload
 
 from xla_core.dispatch import (
     batch_norm,
+    functional,
     host_length_operands,
     index_ranges,
     indexing,
@@ -21,10 +23,15 @@ from xla_core.dispatch import (
     mutation,
     transfers,
     views,
+    windows,
 )
 from xla_core.dispatch.cpu_fallback import fallback_handler
-from xla_core.dispatch.decomposed import decomposed_handler
-from xla_core.dispatch.functional import composite_handler, factory_handler, functional_handler
+from xla_core.dispatch.functional import (
+    composite_handler,
+    decomposed_handler,
+    factory_handler,
+    functional_handler,
+)
 from xla_core.dispatch.inspected import inspected_handler
 from xla_core.dispatch.meta_inference import OperatorPlan
 from xla_core.lowering import load_rules
@@ -41,6 +48,7 @@ from xla_core.recording import builtin_plans
 from xla_core.recording import xla_tensor as tensor_module
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
 from xla_core.support import flags
+from xla_core.support.once import Once
 from xla_core.torch_bridge.torch_private import allow_list_kernels, let_make_fx_take
 
 aten = torch.ops.aten
@@ -53,6 +61,9 @@ _OWN: dict[OpOverload, Handler] = {
     aten._copy_from.default: transfers.copy_from,
     aten._local_scalar_dense.default: transfers.local_scalar,
     aten.equal.default: transfers.equal,
+    aten._sparse_addmm.default: layouts.sparse_addmm,
+    aten.one_hot.default: functional.one_hot,
+    aten.sspaddmm.default: layouts.refusing_handler(aten.sspaddmm.default),
     aten._ctc_loss.default: host_length_operands.ctc_loss,
     aten._ctc_loss_backward.default: host_length_operands.ctc_loss_backward,
     aten.allclose.default: transfers.allclose,
@@ -70,6 +81,12 @@ _OWN: dict[OpOverload, Handler] = {
     aten.fill_.Scalar: mutation.fill_,
     aten.set_.source_Tensor: views.set_source,
     aten.set_.default: views.set_nothing,
+}
+
+_WINDOWS: dict[OpOverload, Callable[[], Handler]] = {
+    aten.as_strided.default: windows.as_strided_handler,
+    aten.as_strided_copy.default: windows.as_strided_copy_handler,
+    aten.as_strided_scatter.default: windows.as_strided_scatter_handler,
 }
 
 
@@ -98,6 +115,8 @@ def _special(overload: OpOverload, facts: Signature) -> Handler | None:
         return _resize_as
     if overload is aten._to_copy.default:
         return transfers.to_copy_handler(_recorded(overload, facts))
+    if overload in _WINDOWS:
+        return _WINDOWS[overload]()
     if overload is aten.to.dtype:
         # its rule serves decompositions; here (inside handlers, in inference mode) the tensor
         # itself has to come back where nothing is to be done
@@ -145,7 +164,7 @@ def make_handler(overload: OpOverload) -> Handler:
         if overload._can_decompose():
             return composite_handler(overload)
         if has_decomposition(overload) and facts.returns in ("tensor", "tuple", "list"):
-            return decomposed_handler(overload, facts)
+            return decomposed_handler(overload, facts.returns, fallback_handler(overload, facts))
     if layouts.is_about_layouts(overload):
         return layouts.refusing_handler(overload)
     return fallback_handler(overload, facts)
@@ -192,14 +211,13 @@ def _through_pure(pure: OpOverload) -> Handler:
     return replace
 
 
-_installed: list[bool] = []
+_installed: Final = Once()
 
 
 def install() -> None:
     """Load the lowering rules and connect the dispatcher to ``XLATensor`` and to torch; once."""
-    if _installed:
+    if not _installed.begin():
         return
-    _installed.append(True)
     load_rules()
     tensor_module.set_handler_factory(
         _handler_as_asked_for, lambda overload: fallback_handler(overload, signature(overload))
@@ -209,5 +227,8 @@ def install() -> None:
     builtin_plans.set_plan(builtin_plans.ZEROS, OperatorPlan(aten.zeros.default, zeros))
     strided = OperatorPlan(aten.as_strided.default, find_view(aten.as_strided.default))
     builtin_plans.set_plan(builtin_plans.AS_STRIDED, strided)
+    windows.install()
+    if flags.CHECK_INDICES.get():
+        index_ranges.install()
     allow_list_kernels(XLATensor)
     let_make_fx_take(XLATensor)

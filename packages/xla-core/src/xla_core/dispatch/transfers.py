@@ -23,6 +23,8 @@ from xla_core.torch_bridge import dtypes
 # no program of its own.
 HOST_VIEW_BYTES: Final = 1 << 20
 
+MSG_META: Final = "Cannot copy out of meta tensor; no data!"
+
 
 def read(tensor: XLATensor) -> torch.Tensor:
     """A contiguous CPU tensor with the value of ``tensor``; runs what is pending for it and waits.
@@ -66,11 +68,11 @@ def materialise(trace: Trace, s: Any) -> Any:
 def upload(tensor: torch.Tensor, trace: Trace, dtype: torch.dtype | None = None) -> XLATensor:
     """A new ``xla`` tensor with the values of a CPU tensor, in ``dtype`` if given."""
     dtype = dtype or tensor.dtype
+    meta = tensor_meta(tuple(tensor.shape), dtype)
     if _only_shape(tensor, trace):
-        meta = tensor_meta(tuple(tensor.shape), dtype)
         return trace.from_buffer(trace.backend.allocate(meta), meta)
     array = dtypes.to_numpy(tensor if tensor.dtype == dtype else tensor.to(dtype))
-    return trace.from_buffer(trace.backend.put(array), tensor_meta(tuple(array.shape), dtype))
+    return trace.from_buffer(trace.backend.put(array), meta)
 
 
 def _only_shape(tensor: torch.Tensor, trace: Trace) -> bool:
@@ -155,6 +157,8 @@ def _copy_from_host(
     target: XLATensor, source: torch.Tensor, meta: TensorMeta, trace: Trace
 ) -> None:
     if source.device.type != "cpu" and not _only_shape(source, trace):
+        if source.device.type == "meta":
+            raise NotImplementedError(MSG_META)
         raise error_messages.not_an_xla_tensor(source, "aten.copy_", trace.device)
     if is_lazy(source):
         uninitialized.arrive(target, source)

@@ -38,6 +38,25 @@ def become(target: XLATensor, source: XLATensor) -> XLATensor:
     return target
 
 
+def showing(tensor: XLATensor, view: View | None, **strides: Any) -> XLATensor:
+    """A tensor of the same kind that shows another part of ``tensor``'s storage, or all of it (None).
+
+    ``strides`` (``strides``, ``storage_offset``) are what its C++ part says, by default that it is contiguous.
+    """
+    s = tensor._s
+    meta = view.meta if view is not None else s.meta
+    make = make_wrapper if is_inference_mode() is tensor.is_inference() else as_the_other_kind
+    t = make(XLATensor, meta.shape, dtype=meta.dtype, device=s.trace.device, **strides)
+    t._s = s
+    t._v = view
+    return t
+
+
+def with_strides(tensor: XLATensor, stride: tuple[int, ...], offset: int) -> XLATensor:
+    """A tensor that shows the same as ``tensor``; its C++ part says these strides and this offset."""
+    return showing(tensor, tensor._v, strides=stride, storage_offset=offset)
+
+
 def view_handler(plan: Plan, signature: Signature) -> Handler:
     """A handler for an operator that returns one view of its first argument."""
     names = signature.names

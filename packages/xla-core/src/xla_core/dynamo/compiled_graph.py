@@ -10,7 +10,6 @@ call like any other code on ``xla`` tensors.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from sys import getrefcount
 from typing import Any, Final
@@ -21,6 +20,7 @@ from torch import fx
 from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
+from xla_core.compilation.program_identity import ProgramIdentity, in_memory
 from xla_core.compilation.program_table import StepProgram
 from xla_core.dynamo import settings
 from xla_core.dynamo.graph_inputs import GraphInputMatcher
@@ -30,12 +30,14 @@ from xla_core.operators.error_messages import ValueNeededError
 from xla_core.operators.plan import SEED
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording import random_state
+from xla_core.recording.entry import operations_of
 from xla_core.recording.evictable import Table
 from xla_core.recording.step_key import Lift
-from xla_core.recording.storage import Storage, View, chain
+from xla_core.recording.step_record import Rules
+from xla_core.recording.storage import Storage, View, chain, replacing
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
-from xla_core.support import counters, flags, indivisible
+from xla_core.support import caches, counters, flags, indivisible
 from xla_core.torch_bridge.torch_private import make_wrapper, without_dispatch_modes
 
 MSG_PENDING: Final = (
@@ -142,6 +144,8 @@ class CompiledGraph:
         if isinstance(found, _Recorded) and found.program is not None:
             found.program.keep(self._known, key, found)  # until its program is evicted
             return found
+        if len(self._known) >= caches.MOST:  # arguments that need no program of their own
+            self._known.clear()
         found = self._known[key] = self._model if found is None else found
         return found  # type: ignore[no-any-return]
 
@@ -190,10 +194,10 @@ def _trace_of(args: Sequence[Any]) -> Trace:
     return runtime.trace_of(None)
 
 
-def _key(args: Sequence[Any], trace: Trace) -> tuple[Any, ...]:
+def _key(args: Sequence[Any], trace: Trace) -> ProgramIdentity:
     """What decides which program runs: shapes, numbers, and how the arguments lie over devices."""
     layouts = trace.backend.argument_layouts(a._s for a in args if isinstance(a, XLATensor))
-    return (*map(_signature, args), layouts)
+    return in_memory(trace, tuple(map(_signature, args)), layouts)
 
 
 def _signature(a: Any) -> Any:
@@ -215,13 +219,14 @@ def _record(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) -> _
     _buffers(args, trace)  # runs what is pending: it is no part of the graph
     if trace.cur.depth:
         trace.flush(trace)
+    rules = trace.rules()
     try:
         try:
-            trace.unreadable = trace.forbidden = MSG_UNREADABLE
+            indivisible.do(trace.obeying(Rules(MSG_UNREADABLE, MSG_UNREADABLE)))
             with eager_mode.mode(False):
                 return _recorded(model, args, trace)
         finally:
-            _end_recording(trace)
+            _end_recording(trace, rules)
     except NotOneProgramError:
         return None
     except ValueNeededError as error:
@@ -229,14 +234,14 @@ def _record(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) -> _
             raise
         return None
     finally:
-        _end_recording(trace)  # also where an exception came in the line above
+        _end_recording(trace, rules)  # also where an exception came in the line above
 
 
-def _end_recording(trace: Trace) -> None:
+def _end_recording(trace: Trace, rules: Rules) -> None:
+    """Drop what was recorded for a graph; ``rules`` are those of the step around it."""
     if trace.cur.depth:
         operator_counts.step_ended(trace.epoch, trace.cur)
-    allowed = indivisible.storing(trace, ("unreadable", "forbidden"), (None, None))
-    indivisible.do(allowed, trace.renewal())
+    indivisible.do(trace.obeying(rules), trace.renewal())
 
 
 def _recorded(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) -> _Recorded:
@@ -334,9 +339,9 @@ def _result(
 
 def _seeds(trace: Trace) -> tuple[int, ...]:
     found = []
-    for entry in trace.cur.path():
-        seed = entry.kwargs.get(SEED)
-        if entry.plan is not None and isinstance(seed, Lift):
+    for operation in operations_of(trace.cur.path()):
+        seed = operation.kwargs.get(SEED)
+        if isinstance(seed, Lift):
             found.append(seed.position)
     return tuple(found)
 
@@ -366,11 +371,7 @@ def _run(recorded: _Recorded, args: tuple[Any, ...], trace: Trace) -> Any:
     if program is not None:
         targets = [args[number]._s for number, _ in recorded.written]
         values = map(results.__getitem__, [position for _, position in recorded.written])
-        work = itertools.chain(
-            indivisible.storing_each("buffer", targets, values),
-            indivisible.storing_each("epoch", targets, itertools.repeat(-1)),
-            indivisible.storing_each("version", targets, [s.version + 1 for s in targets]),
-        )
+        work = replacing(targets, values)
         arguments = _arguments(recorded, program, args, trace)
         run_step.launch(trace, program, arguments, results, work)
     given = [_give(r, results, args, trace) for r in recorded.results]

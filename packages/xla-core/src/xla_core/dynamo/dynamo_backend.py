@@ -11,21 +11,21 @@ from typing import Any, Final, TypeVar
 import torch
 
 from xla_core.recording.xla_tensor import XLATensor, XLATensorType
+from xla_core.support.once import Once
 from xla_core.torch_bridge import torch_private
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 # what models call and graphs hold: operators and no state of ours
 _TRACED: Final = ("xla_core.torch_features.composites", "xla_core.torch_features.custom_calls")
-_prepared: list[bool] = []
+_prepared: Final = Once()
 _to_tell: list[Callable[[], Any]] = []
 
 
 def prepare() -> None:
     """Register with Dynamo, once. Changes none of its settings."""
-    if _prepared:
+    if not _prepared.begin():
         return
-    _prepared.append(True)
     torch_private.let_dynamo_take(XLATensorType, ("xla_core", "torch_xla"), _TRACED)
     torch_private.run_effects_in_order(XLATensor)
     torch_private.let_first_runs_pass(XLATensor)
@@ -36,7 +36,7 @@ def prepare() -> None:
 def _tell(tell: Callable[[], Any]) -> None:
     """Let Dynamo, which is slow to import, hear of something when it is there."""
     _to_tell.append(tell)
-    if _prepared:
+    if _prepared.done:
         tell()
 
 

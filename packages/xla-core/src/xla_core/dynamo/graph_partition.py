@@ -39,7 +39,7 @@ class HostNodes(fx.Interpreter):
         """The node's result; one that needs a value gets it, and is noted."""
         if n.op not in _CALLS:
             return super().run_node(n)
-        self._trace.unreadable = MSG_UNREADABLE
+        self._trace.refuse_reads(MSG_UNREADABLE)
         try:
             result = super().run_node(n)
         except ValueNeededError as error:
@@ -50,7 +50,7 @@ class HostNodes(fx.Interpreter):
                 self.found.add(n.name)
             return result
         finally:
-            self._trace.unreadable = None
+            self._trace.refuse_reads(None)
         self.found.add(n.name)
         return super().run_node(n)
 

@@ -68,17 +68,20 @@ def mark(s: Storage, donated: bool) -> bool:
 
 def is_marked(buffer: Any) -> bool:
     """Whether a buffer is marked."""
-    found = _marked.get(id(buffer))
-    return found is not None and found() is buffer
+    mark = _marked.get(id(buffer))
+    return mark is not None and mark() is buffer
 
 
 def pairs(trace: Trace, alive: Sequence[Storage], taken: Pairs) -> Pairs:
-    """Marked inputs of the step with results of their shapes and dtypes, besides those in ``taken``."""
+    """Marked inputs of the step with results of their shapes and dtypes, besides those in ``taken``.
+
+    ``alive`` are the storages that the results of the step of ``trace`` will be bound to.
+    """
     if not (_Config.alias and _marked):
         return ()
     slots, results = {slot for slot, _ in taken}, {vid for _, vid in taken}
     free = {s.vid: s.meta for s in alive if s.vid not in results}
-    found = []
+    marked = []
     for slot, buffer in enumerate(trace.inputs):
         if slot in slots or not is_marked(buffer):
             continue
@@ -86,14 +89,14 @@ def pairs(trace: Trace, alive: Sequence[Storage], taken: Pairs) -> Pairs:
         vid = next((v for v, m in free.items() if m is meta), None)
         if vid is not None:
             del free[vid]
-            found.append((slot, vid))
-    return tuple(found)
+            marked.append((slot, vid))
+    return tuple(marked)
 
 
 def holders(trace: Trace, given: Pairs) -> dict[int, Storage]:
     """The tensors, by input, whose values are about to be donated."""
-    found = {slot: trace.touched[trace.input_storages[slot]] for slot, _ in given}
-    return {slot: s for slot, s in found.items() if s.buffer is trace.inputs[slot]}
+    storages = {slot: trace.touched[trace.input_storages[slot]] for slot, _ in given}
+    return {slot: s for slot, s in storages.items() if s.buffer is trace.inputs[slot]}
 
 
 def releasing(held: dict[int, Storage]) -> Iterator[None]:

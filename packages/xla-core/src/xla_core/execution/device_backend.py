@@ -98,21 +98,30 @@ class DeviceBackend(Backend):
     def _put(self, array: np.ndarray, wanted: np.dtype) -> Any:
         if wanted != array.dtype:
             array = array.astype(wanted)
-        return self._transfer(array, self.placement)
+        return self.transfer(array, self.placement)
 
-    def _transfer(self, array: np.ndarray, placement: Placement) -> Any:
+    def transfer(self, array: np.ndarray, placement: Placement) -> Any:
+        """A buffer with an array's values where ``placement`` says, counted and told to listeners."""
         started = time.perf_counter_ns()
         buffer = self.client.put(array, placement)
         elapsed = time.perf_counter_ns() - started
         counters.sample("TransferToDeviceTime", elapsed)
         counters.sample("OutboundData", array.nbytes, counters.render_bytes)
-        events.emit("transfer_to_device", nbytes=array.nbytes, nanoseconds=elapsed, buffer=buffer)
+        if events.listening(events.TransferToDevice):
+            nbytes = array.nbytes
+            sent = events.TransferToDevice(buffer=buffer, nbytes=nbytes, nanoseconds=elapsed)
+            events.emit(sent)
         return buffer
 
     def get(self, buffer: Any) -> np.ndarray:
-        """Wait for a buffer and copy it to the host."""
+        """Wait for a buffer and copy it to the host, in the dtype that the device keeps.
+
+        Raises RuntimeError, or torch.OutOfMemoryError, where the program that computes it failed.
+        """
         started = ready = time.perf_counter_ns()
-        if events.listening():  # the time until there is a value, apart from copying it
+        if events.listening(
+            events.TransferFromDevice
+        ):  # the time until there is a value, apart from copying it
             self.client.wait([buffer])
             ready = time.perf_counter_ns()
         try:
@@ -122,12 +131,11 @@ class DeviceBackend(Backend):
         elapsed = time.perf_counter_ns() - started
         counters.sample("TransferFromDeviceTime", elapsed)
         counters.sample("InboundData", array.nbytes, counters.render_bytes)
-        events.emit(
-            "transfer_from_device",
-            nbytes=array.nbytes,
-            nanoseconds=elapsed,
-            waited=ready - started,
-        )
+        if events.listening(events.TransferFromDevice):
+            received = events.TransferFromDevice(
+                nbytes=array.nbytes, nanoseconds=elapsed, waited=ready - started
+            )
+            events.emit(received)
         return array
 
     def _explained(self, error: Exception) -> Exception:
@@ -168,7 +176,10 @@ class DeviceBackend(Backend):
         outputs: Sequence[int],
         aliases: tuple[tuple[int, int], ...],
     ) -> Layout:
-        """The layout of a program that is about to be made of ``entries``."""
+        """The layout of a program of ``entries``: on the device of every replica, or just here.
+
+        See ``recording.storage.Backend``; ``trace`` is not looked at.
+        """
         return replica_programs.layout_of(self, entries, outputs, aliases)
 
     def allocate(self, meta: TensorMeta) -> Any:
@@ -204,7 +215,10 @@ class DeviceBackend(Backend):
         self._last = list(map(weakref.ref, results))
 
     def wait(self) -> None:
-        """Block until the last program has finished."""
+        """Block until the last program has finished.
+
+        Raises RuntimeError, or torch.OutOfMemoryError, where it failed.
+        """
         alive = [b for b in (ref() for ref in self._last) if b is not None]
         if alive:
             started = time.perf_counter_ns()
@@ -212,4 +226,4 @@ class DeviceBackend(Backend):
                 self.client.wait(alive)
             except RuntimeError as error:
                 raise self._explained(error) from error
-            events.emit("waited", nanoseconds=time.perf_counter_ns() - started)
+            events.emit(events.Waited(nanoseconds=time.perf_counter_ns() - started))

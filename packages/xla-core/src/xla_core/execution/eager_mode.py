@@ -81,11 +81,7 @@ def _run_pending() -> None:
     for trace in runtime.traces():
         with trace.lock:  # the calling thread's step: that of another one is not cut
             if trace.cur.depth:
-                try:
-                    trace.one_by_one = _state["on"]
-                    trace.flush(trace)
-                finally:
-                    trace.one_by_one = False
+                trace.flush_as_operators(_state["on"])
 
 
 def switch_on_if_asked() -> None:

@@ -28,10 +28,10 @@ class XLAGenerator(GeneratorBase):  # type: ignore[misc, valid-type]
 
     def __new__(cls, device: torch.device | str = "xla") -> XLAGenerator:
         """A generator with PyTorch's default seed. Raises IndexError when there is no such device."""
-        made = super().__new__(cls)
-        made._device = runtime.trace_of(torch.device(device)).device
-        _known[made._cdata] = made
-        return made
+        generator = super().__new__(cls)
+        generator._device = runtime.trace_of(torch.device(device)).device
+        _known[generator._cdata] = generator
+        return generator
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -40,18 +40,18 @@ class XLAGenerator(GeneratorBase):  # type: ignore[misc, valid-type]
 
     def clone_state(self) -> XLAGenerator:
         """Another generator in the state of this one."""
-        made = XLAGenerator(self._device)
-        made.set_state(self.get_state())
-        return made
+        clone = XLAGenerator(self._device)
+        clone.set_state(self.get_state())
+        return clone
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (str(self._device), self.get_state())
 
 
 def _rebuild(device: str, state: torch.Tensor) -> XLAGenerator:
-    made = XLAGenerator(device)
-    made.set_state(state)
-    return made
+    generator = XLAGenerator(device)
+    generator.set_state(state)
+    return generator
 
 
 def seed_from(generator: torch.Generator) -> int:

@@ -7,8 +7,11 @@ operator that takes indices also records their smallest and largest
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import threading
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 MSG_INDEX: Final = "index {index} is out of bounds for dimension {dim} with size {size}"
 MSG_ROW: Final = "index out of range in self"
 MSG_TARGET: Final = "Target {index} is out of bounds."
+MSG_MARGIN: Final = "target out of range"
+MSG_CLASS: Final = "Class values must be smaller than num_classes."
+MSG_NEGATIVE_CLASS: Final = "Class values must be non-negative."
 MSG_WHERE: Final = (
     "{words} ({operator}, called at {file}:{line}, was given index {index} "
     "for dimension {dim} of size {size})"
@@ -44,18 +50,55 @@ class Range:
         if smallest >= self.low and largest < self.size:
             return
         index = smallest if smallest < self.low else largest
-        found = {"index": index, "dim": self.dim, "size": self.size}
-        words = self.words.format(**found)
+        facts = {"index": index, "dim": self.dim, "size": self.size}
+        negative = self.words is MSG_CLASS and index < 0
+        words = MSG_NEGATIVE_CLASS if negative else self.words.format(**facts)
         place = {"operator": self.operator, "file": self.file, "line": self.line}
-        raise IndexOutOfRangeError(MSG_WHERE.format(words=words, **found, **place))
+        raise IndexOutOfRangeError(MSG_WHERE.format(words=words, **facts, **place))
 
 
 pending: weakref.WeakKeyDictionary[Trace, list[tuple[Range, Any]]] = weakref.WeakKeyDictionary()
 """What was recorded on a device and not looked at: ranges, and tensors of the smallest and largest index."""
 
 
+class _Bodies(threading.local):
+    """What the functions found that this thread records aside, the innermost last."""
+
+    def __init__(self) -> None:
+        self.found: list[list[tuple[Range, Any]]] = []
+
+
+_bodies = _Bodies()
+
+
+@contextlib.contextmanager
+def of_body() -> Iterator[list[tuple[Range, Any]]]:
+    """The list of what ``add`` is given inside, for a function that is recorded aside.
+
+    Values of such a function exist while it runs only: whoever records it returns them from there, and
+    adds what comes back.
+    """
+    found: list[tuple[Range, Any]] = []
+    _bodies.found.append(found)
+    try:
+        yield found
+    finally:
+        _bodies.found.pop()
+
+
+def are_wanted(trace: Trace) -> bool:
+    """Whether what is recorded now has results to look at; a graph for values of all kinds has none."""
+    return bool(_bodies.found) if trace.aside is not None else trace.unreadable is None
+
+
 def add(trace: Trace, wanted: Range, extremes: Any) -> None:
-    """Look at ``extremes``, a tensor of two numbers, when the step has run."""
+    """Look at ``extremes`` when the step of ``trace`` has run: smallest and largest indices.
+
+    They are pairs along the last dimension, ``wanted`` is the range that they must be in.
+    """
+    if trace.aside is not None:
+        _bodies.found[-1].append((wanted, extremes))
+        return
     with trace.lock:
         pending.setdefault(trace, []).append((wanted, extremes))
 
@@ -66,11 +109,12 @@ def look(trace: Trace) -> None:
     Waits for the step. The values that it computed are there, like those of any other.
     """
     recorded = pending.pop(trace, [])
-    waiting = [found for found in recorded if trace.is_pending(found[1]._s)]
+    waiting = [check for check in recorded if trace.is_pending(check[1]._s)]
     if waiting:  # in other threads' steps
         pending[trace] = waiting
     for wanted, extremes in recorded:
         buffer = extremes._s.buffer
         if buffer is not None:  # None: its step could not be run
-            smallest, largest = trace.backend.get(buffer).tolist()
-            wanted.check(int(smallest), int(largest))
+            pairs = trace.backend.get(buffer).reshape(-1, 2)
+            if len(pairs):  # a loop may have run no iteration
+                wanted.check(int(pairs[:, 0].min()), int(pairs[:, 1].max()))

@@ -6,38 +6,37 @@ its own, and a program is found again by operator, shapes and constants, whereve
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
 
-from xla_core.compilation import build_program, program_table
-from xla_core.lowering import compile_settings
+from xla_core.compilation import build_program, program_identity, program_table
 from xla_core.lowering.replay import needed_entries
 from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.entry import Entry, Input, Operation, Root, operations_of
 from xla_core.recording.evictable import Table
 from xla_core.recording.step_key import Lift, Ref, map_operands
-from xla_core.recording.trace import Entry, Trace
+from xla_core.recording.trace import Trace
 from xla_core.support import counters
 
 _programs = Table()
 
 
-class _Single:
+class Single:
     """One operation as a step of its own: what it reads becomes inputs, numbered from 0."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: Operation) -> None:
         self.entry = entry
         self.vids: dict[int, TensorMeta] = {}
         self.floats: list[int] = []
         self.ints: list[int] = []
         args = tuple(map_operands(self._renumber, entry.args))
         kwargs = {name: map_operands(self._renumber, a) for name, a in entry.kwargs.items()}
-        last: Entry | None = Entry(None, None, None, (), 0, 0)
+        last: Entry = Root()
         counts = (len(self.floats), len(self.ints))
         for meta in self.vids.values():
-            last = Entry(last, -meta.index, None, (meta,), 0, 0)
-        self.last = Entry(last, entry.key, entry.plan, entry.metas, *counts, (args, kwargs))
+            last = Input(last, meta)
+        self.last = Operation(last, entry.key, entry.plan, entry.metas, *counts, (args, kwargs))
         self.key = (entry.plan, _frozen(args), _frozen(tuple(kwargs.items())), entry.metas)
 
     def _renumber(self, a: Any) -> Any:
@@ -67,7 +66,7 @@ def run(trace: Trace, outputs: tuple[int, ...]) -> dict[int, Any]:
     """The buffers of the values ``outputs`` of the step that ends at the trace's current entry."""
     needed = needed_entries(trace.cur.path(), outputs)
     values = {vid: trace.inputs[slot] for vid, slot in trace.input_vids.items()}
-    singles = [_Single(entry) for entry in needed if entry.plan is not None]
+    singles = [Single(operation) for operation in operations_of(needed)]
     last_use = {vid: i for i, single in enumerate(singles) for vid in single.vids}
     wanted = set(outputs)
     for position, single in enumerate(singles):
@@ -78,16 +77,15 @@ def run(trace: Trace, outputs: tuple[int, ...]) -> dict[int, Any]:
     return {vid: values[vid] for vid in outputs}
 
 
-def _run_single(trace: Trace, single: _Single, values: dict[int, Any]) -> dict[int, Any]:
+def _run_single(trace: Trace, single: Single, values: dict[int, Any]) -> dict[int, Any]:
     entry = single.entry
-    key = (trace.device, single.key, compile_settings.token())
+    key = program_identity.in_memory(trace, single.key)
     program = _programs.get(key)
-    made = tuple(i for i, meta in enumerate(entry.metas) if meta is not None)
+    wanted = tuple(i for i, meta in enumerate(entry.metas) if meta is not None)
     first = single.last.first
     if program is None:
-        alone = copy.copy(trace)
-        alone.cur, alone.one_by_one = single.last, True
-        program = build_program.build(alone, tuple(first + i for i in made), ())
+        alone = trace.standing_at(single.last, single=True)
+        program = build_program.build(alone, tuple(first + i for i in wanted), ())
         program.keep(_programs, key)
         program_table.register(program)
     arguments = [values[vid] for vid in single.vids]
@@ -101,4 +99,4 @@ def _run_single(trace: Trace, single: _Single, values: dict[int, Any]) -> dict[i
     program.count_run()
     counters.increment("OpByOpExecute")
     trace.backend.launched(results)
-    return {entry.first + i: results[program.output_index[first + i]] for i in made}
+    return {entry.first + i: results[program.output_index[first + i]] for i in wanted}

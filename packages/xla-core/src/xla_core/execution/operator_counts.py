@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from xla_core.operators.plan import Plan
-from xla_core.recording.entry import Entry
+from xla_core.recording.entry import Entry, operations_of
 from xla_core.recording.trace import Trace
-from xla_core.support import counters
+from xla_core.support import caches, counters
 
 # What an operator is called in torch_xla where PyTorch split it up further.
 _NAMES: Final = {
@@ -27,7 +27,7 @@ _ATEN: Final = "aten"
 _PATIENCE: Final = 0.1
 
 # How much of a step is counted, by the step's epoch: only of those that somebody looked at.
-_counted: dict[int, int] = {}
+_counted: caches.Bounded[int, int] = caches.Bounded("steps counted in part")
 
 
 def counter_name(plan: Plan) -> str:
@@ -40,12 +40,11 @@ def counter_name(plan: Plan) -> str:
 
 def _rows(entries: Iterable[Entry]) -> tuple[tuple[str, int], ...]:
     """The operators of ``entries``, and the tensors that they make, by their counters' names."""
-    found: Counter[str] = Counter()
-    for entry in entries:
-        if entry.plan is not None:
-            found[counter_name(entry.plan)] += 1
-            found[counters.CREATED] += len(entry.metas)
-    return tuple(found.items())
+    counts: Counter[str] = Counter()
+    for operation in operations_of(entries):
+        counts[counter_name(operation.plan)] += 1
+        counts[counters.CREATED] += len(operation.metas)
+    return tuple(counts.items())
 
 
 def step_ended(epoch: int, last: Entry) -> None:
@@ -56,7 +55,8 @@ def step_ended(epoch: int, last: Entry) -> None:
         return
     tally = last.tally
     if tally is None:
-        tally = last.tally = counters.Tally(_rows(last.path()))
+        tally = counters.Tally(_rows(last.path()))
+        last.keep_tally(tally)
     tally.count()
 
 
@@ -83,5 +83,5 @@ def _count_steps(trace: Trace) -> None:
     for epoch, last in steps:
         done = _counted.get(epoch, 0)
         if last.depth > done:
-            _counted[epoch] = last.depth
+            _counted.keep(epoch, last.depth)
             _count(last.path()[done:])

@@ -10,8 +10,9 @@ import torch
 
 from xla_core.execution import run_step, runtime
 from xla_core.lowering.replay import needed_entries
+from xla_core.recording.entry import Entry, Input, inputs_of
 from xla_core.recording.storage import chain
-from xla_core.recording.trace import Entry, Trace
+from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
 
 MSG_NOT_XLA: Final = "expected tensors on an xla device, got one on {device}"
@@ -54,5 +55,5 @@ def read_inputs(
     used = set(outputs)
     for entry in needed_entries(entries, outputs):
         used.update(ref.vid for ref in entry.references())
-    kept = [e for e in entries if e.plan is not None or every or e.first in used]
-    return [trace.input_vids[e.first] for e in kept if e.plan is None], kept
+    kept = [e for e in entries if not isinstance(e, Input) or every or e.first in used]
+    return [trace.input_vids[e.first] for e in inputs_of(kept)], kept

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from xla_core.recording.entry import Entry, Input, Operation
 from xla_core.recording.step_key import Lift, Ref
 from xla_core.recording.storage import MSG_PLACEHOLDER, PLACEHOLDER, NoValueError, lose_value
-from xla_core.recording.trace import Entry, Trace
+from xla_core.recording.trace import Trace
 
 if TYPE_CHECKING:
+    from xla_core.operators.plan import Plan
     from xla_core.operators.run_rule import LoweringError
     from xla_core.recording.xla_tensor import XLATensor
 
@@ -26,30 +28,41 @@ def lose(trace: Trace, error: LoweringError) -> bool:
     it: of operations that repeat, one is lowered. Where none is found, all of its operator are.
     """
     failed, plan = error.entry, error.plan
+    if error.only_here:
+        return _lose(trace, lambda e: e is failed, error)
     if failed is not None:
         kind = _kind(failed)
-        if _lose(trace, lambda e: e.plan is failed.plan and _kind(e) == kind, error):
+        if _lose(trace, lambda e: _runs(e, failed.plan) and _kind(e) == kind, error):
             return True
-    return plan is not None and _lose(trace, lambda e: e.plan is plan, error)
+    return plan is not None and _lose(trace, lambda e: _runs(e, plan), error)
 
 
 def lose_step(trace: Trace, error: Exception) -> None:
     """Give up all that is pending."""
-    _lose(trace, lambda e: e.plan is not None, error)
+    _lose(trace, lambda e: isinstance(e, Operation), error)
 
 
 def lose_placeholders(trace: Trace) -> bool:
     """Give up what depends on placeholders, which become zeros; whether there was anything."""
     gone = {v: slot for v, slot in trace.input_vids.items() if trace.inputs[slot] is PLACEHOLDER}
     error = NoValueError(MSG_PLACEHOLDER)
-    found = bool(gone) and _lose(trace, lambda e: e.plan is None and e.first in gone, error)
+    any_depends = bool(gone) and _lose(
+        trace, lambda e: isinstance(e, Input) and e.first in gone, error
+    )
     for slot in gone.values():
         meta = trace.touched[trace.input_storages[slot]].meta
         trace.inputs[slot] = trace.backend.allocate(meta)
-    return found
+    return any_depends
+
+
+def _runs(entry: Entry, plan: Plan) -> bool:
+    """Whether ``entry`` is an operation of the operator that ``plan`` is about."""
+    return isinstance(entry, Operation) and entry.plan is plan
 
 
 def _kind(entry: Entry) -> Any:
+    """What is equal for operations on operands of the same shapes, dtypes and constants."""
+    assert isinstance(entry, Operation)
     return list(map(_shaped, (entry.args, tuple(entry.kwargs.values()))))
 
 
@@ -68,26 +81,26 @@ def _lose(trace: Trace, is_gone: Callable[[Entry], bool], error: Exception) -> b
         if is_gone(entry) or any(ref.vid in gone for ref in entry.references()):
             gone.update(range(entry.first, entry.end))
     epoch = trace.epoch
-    found = [s for s in trace.touched if s.is_pending_in(epoch) and s.vid in gone]
+    storages = [s for s in trace.touched if s.is_pending_in(epoch) and s.vid in gone]
     former = _former(trace)
-    for s in found:
+    for s in storages:
         buffer = former.get(id(s))
         if buffer is None:
             lose_value(s, error)
         else:
             s.replace(buffer)
-    return bool(found)
+    return bool(storages)
 
 
 def _former(trace: Trace) -> dict[int, Any]:
     """The buffers that tensors had when the step began, by their storages' ids."""
-    found = {}
+    buffers = {}
     for slot, position in enumerate(trace.input_storages):
         buffer = trace.inputs[slot]
         deleted = getattr(buffer, "is_deleted", None)  # a launch that failed may have taken it
         if buffer is not PLACEHOLDER and not (deleted is not None and deleted()):
-            found[id(trace.touched[position])] = buffer
-    return found
+            buffers[id(trace.touched[position])] = buffer
+    return buffers
 
 
 def take_away(tensor: XLATensor, error: NoValueError) -> None:

@@ -10,20 +10,17 @@ from collections.abc import Sequence
 
 from xla_core.contract.device_protocol import Placement
 from xla_core.lowering.replay import needed_entries
+from xla_core.recording.entry import Entry, Operation, operations_of
 from xla_core.recording.program_layout import Layout
 from xla_core.recording.storage import Backend
-from xla_core.recording.trace import Entry
 
 
-def collective_entries(entries: Sequence[Entry], outputs: Sequence[int]) -> list[Entry]:
+def collective_entries(entries: Sequence[Entry], outputs: Sequence[int]) -> list[Operation]:
     """The operations among ``entries`` that ``outputs`` need and that talk to other replicas."""
-    if not any(_talks(e) for e in entries):
+    if not any(operation.plan.needs_all_replicas for operation in operations_of(entries)):
         return []
-    return [e for e in needed_entries(entries, outputs) if _talks(e)]
-
-
-def _talks(entry: Entry) -> bool:
-    return entry.plan is not None and entry.plan.needs_all_replicas
+    needed = operations_of(needed_entries(entries, outputs))
+    return [operation for operation in needed if operation.plan.needs_all_replicas]
 
 
 def layout_of(
@@ -32,7 +29,11 @@ def layout_of(
     outputs: Sequence[int],
     aliases: tuple[tuple[int, int], ...],
 ) -> Layout:
-    """The layout of a program that is not partitioned: on the device of every replica, or just here."""
+    """The layout of a program that is not partitioned: on the device of every replica, or just here.
+
+    It is on all if ``outputs`` need an operation among ``entries`` that talks to other replicas, and
+    ``backend`` has some. ``aliases`` are kept as they are.
+    """
     collectives = tuple(collective_entries(entries, outputs))
     if not collectives or len(backend.replicas) < 2:
         return Layout(backend.placement, aliases, collectives=collectives)

@@ -12,19 +12,21 @@ from typing import Any, Final
 import numpy as np
 
 from xla_core.compilation import build_program
+from xla_core.compilation.program_identity import ProgramIdentity, of_results
 from xla_core.compilation.program_table import StepProgram, execution, hold, register
 from xla_core.contract import events
 from xla_core.execution import (
     buffer_donation,
+    culprits,
     index_checks,
     op_by_op,
     operator_counts,
     poisoned_values,
 )
-from xla_core.lowering import compile_settings, program_failures
+from xla_core.lowering import program_failures
 from xla_core.operators.error_messages import ValueNeededError
 from xla_core.operators.run_rule import LoweringError
-from xla_core.recording.storage import MSG_PLACEHOLDER, NoValueError, Storage
+from xla_core.recording.storage import MSG_PLACEHOLDER, NoValueError, Storage, binding
 from xla_core.recording.trace import Trace
 from xla_core.support import counters, flags, indivisible
 
@@ -37,16 +39,16 @@ _INPUT_ONLY: Final = 2
 def flush(trace: Trace, reading: bool = False) -> None:
     """Run what is pending on a device and bind the results; returns once the work is enqueued.
 
-    When an operator cannot be lowered, the values that depend on it are lost, the others are
-    computed, and LoweringError is raised. When compiling or the launch fails, the step's values are
-    lost, and the error is raised: torch.OutOfMemoryError for want of memory. Tensors that had values
+    When an operator cannot be lowered or compiled, the values that depend on it are lost, the others are
+    computed, and LoweringError is raised. When it cannot be told which, or the launch fails, the step's
+    values are lost, and the error is raised: torch.OutOfMemoryError for want of memory. Tensors that had values
     before the step have them again. What depends on placeholders is lost, the rest computed, and
     NoValueError raised. After other exceptions (Ctrl-C, a listener's) the step is pending as before.
     ``reading`` says that a value is about to be fetched.
     """
     with trace.lock:
         if trace.forbidden is not None and trace.cur.depth:
-            events.emit("execution_refused", trace=trace)
+            events.emit(events.ExecutionRefused(trace=trace))
             raise ValueNeededError(trace.forbidden)
         started = time.perf_counter_ns()
         last, epoch = trace.cur, trace.epoch
@@ -56,9 +58,12 @@ def flush(trace: Trace, reading: bool = False) -> None:
         try:
             _flush(trace, one_by_one)
         except Exception as error:
-            if _costs_values(error):
-                _give_up(trace, one_by_one, error)
-            raise
+            if not _costs_values(error):
+                raise
+            named = _give_up(trace, one_by_one, error, culprits.Search(trace))
+            if named is error:
+                raise
+            raise named from error
         finally:
             if operations and trace.epoch != epoch:
                 operator_counts.step_ended(epoch, last)
@@ -66,7 +71,9 @@ def flush(trace: Trace, reading: bool = False) -> None:
             raise NoValueError(MSG_PLACEHOLDER)
         if operations:
             elapsed = time.perf_counter_ns() - started
-            events.emit("flushed", trace=trace, operations=operations, nanoseconds=elapsed)
+            if events.listening(events.Flushed):
+                flushed = events.Flushed(trace=trace, operations=operations, nanoseconds=elapsed)
+                events.emit(flushed)
         if index_checks.pending:
             index_checks.look(trace)
 
@@ -75,8 +82,14 @@ def _costs_values(error: Exception) -> bool:
     return isinstance(error, LoweringError) or program_failures.costs_step(error)
 
 
-def _give_up(trace: Trace, one_by_one: bool, error: Exception) -> None:
-    """Let what cannot be computed because of ``error`` be lost, and run the rest."""
+def _give_up(
+    trace: Trace, one_by_one: bool, error: Exception, search: culprits.Search
+) -> Exception:
+    """Let what cannot be computed because of ``error`` be lost, and run the rest.
+
+    Returns the error, or one that names the operation.
+    """
+    error = search.named(error, tuple(wanted(trace)[2])) or error
     if not (isinstance(error, LoweringError) and poisoned_values.lose(trace, error)):
         poisoned_values.lose_step(trace, error)
     try:
@@ -84,18 +97,19 @@ def _give_up(trace: Trace, one_by_one: bool, error: Exception) -> None:
     except Exception as another:
         if not _costs_values(another):
             raise
-        _give_up(trace, one_by_one, another)  # less is pending each time
+        _give_up(trace, one_by_one, another, search)  # less is pending each time
+    return error
 
 
 def _flush(trace: Trace, one_by_one: bool) -> None:
     alive, passed, outputs = wanted(trace)
     adopted = [trace.backend.adopted(s, trace.inputs[slot]) for s, slot in passed]
-    taken = indivisible.storing_each("buffer", [s for s, _ in passed], adopted)
+    taken = binding([s for s, _ in passed], adopted)
     if not outputs:
         indivisible.do(taken, trace.renewal())
     elif one_by_one:
         values = op_by_op.run(trace, tuple(outputs))
-        computed = indivisible.storing_each("buffer", alive, [values[s.vid] for s in alive])
+        computed = binding(alive, [values[s.vid] for s in alive])
         indivisible.do(taken, computed, trace.renewal())
     else:
         key, given = _step_key(trace, alive, outputs)
@@ -120,13 +134,11 @@ def warm_up(trace: Trace) -> None:
 
 def _step_key(
     trace: Trace, alive: list[Storage], outputs: dict[int, None]
-) -> tuple[tuple[Any, ...], buffer_donation.Pairs]:
-    """The key of the pending step's program, and which of its donations the user asked for."""
+) -> tuple[ProgramIdentity, buffer_donation.Pairs]:
+    """The identity of the pending step's program, and which of its donations the user asked for."""
     pairs = _donations(trace, outputs)
     given = buffer_donation.pairs(trace, alive, pairs) if buffer_donation.aliasing() else ()
-    key = program_key(trace, tuple(outputs), pairs + given)
-    # another program of the step, as good otherwise, would not take the memory that is given away
-    return ((*key[:2], (*key[2], given)) if given else key), given
+    return program_key(trace, tuple(outputs), pairs + given, given), given
 
 
 def wanted(trace: Trace) -> tuple[list[Storage], list[tuple[Storage, int]], dict[int, None]]:
@@ -161,21 +173,30 @@ def _donations(trace: Trace, outputs: dict[int, None]) -> tuple[tuple[int, int],
 
 
 def program_key(
-    trace: Trace, outputs: tuple[int, ...], pairs: tuple[tuple[int, int], ...]
-) -> tuple[Any, ...]:
-    """What tells the programs of one step apart: results, donations, settings, layouts."""
-    return outputs, pairs, (compile_settings.token(), trace.backend.input_layouts(trace))
+    trace: Trace,
+    outputs: tuple[int, ...],
+    pairs: tuple[tuple[int, int], ...],
+    taken: tuple[tuple[int, int], ...] = (),
+) -> ProgramIdentity:
+    """What tells the programs of one step apart: results, donations, settings, layouts.
+
+    ``outputs`` are the wanted values of the step that ``trace`` has recorded. ``pairs`` are all donations (the
+    slot of an input, the number of a wanted value), ``taken`` those of them that the user asked for.
+    """
+    return of_results(trace, outputs, pairs, taken)
 
 
-def find_or_build(trace: Trace, key: Any) -> StepProgram:
+def find_or_build(trace: Trace, key: ProgramIdentity) -> StepProgram:
     """A known program that computes at least the wanted values, or a new one.
 
     A reference cycle that the garbage collector has not met yet keeps values alive; a program
     that computes more than is wanted is as good, and saves a compilation.
     """
-    wanted = set(key[0])
+    results = key.what
+    wanted = set(results.outputs)
     for known, program in list(trace.cur.programs.items()):
-        if known[2] != key[2]:
+        # a program that does not take the memory that is given away is not as good as another
+        if known.surroundings != key.surroundings or known.what.taken != results.taken:
             continue
         if wanted <= program.output_index.keys() and not program.wasteful(wanted):
             trace.cur.keep(key, program)
@@ -183,7 +204,7 @@ def find_or_build(trace: Trace, key: Any) -> StepProgram:
             counters.increment("CachedCompile")
             return program
     metric = "EagerOpCompileTime" if trace.one_by_one else "CompileTime"
-    program = build_program.build(trace, key[0], key[1], metric)
+    program = build_program.build(trace, results.outputs, results.donations, metric)
     trace.cur.keep(key, program)
     register(program)
     return program
@@ -214,7 +235,7 @@ def _run(
     index = program.output_index
     results: list[Any] = []
     computed = map(results.__getitem__, [index[s.vid] for s in alive])
-    bound = indivisible.storing_each("buffer", alive, computed)
+    bound = binding(alive, computed)
     released = buffer_donation.releasing(held) if held else ()
     work = itertools.chain(taken, released, bound, trace.renewal())
     launch(trace, program, arguments, results, work, wait=not safe)
@@ -241,16 +262,17 @@ def launch(
     recorded: Trace | None = None,
     watched: int | None = None,
 ) -> None:
-    """Enqueue one run of a program, and count it; with ``wait`` it has ended when this returns.
+    """Enqueue one run of a program on ``arguments``, and count it; with ``wait`` it has ended when this returns.
 
     ``recorded`` is what listeners are told that recorded it; default: a copy of ``trace``. ``watched`` is the
     number of a result that is sure to live on, to wait for; default: all are kept in mind.
 
     The list ``results`` gets its results, and then ``work`` is done, which gives them to their
-    tensors: no exception comes between, since what was donated exists in ``results`` only.
+    tensors: no exception comes between, since what was donated exists in ``results`` only. Raises what the
+    launch raises, torch.OutOfMemoryError for want of memory.
     """
     if recorded is None:
-        recorded = copy.copy(trace) if events.listening() else trace
+        recorded = copy.copy(trace) if events.listening(events.ProgramExecuted) else trace
     started = time.perf_counter_ns()
     run = execution(program.executable, arguments, results)
     try:
@@ -264,8 +286,8 @@ def launch(
     except Exception as error:
         if results:  # an exception of somebody else's, set once all was done
             raise
-        told = program_failures.explained(error, program.name, program.largest)
-        raise program_failures.costing_step(told) from (None if told is error else error)
+        explained = program_failures.explained(error, program.name, program.largest)
+        raise program_failures.costing_step(explained) from (None if explained is error else error)
     trace.backend.last_program = program
     elapsed = time.perf_counter_ns() - started
     trace.backend.launched(results if watched is None else (results[watched],))
@@ -273,6 +295,8 @@ def launch(
         "EagerOpExecuteTime" if trace.one_by_one else trace.backend.runs_metric, elapsed
     )
     program.count_run()
-    events.emit(
-        "program_executed", program=program, trace=recorded, results=results, nanoseconds=elapsed
-    )
+    if events.listening(events.ProgramExecuted):
+        executed = events.ProgramExecuted(
+            trace=recorded, program=program, results=results, nanoseconds=elapsed
+        )
+        events.emit(executed)

@@ -36,8 +36,8 @@ _lock = threading.RLock()
 
 def client() -> DeviceClient:
     """The running client; started on the first call. Raises RuntimeError when no device can be had."""
-    found = _Runtime.client
-    return found if found is not None else _start()
+    running = _Runtime.client
+    return running if running is not None else _start()
 
 
 def device_type() -> str:
@@ -94,9 +94,9 @@ def _count_pending() -> None:
 
 def _backends(client: DeviceClient) -> Sequence[Backend]:
     """One per device that PyTorch shall see."""
-    found = extensions().hook.xla_core_make_backends(client=client)
-    if found is not None:
-        return found
+    of_extension = extensions().hook.xla_core_make_backends(client=client)
+    if of_extension is not None:
+        return of_extension
     backends = [DeviceBackend(client, index) for index in range(len(client.local_devices()))]
     for backend in backends:
         backend.replicas = _one_per_process(client)
@@ -108,8 +108,9 @@ def _attach(backends: Sequence[Backend]) -> None:
     traces = _Runtime.traces[: len(backends)]
     for index, backend in enumerate(backends):
         if index == len(traces):
-            traces.append(Trace(torch.device("xla", index), run_step.flush))
-        traces[index].backend = backend
+            traces.append(Trace(torch.device("xla", index), run_step.flush, backend))
+        else:
+            traces[index].attach(backend)
     device_guard.set_device_count(len(traces))
     _Runtime.traces = traces
 
@@ -121,9 +122,9 @@ def initialize_cache(path: str | os.PathLike[str], readonly: bool = False) -> No
     """
     disk_cache.initialize(path, readonly)
     with _lock:
-        found = _Runtime.client
-        if found is not None:
-            warm_start.start(found, functools.partial(program_identity.environment, found))
+        running = _Runtime.client
+        if running is not None:
+            warm_start.start(running, functools.partial(program_identity.environment, running))
 
 
 def reattach() -> None:

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from xla_core.support import flags
-
-USE_SPMD: Final = flags.Flag(
-    "XLA_USE_SPMD", flags.parse_bool, False, "as xr.use_spmd() at the start of the script"
-)
 
 
 class _Mode:
@@ -17,7 +11,7 @@ class _Mode:
 
 def is_spmd() -> bool:
     """Whether all devices are shown as one, over which tensors can be split."""
-    return _Mode.on or USE_SPMD.get()
+    return _Mode.on or flags.USE_SPMD.get()
 
 
 def enable() -> None:

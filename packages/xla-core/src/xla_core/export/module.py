@@ -12,7 +12,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from xla_core.compilation import build_program, program_identity, stored_programs
+from xla_core.compilation import build_program, stored_programs
+from xla_core.compilation.program_identity import ProgramIdentity
 from xla_core.compilation.program_table import hold, make_room
 from xla_core.contract.device_protocol import ArraySpec, Program
 from xla_core.dispatch.transfers import materialise
@@ -190,7 +191,9 @@ class _Runner:
         make_room(_OPERATIONS)
         name = f"{self.meta.name}_{hashlib.sha256(stablehlo).hexdigest()[:12]}"
         client, placement = backend.client, backend.placement
-        key = program_identity.cache_key(client, b"stablehlo\n" + stablehlo, name, placement)
+        # settings are for what is lowered and compiled here; this was lowered when it was exported
+        identity = ProgramIdentity(b"stablehlo\n" + stablehlo, client, b"", b"")
+        key = identity.cache_key(name, placement)
         executable = stored_programs.load(client, key, name, placement)
         if executable is None:
             outputs = _specs(trace, self.meta.output_signature, result_shapes)

@@ -7,7 +7,6 @@ of jax's own backends: a user's jax in the same process does not notice that we 
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
@@ -53,6 +52,7 @@ from xla_core.jax_bridge import (
     partitioner_repairs,
 )
 from xla_core.jax_bridge.jax_versions import SINCE_0_11
+from xla_core.support import caches
 from xla_core.support.protobuf_wire import bytes_field
 
 JAXLIB_VERSION: Final[str] = jaxlib.version.__version__
@@ -210,19 +210,13 @@ def inline_functions(stablehlo: bytes, names: Collection[str]) -> bytes:
 
 def operation_names(stablehlo: bytes) -> frozenset[str] | None:
     """The names of all operations in StableHLO bytecode, with their dialects; None if it is not readable."""
-    names = set()
-
-    def visit(operation: Any) -> Any:
-        names.add(operation.name)
-        return ir.WalkResult.ADVANCE
-
     with _mlir.make_ir_context():  # jax 0.10.2
         try:
             module = ir.Module.parse(stablehlo)
         except (ir.MLIRError, ValueError):
             return None
-        module.operation.walk(visit)
-    return frozenset(names)
+        operations = module_attributes.all_operations(module.body)
+        return frozenset({"builtin.module", *(operation.name for operation in operations)})
 
 
 def module_text(stablehlo: bytes) -> str:
@@ -308,18 +302,15 @@ def jaxpr_to_module(jaxpr: Any, platform: str, name: str, num_partitions: int) -
 def relocate_operations(module: ir.Module, relocate: Relocation) -> None:
     """Give operations the names and lines that ``relocate`` makes of the names they have."""
 
-    def visit(operation: Any) -> Any:
-        location = operation.location
-        if isinstance(location, ir.NameLoc):
-            placed = relocate(location.name_str)
-            if placed is not None:
-                name, filename, line = placed
-                inner = ir.Location.file(filename, line, 0) if filename else None
-                operation.location = ir.Location.name(name, childLoc=inner)
-        return ir.WalkResult.ADVANCE
-
     with module.context:
-        module.operation.walk(visit)
+        for operation in module_attributes.all_operations(module.body):
+            location = operation.location
+            if isinstance(location, ir.NameLoc):
+                placed = relocate(location.name_str)
+                if placed is not None:
+                    name, filename, line = placed
+                    inner = ir.Location.file(filename, line, 0) if filename else None
+                    operation.location = ir.Location.name(name, childLoc=inner)
 
 
 # --- profiling ----------------------------------------------------------------------------------
@@ -417,7 +408,7 @@ def coordination_client(address: str, index: int, start_within: int, dead_after:
 # --- arrays -------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=4096)
+@caches.memoized("avals of arrays")
 def shaped_array(shape: tuple[int, ...], dtype: np.dtype) -> Any:
     """The aval of an array; kept, as making one costs more than a transfer."""
     # jax 0.10.2: keeps a 64-bit dtype whether or not jax's own configuration allows it

@@ -30,6 +30,18 @@ def separate_constants(module: ir.Module) -> None:
                     _separate(list(block.operations))
 
 
+def computed_on_parts(module: ir.Module) -> set[int]:
+    """The hashes of the operations on parts, of all functions."""
+    found = set[int]()
+    for function in module.body.operations:
+        if function.operation.name == "func.func":
+            for block in function.regions[0].blocks:
+                operations = list(block.operations)
+                if any(_target(operation) == BEGINS for operation in operations):
+                    found |= _inside(operations)
+    return found
+
+
 def _separate(operations: list[Any]) -> None:
     if not any(_target(operation) == BEGINS for operation in operations):
         return

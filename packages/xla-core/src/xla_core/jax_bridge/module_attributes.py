@@ -121,6 +121,18 @@ def pin_unannotated_inputs(module: ir.Module) -> None:
         main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in arguments])
 
 
+def all_operations(block: Any) -> Iterator[Any]:
+    """The operations of a block, and those of the regions inside, in order.
+
+    ``Operation.walk`` of MLIR makes a RuntimeError of whatever its callback raises, Ctrl-C's exception included.
+    """
+    for operation in block.operations:
+        yield operation.operation
+        for region in operation.operation.regions:
+            for inner in region.blocks:
+                yield from all_operations(inner)
+
+
 def keep_functions(module: ir.Module, wanted: Callable[[str], bool]) -> None:
     """Mark calls of the functions with ``wanted`` names, so that XLA does not inline them."""
     with module.context:

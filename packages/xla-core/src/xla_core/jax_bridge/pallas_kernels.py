@@ -36,6 +36,8 @@ from jax._src.mesh import AbstractDevice as _AbstractDevice
 # jaxlib 0.10.2: MLIR bindings
 from jaxlib.mlir import ir
 
+from xla_core.jax_bridge.module_attributes import all_operations
+
 _OPS: Final = "jax.experimental.pallas.ops.tpu"
 _CUSTOM_CALL: Final = "tpu_custom_call"
 
@@ -147,19 +149,13 @@ def _known_products() -> Iterator[None]:
 
 def first_payload(module: Any) -> str | None:
     """The compiled form of the first kernel for TPUs in an MLIR module; None if it calls none."""
-    found: list[str] = []
-
-    def visit(operation: Any) -> Any:
-        if operation.name == "stablehlo.custom_call":
-            attributes = operation.attributes
-            if ir.StringAttr(attributes["call_target_name"]).value == _CUSTOM_CALL:
-                found.append(ir.StringAttr(attributes["backend_config"]).value)
-                return ir.WalkResult.INTERRUPT
-        return ir.WalkResult.ADVANCE
-
     with module.context:
-        module.operation.walk(visit)
-    return found[0] if found else None
+        for operation in all_operations(module.body):
+            if operation.name == "stablehlo.custom_call":
+                attributes = operation.attributes
+                if ir.StringAttr(attributes["call_target_name"]).value == _CUSTOM_CALL:
+                    return str(ir.StringAttr(attributes["backend_config"]).value)
+    return None
 
 
 def call_payload(

@@ -12,18 +12,26 @@ they are elements behind others. One that cuts elements off does it as a slice.
 
 A scatter whose updates do not divide into equal parts adds what lies behind the last update as well.
 The updates are filled up to a number that divides, with indices that lead nowhere.
+
+A convolution with a dimension that windows move along split comes out wrong, or ends the process, for most
+ways to split its other operand, its result, or for parts that several devices hold. These dimensions are whole
+there; batch and features stay split as they are. One whose batch is in groups (the gradient of a
+grouped kernel) is computed whole by every device: it comes out wrong whatever is split.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, Final
 
 # jaxlib 0.10.2: MLIR bindings; ``ir`` edits modules.
 from jaxlib.mlir import ir
 
-# jaxlib 0.10.2: builders of StableHLO's operations.
-from jaxlib.mlir.dialects import stablehlo
+# jaxlib 0.10.2: builders of Shardy's and StableHLO's operations.
+from jaxlib.mlir.dialects import sdy, stablehlo
+
+from xla_core.jax_bridge import manual_constants_pass
+from xla_core.jax_bridge.module_attributes import all_operations
 
 _ZEROS: Final = "zeros"
 
@@ -31,20 +39,13 @@ _ZEROS: Final = "zeros"
 def correct(module: ir.Module, num_partitions: int) -> None:
     """Rewrite what the partitioner would get wrong; other programs stay as they are."""
     with module.context, ir.Location.unknown():
-        for operation in list(_all_operations(module.body)):
+        for operation in list(all_operations(module.body)):
             if operation.name == "stablehlo.scatter":
                 _fill_scatter(operation, num_partitions)
             elif operation.name == "stablehlo.pad":
                 _simplify_pad(operation)
-        _separate_windows(list(_all_operations(module.body)))
-
-
-def _all_operations(block: Any) -> Iterator[Any]:
-    for operation in block.operations:
-        yield operation.operation
-        for region in operation.operation.regions:
-            for inner in region.blocks:
-                yield from _all_operations(inner)
+        _unsplit_convolutions(module)
+        _separate_windows(list(all_operations(module.body)))
 
 
 # --- windows ------------------------------------------------------------------------------------
@@ -226,3 +227,70 @@ def _constant(scalar: Any, nowhere: bool) -> Any:
     elif not element.startswith(("i", "ui")):
         number = "0.0"
     return ir.Attribute.parse(f"dense<{number}> : {scalar}")
+
+
+# --- convolutions -------------------------------------------------------------------------------
+
+
+def _unsplit_convolutions(module: ir.Module) -> None:
+    """Let every dimension that a convolution's window moves along be whole on each device."""
+    found = [o for o in all_operations(module.body) if o.name == "stablehlo.convolution"]
+    if not found:
+        return
+    mesh = _shardy_mesh(module)
+    parts = manual_constants_pass.computed_on_parts(module)
+    for operation in found:
+        if hash(operation) not in parts:
+            _unsplit(operation, mesh)
+
+
+def _unsplit(operation: Any, mesh: Any) -> None:
+    numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
+    result = operation.results[0]
+    windows = [
+        numbers.input_spatial_dimensions,
+        numbers.kernel_spatial_dimensions,
+        numbers.output_spatial_dimensions,
+    ]
+    if ir.IntegerAttr(operation.attributes["batch_group_count"]).value > 1:
+        windows = [list(range(ir.RankedTensorType(result.type).rank))] * 3
+    with ir.InsertionPoint(operation):
+        for index, whole in enumerate(windows[:2]):
+            operation.operands[index] = _with_whole(operation.operands[index], whole, mesh)
+    uses = [(use.owner, use.operand_number) for use in result.uses]
+    with ir.InsertionPoint.after(operation):
+        made = _with_whole(result, windows[2], mesh)
+    for user, index in uses:
+        user.operands[index] = made
+
+
+def _with_whole(value: Any, whole: Sequence[int], mesh: Any) -> Any:
+    """``value`` with the dimensions ``whole`` unsplit, the others split as the partitioner likes."""
+    rank = ir.RankedTensorType(value.type).rank
+    if mesh is not None:
+        dimensions = [sdy.DimensionShardingAttr.get([], d in whole) for d in range(rank)]
+        return sdy.ShardingConstraintOp(value, sdy.TensorShardingAttr.get(mesh, dimensions)).result
+    free = ",".join(str(d) for d in range(rank) if d not in whole)
+    attributes = {
+        "call_target_name": ir.StringAttr.get("Sharding"),
+        "mhlo.sharding": ir.StringAttr.get("{replicated}"),
+        # as jax 0.10.2 writes dimensions that are left to the partitioner
+        "backend_config": ir.StringAttr.get(f"unspecified_dims=[{free}]" if free else ""),
+    }
+    return ir.Operation.create("stablehlo.custom_call", [value.type], [value], attributes).results[
+        0
+    ]
+
+
+def _shardy_mesh(module: ir.Module) -> Any:
+    """The mesh that the module's shardings name, None if none is written for Shardy."""
+    for operation in all_operations(module.body):
+        if operation.name == "sdy.sharding_constraint":
+            return sdy.TensorShardingAttr(operation.attributes["sharding"]).mesh_or_ref
+        for name in ("arg_attrs", "res_attrs"):
+            if operation.name == "func.func" and name in operation.attributes:
+                for entry in ir.ArrayAttr(operation.attributes[name]):
+                    values = ir.DictAttr(entry)
+                    if "sdy.sharding" in values:
+                        return sdy.TensorShardingAttr(values["sdy.sharding"]).mesh_or_ref
+    return None

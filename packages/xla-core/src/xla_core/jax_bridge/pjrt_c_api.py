@@ -5,7 +5,6 @@ The rest of what this project uses of jax and jaxlib is in ``jax_private``.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -25,6 +24,7 @@ from jaxlib.mlir import ir
 
 from xla_core.jax_bridge.jax_private import JAXLIB_VERSION as JAXLIB_VERSION
 from xla_core.jax_bridge.jax_private import Client, CompileOptions, Device, DeviceList
+from xla_core.support import caches
 
 # jaxlib 0.10.2: a compiled program that is not loaded on any device.
 CompiledProgram: TypeAlias = _xla_client.Executable
@@ -124,7 +124,7 @@ def devices_and_sharding(sharding: Any) -> tuple[tuple[int, ...], str | None]:
     return ids, None if hlo.is_replicated() else repr(hlo)
 
 
-@functools.lru_cache(maxsize=4096)
+@caches.memoized("padded shapes of shards")
 def padded_shape(sharding: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     """``shape`` with each dimension at the next size that ``sharding`` cuts into equal parts.
 

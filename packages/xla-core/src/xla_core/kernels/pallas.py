@@ -20,7 +20,7 @@ from xla_core.dispatch.functional import find_trace
 from xla_core.jax_bridge import jax_private, pallas_kernels
 from xla_core.operators.target import Target
 from xla_core.recording.xla_tensor import XLATensor
-from xla_core.support import counters
+from xla_core.support import caches, counters
 from xla_core.torch_bridge.dtypes import HALF_COMPLEX, NUMPY_DTYPES
 from xla_core.torch_features.jax_coexistence import requires_jax
 
@@ -92,7 +92,7 @@ def _call(
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-_payloads: dict[Hashable, str] = {}
+_payloads: caches.Bounded[Hashable, str] = caches.Bounded("Pallas kernels", 1024)
 
 
 def trace_pallas(
@@ -128,7 +128,7 @@ def trace_pallas(
     if payload is None:
         raise ValueError(MSG_NO_KERNEL.format(kernel=getattr(kernel, "__name__", kernel)))
     if use_cache:
-        _payloads[key] = payload
+        _payloads.keep(key, payload)
     return payload, tensors
 
 

@@ -71,7 +71,7 @@ def clashes(hlo: str, kept: Collection[str]) -> set[str]:
     except _UnreadableError as error:
         logger.warning(MSG_UNREADABLE, error)
         return set(kept)
-    return walk.found
+    return walk.unsafe
 
 
 def _computations(hlo: str) -> dict[str, list[str]]:
@@ -98,7 +98,7 @@ class _Walk:
     def __init__(self, bodies: dict[str, list[str]], kept: Collection[str]) -> None:
         self.bodies = bodies
         self.kept = kept
-        self.found: set[str] = set()
+        self.unsafe: set[str] = set()
         self._met: set[str] = set()
         self._numbers = itertools.count()
 
@@ -121,23 +121,23 @@ class _Walk:
         for line in self.bodies[name]:
             target, opcode, listed = _instruction(line)
             operands = [] if opcode in _LITERAL else _operands(line, listed, held)
-            made = None
+            result = None
             if opcode == "parameter":
                 parameters += 1
                 if function:
-                    made = _Held(_argument(line, listed, arguments), target, function)
+                    result = _Held(_argument(line, listed, arguments), target, function)
             elif opcode == "bitcast":
-                (made,) = operands
+                (result,) = operands
             elif opcode == "tuple":
                 tuples[target] = dict(enumerate(operands))
             elif opcode == "get-tuple-element":
-                made = _element(line, tuples.setdefault(listed.strip(), {}))
+                result = _element(line, tuples.setdefault(listed.strip(), {}))
             elif _refers(line):
                 tuples[target] = self._call(_QUOTED.sub("", line), opcode, target, operands)
-                made = tuples[target].get(0)  # where it is not a tuple
+                result = tuples[target].get(0)  # where it is not a tuple
             else:
                 self._check(operands)
-            held[target] = made or _Held(next(self._numbers), target, "")
+            held[target] = result or _Held(next(self._numbers), target, "")
             if line.lstrip().startswith("ROOT "):
                 returned = [h.value for h in tuples.get(target, {0: held[target]}).values()]
         if returned is None or (function and parameters != len(arguments)):
@@ -163,7 +163,7 @@ class _Walk:
             by_value.setdefault(operand.value, {})[operand.base] = operand
         for same in by_value.values():
             if len(same) > 1:
-                self.found.update(h.function for h in same.values() if h.function)
+                self.unsafe.update(h.function for h in same.values() if h.function)
 
 
 # What stands in their parentheses are no operands.
@@ -200,7 +200,7 @@ def _argument(line: str, listed: str, arguments: Sequence[int]) -> int:
 
 
 def _element(line: str, elements: dict[int, _Held]) -> _Held | None:
-    found = _INDEX.search(line)
-    if found is None:
+    index = _INDEX.search(line)
+    if index is None:
         raise _UnreadableError(line)
-    return elements.get(int(found[1]))
+    return elements.get(int(index[1]))

@@ -13,6 +13,8 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from xla_core.support import indivisible
+
 PRECISIONS: Final = ("default", "high", "highest")
 
 MSG_PRECISION: Final = "Invalid precision: {got}. Must be one of {known}."
@@ -29,10 +31,11 @@ class _Chosen:
     token: str = ""
 
 
-def _changed() -> None:
-    precision = "" if _Chosen.precision == "default" else _Chosen.precision
-    options = sorted(_Chosen.options.items())
-    _Chosen.token = f"{precision} {options}" if precision or options else ""
+def _choose(precision: str, options: _Options) -> None:
+    told = "" if precision == "default" else precision
+    token = f"{told} {sorted(options.items())}" if told or options else ""
+    names = ("precision", "options", "token")
+    indivisible.do(indivisible.storing(_Chosen, names, (precision, options, token)))
 
 
 def token() -> str:
@@ -49,8 +52,7 @@ def set_mat_mul_precision(precision: str) -> None:
     """
     if precision not in PRECISIONS:
         raise ValueError(MSG_PRECISION.format(got=precision, known=", ".join(PRECISIONS)))
-    _Chosen.precision = precision
-    _changed()
+    _choose(precision, _Chosen.options)
 
 
 def get_mat_mul_precision() -> str:
@@ -67,8 +69,7 @@ def set_custom_compile_options(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if not isinstance(value, (str, int, float, bool)):
             raise TypeError(MSG_OPTION.format(name=name, value=value))
-    _Chosen.options = dict(options)
-    _changed()
+    _choose(_Chosen.precision, dict(options))
 
 
 def custom_compile_options() -> dict[str, str | int | float | bool]:
@@ -80,11 +81,14 @@ def custom_compile_options() -> dict[str, str | int | float | bool]:
 def compile_options(options: Mapping[str, Any]) -> Iterator[None]:
     """Hand ``options``, beside those set before, to every compilation inside the block."""
     former = _Chosen.options
-    set_custom_compile_options({**former, **options})
     try:
-        yield
+        try:
+            set_custom_compile_options({**former, **options})
+            yield
+        finally:
+            _choose(_Chosen.precision, former)
     finally:
-        set_custom_compile_options(former)
+        _choose(_Chosen.precision, former)  # also where an exception came in the line above
 
 
 @contextlib.contextmanager

@@ -18,8 +18,8 @@ from xla_core.operators.lowering_registry import ViewRule
 from xla_core.operators.plan import SEED
 from xla_core.operators.run_rule import LoweringError, conform, run_rule
 from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.entry import Operation
 from xla_core.recording.step_key import Lift, Ref, map_operands
-from xla_core.recording.trace import Entry
 from xla_core.torch_bridge.dtypes import numpy_dtype
 
 
@@ -66,7 +66,7 @@ AS_IT_IS: Final = ""
 class Scope(dict[int, Any]):
     """Value numbers to jax arrays inside one function; ``lazy`` entries are computed when read."""
 
-    def __init__(self, lazy: Mapping[int, Entry], lifted: Lifted) -> None:
+    def __init__(self, lazy: Mapping[int, Operation], lifted: Lifted) -> None:
         super().__init__()
         self.lazy = lazy
         self.lifted = lifted
@@ -85,8 +85,7 @@ class Scope(dict[int, Any]):
 
     def compute(self, part: Part) -> None:
         """Run one operation and keep its results."""
-        plan = part.entry.plan
-        with calls_of(plan and plan.rule):
+        with calls_of(part.entry.plan.rule):
             results = self._run(part)
         for vid, result in zip(part.results(), results, strict=True):
             self[vid] = result
@@ -102,7 +101,6 @@ class Scope(dict[int, Any]):
 
     def _run(self, part: Part) -> list[Any]:
         plan = part.entry.plan
-        assert plan is not None
         recorded, recorded_named = part.arguments()
         outputs = part.metas()
         rule = plan.rule

@@ -1,4 +1,9 @@
-"""Emits a step with its repeats as functions: each is traced once by jax and called."""
+"""Emits a step with its repeats as functions: each is traced once by jax and called.
+
+Three things differ between the calls of one function: the values that it is given, the lifted numbers that it
+reads, and (in a partitioned program) the form that a value is in. Values are operands. Numbers are read from the
+step's vectors at an index that is an operand, too. For each pattern of forms the function is traced once more.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,12 @@ def outlined_function(
     ints: bool,
     scope_class: type[Scope] = Scope,
 ) -> Callable[..., tuple[Any, ...]]:
-    """A jax function of the step: inputs in order, then the lifted floats and ints if there are any."""
+    """A jax function of the step: inputs in order, then the lifted floats and ints if there are any.
+
+    ``graph`` and ``plan`` are the step's nodes and its repeats, ``outputs`` the numbers of the wanted values;
+    ``floats`` and ``ints`` say which vectors there are. ``scope_class`` computes the operations (default: as
+    they were recorded).
+    """
     emitter = Emitter(graph, plan, scope_class)
 
     def step(*arrays: Any) -> tuple[Any, ...]:
@@ -80,15 +90,16 @@ class Emitter:
 
     def moving_slots(self, call: Call) -> list[Slot]:
         """For each group of its function's moving numbers, where the first is in this call."""
-        found = slots(call.operands)
-        return [found[group[0]] for group in self.groups[call.function]]
+        of_call = slots(call.operands)
+        return [of_call[group[0]] for group in self.groups[call.function]]
 
     def run_kept(
         self, function: Function, vectors: list[Any], indices: list[Any], operands: list[Any]
     ) -> list[Any]:
         """Call a function of the program that is kept as one: ``body`` under its name.
 
-        See ``_run``; operands and results are as they are.
+        ``vectors`` and ``indices`` are as there. ``operands`` and results are in no form of their own. See
+        ``_run`` for how often it is traced.
         """
         given = [(operand, AS_IT_IS) for operand in operands]
         return [array for array, _ in self._run(function, vectors, indices, given)]
@@ -101,14 +112,15 @@ class Emitter:
         What stands in two places among its operands is given once, and a result that is another one or
         an operand is not returned: a call must not have two names for one value (see ``clashes``).
         """
+        # Equal patterns mean that the same operands are one value, so a trace for it fits every such call.
         given, pattern = _distinct([array for array, _ in operands])
         key = (function, pattern, tuple(form for _, form in operands))
-        found = self._traced.get(key)
-        if found is None:
-            found = self._traced[key] = self._trace(*key)
-        jitted, results = found
-        made = jitted(vectors, indices, given)
-        values = [*given, *made]
+        traced = self._traced.get(key)
+        if traced is None:
+            traced = self._traced[key] = self._trace(*key)
+        jitted, results = traced
+        computed = jitted(vectors, indices, given)
+        values = [*given, *computed]
         return [(values[place], form) for place, form in results]
 
     def _trace(
@@ -119,9 +131,10 @@ class Emitter:
 
         def run(vectors: list[Any], indices: list[Any], given: list[Any]) -> list[Any]:
             operands = [(given[place], form) for place, form in zip(pattern, forms, strict=True)]
-            made = body(vectors, indices, operands)
-            values, places = _distinct([*given, *(array for array, _ in made)])
-            results[:] = zip(places[len(given) :], (form for _, form in made), strict=True)
+            computed = body(vectors, indices, operands)
+            # Runs when jax traces it, in the first call: ``results`` is filled when that returns.
+            values, places = _distinct([*given, *(array for array, _ in computed)])
+            results[:] = zip(places[len(given) :], (form for _, form in computed), strict=True)
             return values[len(given) :]
 
         run.__name__ = KEPT_PREFIX + name_of(function)
@@ -161,21 +174,24 @@ class Emitter:
 
     def _positions(self, function: Function, indices: Sequence[Any]) -> dict[Slot, Any]:
         """Where the lifted numbers are that the body reads, from its index arguments."""
+        # The body was recorded in one place of the step, and reads numbers by their positions there. Those that
+        # no call moves are in no group, and are read where they are.
         places = slots(function.parameters)
-        found: dict[Slot, Any] = {}
+        positions: dict[Slot, Any] = {}
         for group, index in zip(self.groups[function], indices, strict=True):
+            # one index for the group: the others are equally far from the first in all calls
             base = places[group[0]][1]
             for member in group:
                 offset = places[member][1] - base
-                found[places[member]] = index + np.uint32(offset) if offset else index
-        return found
+                positions[places[member]] = index + np.uint32(offset) if offset else index
+        return positions
 
 
 def _distinct(values: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
     """Each value once, in order, and where among these each of ``values`` is."""
-    found = {id(v): v for v in values}
-    places = {number: i for i, number in enumerate(found)}
-    return list(found.values()), tuple(places[id(v)] for v in values)
+    by_identity = {id(v): v for v in values}
+    places = {number: i for i, number in enumerate(by_identity)}
+    return list(by_identity.values()), tuple(places[id(v)] for v in values)
 
 
 def slots(values: Sequence[int]) -> list[Slot]:
@@ -200,12 +216,13 @@ def _moving_groups(plan: Plan) -> dict[Function, list[list[int]]]:
                 calls[item.function].append(slots(item.operands))
     groups: dict[Function, list[list[int]]] = {}
     for function, occurrences in calls.items():
-        found: dict[tuple[bool, tuple[int, ...]], list[int]] = {}
+        by_distance: dict[tuple[bool, tuple[int, ...]], list[int]] = {}
         for i, (is_float, position) in enumerate(slots(function.parameters)):
+            # how far from the body's own position each call has it
             distance = tuple(o[i][1] - position for o in occurrences)
             if any(distance):
-                found.setdefault((is_float, distance), []).append(i)
-        groups[function] = list(found.values())
+                by_distance.setdefault((is_float, distance), []).append(i)
+        groups[function] = list(by_distance.values())
     return groups
 
 

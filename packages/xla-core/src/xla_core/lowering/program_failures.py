@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
+from xla_core.recording.entry import Entry, operations_of
 from xla_core.support.counters import render_bytes
-
-if TYPE_CHECKING:
-    from xla_core.recording.trace import Entry
 
 MSG_OUT_OF_MEMORY: Final = (
     "{name} needs more memory than the device has: {error}\n"
@@ -29,6 +27,7 @@ MSG_VALUE: Final = "  {size} {meta}  {operator}{count}{place}"
 MOST_VALUES: Final = 6
 _KEPT: Final = 64
 _MARK: Final = "xla_costs_step"
+_REFUSED: Final = "xla_refused_program"
 
 
 class Value(NamedTuple):
@@ -43,16 +42,15 @@ class Value(NamedTuple):
 def largest_values(entries: Iterable[Entry]) -> tuple[Value, ...]:
     """The largest values that ``entries`` compute, in order of size."""
     sizes = (
-        (meta.nbytes, -e.depth, e, meta)
-        for e in entries
-        if e.plan is not None
-        for meta in e.metas
+        (meta.nbytes, -operation.depth, operation, meta)
+        for operation in operations_of(entries)
+        for meta in operation.metas
         if meta is not None
     )
-    found = heapq.nlargest(_KEPT, sizes, key=lambda item: item[:2])
+    largest = heapq.nlargest(_KEPT, sizes, key=lambda item: item[:2])
     return tuple(
-        Value(size, str(m), "" if e.plan is None else e.plan.name, _place(e))
-        for size, _, e, m in found
+        Value(size, str(meta), operation.plan.name, _place(operation))
+        for size, _, operation, meta in largest
     )
 
 
@@ -80,7 +78,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def explained(error: Exception, name: str, values: Sequence[Value]) -> Exception:
-    """``error``, or for want of memory torch.OutOfMemoryError that says what takes it."""
+    """``error`` of the program ``name``, or for want of memory torch.OutOfMemoryError that says what takes it.
+
+    ``values`` are the program's largest, see ``largest_values``.
+    """
     if not is_out_of_memory(error):
         return error
     counts: dict[Value, int] = {}
@@ -107,13 +108,23 @@ def costing_step(error: Exception) -> Exception:
 
 
 @contextlib.contextmanager
-def costing() -> Iterator[None]:
-    """Inside, every exception but Ctrl-C and its like is one that ``costing_step`` marks."""
+def costing(refused: bool = False) -> Iterator[None]:
+    """Inside, every exception but Ctrl-C and its like is one that ``costing_step`` marks.
+
+    With ``refused`` it says that there is no such program, see ``was_refused``.
+    """
     try:
         yield
     except Exception as error:
         costing_step(error)
+        if refused:
+            setattr(error, _REFUSED, True)
         raise
+
+
+def was_refused(error: Exception) -> bool:
+    """Whether lowering or compiling a program failed, for another reason than want of memory."""
+    return getattr(error, _REFUSED, False) and not isinstance(error, torch.OutOfMemoryError)
 
 
 def costs_step(error: Exception) -> bool:

@@ -18,8 +18,8 @@ from xla_core.lowering.repeats import Node
 from xla_core.operators.foreach import is_per_element
 from xla_core.operators.lowering_registry import ViewRule
 from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.entry import Entry, Input, Operation
 from xla_core.recording.step_key import Lift, Ref, lifted, references
-from xla_core.recording.trace import Entry
 
 # Operators that move values without computing, though PyTorch does not call them views.
 _MOVES: Final = frozenset({"aten._unsafe_view.default", "aten.clone.default"})
@@ -37,9 +37,12 @@ FILLS: Final = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """One element of a list operator's entry; ``index`` None is the whole entry."""
+    """What one node computes: an operation, or one element of a list operator's.
 
-    entry: Entry
+    ``index`` is the number of the element; None is the whole operation.
+    """
+
+    entry: Operation
     index: int | None = None
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -67,17 +70,18 @@ class Part:
 
 
 def _cut(a: Any, index: int, count: int) -> Any:
+    # ``_splits`` made sure that lists have ``count`` elements or none; what is no list is for all elements
     return [a[index]] if isinstance(a, list) and len(a) == count else a
 
 
-def _elements(entry: Entry) -> int:
+def _elements(entry: Operation) -> int:
     """How many elements a list operator has, from its first argument."""
     return len(entry.args[0])
 
 
-def _splits(entry: Entry) -> bool:
+def _splits(entry: Operation) -> bool:
     """Whether an entry applies one function to each element of its lists."""
-    if not is_per_element(entry.plan.name) or not entry.args:  # type: ignore[union-attr]
+    if not is_per_element(entry.plan.name) or not entry.args:
         return False
     count = len(entry.args[0]) if isinstance(entry.args[0], list) else 0
     if count < 2 or len(entry.metas) % count:
@@ -88,57 +92,66 @@ def _splits(entry: Entry) -> bool:
 
 @dataclasses.dataclass(slots=True)
 class Graph:
-    """A step as nodes. ``inputs`` are value numbers in argument order.
+    """A step as nodes, in an order in which they can be computed.
 
-    ``lazy`` entries, by value number, are computed where they are read; ``early`` ones (slices
-    of inputs) at the top, and then they are values like inputs.
+    ``inputs`` are value numbers in argument order. ``lazy`` operations, by the number of their value, are
+    computed where they are read; ``early`` ones (slices of inputs) at the top, and then they are values like
+    inputs. ``wanted`` are the values that the step's outputs are read from: their bases, where an output is a
+    view.
     """
 
     nodes: list[Node]
     inputs: list[int]
-    lazy: dict[int, Entry]
-    early: dict[int, Entry]
+    lazy: dict[int, Operation]
+    early: dict[int, Operation]
     wanted: list[int]
 
 
 def build_graph(
-    entries: Sequence[Entry], outputs: Sequence[int], never_alike: Collection[str] = ()
+    entries: Sequence[Entry], outputs: Sequence[int], never_repeating: Collection[str] = ()
 ) -> Graph:
-    """The graph of ``entries``, which are all needed for ``outputs``.
+    """The graph of ``entries``, which are all needed for ``outputs``, the numbers of the wanted values.
 
-    Every node of an operator named in ``never_alike`` has a key of its own: it repeats nothing.
+    Every node of an operator named in ``never_repeating`` (default: none) has a key of its own, so that it is
+    in no repeat.
     """
-    return _Builder(entries, outputs, never_alike).graph()
+    return _Builder(entries, outputs, never_repeating).graph()
 
 
 class _Builder:
     def __init__(
-        self, entries: Sequence[Entry], outputs: Sequence[int], never_alike: Collection[str]
+        self, entries: Sequence[Entry], outputs: Sequence[int], never_repeating: Collection[str]
     ) -> None:
         self.entries = entries
-        self.never_alike = never_alike
+        self.never_repeating = never_repeating
         self.outputs = outputs
         # A view that leaves the program is computed anyway: best where its base is.
         self.leaving = frozenset(outputs)
         self.inputs: list[int] = []
         self.given: set[int] = set()
-        self.lazy: dict[int, Entry] = {}
-        self.early: dict[int, Entry] = {}
-        # For every lazy value: the value at its root (None for a constant), its description, length.
+        self.lazy: dict[int, Operation] = {}
+        self.early: dict[int, Operation] = {}
+        # For every lazy value: the value that its chain of views begins with (None for a constant), the number
+        # that stands for what the chain does, and how many views it has.
         self.roots: dict[int, tuple[int | None, int, int]] = {}
+        # For every view: what it is a view of.
         self.bases: dict[int, Ref] = {}
+        # Values that are handed over as a view of themselves, and that view: see ``_fold_views``.
         self.folded: dict[int, int] = {}
+        # Small numbers for descriptions: comparing nodes is comparing integers from then on.
         self.described: dict[Hashable, int] = {}
 
     def graph(self) -> Graph:
         parts: list[Part] = []
         series = _Series()
         for entry in self.entries:
-            if entry.plan is None:
+            if isinstance(entry, Input):
                 self.inputs.append(entry.first)
                 self.given.add(entry.first)
-            elif not self._without_node(entry):
+            elif isinstance(entry, Operation) and not self._without_node(entry):
                 if _splits(entry):
+                    # Optimizers call several list operators in a row. Element order makes each parameter's
+                    # update one run of nodes, which repeats from parameter to parameter.
                     if not series.takes(entry, self._root):
                         parts += series.drain()
                     series.add(entry)
@@ -172,14 +185,18 @@ class _Builder:
             args, kwargs = part.arguments()
             for ref in references((args, tuple(kwargs.values()))):
                 chain = self._chain(ref)
+                # what all readers so far look through: the views that their chains begin with alike
                 base = chain[0].vid
                 known = common.setdefault(base, chain)
                 if known is not chain:
                     shared = sum(1 for _ in _while_equal(known, chain))
                     common[base] = known[:shared]
+        # An output is read from its base, outside of any function: that reader looks through nothing.
         for vid in self.outputs:
             common.pop(self._base(vid), None)
         for base, chain in common.items():
+            # A view that repeats elements (expand) would be more to hand over than its base; an input is
+            # there as it is, and no node makes it.
             same_size = [r for r in chain if r.meta.numel == chain[0].meta.numel]
             if base not in self.given and len(same_size) == len(chain) > 1:
                 self.folded[base] = chain[-1].vid
@@ -192,10 +209,10 @@ class _Builder:
         chain.reverse()
         return chain
 
-    def _without_node(self, entry: Entry) -> bool:
+    def _without_node(self, entry: Operation) -> bool:
         """File views and constants, which get no node."""
         plan = entry.plan
-        assert plan is not None
+        # A lifted number differs from step to step, and a node reads it as an operand: no constant.
         refs = list(entry.references())
         if len(entry.metas) != 1 or any(entry.lifted()):
             return False
@@ -209,16 +226,19 @@ class _Builder:
         meta = entry.metas[0]
         assert meta is not None
         if meta.numel < base.meta.numel:
+            # A part of a value is less to hand over than the value, and gets a node. A part of an input is
+            # cut out at the top instead: x[0], x[1], ... of an unrolled loop differ in a constant, and as
+            # inputs they are just other operands of equal nodes.
             if root is not None and (root in self.given):
                 self.early[entry.first] = entry
                 self.given.add(entry.first)
                 return True
             return False
         if entry.first in self.leaving:
-            return False
+            return False  # it is computed as a value of its own in any case
         return length < _MAX_CHAIN and self._file_lazy(entry, base, root, length + 1)
 
-    def _file_lazy(self, entry: Entry, base: Ref | None, root: int | None, length: int) -> bool:
+    def _file_lazy(self, entry: Operation, base: Ref | None, root: int | None, length: int) -> bool:
         described = self._describe(
             (entry.plan, self._frozen(entry.args), self._frozen(tuple(entry.kwargs.items())))
         )
@@ -244,9 +264,12 @@ class _Builder:
         results = part.results()
         folds = tuple(self._chain_of(self.folded[v]) if v in self.folded else 0 for v in results)
         plan = part.entry.plan
-        unique = results if plan is not None and plan.name in self.never_alike else None
+        unique = results if plan.name in self.never_repeating else None
+        # Equal keys must lower to equal code, given operands of any names: all of the operation but which values
+        # and which lifted numbers it reads.
         what = (plan, part.index is None, metas, folds, unique)
         key = self._describe((what, self._frozen(args), self._frozen(named)))
+        # constants are made by each reader, so they are no operands
         operands = tuple(
             self._root(ref.vid)
             for ref in references(every)
@@ -278,11 +301,13 @@ class _Series:
     """List operators in a row, over the same number of elements, each reading its own element's values."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[Operation] = []
         self.element_of: dict[int, int] = {}
 
-    def takes(self, entry: Entry, root: Callable[[int], int]) -> bool:
+    def takes(self, entry: Operation, root: Callable[[int], int]) -> bool:
         """Whether ``entry`` may join: element i reads none of what the series computes for j."""
+        # Element order computes all of element 0 first. So nothing of it may need another element's values,
+        # and no operand that serves all elements may come from the series.
         if not self.entries:
             return True
         count = _elements(entry)
@@ -297,11 +322,12 @@ class _Series:
                 return False
         return True
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Operation) -> None:
         """Append an entry that ``takes`` accepted."""
         count = _elements(entry)
         self.entries.append(entry)
         for offset in range(len(entry.metas)):
+            # an operator with several results gives a list of each, one after the other
             self.element_of[entry.first + offset] = offset % count
 
     def drain(self) -> list[Part]:
@@ -323,7 +349,10 @@ def _while_equal(left: Sequence[Ref], right: Sequence[Ref]) -> Iterator[Ref]:
 
 
 def lift_number(lift: Lift) -> int:
-    """The number under which nodes have a lifted scalar among their operands: below zero."""
+    """The number under which nodes have a lifted scalar among their operands: below zero.
+
+    Scalars are renamed between the calls of a function like values are, and must not be taken for values.
+    """
     return -1 - (2 * lift.position + lift.is_float)
 
 

@@ -114,8 +114,10 @@ class Plan:
 def find_repeats(
     nodes: Sequence[Node], wanted: Iterable[int], model: CostModel = CostModel()
 ) -> Plan:
-    """Replace repeated runs of ``nodes`` by calls. ``wanted`` values are needed in the end.
+    """Replace repeated runs of ``nodes`` by calls of functions.
 
+    ``nodes`` are in program order, ``wanted`` the numbers of the values that are needed in the end, and
+    ``model`` says which runs are worth a function. The plan computes the same values in the same order.
     ``Plan.work`` counts positions looked at, for tests of the running time.
     """
     search = _Search(list(nodes), frozenset(wanted), model)
@@ -156,6 +158,8 @@ class _Search:
         runs = self._runs(view)
         if not runs:
             return False
+        # Positions that a better run of this round has claimed. What is left of a worse one must be checked
+        # again: without the claimed occurrences it may save too little, or have another body.
         taken = np.zeros(len(view.items) + 1, bool)
         replaced: list[tuple[int, int, Call]] = []
         for run in runs:
@@ -177,7 +181,9 @@ class _Search:
 
     def _runs(self, view: _View) -> list[_Run]:
         """The most promising runs, best first."""
-        found: list[_Run] = []
+        runs: list[_Run] = []
+        # Comparing data flow is the dear part, so a round stops looking when it has spent its share: the
+        # groups come in the order of what they could save, and the next round looks again.
         budget = self.work + _LOOKS * len(view.items)
         covered = np.zeros(len(view.items), bool)
         for _level, starts, lengths in self._groups(view):
@@ -187,36 +193,42 @@ class _Search:
             if covered[starts].mean() > 0.5:
                 continue
             best = _Run(0, [], 0.0)
+            # Equal windows of 2**level keys are only where runs begin; the runs are as long as they stay equal.
             for length in _useful_lengths(lengths):
                 for same in view.classes(starts, length):
                     for run in self._by_data_flow(view, length, same):
                         best = max(best, run, key=lambda r: r.saving)
             if best.saving >= self.model.min_saving:
                 best = self._placed(view, best)
-                found.append(best)
+                runs.append(best)
                 for start in best.starts:
                     covered[start : start + best.length] = True
-        return sorted(found, key=lambda r: (-r.saving, r.starts[0], -r.length))
+        return sorted(runs, key=lambda r: (-r.saving, r.starts[0], -r.length))
 
     def _groups(self, view: _View) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """Positions with equal windows: those first that could save most."""
+        # A node weighs 1 at most, so that no shorter run weighs enough.
         shortest = math.ceil(self.model.min_weight)
         groups: list[tuple[float, int, np.ndarray, np.ndarray]] = []
         for level in range(len(view.ranks)):
             for bound, starts, lengths in view.groups(level, shortest):
                 if bound >= self.model.min_saving:
                     groups.append((bound, level, starts, lengths))
+        # Level and position break ties, so that the result does not depend on the sort.
         groups.sort(key=lambda g: (-g[0], g[1], int(g[2][0])))
         return [(level, starts, lengths) for _, level, starts, lengths in groups[:_CANDIDATES]]
 
     def _by_data_flow(self, view: _View, length: int, starts: Sequence[int]) -> list[_Run]:
         """Split windows of equal keys into runs whose data flow inside is equal, too."""
+        # Occurrences may overlap (in a row of equal keys); the leftmost of each pile-up stays.
         chosen: list[int] = []
         for start in starts:
             if not chosen or start >= chosen[-1] + length:
                 chosen.append(start)
         if self._saving(view, chosen, length) < self.model.min_saving:
             return []
+        # Equal flow inside is a must: the function computes with it. Which values from outside are the same
+        # one may differ between calls, as parameters can be given one value twice (``_with_a_model``).
         classes: dict[Hashable, dict[tuple[int, ...], list[int]]] = {}
         self.work += length * len(chosen)
         for start in chosen:
@@ -236,17 +248,22 @@ class _Search:
         weight = float(view.weights[starts[0] + length] - view.weights[starts[0]])
         if weight < self.model.min_weight:
             return 0.0
+        # A call in the body of a function is compiled once and runs as often as the body does.
         calls = sum(view.times[view.segment_of[start]] for start in starts)
         return (len(starts) - 1) * weight - calls * self.model.per_call
 
     def _placed(self, view: _View, run: _Run) -> _Run:
         """The rotation of a run that saves most and cuts the fewest values between neighbours."""
+        # Layers in a row repeat from any operation of the first layer on. Where the run begins decides which
+        # values cross from call to call: a cut inside a softmax hands over what one between layers does not.
         length, first = run.length, run.starts[0]
         # The first and the last occurrence have other neighbours than the rest.
         cuts = view.cuts(run.starts[len(run.starts) // 2], length)
+        # each value that is cut is a result of one call and an operand of the next
         price = 2.0 * self.model.per_value
         rotations: list[tuple[float, int, list[int]]] = []
         for shift in range(length):
+            # a rotation may win an occurrence before the first, and lose the last
             starts = [s + shift for s in (first - length, *run.starts) if s + shift >= 0]
             same = max(view.classes(np.array(starts), length), key=len, default=[])
             score = self._saving(view, same, length) - price * cuts[shift] * len(same)
@@ -254,6 +271,8 @@ class _Search:
         rotations.sort()
         self.work += length * len(run.starts)
         best, best_score = run, run.saving - price * cuts[0] * len(run.starts)
+        # The estimates leave out data flow, which takes occurrences away: looking closely at one that
+        # is worse already is not expected to help.
         for estimate, shift, same in rotations[:_PLACES]:
             if -estimate <= best_score:
                 break
@@ -274,6 +293,8 @@ class _Search:
         model = next(i for i, p in enumerate(parameters) if len(set(p)) == len(p))
         weight = float(view.weights[run.starts[0] + run.length] - view.weights[run.starts[0]])
         flat = [[v for item in window for v in item.results] for window in windows]
+        # Values are numbered by the whole sequence: the body keeps the numbers of the occurrence that it is,
+        # and calls are told apart by the numbers that they put in place of parameters and results.
         function = Function(
             index=len(self.segments),
             body=list(windows[model]),
@@ -302,6 +323,7 @@ class _Search:
 
     def _results(self, view: _View, run: _Run, windows: Sequence[Sequence[Item]]) -> list[int]:
         """Positions among a window's values that are needed outside of it in some occurrence."""
+        # A function has one list of results for all its calls. What one call needs, all return.
         needed: set[int] = set()
         for start, window in zip(run.starts, windows, strict=True):
             segment = view.segment_of[start]
@@ -345,6 +367,8 @@ def _with_a_model(patterns: dict[tuple[int, ...], list[int]]) -> Iterator[list[i
 
     All together where one of them tells apart what any of them does: it can be the body of all.
     """
+    # A body that reads one value in two places cannot stand for an occurrence that reads two. Put side by
+    # side, the patterns tell apart what any of them does; one that does so by itself is such a body.
     together = tuple(zip(*patterns, strict=True))
     most = max(len(set(p)) for p in patterns)
     if len(set(together)) == most:
@@ -355,6 +379,8 @@ def _with_a_model(patterns: dict[tuple[int, ...], list[int]]) -> Iterator[list[i
 
 def _parameters(windows: Sequence[Sequence[Item]]) -> list[tuple[int, ...]]:
     """Per window, the values it reads from outside: one parameter per distinct combination."""
+    # One column per window, one row per operand from outside. Two rows that are equal in every window are one
+    # parameter: calls are given each distinct row once.
     columns: list[list[int]] = []
     for window in windows:
         own: set[int] = set()
@@ -371,6 +397,8 @@ def _parameters(windows: Sequence[Sequence[Item]]) -> list[tuple[int, ...]]:
 
 def _useful_lengths(lengths: np.ndarray) -> list[int]:
     """The lengths worth trying for positions that match their predecessors this far: a few."""
+    # A length serves all pairs that match at least so far, so it saves about length times those; what is in
+    # between two lengths that occur serves no more pairs than the longer of the two.
     counts = Counter(int(n) for n in lengths)
     best = sorted(counts, reverse=True)
     total = 0
@@ -437,19 +465,22 @@ class _View:
         Only values made and read within a distance of ``length`` count: those that one occurrence
         of a repeat hands to the next, not those that are kept for long.
         """
+        # A difference array: each value adds one where it begins to be alive and takes it away after its last
+        # use; the running sum is how many are alive.
         change = [0] * (2 * length + 1)
-        made: dict[int, int] = {}
+        made_at: dict[int, int] = {}
         until: dict[int, int] = {}
+        # a value that crosses a cut and is read within ``length`` of its making was made since here
         low = max(first - length, 0)
         for position in range(low, min(first + 2 * length, len(self.items))):
             item = self.items[position]
             for value in item.operands:
-                if value in made and position - made[value] <= length:
+                if value in made_at and position - made_at[value] <= length:
                     until[value] = position
             for value in item.results:
-                made[value] = position
+                made_at[value] = position
         for value, last in until.items():
-            begin, end = max(made[value] + 1, first), min(last, first + length)
+            begin, end = max(made_at[value] + 1, first), min(last, first + length)
             if begin <= end:
                 change[begin - first] += 1
                 change[end + 1 - first] -= 1
@@ -468,6 +499,8 @@ class _View:
         long a window it shares with the position before it: at most up to where they would overlap,
         or, where that is shorter than ``shortest``, several such distances.
         """
+        # A stable sort puts equal windows next to each other in the order of their positions, so that each
+        # one and the one before it in the sort are neighbouring occurrences.
         ranks = self.ranks[level]
         order = np.argsort(ranks, kind="stable")
         same = ranks[order][1:] == ranks[order][:-1]
@@ -475,8 +508,11 @@ class _View:
         if not len(after):
             return
         gaps = after - before
+        # Longer than the gap they would overlap. But where the period is short (a loop of two operations), a
+        # run of several periods may be worth a function that one period is not.
         lengths = np.minimum(self._common(before, after), gaps * -(-shortest // gaps))
         bounds = self.weights[after + np.minimum(lengths, gaps)] - self.weights[after]
+        # A jump among the positions of pairs is where one group of equal windows ends.
         pairs = np.flatnonzero(same)
         first = np.flatnonzero(np.diff(pairs, prepend=-2) > 1)
         totals = np.add.reduceat(bounds, first)
@@ -487,6 +523,8 @@ class _View:
 
     def _common(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """How many keys the sequences from ``left`` and from ``right`` (later) share."""
+        # From the widest windows to single keys: where windows are equal, both go on behind them. The shared
+        # length in binary comes out digit by digit, without looking at each key.
         left, right = left.copy(), right.copy()
         shared = np.zeros(len(left), np.int64)
         for level in range(len(self.ranks) - 1, -1, -1):
@@ -504,13 +542,16 @@ class _View:
         """``starts`` split by the content of the windows of ``length`` keys that begin there."""
         level = min(length.bit_length() - 1, len(self.ranks) - 1)
         ranks = self.ranks[level]
-        found: dict[tuple[int, ...], list[int]] = {}
+        by_content: dict[tuple[int, ...], list[int]] = {}
+        # The last window overlaps the one before where ``length`` is no multiple: windows that cover it all.
         step = 1 << level
         offsets = [*range(0, length - step, step), length - step]
         for start in starts.tolist():
             if start + length <= len(self.items):
-                found.setdefault(tuple(int(ranks[start + o]) for o in offsets), []).append(start)
-        return list(found.values())
+                by_content.setdefault(tuple(int(ranks[start + o]) for o in offsets), []).append(
+                    start
+                )
+        return list(by_content.values())
 
     def flow(self, start: int, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The data flow of a window: for each operand the position of its value in it, or -1.
@@ -538,10 +579,11 @@ def _number_windows(symbols: np.ndarray) -> list[np.ndarray]:
     width = 1
     while len(levels[-1]) > width:
         ranks = levels[-1]
+        # two windows of ``width`` side by side as one number; below 2**63 for fewer than 3e9 positions
         pairs = ranks[:-width] * (int(ranks.max()) + 1) + ranks[width:]
         unique, numbered = np.unique(pairs, return_inverse=True)
         if len(unique) == len(pairs):
-            break
+            break  # all windows differ, and so do all longer ones
         levels.append(numbered.astype(np.int64))
         width *= 2
     return levels

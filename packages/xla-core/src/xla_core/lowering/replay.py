@@ -8,7 +8,7 @@ from typing import Any
 from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.repeat_graph import Graph, Part, build_graph
 from xla_core.lowering.repeats import CostModel, Plan, find_repeats
-from xla_core.recording.trace import Entry
+from xla_core.recording.entry import Entry, Input, inputs_of, operations_of
 
 
 def needed_entries(entries: Sequence[Entry], outputs: Sequence[int]) -> list[Entry]:
@@ -16,7 +16,7 @@ def needed_entries(entries: Sequence[Entry], outputs: Sequence[int]) -> list[Ent
     wanted = set(outputs)
     kept: list[Entry] = []
     for entry in reversed(entries):
-        if entry.plan is None:
+        if isinstance(entry, Input):
             kept.append(entry)
         elif any(vid in wanted for vid in range(entry.first, entry.end)):
             kept.append(entry)
@@ -32,17 +32,21 @@ def step_function(
     ints: bool,
     scope_class: type[Scope] = Scope,
 ) -> Callable[..., tuple[Any, ...]]:
-    """A jax function of the step: inputs in order, then the lifted floats and ints if there are any."""
-    given = [entry.first for entry in entries if entry.plan is None]
+    """A jax function of the step: inputs in order, then the lifted floats and ints if there are any.
+
+    ``entries`` are what ``outputs``, the numbers of the wanted values, need; ``floats`` and ``ints`` say which
+    vectors there are. ``scope_class`` computes the operations (default: as they were recorded).
+    """
+    given = [entry.first for entry in inputs_of(entries)]
+    operations = operations_of(entries)
 
     def step(*arrays: Any) -> tuple[Any, ...]:
         rest = list(arrays[len(given) :])
         ints_vector = rest.pop() if ints else None
         scope = scope_class({}, Lifted(rest.pop() if floats else None, ints_vector))
         scope.update(zip(given, arrays, strict=False))
-        for entry in entries:
-            if entry.plan is not None:
-                scope.compute(Part(entry))
+        for operation in operations:
+            scope.compute(Part(operation))
         return tuple(scope[vid] for vid in outputs)
 
     return step
@@ -56,7 +60,8 @@ def repeats_of(
 ) -> tuple[Graph, Plan] | None:
     """The step as a graph and what repeats in it, or None where no function would be worth it.
 
-    Operators named in ``never_inside`` get into no function.
+    ``entries`` are what ``outputs``, the numbers of the wanted values, need. ``model`` says what a function
+    must save. Operators named in ``never_inside`` get into no function.
     """
     graph = build_graph(entries, outputs, never_inside)
     plan = find_repeats(graph.nodes, graph.wanted, model)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from xla_core.recording.entry import Entry
+from xla_core.recording.entry import Entry, Operation
 from xla_core.recording.source_location import Detail, Where, detail
 
 MARK: Final = "@"
@@ -18,15 +18,13 @@ _INDICES: Final = re.compile(r"\.\d+(?=[./]|$)")
 _NOT_IN_NAMES: Final = re.compile(r"\W+", re.ASCII)
 
 
-def scope_name(entry: Entry) -> str:
-    """The name that an entry's operations get in the lowered program."""
-    plan = entry.plan
-    assert plan is not None
-    found: Where | None = entry.where
-    name = plan.name
+def scope_name(entry: Operation) -> str:
+    """The name that an operation's instructions get in the lowered program."""
+    where: Where | None = entry.where
+    name = entry.plan.name
     if detail() is Detail.LINES:
         name = f"{name}{MARK}{entry.depth}"
-    return f"{found.scope}/{name}" if found is not None and found.scope else name
+    return f"{where.scope}/{name}" if where is not None and where.scope else name
 
 
 def common_scope(entries: Iterable[Entry]) -> str:
@@ -60,10 +58,10 @@ def relocation(
         first = _MARKED.search(name)
         if first is None:
             return None
-        found: Where | None = places[int(first[1])]
+        where: Where | None = places[int(first[1])]
         clean = _MARKED.sub("", name)
-        if found is None or not found.frames:
+        if where is None or not where.frames:
             return clean, "", 0
-        return clean, found.frames[0].filename, found.frames[0].line
+        return clean, where.frames[0].filename, where.frames[0].line
 
     return place

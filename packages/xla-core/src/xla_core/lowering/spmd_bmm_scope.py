@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from xla_core.lowering.evaluate import AS_IT_IS, Handed, Lifted, Scope
 from xla_core.lowering.repeat_graph import Part
+from xla_core.recording.entry import Operation
 from xla_core.recording.step_key import Ref
-from xla_core.recording.trace import Entry
 
 
 class UnmergedScope(Scope):
@@ -26,7 +26,7 @@ class UnmergedScope(Scope):
     is made when something else reads it. ``forms`` are all such ways to keep a value, by name.
     """
 
-    def __init__(self, lazy: Mapping[int, Entry], lifted: Lifted) -> None:
+    def __init__(self, lazy: Mapping[int, Operation], lifted: Lifted) -> None:
         super().__init__(lazy, lifted)
         self.apart: dict[int, Any] = {}
         self.forms = {"apart": self.apart}
@@ -58,16 +58,15 @@ class UnmergedScope(Scope):
             self.forms[form][vid] = array
 
     def __missing__(self, vid: int) -> Any:
-        found = self.apart.get(vid)
-        if found is None:
+        apart = self.apart.get(vid)
+        if apart is None:
             return super().__missing__(vid)
-        merged = self[vid] = found.reshape(-1, *found.shape[-2:])
+        merged = self[vid] = apart.reshape(-1, *apart.shape[-2:])
         return merged
 
     def compute(self, part: Part) -> None:
         """Run one operation and keep its results."""
         plan = part.entry.plan
-        assert plan is not None
         kept = None if plan.is_put else _KEEPS_APART.get(plan.name)
         if kept is None or not kept(self, part):
             super().compute(part)
@@ -78,9 +77,9 @@ def _view(scope: UnmergedScope, part: Part) -> bool:
     (meta,) = part.metas()
     (vid,) = part.results()
     assert isinstance(source, Ref) and meta is not None
-    found = scope.apart.get(scope.meet(source.vid))
-    if found is not None and found.shape == meta.shape:
-        scope[vid] = found
+    apart = scope.apart.get(scope.meet(source.vid))
+    if apart is not None and apart.shape == meta.shape:
+        scope[vid] = apart
         return True
     shape = source.meta.shape
     merged = (math.prod(shape[:-2]), *shape[-2:])
@@ -92,10 +91,10 @@ def _view(scope: UnmergedScope, part: Part) -> bool:
 
 def _transpose(scope: UnmergedScope, part: Part) -> bool:
     source, first, second = part.entry.args[:3]
-    found = scope.apart.get(scope.meet(source.vid))
-    if found is None or {first % 3, second % 3} != {1, 2}:
+    apart = scope.apart.get(scope.meet(source.vid))
+    if apart is None or {first % 3, second % 3} != {1, 2}:
         return False
-    scope.apart[part.results()[0]] = jnp.swapaxes(found, -1, -2)
+    scope.apart[part.results()[0]] = jnp.swapaxes(apart, -1, -2)
     return True
 
 
@@ -103,7 +102,7 @@ def _bmm(scope: UnmergedScope, part: Part) -> bool:
     left, right = (scope.apart.get(scope.meet(a.vid)) for a in part.entry.args[:2])
     if left is None or right is None or left.shape[:-2] != right.shape[:-2]:
         return False
-    rule = part.entry.plan.rule  # type: ignore[union-attr]
+    rule = part.entry.plan.rule
     scope.apart[part.results()[0]] = rule.function(left, right)  # type: ignore[union-attr]
     return True
 

@@ -24,7 +24,7 @@ from xla_core.lowering.spmd_bmm_scope import UnmergedScope
 from xla_core.operators.lowering_registry import Rule
 from xla_core.operators.run_rule import conform
 from xla_core.operators.tensor_meta import tensor_meta
-from xla_core.recording.trace import Entry
+from xla_core.recording.entry import Operation
 
 
 class PartitionedScope(UnmergedScope):
@@ -34,7 +34,7 @@ class PartitionedScope(UnmergedScope):
     read yet: whether a transpose reads them first decides in which form they are computed.
     """
 
-    def __init__(self, lazy: Mapping[int, Entry], lifted: Lifted) -> None:
+    def __init__(self, lazy: Mapping[int, Operation], lifted: Lifted) -> None:
         super().__init__(lazy, lifted)
         self.turned: dict[int, Any] = {}
         self.forms["turned"] = self.turned
@@ -43,18 +43,17 @@ class PartitionedScope(UnmergedScope):
     def __missing__(self, vid: int) -> Any:
         part = self.waiting.pop(vid, None)
         if part is not None:
-            found = self[vid] = _product(self, part)
-            return found
+            matrix = self[vid] = _product(self, part)
+            return matrix
         turned = self.turned.get(vid)
         if turned is None:
             return super().__missing__(vid)
-        found = self[vid] = jnp.swapaxes(turned, 0, 1)
-        return found
+        matrix = self[vid] = jnp.swapaxes(turned, 0, 1)
+        return matrix
 
     def compute(self, part: Part) -> None:
         """Run one operation and keep its results."""
         plan = part.entry.plan
-        assert plan is not None
         name = "" if plan.is_put else plan.name
         if name in _PRODUCTS:
             self.waiting[part.results()[0]] = part
@@ -64,7 +63,7 @@ class PartitionedScope(UnmergedScope):
     def turn(self, vid: int) -> Any:
         """The transpose of a matrix: as it was given, or computed so now; else None."""
         part = self.waiting.get(self.meet(vid))
-        if part is not None and part.entry.plan.name == MM:  # type: ignore[union-attr]
+        if part is not None and part.entry.plan.name == MM:
             del self.waiting[vid]
             self.turned[vid] = _product(self, part, swapped=True)
         return self.turned.get(vid)
@@ -90,7 +89,7 @@ def _product(scope: PartitionedScope, part: Part, swapped: bool = False) -> Any:
     turned = tuple(scope.meet(ref.vid) in scope.turned for ref in (left, right))
     factors = [scope.turned.get(ref.vid, ref) for ref in (left, right)]
     plan, (meta,) = part.entry.plan, part.metas()
-    assert plan is not None and isinstance(plan.rule, Rule) and meta is not None
+    assert isinstance(plan.rule, Rule) and meta is not None
     if swapped:  # (a b)' is b' a'
         factors.reverse()
         turned = not turned[1], not turned[0]

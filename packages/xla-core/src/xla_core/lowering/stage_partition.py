@@ -22,7 +22,7 @@ from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.outline_functions import Emitter, kinds_of, name_of
 from xla_core.lowering.repeat_graph import FILLS, Graph
 from xla_core.lowering.repeats import Call, Function, Item, Plan
-from xla_core.recording.trace import Entry
+from xla_core.recording.entry import Operation
 
 # XLA clones a function for each call: more calls than this, and a stage takes long to compile itself.
 _MOST_CALLS: Final = 8
@@ -78,9 +78,11 @@ def cut(
     donations: Mapping[int, int],
     most_stages: int | None = None,
 ) -> StagePlan:
-    """The stages of a step; ``donations`` maps inputs to the outputs that their storages hold then.
+    """The stages of a step.
 
-    Where there were more than ``most_stages``, calls in a row share one.
+    ``graph`` and ``plan`` are its nodes and what repeats, ``outputs`` the numbers of the wanted values.
+    ``donations`` maps inputs to the outputs that their storages hold then. Where there were more than
+    ``most_stages`` (default: there is no limit), calls in a row share one.
     """
     return _Cutter(graph, plan, outputs, donations, most_stages).plan()
 
@@ -99,7 +101,7 @@ class _Cutter:
         self.outputs = outputs
         self.donations = donations
         self.groups = list(_groups(plan.items, _calls_per_stage(plan, most_stages)))
-        self.made = {v for group in self.groups for item in group for v in item.results}
+        self.computed = {v for group in self.groups for item in group for v in item.results}
         self.last_reader: dict[int, int] = {}
 
     def plan(self) -> StagePlan:
@@ -134,7 +136,7 @@ class _Cutter:
         """What computes the slices of inputs that stages read, and constants that are results."""
         graph = self.graph
         lazy = graph.lazy | graph.early
-        wanted = tuple(v for v in dict.fromkeys(read) if v in lazy and v not in self.made)
+        wanted = tuple(v for v in dict.fromkeys(read) if v in lazy and v not in self.computed)
         if not wanted:
             return None
         inputs = tuple(_given(wanted, lazy))
@@ -148,19 +150,19 @@ class _Cutter:
 
     def _leaving_calls(self) -> dict[Hashable, list[int]]:
         """For all groups of calls that are wired alike: which of their results some of them hand on."""
-        found: dict[Hashable, set[int]] = {}
+        leaving: dict[Hashable, set[int]] = {}
         for number, group in enumerate(self.groups, start=1):
             calls = _calls(group)
             if calls:
                 results = enumerate(v for call in calls for v in call.results)
                 read_later = {i for i, v in results if self.last_reader.get(v, 0) > number}
-                found.setdefault(_wiring(calls), set()).update(read_later)
-        return {wiring: sorted(places) for wiring, places in found.items()}
+                leaving.setdefault(_wiring(calls), set()).update(read_later)
+        return {wiring: sorted(places) for wiring, places in leaving.items()}
 
     def _of_calls(self, calls: list[Call], leaving: list[int]) -> Stage:
         results = [v for call in calls for v in call.results]
-        made = set(results)
-        values = (v for call in calls for v in call.operands if v >= 0 and v not in made)
+        inner = set(results)
+        values = (v for call in calls for v in call.operands if v >= 0 and v not in inner)
         vectors = (VECTORS[kind] for kind in kinds_of(calls[0].operands))
         moving = (slot for call in calls for slot in self.emitter.moving_slots(call))
         indices = tuple(position for _, position in moving)
@@ -168,8 +170,8 @@ class _Cutter:
 
     def _between(self, group: list[Item], values: Iterable[int], number: int) -> Stage:
         numbers = [v for item in group for v in item.operands if v < 0]
-        made = dict.fromkeys(v for item in group for v in item.results)
-        outputs = tuple(v for v in made if self.last_reader.get(v, 0) > number)
+        results = dict.fromkeys(v for item in group for v in item.results)
+        outputs = tuple(v for v in results if self.last_reader.get(v, 0) > number)
         return Stage(-1, (*values, *(VECTORS[kind] for kind in kinds_of(numbers))), (), outputs)
 
     def _program(self, group: list[Item], stage: Stage) -> StageProgram:
@@ -202,13 +204,15 @@ class _Cutter:
         )
 
         def run(vectors: list[Any], indices: list[Any], operands: list[Any]) -> list[Any]:
-            made: dict[int, Any] = {}
+            computed: dict[int, Any] = {}
             given, moving = iter(operands), iter(indices)
             for call in calls:
-                own = [made[v] if v in made else next(given) for v in call.operands if v >= 0]
+                own = [
+                    computed[v] if v in computed else next(given) for v in call.operands if v >= 0
+                ]
                 numbers = [next(moving) for _ in emitter.moving_slots(call)]
-                made.update(zip(call.results, run_one(vectors, numbers, own), strict=True))
-            return [made[v] for v in outputs]
+                computed.update(zip(call.results, run_one(vectors, numbers, own), strict=True))
+            return [computed[v] for v in outputs]
 
         return run
 
@@ -230,8 +234,8 @@ class _Cutter:
         """Donate where every stage of a program is the last to read a donated input, and makes its heir."""
         common: dict[int, set[tuple[int, int]]] = {}
         for number, stage in enumerate(stages, start=1):
-            found = set(self._aliases(stage, number))
-            common[stage.program] = common.get(stage.program, found) & found
+            aliases = set(self._aliases(stage, number))
+            common[stage.program] = common.get(stage.program, aliases) & aliases
         return [
             dataclasses.replace(p, aliases=tuple(sorted(common[i]))) for i, p in enumerate(programs)
         ]
@@ -256,9 +260,9 @@ def _groups(items: Sequence[Item], per_stage: Callable[[int], int]) -> Iterator[
     ``per_stage`` is asked with the number of calls that are in a row.
     """
     for function, run in itertools.groupby(items, _function_of):
-        found = list(run)
-        size = len(found) if function is None else per_stage(len(found))
-        yield from (found[i : i + size] for i in range(0, len(found), size))
+        row = list(run)
+        size = len(row) if function is None else per_stage(len(row))
+        yield from (row[i : i + size] for i in range(0, len(row), size))
 
 
 def _function_of(item: Item) -> Function | None:
@@ -294,15 +298,15 @@ def _wiring(calls: Sequence[Call]) -> Hashable:
 
 def _reads(group: Iterable[Item]) -> list[int]:
     """The values that a group reads and does not make, in order."""
-    made: set[int] = set()
-    found: dict[int, None] = {}
+    computed: set[int] = set()
+    read: dict[int, None] = {}
     for item in group:
-        found.update(dict.fromkeys(v for v in item.operands if v >= 0 and v not in made))
-        made.update(item.results)
-    return list(found)
+        read.update(dict.fromkeys(v for v in item.operands if v >= 0 and v not in computed))
+        computed.update(item.results)
+    return list(read)
 
 
-def _given(wanted: Iterable[int], lazy: Mapping[int, Entry]) -> Iterator[int]:
+def _given(wanted: Iterable[int], lazy: Mapping[int, Operation]) -> Iterator[int]:
     """The program inputs that lazy values are made of; of a pattern to fill nothing but its shape is read."""
     pending, seen = list(wanted), set[int]()
     while pending:
@@ -313,5 +317,5 @@ def _given(wanted: Iterable[int], lazy: Mapping[int, Entry]) -> Iterator[int]:
         entry = lazy.get(value)
         if entry is None:
             yield value
-        elif entry.plan is not None and entry.plan.name not in FILLS:
+        elif entry.plan.name not in FILLS:
             pending += (ref.vid for ref in entry.references())

@@ -47,7 +47,12 @@ def schedule(
     aliases: tuple[tuple[int, int], ...],
     nbytes: Callable[[int], int],
 ) -> Schedule:
-    """The schedule of ``plan``'s stages; ``nbytes`` tells the size of a value number's value."""
+    """The schedule of ``plan``'s stages.
+
+    ``inputs`` are the numbers of the step's inputs in the order of its arguments, ``outputs`` those of its
+    results, ``aliases`` pairs of positions among the two that share memory. ``nbytes`` tells the size of a
+    value number's value.
+    """
     registers = {value: i for i, value in enumerate(inputs)}
     sizes = [nbytes(value) for value in inputs]
     constants = tuple(dict.fromkeys(i for stage in plan.stages for i in stage.indices))
@@ -73,10 +78,10 @@ def schedule(
 
 def _with_frees(runs: Sequence[Run], kept: set[int]) -> list[Run]:
     seen = set(kept)
-    found = []
+    complete = []
     for run in reversed(runs):
         freed = {r for r in (*run.arguments, *run.results) if r not in seen}
         seen |= freed
-        found.append(dataclasses.replace(run, freed=tuple(sorted(freed))))
-    found.reverse()
-    return found
+        complete.append(dataclasses.replace(run, freed=tuple(sorted(freed))))
+    complete.reverse()
+    return complete

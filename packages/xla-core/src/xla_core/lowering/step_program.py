@@ -32,9 +32,10 @@ from xla_core.lowering.stage_schedule import Schedule, schedule
 from xla_core.operators.lowering_registry import Rule
 from xla_core.operators.target import lowering_for
 from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.entry import Entry, inputs_of, operations_of
 from xla_core.recording.program_layout import Layout
 from xla_core.recording.storage import Backend
-from xla_core.recording.trace import Entry, Trace
+from xla_core.recording.trace import Trace
 from xla_core.support import flags
 from xla_core.torch_bridge.dtypes import kept_as, numpy_dtype
 from xla_core.torch_bridge.op_library import MARK
@@ -51,7 +52,7 @@ def _nbytes(spec: ArraySpec) -> int:
 
 def input_specs(backend: Backend, entries: Sequence[Entry]) -> tuple[ArraySpec, ...]:
     """The program's arguments: the step's inputs, then the vectors of lifted floats and ints."""
-    metas = [e.metas[0] for e in entries if e.plan is None]
+    metas = [entry.meta for entry in inputs_of(entries)]
     specs = {meta: _spec(backend, meta) for meta in dict.fromkeys(metas)}
     inputs = [specs[meta] for meta in metas]
     last = entries[-1]
@@ -68,7 +69,12 @@ def lower(
     layout: Layout,
     name: str,
 ) -> Program:
-    """One program that computes ``outputs`` of a step, also where it would run in stages."""
+    """One program that computes ``outputs`` of a step, also where it would run in stages.
+
+    ``entries`` are the step, in full: its inputs are the program's arguments. ``trace`` tells the device,
+    ``layout`` how the program lies over devices, ``name`` what it is called. Raises LoweringError where a
+    rule fails.
+    """
     return StepLowering(trace, entries, outputs, layout, name).whole()
 
 
@@ -90,8 +96,9 @@ class StepLowering:
         self.name = name
         self.needed = needed_entries(entries, outputs)
         self.metas = {e.first + i: m for e in entries for i, m in enumerate(e.metas)}
-        self.marked = any(e.plan is not None and e.plan.name == MARK for e in self.needed)
-        rules = (e.plan.rule for e in self.needed if e.plan is not None)
+        plans = [operation.plan for operation in operations_of(self.needed)]
+        self.marked = any(plan.name == MARK for plan in plans)
+        rules = (plan.rule for plan in plans)
         one = any(isinstance(rule, Rule) and rule.whole_step for rule in rules)
         self.outlining = None if one else outlining_of(trace.backend.client)
         self.repeats: tuple[Graph, Plan] | None = None
@@ -144,7 +151,7 @@ class StepLowering:
     def stages(self) -> tuple[list[Program], Schedule]:
         """Several programs, and how they follow each other."""
         assert self.repeats is not None and self.outlining is not None
-        given = [e.first for e in self.entries if e.plan is None]
+        given = [entry.first for entry in inputs_of(self.entries)]
         donations = {given[slot]: self.outputs[target] for slot, target in self.layout.aliases}
         plan = cut(*self.repeats, self.outputs, donations, self.outlining.most_stages)
         last = self.entries[-1]
@@ -153,8 +160,8 @@ class StepLowering:
         specs = dict(zip(order, input_specs(self.backend, self.entries), strict=True))
 
         def spec(vid: int) -> ArraySpec:
-            found = specs.get(vid)
-            return _spec(self.backend, self.metas[vid]) if found is None else found
+            known = specs.get(vid)
+            return _spec(self.backend, self.metas[vid]) if known is None else known
 
         programs = [
             self._program(
@@ -186,10 +193,11 @@ class StepLowering:
     ) -> Program:
         layout, backend = self.layout, self.backend
         edged, arguments = layout.edges(function, inputs)
+        target = dataclasses.replace(backend.target, partitions=layout.num_partitions)
         with (
             kept_as(backend.numpy_dtype),
             compile_settings.matmul_precision(),
-            lowering_for(backend.target),
+            lowering_for(target),
             layout.lowering(),
         ):
             stablehlo = jax_private.lower(
@@ -226,8 +234,8 @@ class StepLowering:
 
 def outlining_of(client: DeviceClient) -> Outlining | None:
     """How repeats become functions on this device, or None if they do not; the user may decide."""
-    found = capabilities_of(client).outlining
+    outlining = capabilities_of(client).outlining
     chosen, staged = flags.OUTLINE_REPEATS.get(), flags.STEP_STAGES.get()
     if staged is not None:
-        found = dataclasses.replace(found, min_staged=0 if staged else None, min_stage=0)
-    return found if (found.wanted if chosen is None else chosen) else None
+        outlining = dataclasses.replace(outlining, min_staged=0 if staged else None, min_stage=0)
+    return outlining if (outlining.wanted if chosen is None else chosen) else None

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from xla_core.operators.tensor_meta import TensorMeta
-from xla_core.recording.entry import Entry
+from xla_core.recording.entry import Entry, Input, Operation
 
 MSG_INVALID: Final = (
     "the recorded step is inconsistent: {reason}. This is a defect of xla-core, nothing was run; please report "
@@ -48,7 +48,7 @@ def verify(
             raise InvalidStepError(
                 f"{_name(entry)} begins at value {entry.first}, not {len(metas)}"
             )
-        if entry.plan is None:
+        if isinstance(entry, Input):
             inputs.append(entry.first)
         else:
             _verify_operands(entry, metas, floats, ints)
@@ -59,7 +59,7 @@ def verify(
 
 
 def _name(entry: Entry) -> str:
-    name = "an input" if entry.plan is None else entry.plan.name
+    name = entry.plan.name if isinstance(entry, Operation) else "an input"
     return f"{name} (operation {entry.depth})"
 
 

@@ -26,12 +26,12 @@ from xla_core.jax_bridge import jax_private as compat
 from xla_core.multiprocess.startup_watchdog import Siblings, vigil
 from xla_core.support import flags
 
-COORDINATOR_VARIABLE: Final = "XLA_COORDINATOR_ADDRESS"
-COUNT_VARIABLE: Final = "XLA_PROCESS_COUNT"
-INDEX_VARIABLE: Final = "XLA_PROCESS_INDEX"
-LOCAL_INDEX_VARIABLE: Final = "PJRT_LOCAL_PROCESS_RANK"
-LOCAL_COUNT_VARIABLE: Final = "PJRT_LOCAL_PROCESS_COUNT"
-SERVED_VARIABLE: Final = "XLA_COORDINATOR_IS_LAUNCHER"
+COORDINATOR_VARIABLE: Final = flags.COORDINATOR_ADDRESS.name
+COUNT_VARIABLE: Final = flags.PROCESS_COUNT.name
+INDEX_VARIABLE: Final = flags.PROCESS_INDEX.name
+LOCAL_INDEX_VARIABLE: Final = flags.LOCAL_PROCESS_RANK.name
+LOCAL_COUNT_VARIABLE: Final = flags.LOCAL_PROCESS_COUNT.name
+SERVED_VARIABLE: Final = flags.COORDINATOR_IS_LAUNCHER.name
 """Set by a launcher that runs the coordinator itself; otherwise process 0 does."""
 TPU_PORT: Final = 8476
 """Where process 0 of a TPU pod listens when the environment names no coordinator."""
@@ -39,12 +39,6 @@ TPU_PORT: Final = 8476
 _OWN: Final = (COORDINATOR_VARIABLE, COUNT_VARIABLE, INDEX_VARIABLE)
 _TORCHRUN: Final = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
-START_TIMEOUT: Final = flags.Flag(
-    "XLA_DIST_START_TIMEOUT", int, 120, "seconds that a process waits for all others to start"
-)
-FAILURE_TIMEOUT: Final = flags.Flag(
-    "XLA_DIST_FAILURE_TIMEOUT", int, 6, "seconds without a sign of life that make a process dead"
-)
 
 MSG_INCOMPLETE: Final = (
     "{found} is set and {missing} is not; a job of several processes needs all of "
@@ -159,12 +153,13 @@ def _torchrun_job(options: Mapping[str, str]) -> Job | None:
 
 def _tpu_job(options: Mapping[str, str]) -> Job | None:
     """From what a TPU virtual machine, or a launcher of several processes on one, sets for libtpu."""
-    processes = [a for a in options.get("TPU_PROCESS_ADDRESSES", "").split(",") if a.strip()]
-    hosts = [h for h in options.get("TPU_WORKER_HOSTNAMES", "").split(",") if h.strip()]
+    processes = [a for a in flags.TPU_PROCESS_ADDRESSES.text(options).split(",") if a.strip()]
+    hosts = [h for h in flags.TPU_WORKER_HOSTNAMES.text(options).split(",") if h.strip()]
     several = processes if len(processes) > 1 else hosts
     if len(several) < 2:
         return None
-    task = "CLOUD_TPU_TASK_ID" if options.get("CLOUD_TPU_TASK_ID") else "TPU_WORKER_ID"
+    own = flags.CLOUD_TPU_TASK_ID
+    task = own.name if own.text(options) else flags.TPU_WORKER_ID.name
     index = _number(options, task, 0, 0, len(several))
     first = several[0].strip().partition(":")[0]
     same_host = [i for i, a in enumerate(several) if _host(a) == _host(several[index])]
@@ -194,7 +189,7 @@ def connect(job: Job) -> Connection:
     """
     with _lock:
         if _State.connection is None:
-            where, limit = job.address or "torchrun's store", START_TIMEOUT.get()
+            where, limit = job.address or "torchrun's store", flags.START_TIMEOUT.get()
             with vigil(job.index, job.count, where, limit, _siblings(job, os.environ)):
                 _State.connection = _meet(job, limit)
             atexit.register(disconnect)
@@ -216,7 +211,7 @@ def serve_apart(address: str, count: int) -> Any:
 
 def _served(address: str, count: int) -> tuple[str, int, int, int]:
     """What a coordinator is started with."""
-    return _bind_address(address), count, FAILURE_TIMEOUT.get(), START_TIMEOUT.get()
+    return _bind_address(address), count, flags.FAILURE_TIMEOUT.get(), flags.START_TIMEOUT.get()
 
 
 def _bind_address(address: str) -> str:
@@ -235,7 +230,9 @@ def _meet(job: Job, seconds: int) -> Connection:
     if job.index == 0 and not job.served:
         service = coordinator.CoordinatorProcess(*_served(job.address, job.count))
     _await_coordinator(job, seconds)
-    client = compat.coordination_client(job.address, job.index, seconds, FAILURE_TIMEOUT.get())
+    client = compat.coordination_client(
+        job.address, job.index, seconds, flags.FAILURE_TIMEOUT.get()
+    )
     client.connect()
     return Connection(job, client, service)
 
@@ -284,7 +281,7 @@ def _agreed_address(job: Job) -> str:
         # No agent keeps a store there; the port itself is for torch.distributed.
         return f"{host}:{port + 1}"
     store = TCPStore(
-        host, port, is_master=False, timeout=timedelta(seconds=START_TIMEOUT.get())
+        host, port, is_master=False, timeout=timedelta(seconds=flags.START_TIMEOUT.get())
     )  # fmt: skip
     key = f"xla/coordinator/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     if job.index == 0:

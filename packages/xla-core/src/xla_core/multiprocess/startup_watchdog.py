@@ -22,12 +22,6 @@ from xla_core.support import flags
 
 logger = logging.getLogger(__name__)
 
-ABSENT_TIMEOUT: Final = flags.Flag(
-    "XLA_DIST_ABSENT_TIMEOUT",
-    int,
-    8,
-    "seconds that a process which was never started on this host, or has ended there, is waited for",
-)
 EXIT_CODE: Final = 70
 """Exit status of a process that ends because another one failed (EX_SOFTWARE of sysexits.h)."""
 
@@ -119,7 +113,7 @@ class Vigil(threading.Thread):
             self._since = None
             return
         self._since = self._since or now
-        seconds = ABSENT_TIMEOUT.get()
+        seconds = flags.ABSENT_TIMEOUT.get()
         if now - self._since >= seconds and not self._over.is_set():
             variable = self._local.variable
             facts = {**self._facts, "absent": absent[0], "variable": variable, "seconds": seconds}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from typing import Any
 
@@ -16,6 +15,7 @@ from xla_core.operators.fx_interpreter import GraphRun, flat, is_getitem
 from xla_core.operators.lowering_registry import find_multi_view, find_rule, find_view
 from xla_core.operators.run_rule import STORAGE_ARGUMENTS
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
+from xla_core.support import caches
 from xla_core.torch_bridge.dtypes import NUMPY_DTYPES
 
 
@@ -33,7 +33,7 @@ def _table() -> dict[Any, Any]:
     return {op: f for op, f in decomposition_table.items() if not lowerable(op)}
 
 
-@functools.lru_cache(maxsize=1)
+@caches.memoized("rules from outside, as a text", 1)
 def _foreign(_count: int) -> frozenset[str]:
     """The files of the functions in torch's table."""
     codes = (getattr(inspect.unwrap(f), "__code__", None) for f in decomposition_table.values())

@@ -15,6 +15,7 @@ from typing import Any, Final
 import jax
 
 from xla_core.operators.lowering_registry import Rule, ViewRule
+from xla_core.support import caches
 
 _OURS: Final = "xla_core."
 # Modules of rules that use no loop, neither one of ``jax.lax`` nor a function of jax that has one inside.
@@ -40,6 +41,6 @@ def calls_of(rule: Any) -> Any:
     return jax.disable_jit(_is_plain(getattr(function, "__module__", None) or ""))
 
 
-@functools.cache
+@caches.memoized("modules whose rules are inlined")
 def _is_plain(module: str) -> bool:
     return module.startswith(_OURS) and module.rpartition(".")[2] in _PLAIN

@@ -25,11 +25,13 @@ STORAGE_ARGUMENTS = frozenset(
 class LoweringError(RuntimeError):
     """A rule failed, or gave something else than the operator's meta kernel promised.
 
-    ``plan`` is how the operator was recorded and ``entry`` where, if that is known.
+    ``plan`` is how the operator was recorded and ``entry`` where, if that is known. ``only_here`` says that
+    operations like it may be computed elsewhere in the step.
     """
 
     plan: Any = None
     entry: Any = None
+    only_here: bool = False
 
 
 def _promoted_dtype(promotion: Promotion, metas: tuple[Any, ...]) -> torch.dtype:

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Final
 
+from xla_core.support import caches
+
 _FROM: Final = re.compile(
     r"^[ \t]*from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]*(\([^)]*\)|(?:[^\n\\]|\\\n)*)", re.MULTILINE
 )
@@ -32,7 +34,7 @@ def digest(starts: Iterable[str]) -> bytes:
     return _digest(frozenset(starts))
 
 
-@functools.lru_cache(maxsize=64)
+@caches.memoized("digests of sets of sources", 64)
 def _digest(starts: frozenset[str]) -> bytes:
     known: dict[str, bytes] = {}
     waiting = [Path(start) for start in starts]

@@ -17,11 +17,15 @@ from xla_core.contract.device_protocol import DeviceDescription
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of device: jax's name of the platform, the hardware's name, cores of one device."""
+    """A kind of device: jax's name of the platform, the hardware's name, cores of one device.
+
+    ``partitions`` says over how many such devices the program's values may be split.
+    """
 
     platform: str
     kind: str = ""
     cores: int = 1
+    partitions: int = 1
 
 
 def target_of(description: DeviceDescription) -> Target:

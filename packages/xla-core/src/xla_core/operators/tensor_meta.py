@@ -1,12 +1,19 @@
-"""Shapes and dtypes of traced values, interned so that a trace can compare them by identity."""
+"""Shapes and dtypes of traced values, interned so that a trace can compare them by identity.
+
+A ``TensorMeta`` lives as long as a step, a tensor or a cache has it. A later one of the same shape and dtype is
+another object with another ``index``, which nothing is left to compare with.
+"""
 
 from __future__ import annotations
 
+import itertools
 import threading
+import weakref
 from typing import Final
 
 import torch
 
+from xla_core.support import caches
 from xla_core.torch_bridge.dtypes import numpy_dtype
 
 
@@ -18,7 +25,7 @@ class TensorMeta:
     just this one: most operations have one result.
     """
 
-    __slots__ = ("shape", "dtype", "index", "numel", "alone", "_text")
+    __slots__ = ("shape", "dtype", "index", "numel", "alone", "_text", "__weakref__")
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, index: int) -> None:
         self.shape: Final = shape
@@ -40,21 +47,62 @@ class TensorMeta:
         return self._text
 
 
-_interned: dict[tuple[tuple[int, ...], torch.dtype], TensorMeta] = {}
+# numpy's limit, through which values reach the runtime
+_MOST_DIMENSIONS: Final = 64
+
+MSG_DIMENSIONS: Final = (
+    "only tensors with up to {most} dims are supported on xla devices, got {dimensions}"
+)
+
+_interned: dict[tuple[tuple[int, ...], torch.dtype], weakref.ref[TensorMeta]] = {}
 _lock = threading.Lock()
+_indices = itertools.count(1)
+
+
+class _Sweep:
+    at = caches.MOST
+    """With so many metas, those that nobody has any more are looked for."""
+
+
+def _sweep() -> None:
+    """Forget the metas that nobody has any more; called with the lock."""
+    for key, held in list(_interned.items()):
+        if held() is None:
+            del _interned[key]
+    _Sweep.at = max(caches.MOST, 2 * len(_interned))
+
+
+def _forget() -> None:
+    with _lock:
+        _sweep()
+
+
+caches.register(
+    "shapes and dtypes", bound=lambda: _Sweep.at, size=lambda: len(_interned), clear=_forget
+)
 
 
 def tensor_meta(shape: tuple[int, ...], dtype: torch.dtype) -> TensorMeta:
     """Return the one ``TensorMeta`` for ``shape`` and ``dtype``.
 
-    Raises UnsupportedDtypeError for a dtype that XLA tensors cannot have.
+    Raises UnsupportedDtypeError for a dtype that XLA tensors cannot have, RuntimeError for too many
+    dimensions.
     """
-    found = _interned.get((shape, dtype))
-    if found is None:
-        numpy_dtype(dtype)
-        with _lock:
-            found = _interned.get((shape, dtype))
-            if found is None:
-                found = TensorMeta(shape, dtype, len(_interned) + 1)
-                _interned[shape, dtype] = found
+    held = _interned.get((shape, dtype))
+    found = held() if held is not None else None
+    return found if found is not None else _new_meta(shape, dtype)
+
+
+def _new_meta(shape: tuple[int, ...], dtype: torch.dtype) -> TensorMeta:
+    numpy_dtype(dtype)
+    if len(shape) > _MOST_DIMENSIONS:
+        raise RuntimeError(MSG_DIMENSIONS.format(most=_MOST_DIMENSIONS, dimensions=len(shape)))
+    with _lock:
+        held = _interned.get((shape, dtype))
+        found = held() if held is not None else None
+        if found is None:
+            if len(_interned) >= _Sweep.at:
+                _sweep()
+            found = TensorMeta(shape, dtype, next(_indices))
+            _interned[shape, dtype] = weakref.ref(found)
     return found

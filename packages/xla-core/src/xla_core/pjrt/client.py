@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -21,11 +21,22 @@ from xla_core.contract.device_protocol import (
 )
 from xla_core.jax_bridge import jax_private as compat
 from xla_core.jax_bridge import pjrt_c_api
+from xla_core.pjrt import executable
 from xla_core.pjrt.executable import (
     CheckedExecutable,
     PjrtExecutable,
     ShardedPjrtExecutable,
 )
+
+__all__ = [
+    "DEVICE_CODE",
+    "PjrtClient",
+    "compile_options",
+    "uses_shardy",
+]
+
+DEVICE_CODE: Final = frozenset({compat.__name__, executable.__name__, __name__})
+"""The modules in which a thread is while it waits for its device."""
 
 
 class PjrtClient:
@@ -85,6 +96,11 @@ class PjrtClient:
 
     def _kind(self, device: compat.Device) -> str:
         return device.device_kind or self.platform
+
+    @property
+    def platform_version(self) -> str:
+        """The version of the runtime, as it tells it."""
+        return self._client.platform_version
 
     def devices(self) -> Sequence[DeviceDescription]:
         """All devices of the job, by id."""
@@ -253,7 +269,7 @@ class PjrtClient:
         return {
             "plugin": f"{self.plugin} {self.version}",
             "jaxlib": compat.JAXLIB_VERSION,
-            "platform_version": self._client.platform_version,
+            "platform_version": self.platform_version,
             "devices": f"{len(self._local)} of {len(self._by_id)}",
         }
 

@@ -17,6 +17,13 @@ from xla_core.jax_bridge import jax_private, pjrt_c_api
 from xla_core.pjrt.client import PjrtClient
 from xla_core.pjrt.library import LibraryPlugin
 
+__all__ = [
+    "CudaClient",
+    "CudaPlugin",
+    "create_client",
+    "plugin_library",
+]
+
 _PLUGINS: Final = ("xla_cuda13", "xla_cuda12")
 _DRIVER: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 

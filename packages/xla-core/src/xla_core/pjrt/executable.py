@@ -14,16 +14,30 @@ from xla_core.contract.device_protocol import Program
 from xla_core.jax_bridge import jax_private as compat
 from xla_core.jax_bridge import pjrt_c_api
 
+__all__ = [
+    "CheckedExecutable",
+    "PjrtExecutable",
+    "ShardedPjrtExecutable",
+    "cost_figures",
+    "hlo_text",
+    "memory_figures",
+    "sharding_texts",
+    "with_cycles",
+]
+
 _DISASSEMBLE: Final = operator.methodcaller("disassemble_into_single_device_arrays")
 _FIRST: Final = operator.itemgetter(0)
 _CYCLES: Final = re.compile(r'"estimated_cycles":"(\d+)"')
 
 
 class PjrtExecutable:
-    """A compiled program on the device of its placement; ``plugin`` marks its stored form."""
+    """A compiled program on the device of its placement; ``plugin`` marks its stored form.
+
+    ``program`` is what was compiled.
+    """
 
     __slots__ = (
-        "_client", "_consume", "_handlers", "_loaded", "_plugin", "_program", "_run", "program_name",
+        "_client", "_consume", "_handlers", "_loaded", "_plugin", "_run", "program", "program_name",
     )  # fmt: skip
 
     def __init__(
@@ -38,7 +52,7 @@ class PjrtExecutable:
         self._client = client
         self._loaded = loaded
         self._plugin = plugin
-        self._program = program
+        self.program = program
         # bound once: execute() runs for every training step
         self._run = loaded.execute_sharded
         shardings = _result_shardings(loaded, program, devices)
@@ -73,9 +87,9 @@ class PjrtExecutable:
             if pjrt_c_api.is_unimplemented(error):
                 raise NotImplementedError(f"{self._plugin}: {error}") from error
             raise
-        return serialized_executable.pack(self._plugin, self._program, code, self._report())
+        return serialized_executable.pack(self._plugin, self.program, code, self.stored_report())
 
-    def _report(self) -> Mapping[str, Any] | None:
+    def stored_report(self) -> Mapping[str, Any] | None:
         """What is stored beside the program; a plugin's own."""
         return None
 
@@ -95,12 +109,12 @@ class PjrtExecutable:
     def input_shardings(self) -> tuple[str | None, ...]:
         """HLO sharding of each input as compiled; None where the whole value is on each device."""
         found = self._loaded.get_parameter_shardings()
-        return sharding_texts(found, len(self._program.inputs))
+        return sharding_texts(found, len(self.program.inputs))
 
     def output_shardings(self) -> tuple[str | None, ...]:
         """HLO sharding of each output as compiled; None where the whole value is on each device."""
         found = self._loaded.get_output_shardings()
-        return sharding_texts(found, len(self._program.outputs))
+        return sharding_texts(found, len(self.program.outputs))
 
 
 class CheckedExecutable(PjrtExecutable):

@@ -15,6 +15,12 @@ from xla_core.contract.device_protocol import INTERFACE_VERSION, DeviceClient, T
 from xla_core.jax_bridge import pjrt_c_api
 from xla_core.pjrt.client import PjrtClient
 from xla_core.pjrt.topology_client import TopologyClient
+from xla_core.support import flags
+
+__all__ = [
+    "CreateOptions",
+    "LibraryPlugin",
+]
 
 CreateOptions = pjrt_c_api.CreateOptions
 
@@ -73,7 +79,7 @@ class LibraryPlugin:
         Raises RuntimeError when the library is missing, does not fit, or finds no device.
         """
         name = self.load(options)
-        wanted = topology.aot_topology or options.get("XLA_AOT_TOPOLOGY", "").strip()
+        wanted = topology.aot_topology or flags.AOT_TOPOLOGY.text(options)
         if wanted:
             described: Any = self._topology_client(name, wanted, options)
             return described
@@ -129,7 +135,7 @@ class LibraryPlugin:
                 device=self.device_type, path=self.find(options), topology=wanted, error=error
             )
             raise RuntimeError(text) from error
-        reads = options.get("XLA_AOT_READS", "").strip().lower() or "error"
+        reads = flags.AOT_READS.get(options).strip().lower()
         return self._topology_class(devices, topology=wanted, reads=reads)
 
 

@@ -8,6 +8,12 @@ from typing import Final
 
 from xla_core.jax_bridge import jax_private
 
+__all__ = [
+    "MOST_ITERATIONS",
+    "loops_are_short",
+    "only_computes",
+]
+
 MOST_ITERATIONS: Final = 8
 """Of a loop that is no reason to wait for: those of jax's random numbers have five."""
 

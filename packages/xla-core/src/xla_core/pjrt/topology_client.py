@@ -36,6 +36,13 @@ from xla_core.pjrt.executable import (
     with_cycles,
 )
 
+__all__ = [
+    "READS",
+    "ShapeBuffer",
+    "TopologyClient",
+    "TopologyExecutable",
+]
+
 READS: Final = ("error", "zeros")
 """What reading a value does: it is refused, or gives zeros."""
 

@@ -34,7 +34,7 @@ DEVICE_GROUP: Final = "xla_core.devices"
 TORCH_XLA_GROUP: Final = "torch_xla.plugins"
 EXTENSION_GROUP: Final = "xla_core.extensions"
 
-DEVICE_VARIABLE: Final = "PJRT_DEVICE"
+DEVICE_VARIABLE: Final = flags.PJRT_DEVICE.name
 _PREFERRED: Final = "tpu"
 _FALLBACK: Final = "cpu"
 
@@ -45,6 +45,9 @@ INSTALL_HINTS: Final[Mapping[str, str]] = {
 }
 """Package that brings a device, by lower-case device name."""
 
+MSG_NONE_CHOSEN: Final = (
+    "PJRT_SELECT_DEFAULT_DEVICE=0 and no PJRT_DEVICE: set PJRT_DEVICE to one of {found}"
+)
 MSG_UNKNOWN_DEVICE: Final = (
     "PJRT_DEVICE={device}: no installed package offers this device. {hint}. "
     "Installed devices: {found}"
@@ -80,6 +83,10 @@ MSG_BAD_EXTENSION: Final = (
 
 class PluginError(RuntimeError):
     """A device plugin or extension is missing, broken, of another version, or there twice."""
+
+
+class NoDeviceChosenError(PluginError):
+    """No device was named, and none may be chosen."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,11 +143,14 @@ def chosen_device(options: Mapping[str, str] | None = None) -> str:
     """The device type to use, upper-case: PJRT_DEVICE, else a TPU that is there, else the CPU.
 
     ``options`` stands for the environment (the default). The environment itself is left as it is.
+    Raises NoDeviceChosenError when PJRT_DEVICE is unset and PJRT_SELECT_DEFAULT_DEVICE is 0.
     """
     options = os.environ if options is None else options
-    named = options.get(DEVICE_VARIABLE, "").strip()
+    named = flags.PJRT_DEVICE.text(options)
     if named:
         return named.upper()
+    if not flags.SELECT_DEFAULT_DEVICE.get(options):
+        raise NoDeviceChosenError(MSG_NONE_CHOSEN.format(found=", ".join(installed_devices())))
     if _is_available(_PREFERRED, options):
         logger.warning("libtpu.so and TPU device found. Setting PJRT_DEVICE=TPU.")
         return _PREFERRED.upper()

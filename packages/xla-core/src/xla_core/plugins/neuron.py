@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from xla_core.plugins.torch_xla_plugins import DevicePlugin
+from xla_core.support import flags
 
-VISIBLE_CORES: Final = "NEURON_RT_VISIBLE_CORES"
-ROOT_COMM_ID: Final = "NEURON_RT_ROOT_COMM_ID"
+VISIBLE_CORES: Final = flags.NEURON_RT_VISIBLE_CORES.name
+ROOT_COMM_ID: Final = flags.NEURON_RT_ROOT_COMM_ID.name
 PROCESS_INDEX: Final = "NEURON_PJRT_PROCESS_INDEX"
 PROCESSES_NUM_DEVICES: Final = "NEURON_PJRT_PROCESSES_NUM_DEVICES"
-NUM_DEVICES: Final = "NEURONCORE_NUM_DEVICES"
-LIBRARY: Final = "NEURON_LIBRARY_PATH"
 ROOT_PORT: Final = 62182
 
 MSG_RANGE: Final = "{name}={text!r}: write core numbers and ranges of them, such as 0-3,8"
@@ -46,7 +45,7 @@ def convert_range(range_spec: str) -> list[int]:
 
 def get_visible_cores_list() -> list[int] | None:
     """The cores that the environment shows to this process, None where it does not say."""
-    text = os.environ.get(VISIBLE_CORES, "").strip()
+    text = flags.NEURON_RT_VISIBLE_CORES.text()
     return convert_range(text) if text else None
 
 
@@ -65,7 +64,7 @@ def remap_visible_cores(local_rank: int, local_world_size: int) -> None:
                 count=local_world_size,
                 cores=len(cores),
                 name=VISIBLE_CORES,
-                text=os.environ[VISIBLE_CORES],
+                text=flags.NEURON_RT_VISIBLE_CORES.text(),
             )
         )
     os.environ[VISIBLE_CORES] = str(cores[local_rank])
@@ -74,12 +73,12 @@ def remap_visible_cores(local_rank: int, local_world_size: int) -> None:
 def num_local_processes() -> int:
     """Processes of this host: one per visible core, or as ``NEURONCORE_NUM_DEVICES`` says; else 1."""
     cores = get_visible_cores_list()
-    return len(cores) if cores else int(os.environ.get(NUM_DEVICES, "").strip() or 1)
+    return len(cores) if cores else int(flags.NEURONCORE_NUM_DEVICES.text() or 1)
 
 
 def get_master_worker_ip() -> str:
     """The host where the processes meet: of the root's address, else ``MASTER_ADDR``, else localhost."""
-    root = os.environ.get(ROOT_COMM_ID, "")
+    root = flags.NEURON_RT_ROOT_COMM_ID.text()
     if root:
         return root.rpartition(":")[0].strip("[]")
     return os.environ.get("MASTER_ADDR", "localhost")
@@ -120,11 +119,11 @@ class NeuronPlugin(DevicePlugin):
 
     def library_path(self) -> str:
         """``NEURON_LIBRARY_PATH``, else the package's. Raises RuntimeError where neither is there."""
-        named = os.environ.get(LIBRARY, "").strip()
+        named = flags.NEURON_LIBRARY_PATH.text()
         if named:
             return named
         if importlib.util.find_spec("libneuronxla") is None:
-            raise RuntimeError(MSG_NO_LIBRARY.format(name=LIBRARY))
+            raise RuntimeError(MSG_NO_LIBRARY.format(name=flags.NEURON_LIBRARY_PATH.name))
         package: Any = importlib.import_module("libneuronxla.libneuronpjrt_path")
         return str(Path(package.libneuronpjrt_path()))
 

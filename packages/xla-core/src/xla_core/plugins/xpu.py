@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 from typing import Final
 
 from xla_core.plugins.torch_xla_plugins import DevicePlugin
+from xla_core.support import flags
 
-LIBRARY: Final = "XPU_LIBRARY_PATH"
 PACKAGE: Final = "intel_extension_for_openxla"
 
 MSG_NO_LIBRARY: Final = (
@@ -23,10 +22,10 @@ class XpuPlugin(DevicePlugin):
 
     def library_path(self) -> str:
         """``XPU_LIBRARY_PATH``, else the package's. Raises RuntimeError where neither is there."""
-        named = os.environ.get(LIBRARY, "").strip()
+        named = flags.XPU_LIBRARY_PATH.text()
         if named:
             return named
         found = importlib.util.find_spec(PACKAGE)
         if found is None or not found.origin:
-            raise RuntimeError(MSG_NO_LIBRARY.format(name=LIBRARY))
+            raise RuntimeError(MSG_NO_LIBRARY.format(name=flags.XPU_LIBRARY_PATH.name))
         return str(Path(found.origin).parent / "pjrt_plugin_xpu.so")

@@ -13,10 +13,10 @@ _plans: dict[str, Plan] = {}
 
 def known_plan(name: str) -> Plan:
     """The plan given under ``name``. Raises RuntimeError before there is one."""
-    found = _plans.get(name)
-    if found is None:
+    plan = _plans.get(name)
+    if plan is None:
         raise RuntimeError("xla_core.dispatch has not been imported")
-    return found
+    return plan
 
 
 def set_plan(name: str, plan: Plan) -> None:

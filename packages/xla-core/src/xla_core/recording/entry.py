@@ -1,8 +1,12 @@
-"""One operation in one position of a step: a node of the prefix tree of all steps, see ``trace``."""
+"""What a step is made of, in order: the nodes of the prefix tree of all steps, see ``trace``.
+
+An ``Entry`` is an ``Input``, a value that the step takes from the device's memory, or an ``Operation``, which
+computes values from earlier ones. A ``Root`` is where the steps of a tree begin; it is in none of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -10,7 +14,7 @@ from xla_core.operators.plan import Plan
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording import source_location, step_key
 from xla_core.recording.evictable import Kept, Table
-from xla_core.recording.step_key import NO_OPERANDS, Lift, Operands, Ref, Values
+from xla_core.recording.step_key import Lift, Operands, Ref, Values
 from xla_core.support.counters import Tally
 
 # Most entries have neither: one object for all of them.
@@ -18,35 +22,32 @@ _NONE: Final[Any] = MappingProxyType({})
 
 
 class Entry:
-    """One operation, or one program input, in one position of a step.
+    """One input, or one operation, in one position of a step.
 
     ``metas`` are its results, numbered from ``first``; ``single`` is the meta when there is just
     one. ``values`` has the metas of all values up to its own. ``floats`` and ``ints``
     count the numbers lifted up to and including this entry, ``depth`` the entries. ``then`` is the first
-    operation that ever followed, ``others`` are the rest by key: nearly every entry has one child.
+    entry that ever followed, ``others`` are the rest by key: nearly every entry has one child.
     ``programs`` holds the compiled programs of the step that ends here, ``tally`` its operators' counters.
     ``where`` is the place in the user's program that recorded it first, if somebody asks for that, ``line``
-    file and line of it, None in the backward pass. The root has no ``parent``.
+    file and line of it, None in the backward pass. A root has no ``parent``.
     """
 
     __slots__ = (
-        "parent", "key", "plan", "metas", "values", "single", "first", "end",
-        "floats", "ints", "depth", "then", "others", "programs", "tally", "where", "line", "_operands",
+        "parent", "key", "metas", "values", "single", "first", "end",
+        "floats", "ints", "depth", "then", "others", "programs", "tally", "where", "line",
     )  # fmt: skip
 
     def __init__(
         self,
         parent: Entry | None,
         key: Any,
-        plan: Plan | None,
         metas: tuple[TensorMeta | None, ...],
         floats: int,
         ints: int,
-        operands: Operands | None = None,
     ) -> None:
         self.parent = parent
         self.key = key
-        self.plan = plan
         self.metas = metas
         self.single = metas[0] if len(metas) == 1 else None
         if parent is None:
@@ -66,46 +67,35 @@ class Entry:
         self.others: dict[Any, Entry] = _NONE
         self.programs: Table = _NONE
         self.tally: Tally | None = None
-        self._operands = operands
         self.where = source_location.locate() if source_location.locate is not None else None
         self.line: tuple[str, int] | None = None
 
-    @property
-    def args(self) -> tuple[Any, ...]:
-        """The positional operands: ``Ref``, ``Lift``, constants, and lists of them."""
-        return self._read()[0]
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        """The keyword operands, by name."""
-        return self._read()[1]
-
-    def _read(self) -> Operands:
-        found = self._operands
-        if found is None:
-            found = NO_OPERANDS
-            if self.plan is not None and self.parent is not None:
-                before = self.parent
-                found = step_key.read(self.key, self.values, before.floats, before.ints)
-            self._operands = found
-        return found
-
     def references(self) -> Iterator[Ref]:
-        """The values that this operation reads, in order; some may come more than once."""
-        yield from step_key.references(self.args)
-        yield from step_key.references(tuple(self.kwargs.values()))
+        """The values that this reads, in order; some may come more than once. An input reads none."""
+        return iter(())
 
     def lifted(self) -> Iterator[Lift]:
-        """The scalars that this operation takes from the vectors of lifted numbers."""
-        yield from step_key.lifted(self.args)
-        yield from step_key.lifted(tuple(self.kwargs.values()))
+        """The scalars that this takes from the vectors of lifted numbers."""
+        return iter(())
 
     def locate_here(self) -> None:
         """Remember the user's line that records this, if nobody has located it."""
         if self.where is None:
-            found = source_location.user_frame()
-            frames = (found,) if found is not None else ()
-            self.where = source_location.Where(frames, found, "", False, False)
+            frame = source_location.user_frame()
+            frames = (frame,) if frame is not None else ()
+            self.where = source_location.Where(frames, frame, "", False, False)
+
+    def relocate(
+        self, where: source_location.Where | None, line: tuple[str, int] | None = None
+    ) -> None:
+        """Say that another place in the user's program recorded this; ``line`` None keeps file and line."""
+        self.where = where
+        if line is not None:
+            self.line = line
+
+    def keep_tally(self, tally: Tally) -> None:
+        """Keep the counters of the operators of the step that ends here."""
+        self.tally = tally
 
     def add(self, entry: Entry) -> None:
         """Keep an operation that follows for the first time."""
@@ -134,3 +124,91 @@ class Entry:
             entry = entry.parent
         entries.reverse()
         return entries
+
+
+class Root(Entry):
+    """Where the steps of one tree begin."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(None, None, (), 0, 0)
+
+
+class Input(Entry):
+    """A value that the step takes from the device's memory, and its shape and dtype in ``metas``."""
+
+    __slots__ = ()
+
+    def __init__(self, parent: Entry, meta: TensorMeta) -> None:
+        super().__init__(parent, -meta.index, meta.alone, parent.floats, parent.ints)
+
+    @property
+    def meta(self) -> TensorMeta:
+        """Shape and dtype of the value."""
+        meta = self.metas[0]
+        assert meta is not None
+        return meta
+
+
+class Operation(Entry):
+    """An operator that computes values: ``plan`` says which, and how it is lowered.
+
+    ``operands`` are given where they do not stand in the key: in a step that nobody recorded.
+    """
+
+    __slots__ = ("plan", "_operands")
+
+    def __init__(
+        self,
+        parent: Entry,
+        key: Any,
+        plan: Plan,
+        metas: tuple[TensorMeta | None, ...],
+        floats: int,
+        ints: int,
+        operands: Operands | None = None,
+    ) -> None:
+        # not through super(), which takes as long as the rest: each new operation comes here
+        Entry.__init__(self, parent, key, metas, floats, ints)
+        self.plan = plan
+        self._operands = operands
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional operands: ``Ref``, ``Lift``, constants, and lists of them."""
+        return self._read()[0]
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword operands, by name."""
+        return self._read()[1]
+
+    def _read(self) -> Operands:
+        operands = self._operands
+        if operands is None:
+            before = self.parent
+            assert before is not None
+            operands = step_key.read(self.key, self.values, before.floats, before.ints)
+            self._operands = operands
+        return operands
+
+    def references(self) -> Iterator[Ref]:
+        """The values that this operation reads, in order; some may come more than once."""
+        yield from step_key.references(self.args)
+        yield from step_key.references(tuple(self.kwargs.values()))
+
+    def lifted(self) -> Iterator[Lift]:
+        """The scalars that this operation takes from the vectors of lifted numbers."""
+        yield from step_key.lifted(self.args)
+        yield from step_key.lifted(tuple(self.kwargs.values()))
+
+
+def inputs_of(entries: Iterable[Entry]) -> list[Input]:
+    """The inputs among ``entries``, in order."""
+    return [entry for entry in entries if isinstance(entry, Input)]
+
+
+def operations_of(entries: Iterable[Entry]) -> list[Operation]:
+    """The operations among ``entries``, in order."""
+    return [entry for entry in entries if isinstance(entry, Operation)]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import enum
 import sys
-import traceback
 from collections.abc import Callable
 from types import FrameType
 from typing import Final, NamedTuple
+
+from xla_core.support import caches
 
 
 class Frame(NamedTuple):
@@ -83,27 +84,33 @@ def detail() -> Detail:
     return _Settings.detail
 
 
+def is_users(frame: FrameType) -> bool:
+    """Whether a frame is outside torch and this project."""
+    module = frame.f_globals.get("__name__", "")
+    # what torch.fx and torch.compile generate is of no module
+    return bool(module) and module.partition(".")[0] not in _INSIDE
+
+
+def _outside(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame from this one on that is neither torch's nor this project's."""
+    while frame is not None and not is_users(frame):
+        frame = frame.f_back
+    return frame
+
+
 def user_frame() -> Frame | None:
     """The innermost frame outside torch and this project."""
-    for frame, line in traceback.walk_stack(sys._getframe(1)):
-        if is_users(frame):
-            return Frame(frame.f_code.co_name, frame.f_code.co_filename, line)
-    return None
+    frame = _outside(sys._getframe(1))
+    return Frame(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno) if frame else None
 
 
 def user_line() -> tuple[str, int]:
     """File and line of the innermost frame outside torch and this project."""
-    found = user_frame()
-    return (found.filename, found.line) if found is not None else ("<unknown>", 0)
+    frame = user_frame()
+    return (frame.filename, frame.line) if frame is not None else ("<unknown>", 0)
 
 
-def is_users(frame: FrameType) -> bool:
-    """Whether a frame is outside torch and this project."""
-    module = frame.f_globals.get("__name__", "")
-    return bool(module) and module.partition(".")[0] not in _INSIDE
-
-
-_places: dict[tuple[str, int], tuple[str, int]] = {}
+_places: caches.Bounded[tuple[str, int], tuple[str, int]] = caches.Bounded("lines of entries")
 """One object for each line, however many entries were recorded there."""
 
 
@@ -112,11 +119,8 @@ def recording_line() -> tuple[str, int] | None:
 
     Called once per entry that is new to a trace's tree.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        # what torch.fx and torch.compile generate is of no module
-        if is_users(frame):
-            place = frame.f_code.co_filename, frame.f_lineno
-            return _places.setdefault(place, place)
-        frame = frame.f_back
-    return None
+    frame = _outside(sys._getframe(1))
+    if frame is None:
+        return None
+    place = frame.f_code.co_filename, frame.f_lineno
+    return _places.get(place) or _places.keep(place, place)

@@ -36,8 +36,6 @@ _SPELLED: dict[tuple[type, str], Any] = {}
 Operands = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword operands: ``Ref``, ``Lift``, constants, and lists of them."""
 
-NO_OPERANDS: Final[Operands] = ((), {})
-
 
 class Ref:
     """An operand of an entry: the value with this number."""

@@ -11,38 +11,22 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import itertools
 import threading
 import warnings
 from collections.abc import Iterator
-from operator import attrgetter
 from threading import get_ident
 from typing import Any, Final
 
+from xla_core.recording.entry import Entry
+from xla_core.recording.step_record import StepRecord, beginning
 from xla_core.recording.storage import Recorder, Storage, View
 from xla_core.support import indivisible
 from xla_core.torch_bridge.torch_private import context_of_backward, current_backward
-
-# What begins anew with each step.
-STEP: Final = (
-    "epoch", "cur", "inputs", "input_vids", "input_storages", "touched", "floats", "ints",
-)  # fmt: skip
-# What each thread has its own of: its step, the region of ``torch_xla.compile`` that it is in, what it refuses.
-_OWN: Final = (*STEP, "region", "graph_name", "forbidden", "unreadable")
-_own_of: Final = attrgetter(*_OWN)
-_PENDING: Final = _OWN.index("epoch"), _OWN.index("cur")
 
 # A thread that begins runs the steps of those that have ended, if there are more than this.
 MOST_ENDED: Final = 16
 
 MSG_ENDED: Final = "a thread that has ended left a step that fails: {error}"
-
-_epochs = itertools.count(1)
-
-
-def next_epoch() -> int:
-    """A number that no step has had."""
-    return next(_epochs)
 
 
 class Owner:
@@ -90,23 +74,25 @@ _caller: Final = contextvars.ContextVar[Owner | None]("xla_core_owner", default=
 class Step:
     """A thread's step on one device: where it is parked, and what others have taken over of it.
 
-    ``values`` are those of the trace's attributes ``_OWN`` while it is parked. ``inputs`` and ``views`` have
-    the value numbers, in the step of ``epoch``, of storages and views that another step reads too.
+    ``record`` is its state while it is not the trace's own, else None: it would keep values alive.
+    ``inputs`` and ``views`` have the value numbers, in the step of ``epoch``, of storages and views that
+    another step reads too.
     """
 
-    __slots__ = ("epoch", "inputs", "owner", "values", "views")
+    __slots__ = ("epoch", "inputs", "owner", "record", "views")
 
-    def __init__(self, owner: Owner | None) -> None:
+    def __init__(self, owner: Owner | None, record: StepRecord | None = None) -> None:
         self.owner = owner
-        self.values: tuple[Any, ...] = ()
+        self.record = record
         self.epoch = 0
         self.inputs: dict[int, int] = {}
         self.views: dict[int, tuple[View, int, int]] = {}
 
     @property
-    def last(self) -> Any:
+    def last(self) -> Entry:
         """The entry that a parked step has come to."""
-        return self.values[_PENDING[1]]
+        assert self.record is not None
+        return self.record.cur
 
     @property
     def ended(self) -> bool:
@@ -196,9 +182,9 @@ class Turns:
         if task != -1:
             context = context_of_backward()
             caller = context.get(_caller) if context is not None else None
-            found = caller or _here.owner or self._first
-            if found is not None and not found.ended:
-                return found
+            of_pass = caller or _here.owner or self._first
+            if of_pass is not None and not of_pass.ended:
+                return of_pass
         owner = _here.owner
         if owner is None or owner.ended:
             owner = _here.owner = Owner()
@@ -213,9 +199,7 @@ class Turns:
         if step.owner is None:
             step.owner = owner
         else:
-            step = Step(owner)
-            begun: tuple[Any, ...] = (next_epoch(), self._trace.root, [], {}, [], [], [], [])
-            step.values = (*begun, *(None,) * (len(_OWN) - len(STEP)))
+            step = Step(owner, StepRecord(*beginning(self._trace.root)))
         if not self.owners:
             self._first = owner
         owner.steps[self._trace] = step
@@ -228,16 +212,17 @@ class Turns:
         if step is former:
             return
         parked = trace.parked
-        work: list[Any] = [indivisible.storing(former, ("values",), (_own_of(trace),))]
+        work: list[Any] = [indivisible.storing(former, ("record",), (trace.step_record(),))]
         if trace.cur.depth:  # otherwise no value has its epoch
             work.append(map(parked.__setitem__, (trace.epoch,), (former,)))
-        values = step.values
-        epoch, cur = (values[i] for i in _PENDING)
-        if not cur.depth and cur is not trace.root:  # the tree was dropped meanwhile
-            values = (epoch, trace.root, *values[2:])
+        record = step.record
+        assert record is not None
+        if not record.cur.depth and record.cur is not trace.root:  # the tree was dropped meanwhile
+            record = record._replace(cur=trace.root)
         work += [
-            map(parked.pop, (epoch,), (None,)),
-            indivisible.storing(trace, _OWN, values),
+            map(parked.pop, (record.epoch,), (None,)),
+            trace.resuming(record),
+            indivisible.storing(step, ("record",), (None,)),
             indivisible.storing(self, ("active",), (step,)),
         ]
         indivisible.do(*work)
@@ -281,10 +266,10 @@ class Turns:
             other.views[id(v)] = v, v.version, v.vid
             v.epoch = -1
         own = self.active
-        found = own.views.get(id(v)) if own.epoch == trace.epoch else None
-        if found is None or found[1] != s.version:
+        kept = own.views.get(id(v)) if own.epoch == trace.epoch else None
+        if kept is None or kept[1] != s.version:
             return None
-        v.vid, v.version = found[2], s.version
+        v.vid, v.version = kept[2], s.version
         v.epoch = trace.epoch
         return v.vid
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -12,7 +13,7 @@ from xla_core.contract.device_protocol import DeviceClient, Placement
 from xla_core.operators.plan import Plan
 from xla_core.operators.target import Target
 from xla_core.operators.tensor_meta import TensorMeta
-from xla_core.recording.entry import Entry
+from xla_core.recording.entry import Entry, Root
 from xla_core.recording.program_layout import Layout
 from xla_core.support import indivisible
 
@@ -77,6 +78,28 @@ class Storage:
         """Hold the same value in another buffer, on other devices or laid out otherwise."""
         self.buffer = buffer
 
+    def annotate(self, annotation: Any) -> None:
+        """Keep with the tensor what an extension knows of it."""
+        self.annotation = annotation
+
+
+def binding(storages: Sequence[Storage], buffers: Iterable[Any]) -> Iterator[None]:
+    """For ``indivisible.do``: let each storage hold the value in its buffer, as its step ends.
+
+    ``buffers`` are taken one by one. The step must be renewed in the same series: till then the storages
+    look pending in it.
+    """
+    return indivisible.storing_each("buffer", storages, buffers)
+
+
+def replacing(storages: Sequence[Storage], buffers: Iterable[Any]) -> Iterator[None]:
+    """For ``indivisible.do``: let each storage hold another value, that in its buffer (``replace``)."""
+    return itertools.chain(
+        indivisible.storing_each("buffer", storages, buffers),
+        indivisible.storing_each("epoch", storages, itertools.repeat(-1)),
+        indivisible.storing_each("version", storages, [s.version + 1 for s in storages]),
+    )
+
 
 MSG_LOST: Final = (
     "this tensor's value was never computed, because a step that it needs failed: {error}"
@@ -107,9 +130,9 @@ class LostValue(int):
 
     def __new__(cls, error: Exception) -> LostValue:
         """A value number that no value has."""
-        made = super().__new__(cls, -1)
-        made.error = error
-        return made
+        number = super().__new__(cls, -1)
+        number.error = error
+        return number
 
 
 # The epoch of a storage whose value is lost; no trace has it.
@@ -180,17 +203,6 @@ def chain(view: View | None) -> list[View]:
     return views
 
 
-def strides(whole: TensorMeta, view: View) -> tuple[tuple[int, ...], int]:
-    """Strides and offset that ``view`` would have on a contiguous storage of ``whole``'s shape.
-
-    Raises RuntimeError, PyTorch's own, where no strides describe it (a reshaped transpose).
-    """
-    seen = torch.empty(whole.shape, dtype=whole.dtype, device="meta")
-    for one in chain(view):
-        seen = one.plan.overload(seen, *one.args)
-    return seen.stride(), seen.storage_offset()
-
-
 class Recorder(Protocol):
     """What a storage and a backend need of the trace that records on a device.
 
@@ -204,7 +216,7 @@ class Recorder(Protocol):
     backend: Backend
     lock: Any
     flush: Callable[..., None]
-    root: Entry
+    root: Root
     cur: Entry
     epoch: int
     inputs: list[Any]
@@ -219,6 +231,14 @@ class Recorder(Protocol):
 
     def reset(self) -> None:
         """Begin a new step."""
+        ...
+
+    def step_record(self) -> Any:
+        """The step that is recorded now, see ``step_record``."""
+        ...
+
+    def resuming(self, record: Any) -> Iterator[None]:
+        """For ``indivisible.do``: go on with another step."""
         ...
 
 
@@ -288,7 +308,11 @@ class Backend(Protocol):
         outputs: Sequence[int],
         aliases: tuple[tuple[int, int], ...],
     ) -> Layout:
-        """The layout of a program that is about to be made of ``entries``."""
+        """The layout of a program that is about to be made of ``entries``, the step of ``trace``.
+
+        ``outputs`` are the numbers of the values that it computes, ``aliases`` pairs of the slot of an input
+        and the position of the output that may take over its memory.
+        """
         ...
 
     def allocate(self, meta: TensorMeta) -> Any:

@@ -35,7 +35,11 @@ def map_tensors(data: Any, change: Callable[[XLATensor], Any]) -> Any:
 
 
 def map_selected(data: Any, select: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
-    """``map_tensors`` for whatever ``select`` says yes to."""
+    """``data`` with ``change(item)`` in place of each item inside that ``select(item)`` says yes to.
+
+    ``data`` is made of mappings, lists, tuples, sets, dataclasses and ``DataWrapper``. Containers keep their
+    types; one in which nothing changes is given back as it is.
+    """
     if select(data):
         return change(data)
     if isinstance(data, Mapping):
@@ -60,27 +64,30 @@ def map_selected(data: Any, select: Callable[[Any], bool], change: Callable[[Any
 
 
 def _like(data: Any, changed: dict[Any, Any]) -> Any:
-    made = type(data)(changed)
+    copied = type(data)(changed)
     # state_dict() keeps its version information in an attribute of the OrderedDict
     for name, value in getattr(data, "__dict__", {}).items():
-        setattr(made, name, value)
-    return made
+        setattr(copied, name, value)
+    return copied
 
 
 def collect(data: Any, select: Callable[[Any], bool]) -> list[Any]:
     """What ``select`` says yes to inside ``data``, in order."""
-    found: list[Any] = []
+    selected: list[Any] = []
 
     def keep(item: Any) -> Any:
-        found.append(item)
+        selected.append(item)
         return item
 
     map_selected(data, select, keep)
-    return found
+    return selected
 
 
 def listed_on_device(datas: Any, device: torch.device | str, input_sharding: Any = None) -> Any:
-    """``send_cpu_data_to_device`` as torch_xla has it: a tensor comes back in a list, a tuple as a list."""
+    """``send_cpu_data_to_device`` as torch_xla has it: a tensor comes back in a list, a tuple as a list.
+
+    ``datas``, ``device`` and ``input_sharding`` (default: none) are as there, and so are its errors.
+    """
     if isinstance(datas, torch.Tensor):
         datas = [datas]
     sent = send_cpu_data_to_device(datas, device, input_sharding)
@@ -103,10 +110,10 @@ class ToXlaTensorArena:
 
     def transform(self, inputs: Any) -> Any:
         """``inputs`` with the chosen values replaced by what they were converted to."""
-        found = collect(inputs, self._select)
-        if not found:
+        selected = collect(inputs, self._select)
+        if not selected:
             return inputs
-        converted = iter(self._convert(found))
+        converted = iter(self._convert(selected))
         return map_selected(inputs, self._select, lambda _item: next(converted))
 
 
@@ -121,7 +128,9 @@ def send_cpu_data_to_device(
 
     ``input_sharding`` is a ``torch_xla.distributed.spmd.ShardingSpec`` or another object with its
     ``can_apply`` and ``apply`` (in place), applied to each tensor that it can apply to; or a dict of
-    them by the keys of ``datas``.
+    them by the keys of ``datas``. The default leaves tensors whole.
+
+    Raises TypeError where it is a dict and ``datas`` is not, and KeyError for a key of ``datas`` that has none.
     """
     if isinstance(input_sharding, Mapping):
         if not isinstance(datas, Mapping):

@@ -12,6 +12,7 @@ Values are numbered in program order. ``operands`` tells how an operation stands
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from threading import get_ident
@@ -24,10 +25,12 @@ from xla_core.operators import error_messages
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording import source_location, step_key
 from xla_core.recording.builtin_plans import AS_STRIDED, ZEROS, known_plan
-from xla_core.recording.entry import Entry
+from xla_core.recording.entry import Entry, Input, Operation, Root
+from xla_core.recording.geometry import geometry
 from xla_core.recording.step_key import HOST_FLOAT, HOST_INT, LIFT_FLOAT, LIFT_INT, LIST, SAME
-from xla_core.recording.step_turns import STEP, Step, Turns, next_epoch, turn_lock
-from xla_core.recording.storage import Aside, Backend, Storage, View, check_lost, strides
+from xla_core.recording.step_record import STEP, StepState, beginning
+from xla_core.recording.step_turns import Step, Turns, turn_lock
+from xla_core.recording.storage import Backend, Storage, View, chain, check_lost
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import indivisible
 from xla_core.torch_bridge import dtypes
@@ -48,17 +51,12 @@ _VALUE: Final = ("vid", "buffer", "epoch")
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
-class Trace:
+class Trace(StepState):
     """What a thread has recorded on one device and not yet run; the others' steps are ``parked`` meanwhile.
 
     ``flush`` runs what is pending and ``backend`` transfers and compiles; both are given by the
-    runtime when the device is made. Inside ``torch_xla.compile`` ``region`` is that use of it,
-    ``graph_name`` its name, and ``forbidden`` the error to raise when something would run (or None).
-    ``unreadable`` is the error to raise when a value would be read: while a graph is recorded once
-    for values of all kinds. ``one_by_one`` says that each operator is a program of its own now.
-    ``aside`` records the body of a computation meanwhile, and the step waits. ``has_placeholders`` says
-    that a tensor without a value was made, which a step may depend on. ``made`` is called with every storage
-    that is made from a buffer, while a step is captured.
+    runtime when the device is made. The step itself and the rules that it is recorded under are the
+    attributes of ``StepState``.
 
     Whoever takes ``lock`` has its own step here. ``bare`` is the same lock without that, for handlers whose
     first act is ``record``, or to ask the same: ``thread`` is the number of the thread whose step is here.
@@ -67,51 +65,47 @@ class Trace:
     last, or ``indivisible``: whatever was prepared before it is of no consequence.
     """
 
-    backend: Backend
-    epoch: int
-    cur: Entry
-    inputs: list[Any]
-    input_vids: dict[int, int]
-    input_storages: list[int]
-    touched: list[Storage]
-    floats: list[float]
-    ints: list[int]
-    region: Any = None
-    graph_name: str | None = None
-    forbidden: str | None = None
-    unreadable: str | None = None
-    one_by_one: bool = False
-    aside: Aside | None = None
-    has_placeholders: bool = False
-    made: Callable[[Storage], None] | None = None
-
-    def __init__(self, device: torch.device, flush: Callable[..., None]) -> None:
+    def __init__(self, device: torch.device, flush: Callable[..., None], backend: Backend) -> None:
         self.device = device
         self.flush = flush
+        self.backend = backend
         self.thread = 0
-        self.parked: dict[int, Step] = {}
-        self.turns = Turns(self)
-        self.bare: Any = threading.RLock()
-        self.lock: Any = turn_lock(self, self.bare)
-        self.root = Entry(None, None, None, (), 0, 0)
+        self.root = Root()
         self.entries = 0
         self.reset()
+        self.parked: dict[int, Step] = {}
+        self.turns = Turns(self)
+        self.bare = threading.RLock()
+        self.lock = turn_lock(self, self.bare)
+
+    def attach(self, backend: Backend) -> None:
+        """Transfer and compile through another backend from now on. Nothing may be pending."""
+        self.backend = backend
 
     def reset(self) -> None:
         """Begin a new step: nothing recorded, nothing lifted, no inputs."""
         indivisible.do(self.renewal())
 
-    def renewal(self, root: Entry | None = None) -> Iterator[None]:
-        """For ``indivisible.do``: what ``reset`` does; the step may begin at the root of another tree."""
-        names: tuple[str, ...] = STEP
-        full = root is None and self.entries > MAX_ENTRIES
-        root = root or self.root
-        values: tuple[Any, ...] = (next_epoch(), root, [], {}, [], [], [], [])
-        if full:
-            root = Entry(None, None, None, (), 0, 0)
-            names = (*names, "root", "cur", "entries")
-            values = (*values, root, root, 0)
-        return indivisible.storing(self, names, values)
+    def renewal(self) -> Iterator[None]:
+        """For ``indivisible.do``: what ``reset`` does. A tree that has grown too large is dropped."""
+        if self.entries > MAX_ENTRIES:
+            root = Root()
+            names = (*STEP, "root", "entries")
+            return indivisible.storing(self, names, (*beginning(root), root, 0))
+        return indivisible.storing(self, STEP, beginning(self.root))
+
+    def standing_at(self, last: Entry, *, inputs: int | None = None, single: bool = False) -> Trace:
+        """A copy that has come to ``last``, the end of another step: to make that one's program.
+
+        It has the first ``inputs`` of this step's inputs (default: all). ``single`` says that the step is one
+        operator, which is run by itself (default: as this one's are).
+        """
+        copied = copy.copy(self)
+        copied.cur = last
+        copied.inputs = self.inputs[:inputs]
+        copied.input_storages = self.input_storages[:inputs]
+        copied.one_by_one = single or self.one_by_one
+        return copied
 
     @contextlib.contextmanager
     def looking(self, views: Sequence[View] = ()) -> Iterator[None]:
@@ -136,8 +130,8 @@ class Trace:
 
     def forget(self) -> None:
         """Drop all steps ever recorded, with their programs. Nothing may be pending."""
-        events.emit("steps_forgotten", trace=self)
-        root = Entry(None, None, None, (), 0, 0)
+        events.emit(events.StepsForgotten(trace=self))
+        root = Root()
         indivisible.do(indivisible.storing(self, ("root", "cur", "entries"), (root, root, 0)))
 
     # -- recording -----------------------------------------------------------------------------
@@ -145,10 +139,16 @@ class Trace:
     def record(self, plan: Plan, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Entry:
         """Append one operation and return its entry. The caller holds the lock.
 
-        Raises what PyTorch raises for these operands, from its meta kernels.
+        ``args`` and ``kwargs`` are what PyTorch called the operator of ``plan`` with: tensors of this device,
+        numbers, and lists of them; CPU tensors without dimensions count as numbers. Nothing is computed.
+        Raises what PyTorch raises for these operands, from its meta kernels; then nothing is recorded.
         """
+        # The hottest function of all: it runs for each operator of each step. It repeats what ``_encode`` and
+        # ``value_of`` do, as ``_encode_list`` does, to save a call per operand.
         if self.thread != get_ident():
             self.turns.take()
+        # The key is the operation in full, so that equal keys after equal entries are equal steps. See
+        # ``step_key`` for how each kind of operand is spelled; ``step_key.read`` takes it apart again.
         key: list[Any] = [plan.number]
         append = key.append
         epoch = self.epoch
@@ -159,6 +159,8 @@ class Trace:
                     s = a._s
                     if s.trace is not self:
                         raise error_messages.other_device(plan.name, self.device, s.trace.device)
+                    # A value number is true only in the step whose epoch goes with it: a storage that this
+                    # step has not met is an input of it from now on, a view that was written past is read again.
                     v = a._v
                     if v is None:
                         if s.epoch != epoch:
@@ -169,10 +171,14 @@ class Trace:
                     else:
                         append(self.read_view(v, s))
                 elif t is float:
+                    # A number that may change from step to step is an argument of the program. 0 and 1 stay
+                    # constants: compilers simplify with them, and they seldom change.
                     if lift and a != 0.0 and a != 1.0:
                         append(LIFT_FLOAT)
                         self.floats.append(a)
                     else:
+                        # The type comes along, since 1 == 1.0 == True. Text stands for what is not equal to
+                        # itself (nan) or equal to another number (0.0 and -0.0).
                         append(float)
                         append(a if a == a and a != 0.0 else repr(a))
                 elif t is int:
@@ -191,11 +197,12 @@ class Trace:
             if kwargs:
                 self._encode_kwargs(append, kwargs, plan)
             k = tuple(key)
+            # read here, not above: inputs that the operands brought in have moved it on
             cur = self.cur
             entry = cur.then
             if entry is None or entry.key != k:
                 entry = cur.others.get(k) or self._extend(k, plan, args, kwargs or {})
-            self.cur = entry
+            self.cur = entry  # the one store that makes the operation a part of the step
             return entry
         except BaseException:
             # What an operation lifted that is not recorded must not shift the numbers of the next one.
@@ -245,7 +252,7 @@ class Trace:
             return
         first = items[0]
         if type(first) is int and not lift:
-            append(tuple(items))
+            append(tuple(items))  # sizes and dimensions, the most frequent lists: one word
             return
         append(LIST)
         append(len(items))
@@ -328,7 +335,11 @@ class Trace:
                 self.turns.run(s.epoch, reading)
 
     def value_of(self, tensor: XLATensor, plan: Plan | None = None) -> int:
-        """The number of ``tensor``'s current value in this trace."""
+        """The number of ``tensor``'s current value in this step, of which it becomes an input if need be.
+
+        ``plan`` is that of the operator that reads it, for the error (default: a read). Raises RuntimeError
+        for a tensor of another device, and where the value is lost.
+        """
         s = tensor._s
         if s.trace is not self:
             raise error_messages.other_device(
@@ -342,7 +353,10 @@ class Trace:
         return s.vid
 
     def bring(self, s: Storage) -> None:
-        """Make a materialised storage an input of this step."""
+        """Make a materialised storage an input of this step; ``s`` has a value number in it then.
+
+        One that nobody has written to becomes zeros. Raises RuntimeError for a storage whose value is lost.
+        """
         if self.aside is not None:
             self.aside.captures(s)
         elif self.parked and self.turns.meet(s):
@@ -352,6 +366,7 @@ class Trace:
             check_lost(s)
             self._materialise_empty(s)
             return
+        # An input's key is the number of its shape and dtype; keys of operations are tuples.
         key = -s.meta.index
         cur = self.cur
         inputs = self.inputs
@@ -359,7 +374,7 @@ class Trace:
         try:
             entry = cur.then
             if entry is None or entry.key != key:
-                entry = cur.others.get(key) or self._follow(key, None, s.meta.alone)
+                entry = cur.others.get(key) or self._follow(Input(cur, s.meta))
             vid = entry.first
             self.input_vids[vid] = slot
             self.input_storages.append(len(self.touched))
@@ -371,6 +386,7 @@ class Trace:
                 self.input_vids.pop(cur.end, None)
                 del inputs[slot:], self.input_storages[slot:]
             raise
+        # The epoch comes last: until then the storage looks as if no step had met it, which is true enough.
         s.vid = vid
         s.epoch = self.epoch
 
@@ -384,7 +400,10 @@ class Trace:
         s.epoch = self.epoch
 
     def read_view(self, v: View, s: Storage) -> int:
-        """The number of a view's current value, replaying the chain where it is out of date."""
+        """The number of a view's current value, replaying the chain where it is out of date.
+
+        ``s`` is the storage that ``v`` looks at. What is replayed is recorded, as operations of this step.
+        """
         if v.epoch == self.epoch and v.version == s.version:
             return v.vid
         if self.parked:
@@ -415,21 +434,20 @@ class Trace:
         self.cur = entry
         return entry
 
-    def _grow(self, key: Any, plan: Plan | None, metas: tuple[TensorMeta, ...]) -> Entry:
+    def _grow(self, key: Any, plan: Plan, metas: tuple[TensorMeta, ...]) -> Entry:
         """Go on to an operation that never followed here, whose results are known."""
-        entry = self.cur = self._follow(key, plan, metas)
+        cur = self.cur
+        entry = self.cur = self._follow(Operation(cur, key, plan, metas, cur.floats, cur.ints))
         return entry
 
-    def _follow(self, key: Any, plan: Plan | None, metas: tuple[TensorMeta, ...]) -> Entry:
-        """A new entry after the current one."""
-        cur = self.cur
-        entry = Entry(cur, key, plan, metas, cur.floats, cur.ints)
-        cur.add(entry)
+    def _follow(self, entry: Entry) -> Entry:
+        """``entry``, made to follow the current one, in the tree."""
+        self.cur.add(entry)
         self.entries += 1
         return entry
 
     def assign(self, s: Storage, vid: int) -> None:
-        """Make value ``vid`` the storage's whole value."""
+        """Make value ``vid`` of this step the storage's whole value."""
         s.version += (
             1  # before the value: what views know may be out of date too early, never too late
         )
@@ -444,12 +462,17 @@ class Trace:
             indivisible.do(changed)
 
     def write(self, tensor: XLATensor, vid: int) -> None:
-        """Make value ``vid`` what ``tensor`` shows, through its views to the storage."""
+        """Make value ``vid`` of this step what ``tensor`` shows, through its views to the storage.
+
+        Raises RuntimeError, PyTorch's own, where one element of the storage would be written more than once.
+        """
         s = tensor._s
         v = tensor._v
         if v is None:
             self.assign(s, vid)
             return
+        # From the tensor's own view towards the storage: what a view shows is put into its base, and that is
+        # what the base shows. At the end each view of the chain knows its new value, and needs no replay.
         shown: list[tuple[View, int]] = []
         while v is not None:
             parent = v.parent
@@ -476,20 +499,27 @@ class Trace:
         One element of each may be left (``x.expand(3, 4)[0]``), which only the strides tell.
         Raises RuntimeError where PyTorch does: a stride of 0 is left.
         """
-        s = tensor._s
-        assert tensor._v is not None
-        meta = tensor._v.meta
+        s, v = tensor._s, tensor._v
+        assert v is not None
+        meta = v.meta
         if not meta.numel:
             return  # nothing is written, so nothing twice
-        stride, offset = strides(s.meta, tensor._v)
-        if any(size > 1 and step == 0 for size, step in zip(meta.shape, stride, strict=True)):
+        place = geometry(s, v, same_values=True)
+        if any(size > 1 and step == 0 for size, step in zip(meta.shape, place.stride, strict=True)):
             raise RuntimeError(error_messages.MSG_OVERLAP)
-        base = self._storage_value(s)
-        put = known_plan(AS_STRIDED).put_plan(meta, s.meta)
-        assert put is not None
-        key = (put.number, base, vid, meta.shape, stride, int, offset)
-        entry = self._known(key) or self._grow(key, put, s.meta.alone)
-        self.assign(s, entry.first)
+        views = chain(v)
+        # the last view shows other values than lie there: what is written is turned into those first
+        turned = place.skipped == len(views)
+        under = self.whole(s)
+        under._v = v.parent if turned else views[place.skipped - 1] if place.skipped else None
+        base_meta = under._v.meta if under._v is not None else s.meta
+        put = (v.plan if turned else known_plan(AS_STRIDED)).put_plan(meta, base_meta)
+        if put is None:  # an expanded tensor where nothing is left to repeat
+            raise RuntimeError(error_messages.MSG_OVERLAP)
+        window = v.tail if turned else (meta.shape, place.stride, int, place.offset)
+        key = (put.number, self.value_of(under), vid, *window)
+        entry = self._known(key) or self._grow(key, put, base_meta.alone)
+        self.write(under, entry.first)
 
     def _storage_value(self, s: Storage) -> int:
         if s.epoch != self.epoch:
@@ -533,7 +563,7 @@ class Trace:
         """Add an operation that never followed the current entry before."""
         cur = self.cur
         metas = plan.infer(args, kwargs)
-        entry = Entry(cur, key, plan, metas, len(self.floats), len(self.ints))
+        entry = Operation(cur, key, plan, metas, len(self.floats), len(self.ints))
         entry.line = source_location.recording_line()
         cur.add(entry)
         self.entries += 1

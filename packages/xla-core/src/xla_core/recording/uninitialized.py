@@ -2,10 +2,14 @@
 
 ``module.to("xla")`` copies each into a new tensor, and would make of it one that has no elements and
 is initialized. What is made here stays uninitialized, with the dtype and the device that it will have.
+``nn.LazyLinear(3, device="xla")`` makes them there at once: torch would make its own class of what is an
+``XLATensor`` already, which it refuses.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any, Final
 
 import torch
@@ -51,9 +55,9 @@ class _Uninitialized:
         return kind, (self.requires_grad,)
 
     def _like(self: Any, requires_grad: bool) -> Any:
-        made: Any = torch.empty(0, dtype=self.data.dtype, device=self.data.device)
-        made.__class__ = type(self)
-        return made.requires_grad_(requires_grad)
+        copied: Any = torch.empty(0, dtype=self.data.dtype, device=self.data.device)
+        copied.__class__ = type(self)
+        return copied.requires_grad_(requires_grad)
 
 
 class UninitializedXLAParameter(  # type: ignore[misc]
@@ -86,3 +90,39 @@ def check_staying(source: torch.Tensor, target: Any) -> None:
     """
     if is_lazy(source):
         raise RuntimeError(MSG_LEAVING.format(device=source.data.device, target=target))
+
+
+def install() -> None:
+    """Let torch's two classes make uninitialized tensors on ``xla`` devices, too; once."""
+    for kind, own in _OWN.items():
+        if not hasattr(kind.__new__, "__wrapped__"):
+            kind.__new__ = _making(kind, own)
+
+
+_OWN: Final[dict[Any, Any]] = {
+    UninitializedParameter: UninitializedXLAParameter,
+    UninitializedBuffer: UninitializedXLABuffer,
+}
+
+
+def _making(kind: Any, own: Any) -> Any:
+    former = kind.__new__
+    signature = inspect.signature(former)
+
+    @functools.wraps(former)
+    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(cls, *args, **kwargs)
+        given.apply_defaults()
+        asked = given.arguments
+        made: Any = torch.empty(0, device=asked["device"], dtype=asked["dtype"])
+        if cls is not kind or not isinstance(made, XLATensor):
+            return former(cls, *args, **kwargs)
+        made.__class__ = own
+        if kind is UninitializedParameter:
+            made._is_param = True
+        else:
+            made._is_buffer = True
+            made.persistent = asked.get("persistent", True)
+        return made.requires_grad_(asked["requires_grad"])
+
+    return make

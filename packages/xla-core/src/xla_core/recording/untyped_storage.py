@@ -12,13 +12,11 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.recording.storage import Storage, View, chain, strides
+from xla_core.recording.geometry import geometry
+from xla_core.recording.storage import Storage, View
 
 # id() of a storage is unique while it lives; each gets room for 2**48 bytes.
 _ROOM: Final = 48
-
-# Of so many ways to look at a tensor it is kept whether they are dense.
-_MANY: Final = 10_000
 
 MSG_NO_MEMORY: Final = (
     "the storage of a tensor on {device} has no memory that can be {what}; "
@@ -81,30 +79,20 @@ def address(s: Storage, v: View | None) -> int:
     if v is None:
         return base
     try:
-        offset = strides(s.meta, v)[1]
-    except RuntimeError:  # a view that no strides describe
+        found = geometry(s, v)
+    except RuntimeError:  # parts of a conjugate
         return base
-    return base + offset * s.meta.dtype.itemsize
-
-
-_dense: dict[Any, bool] = {}
+    # of what the CPU copies, the address is as good as any
+    return base if found.skipped else base + found.offset * v.meta.dtype.itemsize
 
 
 def is_dense(s: Storage, v: View) -> bool:
     """Whether ``v`` shows elements that follow each other in a contiguous storage, in their order."""
-    key = (s.meta, *[(one.plan.number, *one.tail) for one in chain(v)])
-    found = _dense.get(key)
-    if found is None:
-        if len(_dense) >= _MANY:
-            _dense.clear()
-        found = _dense[key] = _is_dense(s, v)
-    return found
-
-
-def _is_dense(s: Storage, v: View) -> bool:
     try:
-        stride = strides(s.meta, v)[0]
-    except RuntimeError:  # a view that no strides describe
+        found = geometry(s, v)
+    except RuntimeError:  # parts of a conjugate
         return False
-    shape = v.meta.shape
-    return torch.empty_strided(shape, stride, dtype=v.meta.dtype, device="meta").is_contiguous()
+    if found.skipped:
+        return False
+    shown = torch.empty_strided(v.meta.shape, found.stride, dtype=v.meta.dtype, device="meta")
+    return shown.is_contiguous()

@@ -72,15 +72,15 @@ def set_handler(overload: Any, handler: Handler) -> None:
 
 def handler_of(overload: Any) -> Handler:
     """The function that carries out ``overload`` on ``xla`` tensors."""
-    found = handlers.get(id(overload))
-    if found is None:
-        found = _plain.get(id(overload))
-        if found is None:
-            found = _plain[id(overload)] = _make_handler(overload)
+    handler = handlers.get(id(overload))
+    if handler is None:
+        handler = _plain.get(id(overload))
+        if handler is None:
+            handler = _plain[id(overload)] = _make_handler(overload)
         if _wrap is not None:
-            found = _wrap(found)
-        handlers[id(overload)] = found
-    return found
+            handler = _wrap(handler)
+        handlers[id(overload)] = handler
+    return handler
 
 
 def through_wrapper(handler: Handler) -> Handler:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from xla_core.support import indivisible
+
 _MARK: Final = "saving"
 
 
@@ -29,19 +31,20 @@ def replacing(path: Path) -> Iterator[Path]:
         yield path  # a device or a pipe is written to: a file in its place would be the end of it
         return
     _remove_leftovers(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path))
-    temporary = Path(name)
+    # an object that closes its file when it is dropped, should an exception come before the line that does
+    made = tempfile.NamedTemporaryFile(dir=path.parent, prefix=_prefix(path), delete=False)  # noqa: SIM115
+    temporary = Path(made.name)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # says that the file's writer is alive
+        fcntl.flock(made, fcntl.LOCK_EX)  # says that the file's writer is alive
         yield temporary
-        os.fsync(handle)
+        os.fsync(made)
         temporary.chmod(_mode(path))
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     finally:
-        os.close(handle)
+        made.close()
     _sync_folder(path.parent)
 
 
@@ -57,9 +60,10 @@ def _mode(path: Path) -> int:
     """The permissions of the file that is replaced, or those that ``open`` would give."""
     if path.exists():
         return path.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
+    masks: list[int] = []
+    # asking sets it: it is set back before any exception can come
+    indivisible.do(map(masks.append, map(os.umask, (0,))), map(os.umask, masks))
+    return 0o666 & ~masks[0]
 
 
 def _remove_leftovers(path: Path) -> None:
@@ -70,9 +74,10 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # some file systems refuse to sync a folder
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    handles: list[int] = []
+    opened = map(handles.append, map(os.open, (folder,), (os.O_RDONLY,)))
+    try:
+        # as a whole, so that no exception comes while it is open
+        indivisible.do(opened, map(os.fsync, handles), map(os.close, handles))
+    except OSError:  # some file systems refuse to sync a folder
+        indivisible.do(map(os.close, handles))

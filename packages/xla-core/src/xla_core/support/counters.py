@@ -11,20 +11,36 @@ from typing import Any, Final, NamedTuple
 
 from xla_core.support import flags
 
+__all__ = [
+    "CREATED",
+    "Cleared",
+    "Metric",
+    "RUNTIME_NAMES",
+    "SCALAR_READ",
+    "Sample",
+    "Standing",
+    "Tally",
+    "all_counters",
+    "all_metrics",
+    "before_looking",
+    "clear",
+    "clear_counters",
+    "clear_metrics",
+    "counter_text",
+    "follow",
+    "increment",
+    "lock",
+    "metric_text",
+    "percentile_labels",
+    "percentile_positions",
+    "render_bytes",
+    "render_number",
+    "render_time",
+    "report",
+    "sample",
+]
 
-def _fractions(text: str) -> tuple[float, ...]:
-    return tuple(sorted(float(part) for part in text.split(":")))
 
-
-SAMPLES: Final = flags.Flag(
-    "XLA_METRICS_SAMPLES", int, 1024, "samples that each metric keeps for its percentiles"
-)
-PERCENTILES: Final[flags.Flag[tuple[float, ...]]] = flags.Flag(
-    "XLA_METRICS_PERCENTILES",
-    _fractions,
-    (0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99),
-    "the percentiles that reports show, as fractions: 0.5:0.9",
-)
 # torch_xla's report is two lists, its tracing layer's and then its runtime's; these are the latter.
 RUNTIME_NAMES: Final = frozenset({
     "CompileTime", "ExecuteTime", "ExecuteReplicatedTime", "InboundData", "OutboundData",
@@ -55,7 +71,7 @@ Sample = tuple[float, float]
 
 
 class Metric:
-    """Samples of one quantity: all are counted and summed, the last ``SAMPLES`` are kept."""
+    """Samples of one quantity: all are counted and summed, the last ``XLA_METRICS_SAMPLES`` are kept."""
 
     __slots__ = ("name", "render", "total", "accumulator", "samples")
 
@@ -64,7 +80,9 @@ class Metric:
         self.render = render
         self.total = 0
         self.accumulator = 0.0
-        self.samples: collections.deque[Sample] = collections.deque(maxlen=SAMPLES.get())
+        self.samples: collections.deque[Sample] = collections.deque(
+            maxlen=flags.METRICS_SAMPLES.get()
+        )
 
     def add(self, sample: Sample) -> None:
         """Take one sample."""
@@ -311,9 +329,9 @@ def metric_text(
 
 def percentile_positions(count: int) -> tuple[int, ...]:
     """Where the percentiles that reports show stand among ``count`` sorted samples."""
-    return tuple(min(int(p * count), count - 1) for p in PERCENTILES.get())
+    return tuple(min(int(p * count), count - 1) for p in flags.METRICS_PERCENTILES.get())
 
 
 def percentile_labels() -> tuple[str, ...]:
     """``1%``, ``5%``, ...: what stands before the values in the report's lines of percentiles."""
-    return tuple(f"{p * 100:g}%" for p in PERCENTILES.get())
+    return tuple(f"{p * 100:g}%" for p in flags.METRICS_PERCENTILES.get())

@@ -12,6 +12,12 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+__all__ = [
+    "do",
+    "storing",
+    "storing_each",
+]
+
 
 def do(*work: Iterable[Any]) -> None:
     """Exhaust the iterators one after the other; what one raises ends it, and is raised."""

@@ -9,6 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+__all__ = [
+    "bytes_field",
+    "number_field",
+    "read_fields",
+    "read_message",
+    "read_numbers",
+]
+
 _VARINT: Final = 0
 _FIXED64: Final = 1
 _BYTES: Final = 2

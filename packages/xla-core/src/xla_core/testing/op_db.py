@@ -6,6 +6,7 @@ The database (``torch.testing._internal``) lists nearly every operator with samp
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -18,6 +19,7 @@ from xla_core.testing.against_cpu import (
     assert_as_accurate,
     attempt,
     copy_to,
+    forget_pending,
     gradients,
     leaves,
 )
@@ -191,3 +193,23 @@ def assert_gradients_agree(op: OpInfo, sample: SampleInput, expected: Any, got: 
         return
     wide = lambda: gradients_of(op, widened(sample, torch.float32), "cpu").value  # noqa: E731
     assert_as_accurate(got, expected, wide)
+
+
+def errors_compared(op: OpInfo) -> tuple[int, str]:
+    """How many of the calls that the database expects to fail the CPU refuses, and what ``xla`` does else.
+
+    The text is empty if ``xla`` refuses each of them while it is recorded, with an exception of the CPU's type.
+    """
+    refused = 0
+    for case in op.error_inputs("cpu"):
+        sample = case.sample_input
+        expected = attempt(partial(call, op, sample, "cpu")).error
+        if expected is None:
+            continue  # wrong on another device than the CPU
+        refused += 1
+        got = attempt(partial(call, op, sample, "xla")).error
+        forget_pending()
+        if not isinstance(got, type(expected)):
+            told = "no error" if got is None else repr(got)
+            return refused, f"{sample}: {told}; the CPU: {expected!r}"
+    return refused, ""

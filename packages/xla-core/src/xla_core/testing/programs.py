@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from xla_core.contract.device_protocol import ArraySpec, DeviceClient, Placement, Program
-from xla_core.jax_bridge import jax_private
+from xla_core.extension_api import lowering
 
 
 def spec(array: np.ndarray, sharding: str | None = None) -> ArraySpec:
@@ -34,7 +34,7 @@ def make_program(
         structs = [jax.ShapeDtypeStruct(i.shape, i.dtype) for i in inputs]
         results = jax.tree.leaves(jax.eval_shape(function, *structs))
     local = client.local_devices()
-    stablehlo = jax_private.lower(
+    stablehlo = lowering.lower_function(
         function,
         inputs,
         aliases,

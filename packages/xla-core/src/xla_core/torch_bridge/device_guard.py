@@ -4,7 +4,8 @@ A PyTorch build without torch_xla has no guard for device type XLA, so the first
 in "PyTorch is not linked with support for xla devices". libc10 exports what is needed to
 add one: ``c10::impl::registerDeviceGuard`` and the registry of guards. The guard made here is a
 copy of the Meta device's, with the methods replaced that say which device is current and how many
-there are. This module imports nothing but ctypes and torch, because it runs at ``import torch``.
+there are. This module imports nothing but ctypes, torch and the declared environment variables, because it
+runs at ``import torch``.
 
 Private layout touched (seen in torch 2.11 to 2.15): the virtual method table of
 ``c10::impl::DeviceGuardImplInterface``, whose order is read from the header that torch ships and
@@ -14,7 +15,6 @@ verified by calling the Meta guard through it.
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import sys
 import threading
@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+
+from xla_core.support import flags
 
 XLA_DEVICE_TYPE: Final = 9  # c10::DeviceType::XLA, c10/core/DeviceType.h (torch 2.11 to 2.15)
 _META_DEVICE_TYPE: Final = 14  # c10::DeviceType::Meta, same header
@@ -77,7 +79,7 @@ def _device_count() -> int:
     known = _state["count"]
     if known is not None:
         return min(known, 127)
-    text = os.environ.get("CPU_NUM_DEVICES", "")
+    text = flags.CPU_NUM_DEVICES.text()
     return max(8, min(int(text), 127)) if text.isdigit() else 8
 
 

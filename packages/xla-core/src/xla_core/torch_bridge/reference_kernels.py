@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 @functools.cache
 def call_directly() -> None:
@@ -28,6 +30,23 @@ def call_directly() -> None:
                 called.__dict__["__dynamo_disable"] = _Direct(outer, called)
         waiting += inside - found
         found |= inside
+
+
+def in_cpp(overload: Any) -> Callable[..., Any]:
+    """What C++ defines an operator by, where PyTorch also has a definition in Python that does more."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd  # torch 2.13
+    return functools.partial(overload._op_dk, key)  # torch 2.13
+
+
+_libraries: list[torch.library.Library] = []  # a library's registrations end with the object
+
+
+@functools.cache
+def keep_whole(overload: Any) -> None:
+    """Let an operator that C++ defines by others arrive at ``__torch_dispatch__`` itself, from now on."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl(overload, in_cpp(overload), "XLA")  # torch 2.13: then autograd leaves it alone
+    _libraries.append(library)
 
 
 def _functions_in(outer: Any) -> set[Any]:

@@ -19,6 +19,8 @@ import torch
 from torch import _tensor_str
 from torch.utils import _foreach_utils, _python_dispatch
 
+from xla_core.support.once import Once
+
 disabled_torch_function = torch._C._disabled_torch_function_impl  # torch 2.13
 
 # Makes a tensor without memory whose device and dispatch keys are real (torch 2.13).
@@ -189,7 +191,7 @@ def _reshaping_out() -> list[Any]:
 _AUTOCAST: Final = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("AutocastXLA"))
 
 
-_autocast: list[bool] = []
+_autocast: Final = Once()
 
 
 def without_autocast() -> Any:
@@ -199,9 +201,8 @@ def without_autocast() -> Any:
 
 def register_autocast(kernels: Mapping[Any, Callable[..., Any]]) -> None:
     """Call ``kernels[overload]`` for these operators while autocast is on, and leave the others alone."""
-    if _autocast:
+    if not _autocast.begin():
         return
-    _autocast.append(True)
     library = torch.library.Library("_", "IMPL")
     library.fallback(torch.library.fallthrough_kernel, "AutocastXLA")
     casts = torch.library.Library("aten", "IMPL")
@@ -210,14 +211,13 @@ def register_autocast(kernels: Mapping[Any, Callable[..., Any]]) -> None:
     _libraries.extend((library, casts))
 
 
-_seeded: list[bool] = []
+_seeded: Final = Once()
 
 
 def seed_with_torch(seed_all: Callable[[int], None]) -> None:
     """Let ``torch.manual_seed`` and ``torch.seed`` call ``seed_all(seed)`` too."""
-    if _seeded:
+    if not _seeded.begin():
         return
-    _seeded.append(True)
     # torch 2.13: the last of the functions with which they seed the devices that torch knows
     seed_custom = torch.random._seed_custom_device
 
@@ -332,26 +332,26 @@ def asked_by_fake_tensors() -> bool:
 # -- torch.compile ----------------------------------------------------------------------------------
 
 
-_waiting_for_dynamo: list[bool] = []
+_waiting_for_dynamo: dict[Callable[[], None], None] = {}
 
 
 def when_dynamo_is_used(prepare: Callable[[], None]) -> None:
-    """Call ``prepare()`` before Dynamo first looks at anything: now, or at the first ``torch.compile``.
-
-    Importing Dynamo takes a second or two, which programs without ``torch.compile`` need not spend.
-    """
+    """Call ``prepare()`` before Dynamo looks at anything: now, or at the first ``torch.compile``."""
+    # importing Dynamo takes a second or two, which programs without torch.compile need not spend
     if "torch._dynamo" in sys.modules:
         prepare()
         return
-    if _waiting_for_dynamo:
+    first = not _waiting_for_dynamo
+    _waiting_for_dynamo[prepare] = None
+    if not first:
         return
-    _waiting_for_dynamo.append(True)
     original = torch.compile
 
     @functools.wraps(original)
     def compile(*args: Any, **kwargs: Any) -> Any:
         torch.compile = original
-        prepare()
+        for one in _waiting_for_dynamo:
+            one()
         return original(*args, **kwargs)
 
     torch.compile = compile

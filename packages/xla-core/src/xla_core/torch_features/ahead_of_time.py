@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xla_core.contract.device_protocol import capabilities_of
 from xla_core.execution import runtime
+from xla_core.support import flags
 
 
 def use_topology(name: str, *, reads: str = "error", device_type: str = "TPU") -> None:
@@ -14,7 +15,7 @@ def use_topology(name: str, *, reads: str = "error", device_type: str = "TPU") -
     the first ``xla`` tensor; what the topology may be is the plugin's of ``device_type``. Raises
     RuntimeError when a client runs already.
     """
-    runtime.set_options({"XLA_AOT_TOPOLOGY": name, "XLA_AOT_READS": reads})
+    runtime.set_options({flags.AOT_TOPOLOGY.name: name, flags.AOT_READS.name: reads})
     runtime.set_device_type(device_type)
 
 

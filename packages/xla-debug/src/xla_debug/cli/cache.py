@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xla_core.compilation import disk_cache
-from xla_core.compilation.disk_cache import CacheEntry
+from xla_core.extension_api import programs
+from xla_core.extension_api.programs import CacheEntry
 from xla_core.support import counters
 
 _DAY: Final = 86_400.0
@@ -52,7 +52,7 @@ def _size(text: str) -> int:
 def _entries(path: Path) -> list[CacheEntry]:
     if not path.is_dir():
         raise SystemExit(f"{path} is not a folder; name the one in XLA_PERSISTENT_CACHE_PATH")
-    return sorted(disk_cache.entries(path), key=lambda e: -e.used)
+    return sorted(programs.cache_entries(path), key=lambda e: -e.used)
 
 
 def ls(chosen: argparse.Namespace) -> int:

@@ -18,10 +18,8 @@ from packaging.requirements import Requirement
 from rich.console import Console
 from rich.text import Text
 
-from xla_core.compilation import disk_cache
-from xla_core.compilation.disk_cache import CacheRefusedError, PersistentCache
-from xla_core.execution import runtime
-from xla_core.plugins import discovery
+from xla_core.extension_api import plugins, runtime
+from xla_core.extension_api.programs import CacheRefusedError, PersistentCache
 from xla_core.support import flags
 
 OURS: Final = ("xla-core", "xla-pjrt-cpu", "xla-pjrt-tpu", "xla-dist", "xla-spmd", "xla-debug")
@@ -155,18 +153,18 @@ def _asked_for(name: str, extra: str = "") -> Iterator[Requirement]:
 
 
 def _plugins() -> Iterator[Check]:
-    names = discovery.installed_devices()
+    names = plugins.installed_devices()
     real = [n for n in names if n != "NULL"]
     mend = "" if real else "pip install xla-pjrt-cpu (or xla-pjrt-tpu)"
     yield Check("devices installed", ", ".join(names) or "none", mend)
     for name in real:
         try:
-            discovery.load_factory(name)
-        except discovery.PluginError as error:
+            plugins.load_factory(name)
+        except plugins.PluginError as error:
             yield Check(f"device plugin {name}", "broken", str(error))
     try:
-        found = [str(source) for source, _ in discovery.load_extensions().list_name_plugin()]
-    except discovery.PluginError as error:
+        found = [str(source) for source, _ in plugins.load_extensions().list_name_plugin()]
+    except plugins.PluginError as error:
         yield Check("extensions", "broken", str(error))
     else:
         yield Check("extensions", ", ".join(found) or "none")
@@ -174,13 +172,13 @@ def _plugins() -> Iterator[Check]:
 
 def _variables() -> Iterator[Check]:
     for name, flag in sorted(flags.FLAGS.items()):
-        if name in os.environ:
+        if name in os.environ:  # set to nothing, too
             try:
                 flag.get()
             except ValueError as error:
-                yield Check(name, repr(os.environ[name]), str(error))
+                yield Check(name, repr(flag.text()), str(error))
             else:
-                yield Check(name, f"{os.environ[name]!r}: {flag.meaning}")
+                yield Check(name, f"{flag.text()!r}: {flag.meaning}")
 
 
 def _misspelt() -> Iterator[Check]:
@@ -192,7 +190,7 @@ def _misspelt() -> Iterator[Check]:
 
 
 def _cache() -> Check:
-    path = os.environ.get(disk_cache.PATH_VARIABLE, "")
+    path = flags.CACHE_PATH.get()
     if not path:
         return Check("persistent cache", "not in use (XLA_PERSISTENT_CACHE_PATH is not set)")
     if not os.path.isdir(path):  # noqa: PTH112 - the text of an environment variable

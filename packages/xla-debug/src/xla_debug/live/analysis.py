@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from xla_core.api import program_report, xla_model
-from xla_core.execution import run_step, runtime
-from xla_core.recording.source_location import Frame
-from xla_core.support import counters
+from xla_core.contract import events
+from xla_core.extension_api import programs, runtime
+from xla_core.extension_api.source_location import Frame
+from xla_core.extension_api.steps import inputs_of, wanted
+from xla_core.support import caches, counters
 from xla_debug import recompile, settings
 from xla_debug.stacks import stack_frames, sync_causes
 from xla_debug.steps import graphs
@@ -34,8 +35,10 @@ _TOO_OFTEN: Final = 0.5
 _STEPS_FOR_COMPILES: Final = 10
 _TOO_SLOW: Final = {"CompileTime": 300e9, "ExecuteTime": 30e9}
 
-_digests: dict[str, str] = {}
-_fallbacks: Counter[tuple[str, tuple[Frame, ...]]] = Counter()
+_digests: caches.Bounded[str, str] = caches.Bounded("digests of programs")
+_fallbacks: caches.Bounded[tuple[str, tuple[Frame, ...]], int] = caches.Bounded(
+    "places of fallbacks"
+)
 _told_slow: dict[str, float] = {}
 
 
@@ -73,7 +76,7 @@ def _emit(text: str) -> None:
 
 
 def _heard() -> bool:
-    return not runtime.started() or xla_model.is_master_ordinal(local=True)
+    return not runtime.started() or runtime.is_master_ordinal(local=True)
 
 
 def _graph_lines(title: str, trace: Any, digest: str, inputs: int, outputs: int) -> list[str]:
@@ -101,25 +104,23 @@ def on_evicted(program: Any) -> None:
     _digests.pop(program.name, None)
 
 
-def on_missing(details: dict[str, Any]) -> None:
+def on_missing(event: events.ProgramMissing) -> None:
     """A program is going to be compiled."""
-    entries = details["entries"]
-    _digests[details["name"]] = details["digest"]
-    if settings.level() < 1 or details["trace"].one_by_one or not _heard():
+    entries = event.entries
+    _digests.keep(event.name, event.digest)
+    if settings.level() < 1 or event.trace.one_by_one or not _heard():
         return
     last = entries[-1]
-    inputs = sum(e.plan is None for e in entries) + bool(last.floats) + bool(last.ints)
-    lines = _graph_lines(
-        "Compilation Cause", details["trace"], details["digest"], inputs, len(details["outputs"])
-    )
+    inputs = len(inputs_of(entries)) + bool(last.floats) + bool(last.ints)
+    lines = _graph_lines("Compilation Cause", event.trace, event.digest, inputs, len(event.outputs))
     write(lines, COMPILATION)
 
 
-def on_compiled(details: dict[str, Any]) -> None:
+def on_compiled(event: events.ProgramCompiled) -> None:
     """A program was compiled: how large it is, and in what it differs from the ones before."""
-    if settings.level() < 1 or details["trace"].one_by_one or not _heard():
+    if settings.level() < 1 or event.trace.one_by_one or not _heard():
         return
-    program = details["program"]
+    program = event.program
     sizes = program.executable.memory_analysis()
     lowered = program.program  # None: it runs in stages
     said = program.name.encode() if lowered is None else lowered.stablehlo
@@ -138,14 +139,14 @@ def on_compiled(details: dict[str, Any]) -> None:
         _emit("\n" + "".join(f"{WHY}{line}\n" for line in explained[-1].report().split("\n")))
 
 
-def on_executed(details: dict[str, Any]) -> None:
+def on_executed(event: events.ProgramExecuted) -> None:
     """A program runs."""
-    if settings.level() < 2 or details["trace"].one_by_one or not _heard():
+    if settings.level() < 2 or event.trace.one_by_one or not _heard():
         return
-    program = details["program"]
+    program = event.program
     lines = _graph_lines(
         "Execution Cause",
-        details["trace"],
+        event.trace,
         digest_of(program.name),
         len(program.inputs),
         len(program.output_index),
@@ -153,25 +154,26 @@ def on_executed(details: dict[str, Any]) -> None:
     write(lines, EXECUTION)
 
 
-def on_refused(details: dict[str, Any]) -> None:
+def on_refused(event: events.ExecutionRefused) -> None:
     """Something would run inside a function compiled with ``full_graph=True``: always reported."""
-    trace = details["trace"]
+    trace = event.trace
     if not getattr(trace.region, "full_graph", False) or not _heard():
         return
-    entries, outputs = trace.cur.path(), tuple(run_step.wanted(trace)[2])
+    entries, outputs = trace.cur.path(), tuple(wanted(trace)[2])
     text = graphs.graph_as_text(entries, outputs, lines=False)
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-    inputs = sum(e.plan is None for e in entries)
+    inputs = len(inputs_of(entries))
     write(_graph_lines("Execution Cause", trace, digest, inputs, len(outputs)), UNEXPECTED)
 
 
-def on_fallback(details: dict[str, Any]) -> None:
+def on_fallback(event: events.Fallback) -> None:
     """An operator runs on the CPU: remember from where, for the report at exit."""
     frames = stack_frames.user_frames(sys._getframe(1), limit=settings.MAX_FRAME.get())
-    _fallbacks[details["operator"], frames] += 1
+    key = event.operator, frames
+    _fallbacks.keep(key, _fallbacks.get(key, 0) + 1)
 
 
-def on_step(_details: dict[str, Any]) -> None:
+def on_step(_event: events.StepMarked) -> None:
     """A step ended: say which habits slow the loop down."""
     if settings.level() >= 100 and _heard():
         for line in habits():
@@ -196,7 +198,7 @@ def habits() -> list[str]:
             _told_slow[name] = longest
             took = counters.render_time(longest)
             found.append(f"{name} too slow: longest instance took {took}. {_SLOW_ADVICE[name]}")
-    missing = list(program_report.fallback_counts())
+    missing = list(programs.fallback_counts())
     if missing:
         found.append(
             f"Op(s) not lowered: {', '.join(missing)},  Please open a GitHub issue with the above op "

@@ -3,97 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from xla_core.contract import events
+from xla_core.contract.events import subscribe
 from xla_debug import recompile, settings
 from xla_debug.live import analysis, metrics_file, saved_graphs
 
-Handler = Callable[[dict[str, Any]], None]
-
-_handlers: dict[str, list[Handler]] = {}
+Made = events.ProgramCompiled | events.ProgramLoaded
 
 
-def add(event: str, handler: Handler) -> Callable[[], None]:
-    """Call ``handler(details)`` for every ``event``; returns a function that ends it."""
-    _handlers.setdefault(event, []).append(handler)
-
-    def remove() -> None:
-        if handler in _handlers[event]:
-            _handlers[event].remove(handler)
-
-    return remove
-
-
-def dispatch(event: str, details: dict[str, Any]) -> None:
-    """The one listener that the core knows."""
-    handlers = _handlers.get(event)
-    if handlers:
-        for handler in tuple(handlers):
-            handler(details)
-
-
-def _missing(details: dict[str, Any]) -> None:
-    if details[
-        "trace"
-    ].one_by_one:  # eager mode and op-by-op: each operator is meant to be a program
+def _missing(event: events.ProgramMissing) -> None:
+    if event.trace.one_by_one:  # eager mode and op-by-op: each operator is meant to be a program
         return
-    recompile.on_missing(details["trace"], details["name"], details["entries"], details["outputs"])
+    recompile.on_missing(event.trace, event.name, event.entries, event.outputs)
 
 
-def _made(details: dict[str, Any]) -> None:
-    if details["trace"].one_by_one:
+def _made(event: Made) -> None:
+    if event.trace.one_by_one:
         return
-    recompile.on_made(details["trace"], details["program"])
+    recompile.on_made(event.trace, event.program)
 
 
-def _executed(details: dict[str, Any]) -> None:
-    if details["trace"].one_by_one:
+def _executed(event: events.ProgramExecuted) -> None:
+    if event.trace.one_by_one:
         return
-    recompile.on_executed(details["trace"], details["program"])
+    recompile.on_executed(event.trace, event.program)
 
 
-def _step_marked(details: dict[str, Any]) -> None:
-    recompile.on_step_marked(details["device"].index)
+def _step_marked(event: events.StepMarked) -> None:
+    recompile.on_step_marked(event.device.index)
 
 
-def _evicted(details: dict[str, Any]) -> None:
-    recompile.on_evicted(details["program"])
-    analysis.on_evicted(details["program"])
+def _evicted(event: events.ProgramEvicted) -> None:
+    recompile.on_evicted(event.program)
+    analysis.on_evicted(event.program)
 
 
-def _forgotten(details: dict[str, Any]) -> None:
-    recompile.on_forgotten(details["trace"])
+def _forgotten(event: events.StepsForgotten) -> None:
+    recompile.on_forgotten(event.trace)
 
 
-_started: list[bool] = []
+_undo: list[Callable[[], None]] = []
 
 
 def start() -> None:
-    """Begin with the causes of compilations, and with what the environment asks for."""
-    if _started:
+    """Begin with the causes of compilations, and with what the environment asks for; once."""
+    if _undo:
         return
-    _started.append(True)
-    add("program_missing", _missing)
-    add("program_compiled", _made)
-    add("program_loaded", _made)
-    add("program_executed", _executed)
-    add("step_marked", _step_marked)
-    add("program_evicted", _evicted)
-    add("steps_forgotten", _forgotten)
-    add("program_missing", analysis.on_missing)
-    add("execution_refused", analysis.on_refused)
+    _listen(events.ProgramMissing, _missing)
+    _listen(events.ProgramCompiled, _made)
+    _listen(events.ProgramLoaded, _made)
+    _listen(events.ProgramExecuted, _executed)
+    _listen(events.StepMarked, _step_marked)
+    _listen(events.ProgramEvicted, _evicted)
+    _listen(events.StepsForgotten, _forgotten)
+    _listen(events.ProgramMissing, analysis.on_missing)
+    _listen(events.ExecutionRefused, analysis.on_refused)
     if settings.level():
         _start_reports()
     if settings.SAVE_TENSORS_FILE.get():
-        add("program_executed", saved_graphs.on_executed)
+        _listen(events.ProgramExecuted, saved_graphs.on_executed)
     if settings.METRICS_FILE.get():
-        add("step_marked", metrics_file.on_step)
+        _listen(events.StepMarked, metrics_file.on_step)
 
 
 def _start_reports() -> None:
-    add("program_compiled", analysis.on_compiled)
-    add("program_executed", analysis.on_executed)
+    _listen(events.ProgramCompiled, analysis.on_compiled)
+    _listen(events.ProgramExecuted, analysis.on_executed)
     if settings.level() >= 100:
-        add("step_marked", analysis.on_step)
-        add("fallback", analysis.on_fallback)
+        _listen(events.StepMarked, analysis.on_step)
+        _listen(events.Fallback, analysis.on_fallback)
         analysis.report_at_exit()
+
+
+def _listen(kind: type[events.E], listener: Callable[[events.E], None]) -> None:
+    _undo.append(subscribe(kind, listener))
+
+
+def stop() -> None:
+    """End what ``start`` began."""
+    while _undo:
+        _undo.pop()()

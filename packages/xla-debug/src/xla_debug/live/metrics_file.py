@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from xla_core.api import xla_model
-from xla_core.execution import runtime
+from xla_core.contract import events
+from xla_core.extension_api import runtime
 from xla_core.support import counters
 from xla_debug import settings
 
@@ -275,8 +275,8 @@ class MetricsFile:
 
 def path_of_process(path: str) -> Path:
     """The file of this process: with several, its ordinal is appended to the name."""
-    if xla_model.world_size() > 1:
-        return Path(f"{path}.{xla_model.global_ordinal()}")
+    if runtime.world_size() > 1:
+        return Path(f"{path}.{runtime.global_ordinal()}")
     return Path(path)
 
 
@@ -299,7 +299,7 @@ def flush() -> None:
         _OfEnvironment.file.flush()
 
 
-def on_step(_details: dict[str, Any]) -> None:
+def on_step(_event: events.StepMarked) -> None:
     """A step ended: write its record to the file that the environment names."""
     file = _OfEnvironment.file
     if file is None:

@@ -8,10 +8,9 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.api import xla_model
-from xla_core.jax_bridge import jax_private
-from xla_core.lowering import step_program
-from xla_core.recording.trace import Entry, Trace
+from xla_core.contract import events
+from xla_core.extension_api import programs, runtime
+from xla_core.extension_api.steps import Entry, Trace
 from xla_debug import settings
 from xla_debug.live import analysis
 from xla_debug.steps import graphs
@@ -19,9 +18,9 @@ from xla_debug.steps import graphs
 _SUFFIXES: Final = {"text": "txt", "dot": "dot", "hlo": "hlo", "stablehlo": "mlir"}
 
 
-def on_executed(details: dict[str, Any]) -> None:
+def on_executed(event: events.ProgramExecuted) -> None:
     """A step runs: append it to the file that the environment names."""
-    trace, program = details["trace"], details["program"]
+    trace, program = event.trace, event.program
     entries = trace.cur.path()
     outputs = tuple(program.output_index)
     text = _in_format(settings.SAVE_TENSORS_FMT.get(), trace, program, entries, outputs)
@@ -33,7 +32,7 @@ def on_executed(details: dict[str, Any]) -> None:
         f"[ScheduleSyncTensorsGraph]\n{name}TensorsGraphInfo:\n{frames}\nRoot Hashes: ({roots})\n\n"
         f"## BEGIN_GRAPH\n{text}Graph Hash: {digest}\n\n## END_GRAPH\n\n"
     )
-    path = Path(f"{settings.SAVE_TENSORS_FILE.get()}.{xla_model.global_ordinal()}")
+    path = Path(f"{settings.SAVE_TENSORS_FILE.get()}.{runtime.global_ordinal()}")
     with path.open("a") as file:
         file.write(record)
 
@@ -48,10 +47,10 @@ def _in_format(
     lowered = program.program
     if lowered is None:  # from the persistent cache: it was not lowered in this process
         layout = trace.backend.layout(trace, entries, outputs, ())
-        lowered = step_program.lower(trace, entries, outputs, layout, program.name)
+        lowered = programs.lower_step(trace, entries, outputs, layout, program.name)
     if form == "hlo":
         return graphs.graph_as_hlo(lowered.stablehlo)
-    return jax_private.module_text(lowered.stablehlo)
+    return programs.module_text(lowered.stablehlo)
 
 
 def save_tensors_graph(save_dir: str, name: str, tensors: Sequence[torch.Tensor]) -> Path:

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter, defaultdict
 from typing import Final
 
-from xla_core.recording.source_location import Frame
+from xla_core.extension_api.source_location import Frame
 from xla_debug.run_report.recorder import PARTS, Recorder
 from xla_debug.stacks import stack_frames
 from xla_debug.steps.recompile_text import ADVICE, Cause, Explanation

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from torch.utils.data import DataLoader
 
-from xla_core.execution import runtime
-from xla_core.recording.source_location import Frame
+from xla_core.contract import events
+from xla_core.extension_api import runtime
+from xla_core.extension_api.source_location import Frame
 from xla_debug import recompile
-from xla_debug.live import listeners
 from xla_debug.stacks import stack_frames
 from xla_debug.steps.recompile_text import Explanation
 
@@ -86,19 +86,17 @@ class Recorder:
     def start(self) -> None:
         """Listen, and time what ``DataLoader`` iterators take."""
         self._origin = self._began = time.perf_counter_ns()
-        handlers = {
-            "program_compiled": self._compiled,
-            "program_loaded": self._loaded,
-            "program_executed": self._executed,
-            "flushed": self._flushed,
-            "transfer_to_device": self._sent,
-            "transfer_from_device": self._received,
-            "waited": self._waited,
-            "data_waited": self._data,
-            "fallback": self._fell_back,
-            "step_marked": self._marked,
-        }
-        self._remove = [listeners.add(event, handler) for event, handler in handlers.items()]
+        self._remove = [
+            events.subscribe(events.ProgramCompiled, self._compiled),
+            events.subscribe(events.ProgramLoaded, self._loaded),
+            events.subscribe(events.ProgramExecuted, self._executed),
+            events.subscribe(events.Flushed, self._flushed),
+            events.subscribe(events.TransferToDevice, self._sent),
+            events.subscribe(events.TransferFromDevice, self._received),
+            events.subscribe(events.Waited, self._waited),
+            events.subscribe(events.Fallback, self._fell_back),
+            events.subscribe(events.StepMarked, self._marked),
+        ]
         self._loader_iter = original = DataLoader.__iter__
 
         def timed(loader: Any) -> Any:
@@ -121,11 +119,11 @@ class Recorder:
 
     # -- events ---------------------------------------------------------------------------------
 
-    def _compiled(self, details: dict[str, Any]) -> None:
-        self._made(details["lowering"] + details["compiling"])
+    def _compiled(self, event: events.ProgramCompiled) -> None:
+        self._made(event.lowering + event.compiling)
 
-    def _loaded(self, details: dict[str, Any]) -> None:
-        self._made(details["loading"])
+    def _loaded(self, event: events.ProgramLoaded) -> None:
+        self._made(event.loading)
 
     def _uses_device(self, nanoseconds: int) -> None:
         """The first step begins with the first event, which took so long."""
@@ -140,51 +138,51 @@ class Recorder:
         self._step.parts["compile"] += nanoseconds
         self._step.compilations.append(len(recompile.explanations()) - 1 - self._first_explanation)
 
-    def _executed(self, details: dict[str, Any]) -> None:
-        self._ran += details["nanoseconds"]
-        self._step.parts["execute"] += details["nanoseconds"]
+    def _executed(self, event: events.ProgramExecuted) -> None:
+        self._ran += event.nanoseconds
+        self._step.parts["execute"] += event.nanoseconds
 
-    def _flushed(self, details: dict[str, Any]) -> None:
-        began = time.perf_counter_ns() - details["nanoseconds"]
+    def _flushed(self, event: events.Flushed) -> None:
+        began = time.perf_counter_ns() - event.nanoseconds
         copied = sum(took for end, took in self._copies if end >= began)
         self._copies.clear()
-        rest = details["nanoseconds"] - self._building - self._ran - copied
+        rest = event.nanoseconds - self._building - self._ran - copied
         self._step.parts["sync"] += max(0, rest)
-        self._step.operations += details["operations"]
+        self._step.operations += event.operations
         self._building = self._ran = 0
 
-    def _sent(self, details: dict[str, Any]) -> None:
-        took = details["nanoseconds"]
+    def _sent(self, event: events.TransferToDevice) -> None:
+        took = event.nanoseconds
         self._uses_device(took)
         self._copies.append((time.perf_counter_ns(), took))
         self._step.parts["transfer"] += took
-        self._step.sent += details["nbytes"]
+        self._step.sent += event.nbytes
         self._fallback = None
 
-    def _received(self, details: dict[str, Any]) -> None:
-        waited = details["waited"]
+    def _received(self, event: events.TransferFromDevice) -> None:
+        waited = event.waited
         self._step.parts["execute"] += waited
-        self._step.parts["transfer"] += details["nanoseconds"] - waited
-        self._step.received += details["nbytes"]
+        self._step.parts["transfer"] += event.nanoseconds - waited
+        self._step.received += event.nbytes
         spot = self._fallback or self._spot("value read", _user_frame())
         if spot is not self._fallback:
             spot.count += 1
-        spot.nanoseconds += details["nanoseconds"]
+        spot.nanoseconds += event.nanoseconds
 
-    def _waited(self, details: dict[str, Any]) -> None:
-        self._step.parts["execute"] += details["nanoseconds"]
+    def _waited(self, event: events.Waited) -> None:
+        self._step.parts["execute"] += event.nanoseconds
 
-    def _data(self, details: dict[str, Any]) -> None:
-        self._uses_device(details["nanoseconds"])
+    def _data(self, nanoseconds: int) -> None:
+        self._uses_device(nanoseconds)
         if threading.current_thread() is threading.main_thread():
-            self._step.parts["data"] += details["nanoseconds"]
+            self._step.parts["data"] += nanoseconds
 
-    def _fell_back(self, details: dict[str, Any]) -> None:
-        frame = Frame("", details["filename"], details["line"])
-        self._fallback = self._spot(details["operator"], frame)
+    def _fell_back(self, event: events.Fallback) -> None:
+        frame = Frame("", event.filename, event.line)
+        self._fallback = self._spot(event.operator, frame)
         self._fallback.count += 1
 
-    def _marked(self, _details: dict[str, Any]) -> None:
+    def _marked(self, _event: events.StepMarked) -> None:
         self._finish()
 
     def _finish(self) -> None:
@@ -213,7 +211,7 @@ def _user_frame() -> Frame | None:
 class _TimedIterator:
     """An iterator that reports how long each ``next`` takes."""
 
-    def __init__(self, inner: Any, report: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, inner: Any, report: Callable[[int], None]) -> None:
         self._inner = inner
         self._report = report
 
@@ -227,7 +225,7 @@ class _TimedIterator:
         try:
             return next(self._inner)
         finally:
-            self._report({"nanoseconds": time.perf_counter_ns() - started})
+            self._report(time.perf_counter_ns() - started)
 
     def __len__(self) -> int:
         return len(self._inner)

@@ -21,8 +21,9 @@ from types import CodeType, FrameType
 from typing import Any, Final
 from weakref import ref
 
-from xla_core.recording.source_location import Frame, Where
-from xla_core.torch_bridge import torch_private
+from xla_core.extension_api import autograd
+from xla_core.extension_api.source_location import Frame, Where
+from xla_core.support import caches
 
 KEPT_FRAMES: Final = 4
 # More forward operations than this in one step, and the oldest are forgotten.
@@ -102,7 +103,9 @@ def frames(start: FrameType | None) -> Iterator[FrameType]:
 
 
 # by the code's id and the position in it: the code itself, since ids are used again, and the place
-_described: dict[tuple[int, int], tuple[CodeType, Frame]] = {}
+_described: caches.Bounded[tuple[int, int], tuple[CodeType, Frame]] = caches.Bounded(
+    "places in code", _MAX_DESCRIBED
+)
 
 
 def described(frame: FrameType) -> Frame:
@@ -112,11 +115,8 @@ def described(frame: FrameType) -> Frame:
     found = _described.get(key)
     if found is not None and found[0] is code:
         return found[1]
-    if len(_described) >= _MAX_DESCRIBED:
-        _described.clear()
     place = Frame(code.co_name, code.co_filename, frame.f_lineno)
-    _described[key] = (code, place)
-    return place
+    return _described.keep(key, (code, place))[1]
 
 
 def user_frames(start: FrameType | None, limit: int = KEPT_FRAMES) -> tuple[Frame, ...]:
@@ -145,9 +145,13 @@ class _Scopes(threading.local):
 _scopes = _Scopes()
 # by the parent's id, as long as it lives: a reference that forgets it, its submodules' names by their ids
 _children: dict[int, tuple[ref[Any], dict[int, str]]] = {}
-_interned: dict[tuple[Any, ...], tuple[tuple[Frame, ...], dict[str, Where]]] = {}
-_forward: dict[int, Where] = {}
-_backward: dict[tuple[Where, Frame | None], Where] = {}
+_interned: caches.Bounded[tuple[Any, ...], tuple[tuple[Frame, ...], dict[str, Where]]] = (
+    caches.Bounded("stacks", _MAX_DESCRIBED)
+)
+_forward: caches.Bounded[int, Where] = caches.Bounded("forward operations", MAX_SEQUENCES)
+_backward: caches.Bounded[tuple[Where, Frame | None], Where] = caches.Bounded(
+    "backward operations", _MAX_DESCRIBED
+)
 _backward_calls: dict[int, tuple[Frame, ...]] = {}
 
 
@@ -164,17 +168,17 @@ def pop_scope() -> None:
 def locate() -> Where | None:
     """The place that records an operation right now; None outside of any user's code."""
     start = sys._getframe(2)
-    node = torch_private.backward_sequence()
+    node = autograd.backward_sequence()
     if node is not None:
         return _of_backward(node, start)
     found, inner, modules, optimizer = _walk(start)
     if not found and inner is None:
         return None
     where = _intern(found, inner, _scope_of(modules), optimizer, False)
-    if len(_forward) > MAX_SEQUENCES:
-        _forward.clear()
     # the node of this operation was made just before it was dispatched; the first to ask has it
-    _forward.setdefault(torch_private.next_sequence() - 1, where)
+    sequence = autograd.next_sequence() - 1
+    if sequence not in _forward:
+        _forward.keep(sequence, where)
     return where
 
 
@@ -217,7 +221,7 @@ def _intern(
     key = (frames, inner, optimizer, backward)
     known = _interned.get(key)
     if known is None:
-        known = _interned[key] = (frames, {})
+        known = _interned.keep(key, (frames, {}))
     frames, by_scope = known  # equal layers differ in their scope alone, and share the rest
     where = by_scope.get(scope)
     if where is None:
@@ -260,15 +264,13 @@ def _of_backward(sequence: int, start: FrameType) -> Where:
     if where is None:
         scope = f"backward/{forward.scope}" if forward.scope else "backward"
         where = _intern(forward.frames, inner, scope, False, True)
-        if len(_backward) >= _MAX_DESCRIBED:
-            _backward.clear()
-        _backward[forward, inner] = where
+        _backward.keep((forward, inner), where)
     return where
 
 
 def backward_call() -> tuple[Frame, ...]:
     """The user's frames around the ``backward()`` that is running, in whatever thread it waits."""
-    task = torch_private.current_backward()
+    task = autograd.current_backward()
     found = _backward_calls.get(task)
     if found is None:
         # no variable holds these frames: this function's own is among them, and with it in a cycle

@@ -7,12 +7,9 @@ import sys
 from types import FrameType
 from typing import Final
 
-from xla_core.recording.source_location import Frame
+from xla_core.extension_api.source_location import COMPILE_MODULE, COMPILED_GRAPH_MODULE, Frame
 from xla_debug.stacks import stack_frames
 
-# By name: importing the first would import torch.compile's machinery.
-_COMPILED_GRAPH: Final = "xla_core.dynamo.compiled_graph"
-_COMPILE: Final = "xla_core.api.compile_decorator"
 _PROFILER: Final = "xla_debug.profiler"
 
 
@@ -49,7 +46,7 @@ def current(start: FrameType | None = None) -> tuple[SyncCause, tuple[Frame, ...
 
 
 def _cause(own: list[tuple[str, str]]) -> SyncCause:
-    graph = {name for name, module in own if module == _COMPILED_GRAPH}
+    graph = {name for name, module in own if module == COMPILED_GRAPH_MODULE}
     if graph:
         if "_buffers" in graph:  # what its arguments still wait for
             return SyncCause.DYNAMO_INPUTS
@@ -58,7 +55,7 @@ def _cause(own: list[tuple[str, str]]) -> SyncCause:
         return SyncCause.LOADER
     if any(module == _PROFILER for _, module in own):
         return SyncCause.STEP_TRACE
-    if any(module == _COMPILE for _, module in own):
+    if any(module == COMPILE_MODULE for _, module in own):
         entering = any(name in ("__enter__", "_clear_pending") for name, _ in own)
         return SyncCause.COMPILE_CLEAR if entering else SyncCause.COMPILE
     if any(name in ("sync", "mark_step", "optimizer_step") for name, _ in own):

@@ -12,8 +12,8 @@ import enum
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from xla_core.recording.step_key import Lift, Ref
-from xla_core.recording.trace import Entry
+from xla_core.extension_api.operators import schema_of
+from xla_core.extension_api.steps import Entry, Lift, Operation, Ref, operations_of
 
 # So many operators in a row must agree for two steps to be taken for aligned again.
 _AGREEMENT: Final = 3
@@ -62,12 +62,12 @@ class Difference:
 
 def name_of(entry: Entry) -> str:
     """The operator's name, ``input`` for an input."""
-    return entry.plan.name if entry.plan is not None else "input"
+    return entry.plan.name if isinstance(entry, Operation) else "input"
 
 
 def count_operations(entries: Sequence[Entry]) -> int:
     """How many of the entries are operators; the others are inputs."""
-    return sum(e.plan is not None for e in entries)
+    return len(operations_of(entries))
 
 
 def common_length(old: Sequence[Entry], new: Sequence[Entry]) -> int:
@@ -111,15 +111,16 @@ def compare(old: Sequence[Entry], new: Sequence[Entry]) -> Difference:
 
 def _changed(old: Sequence[Entry], new: Sequence[Entry], at: int) -> Difference:
     before, after = old[at], new[at]
-    kind = Kind.INPUT if before.plan is None else Kind.ARGUMENTS
-    changes = () if before.plan is None else tuple(argument_changes(before, after))
+    kind, changes = Kind.INPUT, tuple[Change, ...]()
+    if isinstance(before, Operation) and isinstance(after, Operation):
+        kind, changes = Kind.ARGUMENTS, tuple(argument_changes(before, after))
     return Difference(
         kind, at, (before,), (after,), changes, _operator(old, at), _operator(new, at)
     )
 
 
 def _operator(entries: Sequence[Entry], start: int) -> Entry | None:
-    return next((e for e in entries[start:] if e.plan is not None), None)
+    return next(iter(operations_of(entries[start:])), None)
 
 
 def _agreement(old: Sequence[Entry], new: Sequence[Entry], at: int) -> tuple[int, int]:
@@ -142,10 +143,9 @@ def _agree(left: list[str], a: int, right: list[str], b: int) -> bool:
     return len(here) >= wanted and here == there
 
 
-def argument_changes(old: Entry, new: Entry) -> Iterator[Change]:
+def argument_changes(old: Operation, new: Operation) -> Iterator[Change]:
     """The arguments in which two entries of one operator differ."""
-    assert old.plan is not None
-    names = [a.name for a in old.plan.overload._schema.arguments]
+    names = [a.name for a in schema_of(old.plan.overload).arguments]
     for index in range(max(len(old.args), len(new.args))):
         before = old.args[index] if index < len(old.args) else None
         after = new.args[index] if index < len(new.args) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import weakref
@@ -10,18 +11,24 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.api import xla_model
-from xla_core.api.hlo_text_names import node_text
-from xla_core.api.hlo_text_names import shape_text as layout_text
-from xla_core.execution import run_step, runtime
-from xla_core.jax_bridge import jax_private
-from xla_core.lowering import step_program
-from xla_core.lowering.replay import needed_entries
-from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
-from xla_core.recording.source_location import Where
-from xla_core.recording.step_key import Lift, Ref
-from xla_core.recording.trace import Entry
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.contract.device_protocol import Program
+from xla_core.extension_api import programs, runtime, steps
+from xla_core.extension_api.operators import schema_of
+from xla_core.extension_api.programs import node_text
+from xla_core.extension_api.programs import shape_text as layout_text
+from xla_core.extension_api.source_location import Where
+from xla_core.extension_api.steps import (
+    Entry,
+    Input,
+    Lift,
+    Operation,
+    Ref,
+    TensorMeta,
+    Trace,
+    needed_entries,
+    tensor_meta,
+)
+from xla_core.extension_api.tensors import XLATensor, storage_of, view_of
 from xla_debug import settings
 from xla_debug.steps import pending
 from xla_debug.steps.hlo_form import torch_xla_form
@@ -96,7 +103,7 @@ class _Graph:
         for entry in needed_entries(entries, outputs):
             read.update(ref.vid for ref in entry.references())
         for entry in entries:
-            if entry.first in wanted and (entry.plan is not None or entry.first in read):
+            if entry.first in wanted and (isinstance(entry, Operation) or entry.first in read):
                 self._add(entry)
         for position, vid in enumerate(outputs):
             self.nodes[int(self.names[vid].partition(".")[0][1:])].roots.append(position)
@@ -104,11 +111,10 @@ class _Graph:
     def _add(self, entry: Entry) -> None:
         operands: list[str] = []
         attributes: list[str] = []
-        if entry.plan is None:
-            name = "xla::device_data"
-        else:
-            name = str(entry.plan.overload._schema.name)
-            schema = entry.plan.overload._schema.arguments
+        name = "xla::device_data"
+        if isinstance(entry, Operation):
+            name = str(schema_of(entry.plan.overload).name)
+            schema = schema_of(entry.plan.overload).arguments
             names = [a.name for a in schema]
             numbers = {a.name for a in schema if str(a.type) == "number"}
             scalar = _scalar_meta(entry)
@@ -204,7 +210,7 @@ def graph_as_dot(entries: Sequence[Entry], outputs: Sequence[int]) -> str:
 
 def graph_as_hlo(stablehlo: bytes) -> str:
     """A lowered program as HLO text; with ``XLA_HLO_DEBUG`` every operation names its Python line."""
-    return torch_xla_form(inline_lines(jax_private.hlo_text(stablehlo, tupled=True)))
+    return torch_xla_form(inline_lines(programs.hlo_text(stablehlo, tupled=True)))
 
 
 _TABLE: Final = re.compile(
@@ -266,18 +272,32 @@ def tensors_dot(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def tensors_hlo(tensors: Sequence[torch.Tensor]) -> str:
-    """What computes ``tensors``, as HLO that no compiler has touched yet."""
-    return graph_as_hlo(tensors_stablehlo(tensors))
+    """What computes ``tensors``, as HLO that no compiler has touched yet.
+
+    With ``XLA_DUMP_POST_OPTIMIZATIONS`` it is compiled, and this is one device's program after the compiler's
+    passes: collectives of a program over a mesh are in it.
+    """
+    if not settings.DUMP_POST_OPTIMIZATIONS.get():
+        return graph_as_hlo(tensors_stablehlo(tensors))
+    with _lowered(tensors) as (trace, program):
+        return programs.compile_program(trace.backend.client, program).optimized_hlo()
 
 
 def tensors_stablehlo(tensors: Sequence[torch.Tensor]) -> bytes:
     """What computes ``tensors``, as StableHLO bytecode."""
+    with _lowered(tensors) as (_, program):
+        return program.stablehlo
+
+
+@contextlib.contextmanager
+def _lowered(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[Trace, Program]]:
+    """The trace that ``tensors`` are pending in, and the program that computes them alone."""
     with pending.graph_of(tensors) as (trace, entries, outputs):
         if trace.backend.virtual_name is None and not trace.backend.replicas:
             entries, outputs = pending.alone(entries, outputs)
         distinct = tuple(dict.fromkeys(outputs))
         layout = trace.backend.layout(trace, entries, distinct, ())
-        return step_program.lower(trace, entries, distinct, layout, _HLO_NAME).stablehlo
+        yield trace, programs.lower_step(trace, entries, distinct, layout, _HLO_NAME)
 
 
 def tensors_report(nodes_threshold: int = 100, device: str = "") -> str:
@@ -287,9 +307,9 @@ def tensors_report(nodes_threshold: int = 100, device: str = "") -> str:
     keeps what nobody needs.
     """
     trace = runtime.trace_of(device or None)
-    real = xla_model.real_name(trace.device)
+    real = runtime.real_name(trace.device)
     with trace.lock:
-        pending_storages = run_step.wanted(trace)[0]
+        pending_storages = steps.wanted(trace)[0]
         entries = trace.cur.path()
     found = []
     for storage in pending_storages:
@@ -308,11 +328,11 @@ def tensor_debug_info(tensor: Any) -> str:
     """What a tensor is at the moment: its device, shape, pending operation and data, as text."""
     if not isinstance(tensor, XLATensor):
         return "Not a XLATensor\n"
-    storage = tensor._s
+    storage, view = storage_of(tensor), view_of(tensor)
     backend = storage.trace.backend
-    device = backend.virtual_name or xla_model.real_name(storage.trace.device)
-    sharding = backend.sharding_text(storage) if tensor._v is None else None
-    shape = f"{shape_text(tensor._v.meta if tensor._v else storage.meta).partition('{')[0]}"
+    device = backend.virtual_name or runtime.real_name(storage.trace.device)
+    sharding = backend.sharding_text(storage) if view is None else None
+    shape = shape_text(storage.meta if view is None else view.meta).partition("{")[0]
     lines = [
         "XLATensor {",
         f"TensorID: {_number(tensor, tensor)}",
@@ -355,8 +375,8 @@ def _number(thing: Any, tensor: Any) -> int:
 
 
 def _pending_text(tensor: XLATensor, device: str) -> str:
-    if not pending.is_pending(tensor) and tensor._v is None:
+    if not pending.is_pending(tensor) and view_of(tensor) is None:
         return "None"
     with pending.graph_of([tensor]) as (_, entries, (vid,)):
         maker = next(e for e in reversed(entries) if e.first <= vid < e.end)
-        return node_text(maker) + (f", device={device}" if maker.plan is None else "")
+        return node_text(maker) + (f", device={device}" if isinstance(maker, Input) else "")

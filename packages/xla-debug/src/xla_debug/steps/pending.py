@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from xla_core.execution.pending_graph import graph_of as graph_of
-from xla_core.execution.pending_graph import is_pending as is_pending
-from xla_core.lowering.replay import needed_entries
-from xla_core.recording.step_key import Lift, Ref, map_operands
-from xla_core.recording.trace import Entry
+from xla_core.extension_api.steps import (
+    Entry,
+    Input,
+    Lift,
+    Operation,
+    Ref,
+    Root,
+    map_operands,
+    needed_entries,
+)
+from xla_core.extension_api.steps import graph_of as graph_of
+from xla_core.extension_api.steps import is_pending as is_pending
 
 
 def alone(entries: Sequence[Entry], outputs: Sequence[int]) -> tuple[list[Entry], tuple[int, ...]]:
@@ -30,14 +37,17 @@ def alone(entries: Sequence[Entry], outputs: Sequence[int]) -> tuple[list[Entry]
             return Lift(a.is_float, len(lifted[a.is_float]) - 1, a.example)
         return a
 
-    last = Entry(None, None, None, (), 0, 0)
+    last: Entry = Root()
     for entry in entries:
-        if entry.first not in (needed if entry.plan is not None else read):
+        if isinstance(entry, Operation) and entry.first in needed:
+            args = tuple(map_operands(renumbered, entry.args))
+            kwargs = {name: map_operands(renumbered, a) for name, a in entry.kwargs.items()}
+            counts = len(lifted[True]), len(lifted[False])
+            last = Operation(last, entry.key, entry.plan, entry.metas, *counts, (args, kwargs))
+        elif isinstance(entry, Input) and entry.first in read:
+            last = Input(last, entry.meta)
+        else:
             continue
-        args = tuple(map_operands(renumbered, entry.args))
-        kwargs = {name: map_operands(renumbered, a) for name, a in entry.kwargs.items()}
-        counts = len(lifted[True]), len(lifted[False])
-        last = Entry(last, entry.key, entry.plan, entry.metas, *counts, (args, kwargs))
-        last.where, last.line = entry.where, entry.line
+        last.relocate(entry.where, entry.line)
         vids.update((entry.first + i, last.first + i) for i in range(len(entry.metas)))
     return last.path(), tuple(vids[v] for v in outputs)

@@ -12,10 +12,9 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.operators.tensor_meta import TensorMeta
-from xla_core.recording.source_location import Frame, Where
-from xla_core.recording.step_key import Lift, Ref
-from xla_core.recording.trace import Entry
+from xla_core.extension_api.operators import schema_of
+from xla_core.extension_api.source_location import Frame, Where
+from xla_core.extension_api.steps import Entry, Lift, Operation, Ref, TensorMeta, operations_of
 from xla_debug.stacks import stack_frames
 from xla_debug.steps.differences import Change, Difference, Kind, name_of
 
@@ -222,7 +221,8 @@ def _arguments(difference: Difference) -> Words:
     if isinstance(change.old, Lift) or isinstance(change.new, Lift):
         text += "; exact 0 and 1 are compiled in"
         return Words(Cause.CONSTANT, text, new)
-    return Words(Cause.SIZE if _is_size(old, change) else Cause.CONSTANT, text, new)
+    sized = isinstance(old, Operation) and _is_size(old, change)
+    return Words(Cause.SIZE if sized else Cause.CONSTANT, text, new)
 
 
 def _is_list(change: Change) -> bool:
@@ -232,13 +232,12 @@ def _is_list(change: Change) -> bool:
     ) and len(change.old) != len(change.new)
 
 
-def _is_size(entry: Entry, change: Change) -> bool:
+def _is_size(entry: Operation, change: Change) -> bool:
     """Whether an argument decides a shape: the operator's results or its schema say so."""
-    assert entry.plan is not None
-    schema = str(entry.plan.overload._schema)
+    schema = str(schema_of(entry.plan.overload))
     if re.search(rf"SymInt\S* {re.escape(change.argument)}\b", schema):
         return True
-    return isinstance(change.new, (list, tuple)) and entry.plan.overload._schema.name.endswith(
+    return isinstance(change.new, (list, tuple)) and schema_of(entry.plan.overload).name.endswith(
         ("view", "reshape", "expand", "zeros", "ones", "full", "empty", "arange")
     )
 
@@ -255,19 +254,21 @@ def _names(entries: Sequence[Entry], besides: Sequence[Entry] = ()) -> str:
 
 
 def _operators(entries: Sequence[Entry]) -> Counter[str]:
-    return Counter(operator_text(e) for e in entries if e.plan is not None)
+    return Counter(map(operator_text, operations_of(entries)))
 
 
 def _first_operator(entries: Sequence[Entry]) -> Entry | None:
-    return next((e for e in entries if e.plan is not None), entries[0] if entries else None)
+    return next(iter(operations_of(entries) or entries), None)
 
 
 def _list_change(difference: Difference) -> Words | None:
     """More or fewer inputs in front of one operator that takes a list: the list got longer."""
-    if any(e.plan is not None for e in (*difference.old, *difference.new)):
+    if operations_of((*difference.old, *difference.new)):
         return None
     old, new = difference.old_next, difference.new_next
-    if old is None or new is None or name_of(old) != name_of(new):
+    if not (isinstance(old, Operation) and isinstance(new, Operation)):
+        return None
+    if name_of(old) != name_of(new):
         return None
     pairs = [(a, b) for a, b in zip(old.args, new.args, strict=False) if isinstance(a, list)]
     for before, after in pairs:
@@ -289,7 +290,7 @@ def _other(difference: Difference) -> Words:
     elif kind is Kind.MISSING:
         text = f"no longer there before {operator_text(difference.new_next)}: {_names(old, new)}"
         missing = _first_operator(old)
-        subject = missing if missing is not None and missing.plan is not None else subject
+        subject = missing if isinstance(missing, Operation) else subject
     else:
         text = f"{_names(new, old)} in place of {_names(old, new)}"
     return Words(_cause_of(difference), text, subject)
@@ -311,7 +312,7 @@ def _cause_of(difference: Difference) -> Cause:
     where = [place_of(e) for e in involved]
     if any(w is not None and w.optimizer for w in where):
         return Cause.OPTIMIZER
-    names = [name_of(e) for e in involved if e.plan is not None]
+    names = list(map(name_of, operations_of(involved)))
     if any(part in name for name in names for part in _MODE_OPERATORS):
         return Cause.MODE
     if names and all("_to_copy" in name for name in names):

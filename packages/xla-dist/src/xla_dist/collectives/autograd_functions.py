@@ -12,13 +12,14 @@ from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from xla_core.execution import ordinals
+from xla_core.extension_api import runtime
+from xla_core.extension_api.tensors import storage_of
 from xla_dist.collectives import model_collectives
 from xla_dist.collectives.model_collectives import Groups, flat_groups, reduced, world_of
 
 
 def _group_size(tensor: Any, groups: Groups) -> int:
-    return flat_groups(groups, world_of(tensor._s.trace))[1]
+    return flat_groups(groups, world_of(storage_of(tensor).trace))[1]
 
 
 class AllReduce(Function):
@@ -160,7 +161,7 @@ def distributed_mm(w: torch.Tensor, x: torch.Tensor, split: int = 1) -> torch.Te
     on that many parts of ``x`` along dimension 1, one after the other, to save memory. Differentiable.
     Raises ValueError for sizes that do not fit.
     """
-    world = ordinals.replica_of(x.device)[1]
+    world = runtime.replica_of(x.device)[1]
     if x.size(0) != w.size(1) * world:
         raise ValueError(
             f"distributed_mm: x has {x.size(0)} rows, w {w.size(1)} columns on each of {world} replicas"
@@ -214,7 +215,7 @@ class SyncBatchNorm(nn.Module):
     def _statistics(self, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         dims = [0, *range(2, batch.dim())]
         values = batch if batch.dtype == torch.float64 else batch.float()
-        world = ordinals.replica_of(batch.device)[1]
+        world = runtime.replica_of(batch.device)[1]
         sums = torch.stack([values.mean(dim=dims), values.square().mean(dim=dims)])
         mean, square = AllReduceSumLayer.apply(sums) / world
         var = square - mean.square()

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.execution import runtime
+from xla_core.extension_api import runtime
 from xla_dist.collectives import model_collectives as xm
 
 MSG_TOKEN: Final = (

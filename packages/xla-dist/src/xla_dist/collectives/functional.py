@@ -15,11 +15,14 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives  # defines some of the operators
 import torch.distributed.tensor  # likewise
 
-from xla_core.dispatch.cpu_fallback import fallback_handler
-from xla_core.operators.schema import signature
-from xla_core.recording import xla_tensor as tensor_module
-from xla_core.recording.xla_tensor import Handler
-from xla_core.torch_bridge import torch_distributed_private
+from xla_core.extension_api import distributed
+from xla_core.extension_api.operators import (
+    Handler,
+    fallback_handler,
+    schema_of,
+    set_handler,
+    signature,
+)
 from xla_dist.collectives.process_group import ProcessGroupXla
 
 MSG_GROUP: Final = (
@@ -41,7 +44,7 @@ _OPS: Final[dict[str, Any]] = {
 
 def _group(name: str, given: Any) -> ProcessGroupXla:
     """The group that an operator names. Raises ValueError for one of another backend."""
-    group = torch_distributed_private.process_group(given)
+    group = distributed.process_group(given)
     if not isinstance(group, ProcessGroupXla):
         raise ValueError(MSG_GROUP.format(name=name, backend=dist.get_backend(group)))
     return group
@@ -178,7 +181,7 @@ _COLLECTIVES: Final[dict[str, Callable[..., Any]]] = {
 
 
 def _handler(overload: Any, function: Callable[..., Any]) -> Handler:
-    names = [a.name for a in overload._schema.arguments]
+    names = [a.name for a in schema_of(overload).arguments]
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         if kwargs:
@@ -194,8 +197,8 @@ def register() -> None:
     for name, function in _COLLECTIVES.items():
         if hasattr(operators, name):  # not every torch has each
             overload = getattr(operators, name).default
-            tensor_module.set_handler(overload, _handler(overload, function))
+            set_handler(overload, _handler(overload, function))
     resplit = torch.ops._dtensor.shard_dim_alltoall.default
-    tensor_module.set_handler(resplit, _handler(resplit, shard_dim_alltoall))
+    set_handler(resplit, _handler(resplit, shard_dim_alltoall))
     uneven = operators.all_to_all_single.default
-    tensor_module.set_handler(uneven, _all_to_all_handler(uneven))
+    set_handler(uneven, _all_to_all_handler(uneven))

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.dispatch import transfers
-from xla_core.recording.trace import Trace
+from xla_core.extension_api.steps import Trace
+from xla_core.extension_api.tensors import read, upload
 from xla_dist.processes.thread_replicas import Team
 
 # One entry per replica, in ordinal order; each a list of tensors.
@@ -108,10 +108,10 @@ def compute(name: str, values: Values, arguments: Sequence[Any]) -> Values:
 def run(team: Team, trace: Trace, name: str, tensors: Any, arguments: Sequence[Any]) -> list[Any]:
     """One collective among threads; runs what ``tensors`` need and waits for the other threads."""
     inputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    given = [transfers.read(x) for x in inputs]
+    given = [read(x) for x in inputs]
     shapes = ", ".join(f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for x in given)
     what = f"{name} {' '.join(map(str, arguments))} of {shapes}"
     function = functools.partial(compute, name, arguments=arguments)
     ordinal = team.devices.index(trace.backend.placement.devices[0])
     results: Values = team.meet(ordinal, what, given, function)
-    return [transfers.upload(x.contiguous(), trace) for x in results[ordinal]]
+    return [upload(x.contiguous(), trace) for x in results[ordinal]]

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.execution import ordinals
-from xla_core.recording.trace import Trace
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.extension_api import runtime
+from xla_core.extension_api.steps import Trace
+from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_dist.collectives import host_collectives
 from xla_dist.operators import primitives
 from xla_dist.operators.collective_ops import REDUCTIONS, operators
@@ -54,7 +54,7 @@ def _trace(name: str, tensors: Sequence[Any]) -> Trace:
         if not isinstance(tensor, XLATensor):
             where = getattr(tensor, "device", type(tensor).__name__)
             raise TypeError(MSG_NOT_XLA.format(name=name, device=where))
-    trace: Trace = tensors[0]._s.trace
+    trace: Trace = storage_of(tensors[0]).trace
     return trace
 
 
@@ -93,7 +93,7 @@ def world_of(trace: Trace) -> int:
 
     Raises RuntimeError for a device that is none of the job's replicas.
     """
-    return ordinals.replica_of(trace.device)[1]
+    return runtime.replica_of(trace.device)[1]
 
 
 def flat_groups(groups: Groups, world: int) -> tuple[list[int], int]:

@@ -15,11 +15,8 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from xla_core.api import xla_model
-from xla_core.execution import ordinals
-from xla_core.multiprocess import job_setup
-from xla_core.recording.xla_tensor import XLATensor
-from xla_core.torch_bridge import torch_private
+from xla_core.extension_api import distributed, jobs, runtime, training
+from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_dist.collectives import host_collectives, model_collectives
 from xla_dist.job_health.bounded_wait import Patience
 from xla_dist.processes import rendezvous
@@ -64,7 +61,7 @@ class ProcessGroupXla(dist.ProcessGroup):
         self.ranks = list(ranks)
         self.me = rank
         self._sent: dict[tuple[int, int, int], int] = {}
-        self._world = ordinals.world_size()
+        self._world = runtime.world_size()
         self._groups = _padded_groups(self.ranks, self._world)
         self._name = self._description = ""
 
@@ -131,7 +128,7 @@ class ProcessGroupXla(dist.ProcessGroup):
     def _record(self, name: str, tensors: list[Any], arguments: Sequence[Any]) -> list[Any]:
         if len(self.ranks) == 1:
             return [t.clone() for t in tensors]
-        trace = tensors[0]._s.trace
+        trace = storage_of(tensors[0]).trace
         world = model_collectives.world_of(trace)
         if world != self._world:
             raise RuntimeError(MSG_WORLD.format(name=name, got=world, wanted=self._world))
@@ -282,7 +279,7 @@ class ProcessGroupXla(dist.ProcessGroup):
     def barrier(self, opts: Any = None) -> Any:
         """Wait for all ranks of the group, and for what this one has recorded."""
         del opts
-        xla_model.sync()
+        training.sync()
         if len(self.ranks) > 1:
             rendezvous.rendezvous("torch.distributed barrier", b"", self.ranks)
         return _work([])
@@ -347,7 +344,7 @@ def _stored(targets: Sequence[Any], values: Sequence[Any]) -> Any:
 
 def _work(result: Any) -> Any:
     """A finished work: what was recorded runs with the step, and reading a result waits for it."""
-    return torch_private.finished_work(result)
+    return distributed.finished_work(result)
 
 
 def create(options: Any, backend_options: Any) -> ProcessGroupXla:
@@ -357,8 +354,8 @@ def create(options: Any, backend_options: Any) -> ProcessGroupXla:
     rows}}``, rows of ranks, every row is a group of its own. Raises ValueError for a rank in no row.
     """
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    if job_setup.connection() is None:
-        ordinals.world_size()  # starts the client, which joins the job of the environment
+    if jobs.connection() is None:
+        runtime.world_size()  # starts the client, which joins the job of the environment
     mine = ranks[options.group_rank]
     wanted = backend_options if isinstance(backend_options, Mapping) else {}
     mesh = wanted.get("xla_pg_options", {}).get("mesh") or [ranks]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from xla_core.execution import ordinals, spmd_mode
-from xla_core.torch_bridge.torch_distributed_private import draw_for_dtensors_with
-from xla_core.torch_features.dtensor_random import ShardedNumbers
+from xla_core.extension_api import runtime
+from xla_core.extension_api.distributed import draw_for_dtensors_with
+from xla_core.extension_api.meshes import ShardedNumbers
 
 _numbers = ShardedNumbers()
 
@@ -19,10 +19,10 @@ def is_over_processes(size: int) -> bool:
 
     In SPMD mode it is one of devices, as is one that is larger than the job without a default group.
     """
-    if spmd_mode.is_spmd():
+    if runtime.is_spmd():
         return False
     if not dist.is_initialized():
-        if size > ordinals.world_size():
+        if size > runtime.world_size():
             return False
         dist.init_process_group("xla", init_method="xla://")
     draw_for_dtensors_with(_numbers)

@@ -6,27 +6,26 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from xla_core.contract.device_protocol import ArraySpec, Executable, Placement
-from xla_core.execution import runtime
-from xla_core.recording.trace import Entry
+from xla_core.extension_api import runtime
+from xla_core.extension_api.steps import Operation
 from xla_dist.job_health.bounded_wait import Patience
 from xla_dist.job_health.collective_order import Collectives, describe
 from xla_dist.processes import session
 
 
-def collectives_of(entries: Sequence[Entry], world: int) -> Collectives:
+def collectives_of(entries: Sequence[Operation], world: int) -> Collectives:
     """What the others have to agree with: the program's collectives in order."""
     items = [_described(entry, world) for entry in entries]
     return Collectives(items, [_place(entry) for entry in entries])
 
 
-def _place(entry: Entry) -> str:
+def _place(entry: Operation) -> str:
     """The user's line that recorded a collective, empty where it is not known."""
     frames = entry.where.frames if entry.where is not None else ()
     return f"{frames[0].filename}:{frames[0].line} in {frames[0].function}" if frames else ""
 
 
-def _described(entry: Entry, world: int) -> tuple[str, tuple[tuple[int, ...], ...]]:
-    assert entry.plan is not None
+def _described(entry: Operation, world: int) -> tuple[str, tuple[tuple[int, ...], ...]]:
     name = entry.plan.name.removeprefix("xla_dist.").removesuffix(".default")
     args = entry.args
     if name == "collective_permute":
@@ -103,7 +102,7 @@ class ReplicaExecutable:
 
 
 def replicated_executable(
-    executable: Executable, name: str, collectives: Sequence[Entry], backend: Any
+    executable: Executable, name: str, collectives: Sequence[Operation], backend: Any
 ) -> ReplicaExecutable:
     """The answer to the hook ``xla_core_replicated_executable``."""
     del name

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from xla_core.api import xla_model
-from xla_core.execution import ordinals, runtime
+from xla_core.extension_api import runtime, training
 from xla_dist.collectives.buckets import all_reduce_bucketized_gradients
 from xla_dist.collectives.model_collectives import Groups, collective_broadcast
 from xla_dist.processes.thread_replicas import replicas_with
@@ -22,8 +21,8 @@ def reduce_gradients(
 
     With ``groups`` the sum over the group, divided by the number of all replicas, as torch_xla does.
     """
-    gradients = xla_model.gradients(optimizer)
-    world = ordinals.replica_of(gradients[0].device)[1] if gradients else 1
+    gradients = training.gradients(optimizer)
+    world = runtime.replica_of(gradients[0].device)[1] if gradients else 1
     if world > 1:
         all_reduce_bucketized_gradients(
             gradients, 1.0 / world, groups, pin_layout, BUCKET_SIZE.get()
@@ -34,7 +33,7 @@ def broadcast_master_param(model: torch.nn.Module) -> None:
     """Give the model's parameters and buffers the values of ordinal 0 on every replica; ends the step."""
     tensors = [t.detach() for t in itertools.chain(model.parameters(), model.buffers())]
     collective_broadcast(tensors)
-    xla_model.sync()
+    training.sync()
 
 
 def set_replication(
@@ -61,8 +60,8 @@ def xla_replication_devices(
     local_devices: Sequence[torch.device | str] = (),
 ) -> list[str]:
     """The runtime's names of all replicas' devices; of ``local_devices`` while there are none."""
-    devices = [torch.device(d) for d in local_devices] or xla_model.devices()
+    devices = [torch.device(d) for d in local_devices] or runtime.devices()
     replicas = runtime.trace_of(devices[0]).backend.replicas
     if not replicas:
-        return [xla_model.real_name(d) for d in devices]
+        return [runtime.real_name(d) for d in devices]
     return [f"{runtime.device_type()}:{i}" for i in replicas]

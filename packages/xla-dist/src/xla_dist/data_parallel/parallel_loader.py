@@ -10,9 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.api import xla_model
-from xla_core.execution import runtime
-from xla_core.recording import tensor_trees
+from xla_core.extension_api import runtime, tensors, training
 from xla_dist.data_parallel.channels import CLOSED, Channel, Turns
 
 _JOIN_SECONDS: Final = 10.0
@@ -183,7 +181,7 @@ class _Stepping:
 
     def _mark_step(self) -> None:
         with runtime.current_device(self._device.index or 0):
-            xla_model.sync()
+            training.sync()
 
 
 class PerDeviceLoader(_Stepping):
@@ -213,7 +211,7 @@ def _in_loop(
 
     def take() -> Any:
         for batch in batches:
-            return tensor_trees.send_cpu_data_to_device(batch, device, input_sharding)
+            return tensors.send_cpu_data_to_device(batch, device, input_sharding)
         return None
 
     return _Stepping(device, batches_per_execution, take, lambda: None)
@@ -270,7 +268,7 @@ class ParallelLoader:
         ]
 
         def send(batch: Any, device: torch.device) -> Any:
-            return tensor_trees.send_cpu_data_to_device(batch, device, input_sharding)
+            return tensors.send_cpu_data_to_device(batch, device, input_sharding)
 
         threads = max(host_to_device_transfer_threads, 1)
         self._pipeline = _Pipeline(cpu_loader, queues, send, threads)

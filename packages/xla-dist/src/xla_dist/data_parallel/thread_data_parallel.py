@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from xla_core.api import xla_model
+from xla_core.extension_api import runtime
 from xla_dist.data_parallel.parallel_loader import ParallelLoader
 from xla_dist.processes.thread_replicas import run_threads
 
@@ -55,7 +55,7 @@ class DataParallel:
         network: nn.Module | Callable[[], nn.Module],
         device_ids: Sequence[torch.device | str] | None = None,
     ) -> None:
-        chosen = xla_model.devices() if device_ids is None else device_ids
+        chosen = runtime.devices() if device_ids is None else device_ids
         self._device_ids = [torch.device(d) for d in chosen]
         module = network if isinstance(network, nn.Module) else network()
         places = self._device_ids or [torch.device("cpu")]

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from xla_core.execution import ordinals
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.extension_api import runtime
+from xla_core.extension_api.tensors import XLATensor
 from xla_dist.collectives.buckets import all_gather_bucketized, reduce_scatter_bucketized
 from xla_dist.collectives.model_collectives import (
     REDUCE_SUM,
@@ -80,7 +80,7 @@ class ZeroRedundancyOptimizer(Optimizer):
         **defaults: Any,
     ) -> None:
         super().__init__(params, defaults)
-        self.global_rank, self.global_world_size = ordinals.replica_of()
+        self.global_rank, self.global_world_size = runtime.replica_of()
         self._sharding_groups = sharding_groups or [list(range(self.global_world_size))]
         self._grad_norm_groups = grad_norm_groups
         self.optimizer_class = optimizer_class

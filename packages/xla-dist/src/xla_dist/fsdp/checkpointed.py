@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from xla_core.torch_features.checkpointing import checkpoint
+from xla_core.extension_api.training import checkpoint
 
 
 def checkpoint_module(module: nn.Module) -> nn.Module:

@@ -10,10 +10,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from xla_core.api import xla_model
-from xla_core.execution import ordinals
-from xla_core.recording import tensor_trees
-from xla_core.torch_bridge import torch_private
+from xla_core.extension_api import autograd, runtime, tensors, training
 from xla_dist.collectives import model_collectives
 from xla_dist.fsdp import names, units, wrap
 from xla_dist.fsdp.layouts import Layout
@@ -141,8 +138,8 @@ class XlaFullyShardedDataParallel(nn.Module):
         self.compute_dtype = compute_dtype or torch.float32
         self.buffer_dtype = buffer_dtype or self.compute_dtype
         self.sharding_groups = sharding_groups
-        self.xla_device = xla_model.device()
-        mine = ordinals.replica_of(self.xla_device)
+        self.xla_device = runtime.device()
+        mine = runtime.replica_of(self.xla_device)
         self.rank = mine[0] if sharding_rank is None else sharding_rank
         self.world_size = mine[1] if sharding_world_size is None else sharding_world_size
         self._by_rows = shard_param_on_dim_0 and not flatten_parameters
@@ -162,7 +159,7 @@ class XlaFullyShardedDataParallel(nn.Module):
         self._move_buffers()
         if execute_sharding_on_init:
             gc.collect()
-            xla_model.sync()
+            training.sync()
 
     # -- sharding -------------------------------------------------------------------------------
 
@@ -248,9 +245,9 @@ class XlaFullyShardedDataParallel(nn.Module):
         """The wrapped module's results, with full parameters gathered from all replicas."""
         self._settle_root()
         if self.compute_dtype != torch.float32:
-            args, kwargs = tensor_trees.map_selected((args, kwargs), _is_float, self._cast)
+            args, kwargs = tensors.map_selected((args, kwargs), _is_float, self._cast)
         # what is computed again inside a backward pass is differentiated next: nothing is freed between
-        again = torch_private.current_backward() != -1
+        again = autograd.current_backward() != -1
         keeps = self._is_root and self.disable_reshard_on_root
         frees = self.reshard_after_forward and not keeps and not again
         call = units.Call(self._unit, frees, self._end_backward)
@@ -276,13 +273,13 @@ class XlaFullyShardedDataParallel(nn.Module):
 
     def _end_backward(self) -> None:
         if self._is_root and self.sync_on_finalization:
-            xla_model.sync()
+            training.sync()
 
     def _check_idle_root(self, what: str) -> None:
         self._settle_root()
         if not self._is_root:
             raise RuntimeError(MSG_ROOT.format(what=what))
-        if torch_private.current_backward() != -1:
+        if autograd.current_backward() != -1:
             raise RuntimeError(MSG_BUSY.format(what=what))
 
     @contextlib.contextmanager

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.execution import ordinals
-from xla_core.recording import tensor_trees
+from xla_core.extension_api import runtime, tensors
 from xla_dist.collectives.model_collectives import REDUCE_SUM, Groups, reduce_scatter
 
 FLOAT_DTYPES: Final = [torch.float32, torch.float16, torch.bfloat16]
@@ -19,7 +18,7 @@ _MIB: Final = 1 << 20
 def dummy_all_gather(value: torch.Tensor, dim: int = 0, groups: Groups = None) -> torch.Tensor:
     """A tensor with the shape of ``all_gather``'s result, made of this replica's value; no collective."""
     repeats = [1] * value.dim()
-    repeats[dim] = len(groups[0]) if groups else ordinals.world_size()
+    repeats[dim] = len(groups[0]) if groups else runtime.world_size()
     return value.repeat(repeats)
 
 
@@ -93,12 +92,12 @@ def _is_tensor(value: Any) -> bool:
 
 def apply_to_tensors(fn: Callable[[torch.Tensor], Any], container: Any) -> Any:
     """A copy of a tensor's containers with ``fn`` applied to every tensor in them."""
-    return tensor_trees.map_selected(container, _is_tensor, fn)
+    return tensors.map_selected(container, _is_tensor, fn)
 
 
 def collect_tensors(container: Any) -> list[torch.Tensor]:
     """The tensors inside nested containers, in order."""
-    return tensor_trees.collect(container, _is_tensor)
+    return tensors.collect(container, _is_tensor)
 
 
 def replace_by_prefix_(state_dict: dict[str, Any], old_prefix: str, new_prefix: str) -> None:

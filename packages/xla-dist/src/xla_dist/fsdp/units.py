@@ -19,12 +19,15 @@ from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from xla_core.execution import poisoned_values
-from xla_core.recording import tensor_trees
-from xla_core.recording.storage import NoValueError
-from xla_core.recording.xla_tensor import XLATensor
-from xla_core.torch_bridge import torch_private
-from xla_core.torch_features import optimization_barrier
+from xla_core.extension_api import autograd, operators
+from xla_core.extension_api.tensors import (
+    NoValueError,
+    XLATensor,
+    bring_back,
+    collect,
+    map_selected,
+    take_away,
+)
 from xla_dist.collectives import model_collectives
 from xla_dist.collectives.model_collectives import Groups
 from xla_dist.fsdp.layouts import Layout
@@ -191,14 +194,14 @@ class Call:
 
     def enter(self, arguments: Any) -> Any:
         """Gather, once ``arguments`` are computed; gives them back, for the module."""
-        tensors = tensor_trees.collect(arguments, _is_xla)
+        tensors = collect(arguments, _is_xla)
         if not tensors or not self.unit.shards:
             self.gather([])
             self._put_fulls()
             return arguments
         fresh = iter(_Enter.apply(self, *tensors))
         self._put_fulls()
-        return tensor_trees.map_selected(arguments, _is_xla, lambda _old: next(fresh))
+        return map_selected(arguments, _is_xla, lambda _old: next(fresh))
 
     def gather(self, dependencies: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Make the bases; with a barrier after ``dependencies``, whose values come back."""
@@ -213,7 +216,7 @@ class Call:
         parts = [shard.parameter.detach() for shard in self.unit.shards]
         if not fence or not parts:
             return parts, [d.detach() for d in dependencies]
-        values = optimization_barrier.behind_barrier([*parts, *dependencies])
+        values = operators.behind_barrier([*parts, *dependencies])
         return values[: len(parts)], values[len(parts) :]
 
     def _put_fulls(self) -> None:
@@ -233,14 +236,12 @@ class Call:
         self.unit.clear()
         if not torch.is_grad_enabled():
             return results
-        tensors = [t for t in tensor_trees.collect(results, _is_xla) if t.requires_grad]
+        tensors = [t for t in collect(results, _is_xla) if t.requires_grad]
         chosen = {id(t) for t in tensors}
         if not tensors:
             return results
         fresh = iter(_Leave.apply(self, *tensors))
-        changed = tensor_trees.map_selected(
-            results, lambda t: id(t) in chosen, lambda _old: next(fresh)
-        )
+        changed = map_selected(results, lambda t: id(t) in chosen, lambda _old: next(fresh))
         if self.frees:
             self.free()
         return changed
@@ -248,14 +249,14 @@ class Call:
     def free(self) -> None:
         """Take the values from the gathered parameters' storages; what autograd saved looks at them."""
         for shard, base in zip(self.unit.shards, self.bases, strict=True):
-            poisoned_values.take_away(base, NoValueError(MSG_FREED.format(name=shard.path)))
+            take_away(base, NoValueError(MSG_FREED.format(name=shard.path)))
         self.freed = True
 
     # -- backward -------------------------------------------------------------------------------
 
     def begin_backward(self, gradients: Sequence[Any]) -> list[Any]:
         """Bring the full parameters back before anything of this call is differentiated."""
-        torch_private.after_backward(self._end_backward)
+        autograd.after_backward(self._end_backward)
         if self.freed:
             gradients = self._gather_again(gradients)
         self.unit.put(self.fulls)  # for what is computed again
@@ -265,7 +266,7 @@ class Call:
         there = [g for g in gradients if g is not None]
         values, fresh = self._parts_behind(there, self.unit.options.barrier_in_backward)
         for base, again in zip(self.bases, self.unit.gathered(values), strict=True):
-            poisoned_values.bring_back(base, again)
+            bring_back(base, again)
         self.freed = False
         found = iter(fresh)
         return [None if g is None else next(found) for g in gradients]
@@ -287,7 +288,7 @@ def _fenced(gradients: Iterable[Any], fence: bool) -> list[Any]:
     there = [g for g in all_ if g is not None]
     if not fence or not there:
         return all_
-    fresh = iter(optimization_barrier.behind_barrier(there))
+    fresh = iter(operators.behind_barrier(there))
     return [None if g is None else next(fresh) for g in all_]
 
 
@@ -325,7 +326,7 @@ class _Leave(Function):
         ctx.call = call
         ctx.set_materialize_grads(False)
         if call.unit.options.barrier_in_forward:
-            return tuple(optimization_barrier.behind_barrier(tensors))
+            return tuple(operators.behind_barrier(tensors))
         return tuple(t.clone() for t in tensors)
 
     @staticmethod

@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from xla_core.multiprocess import job_setup
+from xla_core.extension_api import jobs
 from xla_dist.job_health.launch_log import Ledger
 from xla_dist.operators.primitives import Groups
 
@@ -193,7 +193,7 @@ def _line_at(log: Log, other: int, position: int) -> str:
     if found is None:
         return ""
     program, index = found
-    lines = job_setup.lookup(f"{PLACES_FOLDER}/{log.ordinal}/{program.digest}")
+    lines = jobs.lookup(f"{PLACES_FOLDER}/{log.ordinal}/{program.digest}")
     if lines is not None:
         program = Collectives(program.items, json.loads(lines))
     return program.place(log.ordinal, other, index)
@@ -222,9 +222,9 @@ class Agreement:
         with self._lock:
             if program.digest not in self.programs:
                 # before the ledger, which the others read at once, names it
-                job_setup.publish(f"{PROGRAM_FOLDER}/{program.digest}", program.encode())
+                jobs.publish(f"{PROGRAM_FOLDER}/{program.digest}", program.encode())
                 lines = json.dumps(program.places).encode()
-                job_setup.publish(f"{PLACES_FOLDER}/{self.log.ordinal}/{program.digest}", lines)
+                jobs.publish(f"{PLACES_FOLDER}/{self.log.ordinal}/{program.digest}", lines)
             known = self.programs.setdefault(program.digest, program)
             before = self.log.runs[-1][0].digest if self.log.runs else ""
             unusual = (before, known.digest) not in self.followed
@@ -249,11 +249,11 @@ class Agreement:
             if encoded == self._shown:
                 return
             self._shown = encoded
-        job_setup.publish(f"{LOG_FOLDER}/{self.log.ordinal}", encoded)
+        jobs.publish(f"{LOG_FOLDER}/{self.log.ordinal}", encoded)
 
     def look(self) -> None:
         """Read the others' logs and compare. Raises Difference."""
-        for name, data in job_setup.published(LOG_FOLDER).items():
+        for name, data in jobs.published(LOG_FOLDER).items():
             ordinal = int(name)
             if ordinal != self.log.ordinal:
                 self._compare(self._read(ordinal, data))
@@ -299,7 +299,7 @@ class Agreement:
     def _program(self, digest: str) -> Collectives:
         found = self.programs.get(digest) or self.foreign.get(digest)
         if found is None:
-            for name, data in job_setup.published(PROGRAM_FOLDER).items():
+            for name, data in jobs.published(PROGRAM_FOLDER).items():
                 self.foreign.setdefault(name, Collectives.decode(data))
             found = self.foreign[digest]
         return found

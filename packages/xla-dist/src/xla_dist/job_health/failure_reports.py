@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from multiprocessing import connection as pipes
 from typing import Final, NoReturn
 
-from xla_core.multiprocess import job_setup
-from xla_core.multiprocess.startup_watchdog import EXIT_CODE
+from xla_core.extension_api import jobs
+from xla_core.support import flags
 from xla_dist.job_health import peer_queries
 from xla_dist.job_health.collective_order import Agreement, Difference
 from xla_dist.job_health.heartbeats import Signs
@@ -77,7 +77,7 @@ class _State:
 class Watchdog(threading.Thread):
     """Looks after the other processes; ``agreement`` is compared with theirs on the way."""
 
-    def __init__(self, connection: job_setup.Connection, agreement: Agreement) -> None:
+    def __init__(self, connection: jobs.Connection, agreement: Agreement) -> None:
         super().__init__(name="xla-dist-watchdog", daemon=True)
         self.connection = connection
         self.agreement = agreement
@@ -149,7 +149,7 @@ class Watchdog(threading.Thread):
         # launched before it came there
         self.agreement.show()
         show_status()
-        for name, data in sorted(job_setup.published(FAILURE_FOLDER).items()):
+        for name, data in sorted(jobs.published(FAILURE_FOLDER).items()):
             if int(name) != self.connection.job.index:
                 return MSG_FAILED.format(
                     ordinal=self.connection.job.index, culprit=name, text=data.decode()
@@ -161,8 +161,8 @@ class Watchdog(threading.Thread):
         alive = self.signs.alive
         self.neighbours.look()
         # after that: who has left was alive, and there, until it had said so
-        done = job_setup.published(DONE_FOLDER)
-        seconds = job_setup.FAILURE_TIMEOUT.get()
+        done = jobs.published(DONE_FOLDER)
+        seconds = flags.FAILURE_TIMEOUT.get()
         for index, frozen in self.neighbours.frozen().items():
             if frozen >= seconds / 2 and str(index) not in done:
                 return MSG_FROZEN.format(culprit=index, seconds=frozen, doing=self._doing())
@@ -230,7 +230,7 @@ def _end(text: str, report: Callable[[], None]) -> NoReturn:
     sys.stdout.flush()
     print(f"xla-dist: {text}", file=sys.stderr, flush=True)  # noqa: T201 - last words
     report()
-    leave(EXIT_CODE)
+    leave(jobs.EXIT_CODE)
 
 
 def leave(status: int) -> NoReturn:
@@ -259,7 +259,7 @@ def _follow(launcher: multiprocessing.process.BaseProcess) -> None:
 
 def watch(agreement: Agreement) -> Watchdog | None:
     """Start the watchdog, once; None for a process that is alone."""
-    connection = job_setup.connection()
+    connection = jobs.connection()
     if connection is None or connection.job.count < 2:
         return None
     if _State.watchdog is None:
@@ -276,36 +276,36 @@ def watchdog() -> Watchdog | None:
 
 def publish(text: str) -> None:
     """Tell the others that this process failed and why; they end within a second."""
-    connection = job_setup.connection()
+    connection = jobs.connection()
     if connection is not None:
-        job_setup.publish(f"{FAILURE_FOLDER}/{connection.job.index}", text.encode())
+        jobs.publish(f"{FAILURE_FOLDER}/{connection.job.index}", text.encode())
 
 
 def follow() -> None:
     """Tell the others that this process ends because of another one: it is not to be named for it."""
-    connection = job_setup.connection()
+    connection = jobs.connection()
     if connection is not None:
         with contextlib.suppress(RuntimeError):  # the coordinator may be what has gone
-            job_setup.publish(f"{FOLLOWERS_FOLDER}/{connection.job.index}", b"")
+            jobs.publish(f"{FOLLOWERS_FOLDER}/{connection.job.index}", b"")
 
 
 def followers() -> dict[str, bytes]:
     """The processes, by ordinal, that have ended because of another one."""
-    return job_setup.published(FOLLOWERS_FOLDER)
+    return jobs.published(FOLLOWERS_FOLDER)
 
 
 def publish_done() -> None:
     """Tell the others that this process has finished well: its silence is no failure."""
-    connection = job_setup.connection()
+    connection = jobs.connection()
     if connection is not None:
         if _State.watchdog is not None:
             _State.watchdog.agreement.show()
-        job_setup.publish(f"{DONE_FOLDER}/{connection.job.index}", b"")
+        jobs.publish(f"{DONE_FOLDER}/{connection.job.index}", b"")
 
 
 def finished() -> set[int]:
     """The processes that have finished well."""
-    return {int(name) for name in job_setup.published(DONE_FOLDER)}
+    return {int(name) for name in jobs.published(DONE_FOLDER)}
 
 
 @contextlib.contextmanager
@@ -324,16 +324,16 @@ def waiting(what: str) -> Iterator[Waiting]:
 
 def show_status() -> None:
     """Tell the others where this process waits, if that is new."""
-    connection, now = job_setup.connection(), _State.waiting
+    connection, now = jobs.connection(), _State.waiting
     status = json.dumps((now.what, now.missing) if now else None).encode()
     if connection is not None and status != _State.shown:
         _State.shown = status
-        job_setup.publish(f"{STATUS_FOLDER}/{connection.job.index}", status)
+        jobs.publish(f"{STATUS_FOLDER}/{connection.job.index}", status)
 
 
 def everyone_waiting() -> dict[int, Waiting]:
     """Where the main threads of replicas wait for others, by ordinal."""
-    found = {int(n): json.loads(data) for n, data in job_setup.published(STATUS_FOLDER).items()}
+    found = {int(n): json.loads(data) for n, data in jobs.published(STATUS_FOLDER).items()}
     return {n: Waiting(s[0], tuple(s[1])) for n, s in found.items() if s}
 
 

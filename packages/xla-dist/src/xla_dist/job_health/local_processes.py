@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from xla_core.multiprocess import job_setup
+from xla_core.extension_api import jobs
 
 _FOLDER: Final = "xla/process"
 _GAP_SECONDS: Final = 2.0
@@ -35,9 +35,9 @@ def is_frozen(pid: int) -> bool:
 
 def introduce() -> None:
     """Tell the others which process this one is; nothing where the system does not tell of processes."""
-    met, system = job_setup.connection(), _system()
+    met, system = jobs.connection(), _system()
     if met is not None and system:
-        job_setup.publish(f"{_FOLDER}/{met.job.index}", f"{system} {os.getpid()}".encode())
+        jobs.publish(f"{_FOLDER}/{met.job.index}", f"{system} {os.getpid()}".encode())
 
 
 class Neighbours:
@@ -80,7 +80,7 @@ class Neighbours:
 
     def _listen(self) -> None:
         system = _system()
-        for name, data in job_setup.published(_FOLDER).items():
+        for name, data in jobs.published(_FOLDER).items():
             self._heard.add(int(name))
             where, _, pid = data.decode().rpartition(" ")
             # only who has been seen can be missed: /proc may hide the processes of other users

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from xla_core.multiprocess import job_setup
+from xla_core.extension_api import jobs
 from xla_dist.job_health.thread_states import Condition
 
 _ASKED: Final = "xla/asked"
@@ -30,34 +30,34 @@ class Questions:
         """Ask ``other``, which is awaited at ``what``; again is for free."""
         if other not in self._open:
             self._open.add(other)
-            job_setup.withdraw(f"{_ANSWERS}/{other}")  # of an earlier time
-            job_setup.publish(f"{_ASKED}/{other}/{self._me}", what.encode())
+            jobs.withdraw(f"{_ANSWERS}/{other}")  # of an earlier time
+            jobs.publish(f"{_ASKED}/{other}/{self._me}", what.encode())
 
     def close(self) -> None:
         """Ask no more."""
         while self._open:
-            job_setup.withdraw(f"{_ASKED}/{self._open.pop()}/{self._me}")
+            jobs.withdraw(f"{_ASKED}/{self._open.pop()}/{self._me}")
 
 
 def asked(ordinal: int) -> dict[int, str]:
     """Who waits for replica ``ordinal``, and at what."""
-    found = job_setup.published(f"{_ASKED}/{ordinal}")
+    found = jobs.published(f"{_ASKED}/{ordinal}")
     return {int(name): data.decode() for name, data in found.items()}
 
 
 def answer(ordinal: int, condition: Condition) -> None:
     """Say where replica ``ordinal``, this one, is."""
-    job_setup.publish(f"{_ANSWERS}/{ordinal}", condition.encode())
+    jobs.publish(f"{_ANSWERS}/{ordinal}", condition.encode())
 
 
 def withdraw_answer(ordinal: int) -> None:
     """Nobody waits for replica ``ordinal`` any more: what it said is out of date."""
-    job_setup.withdraw(f"{_ANSWERS}/{ordinal}")
+    jobs.withdraw(f"{_ANSWERS}/{ordinal}")
 
 
 def where(ordinal: int) -> str:
     """The end of a message: the line that replica ``ordinal`` is at."""
-    data = job_setup.lookup(f"{_ANSWERS}/{ordinal}")
+    data = jobs.lookup(f"{_ANSWERS}/{ordinal}")
     if data is None:
         return MSG_SILENT
     condition = Condition.decode(data)
@@ -66,7 +66,7 @@ def where(ordinal: int) -> str:
 
 def stack(ordinal: int) -> str:
     """The end of a last message: the stack of replica ``ordinal``, if it said where it is."""
-    data = job_setup.lookup(f"{_ANSWERS}/{ordinal}")
+    data = jobs.lookup(f"{_ANSWERS}/{ordinal}")
     if data is None:
         return MSG_SILENT
     return MSG_STACK.format(ordinal=ordinal, stack=Condition.decode(data).stack)

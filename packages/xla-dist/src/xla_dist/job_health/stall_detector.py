@@ -14,8 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from xla_core.jax_bridge import jax_private
-from xla_core.pjrt import client, executable
+from xla_core.extension_api import runtime
 from xla_dist.job_health import peer_queries
 from xla_dist.job_health.collective_order import Agreement
 from xla_dist.settings import WAIT_TIMEOUT, WARN_AFTER
@@ -26,8 +25,6 @@ CROSSED_SECONDS: Final = 4.0
 ASK_SECONDS: Final = 0.5
 """After so long an awaited replica is asked where it is; from then on it looks at its own threads."""
 
-_DEVICE_CODE: Final = frozenset(module.__name__ for module in (jax_private, client, executable))
-"""Modules in which a thread is while it waits for its device."""
 
 MSG_FINISHED: Final = (
     "ordinal {me} waits in {what}, which ordinal {other} never reaches: it has finished. Every "
@@ -47,7 +44,7 @@ def waits_for_device() -> bool:
     """Whether another thread than this one is inside the runtime at this moment."""
     me = threading.get_ident()
     return any(
-        frame.f_globals.get("__name__") in _DEVICE_CODE
+        frame.f_globals.get("__name__") in runtime.DEVICE_CODE
         for thread, frame in sys._current_frames().items()
         if thread != me
     )

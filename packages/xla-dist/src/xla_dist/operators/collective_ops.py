@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from xla_core.operators.lowering_registry import rule
+from xla_core.extension_api.operators import rule
 from xla_dist.operators import primitives
 from xla_dist.operators.primitives import Groups
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import mlir
 
-from xla_core.jax_bridge.jax_private import Primitive, ir, stablehlo
+from xla_core.extension_api.lowering import Primitive, ir, stablehlo
 
 Groups = tuple[tuple[int, ...], ...]
 

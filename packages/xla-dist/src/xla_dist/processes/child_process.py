@@ -18,9 +18,10 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from xla_core.execution import runtime, step_closures
-from xla_core.multiprocess import job_setup
-from xla_core.multiprocess.job_setup import Job
+from xla_core.extension_api import jobs, runtime, training
+from xla_core.extension_api.jobs import Job
+from xla_core.support import flags
+from xla_core.support.once import Once
 from xla_dist.job_health import failure_reports, thread_states
 from xla_dist.job_health.bounded_wait import Patience
 from xla_dist.job_health.collective_order import Difference
@@ -60,11 +61,11 @@ def run_child(
 ) -> None:
     """Call ``fn(ordinal, *args)`` as one of the job's processes; the entry of each of them."""
     os.environ.update(environment)
-    _attended[:] = [True]
+    _attended.begin()
     failure_reports.follow_launcher()
     try:
         thread_states.runtime_starts()
-        job_setup.connect(job)
+        jobs.connect(job)
         thread_states.runtime_started()
         current = session.begin()
         if current is not None and current.watchdog is not None:
@@ -73,7 +74,7 @@ def run_child(
                 pipe, Report(text, kind, time.time())
             )
         result = fn(job.index, *args)
-        step_closures.wait()
+        training.wait_for_closures()
         finish()
     except SystemExit as end:
         if end.code not in (None, 0):
@@ -84,17 +85,17 @@ def run_child(
         _fail(pipe, traceback.format_exc(), error)
     else:
         _send(pipe, Report("", "own", time.time(), result))
-    job_setup.disconnect()
+    jobs.disconnect()
 
 
-_attended: Final[list[bool]] = []
+_attended: Final = Once()
 
 
 def attend() -> None:
     """Look after a process that no launcher of ours has started, until it exits; once."""
-    if _attended or session.begin() is None:
+    if _attended.done or session.begin() is None:
         return
-    _attended.append(True)
+    _attended.begin()
     failed: list[str] = []
     shown = sys.excepthook
 
@@ -130,7 +131,7 @@ def _named(error: BaseException, trace: Any) -> tuple[type[BaseException], BaseE
     current = session.begin()
     if current is None or current.watchdog is None:
         return type(error), error, trace
-    text = current.watchdog.culprit(job_setup.FAILURE_TIMEOUT.get() + _LAST_WORDS_SECONDS)
+    text = current.watchdog.culprit(flags.FAILURE_TIMEOUT.get() + _LAST_WORDS_SECONDS)
     if text is None:
         return type(error), error, trace
     lost = PeerFailedError(text)
@@ -176,7 +177,7 @@ def finish() -> None:
 def _fail(pipe: Any, text: str, error: BaseException) -> None:
     """Report to the launcher and to the other processes, and exit."""
     consequence = any(words in str(error) for words in _CONSEQUENCES)
-    current = session.begin() if job_setup.connection() is not None else None
+    current = session.begin() if jobs.connection() is not None else None
     kind = "consequence" if consequence else "own"
     difference = _difference(current) if consequence and current is not None else None
     if difference is not None or isinstance(error, Difference):

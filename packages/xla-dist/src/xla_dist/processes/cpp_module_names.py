@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from xla_core.execution import runtime
-from xla_core.multiprocess import job_setup
-from xla_core.multiprocess.job_setup import Job
+from xla_core.extension_api import jobs, runtime
+from xla_core.extension_api.jobs import Job
 
 MSG_OTHER_JOB: Final = (
     "this process is number {index} of {count} already, and _ensure_xla_coordinator_initialized says {rank} of "
@@ -26,7 +25,7 @@ def _ensure_xla_coordinator_initialized(
     A process that is alone meets nobody. Raises RuntimeError where this process belongs to another job, its
     client runs already without the others, or the coordinator cannot be reached.
     """
-    met = job_setup.connection()
+    met = jobs.connection()
     if met is not None:
         if (met.job.index, met.job.count) != (global_rank, world_size):
             said = {"rank": global_rank, "world": world_size}
@@ -38,4 +37,4 @@ def _ensure_xla_coordinator_initialized(
         return
     if runtime.started():
         raise RuntimeError(MSG_LATE)
-    job_setup.connect(Job(int(global_rank), int(world_size), f"{master_addr}:{master_port}"))
+    jobs.connect(Job(int(global_rank), int(world_size), f"{master_addr}:{master_port}"))

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import torch.distributed
 
-from xla_core.execution import ordinals, runtime
-from xla_core.multiprocess import job_setup
+from xla_core.extension_api import jobs, runtime
 from xla_dist.job_health import failure_reports
 from xla_dist.processes import session
 
@@ -38,7 +37,7 @@ class CoordinatorStore(torch.distributed.Store):
     def set(self, key: str, value: Any) -> None:
         """Store a value (bytes or text)."""
         data = value.encode() if isinstance(value, str) else bytes(value)
-        job_setup.publish(self._path(key), b"=" + data)
+        jobs.publish(self._path(key), b"=" + data)
 
     def get(self, key: str) -> bytes:
         """A value, waiting for it."""
@@ -47,7 +46,7 @@ class CoordinatorStore(torch.distributed.Store):
 
     def add(self, key: str, value: int) -> int:
         """Add to a counter, which starts at 0; its new value."""
-        return job_setup.increment(self._path(key, "#"), value)
+        return jobs.increment(self._path(key, "#"), value)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there."""
@@ -76,23 +75,23 @@ class CoordinatorStore(torch.distributed.Store):
     def delete_key(self, key: str) -> bool:
         """Remove a key; whether it was there."""
         found = self._lookup(key) is not None
-        job_setup.withdraw(self._path(key))
-        job_setup.withdraw(self._path(key, "#"))
+        jobs.withdraw(self._path(key))
+        jobs.withdraw(self._path(key, "#"))
         return found
 
     def num_keys(self) -> int:
         """The number of keys of all processes."""
-        return len(job_setup.published(_FOLDER))
+        return len(jobs.published(_FOLDER))
 
     def _path(self, key: str, kind: str = "=") -> str:
         # the coordinator takes a slash for a folder
         return f"{_FOLDER}/{kind}{key.replace('/', '|')}"
 
     def _lookup(self, key: str) -> bytes | None:
-        data = job_setup.lookup(self._path(key))
+        data = jobs.lookup(self._path(key))
         if data is not None:
             return data[1:]
-        return job_setup.lookup(self._path(key, "#"))
+        return jobs.lookup(self._path(key, "#"))
 
 
 def _others_finished() -> bool:
@@ -106,8 +105,8 @@ def join(_url: str, timeout: timedelta | None) -> tuple[Any, int, int]:
     A process that is alone gets a store in memory.
     """
     runtime.client()
-    ordinal, world = ordinals.replica_of()
-    if job_setup.connection() is None:
+    ordinal, world = runtime.replica_of()
+    if jobs.connection() is None:
         return torch.distributed.HashStore(), ordinal, world
     session.current()
     store = CoordinatorStore(timeout or torch.distributed.default_pg_timeout)

@@ -22,12 +22,21 @@ import torch.distributed
 import torch.multiprocessing
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
-from xla_core.api import xla_model
-from xla_core.execution import runtime, spmd_mode
-from xla_core.multiprocess import job_setup
-from xla_core.multiprocess.job_setup import Job
-from xla_core.plugins import discovery
-from xla_dist.job_health import failure_reports
+from xla_core.extension_api import plugins, runtime
+from xla_core.extension_api.jobs import (
+    COORDINATOR_VARIABLE,
+    COUNT_VARIABLE,
+    EXIT_CODE,
+    INDEX_VARIABLE,
+    LOCAL_COUNT_VARIABLE,
+    LOCAL_INDEX_VARIABLE,
+    SERVED_VARIABLE,
+    Job,
+    job_from_environment,
+    serve,
+    serve_apart,
+)
+from xla_core.support import flags
 from xla_dist.job_health.launch_log import Ledger
 from xla_dist.job_health.local_processes import is_frozen
 from xla_dist.processes.child_process import Report, run_child
@@ -191,7 +200,7 @@ def _rank(child: _Child) -> tuple[int, float]:
     """
     report = child.report
     if report is None or not report.traceback:
-        kind = 1 if child.process.exitcode != failure_reports.EXIT_CODE else 4
+        kind = 1 if child.process.exitcode != EXIT_CODE else 4
     else:
         kind = {"difference": 0, "own": 2, "consequence": 3}[report.kind]
     return kind, report.when if report is not None else child.ended or 0.0
@@ -213,14 +222,14 @@ def local_environments(options: Mapping[str, str]) -> list[dict[str, str]]:
 
     The device's plugin says it (``launch_environments`` of its factory), one process otherwise.
     """
-    factory = discovery.load_factory(runtime.device_type())
+    factory = plugins.load_factory(runtime.device_type())
     found = getattr(factory, "launch_environments", None)
     return [dict(one) for one in found(options)] if found is not None else [{}]
 
 
 def _plan(options: Mapping[str, str], local: Sequence[Mapping[str, str]]) -> list[Job]:
     """The jobs' places of this host's processes: of one host, or of one among several."""
-    hosts = job_setup.job_from_environment(options, runtime.device_type())
+    hosts = job_from_environment(options, runtime.device_type())
     count = len(local)
     if hosts is None:
         return [Job(i, count, "", i, count, served=True) for i in range(count)]
@@ -232,13 +241,13 @@ def _plan(options: Mapping[str, str], local: Sequence[Mapping[str, str]]) -> lis
 
 def _environment(job: Job) -> dict[str, str]:
     return {
-        job_setup.COORDINATOR_VARIABLE: job.address,
-        job_setup.COUNT_VARIABLE: str(job.count),
-        job_setup.INDEX_VARIABLE: str(job.index),
-        job_setup.LOCAL_INDEX_VARIABLE: str(job.local_index),
-        job_setup.LOCAL_COUNT_VARIABLE: str(job.local_count),
-        job_setup.SERVED_VARIABLE: "1",
-        discovery.DEVICE_VARIABLE: runtime.device_type(),
+        COORDINATOR_VARIABLE: job.address,
+        COUNT_VARIABLE: str(job.count),
+        INDEX_VARIABLE: str(job.index),
+        LOCAL_INDEX_VARIABLE: str(job.local_index),
+        LOCAL_COUNT_VARIABLE: str(job.local_count),
+        SERVED_VARIABLE: "1",
+        flags.PJRT_DEVICE.name: runtime.device_type(),
     }
 
 
@@ -252,7 +261,7 @@ def start(
 
     Raises RuntimeError when this process has used its devices already, NotImplementedError in SPMD mode.
     """
-    if spmd_mode.is_spmd():
+    if runtime.is_spmd():
         raise NotImplementedError(MSG_SPMD)
     if runtime.started():
         raise RuntimeError(MSG_STARTED)
@@ -275,8 +284,8 @@ def start(
         if jobs[0].index == 0:
             # A process with the coordinator's threads should not be forked: after the children of this
             # launch are, and for launches that fork in no process that may launch others.
-            serve = job_setup.serve_apart if start_method == "fork" else job_setup.serve
-            cleanup.callback(serve(jobs[0].address, jobs[0].count).shutdown)
+            begin = serve_apart if start_method == "fork" else serve
+            cleanup.callback(begin(jobs[0].address, jobs[0].count).shutdown)
         return Launch(children, jobs[0].count, cleanup.pop_all().close, args)
 
 
@@ -358,7 +367,7 @@ def launch(
         fn(int(os.environ["LOCAL_RANK"]), *args)
         return
     if debug_single_process:
-        devices = xla_model.devices()
+        devices = runtime.devices()
         run_threads(devices, lambda ordinal: fn(ordinal, *args))
         return
     spawn(fn, args, start_method=start_method)

@@ -8,9 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from xla_core.api import xla_model
-from xla_core.execution import ordinals, runtime
-from xla_core.multiprocess import job_setup
+from xla_core.extension_api import jobs, runtime
 from xla_dist.processes import launching
 from xla_dist.processes.launching import run_multiprocess as run_multiprocess
 from xla_dist.processes.thread_replicas import run_threads
@@ -39,10 +37,10 @@ def initialize_multiprocess(local_rank: int, local_world_size: int) -> None:
     own = launching.local_environments(os.environ)
     if len(own) == local_world_size:
         os.environ.update(own[local_rank])
-    os.environ.setdefault(job_setup.LOCAL_INDEX_VARIABLE, str(local_rank))
-    os.environ.setdefault(job_setup.LOCAL_COUNT_VARIABLE, str(local_world_size))
+    os.environ.setdefault(jobs.LOCAL_INDEX_VARIABLE, str(local_rank))
+    os.environ.setdefault(jobs.LOCAL_COUNT_VARIABLE, str(local_world_size))
     runtime.client()
-    if ordinals.replica_of()[1] < local_world_size:
+    if runtime.replica_of()[1] < local_world_size:
         raise RuntimeError(MSG_ALONE.format(rank=local_rank, count=local_world_size))
 
 
@@ -58,7 +56,7 @@ def spawn(
 
 def spawn_threads(fn: Callable[..., Any], args: Sequence[Any] = ()) -> dict[int, Any]:
     """Run ``fn(ordinal, *args)`` in one thread per device of this process; the results by ordinal."""
-    return dict(enumerate(run_threads(xla_model.devices(), lambda ordinal: fn(ordinal, *args))))
+    return dict(enumerate(run_threads(runtime.devices(), lambda ordinal: fn(ordinal, *args))))
 
 
 def initialize_singleprocess() -> None:
@@ -69,8 +67,8 @@ def initialize_singleprocess() -> None:
 
 def _initialize_single_process(local_rank: int, local_world_size: int) -> None:
     """Write down that this process is ``local_rank`` of ``local_world_size`` on this host, unless said."""
-    os.environ.setdefault(job_setup.LOCAL_INDEX_VARIABLE, str(local_rank))
-    os.environ.setdefault(job_setup.LOCAL_COUNT_VARIABLE, str(local_world_size))
+    os.environ.setdefault(jobs.LOCAL_INDEX_VARIABLE, str(local_rank))
+    os.environ.setdefault(jobs.LOCAL_COUNT_VARIABLE, str(local_world_size))
 
 
 def _merge_replica_results(replica_results: Sequence[tuple[int, R]]) -> dict[int, R]:
@@ -95,7 +93,7 @@ def _run_thread_per_device(
     """
     initializer_fn(local_rank, local_world_size)
     return _merge_replica_results(
-        run_threads(xla_model.devices(), lambda _: (ordinals.global_ordinal(), fn()))
+        run_threads(runtime.devices(), lambda _: (runtime.global_ordinal(), fn()))
     )
 
 
@@ -112,4 +110,4 @@ class _SpawnFn:
         self.fn, self.args, self.kwargs = fn, args, kwargs
 
     def __call__(self) -> None:
-        self.fn(ordinals.global_ordinal(), *self.args, **self.kwargs)
+        self.fn(runtime.global_ordinal(), *self.args, **self.kwargs)

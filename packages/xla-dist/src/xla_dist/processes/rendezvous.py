@@ -13,9 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from xla_core.execution import ordinals, runtime
-from xla_core.multiprocess import job_setup
-from xla_core.recording import tensor_trees
+from xla_core.extension_api import jobs, runtime, tensors
 from xla_dist.job_health.bounded_wait import Patience
 from xla_dist.processes import session
 from xla_dist.processes.thread_replicas import Team, team_of
@@ -47,15 +45,15 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> 
         raise TypeError(MSG_TAG.format(got=tag))
     if not isinstance(payload, bytes):
         raise TypeError(MSG_PAYLOAD.format(kind=type(payload)))
-    connection = job_setup.connection()
+    connection = jobs.connection()
     if connection is None and not runtime.started():
         runtime.client()  # joins the job that the environment names, if there is one
-        connection = job_setup.connection()
+        connection = jobs.connection()
     if connection is not None:
         current = session.current()
         named = _named(tag, replicas, current.ordinal, current.world)
         return _meet_processes(tag, bytes(payload), named)
-    me, world = ordinals.replica_of()
+    me, world = runtime.replica_of()
     named = _named(tag, replicas, me, world)
     if world == 1:
         return [bytes(payload)]
@@ -106,7 +104,7 @@ def _meet_processes(tag: str, payload: bytes, named: tuple[int, ...]) -> list[by
             found.append(data)
     if number >= 1:
         # everyone here has read what was published one rendezvous before
-        job_setup.withdraw(f"{folder}/{number - 1}/{me}")
+        jobs.withdraw(f"{folder}/{number - 1}/{me}")
     return found
 
 
@@ -115,18 +113,18 @@ def _publish(key: str, tag: str, payload: bytes) -> None:
     whole = _TAG_LENGTH.pack(len(tag.encode())) + tag.encode() + payload
     pieces = [whole[i : i + _PIECE] for i in range(0, len(whole), _PIECE)]
     for number, piece in enumerate(pieces[1:], 1):
-        job_setup.publish(f"{key}/{number}", piece)
-    job_setup.publish(f"{key}/0", _TAG_LENGTH.pack(len(pieces)) + pieces[0])
+        jobs.publish(f"{key}/{number}", piece)
+    jobs.publish(f"{key}/0", _TAG_LENGTH.pack(len(pieces)) + pieces[0])
 
 
 def _fetch(key: str, other: int, patience: Patience) -> tuple[str, bytes]:
-    first = job_setup.lookup(f"{key}/0")
+    first = jobs.lookup(f"{key}/0")
     while first is None:
         patience.wait([other])
-        first = job_setup.lookup(f"{key}/0")
+        first = jobs.lookup(f"{key}/0")
     (count,) = _TAG_LENGTH.unpack_from(first)
     pieces = [first[_TAG_LENGTH.size :]]
-    pieces += [job_setup.lookup(f"{key}/{n}") or b"" for n in range(1, count)]
+    pieces += [jobs.lookup(f"{key}/{n}") or b"" for n in range(1, count)]
     whole = b"".join(pieces)
     (length,) = _TAG_LENGTH.unpack_from(whole)
     end = _TAG_LENGTH.size + length
@@ -138,7 +136,7 @@ def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> A
 
     ``data`` is any object that pickles; ``xla`` tensors in it come as CPU tensors.
     """
-    host = tensor_trees.map_tensors(data, lambda t: t.detach().cpu())
+    host = tensors.map_tensors(data, lambda t: t.detach().cpu())
     return reduce_fn([pickle.loads(p) for p in rendezvous(tag, pickle.dumps(host))])
 
 
@@ -150,14 +148,14 @@ def do_on_ordinals(
     ``xla`` tensors in ``data`` come as CPU tensors.
     """
     running = _ordinal() in ordinals
-    host = tensor_trees.map_tensors(tuple(data), lambda t: t.detach().cpu())
+    host = tensors.map_tensors(tuple(data), lambda t: t.detach().cpu())
     if running:
         target(*host)
     rendezvous("torch_xla.core.xla_model.do_on_ordinals")
 
 
 def _ordinal() -> int:
-    return ordinals.replica_of()[0]
+    return runtime.replica_of()[0]
 
 
 def gather_objects(tag: str, data: Any, replicas: Sequence[int] = ()) -> list[Any]:
@@ -173,5 +171,5 @@ def put(key: str, data: bytes) -> None:
 def take(key: str, origin: int, patience: Patience) -> bytes:
     """What replica ``origin`` puts under ``key``, waiting for it; gone afterwards."""
     _, data = _fetch(key, origin, patience)
-    job_setup.withdraw(key)
+    jobs.withdraw(key)
     return data

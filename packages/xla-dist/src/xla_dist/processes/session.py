@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from xla_core.multiprocess import job_setup
+from xla_core.extension_api import jobs
 from xla_dist.job_health import failure_reports
 from xla_dist.job_health.collective_order import Agreement
 
@@ -15,7 +15,7 @@ MSG_ALONE: Final = "this process is not part of a job of several processes"
 class Session:
     """One process among ``world``; its ordinal is the number of its process."""
 
-    def __init__(self, connection: job_setup.Connection) -> None:
+    def __init__(self, connection: jobs.Connection) -> None:
         self.connection = connection
         self.ordinal = connection.job.index
         self.world = connection.job.count
@@ -29,7 +29,7 @@ _sessions: Final[list[Session]] = []
 
 def begin() -> Session | None:
     """Start looking after the others once the processes have met; None when this one is alone."""
-    connection = job_setup.connection()
+    connection = jobs.connection()
     if connection is None:
         return None
     with _lock:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.execution import runtime
+from xla_core.extension_api import runtime
 from xla_dist.settings import WAIT_TIMEOUT
 
 MSG_DIFFERENT: Final = (

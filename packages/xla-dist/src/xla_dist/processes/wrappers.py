@@ -9,7 +9,7 @@ import torch
 import torch.multiprocessing
 from torch import nn
 
-from xla_core.execution import ordinals
+from xla_core.extension_api import runtime
 
 T = TypeVar("T")
 
@@ -51,4 +51,4 @@ class MpSerialExecutor:
 
 def create_optimized_replica_groups() -> list[list[int]]:
     """Replica groups for collectives over all replicas: one group, in ordinal order."""
-    return [list(range(ordinals.world_size()))]
+    return [list(range(runtime.world_size()))]

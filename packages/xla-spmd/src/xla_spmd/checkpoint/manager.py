@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from xla_core.api import xla_model
-from xla_core.execution import ordinals
+from xla_core.extension_api import runtime, training
 from xla_spmd.checkpoint import parts, preemption
 from xla_spmd.checkpoint.planners import SPMDLoadPlanner, SPMDSavePlanner
 from xla_spmd.checkpoint.storage import Record, Storage
@@ -91,7 +90,7 @@ class CheckpointManager:
         """
         if not (self.should_save(step) or force):
             return False
-        xla_model.sync(wait=True)
+        training.sync(wait=True)
         self._submit(lambda: self._save(step, state_dict, SPMDSavePlanner())).result()
         self._raise_failures()
         return True
@@ -105,7 +104,7 @@ class CheckpointManager:
         if not (self.should_save(step) or force):
             return False
         self._raise_failures()
-        xla_model.sync(wait=True)
+        training.sync(wait=True)
         self._room.acquire()
         try:
             flat, planner = _copied(state_dict)
@@ -217,8 +216,8 @@ def _groups(
 ) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
     """The group that writes, and one for the main thread's signals: each has one order of its own."""
     if not dist.is_initialized():
-        if ordinals.process_count() > 1:
-            raise RuntimeError(MSG_NO_GROUP.format(count=ordinals.process_count()))
+        if runtime.process_count() > 1:
+            raise RuntimeError(MSG_NO_GROUP.format(count=runtime.process_count()))
         return None, None
     ranks = None if given is None else dist.get_process_group_ranks(given)
     writing = given or dist.new_group(backend="gloo")

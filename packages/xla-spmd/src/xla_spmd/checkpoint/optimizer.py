@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from xla_core.api import xla_model
+from xla_core.extension_api import training
 
 
 def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -13,12 +13,12 @@ def prime_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     The state lies as the parameters do. The step changes parameters (weight decay) and counts: load a
     checkpoint into both afterwards. The gradients are None then. Returns ``optimizer``.
     """
-    xla_model.sync()
+    training.sync()
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    xla_model.sync(wait=True)
+    training.sync(wait=True)
     return optimizer

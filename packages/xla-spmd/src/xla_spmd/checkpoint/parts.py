@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from xla_core.recording.xla_tensor import XLATensor
-from xla_core.torch_bridge import dtypes
+from xla_core.extension_api import tensors
+from xla_core.extension_api.tensors import XLATensor, storage_of, view_of
 from xla_spmd.lowering.mesh_backend import MeshBackend
 from xla_spmd.tensors.sharded_tensor import XLAShard, load_local_shards_, placed, shard_indices
 
@@ -96,7 +96,7 @@ class DeviceParts(_Written):
         (size,) = (c.sizes for c in self.chunks if tuple(c.offsets) == _offsets(index))
         if array.shape != tuple(size):
             array = array[tuple(map(slice, size))].copy()
-        return dtypes.from_numpy(array, self._dtype)
+        return tensors.from_numpy(array, self._dtype)
 
     def copied(self) -> HostParts:
         """The same parts, fetched now."""
@@ -185,7 +185,7 @@ def _offsets(index: MetadataIndex) -> Offsets:
 
 def is_over_mesh(value: Any) -> bool:
     """Whether a value is a tensor on all devices of the job at once."""
-    return isinstance(value, XLATensor) and isinstance(value._s.trace.backend, MeshBackend)
+    return isinstance(value, XLATensor) and isinstance(storage_of(value).trace.backend, MeshBackend)
 
 
 def to_write(value: Any) -> Any:
@@ -199,6 +199,6 @@ def to_load(value: Any) -> Any:
     """What of a state dict is read into for ``value``."""
     if not isinstance(value, XLATensor):
         return value
-    if is_over_mesh(value) and value._v is None:
+    if is_over_mesh(value) and view_of(value) is None:
         return LoadedParts(value)
     return LoadedCopy(value)

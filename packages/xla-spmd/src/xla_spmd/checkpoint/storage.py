@@ -19,7 +19,7 @@ from fsspec.core import url_to_fs
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
-from xla_core.torch_bridge import torch_private
+from xla_core.extension_api import distributed
 
 logger = logging.getLogger(__name__)
 
@@ -96,13 +96,13 @@ class Storage:
         """What writes a checkpoint into directory ``name``."""
         path = self._inside(name, url=True)
         if self._is_url:
-            return torch_private.fsspec_writer(path, threads)
+            return distributed.fsspec_writer(path, threads)
         return FileSystemWriter(path, thread_count=threads, per_thread_copy_ahead=0)
 
     def reader(self, name: str) -> StorageReader:
         """What reads the checkpoint in directory ``name``."""
         path = self._inside(name, url=True)
-        return torch_private.fsspec_reader(path) if self._is_url else FileSystemReader(path)
+        return distributed.fsspec_reader(path) if self._is_url else FileSystemReader(path)
 
     def _inside(self, *names: str, url: bool = False) -> str:
         return posixpath.join(self._path if url else self._root, *names)

@@ -15,8 +15,9 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.jax_bridge import sharding_primitives
-from xla_core.recording.trace import Entry
+from xla_core.contract.hookspecs import OperatorRegistry
+from xla_core.extension_api import shardings
+from xla_core.extension_api.steps import Entry, Operation
 from xla_spmd.lowering import dynamo
 from xla_spmd.sharding.hlo_sharding import parse
 
@@ -98,23 +99,21 @@ def annotating(translate: Translate | None) -> Iterator[None]:
 def _annotate(value: Any, sharding: str) -> Any:
     form = _form.get() or _Form(None)
     text = sharding if form.translate is None else form.translate(sharding, value.ndim)
-    return sharding_primitives.annotate_sharding(value, text)
+    return shardings.annotate_sharding(value, text)
 
 
 def _shard_as(a: Any, b: Any) -> tuple[Any, Any]:
     form = _form.get() or _Form(None)
-    return sharding_primitives.shard_alike(a, b, next(form.groups), form.translate is not None)
+    return shardings.shard_alike(a, b, next(form.groups), form.translate is not None)
 
 
 def _to_shard(value: Any, sharding: str) -> Any:
     shape = parse(sharding).shard_shape(value.shape)
-    return sharding_primitives.to_manual(
-        sharding_primitives.annotate_sharding(value, sharding), shape
-    )
+    return shardings.to_manual(shardings.annotate_sharding(value, sharding), shape)
 
 
 def _to_whole(value: Any, sharding: str, shape: list[int]) -> Any:
-    return sharding_primitives.from_manual(value, sharding, tuple(shape))
+    return shardings.from_manual(value, sharding, tuple(shape))
 
 
 def _reduce_parts(
@@ -124,8 +123,8 @@ def _reduce_parts(
     members = tuple(tuple(groups[i : i + size]) for i in range(0, len(groups), size))
     channel = next(form.groups) + 1
     if dim is None:
-        return sharding_primitives.reduce_parts(value, kind, members, channel)
-    return sharding_primitives.scatter_parts(value, kind, members, dim, channel)
+        return shardings.reduce_parts(value, kind, members, channel)
+    return shardings.scatter_parts(value, kind, members, dim, channel)
 
 
 def _dynamo(value: Any, *description: Any) -> Any:
@@ -134,7 +133,9 @@ def _dynamo(value: Any, *description: Any) -> Any:
 
 def annotated(entry: Entry) -> str | None:
     """The HLO sharding that an operation annotates its operand with, or None if it is another one."""
-    overload = entry.plan.overload if entry.plan is not None else None
+    if not isinstance(entry, Operation):
+        return None
+    overload = entry.plan.overload
     if overload is ANNOTATE:
         return str(entry.args[1])
     if overload is dynamo.MARK:
@@ -142,7 +143,7 @@ def annotated(entry: Entry) -> str | None:
     return None
 
 
-def register(registry: Any) -> None:
+def register(registry: OperatorRegistry) -> None:
     """Add the lowering rules."""
     registry.rule(ANNOTATE)(_annotate)
     registry.rule(dynamo.MARK)(_dynamo)

@@ -7,12 +7,12 @@ inside a compiled function, go on with what it returns.
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 
+from xla_core.support import caches
 from xla_spmd.sharding.mesh import Mesh
 from xla_spmd.sharding.partition_spec import Spec, check_rank
 
@@ -80,7 +80,7 @@ def sharding_text(
     )
 
 
-@functools.lru_cache(maxsize=4096)
+@caches.memoized("shardings of marks in graphs")
 def _sharding_text(
     shape: tuple[int, ...], ids: tuple[int, ...], grid: tuple[int, ...], names: str, spec: str
 ) -> str:

@@ -6,8 +6,8 @@ import weakref
 
 import torch
 
-from xla_core.recording.storage import Recorder
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.extension_api.backends import Recorder
+from xla_core.extension_api.tensors import XLATensor, storage_of, view_of
 from xla_spmd.sharding.annotation import annotation_of
 
 # The tensors that were annotated, as the objects that users hold: only these have a .grad. By id,
@@ -30,9 +30,9 @@ def shardings(trace: Recorder) -> dict[int, str]:
     found = {}
     for leaf in [ref() for ref in list(_leaves.values())]:
         gradient = leaf.grad if leaf is not None and leaf.is_leaf else None
-        if not isinstance(gradient, XLATensor) or gradient._v is not None:
+        if not isinstance(gradient, XLATensor) or view_of(gradient) is not None:
             continue
-        storage = gradient._s
+        storage = storage_of(gradient)
         annotation = annotation_of(leaf)
         pending = storage.is_pending_in(trace.epoch)
         if annotation is not None and pending and storage.trace is trace:

@@ -8,8 +8,9 @@ from typing import Final
 
 import torch
 
-from xla_core.execution import runtime
-from xla_core.recording.xla_tensor import XLATensor, handler_of
+from xla_core.extension_api import runtime
+from xla_core.extension_api.operators import handler_of
+from xla_core.extension_api.tensors import XLATensor
 from xla_spmd.lowering.annotation_ops import REDUCE_PARTS
 
 REDUCTIONS: Final = ("sum", "mul", "min", "max", "and", "or")

@@ -8,16 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from xla_core.compilation.program_table import hold, make_room
 from xla_core.contract.device_protocol import ArraySpec, DeviceClient, Placement, Program
-from xla_core.execution.device_backend import DeviceBackend
-from xla_core.jax_bridge import jax_private
-from xla_core.operators.tensor_meta import TensorMeta
-from xla_core.recording.evictable import Kept, Table
-from xla_core.recording.program_layout import Layout
-from xla_core.recording.storage import Backend, Recorder, Storage
-from xla_core.recording.trace import Entry
-from xla_core.torch_bridge.dtypes import numpy_dtype
+from xla_core.extension_api import lowering
+from xla_core.extension_api.backends import (
+    Backend,
+    DeviceBackend,
+    Kept,
+    Layout,
+    Recorder,
+    Storage,
+    Table,
+    hold,
+    make_room,
+)
+from xla_core.extension_api.steps import Entry, TensorMeta, inputs_of, operations_of
+from xla_core.extension_api.tensors import numpy_dtype
+from xla_core.support import indivisible
 from xla_spmd.lowering import gradient_sharding
 from xla_spmd.lowering.annotation_ops import TO_SHARD, TO_WHOLE, annotating
 from xla_spmd.lowering.propagation import annotated, output_shardings
@@ -100,8 +106,8 @@ class MeshBackend(DeviceBackend):
         """The buffer of a host value, laid out as ``sharding`` if no device has it yet."""
         if value.placed is None:
             assert value.array is not None
-            array, value.array = value.array, None
-            value.placed = self._transfer(array, Placement(self.devices, sharding))
+            placed = self.transfer(value.array, Placement(self.devices, sharding))
+            indivisible.do(indivisible.storing(value, ("placed", "array"), (placed, None)))
         return value.placed
 
     def get(self, buffer: Any) -> np.ndarray:
@@ -164,7 +170,7 @@ class MeshBackend(DeviceBackend):
         function, padded = padding(
             shardings[:1], shardings[1:], annotations[:1], annotations[1:], _identity, [spec]
         )
-        stablehlo = jax_private.lower(
+        stablehlo = lowering.lower_function(
             function, padded, [], self.platform, "move",
             num_partitions=self.count,
             input_shardings=annotations[:1], output_shardings=annotations[1:],
@@ -189,7 +195,7 @@ class MeshBackend(DeviceBackend):
             wanted = annotation.text if annotation is not None else None
             if type(buffer) is HostValue:
                 buffer = self._replace(trace, slot, self.place(buffer, wanted))
-                storage.annotation = annotation
+                storage.annotate(annotation)
             placement = placement_of(buffer)
             if placement.devices != devices:
                 buffer = self._replace(trace, slot, self._from_one_device(buffer, wanted))
@@ -222,7 +228,7 @@ class MeshBackend(DeviceBackend):
         if type(buffer) is HostValue:
             buffer = self.place(buffer, wanted)
             storage.relocate(buffer)
-            storage.annotation = annotation
+            storage.annotate(annotation)
         elif self.client.placement_of(buffer).devices != self.devices:
             buffer = self._from_one_device(buffer, wanted)
             storage.relocate(buffer)
@@ -254,7 +260,7 @@ class MeshBackend(DeviceBackend):
         return buffer
 
     def _from_one_device(self, buffer: Any, sharding: str | None) -> Any:
-        return self._transfer(self.client.get(buffer), Placement(self.devices, sharding))
+        return self.transfer(self.client.get(buffer), Placement(self.devices, sharding))
 
     def layout(
         self,
@@ -268,7 +274,7 @@ class MeshBackend(DeviceBackend):
         assert isinstance(layouts, tuple)
         numbers = bool(entries[-1].floats) + bool(entries[-1].ints)
         inputs = [text or REPLICATED.text for text in layouts] + [REPLICATED.text] * numbers
-        vids = [entry.first for entry in entries if entry.plan is None]
+        vids = [entry.first for entry in inputs_of(entries)]
         known = dict(zip(vids, inputs, strict=False))
         fixed = {outputs[target]: inputs[source] for source, target in aliases}
         fixed |= gradient_sharding.shardings(trace)
@@ -327,4 +333,4 @@ def _annotations(
 
 def _has_manual(entries: Sequence[Entry]) -> bool:
     manual = (TO_SHARD, TO_WHOLE)
-    return any(e.plan is not None and e.plan.overload in manual for e in entries)
+    return any(operation.plan.overload in manual for operation in operations_of(entries))

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.recording.step_key import Ref
-from xla_core.recording.trace import Entry
+from xla_core.extension_api.operators import schema_of
+from xla_core.extension_api.steps import Entry, Operation, Ref, operations_of
 from xla_spmd.lowering import annotation_ops
 
 # Operators that give each element of their result the place of one of an operand, beside those
@@ -43,8 +43,8 @@ def output_shardings(
     if all(vid in fixed for vid in outputs):
         return [fixed[vid] for vid in outputs]
     groups = _Groups()
-    for entry in entries:
-        _connect(groups, entry)
+    for operation in operations_of(entries):
+        _connect(groups, operation)
     shardings: dict[int, str] = {}
     for vid, sharding in [*known.items(), *fixed.items()]:
         root = groups.find(vid)
@@ -76,11 +76,11 @@ class _Groups:
         self.parents[self.find(a)] = self.find(b)
 
 
-def _connect(groups: _Groups, entry: Entry) -> None:
+def _connect(groups: _Groups, entry: Operation) -> None:
     plan = entry.plan
-    if plan is None or plan.is_put:
+    if plan.is_put:
         return
-    name = plan.overload._schema.name.partition("::")[2].rstrip("_")
+    name = schema_of(plan.overload).name.partition("::")[2].rstrip("_")
     if name.startswith(("_foreach_", "_fused_")):
         for vid, ref in _by_element(entry):
             groups.join(vid, ref.vid)
@@ -95,7 +95,7 @@ def _connect(groups: _Groups, entry: Entry) -> None:
                     groups.join(entry.first + i, ref.vid)
 
 
-def _by_element(entry: Entry) -> Iterator[tuple[int, Ref]]:
+def _by_element(entry: Operation) -> Iterator[tuple[int, Ref]]:
     """Results and operands of a list operator that stand at the same place of their lists."""
     lists = [a for a in (*entry.args, *entry.kwargs.values()) if _is_list_of_values(a)]
     if not lists:

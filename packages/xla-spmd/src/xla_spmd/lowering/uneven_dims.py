@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xla_core.contract.device_protocol import ArraySpec
-from xla_core.jax_bridge import sharding_primitives
+from xla_core.extension_api import shardings
 from xla_spmd.sharding.hlo_sharding import parse
 
 Function: TypeAlias = Callable[..., Any]
@@ -63,7 +63,7 @@ def _between(
 
 
 def _cut(value: Any, shape: Sequence[int], annotation: str) -> Any:
-    return sharding_primitives.annotate_sharding(value[tuple(map(slice, shape))], annotation)
+    return shardings.annotate_sharding(value[tuple(map(slice, shape))], annotation)
 
 
 def _fill(value: Any, text: str | None, annotation: str | None) -> Any:
@@ -71,7 +71,7 @@ def _fill(value: Any, text: str | None, annotation: str | None) -> Any:
     # XLA lays a value without elements out whole, whatever its annotation says: no part is to be filled
     if annotation is None or shape == value.shape or value.size == 0:
         return value
-    laid = sharding_primitives.annotate_sharding(value, annotation)
+    laid = shardings.annotate_sharding(value, annotation)
     return jnp.pad(laid, [(0, n - m) for n, m in zip(shape, value.shape, strict=True)])
 
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from xla_core.compilation import program_table
-from xla_core.recording.storage import Storage
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.extension_api import programs
+from xla_core.extension_api.backends import Storage
+from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_core.support.counters import render_bytes
 from xla_spmd.lowering.mesh_backend import HostValue, MeshBackend
 from xla_spmd.sharding.hlo_sharding import parse
@@ -60,13 +60,13 @@ class LiveTensor:
     device_bytes: Mapping[int, int]
 
 
-def collectives(program: program_table.StepProgram | None = None) -> list[Collective]:
+def collectives(program: programs.StepProgram | None = None) -> list[Collective]:
     """The operations between devices in a compiled program (default: the one that ran most often).
 
     Raises RuntimeError when nothing ran yet.
     """
     if program is None:
-        known = program_table.all_programs()
+        known = programs.all_programs()
         if not known:
             raise RuntimeError("no program has run yet; train at least one step first")
         program = max(known, key=lambda p: p.runs)
@@ -138,7 +138,7 @@ def _names(module: torch.nn.Module | None) -> dict[int, str]:
     if module is None:
         return {}
     tensors = [*module.named_parameters(), *module.named_buffers()]
-    return {id(t._s): name for name, t in tensors if isinstance(t, XLATensor)}
+    return {id(storage_of(t)): name for name, t in tensors if isinstance(t, XLATensor)}
 
 
 def bytes_per_device(tensors: Iterable[LiveTensor] | None = None) -> dict[int, int]:
@@ -153,7 +153,7 @@ def sharding_report(named: torch.nn.Module | None = None, largest: int = 20) -> 
     """A text: collectives of the busiest program, bytes per device, and the largest tensors."""
     lines: list[str] = []
     by_kind: dict[str, list[int]] = {}
-    for one in collectives() if program_table.all_programs() else []:
+    for one in collectives() if programs.all_programs() else []:
         by_kind.setdefault(one.kind, []).append(one.bytes)
     lines.append("Collectives of the program that ran most often, with bytes on each device:")
     lines += [
@@ -187,7 +187,7 @@ def parameter_shares(module: torch.nn.Module, optimizer: Any = None) -> dict[str
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    wanted = {id(t._s) for t in tensors if isinstance(t, XLATensor)}
+    wanted = {id(storage_of(t)) for t in tensors if isinstance(t, XLATensor)}
     total: collections.Counter[int] = collections.Counter()
     for storage in _storages():
         if id(storage) in wanted and storage.buffer is not None:

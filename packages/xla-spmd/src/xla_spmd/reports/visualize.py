@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from xla_core.execution import runtime
+from xla_core.extension_api import runtime
 from xla_spmd.sharding.hlo_sharding import Sharding, ShardingType, parse
 from xla_spmd.tensors.sharded_tensor import sharding_text, unwrap_sharded_tensor
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, Final
 
-from xla_core.execution import runtime
-from xla_core.recording.storage import Storage
+from xla_core.extension_api import runtime
+from xla_core.extension_api.backends import Storage
+from xla_core.extension_api.tensors import storage_of, view_of
+from xla_core.support import caches
 from xla_spmd.sharding.hlo_sharding import REPLICATED, Sharding, canonical
 from xla_spmd.sharding.mesh import Mesh
 from xla_spmd.sharding.partition_spec import Spec, check_rank
@@ -38,7 +39,7 @@ class Annotation:
 
 def annotation_of(tensor: Any) -> Annotation | None:
     """The annotation of a tensor that shows a whole storage, or None."""
-    return None if tensor._v is not None else storage_annotation(tensor._s)
+    return None if view_of(tensor) is not None else storage_annotation(storage_of(tensor))
 
 
 def storage_annotation(storage: Storage) -> Annotation | None:
@@ -68,7 +69,7 @@ def _frozen(spec: Spec) -> tuple[Any, ...]:
     return tuple(tuple(entry) if isinstance(entry, list) else entry for entry in spec)
 
 
-@functools.lru_cache(maxsize=4096)
+@caches.memoized("shardings of annotations")
 def _sharding(mesh: Mesh, spec: Spec, shape: tuple[int, ...]) -> Sharding:
     count = len(runtime.client().devices())
     if sorted(mesh.device_ids.tolist()) != list(range(count)):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from xla_core.support import caches
 from xla_spmd.sharding.mesh import Mesh
 from xla_spmd.sharding.partition_spec import Spec, axes_of
 
@@ -63,7 +63,7 @@ def convert_to_xla_mesh(dt_mesh: DeviceMesh) -> Mesh:
     return Mesh(grid.flatten(), grid.shape, dt_mesh.mesh_dim_names)
 
 
-@functools.lru_cache(maxsize=256)
+@caches.memoized("device meshes of meshes", 256)
 def device_mesh_of(mesh: Mesh) -> DeviceMesh:
     """The ``DeviceMesh`` of the same devices; ``convert_to_xla_mesh`` the other way round."""
     from torch.distributed.device_mesh import DeviceMesh

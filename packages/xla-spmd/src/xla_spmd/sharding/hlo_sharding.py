@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import math
 import re
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+
+from xla_core.support import caches
 
 MSG_NOT_A_SHARDING: Final = (
     "{text!r} is not an HLO sharding such as '{{devices=[2,1]0,1}}' or '{{replicated}}'"
@@ -131,7 +132,7 @@ def tiled(grid: np.ndarray, rank: int) -> Sharding:
     return Sharding(ShardingType.TILED, tiles[:rank], devices)
 
 
-@functools.lru_cache(maxsize=4096)
+@caches.memoized("parsed shardings")
 def parse(text: str | None) -> Sharding:
     """The sharding that a text (or None: the whole value everywhere) stands for.
 
@@ -172,7 +173,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(n) for n in text.split(","))
 
 
-@functools.lru_cache(maxsize=4096)
+@caches.memoized("canonical texts of shardings")
 def canonical(text: str | None) -> str | None:
     """One text per sharding; None for the whole value everywhere."""
     sharding = parse(text)

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from xla_core.contract.device_protocol import DeviceDescription
-from xla_core.execution import runtime
+from xla_core.extension_api import runtime
 
 MSG_RANKS: Final = (
     "ici_mesh_shape {ici} and dcn_mesh_shape {dcn} need one number per mesh axis each; write 1 "

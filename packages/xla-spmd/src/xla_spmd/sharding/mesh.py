@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xla_core.execution import runtime
+from xla_core.extension_api import runtime
 from xla_core.support import counters
 from xla_spmd.sharding import job_devices as job
 from xla_spmd.sharding.hlo_sharding import Sharding

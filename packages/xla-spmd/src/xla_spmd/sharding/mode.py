@@ -6,7 +6,8 @@ import os
 import warnings
 from typing import Final
 
-from xla_core.execution import runtime, spmd_mode
+from xla_core.extension_api import runtime
+from xla_core.support import flags
 
 MSG_AUTO: Final = (
     "auto-sharding is not available: the compiler of {device} devices leaves out XLA's "
@@ -25,12 +26,12 @@ def use_spmd(auto: bool = False) -> None:
     Call it before the first tensor; later it works too, warns, and tensors on ``xla:0`` come along.
     Raises RuntimeError with ``auto`` where the device's compiler cannot choose shardings itself.
     """
-    if auto or os.environ.get("XLA_AUTO_SPMD", "") == "1":
+    if auto or flags.AUTO_SPMD.get():
         raise RuntimeError(MSG_AUTO.format(device=runtime.device_type()))
-    if spmd_mode.is_spmd():
+    if runtime.is_spmd():
         return
-    spmd_mode.enable()
-    os.environ[spmd_mode.USE_SPMD.name] = "1"  # scripts and child processes read it
+    runtime.enable_spmd()
+    os.environ[flags.USE_SPMD.name] = "1"  # scripts and child processes read it
     if runtime.started():
         warnings.warn(MSG_LATE, stacklevel=2)
         runtime.reattach()

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from xla_core.execution import runtime
+from xla_core.extension_api import runtime
 from xla_spmd.sharding.annotation import Annotation
 from xla_spmd.sharding.hlo_sharding import (
     MANUAL,

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from xla_core.recording.xla_tensor import XLATensor, handler_of, set_handler
+from xla_core.extension_api.operators import handler_of, set_handler
+from xla_core.extension_api.tensors import XLATensor, storage_of
+from xla_core.support.once import Once
 from xla_spmd.sharding.annotation import annotation_of
 from xla_spmd.tensors.marking import lay
 
-
-class _Installed:
-    done = False
+_installed: Final = Once()
 
 
 def keep_annotations() -> None:
     """Have ``clone`` give tensors that are split like what they are copies of."""
-    if _Installed.done:
+    if not _installed.begin():
         return
     plain = handler_of(torch.ops.aten.clone.default)
 
@@ -26,9 +26,8 @@ def keep_annotations() -> None:
         source = args[0]
         annotation = annotation_of(source) if isinstance(source, XLATensor) else None
         # inside the body of a computation XLA propagates what the operands have
-        if annotation is not None and source._s.trace.aside is None:
+        if annotation is not None and storage_of(source).trace.aside is None:
             lay(made, annotation)
         return made
 
     set_handler(torch.ops.aten.clone.default, clone)
-    _Installed.done = True

@@ -8,10 +8,10 @@ from typing import Final
 import torch
 
 from xla_core.contract.device_protocol import ArraySpec, Placement
-from xla_core.execution.runtime import trace_of
-from xla_core.operators.tensor_meta import tensor_meta
-from xla_core.recording.xla_tensor import XLATensor
-from xla_core.torch_bridge import dtypes
+from xla_core.extension_api import tensors
+from xla_core.extension_api.runtime import trace_of
+from xla_core.extension_api.steps import tensor_meta
+from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_spmd.lowering.uneven_dims import filled_up
 from xla_spmd.sharding.hlo_sharding import Sharding
 from xla_spmd.sharding.op_sharding import annotation_by
@@ -54,13 +54,13 @@ def assembled(
                 text=sharding.text, wanted=wanted, own=own, expected=first.dtype,
             )  # fmt: skip
             raise ValueError(text)
-        array = filled_up(dtypes.to_numpy(shard), wanted)
+        array = filled_up(tensors.to_numpy(shard), wanted)
         array = array.astype(backend.numpy_dtype(array.dtype), copy=False)
         parts.append(backend.client.put(array, Placement((backend.devices[device],))))
     spec = ArraySpec(whole, array.dtype, annotation.text)
     buffer = backend.client.assemble(parts, spec, Placement(backend.devices, annotation.text))
     made = trace.from_buffer(buffer, tensor_meta(whole, first.dtype))
-    made._s.annotation = annotation
+    storage_of(made).annotate(annotation)
     return made
 
 

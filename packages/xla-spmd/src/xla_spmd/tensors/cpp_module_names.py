@@ -8,10 +8,9 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.execution import runtime
-from xla_core.execution.pending_graph import graph_of
-from xla_core.lowering.replay import needed_entries
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.extension_api import runtime
+from xla_core.extension_api.steps import graph_of, needed_entries, operations_of
+from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_spmd.lowering.annotation_ops import TO_SHARD
 from xla_spmd.lowering.manual_collectives import all_reduce as _xla_spmd_all_reduce
 from xla_spmd.lowering.manual_collectives import reduce_scatter as _xla_spmd_reduce_scatter
@@ -167,7 +166,7 @@ def _mark_manual_sharding(tensor: torch.Tensor, sharding: Sharding) -> None:
     plain = marking.checked(unwrap_sharded_tensor(tensor))
     if sharding.type is not ShardingType.MANUAL:
         raise RuntimeError(MSG_NOT_MANUAL.format(text=sharding.text))
-    storage = plain._s
+    storage = storage_of(plain)
     if not storage.trace.is_pending(storage) or not _is_of_parts(plain):
         raise RuntimeError(MSG_DATA)
     found = sharding_of(plain)
@@ -178,14 +177,14 @@ def _mark_manual_sharding(tensor: torch.Tensor, sharding: Sharding) -> None:
 
 def _is_of_parts(tensor: XLATensor) -> bool:
     with graph_of([tensor]) as (_, entries, outputs):
-        needed = needed_entries(entries, outputs)
-        return any(e.plan is not None and e.plan.overload is TO_SHARD for e in needed)
+        needed = operations_of(needed_entries(entries, outputs))
+        return any(operation.plan.overload is TO_SHARD for operation in needed)
 
 
 def _set_manual(tensor: XLATensor) -> None:
     count = len(runtime.client().devices())
     mesh = Mesh(list(range(count)), (count,))
-    tensor._s.annotation = Annotation(MANUAL, MANUAL.text, mesh, (None,) * tensor.dim())
+    storage_of(tensor).annotate(Annotation(MANUAL, MANUAL.text, mesh, (None,) * tensor.dim()))
 
 
 def _spmd_full_to_shard_shape(tensor: torch.Tensor) -> torch.Tensor:
@@ -222,7 +221,7 @@ def _spmd_shard_to_full_shape(
         raise RuntimeError(text)
     whole = to_whole(plain, sharding.text, shape)
     assert isinstance(whole, XLATensor)
-    whole._s.annotation = annotation
+    storage_of(whole).annotate(annotation)
     return whole
 
 

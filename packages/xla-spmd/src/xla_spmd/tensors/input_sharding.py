@@ -9,9 +9,10 @@ from typing import Final
 import torch
 
 from xla_core.contract.device_protocol import ArraySpec, Placement
-from xla_core.execution.runtime import trace_of
-from xla_core.operators.tensor_meta import tensor_meta
-from xla_core.torch_bridge import dtypes
+from xla_core.extension_api import tensors
+from xla_core.extension_api.runtime import trace_of
+from xla_core.extension_api.steps import tensor_meta
+from xla_core.extension_api.tensors import storage_of
 from xla_spmd.lowering.mesh_backend import MeshBackend
 from xla_spmd.lowering.uneven_dims import filled_up
 from xla_spmd.sharding.annotation import Annotation, checked_sharding
@@ -74,7 +75,7 @@ def _from_minibatch(
     mine = processes.index(backend.client.local_devices()[0].process_index)
     shape = (t.shape[0] * len(processes), *t.shape[1:])
     sharding = checked_sharding(spec.mesh, spec.partition_spec, shape)
-    array = dtypes.to_numpy(t)
+    array = tensors.to_numpy(t)
     array = array.astype(backend.numpy_dtype(array.dtype), copy=False)
     part = sharding.shard_shape(shape)
     parts = []
@@ -85,7 +86,7 @@ def _from_minibatch(
     array_spec = ArraySpec(shape, array.dtype, text)
     buffer = backend.client.assemble(parts, array_spec, Placement(backend.devices, text))
     made = trace.from_buffer(buffer, tensor_meta(shape, t.dtype))
-    made._s.annotation = Annotation(sharding, text, spec.mesh, spec.partition_spec)
+    storage_of(made).annotate(Annotation(sharding, text, spec.mesh, spec.partition_spec))
     return made
 
 

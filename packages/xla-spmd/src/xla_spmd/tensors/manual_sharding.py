@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.recording.xla_tensor import XLATensor, handler_of
+from xla_core.extension_api.operators import handler_of
+from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_spmd.lowering.annotation_ops import TO_SHARD, TO_WHOLE
 from xla_spmd.sharding.annotation import Annotation, checked_sharding
 from xla_spmd.sharding.hlo_sharding import MANUAL, REPLICATED
@@ -147,5 +148,5 @@ def over_parts(
 
 
 def _manual(part: XLATensor, mesh: Mesh) -> XLAShardedTensor:
-    part._s.annotation = Annotation(MANUAL, MANUAL.text, mesh, (None,) * part.dim())
+    storage_of(part).annotate(Annotation(MANUAL, MANUAL.text, mesh, (None,) * part.dim()))
     return wrap_as_sharded_tensor(part, mesh, (None,) * part.dim())

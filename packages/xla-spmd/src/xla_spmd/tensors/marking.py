@@ -6,9 +6,10 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.execution import spmd_mode
-from xla_core.recording.trace import Trace
-from xla_core.recording.xla_tensor import XLATensor, handler_of
+from xla_core.extension_api import runtime
+from xla_core.extension_api.operators import handler_of
+from xla_core.extension_api.steps import Trace
+from xla_core.extension_api.tensors import XLATensor, storage_of, view_of
 from xla_core.support import counters
 from xla_spmd.lowering import gradient_sharding
 from xla_spmd.lowering.annotation_ops import ANNOTATE
@@ -77,7 +78,7 @@ def lay_as(tensor: torch.Tensor, annotation: Annotation) -> Annotation:
 def lay_value(tensor: torch.Tensor, sharding: Sharding) -> None:
     """Let the current value of a tensor be split in the program that uses it next, and nothing else."""
     xla = checked(tensor)
-    with xla._s.trace.lock:
+    with storage_of(xla).trace.lock:
         _lay_pending(xla, sharding)
 
 
@@ -85,7 +86,7 @@ def checked(tensor: torch.Tensor) -> XLATensor:
     """``tensor``, if it can be split. Raises ValueError for one on the CPU, RuntimeError outside SPMD."""
     if not isinstance(tensor, XLATensor):
         raise NotOnDeviceError(MSG_NOT_XLA.format(kind=torch.Tensor.type(tensor)))
-    mesh_backend(tensor._s.trace)
+    mesh_backend(storage_of(tensor).trace)
     return tensor
 
 
@@ -103,35 +104,35 @@ def mesh_backend(trace: Trace) -> MeshBackend:
 
 def lay(tensor: XLATensor, annotation: Annotation | None) -> None:
     """Let ``tensor`` lie as annotated from now on; None: whole on every device."""
-    storage = tensor._s
+    storage = storage_of(tensor)
     trace = storage.trace
     text = None
     if annotation is not None:
         text = annotation.text
         counters.increment("SetShardingSpec")
     with trace.lock:
-        if tensor._v is None and storage.epoch != trace.epoch and trace.backend.shapes_only:
+        if view_of(tensor) is None and storage.epoch != trace.epoch and trace.backend.shapes_only:
             # weights to be loaded, or a value: either way a shape, which nothing has to move
             storage.relocate(mesh_backend(trace).allocate(storage.meta, text))
-        elif tensor._v is not None or storage.buffer is None or storage.epoch == trace.epoch:
+        elif view_of(tensor) is not None or storage.buffer is None or storage.epoch == trace.epoch:
             sharding = annotation.sharding if annotation is not None else REPLICATED
             _lay_pending(tensor, sharding)
         else:
             storage.relocate(mesh_backend(trace).laid(storage.buffer, text))
-        if tensor._v is None:
-            storage.annotation = annotation
+        if view_of(tensor) is None:
+            storage.annotate(annotation)
 
 
 def _lay_pending(tensor: XLATensor, sharding: Sharding) -> None:
     """Record the annotation; the tensor shows the annotated value, autograd does not notice."""
     annotated = handler_of(ANNOTATE)((tensor, sharding.text), None)
-    view, storage = tensor._v, tensor._s
+    view, storage = view_of(tensor), storage_of(tensor)
     trace = storage.trace
     if view is None:
-        trace.assign(storage, annotated._s.vid)
+        trace.assign(storage, storage_of(annotated).vid)
     else:
         # only this look at the storage is annotated: the others see values of other shapes
-        view.show(annotated._s.vid, trace.epoch, storage.version)
+        view.show(storage_of(annotated).vid, trace.epoch, storage.version)
 
 
 def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShardedTensor:
@@ -160,15 +161,15 @@ def is_sharded(t: torch.Tensor) -> bool:
     tensor = unwrap_sharded_tensor(t)
     return (
         isinstance(tensor, XLATensor)
-        and spmd_mode.is_spmd()
-        and getattr(tensor._s, "annotation", None) is not None
+        and runtime.is_spmd()
+        and getattr(storage_of(tensor), "annotation", None) is not None
     )
 
 
 def wrap_if_sharded(x: Any) -> Any:
     """``x`` as an ``XLAShardedTensor`` if it is an annotated tensor, else ``x`` itself."""
     if isinstance(x, torch.Tensor) and not isinstance(x, XLAShardedTensor) and is_sharded(x):
-        annotation = x._s.annotation  # type: ignore[attr-defined]
+        annotation = storage_of(x).annotation  # type: ignore[attr-defined]
         return wrap_as_sharded_tensor(x, annotation.mesh, annotation.spec)
     return x
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from xla_core.recording.xla_tensor import XLATensor, handler_of
+from xla_core.extension_api.operators import handler_of
+from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_spmd.lowering.annotation_ops import ANNOTATE
 from xla_spmd.sharding.annotation import Annotation
 
@@ -31,7 +32,7 @@ class _Relaid(torch.autograd.Function):
         cast = tensor if dtypes.forward is None else tensor.to(dtypes.forward)
         made: XLATensor = handler_of(ANNOTATE)((cast, target.sharding.text), None)
         # as after mark_sharding: what is written to it later lies so, too
-        made._s.annotation = target
+        storage_of(made).annotate(target)
         return made
 
     @staticmethod

@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
-from xla_core.recording.xla_tensor import handler_of
+from xla_core.extension_api.operators import handler_of
 from xla_spmd.lowering.annotation_ops import SHARD_AS
 from xla_spmd.tensors.marking import checked
 from xla_spmd.tensors.sharded_tensor import unwrap_sharded_tensor

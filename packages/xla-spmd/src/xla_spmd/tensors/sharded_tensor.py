@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from xla_core.contract.device_protocol import ArraySpec, Placement
-from xla_core.dispatch.transfers import materialise
-from xla_core.execution import runtime
-from xla_core.recording.xla_tensor import XLATensor
-from xla_core.torch_bridge import dtypes
-from xla_core.torch_bridge.torch_private import make_wrapper
+from xla_core.extension_api import runtime, tensors
+from xla_core.extension_api.operators import when_dynamo_is_used
+from xla_core.extension_api.tensors import XLATensor, alias, materialise, storage_of, view_of
 from xla_spmd.lowering import gradient_sharding
 from xla_spmd.lowering.mesh_backend import HostValue, MeshBackend
 from xla_spmd.lowering.uneven_dims import filled_up
@@ -46,6 +44,10 @@ MSG_PART_ONLY: Final = (
     "to_local: the devices of this process hold a part only of this tensor of shape {shape}, split "
     "as {text}, and a tensor on {device} belongs to all processes. Read the parts on the CPU with "
     "local_shards, or use the whole value with full_tensor()"
+)
+MSG_IN_GRAPHS: Final = (
+    "redistribute, full_tensor and to_local run between graphs of torch.compile: leave fullgraph=True out, or "
+    "inside the function lay values out with mark_sharding(..., use_dynamo_custom_op=True)"
 )
 MSG_SHARD_COUNT: Final = (
     "load_local_shards_ got {got} shards; this process holds {wanted} of this tensor, one per device "
@@ -219,7 +221,7 @@ class XLAShardedTensor(XLATensor):
         ``grad_placements`` as for ``full_tensor``. Raises NotImplementedError where this process holds a
         part only: see ``local_shards``.
         """
-        backend = self._s.trace.backend
+        backend = storage_of(self).trace.backend
         assert isinstance(backend, MeshBackend)
         sharding = self._own().sharding
         parts = sharding.places()
@@ -246,7 +248,7 @@ class XLAShardedTensor(XLATensor):
     # torch.nn.Parameter(t) is made of what this returns, and wants it to be of the same class
     def detach(self) -> XLAShardedTensor:
         """The same tensor without history."""
-        made = _alias(self, XLAShardedTensor)
+        made = alias(self, XLAShardedTensor)
         made.mesh, made.partition_spec = self.mesh, self.partition_spec
         gradient_sharding.watch(made)
         return made
@@ -256,32 +258,32 @@ class XLAShardedTensor(XLATensor):
         return unwrap_sharded_tensor(self).__deepcopy__(memo)
 
 
+def _keep_out_of_graphs() -> None:
+    """Let graphs of ``torch.compile`` end before the methods that lay tensors out again, and begin after."""
+    for name in ("redistribute", "full_tensor", "to_local"):
+        method: Any = torch.compiler.disable(getattr(XLAShardedTensor, name), reason=MSG_IN_GRAPHS)
+        setattr(XLAShardedTensor, name, method)
+
+
+when_dynamo_is_used(_keep_out_of_graphs)
+
+
 class _Wrap(torch.autograd.Function):
     """The same tensor as another class; gradients pass through."""
 
     @staticmethod
     def forward(ctx: Any, tensor: XLATensor, kind: type[XLATensor]) -> XLATensor:
-        return _alias(tensor, kind)
+        return alias(tensor, kind)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         return gradients[0], None
 
 
-_Kind = TypeVar("_Kind", bound=XLATensor)
-
-
-def _alias(tensor: XLATensor, kind: type[_Kind]) -> _Kind:
-    made = make_wrapper(kind, tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    made._s = tensor._s
-    made._v = tensor._v
-    return made
-
-
 def _as(tensor: XLATensor, kind: type[XLATensor]) -> Any:
     if tensor.requires_grad and torch.is_grad_enabled():
         return _Wrap.apply(tensor, kind)
-    return _alias(tensor, kind).requires_grad_(tensor.requires_grad)
+    return alias(tensor, kind).requires_grad_(tensor.requires_grad)
 
 
 def wrap_as_sharded_tensor(
@@ -321,9 +323,9 @@ def sharding_of(tensor: torch.Tensor) -> Sharding | None:
     """
     if not isinstance(tensor, XLATensor):
         return None
-    backend = tensor._s.trace.backend
-    storage = tensor._s
-    if not isinstance(backend, MeshBackend) or tensor._v is not None:
+    backend = storage_of(tensor).trace.backend
+    storage = storage_of(tensor)
+    if not isinstance(backend, MeshBackend) or view_of(tensor) is not None:
         return None
     if is_unannotated(storage):
         return None
@@ -349,18 +351,19 @@ def sharding_type(tensor: torch.Tensor) -> ShardingType | None:
 
 def placed(tensor: XLATensor) -> tuple[MeshBackend, Any]:
     """The devices and the buffer of a tensor, after running what is pending for it."""
-    whole = tensor if tensor._v is None else tensor.detach().clone()
-    trace = whole._s.trace
+    whole = tensor if view_of(tensor) is None else tensor.detach().clone()
+    storage = storage_of(whole)
+    trace = storage.trace
     backend = trace.backend
     if not isinstance(backend, MeshBackend):
         raise RuntimeError(
             f"a tensor on {tensor.device} has no shards: call torch_xla.runtime.use_spmd() first"
         )
     with trace.lock:
-        buffer = materialise(trace, whole._s)
+        buffer = materialise(trace, storage)
         if buffer is None:
-            trace.bring(whole._s)
-            buffer = materialise(trace, whole._s)
+            trace.bring(storage)
+            buffer = materialise(trace, storage)
         if type(buffer) is HostValue:
             buffer = backend.place(buffer)
     return backend, buffer
@@ -397,7 +400,7 @@ def local_shards(tensor: XLATensor) -> list[XLAShard]:
     found = []
     for number, indices, copy in shard_indices(tensor):
         device = backend.devices[number]
-        data = dtypes.from_numpy(backend.client.get(parts[device]), tensor.dtype)
+        data = tensors.from_numpy(backend.client.get(parts[device]), tensor.dtype)
         found.append(XLAShard(data, listed(indices), f"{kind}:{device}", copy))
     return found
 
@@ -422,10 +425,10 @@ def load_local_shards_(tensor: XLATensor, shards: Sequence[XLAShard]) -> None:
                 expected=tensor.dtype, own=own,
             )  # fmt: skip
             raise ValueError(text)
-        array = filled_up(dtypes.to_numpy(shard.data), wanted)
+        array = filled_up(tensors.to_numpy(shard.data), wanted)
         array = array.astype(backend.numpy_dtype(array.dtype))
         parts.append(backend.client.put(array, Placement((backend.devices[local[i]],))))
     spec = ArraySpec(tuple(tensor.shape), buffer.dtype, placement.sharding)
-    storage = tensor._s
+    storage = storage_of(tensor)
     with storage.trace.lock:
         storage.replace(backend.client.assemble(parts, spec, placement))

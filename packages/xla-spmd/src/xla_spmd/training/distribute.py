@@ -11,8 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate
 
-from xla_core.execution import runtime
-from xla_core.torch_features import process_mesh
+from xla_core.extension_api import meshes, runtime
 from xla_spmd.sharding.dtensor_placements import checked_partition_spec, convert_to_xla_mesh
 from xla_spmd.sharding.mode import MSG_AUTO, use_spmd
 from xla_spmd.tensors.marking import mark_sharding
@@ -43,8 +42,8 @@ def xla_distribute_tensor(
     raises for placements and meshes, and what ``mark_sharding`` raises. Over a mesh of processes, each with
     a part of its own, it is a DTensor.
     """
-    if process_mesh.is_over_processes(device_mesh):
-        return process_mesh.distribute_tensor(tensor, device_mesh, placements)
+    if meshes.is_over_processes(device_mesh):
+        return meshes.distribute_tensor(tensor, device_mesh, placements)
     mesh = convert_to_xla_mesh(device_mesh)
     wanted = list(placements) if placements else [Replicate()] * device_mesh.ndim
     spec = checked_partition_spec(tuple(tensor.shape), wanted, device_mesh.ndim)
@@ -81,8 +80,8 @@ def xla_distribute_module(
     if partition_fn is auto_policy:
         auto_policy("", module, device_mesh)
     module.to("xla")
-    if process_mesh.is_over_processes(device_mesh):
-        process_mesh.distribute_module(module, device_mesh, partition_fn)
+    if meshes.is_over_processes(device_mesh):
+        meshes.distribute_module(module, device_mesh, partition_fn)
     elif partition_fn is not None:
         for name, submodule in module.named_modules():
             partition_fn(name, submodule, device_mesh)

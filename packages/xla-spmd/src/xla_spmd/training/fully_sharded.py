@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.extension_api.tensors import XLATensor
 from xla_spmd.sharding.mesh import Mesh, get_global_mesh
 from xla_spmd.tensors.marking import is_sharded, mark_sharding
 from xla_spmd.training.linear import apply_backward_optimization_barrier

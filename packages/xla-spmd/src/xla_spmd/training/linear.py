@@ -13,8 +13,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from xla_core.recording.xla_tensor import XLATensor
-from xla_core.torch_features.optimization_barrier import behind_barrier
+from xla_core.extension_api.operators import behind_barrier
+from xla_core.extension_api.tensors import XLATensor
 
 MSG_NOT_LINEAR: Final = (
     "apply_xla_patch_to_nn_linear needs a module that holds torch.nn.Linear layers; {kind} has none"

@@ -26,7 +26,7 @@ from xla_core.lowering.replay import needed_entries
 from xla_core.operators.plan import SEED
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording import random_state, step_key
-from xla_core.recording.entry import Entry
+from xla_core.recording.entry import Entry, Operation, operations_of
 from xla_core.recording.step_key import Lift, Ref
 from xla_core.recording.storage import PLACEHOLDER
 from xla_core.recording.trace import Trace
@@ -70,10 +70,12 @@ def _hash(entries: Sequence[Entry], outputs: Sequence[int]) -> bytes:
     for entry in needed:
         read.update(ref.vid for ref in entry.references())
     for entry in needed:
-        if entry.plan is None and entry.first not in read:
+        name, args, kwargs = "input", (), {}
+        if isinstance(entry, Operation):
+            name, args, kwargs = entry.plan.name, entry.args, entry.kwargs
+        elif entry.first not in read:
             continue
-        name = entry.plan.name if entry.plan is not None else "input"
-        operands = step_key.map_operands(word, [entry.args, *sorted(entry.kwargs.items())])
+        operands = step_key.map_operands(word, [args, *sorted(kwargs.items())])
         for vid in range(entry.first, entry.end):
             numbers.setdefault(vid, len(numbers))
         lines.append(f"%{numbers[entry.first]} = {name} {operands} -> {entry.metas}")
@@ -195,8 +197,7 @@ class _Cached:
         return found
 
 
-_cached: dict[bytes, _Cached] = {}
-caches.on_clear(_cached.clear)
+_cached: caches.Bounded[bytes, _Cached] = caches.Bounded("graphs of _xla_warm_up_cache", 1024)
 
 
 def _xla_warm_up_cache(tensors: Sequence[torch.Tensor], devices: Sequence[str] = ()) -> None:
@@ -215,13 +216,12 @@ def _xla_warm_up_cache(tensors: Sequence[torch.Tensor], devices: Sequence[str] =
 def _remember(tensors: Sequence[XLATensor]) -> None:
     """Keep the program of ``tensors`` under the hash of their graph."""
     with graph_of(tensors) as (trace, entries, outputs):
-        needed = {e.first for e in needed_entries(entries, outputs) if e.plan is not None}
-        if not needed:
+        if not operations_of(needed_entries(entries, outputs)):
             return  # all of them have values
         distinct = tuple(dict.fromkeys(outputs))
         program = run_step.find_or_build(trace, run_step.program_key(trace, distinct, ()))
         slots = read_inputs(trace, entries, outputs)[0]
-        _cached[_hash(entries, outputs)] = _Cached(
+        graph = _Cached(
             trace=trace,
             program=program,
             inputs=[trace.touched[p].meta for p in trace.input_storages],
@@ -231,8 +231,9 @@ def _remember(tensors: Sequence[XLATensor]) -> None:
             ],
             floats=list(trace.floats),
             ints=list(trace.ints),
-            seeds=[lift.position for e in entries for lift in _seeds(e)],
+            seeds=[lift.position for e in operations_of(entries) for lift in _seeds(e)],
         )
+        _cached.keep(_hash(entries, outputs), graph)
 
 
 def _metas(entries: Sequence[Entry], outputs: Sequence[int]) -> list[TensorMeta]:
@@ -240,7 +241,7 @@ def _metas(entries: Sequence[Entry], outputs: Sequence[int]) -> list[TensorMeta]
     return [known[vid] for vid in outputs]
 
 
-def _seeds(entry: Entry) -> list[Lift]:
+def _seeds(entry: Operation) -> list[Lift]:
     seed = entry.kwargs.get(SEED)
     return [seed] if isinstance(seed, Lift) else []
 
@@ -291,7 +292,8 @@ def _clear_pending_irs(device: str = "") -> None:
         trace.reset()
         for storage in alive:
             storage.replace(PLACEHOLDER)
-        trace.has_placeholders = trace.has_placeholders or bool(alive)
+        if alive:
+            trace.expect_placeholders()
 
 
 def _run_stablehlo(bytecode: bytes, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

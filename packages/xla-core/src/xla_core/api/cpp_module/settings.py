@@ -11,7 +11,7 @@ from xla_core.execution.device_backend import keep_numbers as _set_xla_enable_de
 from xla_core.execution.device_backend import keeps_numbers as _get_xla_enable_device_data_cache
 from xla_core.operators import plan
 from xla_core.recording import source_location
-from xla_core.recording.entry import Entry
+from xla_core.recording.entry import Entry, Operation
 from xla_core.recording.source_location import Detail, Where
 from xla_core.recording.xla_tensor import XLATensor
 
@@ -65,7 +65,7 @@ def _set_allow_execution(allow: bool) -> None:
     """With False what the calling thread has pending may not run: RuntimeError where it would."""
     for trace in runtime.traces():
         with trace.lock:
-            trace.forbidden = None if allow else MSG_FORBIDDEN
+            trace.forbid(None if allow else MSG_FORBIDDEN)
 
 
 def _get_current_graph_name() -> str:
@@ -77,7 +77,7 @@ def _set_current_graph_name(name: str) -> None:
     """Let debug output call what the calling thread records from now on ``name``; empty: nothing."""
     for trace in runtime.traces():
         with trace.lock:
-            trace.graph_name = name or None
+            trace.name_graph(name or None)
 
 
 def _get_use_eager_mode() -> bool:
@@ -124,18 +124,18 @@ def _set_xla_custom_op_name_prefix(
         maker = _maker(trace.cur, trace.value_of(tensor))
         if maker is None:
             return False
-        maker.where = _named(maker.where, prefix.rstrip("/"), max_call_stack_depth)
+        maker.relocate(_named(maker.where, prefix.rstrip("/"), max_call_stack_depth))
     if source_location.detail() is Detail.NONE:
         source_location.set_detail(Detail.SCOPES)
     return True
 
 
-def _maker(last: Entry, vid: int) -> Entry | None:
+def _maker(last: Entry, vid: int) -> Operation | None:
     """The operation that computes a value; None for an input."""
     entry: Entry | None = last
     while entry is not None and entry.first > vid:
         entry = entry.parent
-    return entry if entry is not None and entry.plan is not None else None
+    return entry if isinstance(entry, Operation) else None
 
 
 def _named(where: Where | None, scope: str, depth: int) -> Where:

@@ -1,0 +1,150 @@
+"""Which operation of a step it is that the compiler refuses, when its error names none.
+
+First every kind of operation is compiled by itself; then, if each passes, ever shorter beginnings of the step.
+So only what depends on the culprit is lost (``poisoned_values``), and the error names the user's line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from xla_core.compilation import build_program, progress_line
+from xla_core.execution.op_by_op import Single
+from xla_core.execution.replica_programs import collective_entries
+from xla_core.lowering import program_failures
+from xla_core.lowering.replay import needed_entries
+from xla_core.operators.run_rule import LoweringError
+from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
+from xla_core.recording.builtin_plans import ZEROS, known_plan
+from xla_core.recording.entry import Entry, Operation, Root, inputs_of, operations_of
+from xla_core.recording.step_key import map_operands
+from xla_core.recording.trace import Trace
+
+MSG_ALONE: Final = "{operator}{place} cannot be compiled for operands {operands}: {error}"
+MSG_TOGETHER: Final = (
+    "{operator}{place} cannot be compiled for operands {operands} in one program with what they are "
+    "computed from: {error}. torch_xla.sync() before it makes them separate programs"
+)
+SEARCH: Final = "what the compiler refuses"
+"""What the line on the terminal calls the search."""
+
+# A position in the step, and what the compiler says there.
+_Found = tuple[Operation, Exception]
+
+
+class Search:
+    """The search for culprits in one step, which may have several; what was tried is not tried again."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._alone: dict[Any, Exception | None] = {}
+        self._works: bool | None = None
+
+    def named(self, error: Exception, outputs: Sequence[int]) -> LoweringError | None:
+        """The error that names the operation because of which ``outputs`` have none, or None.
+
+        There is none where it is not the compiler that refused the step, where it refuses every program, and
+        where replicas would have to try together.
+        """
+        trace = self._trace
+        if not program_failures.was_refused(error):
+            return None
+        entries = trace.cur.path()
+        if len(trace.backend.replicas) > 1 and collective_entries(entries, outputs):
+            return None
+        if self._works is None:
+            self._works = self._compiles_anything()
+        if not self._works:
+            return None
+        operations = operations_of(needed_entries(entries, outputs))
+        with progress_line.watching(SEARCH, len(operations)) as notice:
+            notice.stage = "searching"
+            found, text = self._by_itself(operations), MSG_ALONE
+            if found is None:
+                found, text = self._by_beginnings(operations, outputs), MSG_TOGETHER
+        return None if found is None else _naming(*found, text)
+
+    def _compiles_anything(self) -> bool:
+        zeros = known_plan(ZEROS)
+        meta = tensor_meta((1,), torch.float32)
+        key = (zeros.number, meta.shape, "dtype", meta.dtype)
+        return self._refusal(Operation(Root(), key, zeros, meta.alone, 0, 0), [0], 0) is None
+
+    def _by_itself(self, operations: Sequence[Operation]) -> _Found | None:
+        """The first operation that is refused as a program of its own."""
+        if self._trace.backend.shard_count() > 1:
+            return None  # only in the step it is known how its operands are split
+        for entry in operations:
+            single = Single(entry)
+            if single.key not in self._alone:
+                made = [single.last.first + i for i, m in enumerate(entry.metas) if m is not None]
+                self._alone[single.key] = self._refusal(single.last, made, 0)
+            refused = self._alone[single.key]
+            if refused is not None:
+                return entry, refused
+        return None
+
+    def _by_beginnings(
+        self, operations: Sequence[Operation], outputs: Sequence[int]
+    ) -> _Found | None:
+        """The operation with which the shortest beginning of the step ends that is refused."""
+        low, high = (
+            0,
+            len(operations),
+        )  # a beginning of ``low`` operations compiles, one of ``high`` does not
+        refused: Exception | None = None
+        while high - low > 1 or refused is None:
+            middle = (low + high) // 2 if high - low > 1 else high
+            refusal = self._beginning(operations, middle, outputs)
+            if refusal is not None:
+                high, refused = middle, refusal
+            elif middle == high:
+                return None  # it compiles without donations, or now
+            else:
+                low = middle
+        return operations[high - 1], refused
+
+    def _beginning(
+        self, operations: Sequence[Operation], count: int, outputs: Sequence[int]
+    ) -> Exception | None:
+        last = operations[count - 1]
+        later = {ref.vid for entry in operations[count:] for ref in entry.references()}
+        read = later.union(outputs)
+        made = [
+            entry.first + i
+            for entry in operations[:count]
+            for i, meta in enumerate(entry.metas)
+            if meta is not None and entry.first + i in read
+        ]
+        inputs = len(inputs_of(last.path()))
+        return self._refusal(last, made, inputs)
+
+    def _refusal(self, last: Entry, outputs: Sequence[int], inputs: int) -> Exception | None:
+        """What the compiler says of a step that ends at ``last`` and has the first ``inputs`` of this one's."""
+        trace = self._trace.standing_at(last, inputs=inputs)
+        return build_program.refusal(trace, tuple(outputs))
+
+
+def _naming(entry: Operation, refused: Exception, text: str) -> LoweringError:
+    plan = entry.plan
+    operands = map_operands(_described, (*entry.args, *entry.kwargs.values()))
+    failure = LoweringError(
+        text.format(
+            operator=plan.name,
+            place=program_failures.place_of(entry),
+            operands=list(operands),
+            error=refused,
+        )
+    )
+    failure.plan, failure.entry, failure.only_here = plan, entry, text is MSG_TOGETHER
+    return failure
+
+
+def _described(a: Any) -> Any:
+    meta = getattr(a, "meta", None)
+    if isinstance(meta, TensorMeta):
+        return meta
+    return getattr(a, "example", a)

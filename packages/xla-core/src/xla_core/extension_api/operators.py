@@ -1,0 +1,31 @@
+"""Operators of an extension: their lowering rules, and the handlers that PyTorch's dispatcher calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._ops import OpOverload
+
+from xla_core.dispatch.cpu_fallback import fallback_handler
+from xla_core.operators.lowering_registry import rule
+from xla_core.operators.schema import signature
+from xla_core.recording.xla_tensor import Handler, handler_of, set_handler
+from xla_core.torch_bridge.torch_private import when_dynamo_is_used
+from xla_core.torch_features.optimization_barrier import behind_barrier
+
+__all__ = [
+    "Handler",
+    "behind_barrier",
+    "fallback_handler",
+    "handler_of",
+    "rule",
+    "schema_of",
+    "set_handler",
+    "signature",
+    "when_dynamo_is_used",
+]
+
+
+def schema_of(overload: OpOverload) -> Any:
+    """PyTorch's schema of an operator overload: ``name``, ``arguments``, ``returns``."""
+    return overload._schema

@@ -1,0 +1,21 @@
+"""Device plugins and extensions that are installed: finding, loading and starting them."""
+
+from __future__ import annotations
+
+from xla_core.plugins.discovery import (
+    PluginError,
+    installed_devices,
+    load_extensions,
+    load_factory,
+    new_manager,
+    start_client,
+)
+
+__all__ = [
+    "PluginError",
+    "installed_devices",
+    "load_extensions",
+    "load_factory",
+    "new_manager",
+    "start_client",
+]

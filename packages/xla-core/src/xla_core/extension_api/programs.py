@@ -1,0 +1,32 @@
+"""Compiled programs: those that the process keeps, those in the persistent cache, and their texts."""
+
+from __future__ import annotations
+
+from xla_core.api.hlo_text_names import node_text, shape_text
+from xla_core.api.program_report import fallback_counts
+from xla_core.compilation.build_program import compile_program
+from xla_core.compilation.disk_cache import (
+    CacheEntry,
+    CacheRefusedError,
+    PersistentCache,
+)
+from xla_core.compilation.disk_cache import entries as cache_entries
+from xla_core.compilation.program_table import StepProgram, all_programs
+from xla_core.jax_bridge.jax_private import hlo_text, module_text
+from xla_core.lowering.step_program import lower as lower_step
+
+__all__ = [
+    "CacheEntry",
+    "CacheRefusedError",
+    "PersistentCache",
+    "StepProgram",
+    "all_programs",
+    "cache_entries",
+    "compile_program",
+    "fallback_counts",
+    "hlo_text",
+    "lower_step",
+    "module_text",
+    "node_text",
+    "shape_text",
+]

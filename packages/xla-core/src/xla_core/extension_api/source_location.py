@@ -1,0 +1,24 @@
+"""Where in the user's program an operation was recorded: an extension may say it, and others read it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from xla_core.recording.source_location import Detail, Frame, Where, detail, set_detail, set_locator
+
+__all__ = [
+    "COMPILED_GRAPH_MODULE",
+    "COMPILE_MODULE",
+    "Detail",
+    "Frame",
+    "Where",
+    "detail",
+    "set_detail",
+    "set_locator",
+]
+
+# By name: importing the first would import torch.compile's machinery.
+COMPILED_GRAPH_MODULE: Final = "xla_core.dynamo.compiled_graph"
+"""The module whose frames are those of a graph of ``torch.compile`` that is recorded or runs."""
+COMPILE_MODULE: Final = "xla_core.api.compile_decorator"
+"""The module whose frames are those of ``torch_xla.compile``."""

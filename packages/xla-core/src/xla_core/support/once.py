@@ -1,0 +1,19 @@
+"""What a process does once."""
+
+from __future__ import annotations
+
+__all__ = ["Once"]
+
+
+class Once:
+    """Whether something that a process does once is done already."""
+
+    __slots__ = ("done",)
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def begin(self) -> bool:
+        """Whether nobody has begun yet; from now on somebody has."""
+        former, self.done = self.done, True
+        return not former

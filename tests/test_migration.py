@@ -1,0 +1,58 @@
+"""docs/migration.md: its Python blocks run, and what it names is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "migration.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda text: text.strip().splitlines()[-1][:40])
+def test_a_block_runs(block):
+    done = subprocess.run(
+        [sys.executable, "-c", block],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PJRT_DEVICE": "CPU"},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_names_in_its_tables_exist():
+    script = """
+    import torch, torch_xla
+    import torch_xla.core.xla_model as xm
+    import torch_xla.distributed.spmd as xs
+    import torch_xla.runtime as xr
+    import torch_xla.distributed.parallel_loader as pl
+    from torch_xla.amp import GradScaler
+    from torch_xla.core.xla_builder import jax_import_guard
+    from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
+    from torch_xla.experimental.custom_kernel import make_kernel_from_pallas
+    import xla_debug.recompile
+    named = (torch_xla.manual_seed, torch_xla.launch, torch_xla.experimental.eager_mode, xm.get_memory_info,
+             xr.use_spmd, xs.mark_sharding, pl.MpDeviceLoader, xla_debug.recompile.report)
+    assert all(map(callable, named))
+    torch.manual_seed(3)
+    first = torch.rand(3, device="xla").cpu()
+    torch.manual_seed(3)
+    assert torch.equal(first, torch.rand(3, device="xla").cpu())
+    print(sorted(xm.get_memory_info("xla:0")))
+    """
+    lines = "\n".join(line.removeprefix("    ") for line in script.splitlines())
+    done = subprocess.run(
+        [sys.executable, "-c", lines],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PJRT_DEVICE": "CPU"},
+    )
+    assert done.returncode == 0, done.stderr
