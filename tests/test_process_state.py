@@ -25,6 +25,7 @@ REASONS = {
     "xla_core.api.xla_model": {"_gradient_reducers": ONCE},
     "xla_core.attach.autoload": {"_failure": ONCE, "_handler_of": ONCE},
     "xla_core.builder.hlo_operations": {"_operations": CODE},
+    "xla_core.capture.optimizer_probe": {"_scratch": OWNER},
     "xla_core.compilation.program_table": {"_programs": LISTED},
     "xla_core.computations.body_recorder": {"_aside": DEVICE},
     "xla_core.computations.call_jax": {"_traced": LISTED},

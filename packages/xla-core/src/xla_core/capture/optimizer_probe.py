@@ -54,13 +54,13 @@ class StepCount(torch.Tensor):
 
     __torch_function__ = disabled_torch_function
     table: Table
-    first: float
+    begin: float
     group: Any
 
     def item(self) -> Any:
         """The number of steps so far."""
         value = float(super().item())
-        return self.table.source(value, ("step", self.group, value - self.first))
+        return self.table.source(value, ("step", self.group, value - self.begin))
 
 
 _scratch: weakref.WeakKeyDictionary[Trace, Trace] = weakref.WeakKeyDictionary()
@@ -233,7 +233,7 @@ def _state(
                 true = value.item()
                 first, group = counts.setdefault(true, (true + random.randint(2, 9), (number, key)))
                 count = torch.tensor(first, dtype=value.dtype).as_subclass(StepCount)
-                count.table, count.first, count.group = table, first, group
+                count.table, count.begin, count.group = table, first, group
                 own[key] = count
             else:
                 own[key] = shown(value)

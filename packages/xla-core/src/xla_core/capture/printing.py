@@ -18,12 +18,12 @@ class Noticed:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.line: tuple[str, int] | None = None
+        self.place: tuple[str, int] | None = None
 
     def check(self) -> None:
         """Raise CaptureError if something was printed."""
-        if self.line is not None:
-            raise refuse(errors.MSG_PRINTS, self.line, name=self._name)
+        if self.place is not None:
+            raise refuse(errors.MSG_PRINTS, self.place, name=self._name)
 
 
 @contextmanager
@@ -33,8 +33,8 @@ def noticing_prints(name: str) -> Iterator[Noticed]:
     thread, former = get_ident(), builtins.print
 
     def noticing(*args: Any, **kwargs: Any) -> None:
-        if get_ident() == thread and noticed.line is None:
-            noticed.line = source_location.recording_line()
+        if get_ident() == thread and noticed.place is None:
+            noticed.place = source_location.recording_line()
         former(*args, **kwargs)
 
     builtins.print = noticing

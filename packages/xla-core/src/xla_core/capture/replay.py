@@ -29,10 +29,10 @@ from xla_core.compilation.staged_executable import StagedExecutable
 from xla_core.execution import run_step
 from xla_core.execution.device_backend import DeviceBackend
 from xla_core.recording import random_state
-from xla_core.recording.storage import Storage, View, lose_value
+from xla_core.recording.storage import Storage, View, binding, leaving, lose_value
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
-from xla_core.support import counters, indivisible
+from xla_core.support import counters
 from xla_core.torch_bridge.torch_private import make_wrapper
 
 _BUFFER: Final = operator.attrgetter("buffer")
@@ -285,9 +285,7 @@ class Replay:
                 )
             results: list[Any] = []
             taken = map(results.__getitem__, self._positions)
-            work = itertools.chain(
-                indivisible.storing_each("buffer", self._targets, taken), adopted
-            )
+            work = itertools.chain(binding(self._targets, taken), adopted)
             if trace.parked:
                 work = itertools.chain(work, self._leaving())
             try:
@@ -371,7 +369,7 @@ class Replay:
             return ()
         backend = self._trace.backend
         values = [backend.adopted(s, buffers[slot]) for s, slot in self._passed]
-        return indivisible.storing_each("buffer", [s for s, _ in self._passed], values)
+        return binding([s for s, _ in self._passed], values)
 
     def _protect(self, buffers: list[Any], safe: bool) -> None:
         """Donate copies of what somebody else holds, too; of everything where memory may run out."""
@@ -397,11 +395,7 @@ class Replay:
 
     def _leaving(self) -> Any:
         """Work for where other threads have steps: what these read of the tensors is their former value."""
-        targets = [*self._targets, *(s for s, _ in self._passed)]
-        return itertools.chain(
-            indivisible.storing_each("epoch", targets, itertools.repeat(-1)),
-            indivisible.storing_each("version", targets, [s.version + 1 for s in targets]),
-        )
+        return leaving([*self._targets, *(s for s, _ in self._passed)])
 
     def _lose(self, error: Exception) -> None:
         """Let tensors have no value whose memory a failed launch has taken."""
@@ -461,7 +455,7 @@ class Replay:
             buffer = results[index[vid]] if vid is not None else kept[one.value.slot]
             made = trace.from_buffer(buffer, one.meta)
             if one.annotation is not None:
-                made._s.annotation = one.annotation
+                made._s.annotate(one.annotation)
             tensors.append(made)
             storages.append(made._s)
         if self._single and self._results[0].view is None:

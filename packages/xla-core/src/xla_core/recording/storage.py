@@ -94,8 +94,12 @@ def binding(storages: Sequence[Storage], buffers: Iterable[Any]) -> Iterator[Non
 
 def replacing(storages: Sequence[Storage], buffers: Iterable[Any]) -> Iterator[None]:
     """For ``indivisible.do``: let each storage hold another value, that in its buffer (``replace``)."""
+    return itertools.chain(binding(storages, buffers), leaving(storages))
+
+
+def leaving(storages: Sequence[Storage]) -> Iterator[None]:
+    """For ``indivisible.do``: steps that have read these storages go on with the value that they read."""
     return itertools.chain(
-        indivisible.storing_each("buffer", storages, buffers),
         indivisible.storing_each("epoch", storages, itertools.repeat(-1)),
         indivisible.storing_each("version", storages, [s.version + 1 for s in storages]),
     )
