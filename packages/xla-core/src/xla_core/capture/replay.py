@@ -156,6 +156,9 @@ class Replay:
             else:
                 self._targets.append(target)
                 positions.append(index[value.vid])
+        # not gradients, which _free_gradients replaces: another storage may get the id of one
+        gradients = {id(one.grad._s) for one in found.gradients}
+        self._state_ids = (self._state_ids | set(map(id, self._targets))) - gradients
         # behind all others: _free_gradients replaces them
         for one in found.gradients:
             if one.value.vid is None:
@@ -166,7 +169,6 @@ class Replay:
         staged = isinstance(self.program.executable, StagedExecutable)
         # a tensor that was there before holds it: one result of a program is there when all are
         self._watched = None if staged or not found.written or not positions else positions[0]
-        self._state_ids |= frozenset(map(id, self._targets))
         self._gradient_owners = [one.parameter for one in found.gradients]
         self._gradients = [one.grad for one in found.gradients]
         self._must_be_none = [one.parameter for one in found.gradients if one.none]
