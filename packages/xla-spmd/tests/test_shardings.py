@@ -19,9 +19,9 @@ MESHES = [(8,), (4, 2), (2, 4), (2, 2, 2), (1, 8)]
 
 
 @st.composite
-def specs(draw):
+def specs(draw, meshes=MESHES):
     """A mesh shape, and a partition spec on it."""
-    shape = draw(st.sampled_from(MESHES))
+    shape = draw(st.sampled_from(meshes))
     axes = draw(st.permutations(range(len(shape))))
     rank = draw(st.integers(1, 3))
     groups = [[] for _ in range(rank)]
@@ -81,7 +81,7 @@ def test_indices_are_those_of_jax(drawn):
         assert sorted(seen) == sorted(whole.ravel().tolist() * copies)
 
 
-@given(st.lists(specs().filter(lambda s: s[0] == (2, 2, 2)), min_size=1, max_size=4))
+@given(st.lists(specs(((2, 2, 2),)), min_size=1, max_size=4))
 def test_shardys_form_means_the_same(drawn):
     mesh = Mesh(np.arange(8), (2, 2, 2))
     shardings = [mesh.get_op_sharding(spec) for _, spec in drawn]
