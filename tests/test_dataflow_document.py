@@ -80,7 +80,12 @@ def test_the_first_run_enters_the_files_in_the_order_of_the_page(runs, part):
     assert len(rows) > 6
     assert -1 not in order, [row for row, at in zip(rows, order, strict=True) if at < 0]
     assert order == sorted(order), rows
-    assert len({file for file, _ in sum(walk(), [])}) == len(sum(walk(), []))
+
+
+def test_each_file_comes_once():
+    line, sync = walk()
+    files = [file for file, _ in (*line, *sync)]
+    assert len(set(files)) == len(files)
 
 
 def test_the_next_run_makes_nothing(runs):

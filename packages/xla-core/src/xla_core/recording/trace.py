@@ -6,7 +6,7 @@ an operation that the tree knows is one dictionary look-up, and gives shapes, dt
 numbers; at the end of a step the entry reached *is* the step's identity, with its compiled programs
 on it. The path is the exact step key: nothing is hashed away.
 
-Values are numbered in program order. ``operands`` tells how an operation stands in a key.
+Values are numbered in program order. ``step_key`` tells how an operation is written as a key.
 """
 
 from __future__ import annotations

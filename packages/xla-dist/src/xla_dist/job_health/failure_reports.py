@@ -86,7 +86,7 @@ class Watchdog(threading.Thread):
         self.neighbours = Neighbours(connection.job.count)
         self.signs = Signs(connection.job.count, connection.client.get_live_nodes, TICK_SECONDS)
         self.on_end: Callable[[str, str], None] = lambda text, kind: None
-        """Called with the message, and which kind of end it is (``child.Report``)."""
+        """Called with the message, and which kind of end it is (``child_process.Report``)."""
         self._answered = False
         self._stopped = threading.Event()
         self._lost_since: float | None = None
