@@ -58,8 +58,8 @@ class Trace(StepState):
     runtime when the device is made. The step itself and the rules that it is recorded under are the
     attributes of ``StepState``.
 
-    Whoever takes ``lock`` has its own step here. ``bare`` is the same lock without that, for handlers whose
-    first act is ``record``, or to ask the same: ``thread`` is the number of the thread whose step is here.
+    A thread that takes ``lock`` finds its own step here. ``bare`` is the same lock without that: a handler may
+    take it if it calls ``record`` first, which compares ``thread``, the number of the thread whose step is here.
 
     An exception may come at any bytecode (Ctrl-C). So each change of what is pending is one store, which comes
     last, or ``indivisible``: whatever was prepared before it is of no consequence.
