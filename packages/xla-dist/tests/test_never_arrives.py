@@ -102,7 +102,7 @@ def test_a_circle_is_found(waiting, expected):
 
 def test_looking_at_the_threads_leaves_nothing_to_the_collector():
     """A cycle would hold what the user's frames hold, as full parameters."""
-    own = thread_states.Vitals()
+    own = thread_states.ThreadWatch()
 
     def look():
         assert own.look().stack

@@ -8,7 +8,7 @@ its user's back. ``lazy``, which is in the list, belongs to PyTorch's own TorchS
 
 from __future__ import annotations
 
-# First: torch loads xla_core._autoload by entry point, which must not be half imported then.
+# First: torch loads xla_core.attach.autoload by entry point, which must not be half imported then.
 import torch
 
 from xla_core.attach import autoload

@@ -6,7 +6,7 @@ logging, torch or jax; the device client starts when the first device is asked f
 
 from __future__ import annotations
 
-# First: torch loads xla_core._autoload by entry point, which must not be half imported then.
+# First: torch loads xla_core.attach.autoload by entry point, which must not be half imported then.
 import torch
 
 from xla_core.attach import autoload

@@ -1,8 +1,8 @@
-"""What the core tells whoever listens: events, emitted where something rare happens.
+"""Events: what the core tells listeners, where something rare happens.
 
-Each kind is a class below; who subscribes to one gets its instances, who subscribes to ``Event`` gets all of
-them. Times are nanoseconds. What a listener raises is raised where the event happened. Nothing is emitted per
-operator.
+Each kind is a class below. A listener that subscribes to a class gets its instances; one that subscribes to
+``Event`` gets all of them. Times are nanoseconds. What a listener raises is raised where the event happened.
+Nothing is emitted per operator.
 
 Fields of torch's and the core's own kinds are ``Any`` here, where neither is imported: ``trace`` is a ``Trace``
 and ``entries`` are ``Entry`` objects (``extension_api.steps``), ``program`` is a ``StepProgram``
@@ -87,7 +87,7 @@ class ProgramLoaded(Event):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class ProgramEvicted(Event):
-    """A program was forgotten to make room for others; the next one who needs it makes it again."""
+    """A program was forgotten to make room for others; the next step that needs it makes it again."""
 
     program: Any
 
@@ -222,11 +222,11 @@ def _listeners_of(kind: type[Event]) -> tuple[Callable[[Any], None], ...]:
 
 
 def emit(event: Event) -> None:
-    """Tell an event to those who listen to its kind."""
+    """Call the listeners of this kind of event."""
     for listener in _listeners_of(type(event)):
         listener(event)
 
 
 def listening(kind: type[Event]) -> bool:
-    """Whether anybody listens to this kind, for details that cost something to find out."""
+    """Whether there is a listener of this kind: ask before you compute what only the event needs."""
     return bool(_listeners_of(kind))

@@ -147,7 +147,7 @@ class OperatorPlan(Plan):
         """Whether this is an elementwise operator whose result any kernel says is as the first operand.
 
         That is so of floats of one shape and dtype. An operator that refuses floats is found out
-        later, on one element (``mistakes.find``), where the CPU has kernels for all.
+        later, on one element (``cpu_error_parity.find``), where the CPU has kernels for all.
         """
         if torch.Tag.pointwise not in self.overload.tags or len(self.overload._schema.returns) != 1:
             return False

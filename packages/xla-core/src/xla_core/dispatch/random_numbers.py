@@ -2,7 +2,7 @@
 
 PyTorch's CPU kernels check these before they draw, and its meta kernels do not check them all. Many of
 the numbers are operands of the program rather than part of it, so that they differ between two runs of
-one step: they are looked at in each call. (That of dropout is not; ``dispatch.mistakes`` has it.) The
+one step: they are looked at in each call. (``cpu_error_parity`` looks at that of dropout.) The
 tests here say only what is certainly right; for the rest the operator is called on the CPU with one
 element, which raises what the CPU raises and warns of what it warns of. Probabilities and deviations
 that are tensors are not looked at: that would fetch them.

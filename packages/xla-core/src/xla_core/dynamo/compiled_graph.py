@@ -3,7 +3,7 @@
 ``extract_compiled_graph`` is what PyTorch's own backend ``openxla`` calls. The graph is run once on stand-ins
 of its arguments, whose values nothing may read; what that records becomes the program. A graph that needs
 a value on the way (an operator that runs on the CPU) cannot be one program: it is cut there, and the parts
-become programs (``graph_parts``). What is left over, such as results on other devices, is recorded on every
+become programs (``graph_partition``). What is left over, such as results on other devices, is recorded on every
 call like any other code on ``xla`` tensors.
 """
 

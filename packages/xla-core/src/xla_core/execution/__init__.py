@@ -1,1 +1,1 @@
-"""The process's devices: running recorded steps, donation, liveness, lost values."""
+"""The process's devices: running recorded steps, donation, liveness, values that cannot be computed."""

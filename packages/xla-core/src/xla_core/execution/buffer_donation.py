@@ -1,8 +1,8 @@
 """Values that the user gives away: the next program that takes one may reuse its memory for a result.
 
-What a step overwrites is donated without being asked (``step.py``). This is for what it reads and nobody
-needs again. A mark belongs to the buffer: it is gone with the value. As with torch_xla, marks count
-inside ``alias_with_buffer_donor_config`` only.
+``run_step`` donates the memory of what a step overwrites without being asked. This is for values that a step
+reads and nobody needs again. A mark belongs to the buffer: it is gone with the value. As with torch_xla, marks
+count inside ``alias_with_buffer_donor_config`` only.
 """
 
 from __future__ import annotations

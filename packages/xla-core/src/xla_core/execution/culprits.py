@@ -1,7 +1,8 @@
-"""Which operation of a step it is that the compiler refuses, when its error names none.
+"""Finds the operation of a step that the compiler refuses, when the compiler's error names none.
 
 First every kind of operation is compiled by itself; then, if each passes, ever shorter beginnings of the step.
-So only what depends on the culprit is lost (``poisoned_values``), and the error names the user's line.
+So only the values that depend on that operation are given up (``poisoned_values``), and the error names the
+user's line.
 """
 
 from __future__ import annotations

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 
 def lose(trace: Trace, error: LoweringError) -> bool:
-    """Give up what is pending and depends on the operation that cannot be lowered.
+    """Give up the pending values that depend on the operation that ``error`` names.
 
-    Returns whether there was anything. Operations like it, on operands of the same shapes, are lost with
-    it: of operations that repeat, one is lowered. Where none is found, all of its operator are.
+    Returns whether there were any. Operations of its kind, on operands of the same shapes, are given up with
+    it, because of operations that repeat only one is lowered. Where there is none of its kind, all operations
+    of its operator are.
     """
     failed, plan = error.entry, error.plan
     if error.only_here:

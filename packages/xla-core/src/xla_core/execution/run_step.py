@@ -39,12 +39,12 @@ _INPUT_ONLY: Final = 2
 def flush(trace: Trace, reading: bool = False) -> None:
     """Run what is pending on a device and bind the results; returns once the work is enqueued.
 
-    When an operator cannot be lowered or compiled, the values that depend on it are lost, the others are
-    computed, and LoweringError is raised. When it cannot be told which, or the launch fails, the step's
-    values are lost, and the error is raised: torch.OutOfMemoryError for want of memory. Tensors that had values
-    before the step have them again. What depends on placeholders is lost, the rest computed, and
-    NoValueError raised. After other exceptions (Ctrl-C, a listener's) the step is pending as before.
-    ``reading`` says that a value is about to be fetched.
+    When an operation cannot be lowered or compiled, the values that depend on it are given up, the others are
+    computed, and LoweringError is raised. When no search names that operation, or the launch fails, all values
+    of the step are given up and the error is raised: torch.OutOfMemoryError for want of memory. Tensors that had
+    values before the step have them again. Values that depend on placeholders are given up, the rest is
+    computed, and NoValueError is raised. After other exceptions (Ctrl-C, a listener's) the step is pending as
+    before. ``reading`` (default: False) says that a value is about to be fetched.
     """
     with trace.lock:
         if trace.forbidden is not None and trace.cur.depth:
@@ -85,9 +85,9 @@ def _costs_values(error: Exception) -> bool:
 def _give_up(
     trace: Trace, one_by_one: bool, error: Exception, search: culprits.Search
 ) -> Exception:
-    """Let what cannot be computed because of ``error`` be lost, and run the rest.
+    """Give up the values that cannot be computed because of ``error``, and run the rest.
 
-    Returns the error, or one that names the operation.
+    Returns ``error``, or an error that names the operation.
     """
     error = search.named(error, tuple(wanted(trace)[2])) or error
     if not (isinstance(error, LoweringError) and poisoned_values.lose(trace, error)):

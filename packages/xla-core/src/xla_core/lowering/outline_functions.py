@@ -110,7 +110,7 @@ class Emitter:
         """Call a function, traced once for each pattern and forms of operands that it meets.
 
         What stands in two places among its operands is given once, and a result that is another one or
-        an operand is not returned: a call must not have two names for one value (see ``clashes``).
+        an operand is not returned: a call must not have two names for one value (see ``call_alias_check``).
         """
         # Equal patterns mean that the same operands are one value, so a trace for it fits every such call.
         given, pattern = _distinct([array for array, _ in operands])

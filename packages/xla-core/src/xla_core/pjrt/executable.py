@@ -268,12 +268,12 @@ def hlo_text(compiled: Any) -> str:
     return "\n\n".join(module.to_string() for module in compiled.hlo_modules())
 
 
-def sharding_texts(found: Sequence[Any] | None, count: int) -> tuple[str | None, ...]:
-    """HLO shardings as text; None where the whole value is on each device."""
-    if found is None:
+def sharding_texts(shardings: Sequence[Any] | None, count: int) -> tuple[str | None, ...]:
+    """HLO's texts of ``shardings``, one for each of ``count`` values; None for a value that is not split."""
+    if shardings is None:
         return (None,) * count
-    shardings = map(compat.hlo_sharding_of, found)
-    return tuple(None if s.is_replicated() else repr(s) for s in shardings)
+    as_hlo = map(compat.hlo_sharding_of, shardings)
+    return tuple(None if s.is_replicated() else repr(s) for s in as_hlo)
 
 
 def _result_shardings(

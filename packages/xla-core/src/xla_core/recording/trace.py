@@ -6,7 +6,7 @@ an operation that the tree knows is one dictionary look-up, and gives shapes, dt
 numbers; at the end of a step the entry reached *is* the step's identity, with its compiled programs
 on it. The path is the exact step key: nothing is hashed away.
 
-Values are numbered in program order. ``operands`` tells how an operation stands in a key.
+Values are numbered in program order. ``step_key`` tells how an operation is written as a key.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Trace(StepState):
     runtime when the device is made. The step itself and the rules that it is recorded under are the
     attributes of ``StepState``.
 
-    Whoever takes ``lock`` has its own step here. ``bare`` is the same lock without that, for handlers whose
-    first act is ``record``, or to ask the same: ``thread`` is the number of the thread whose step is here.
+    A thread that takes ``lock`` finds its own step here. ``bare`` is the same lock without that: a handler may
+    take it if it calls ``record`` first, which compares ``thread``, the number of the thread whose step is here.
 
     An exception may come at any bytecode (Ctrl-C). So each change of what is pending is one store, which comes
     last, or ``indivisible``: whatever was prepared before it is of no consequence.

@@ -161,7 +161,7 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
         return untyped_storage.StorageHandle(self._s)
 
     def data_ptr(self) -> int:
-        """A number that aliases share, too large for a pointer: see ``storage_handle``."""
+        """A number that aliases share, too large for a pointer: see ``untyped_storage``."""
         return untyped_storage.address(self._s, self._v)
 
     def contiguous(

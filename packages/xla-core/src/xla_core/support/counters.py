@@ -92,7 +92,7 @@ class Metric:
 
 
 class Tally:
-    """Counters that rise together (those of a program's operators), added up when somebody looks.
+    """Counters that rise together (those of a program's operators), added up when counters are read.
 
     ``rows`` are names and by how much each rises with one ``count()``.
     """
@@ -116,7 +116,7 @@ class Tally:
 
 
 def before_looking(source: Callable[[], None]) -> None:
-    """Have ``source()`` count what it has not counted yet, whenever somebody looks at the counters."""
+    """Call ``source()`` before counters are read: it counts what it has not counted yet."""
     if source not in _sources:
         _sources.append(source)
 
@@ -134,7 +134,7 @@ class Cleared(enum.Enum):
 
 
 class Standing(NamedTuple):
-    """Counters and metrics when somebody began to follow them."""
+    """Counters and metrics as they were when ``follow`` was called."""
 
     counters: dict[str, int]
     metrics: list[tuple[Metric, int, float, list[Sample]]]

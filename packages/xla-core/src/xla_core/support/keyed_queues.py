@@ -9,9 +9,9 @@ Key = int | str
 
 
 class QueueBase:
-    """Holds at most ``maxsize`` items (whoever puts more waits) until it is closed.
+    """Holds at most ``maxsize`` items until it is closed; ``put`` waits while it is full.
 
-    ``close_write``: nothing more is put in, what is there can be taken. ``close``: it is over.
+    After ``close_write`` nothing more is put in, and what is there can be taken. After ``close`` it is empty.
     """
 
     def __init__(self, maxsize: int = 1024) -> None:
@@ -31,7 +31,7 @@ class QueueBase:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Take no more items and give none: whoever waits gets what an empty queue gives."""
+        """Take no more items and give none: a ``get`` that waits gets what an empty queue gives."""
         with self._changed:
             self._closed = self._write_closed = True
             self._items.clear()

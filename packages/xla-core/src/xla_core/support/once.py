@@ -14,6 +14,6 @@ class Once:
         self.done = False
 
     def begin(self) -> bool:
-        """Whether nobody has begun yet; from now on somebody has."""
+        """True at the first call, False at each later one."""
         former, self.done = self.done, True
         return not former

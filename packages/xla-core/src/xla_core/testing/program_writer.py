@@ -33,22 +33,22 @@ class ProgramWriter:
         self.next = 0
         self.quiet = 0
 
-    def emit(self, made: Instruction) -> bool:
-        """Run an instruction on the CPU and keep it, if it is defined."""
-        if self.quiet and made.grad:
-            made = _without_grad(made)
+    def emit(self, instruction: Instruction) -> bool:
+        """Run an instruction on the CPU and keep it, if it is defined; whether it was kept."""
+        if self.quiet and instruction.grad:
+            instruction = _without_grad(instruction)
         known = len(self.machine.log)
         try:
-            self.machine.execute(made)
+            self.machine.execute(instruction)
         except UndefinedProgramError:
             return False
         raised = any(isinstance(entry, Raised) for entry in self.machine.log[known:])
         # a failed backward has changed gradients already: it stays
-        if raised and made.target != "run_backward" and self.random.random() > 0.15:
+        if raised and instruction.target != "run_backward" and self.random.random() > 0.15:
             return False
-        self.made.append(made)
+        self.made.append(instruction)
         if not raised:
-            for index in (*made.results, *made.writes):
+            for index in (*instruction.results, *instruction.writes):
                 self._keep_small(index)
         return True
 

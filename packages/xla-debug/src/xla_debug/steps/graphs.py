@@ -234,11 +234,11 @@ def inline_lines(hlo: str) -> str:
     places = {i: (files.get(f, ""), n) for i, f, n in _LOCATION.findall(hlo)}
     lines = {i: places[place] for i, place in _FRAME.findall(hlo) if place in places}
 
-    def written(found: re.Match[str]) -> str:
-        scope, operator = _split_name(found[1])
+    def written(match: re.Match[str]) -> str:
+        scope, operator = _split_name(match[1])
         parts = [f'op_type="{operator}"', f'op_name="{scope}{operator}"']
-        if found[2] in lines:
-            filename, line = lines[found[2]]
+        if match[2] in lines:
+            filename, line = lines[match[2]]
             parts += [f'source_file="{filename}"', f"source_line={line}"]
         return "metadata={" + " ".join(parts) + "}"
 

@@ -16,8 +16,8 @@ def torch_xla_form(hlo: str) -> str:
     """``hlo`` with the type before each operand, and inputs called ``p0.1``, ``p1.1``, ..."""
     types = {found[2]: found[3] for found in _DEFINED.finditer(hlo)}
 
-    def typed(found: re.Match[str]) -> str:
-        operands = _NAME.sub(lambda n: f"{types[n[0]]} {n[0]}" if n[0] in types else n[0], found[5])
-        return f"{found[1]}{found[3]}{found[4]}{operands})"
+    def typed(match: re.Match[str]) -> str:
+        operands = _NAME.sub(lambda n: f"{types[n[0]]} {n[0]}" if n[0] in types else n[0], match[5])
+        return f"{match[1]}{match[3]}{match[4]}{operands})"
 
     return _INPUT.sub(r"p\1", _DEFINED.sub(typed, hlo))

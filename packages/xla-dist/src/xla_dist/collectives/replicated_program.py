@@ -70,7 +70,7 @@ class ReplicaExecutable:
     def deferred(
         self, arguments: list[Any], results: list[Any], known: bool = False
     ) -> Iterable[Any]:
-        """``execute`` as an iterator, after the replicas agreed; see ``protocol.Executable``."""
+        """``execute`` as an iterator, after the replicas agreed; see ``device_protocol.Executable``."""
         own = getattr(self._executable, "deferred_own", None)
         self._agree()
         if own is not None:

@@ -5,7 +5,7 @@ hangs, aborts or computes nonsense. So every process keeps a log of the collecti
 It shows the log to the others through the coordinator: at once when a program runs for the first
 time, or after another one than ever before, which then waits until the others show theirs; and
 otherwise from the watchdog twice a second, which costs the training loop nothing. Processes of one
-host see each other's last launches in shared memory (``ledger``), also those of a process that died.
+host see each other's last launches in shared memory (``launch_log``), also those of a process that died.
 
 What has to agree is the order of the collectives, not the programs around them: one replica may
 compute a log line more than the others, or end its step earlier. Logs are compared pair by pair,

@@ -28,7 +28,7 @@ from xla_dist.job_health.collective_order import Agreement, Difference
 from xla_dist.job_health.heartbeats import Signs
 from xla_dist.job_health.local_processes import Neighbours, introduce
 from xla_dist.job_health.stall_detector import Stalls
-from xla_dist.job_health.thread_states import Vitals
+from xla_dist.job_health.thread_states import ThreadWatch
 from xla_dist.settings import STUCK_TIMEOUT
 
 logger = logging.getLogger(__name__)
@@ -82,11 +82,11 @@ class Watchdog(threading.Thread):
         self.connection = connection
         self.agreement = agreement
         self.stalls = Stalls(agreement)
-        self.vitals = Vitals()
+        self.threads = ThreadWatch()
         self.neighbours = Neighbours(connection.job.count)
         self.signs = Signs(connection.job.count, connection.client.get_live_nodes, TICK_SECONDS)
         self.on_end: Callable[[str, str], None] = lambda text, kind: None
-        """Called with the message, and which kind of end it is (``child.Report``)."""
+        """Called with the message, and which kind of end it is (``child_process.Report``)."""
         self._answered = False
         self._stopped = threading.Event()
         self._lost_since: float | None = None
@@ -189,12 +189,12 @@ class Watchdog(threading.Thread):
         me = self.agreement.log.ordinal
         askers = peer_queries.asked(me)
         if not askers:
-            self.vitals.forget()
+            self.threads.forget()
             if self._answered:
                 peer_queries.withdraw_answer(me)
             self._answered = False
             return
-        condition = self.vitals.look()
+        condition = self.threads.look()
         peer_queries.answer(me, condition)
         self._answered = True
         if condition.locked > STUCK_TIMEOUT.get():

@@ -89,7 +89,7 @@ def runtime_started() -> None:
     _runtime_threads.update(set(_task_ids()) - _others)
 
 
-class Vitals:
+class ThreadWatch:
     """Looks at this process's threads again and again; remembers since when nothing has moved."""
 
     def __init__(self) -> None:

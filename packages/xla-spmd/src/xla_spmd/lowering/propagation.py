@@ -60,7 +60,7 @@ def annotated(entries: Iterable[Entry]) -> dict[int, str]:
 
 
 class _Groups:
-    """Values that lie alike (a union-find forest)."""
+    """Groups of values that are split in the same way (a union-find forest)."""
 
     def __init__(self) -> None:
         self.parents: dict[int, int] = {}

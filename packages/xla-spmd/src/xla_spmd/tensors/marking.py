@@ -69,7 +69,7 @@ def annotate(tensor: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> Annotati
 
 
 def lay_as(tensor: torch.Tensor, annotation: Annotation) -> Annotation:
-    """Let a tensor lie as an annotation says, in place, and its gradient with it. Raises as ``checked``."""
+    """Split a tensor as an annotation says, in place, and its gradient with it. Raises as ``checked``."""
     lay(checked(tensor), annotation)
     gradient_sharding.watch(tensor)
     return annotation
@@ -103,7 +103,7 @@ def mesh_backend(trace: Trace) -> MeshBackend:
 
 
 def lay(tensor: XLATensor, annotation: Annotation | None) -> None:
-    """Let ``tensor`` lie as annotated from now on; None: whole on every device."""
+    """Split ``tensor`` as ``annotation`` says from now on; None: every device has the whole of it."""
     storage = storage_of(tensor)
     trace = storage.trace
     text = None

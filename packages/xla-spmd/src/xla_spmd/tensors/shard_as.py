@@ -1,4 +1,4 @@
-"""``shard_as``: values that lie alike, wherever that is."""
+"""``shard_as``: two tensors that are split in the same way, which the compiler chooses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MSG_NONE: Final = "shard_as: a None stands in one of the two trees where the oth
 
 
 class _ShardAs(torch.autograd.Function):
-    """Both tensors, alike; their gradients are alike too."""
+    """Both tensors, split in the same way; so are their gradients."""
 
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,9 +33,9 @@ class _ShardAs(torch.autograd.Function):
 def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
     """``a`` and ``b``, trees of tensors of one structure, each pair of tensors split in the same way.
 
-    How, the compiler decides from what is known of either. Go on with the results. Gradients lie
-    alike, too. Raises ValueError for trees of different structures or tensors of different shapes, and
-    what ``mark_sharding`` raises for a tensor that cannot be split.
+    The compiler decides how, from what it knows of either. Use the results from then on. The gradients of a
+    pair are split in the same way, too. Raises ValueError for trees of different structures or tensors of
+    different shapes, and what ``mark_sharding`` raises for a tensor that cannot be split.
     """
     leaves, structure = pytree.tree_flatten(a)
     others, other = pytree.tree_flatten(b)

@@ -317,7 +317,7 @@ def unwrap_sharded_tensor(t: Any) -> Any:
 
 
 def sharding_of(tensor: torch.Tensor) -> Sharding | None:
-    """How ``tensor`` is split: as annotated, else as its value lies; None where nobody said.
+    """How ``tensor`` is split: by its annotation, else by its value; None where it has neither.
 
     A value that is still to be computed has no sharding unless it is annotated.
     """
