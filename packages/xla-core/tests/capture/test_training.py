@@ -223,7 +223,8 @@ def test_a_thousand_steps():
             memory.append(runtime.client().memory_info(0).bytes_used)
             compiled.append(counters.all_counters()["UncachedCompile"])
     assert losses == expected
-    assert memory[0] == memory[1]
+    # a byte of each step would be more; the numbers of the last one may still be in use
+    assert abs(memory[1] - memory[0]) < 500
     assert compiled[0] == compiled[1]
     assert_same(captured.state(), lazy.state())
 
