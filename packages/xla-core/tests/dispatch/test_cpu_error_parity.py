@@ -30,6 +30,7 @@ def image():
 MISTAKES = {
     "add shapes": (pair, lambda a, b: a + b[:, :3]),
     "in-place shapes": (pair, lambda a, b: a[0].add_(b)),
+    "a mask subtracted from bfloat16": (pair, lambda a, b: a.bfloat16().sub_(b > 0)),
     "mm shapes": (pair, lambda a, b: a.mm(b)),
     "mm of vectors": (pair, lambda a, b: a[0].mm(b)),
     "matmul shapes": (pair, lambda a, b: a @ b),

@@ -121,6 +121,11 @@ def _mixes_dtypes(args: Sequence[Any]) -> bool:
     return len({x.dtype for x in _tensors(tuple(args))}) > 1
 
 
+def _has_masks(args: Sequence[Any]) -> bool:
+    """Whether a tensor is boolean, which subtraction refuses whatever the other one is."""
+    return any(x.dtype == torch.bool for x in _tensors(tuple(args)))
+
+
 def _is_empty(args: Sequence[Any]) -> bool:
     return args[0].numel() == 0
 
@@ -207,6 +212,8 @@ def _always(args: Sequence[Any]) -> bool:
 
 
 _SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
+    aten.sub.Tensor: _has_masks,
+    aten.sub_.Tensor: _has_masks,
     aten.mm.default: _mixes_dtypes,
     aten.bmm.default: _mixes_dtypes,
     aten.mv.default: _mixes_dtypes,
