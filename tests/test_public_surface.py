@@ -3,41 +3,12 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
-SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
-
-
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"), str(path))
-
-
-def at(path: Path, node: ast.stmt | ast.expr) -> str:
-    return f"{path.relative_to(ROOT)}:{node.lineno}"
-
-
-def path_of_src(path: Path) -> Path:
-    return next(parent for parent in path.parents if parent.name == "src")
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(path_of_src(path)).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def package_of(path: Path) -> str:
-    return path_of_src(path).parent.name
-
-
-MODULES = {module_name(path): path for path in SOURCES}
+from source_tree import MODULES, PACKAGES, ROOT, SOURCES, at, package_of, parsed
 
 
 def imported_modules(path: Path) -> set[str]:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from source_tree import (
+    MODULES,
+    PACKAGES,
+    ROOT,
+    SOURCES,
+    at,
+    package_of,
+    parsed,
+)
 
-ROOT = Path(__file__).resolve().parents[1]
 MOST_FILE_LINES = 600
 MOST_FUNCTION_LINES = 80
 # The folders that alone touch private parts of torch and of jax.
@@ -33,35 +40,10 @@ LAYERS = {
     "xla_debug": ("settings", "stacks", "steps", "recompile", "live", "run_report", "cli"),
 }  # fmt: skip
 MOST_MODULES_IN_A_FOLDER = 16
-PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
-SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
 OWN_CODE = [*SOURCES, *sorted((ROOT / "examples").glob("*.py")), ROOT / "toxfile.py"]
 OWN_CODE += [*sorted((ROOT / "benchmarks").glob("*.py")), *sorted((ROOT / "tools").glob("*.py"))]
 
 
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"), str(path))
-
-
-def at(path: Path, node: ast.stmt | ast.expr) -> str:
-    return f"{path.relative_to(ROOT)}:{node.lineno}"
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(path_of_src(path)).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def path_of_src(path: Path) -> Path:
-    return next(parent for parent in path.parents if parent.name == "src")
-
-
-def package_of(path: Path) -> str:
-    return path_of_src(path).parent.name
-
-
-MODULES = {module_name(path): path for path in SOURCES}
 IMPORT_NAMES = {
     package.name: {path.parent.name for path in (package / "src").glob("*/__init__.py")}
     for package in PACKAGES

@@ -14,7 +14,7 @@ from xla_core.operators.plan import Plan
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording import source_location, step_key
 from xla_core.recording.evictable import Kept, Table
-from xla_core.recording.step_key import Lift, Operands, Ref, Values
+from xla_core.recording.step_key import Lift, Operands, Ref, Values, map_operands
 from xla_core.support.counters import Tally
 
 # Most entries have neither: one object for all of them.
@@ -212,3 +212,42 @@ def inputs_of(entries: Iterable[Entry]) -> list[Input]:
 def operations_of(entries: Iterable[Entry]) -> list[Operation]:
     """The operations among ``entries``, in order."""
     return [entry for entry in entries if isinstance(entry, Operation)]
+
+
+class Excerpt:
+    """A step of its own, made of entries of another step: its values and lifted numbers are counted anew.
+
+    ``last`` is its last entry. ``vids`` gives the number here of each value by its number in the other step;
+    ``floats`` and ``ints`` are the positions there of the numbers that are lifted here, in order.
+    """
+
+    def __init__(self) -> None:
+        self.last: Entry = Root()
+        self.vids: dict[int, int] = {}
+        self.floats: list[int] = []
+        self.ints: list[int] = []
+
+    def add_input(self, vid: int, meta: TensorMeta) -> None:
+        """Let value ``vid`` of the other step be an input of this one, whatever computes it there."""
+        self.last = Input(self.last, meta)
+        self.vids[vid] = self.last.first
+
+    def add_operation(self, entry: Operation) -> Operation:
+        """Copy an operation, all of whose operands are here already (else KeyError)."""
+        args = tuple(map_operands(self._renumbered, entry.args))
+        kwargs = {name: map_operands(self._renumbered, a) for name, a in entry.kwargs.items()}
+        counts = len(self.floats), len(self.ints)
+        copy = Operation(self.last, entry.key, entry.plan, entry.metas, *counts, (args, kwargs))
+        copy.relocate(entry.where, entry.line)
+        self.vids.update((entry.first + i, copy.first + i) for i in range(len(entry.metas)))
+        self.last = copy
+        return copy
+
+    def _renumbered(self, a: Any) -> Any:
+        if isinstance(a, Ref):
+            return Ref(self.vids[a.vid], a.meta)
+        if isinstance(a, Lift):
+            positions = self.floats if a.is_float else self.ints
+            positions.append(a.position)
+            return Lift(a.is_float, len(positions) - 1, a.example)
+        return a
