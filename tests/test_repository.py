@@ -295,10 +295,14 @@ def test_packages_beside_each_other_do_not_import_each_other():
 
 RECORDING = [path for path in SOURCES if path.parent.as_posix().endswith("xla_core/recording")]
 # What a step is made of. What stores their attributes by name counts as well.
-STEP_CLASSES = ("Entry", "Input", "Operation", "Root", "StepState", "Storage", "Trace")
+STEP_CLASSES = (
+    "Entry", "Input", "Operation", "Root", "StepState", "Storage", "Trace", "View", "XLATensor",
+)  # fmt: skip
 STORES_BY_NAME = ("setattr", "storing", "storing_each")
 # Attributes of other classes that have the same names, as they are written down.
-NAMESAKES = frozenset({"ctx.others", "error.plan", "failure.plan", "log.first", "node.values"})
+NAMESAKES = frozenset(
+    {"ctx.others", "error.plan", "failure.plan", "log.first", "output.args", "node.values"}
+)
 
 
 def attributes_of(definition):
@@ -325,7 +329,7 @@ def stores(tree):
 
 
 def test_what_a_step_is_made_of_is_written_in_one_folder():
-    """By methods of ``Trace``, ``Storage`` and ``Entry`` everywhere else: no state is half written."""
+    """By methods of ``Trace``, ``Storage`` and ``Entry`` and by ``tensor_on`` elsewhere: none is half written."""
     classes = {
         node.name: node
         for path in RECORDING
@@ -334,7 +338,16 @@ def test_what_a_step_is_made_of_is_written_in_one_folder():
     }
     assert sorted(classes) == sorted(STEP_CLASSES)
     fields = {name for node in classes.values() for name in attributes_of(node)}
-    assert {"vid", "buffer", "annotation", "forbidden", "unreadable", "region", "tally"} <= fields
+    assert {
+        "_s",
+        "vid",
+        "buffer",
+        "annotation",
+        "forbidden",
+        "unreadable",
+        "region",
+        "tally",
+    } <= fields
     written = [
         f"{at(path, node)} {name}"
         for path in SOURCES

@@ -31,9 +31,8 @@ from xla_core.execution.device_backend import DeviceBackend
 from xla_core.recording import random_state
 from xla_core.recording.storage import Storage, View, binding, leaving, lose_value
 from xla_core.recording.trace import Trace
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.support import counters
-from xla_core.torch_bridge.torch_private import make_wrapper
 
 _BUFFER: Final = operator.attrgetter("buffer")
 _GRAD: Final = operator.attrgetter("grad")
@@ -466,13 +465,13 @@ class Replay:
         for r in self._results:
             if r.fresh is not None:
                 given.append(
-                    tensors[r.fresh] if r.view is None else shown(trace, storages[r.fresh], r.view)
+                    tensors[r.fresh] if r.view is None else shown(storages[r.fresh], r.view)
                 )
             elif r.argument is not None:
                 t = arguments[r.argument]
-                given.append(t if r.view is t._v else shown(trace, t._s, r.view))
+                given.append(t if r.view is t._v else shown(t._s, r.view))
             elif r.storage is not None:
-                given.append(shown(trace, r.storage, r.view))
+                given.append(shown(r.storage, r.view))
             else:
                 given.append(r.same)
         return pytree.tree_unflatten(given, self._spec)
@@ -484,10 +483,6 @@ def _gradient_id(p: torch.Tensor) -> int:
     return id(grad._s) if isinstance(grad, XLATensor) else 0
 
 
-def shown(trace: Trace, s: Storage, view: View | None) -> torch.Tensor:
+def shown(s: Storage, view: View | None) -> torch.Tensor:
     """A tensor that shows a storage through views like these."""
-    made = viewed(view)
-    meta = s.meta if made is None else made.meta
-    t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=trace.device)
-    t._s, t._v = s, made
-    return t
+    return tensor_on(s, viewed(view))

@@ -36,9 +36,9 @@ from xla_core.recording.step_key import Lift
 from xla_core.recording.step_record import Rules
 from xla_core.recording.storage import Storage, View, chain, replacing
 from xla_core.recording.trace import Trace
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.support import caches, counters, flags, indivisible
-from xla_core.torch_bridge.torch_private import make_wrapper, without_dispatch_modes
+from xla_core.torch_bridge.torch_private import without_dispatch_modes
 
 MSG_PENDING: Final = (
     "input data to dynamo graph can not be a pending ir, please set "
@@ -282,14 +282,7 @@ def _stand_in(a: XLATensor, trace: Trace) -> XLATensor:
     for v in chain(a._v):
         view = View(view, v.plan, v.tail, v.args, v.meta, -1, -1, -1)
     base = trace.from_buffer(a._s.buffer, a._s.meta)
-    return base if view is None else _shown(base._s, view, trace)
-
-
-def _shown(s: Storage, view: View | None, trace: Trace) -> XLATensor:
-    meta = s.meta if view is None else view.meta
-    t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=trace.device)
-    t._s, t._v = s, view
-    return t
+    return base if view is None else tensor_on(base._s, view)
 
 
 def _written(stand_ins: Sequence[Any], trace: Trace) -> dict[int, int]:
@@ -421,4 +414,4 @@ def _give(
     view: View | None = None
     for v in chain(r.view):
         view = View(view, v.plan, v.tail, v.args, v.meta, -1, -1, -1)
-    return own if view is None else _shown(own._s, view, trace)
+    return own if view is None else tensor_on(own._s, view)

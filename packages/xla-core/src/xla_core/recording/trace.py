@@ -31,7 +31,7 @@ from xla_core.recording.step_key import HOST_FLOAT, HOST_INT, LIFT_FLOAT, LIFT_I
 from xla_core.recording.step_record import STEP, StepState, beginning
 from xla_core.recording.step_turns import Step, Turns, turn_lock
 from xla_core.recording.storage import Backend, Storage, View, chain, check_lost
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.support import indivisible
 from xla_core.torch_bridge import dtypes
 from xla_core.torch_bridge.torch_private import make_wrapper
@@ -510,9 +510,9 @@ class Trace(StepState):
         views = chain(v)
         # the last view shows other values than lie there: what is written is turned into those first
         turned = place.skipped == len(views)
-        under = self.whole(s)
-        under._v = v.parent if turned else views[place.skipped - 1] if place.skipped else None
-        base_meta = under._v.meta if under._v is not None else s.meta
+        lower = v.parent if turned else views[place.skipped - 1] if place.skipped else None
+        under = tensor_on(s, lower)
+        base_meta = lower.meta if lower is not None else s.meta
         put = (v.plan if turned else known_plan(AS_STRIDED)).put_plan(meta, base_meta)
         if put is None:  # an expanded tensor where nothing is left to repeat
             raise RuntimeError(error_messages.MSG_OVERLAP)
@@ -532,13 +532,6 @@ class Trace(StepState):
         s = t._s = Storage(self, meta, vid, self.epoch)
         t._v = None
         self.touched.append(s)
-        return t
-
-    def whole(self, s: Storage) -> XLATensor:
-        """A tensor that shows all of a storage."""
-        t = make_wrapper(XLATensor, s.meta.shape, dtype=s.meta.dtype, device=self.device)
-        t._s = s
-        t._v = None
         return t
 
     def from_buffer(self, buffer: Any, meta: TensorMeta) -> XLATensor:
