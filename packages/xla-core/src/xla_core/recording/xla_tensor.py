@@ -64,6 +64,14 @@ def set_handler_wrapper(wrap: Callable[[Handler], Handler] | None) -> None:
     handlers.clear()
 
 
+def go_on_with_handlers(made: dict[int, Handler]) -> dict[int, Handler]:
+    """Go on with these handlers, by overloads' ids, and make the others anew; returns those used so far."""
+    global _plain
+    former, _plain = _plain, made
+    handlers.clear()
+    return former
+
+
 def set_handler(overload: Any, handler: Handler) -> None:
     """Let ``handler`` carry out ``overload``, in place of what its schema would say."""
     _plain[id(overload)] = handler
