@@ -300,9 +300,7 @@ STEP_CLASSES = (
 )  # fmt: skip
 STORES_BY_NAME = ("setattr", "storing", "storing_each")
 # Attributes of other classes that have the same names, as they are written down.
-NAMESAKES = frozenset(
-    {"ctx.others", "error.plan", "failure.plan", "log.first", "output.args", "node.values"}
-)
+NAMESAKES = frozenset({"error.plan", "failure.plan", "log.first", "output.args", "node.values"})
 
 
 def attributes_of(definition):

@@ -57,7 +57,9 @@ def test_nothing_here_keeps_an_evicted_program_or_dropped_steps(keep_one):
     assert recompile._history.known
     xr.clear_computation_cache()
     gc.collect()
-    assert root not in {id(o) for o in gc.get_objects() if type(o) is Root and o.then is not None}
+    assert root not in {
+        id(o) for o in gc.get_objects() if type(o) is Root and o.first_child is not None
+    }
     assert not recompile._history.known
     assert not memory._last_entries
 

@@ -29,7 +29,7 @@ from xla_core.compilation.staged_executable import StagedExecutable
 from xla_core.execution import run_step
 from xla_core.execution.device_backend import DeviceBackend
 from xla_core.recording import random_state
-from xla_core.recording.storage import Storage, View, binding, leaving, lose_value
+from xla_core.recording.storage import Storage, View, binding, leaving, poison
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.support import counters
@@ -360,16 +360,16 @@ class Replay:
         trace = self._trace
         trace.compute(s)
         if s.buffer is None:
-            trace.bring(s)  # nobody has written to it: zeros
+            trace.add_input(s)  # nobody has written to it: zeros
             trace.flush(trace)
-        return trace.backend.ready(s)
+        return trace.backend.device_buffer(s)
 
     def _adopted(self, buffers: Sequence[Any]) -> Any:
         """The work that lets tensors take over the values of inputs."""
         if not self._passed:
             return ()
         backend = self._trace.backend
-        values = [backend.adopted(s, buffers[slot]) for s, slot in self._passed]
+        values = [backend.buffer_for_copy(s, buffers[slot]) for s, slot in self._passed]
         return binding([s for s, _ in self._passed], values)
 
     def _protect(self, buffers: list[Any], safe: bool) -> None:
@@ -403,7 +403,7 @@ class Replay:
         for s in self._states:
             deleted = getattr(s.buffer, "is_deleted", None)
             if deleted is not None and deleted():
-                lose_value(s, error)
+                poison(s, error)
 
     def _end(self, arguments: Sequence[XLATensor], results: Sequence[Any], kept: Any) -> None:
         index = self.program.output_index

@@ -349,7 +349,7 @@ def _buffers(args: Sequence[Any], trace: Trace) -> None:
         if isinstance(a, XLATensor) and a._s.buffer is None:
             pending = True
             if a._s.epoch != trace.epoch:
-                trace.bring(a._s)
+                trace.add_input(a._s)
     if pending:
         if settings.skip_input_data_check:
             raise RuntimeError(MSG_PENDING)
@@ -378,7 +378,7 @@ def _arguments(
     recorded: _Recorded, program: StepProgram, args: tuple[Any, ...], trace: Trace
 ) -> list[Any]:
     arguments = [
-        _captured(a, trace) if type(a) is Storage else trace.backend.ready(a._s)
+        _captured(a, trace) if type(a) is Storage else trace.backend.device_buffer(a._s)
         for a in recorded.inputs(args)
     ]
     for slot in program.donated:
@@ -398,7 +398,7 @@ def _arguments(
 def _captured(s: Storage, trace: Trace) -> Any:
     """The buffer of a tensor that the graph holds itself."""
     trace.compute(s)
-    return trace.backend.ready(s)
+    return trace.backend.device_buffer(s)
 
 
 def _give(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from xla_core.dispatch.transfers import materialise, read, upload
-from xla_core.execution.poisoned_values import bring_back, take_away
+from xla_core.execution.poisoned_values import restore_value, revoke
 from xla_core.recording.storage import NoValueError, Storage, View
 from xla_core.recording.tensor_trees import (
     collect,
@@ -20,7 +20,7 @@ __all__ = [
     "NoValueError",
     "XLATensor",
     "alias",
-    "bring_back",
+    "restore_value",
     "collect",
     "from_numpy",
     "map_selected",
@@ -30,7 +30,7 @@ __all__ = [
     "read",
     "send_cpu_data_to_device",
     "storage_of",
-    "take_away",
+    "revoke",
     "to_numpy",
     "upload",
     "view_of",

@@ -26,8 +26,8 @@ class Entry:
 
     ``metas`` are its results, numbered from ``first``; ``single`` is the meta when there is just
     one. ``values`` has the metas of all values up to its own. ``floats`` and ``ints``
-    count the numbers lifted up to and including this entry, ``depth`` the entries. ``then`` is the first
-    entry that ever followed, ``others`` are the rest by key: nearly every entry has one child.
+    count the numbers lifted up to and including this entry, ``depth`` the entries. ``first_child`` is the first
+    entry that ever followed, ``other_children`` are the rest by key: nearly every entry has one child.
     ``programs`` holds the compiled programs of the step that ends here, ``tally`` its operators' counters.
     ``where`` is the place in the user's program that recorded it first, if somebody asks for that, ``line``
     file and line of it, None in the backward pass. A root has no ``parent``.
@@ -35,7 +35,7 @@ class Entry:
 
     __slots__ = (
         "parent", "key", "metas", "values", "single", "first", "end",
-        "floats", "ints", "depth", "then", "others", "programs", "tally", "where", "line",
+        "floats", "ints", "depth", "first_child", "other_children", "programs", "tally", "where", "line",
     )  # fmt: skip
 
     def __init__(
@@ -63,8 +63,8 @@ class Entry:
         self.end: int = self.first + len(metas)
         self.floats = floats
         self.ints = ints
-        self.then: Entry | None = None
-        self.others: dict[Any, Entry] = _NONE
+        self.first_child: Entry | None = None
+        self.other_children: dict[Any, Entry] = _NONE
         self.programs: Table = _NONE
         self.tally: Tally | None = None
         self.where = source_location.locate() if source_location.locate is not None else None
@@ -83,10 +83,10 @@ class Entry:
         if self.where is None:
             frame = source_location.user_frame()
             frames = (frame,) if frame is not None else ()
-            self.where = source_location.Where(frames, frame, "", False, False)
+            self.where = source_location.SourceLocation(frames, frame, "", False, False)
 
     def relocate(
-        self, where: source_location.Where | None, line: tuple[str, int] | None = None
+        self, where: source_location.SourceLocation | None, line: tuple[str, int] | None = None
     ) -> None:
         """Say that another place in the user's program recorded this; ``line`` None keeps file and line."""
         self.where = where
@@ -99,12 +99,12 @@ class Entry:
 
     def add(self, entry: Entry) -> None:
         """Keep an operation that follows for the first time."""
-        if self.then is None:
-            self.then = entry
-        elif self.others is _NONE:
-            self.others = {entry.key: entry}
+        if self.first_child is None:
+            self.first_child = entry
+        elif self.other_children is _NONE:
+            self.other_children = {entry.key: entry}
         else:
-            self.others[entry.key] = entry
+            self.other_children[entry.key] = entry
 
     def keep(self, key: Any, program: Any) -> None:
         """Keep what was made of the step that ends here; a compiled program until it is evicted."""
@@ -141,7 +141,7 @@ class Input(Entry):
     __slots__ = ()
 
     def __init__(self, parent: Entry, meta: TensorMeta) -> None:
-        super().__init__(parent, -meta.index, meta.alone, parent.floats, parent.ints)
+        super().__init__(parent, -meta.index, meta.as_tuple, parent.floats, parent.ints)
 
     @property
     def meta(self) -> TensorMeta:

@@ -16,7 +16,7 @@ from xla_core.extension_api import programs, runtime, steps
 from xla_core.extension_api.operators import schema_of
 from xla_core.extension_api.programs import node_text
 from xla_core.extension_api.programs import shape_text as layout_text
-from xla_core.extension_api.source_location import Where
+from xla_core.extension_api.source_location import SourceLocation
 from xla_core.extension_api.steps import (
     Entry,
     Input,
@@ -77,7 +77,7 @@ class _Node:
         self.operands = operands
         self.attributes: list[str] = []
         self.values: list[str] = []
-        self.where: Where | None = entry.where if entry is not None else None
+        self.where: SourceLocation | None = entry.where if entry is not None else None
         self.roots: list[int] = []
 
     def tags(self, located: bool) -> Iterator[str]:
