@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from source_tree import (
     ROOT,
     SOURCES,
     at,
+    module_name,
     package_of,
     parsed,
 )
@@ -403,6 +405,28 @@ def test_files_and_functions_are_short(path):
         if node.end_lineno - node.lineno + 1 > MOST_FUNCTION_LINES
     ]
     assert not long
+
+
+# Functions that nothing in the repository names but their definition, and who calls them.
+CALLED_FROM_OUTSIDE = {
+    "set_device": "torch.xla: torch asks the module of a device type for it",
+    "counter_increment": "xla_debug.metrics: users count in their own code",
+}
+
+
+def test_every_function_is_used():
+    folders = ("packages", "tests", "examples", "benchmarks", "tools")
+    files = [p for f in folders for p in (ROOT / f).rglob("*") if p.suffix in (".py", ".toml")]
+    words = Counter(word for path in files for word in re.findall(r"\w+", path.read_text("utf-8")))
+    found = [
+        f"{at(path, node)} {node.name}"
+        for path in SOURCES
+        if not module_name(path).startswith("torch_xla")
+        for node in parsed(path).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.decorator_list
+        if words[node.name] < 2 and node.name not in CALLED_FROM_OUTSIDE
+    ]
+    assert not found
 
 
 def is_empty(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

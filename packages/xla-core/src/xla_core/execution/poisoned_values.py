@@ -8,17 +8,15 @@ A tensor that had a value when the step began gets that one back, as if the oper
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from xla_core.operators.plan import Plan
+from xla_core.operators.run_rule import LoweringError
 from xla_core.recording.entry import Entry, Input, Operation
 from xla_core.recording.step_key import Lift, Ref
 from xla_core.recording.storage import MSG_PLACEHOLDER, PLACEHOLDER, NoValueError, poison
 from xla_core.recording.trace import Trace
-
-if TYPE_CHECKING:
-    from xla_core.operators.plan import Plan
-    from xla_core.operators.run_rule import LoweringError
-    from xla_core.recording.xla_tensor import XLATensor
+from xla_core.recording.xla_tensor import XLATensor
 
 
 def poison_dependents(trace: Trace, error: LoweringError) -> bool:

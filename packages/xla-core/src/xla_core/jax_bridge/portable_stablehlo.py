@@ -170,11 +170,6 @@ def _parse(bytecode: bytes) -> ir.Module:
             raise ValueError(text) from None
 
 
-def portable_text(bytecode: bytes) -> str:
-    """A portable program as readable MLIR. Raises ValueError for anything else."""
-    return str(_parse(bytecode))
-
-
 def from_portable(bytecode: bytes, arguments: Sequence[HasShape]) -> bytes:
     """A portable program as plain StableHLO bytecode for arguments of these shapes and dtypes.
 

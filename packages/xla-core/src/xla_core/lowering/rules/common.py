@@ -81,11 +81,6 @@ def is_one(value: Any) -> bool:
     return isinstance(value, (bool, int, float)) and value == 1
 
 
-def is_zero(value: Any) -> bool:
-    """Whether a scalar argument is known, before the program runs, to be exactly 0."""
-    return isinstance(value, (bool, int, float)) and value == 0
-
-
 def is_float(dtype: np.dtype) -> bool:
     """Whether ``dtype`` is a real floating-point type, bfloat16 and float8 included."""
     return jnp.issubdtype(dtype, jnp.floating)
