@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+
+import pytest
+
+from xla_core.testing import forked_programs
 
 
 def pytest_collection_finish() -> None:
@@ -13,3 +18,10 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def program_servers() -> Iterator[Iterator[forked_programs.Server]]:
+    """Processes that have imported torch and jax, in turns: programs are forked from them."""
+    with forked_programs.servers() as in_turns:
+        yield in_turns
