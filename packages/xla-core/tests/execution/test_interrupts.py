@@ -225,6 +225,13 @@ def test_a_compiled_graph_interrupted_at_any_line():
         graph = fx.symbolic_trace(model)
         compiled["xla"] = compiled_graph.extract_compiled_graph(graph, (t["w"], t["x"]))
         assert check_everywhere(run, lines=True) > 100
+        assert check_twice(run) > 20
+
+        def from_the_beginning(t, host):
+            compiled["xla"] = compiled_graph.CompiledGraph(graph)
+            run(t, host)
+
+        assert check_twice(from_the_beginning) > 50
 
 
 def test_a_function_of_torch_compile_interrupted_at_any_line():
@@ -242,6 +249,7 @@ def test_a_function_of_torch_compile_interrupted_at_any_line():
         patch.setitem(globals(), "statements", compiled_statements)
         compiled = torch.compile(model, backend="openxla", fullgraph=True)
         assert check_everywhere(run, lines=True, times=("first",)) > 50
+        assert check_twice(run) > 10
 
 
 def test_the_recording_of_a_loop_interrupted_at_any_line():
