@@ -29,10 +29,9 @@ import torch_xla
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch_xla.distributed.spmd import debugging
-from xla_core.api import program_report
-from xla_core.compilation import program_table
+from xla_core.extension_api.programs import all_programs, program_figures
+from xla_core.extension_api.runtime import use_topology
 from xla_core.support import counters
-from xla_core.torch_features import ahead_of_time
 
 WIDTH, HEADS, KEY_HEADS, HIDDEN, VOCABULARY = 4096, 32, 8, 14336, 128256
 HEAD = WIDTH // HEADS
@@ -141,7 +140,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Build, trace and compile; the figures."""
     began = time.perf_counter()
     xr.use_spmd()
-    ahead_of_time.use_topology(options.topology)
+    use_topology(options.topology)
     chips = xr.global_runtime_device_count()
     mesh = xs.Mesh(np.arange(chips), (chips,), ("fsdp",))
     model = make_model(options.layers, mesh)
@@ -155,7 +154,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     torch_xla.sync()
     compiled = time.perf_counter()
     del kept
-    program, figures = program_table.all_programs()[-1], program_report.program_figures()[-1]
+    program, figures = all_programs()[-1], program_figures()[-1]
     kinds = collections.Counter(c.kind for c in debugging.collectives(program))
     samples = counters.all_metrics()
     return {

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 import torch_xla
 from models import GPT
-from xla_core.api import program_report
+from xla_core.extension_api.programs import program_runs
 from xla_core.support import counters
 
 SETTLING: Final = 4
@@ -97,7 +97,7 @@ def measure(model_name: str, rounds: int, steps: int) -> dict[str, Any]:
     first = {way: [step().item() for _ in range(SETTLING)] for way, step in ways.items()}
     for step in ways.values():
         timed(step)
-    programs = len(program_report.program_runs())
+    programs = len(program_runs())
     graphs = counters.all_counters().get("DynamoExtractCompiledGraph", 0)
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     for number in range(rounds):
@@ -114,7 +114,7 @@ def measure(model_name: str, rounds: int, steps: int) -> dict[str, Any]:
         },
         "steps": rounds * steps,
         "dynamo_graphs": graphs,
-        "programs_compiled_while_measuring": len(program_report.program_runs()) - programs,
+        "programs_compiled_while_measuring": len(program_runs()) - programs,
     }
 
 

@@ -45,14 +45,14 @@ def wrong_results(first: int, stop: int) -> list[int]:
 def sample(programs: int) -> Sample:
     """What the process holds after so many programs."""
     import torch_xla.debug.metrics as met
-    from xla_core.compilation import program_table
-    from xla_core.support import memory_mappings
+    from xla_core.extension_api.programs import all_programs
+    from xla_core.testing.internals import count_memory_mappings
 
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
     return {
         "programs": programs,
-        "kept": len(program_table.all_programs()),
-        "mappings": memory_mappings.count(),
+        "kept": len(all_programs()),
+        "mappings": count_memory_mappings(),
         "resident_MB": round(resident / 1e6, 1),
         "files": sum(1 for _ in Path("/proc/self/fd").iterdir()),
         "cpu_s": round(time.process_time(), 1),

@@ -118,7 +118,7 @@ def torch_system(strategy: str) -> tuple[Callable[[], float], Callable[[], Any]]
     import torch_xla
     import torch_xla.distributed.spmd as xs
     import torch_xla.runtime as xr
-    from xla_core.compilation import program_table
+    from xla_core.extension_api.programs import all_programs
 
     xr.use_spmd()
     mesh_shape, axes, batch = STRATEGIES[strategy]
@@ -142,7 +142,7 @@ def torch_system(strategy: str) -> tuple[Callable[[], float], Callable[[], Any]]
         return loss.item()
 
     def compiled() -> tuple[Any, str]:
-        executable = max(program_table.all_programs(), key=lambda p: p.runs).executable
+        executable = max(all_programs(), key=lambda p: p.runs).executable
         return executable.memory_analysis(), executable.optimized_hlo()
 
     return step, compiled

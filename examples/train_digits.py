@@ -25,7 +25,7 @@ from tqdm import tqdm
 import torch_xla
 import torch_xla.runtime as xr
 from torch_xla.experimental.capture import capture
-from xla_core.api import program_report
+from xla_core.extension_api.programs import fallback_counts, program_runs
 
 HELD_OUT_EVERY = 5
 IDX_TYPE_UINT8 = 0x08
@@ -175,14 +175,14 @@ def accuracy(
 
 def print_report() -> None:
     """What was compiled, how often it ran, and what the device left to the CPU."""
-    programs = program_report.program_runs()
+    programs = program_runs()
     seconds = sum(program.compile_seconds for program in programs)
     cached = sum(program.from_cache for program in programs)
     compiled = len(programs) - cached
     print(f"\n{compiled} programs compiled, {cached} found in the cache, in {seconds:.1f} s:")
     for program in sorted(programs, key=lambda program: -program.runs):
         print(f"  {program.name}: {program.operations} operations, ran {program.runs} times")
-    fallbacks = program_report.fallback_counts()
+    fallbacks = fallback_counts()
     if not fallbacks:
         print("Nothing fell back to the CPU.")
     for name, count in sorted(fallbacks.items()):

@@ -7,8 +7,8 @@ import importlib.util
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
+from source_tree import ROOT, SOURCES, parsed
+
 _PACKAGES = "packages/{}/src/{}/"
 CORE, DEBUG, DIST = (_PACKAGES.format(f"xla-{p}", f"xla_{p}") for p in ("core", "debug", "dist"))
 SPMD, TPU = (
@@ -79,7 +79,7 @@ def test_every_variable_that_sources_name_is_declared():
     named = {
         node.value
         for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         if re.fullmatch(names, node.value)
     }
@@ -91,7 +91,7 @@ def raw_uses(path: Path) -> int:
     return sum(
         (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv"))
         or (isinstance(node, ast.ImportFrom) and node.module == "os")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
     )
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
+from source_tree import SOURCES, at, module_name, parsed
+
 CONTAINERS = {
     "dict", "list", "set", "deque", "OrderedDict", "defaultdict", "Counter", "WeakKeyDictionary",
     "WeakValueDictionary", "WeakSet", "Table",
@@ -82,12 +81,6 @@ REASONS = {
 }  # fmt: skip
 
 
-def module_name(path: Path) -> str:
-    src = next(parent for parent in path.parents if parent.name == "src")
-    parts = path.relative_to(src).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
 def growing(tree: ast.Module) -> set[str]:
     """Containers at a module's top level that begin empty, and functions that remember results."""
     found = set()
@@ -115,7 +108,7 @@ def is_empty(value: ast.expr) -> bool:
 
 
 def test_what_grows_at_module_level_is_listed_or_has_a_reason():
-    found = {module_name(path): growing(ast.parse(path.read_text())) for path in SOURCES}
+    found = {module_name(path): growing(parsed(path)) for path in SOURCES}
     reasons = {module: set(names) for module, names in REASONS.items() if names}
     assert {module: names for module, names in found.items() if names} == reasons
 
@@ -131,9 +124,9 @@ def test_a_container_and_a_memoized_function_are_found():
 
 def test_no_list_stands_for_a_flag():
     found = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
+        at(path, node)
         for path in SOURCES
-        for node in ast.parse(path.read_text()).body
+        for node in parsed(path).body
         if isinstance(node, ast.AnnAssign) and "list[bool]" in ast.unparse(node.annotation)
     ]
     assert not found, "support.once.Once says it"

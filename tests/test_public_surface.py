@@ -3,41 +3,13 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
-from collections.abc import Iterable, Iterator
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
-SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
-
-
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"), str(path))
-
-
-def at(path: Path, node: ast.stmt | ast.expr) -> str:
-    return f"{path.relative_to(ROOT)}:{node.lineno}"
-
-
-def path_of_src(path: Path) -> Path:
-    return next(parent for parent in path.parents if parent.name == "src")
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(path_of_src(path)).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def package_of(path: Path) -> str:
-    return path_of_src(path).parent.name
-
-
-MODULES = {module_name(path): path for path in SOURCES}
+from source_tree import MODULES, PACKAGES, ROOT, SOURCES, at, package_of, parsed
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -79,44 +51,135 @@ EXTENSIONS = [
 
 
 def exported(module: str) -> list[str]:
-    """The names in a module's ``__all__``."""
-    for node in parsed(MODULES[module]).body:
+    """The names in a module's ``__all__``; without it, as in ``testing``, what it defines."""
+    tree = parsed(MODULES[module])
+    for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return ast.literal_eval(node.value)
-    return []
+    return [name for name in defined_names(tree) if not name.startswith("_")]
 
 
-def inner_names(path: Path) -> Iterator[str]:
-    """What a file takes of xla_core that is not public: modules, named in strings too, and names."""
-    to_plugins = path.is_relative_to(ROOT / "examples") or package_of(path).startswith("xla-pjrt-")
-    inner = {n for n in MODULES if n.startswith("xla_core.") and not is_public(n, to_plugins)}
+def inner_names(tree: ast.AST, may_import: Callable[[str], bool]) -> Iterator[tuple[ast.AST, str]]:
+    """What code takes of xla_core that is not public: modules, and names of public modules.
+
+    Modules that it names in strings, and scripts in strings, count as well; ``may_import`` tells of a module
+    whether the code may import it.
+    """
+    inner = {name for name in MODULES if name.startswith("xla_core.") and not may_import(name)}
     aliases = {}
-    for node in ast.walk(parsed(path)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "xla_core":
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 if full in MODULES:
                     aliases[alias.asname or alias.name] = full
-                if not is_public(full if full in MODULES else node.module, to_plugins) or (
-                    full not in MODULES
-                    and node.module != CONFORMANCE
-                    and alias.name not in exported(node.module)
+                if not may_import(full if full in MODULES else node.module) or (
+                    full not in MODULES and alias.name not in exported(node.module)
                 ):
-                    yield f"{at(path, node)} {full}"
+                    yield node, full
         elif isinstance(node, ast.Import):
-            yield from (f"{at(path, node)} {a.name}" for a in node.names if "xla_core" in a.name)
-        elif isinstance(node, ast.Constant) and node.value in inner:
-            yield f"{at(path, node)} {node.value!r}"
-    for node in ast.walk(parsed(path)):
+            yield from ((node, a.name) for a in node.names if "xla_core" in a.name)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if node.value in inner:
+                yield node, repr(node.value)
+            elif "import" in node.value and "xla_core" in node.value:
+                yield from ((node, name) for _, name in inner_names(script(node.value), may_import))
+    for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             module = aliases.get(node.value.id)
             if module is not None and node.attr not in exported(module):
-                yield f"{at(path, node)} {module}.{node.attr}"
+                yield node, f"{module}.{node.attr}"
+
+
+def script(text: str) -> ast.AST:
+    """A string as a program; nothing if it is none."""
+    try:
+        return ast.parse(textwrap.dedent(text))
+    except SyntaxError:
+        return ast.Module([], [])
 
 
 @pytest.mark.parametrize("path", EXTENSIONS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_extensions_use_nothing_of_the_core_but_its_public_surface(path):
-    assert not list(inner_names(path))
+    to_plugins = path.is_relative_to(ROOT / "examples") or package_of(path).startswith("xla-pjrt-")
+    found = inner_names(parsed(path), lambda module: is_public(module, to_plugins))
+    assert not [f"{at(path, node)} {name}" for node, name in found]
+
+
+def is_public_to_tests(module: str) -> bool:
+    """Whether tests of plugins and extensions may import a module of xla_core."""
+    return is_public(module, True) or module.startswith("xla_core.testing.")
+
+
+TESTS = [
+    *(
+        path
+        for path in sorted(ROOT.glob("packages/*/tests/**/*.py"))
+        if package_of(path) not in ("xla-core", "torch-xla")
+    ),
+    *sorted((ROOT / "examples").glob("*.py")),
+]
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_tests_of_extensions_stand_on_the_public_surface_too(path):
+    """With ``xla_core.testing``: what is there besides the conformance suite, no extension may use."""
+    found = inner_names(parsed(path), is_public_to_tests)
+    assert not [f"{at(path, node)} {name}" for node, name in found]
+
+
+def test_an_inner_name_is_found_in_code_and_in_scripts():
+    code = (
+        "from xla_core.recording import trace\n"
+        "from xla_core.extension_api import steps\n"
+        "from xla_core.extension_api.runtime import client, secret\n"
+        "steps.Entry, steps.secret\n"
+        "'xla_core.lowering.replay'\n"
+        "SCRIPT = '''\n    import os\n    from xla_core.dispatch import views\n'''\n"
+    )
+    assert [name for _, name in inner_names(ast.parse(code), is_public_to_tests)] == [
+        "xla_core.recording.trace",
+        "xla_core.extension_api.runtime.secret",
+        "'xla_core.lowering.replay'",
+        "xla_core.dispatch.views",
+        "xla_core.extension_api.steps.secret",
+    ]
+
+
+# What users read; documents for those who work on the core name its modules as they are.
+USER_DOCUMENTS = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("packages/*/README.md")),
+    *(
+        path
+        for path in sorted((ROOT / "docs").glob("*.md"))
+        # api.md says of each name of torch_xla where it comes from
+        if path.name not in ("api.md", "architecture.md", "dataflow.md")
+    ),
+]
+
+
+@pytest.mark.parametrize("path", USER_DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_send_users_to_public_names(path):
+    text = path.read_text("utf-8")
+    blocks = re.findall(r"^```(?:python)?\n(.*?)^```$", text, re.M | re.S)
+    found = [name for block in blocks for _, name in inner_names(script(block), is_public_to_users)]
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    for named in set(re.findall(r"`(xla_core\.[\w.]*\w)", prose)) - ENTRY_POINT_GROUPS:
+        module = max((m for m in MODULES if f"{named}.".startswith(f"{m}.")), key=len)
+        name = named.removeprefix(module).strip(".").partition(".")[0]
+        if not is_public_to_users(module) or (name and name not in exported(module)):
+            found.append(named)
+    assert not found
+
+
+def is_public_to_users(module: str) -> bool:
+    """Whether a document may name a module of xla_core, or a folder of public modules."""
+    return is_public(module, True) or f"{module}." in PUBLIC_FOLDERS
+
+
+ENTRY_POINT_GROUPS = {"xla_core.devices", "xla_core.extensions"}
+PUBLIC_FOLDERS = {f"xla_core.{name}." for name in ("contract", "extension_api", "pjrt", "testing")}
 
 
 def test_the_conformance_suite_stands_on_the_public_surface():

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from source_tree import (
+    MODULES,
+    PACKAGES,
+    ROOT,
+    SOURCES,
+    at,
+    package_of,
+    parsed,
+)
 
-ROOT = Path(__file__).resolve().parents[1]
 MOST_FILE_LINES = 600
 MOST_FUNCTION_LINES = 80
 # The folders that alone touch private parts of torch and of jax.
@@ -33,35 +40,10 @@ LAYERS = {
     "xla_debug": ("settings", "stacks", "steps", "recompile", "live", "run_report", "cli"),
 }  # fmt: skip
 MOST_MODULES_IN_A_FOLDER = 16
-PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
-SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
 OWN_CODE = [*SOURCES, *sorted((ROOT / "examples").glob("*.py")), ROOT / "toxfile.py"]
 OWN_CODE += [*sorted((ROOT / "benchmarks").glob("*.py")), *sorted((ROOT / "tools").glob("*.py"))]
 
 
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"), str(path))
-
-
-def at(path: Path, node: ast.stmt | ast.expr) -> str:
-    return f"{path.relative_to(ROOT)}:{node.lineno}"
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(path_of_src(path)).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def path_of_src(path: Path) -> Path:
-    return next(parent for parent in path.parents if parent.name == "src")
-
-
-def package_of(path: Path) -> str:
-    return path_of_src(path).parent.name
-
-
-MODULES = {module_name(path): path for path in SOURCES}
 IMPORT_NAMES = {
     package.name: {path.parent.name for path in (package / "src").glob("*/__init__.py")}
     for package in PACKAGES
@@ -313,10 +295,12 @@ def test_packages_beside_each_other_do_not_import_each_other():
 
 RECORDING = [path for path in SOURCES if path.parent.as_posix().endswith("xla_core/recording")]
 # What a step is made of. What stores their attributes by name counts as well.
-STEP_CLASSES = ("Entry", "Input", "Operation", "Root", "StepState", "Storage", "Trace")
+STEP_CLASSES = (
+    "Entry", "Input", "Operation", "Root", "StepState", "Storage", "Trace", "View", "XLATensor",
+)  # fmt: skip
 STORES_BY_NAME = ("setattr", "storing", "storing_each")
 # Attributes of other classes that have the same names, as they are written down.
-NAMESAKES = frozenset({"ctx.others", "error.plan", "failure.plan", "log.first", "node.values"})
+NAMESAKES = frozenset({"error.plan", "failure.plan", "log.first", "output.args", "node.values"})
 
 
 def attributes_of(definition):
@@ -343,7 +327,7 @@ def stores(tree):
 
 
 def test_what_a_step_is_made_of_is_written_in_one_folder():
-    """By methods of ``Trace``, ``Storage`` and ``Entry`` everywhere else: no state is half written."""
+    """By methods of ``Trace``, ``Storage`` and ``Entry`` and by ``tensor_on`` elsewhere: none is half written."""
     classes = {
         node.name: node
         for path in RECORDING
@@ -352,7 +336,16 @@ def test_what_a_step_is_made_of_is_written_in_one_folder():
     }
     assert sorted(classes) == sorted(STEP_CLASSES)
     fields = {name for node in classes.values() for name in attributes_of(node)}
-    assert {"vid", "buffer", "annotation", "forbidden", "unreadable", "region", "tally"} <= fields
+    assert {
+        "_s",
+        "vid",
+        "buffer",
+        "annotation",
+        "forbidden",
+        "unreadable",
+        "region",
+        "tally",
+    } <= fields
     written = [
         f"{at(path, node)} {name}"
         for path in SOURCES

@@ -9,7 +9,7 @@ import torch_xla
 import torch_xla.debug.metrics as met
 from torch_xla import _XLAC
 from torch_xla.experimental import eager
-from xla_core.execution import device_backend
+from xla_core.testing.internals import keep_numbers
 
 
 @pytest.fixture(autouse=True)
@@ -100,9 +100,9 @@ def test_tensors_and_runs_are_counted():
 @pytest.fixture
 def numbers_stay():
     """Numbers of steps stay on the device."""
-    device_backend.keep_numbers(True)
+    keep_numbers(True)
     yield
-    device_backend.keep_numbers(False)
+    keep_numbers(False)
 
 
 def test_equal_numbers_are_copied_to_the_device_once(numbers_stay):

@@ -13,8 +13,8 @@ SCRIPT = """
 import torch, torch_xla
 from torch import nn
 from xla_core.support import counters
-from xla_core.compilation import program_table
-from xla_core.execution import runtime
+from xla_core.extension_api.programs import all_programs
+from xla_core.extension_api import runtime
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).to("xla")
@@ -35,7 +35,7 @@ waits = counters.all_metrics()
 print("LOSS", loss.item())
 torch.linalg.ldl_factor(torch.eye(2).to("xla"))
 print("HLO", "source_line" in __import__("xla_debug.steps.graphs").steps.graphs.graph_as_hlo(
-    program_table.all_programs()[0].program.stablehlo))
+    all_programs()[0].program.stablehlo))
 """
 
 
@@ -192,7 +192,7 @@ def test_levels(tmp_path):
 IN_PROCESS = """
 import os, re, sys, time
 import torch, torch_xla
-from xla_core.execution import runtime
+from xla_core.extension_api import runtime
 from xla_core.contract import events
 from xla_debug.live import analysis, saved_graphs
 from xla_debug import recompile, settings

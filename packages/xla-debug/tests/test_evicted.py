@@ -10,10 +10,9 @@ import torch
 
 import torch_xla
 import torch_xla.runtime as xr
-from xla_core.compilation import program_table
-from xla_core.execution import runtime
-from xla_core.recording.entry import Root
-from xla_core.support import memory_mappings
+from xla_core.extension_api import runtime
+from xla_core.extension_api.programs import all_programs
+from xla_core.testing.internals import Root, count_memory_mappings
 from xla_debug import memory, recompile
 from xla_debug.recompile import Cause
 
@@ -45,7 +44,7 @@ def test_nothing_here_keeps_an_evicted_program_or_dropped_steps(keep_one):
     with memory.tracking():
         x = torch.ones(10).to("xla")
         (x + 3).tolist()
-        (program,) = program_table.all_programs()
+        (program,) = all_programs()
         name, gone = program.name, weakref.ref(program)
         assert name in memory._last_entries
         del program
@@ -58,31 +57,33 @@ def test_nothing_here_keeps_an_evicted_program_or_dropped_steps(keep_one):
     assert recompile._history.known
     xr.clear_computation_cache()
     gc.collect()
-    assert root not in {id(o) for o in gc.get_objects() if type(o) is Root and o.then is not None}
+    assert root not in {
+        id(o) for o in gc.get_objects() if type(o) is Root and o.first_child is not None
+    }
     assert not recompile._history.known
     assert not memory._last_entries
 
 
-@pytest.mark.skipif(memory_mappings.count() is None, reason="only Linux tells its memory mappings")
+@pytest.mark.skipif(count_memory_mappings() is None, reason="only Linux tells its memory mappings")
 def test_clearing_frees_the_code_of_programs(monkeypatch):
     monkeypatch.setenv("XLA_COMPILE_EFFORT", "full")  # programs in several mappings each
     xr.clear_computation_cache()
     gc.collect()
     x = torch.ones(11).to("xla")
     torch_xla.sync()
-    before = memory_mappings.count()
+    before = count_memory_mappings()
     for k in range(6):
         y = x
         for i in range(10 + k):
             y = (y * y).cos() if i % 2 else y @ y * y
         y.tolist()
-    held = memory_mappings.count()
+    held = count_memory_mappings()
     assert held > before + 30
     assert recompile.explanations()
     del y
     xr.clear_computation_cache()
     gc.collect()
-    assert memory_mappings.count() - before < (held - before) // 2
+    assert count_memory_mappings() - before < (held - before) // 2
 
 
 def test_history_is_bounded():

@@ -12,10 +12,9 @@ import torch_xla
 from torch_xla import _XLAC
 from torch_xla.debug import graph_saver
 from torch_xla.debug import profiler as xp
-from xla_core.compilation import program_table
-from xla_core.execution import runtime
-from xla_core.jax_bridge import jax_private
-from xla_core.recording.source_location import Detail, detail, set_detail
+from xla_core.extension_api import runtime
+from xla_core.extension_api.programs import all_programs, module_text
+from xla_core.extension_api.source_location import Detail, detail, set_detail
 
 
 @pytest.fixture(autouse=True)
@@ -222,8 +221,8 @@ def test_functions_of_repeats_are_named_after_their_modules():
         model(torch.randn(4, 8).to("xla")).pow(2).sum().backward()
     optimizer.step()
     torch_xla.sync()
-    step = max(program_table.all_programs(), key=lambda program: program.operations)
-    text = jax_private.module_text(step.program.stablehlo)
+    step = max(all_programs(), key=lambda program: program.operations)
+    text = module_text(step.program.stablehlo)
     names = set(re.findall(r"call @xla_repeat_\d+_(\w+)_\d+_operations\(", text))
     modules = ("train_gr_e_Deep_blocks_", "backward_train_gr_e_Deep_blocks_", "optimizer_")
     assert {m for m in modules if any(name.startswith(m) for name in names)} == set(modules), names

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import torch_xla
-from xla_core.api import xla_model
+from xla_core.extension_api import runtime
 from xla_debug import memory
 
 SIZE = 256 * 1024  # bytes of a float32 tensor of 256 x 256
@@ -164,7 +164,7 @@ def test_graphs_of_torch_compile_are_named():
 
 
 def test_the_devices_memory():
-    info = xla_model.memory_info()
+    info = runtime.memory_info()
     text = memory.device_report()
     assert text.startswith("xla:0: ") and " in use, " in text and " at most" in text
     assert ("of " in text.split("at most")[1]) is (info["bytes_limit"] is not None)

@@ -16,10 +16,10 @@ from torch import nn
 
 import torch_xla
 import torch_xla.debug.profiler as xp
-from xla_core.execution import runtime
-from xla_core.jax_bridge import jax_private
-from xla_core.recording.entry import operations_of
+from xla_core.extension_api import runtime
+from xla_core.extension_api.steps import operations_of
 from xla_core.support.protobuf_wire import read_message
+from xla_core.testing.jax_state import backends_started
 from xla_debug import profiler, remote_profile
 
 
@@ -68,7 +68,7 @@ def profile(tmp_path_factory):
 
 
 def test_no_backend_of_jax_was_started(profile):
-    assert jax_private.backends_started() == ()
+    assert backends_started() == ()
 
 
 def test_the_xplane_file_has_steps_and_programs(profile):

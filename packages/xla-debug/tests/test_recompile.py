@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import torch_xla
-from xla_core.execution import runtime
-from xla_core.recording.entry import operations_of
+from xla_core.extension_api import runtime
+from xla_core.extension_api.steps import operations_of
 from xla_debug import recompile
 from xla_debug.stacks import stack_frames
 from xla_debug.steps.recompile_text import Cause

@@ -29,11 +29,11 @@ _PRELOADED = [
     "torch", "torch_xla.core.xla_model", "xla_dist.collectives.process_group",
     "xla_dist.processes.launching", "xla_dist.collectives.autograd_functions",
     "xla_dist.data_parallel.thread_data_parallel", "xla_dist.extension",
-    "xla_core.compilation.build_program", "xla_core.lowering.replay", "xla_pjrt_cpu", "dist_jobs",
+    "xla_core.extension_api.programs", "xla_pjrt_cpu", "dist_jobs",
     "dist_topology", "dist_loader", "dist_torch", "dist_meshes", "dist_collectives", "dist_gradients",
     "dist_vitals", "dist_fsdp", "dist_zero", "sklearn.datasets",
     "torch._dynamo.backends.torchxla", "jaxlib.mlir.dialects.mhlo",
-    "xla_core.jax_bridge.sharding_primitives",
+    "xla_core.extension_api.shardings",
 ]  # fmt: skip
 
 
@@ -74,7 +74,7 @@ class Job:
 def launch(fork_server, monkeypatch):
     """Start ``fn(ordinal, *args)`` in so many processes; further keywords are environment variables."""
     from torch_xla.distributed import xla_multiprocessing as xmp
-    from xla_core.execution import runtime
+    from xla_core.extension_api import runtime
 
     if runtime.started():
         pytest.skip(

@@ -15,8 +15,8 @@ import torch_xla.runtime as xr
 from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel as FSDP
 from torch_xla.distributed.fsdp import checkpoint_module
 from torch_xla.distributed.fsdp.wrap import transformer_auto_wrap_policy
-from xla_core.api import program_report
-from xla_core.execution import runtime
+from xla_core.extension_api import runtime
+from xla_core.extension_api.programs import program_figures, program_runs
 from xla_core.support import counters
 
 WIDTH = 24
@@ -131,7 +131,7 @@ def _trained(kind, steps):
     rank, world = xr.global_ordinal(), xr.world_size()
     model = wrapped(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    before = len(program_report.program_runs())
+    before = len(program_runs())
     losses = [step_of(model, optimizer, rank, world)]
     gc.collect()
     gc.disable()
@@ -139,9 +139,7 @@ def _trained(kind, steps):
     gc.enable()
     assert gc.collect() == 0  # a cycle would hold full parameters until Python looks for it
     assert all(p.grad.shape == p.shape for p in model.parameters())
-    assert {p.runs for p in program_report.program_runs()[before:]} == {
-        steps
-    }  # nothing compiles again
+    assert {p.runs for p in program_runs()[before:]} == {steps}  # nothing compiles again
     state = {k: v.float().cpu().numpy() for k, v in model.state_dict().items()}
     return losses, state, model.get_shard_metadata()
 
@@ -226,9 +224,7 @@ def costs(index, kinds, width, depth):
             step_of(model, optimizer, rank, world)
         torch_xla.sync(wait=True)
         lives = runtime.client().memory_info(0).bytes_used - before
-        program = max(
-            (p for p in program_report.program_figures() if p.runs), key=lambda p: p.arguments
-        )
+        program = max((p for p in program_figures() if p.runs), key=lambda p: p.arguments)
         found.append((lives, program.temporaries))
         del model, optimizer
         torch_xla.runtime.clear_computation_cache()

@@ -15,9 +15,8 @@ from torch import nn
 import torch_xla
 import torch_xla.core.functions as xf
 import torch_xla.runtime as xr
-from xla_core.compilation import program_table
-from xla_core.jax_bridge import jax_private
-from xla_core.lowering.outline_functions import KEPT_PREFIX
+from xla_core.extension_api.programs import all_programs, module_text
+from xla_core.testing.internals import KEPT_PREFIX
 from xla_dist.collectives.autograd_functions import AllGather, AllToAll, ReduceScatter
 
 GROUPS = {2: (None, ((1, 0),)), 4: (None, ((0, 1), (2, 3)), ((3, 0), (2, 1)))}
@@ -199,8 +198,8 @@ def repeated(index):
     result = model(x)
     (result * weight).sum().backward()
     torch_xla.sync()
-    step = max(program_table.all_programs(), key=lambda program: program.operations)
-    functions = jax_private.module_text(step.program.stablehlo).split("func.func private @")[1:]
+    step = max(all_programs(), key=lambda program: program.operations)
+    functions = module_text(step.program.stablehlo).split("func.func private @")[1:]
     inside = [f.count("all_reduce") for f in functions if f.startswith(KEPT_PREFIX)]
     values = [result.detach(), *(p.grad for p in model.parameters())]
     return [t.cpu().numpy() for t in values], inside

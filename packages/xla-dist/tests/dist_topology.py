@@ -16,7 +16,7 @@ import torch_xla.distributed.data_parallel as dp
 import torch_xla.distributed.xla_multiprocessing as xmp
 import torch_xla.runtime as xr
 from torch_xla._internal import pjrt
-from xla_core.multiprocess import job_setup
+from xla_core.extension_api.jobs import connection
 
 
 def counts(_index):
@@ -169,7 +169,7 @@ def threads(_index):
     calls = []
     torch_xla.launch(lambda i, x: calls.append((i, x)), args=(7,), debug_single_process=True)
     assert sorted(calls) == [(i, 7) for i in range(world)]
-    assert (xr.world_size(), job_setup.connection()) == (1, None)  # on their own again
+    assert (xr.world_size(), connection()) == (1, None)  # on their own again
 
 
 def threads_fail(_index):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xla_core.multiprocess.job_setup import Job, job_from_environment
+from xla_core.extension_api.jobs import Job, job_from_environment
 
 OWN = {
     "XLA_COORDINATOR_ADDRESS": "10.0.0.1:9000",

@@ -168,9 +168,9 @@ def test_who_does_not_answer_does_not_keep_the_news_from_the_others(start_hosts)
 
 _MEETS = """
 import os, time
-from xla_core.multiprocess import job_setup
+from xla_core.extension_api import jobs
 print(time.monotonic(), flush=True)
-job_setup.connect(job_setup.job_from_environment(os.environ))
+jobs.connect(jobs.job_from_environment(os.environ))
 print("met")
 """
 

@@ -16,8 +16,8 @@ import pytest
 
 from xla_core.contract import serialized_executable
 from xla_core.contract.device_protocol import ArraySpec, Placement, Topology
-from xla_core.jax_bridge import jax_private
-from xla_core.plugins import discovery
+from xla_core.extension_api.plugins import new_manager, start_client
+from xla_core.testing.jax_state import to_host
 from xla_core.testing.programs import make_program, spec
 from xla_pjrt_cpu import CpuClient, create_client, fusions
 from xla_pjrt_cpu import client as client_module
@@ -36,7 +36,7 @@ def f32(*shape):
 
 
 def test_entry_point_starts_this_client():
-    started = discovery.start_client("cpu", discovery.new_manager(), {"CPU_NUM_DEVICES": "3"})
+    started = start_client("cpu", new_manager(), {"CPU_NUM_DEVICES": "3"})
     assert isinstance(started, CpuClient)
     assert started.device_type == "CPU"
     assert [d.id for d in started.local_devices()] == [0, 1, 2]
@@ -193,14 +193,14 @@ def test_jax_in_the_same_process_is_not_touched():
     script = textwrap.dedent(
         """
         import numpy as np, jax
-        from xla_core.jax_bridge import jax_private
         from xla_core.contract.device_protocol import Placement, Topology
+        from xla_core.testing.jax_state import backends_started
         from xla_core.testing.programs import run
         from xla_pjrt_cpu import create_client
         client = create_client(Topology(), {"CPU_NUM_DEVICES": "4"})
         (found,) = run(client, lambda a: a + 1, np.ones(3))
         assert found.dtype == np.float64
-        assert jax_private.backends_started() == ()
+        assert backends_started() == ()
         assert not jax.config.jax_enable_x64
         assert len(jax.devices()) == 1 and jax.numpy.ones(3).dtype == "float32"
         client.shutdown()
@@ -316,7 +316,7 @@ def test_shut_down_client_lets_its_memory_go():
     local = create_client(Topology(), {})
     buffer = local.put(np.ones(4, F32), HERE)
     local.shutdown()
-    np.testing.assert_array_equal(jax_private.to_host(buffer), np.ones(4))
+    np.testing.assert_array_equal(to_host(buffer), np.ones(4))
     assert jax.config.jax_enable_x64 is False
 
 

@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import torch_xla
-from xla_core.api import program_report
-from xla_core.compilation import program_table
+from xla_core.extension_api.programs import all_programs, program_figures
 
 
 class DigitNet(nn.Module):
@@ -128,13 +127,13 @@ def step(model, optimizer, inputs, targets, loss_of=cross_entropy):
     optimizer.step()
     optimizer.zero_grad()
     torch_xla.sync()
-    made = program_table.all_programs()[-1]
+    made = all_programs()[-1]
     assert made.inputs == made.program.inputs
     state = [t for s in optimizer.state.values() for t in s.values() if t.device.type == "xla"]
     kept = [*model.parameters(), *model.buffers(), *state]
     return (
         made,
-        program_report.program_figures()[-1],
+        program_figures()[-1],
         sum(t.numel() * t.element_size() for t in kept),
     )
 

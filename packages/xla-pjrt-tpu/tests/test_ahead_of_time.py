@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from xla_core.contract.device_protocol import ArraySpec, Topology
+from xla_core.extension_api.runtime import use_topology
 from xla_core.testing.programs import make_program
-from xla_core.torch_features import ahead_of_time
 from xla_pjrt_tpu import TpuClient, create_client, libtpu
 from xla_pjrt_tpu.hardware import generation
 
@@ -54,7 +54,7 @@ def client_of(topology):
 @functools.cache
 def models():
     """tests/aot_models.py, with the topology of this process chosen."""
-    ahead_of_time.use_topology(TRACED_FOR)
+    use_topology(TRACED_FOR)
     path = Path(__file__).with_name("aot_models.py")
     spec = importlib.util.spec_from_file_location("aot_models", path)
     module = importlib.util.module_from_spec(spec)
@@ -168,9 +168,9 @@ def check_figures(step):
 SCRIPT = """
 import torch, torch_xla
 import torch_xla.core.xla_model as xm
-from xla_core.torch_features import ahead_of_time
+from xla_core.extension_api.runtime import is_ahead_of_time
 from xla_core.support import counters
-from xla_core.api import program_report
+from xla_core.extension_api.programs import program_figures
 
 device = torch_xla.device()
 model = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.Dropout()).to(device)
@@ -181,9 +181,9 @@ for _ in range(3):
     loss = model(x).double().pow(2).mean()
     loss.backward()
     xm.optimizer_step(optimizer, barrier=True)
-print([f.name for f in program_report.program_figures()])
-print(len(torch_xla.devices()), xm.xla_device_hw(device), loss.dtype, ahead_of_time.active())
-print(xm.get_memory_info(device)["bytes_limit"], [f.total for f in program_report.program_figures()])
+print([f.name for f in program_figures()])
+print(len(torch_xla.devices()), xm.xla_device_hw(device), loss.dtype, is_ahead_of_time())
+print(xm.get_memory_info(device)["bytes_limit"], [f.total for f in program_figures()])
 print(sorted(n for n in counters.all_counters() if n in ("UncachedCompile", "PersistentCacheHit")))
 print("value", loss.item(), model[0].weight.cpu().abs().max().item())
 """
@@ -209,11 +209,11 @@ def test_script_is_compiled_kept_and_walked_through(tmp_path):
 
 STEPS = """
 import torch, torch_xla
-from xla_core.compilation import build_program
+from xla_core.testing.internals import key_text
 from xla_core.contract import events
 
 def listen(step):
-    print(build_program.key_text(step.entries, step.outputs, step.aliases).decode())
+    print(key_text(step.entries, step.outputs, step.aliases).decode())
 
 {choose}
 events.subscribe(events.ProgramMissing, listen)
@@ -233,9 +233,7 @@ for _ in range(2):
 
 def test_steps_are_those_that_a_device_with_values_records():
     """Or a host with chips would not find what was compiled for them."""
-    chosen = (
-        'from xla_core.torch_features import ahead_of_time; ahead_of_time.use_topology("v5e:2x2")'
-    )
+    chosen = 'from xla_core.extension_api.runtime import use_topology; use_topology("v5e:2x2")'
     ahead = run(STEPS.format(choose=chosen))
     real = run(STEPS.format(choose=""), PJRT_DEVICE="NULL")
     assert (ahead.returncode, real.returncode) == (0, 0), ahead.stderr + real.stderr
@@ -266,10 +264,10 @@ def test_stored_program_has_the_runtimes_own_form():
 
 MEMORY = """
 import resource, time, torch, torch_xla
-from xla_core.torch_features import ahead_of_time
-from xla_core.api import program_report
+from xla_core.extension_api.runtime import use_topology
+from xla_core.extension_api.programs import program_figures
 
-ahead_of_time.use_topology("v5p:2x2x1")
+use_topology("v5p:2x2x1")
 with torch.device("meta"):
     model = torch.nn.Sequential(*[torch.nn.Linear(16384, 16384, dtype=torch.bfloat16) for _ in range(32)])
 model.to_empty(device="xla")
@@ -277,7 +275,7 @@ x = torch.empty(16, 16384, dtype=torch.bfloat16, device="meta").to("xla")
 with torch.no_grad():
     y = model(x)
 torch_xla.sync()
-figures = program_report.program_figures()[-1]
+figures = program_figures()[-1]
 print(sum(p.numel() for p in model.parameters()), figures.arguments)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
@@ -296,10 +294,10 @@ def test_model_of_eight_billion_parameters_is_never_allocated():
 
 LATE = """
 import torch, torch_xla
-from xla_core.torch_features import ahead_of_time
+from xla_core.extension_api.runtime import use_topology
 for attempt in (
     lambda: torch.nn.Linear(2, 2, device="meta").to("xla"),
-    lambda: ahead_of_time.use_topology("v5e:2x2"),
+    lambda: use_topology("v5e:2x2"),
 ):
     try:
         attempt()

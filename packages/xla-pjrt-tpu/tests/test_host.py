@@ -11,7 +11,7 @@ import pytest
 
 from torch_xla._internal import tpu
 from xla_core.contract.device_protocol import Topology
-from xla_core.plugins import discovery
+from xla_core.extension_api.plugins import chosen_device
 from xla_pjrt_tpu import chips, create_client, environment, libtpu, processes
 from xla_pjrt_tpu.client import create_options
 
@@ -122,7 +122,7 @@ def test_no_tpu_is_said_at_once_with_what_was_looked_for(bus, metadata):
 def test_plugin_is_chosen_only_where_a_tpu_is(bus):
     bus()
     assert not create_client.is_available({})
-    assert discovery.chosen_device({}) == "CPU"
+    assert chosen_device({}) == "CPU"
     assert create_client.is_available({"XLA_AOT_TOPOLOGY": "v5e:2x2"}) == (
         libtpu.find_library({}) is not None
     )

@@ -11,11 +11,16 @@ import numpy as np
 import pytest
 
 from xla_core.contract.device_protocol import ArraySpec, Topology
-from xla_core.jax_bridge import jax_private
-from xla_core.kernels import flash_attention, grouped_matmul, paged_attention
-from xla_core.kernels import splash_attention as splash
-from xla_core.operators.target import lowering_for, target_of
 from xla_core.support import counters
+from xla_core.testing.internals import (
+    flash_attention,
+    grouped_matmul,
+    lowering_for,
+    paged_attention,
+    target_of,
+)
+from xla_core.testing.internals import splash_attention as splash
+from xla_core.testing.jax_state import backends_started
 from xla_core.testing.programs import make_program
 from xla_pjrt_tpu import create_client, libtpu
 
@@ -110,13 +115,13 @@ CASES = {
 def test_kernels_compile(case, topology):
     function, operands, kernels = CASES[case]
     client = create_client(Topology(), {"XLA_AOT_TOPOLOGY": topology})
-    before = jax_private.backends_started()
+    before = backends_started()
     with lowering_for(target_of(client.local_devices()[0])):
         program = make_program(client, function, operands)
     hlo = client.compile(program).optimized_hlo()
     assert hlo.count('custom_call_target="tpu_custom_call"') == kernels
     # jax's own client would take the chips
-    assert jax_private.backends_started() == before
+    assert backends_started() == before
 
 
 def test_shapes_that_no_kernel_takes_compile_too():
@@ -137,8 +142,8 @@ import jax, torch, torch_xla
 from jax.experimental import pallas as pl
 from torch_xla import _XLAC
 from torch_xla.experimental import custom_kernel as ck
-from xla_core.jax_bridge import jax_private
-from xla_core.compilation import program_table
+from xla_core.testing.jax_state import backends_started
+from xla_core.extension_api.programs import all_programs
 
 def add(x, y):
     def kernel(x_ref, y_ref, o_ref):
@@ -147,7 +152,7 @@ def add(x, y):
 
 def kernels():
     torch_xla.sync()
-    return program_table.all_programs()[-1].executable.optimized_hlo().count('"tpu_custom_call"')
+    return all_programs()[-1].executable.optimized_hlo().count('"tpu_custom_call"')
 
 qkv = torch.nn.Linear(128, 3 * 128).to("xla")
 x = torch.randn(2, 256, 128).to("xla")
@@ -159,7 +164,7 @@ print("own", kernels())
 payload, tensors = ck.trace_pallas(add, x, x)
 z = _XLAC._xla_tpu_custom_call(tensors, payload, [x.shape], [x.dtype])
 print("payload", kernels(), z[0].shape == x.shape)
-print("jax", jax_private.backends_started())
+print("jax", backends_started())
 """
 
 
@@ -168,7 +173,7 @@ import numpy as np, torch, torch_xla
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch_xla.experimental.custom_kernel import flash_attention
-from xla_core.compilation import program_table
+from xla_core.extension_api.programs import all_programs
 xr.use_spmd()
 mesh = xs.Mesh(np.arange(4), (2, 2), ("data", "model"))
 q, k, v = (torch.randn(4, 4, 256, 64).to("xla").requires_grad_() for _ in range(3))
@@ -179,7 +184,7 @@ for t in (q, k, v):
 for partition_spec in (spec, None):
     flash_attention(q, k, v, causal=True, partition_spec=partition_spec, mesh=mesh).sum().backward()
     torch_xla.sync()
-    hlo = program_table.all_programs()[-1].executable.optimized_hlo()
+    hlo = all_programs()[-1].executable.optimized_hlo()
     calls = [line for line in hlo.splitlines() if 'custom_call_target="tpu_custom_call"' in line]
     shape = "f32[2,2,256,64]" if partition_spec else "f32[4,4,256,64]"
     print(len(calls), all(shape in line for line in calls))

@@ -36,14 +36,14 @@ import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch.nn import functional as F
 from torch_xla.distributed.spmd import debugging
-from xla_core.torch_features import ahead_of_time
-from xla_core.compilation import program_table
+from xla_core.extension_api.runtime import use_topology
+from xla_core.extension_api.programs import all_programs
 
 sys.path.insert(0, sys.argv[1])
 from aot_models import GPT, shape
 
 xr.use_spmd()
-ahead_of_time.use_topology("v6e:16x16")
+use_topology("v6e:16x16")
 chips = xr.global_runtime_device_count()
 mesh = xs.Mesh(np.arange(chips), (16, 16), ("data", "model"))
 with torch.device("meta"):
@@ -61,7 +61,7 @@ F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
 optimizer.step()
 optimizer.zero_grad()
 torch_xla.sync()
-made = program_table.all_programs()[-1]
+made = all_programs()[-1]
 executable = made.executable
 print(json.dumps({
     "chips": chips,

@@ -49,7 +49,7 @@ def _enter_spmd_mode():
 @pytest.fixture(autouse=True)
 def new_step():
     """What an earlier test left pending is no part of this one's steps."""
-    from xla_core.execution import runtime
+    from xla_core.extension_api import runtime
 
     if runtime.started():
         gc.collect()

@@ -1,30 +1,23 @@
 """Steps over a mesh that cannot be computed: the operation is found, and only what depends on it is lost."""
 
-import dataclasses
-
 import jax
 import pytest
 import torch
 
 import torch_xla
 import torch_xla.distributed.spmd as xs
-from xla_core.operators import lowering_registry
-from xla_core.recording import xla_tensor
+from xla_core.testing.internals import replacing_rule
 
 
 @pytest.fixture
-def unheard_of_digamma(monkeypatch):
+def unheard_of_digamma():
     """An operator whose lowering is well-formed, and refused by XLA without its name."""
-    overload = torch.ops.aten.digamma.default
-    rule = lowering_registry.find_rule(overload)
 
     def unheard_of(x):
         return jax.ffi.ffi_call("nobody_knows_this", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
-    changed = dataclasses.replace(rule, function=unheard_of)
-    monkeypatch.setitem(lowering_registry._rules, overload, changed)
-    monkeypatch.setattr(xla_tensor, "handlers", {})
-    monkeypatch.setattr(xla_tensor, "_plain", {})
+    with replacing_rule(torch.ops.aten.digamma.default, unheard_of):
+        yield
 
 
 def test_an_operation_that_xla_refuses_namelessly_is_found(unheard_of_digamma):

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 import torch_xla
 import torch_xla.distributed.spmd as xs
 from torch_xla.experimental.scan import scan
-from xla_core.execution import index_checks
-from xla_core.recording import xla_tensor as tensor_module
+from xla_core.testing.internals import checking_indices
 
 SPLITS = [("x", None), (None, "x"), (None, None)]
 
@@ -16,14 +15,8 @@ SPLITS = [("x", None), (None, "x"), (None, None)]
 @pytest.fixture(autouse=True)
 def _checking(monkeypatch):
     monkeypatch.setenv("XLA_CHECK_INDICES", "1")
-    kept = dict(tensor_module._plain)  # handlers are made at an operator's first use
-    tensor_module._plain.clear()
-    tensor_module.set_handler_wrapper(None)
-    yield
-    index_checks.pending.clear()
-    tensor_module._plain.clear()
-    tensor_module._plain.update(kept)
-    tensor_module.set_handler_wrapper(None)
+    with checking_indices():
+        yield
 
 
 def look_up(table, index):

@@ -9,7 +9,7 @@ import torch_xla
 import torch_xla.distributed.spmd as xs
 from torch_xla.experimental.custom_kernel import flash_attention
 from torch_xla.experimental.splash_attention import SplashAttentionConfig, splash_attention
-from xla_core.compilation import program_table
+from xla_core.extension_api.programs import all_programs
 
 SPEC = ("data", "model", None, None)
 
@@ -36,7 +36,7 @@ def check(mesh, function, reference, ab=None, *, in_two_steps=False):
         assert loss.item() > 0
     loss.backward()
     torch_xla.sync()
-    hlo = program_table.all_programs()[-1].executable.optimized_hlo()
+    hlo = all_programs()[-1].executable.optimized_hlo()
     # scores of two of eight batches and two of four heads
     assert "f32[2,2,16,16]" in hlo and "f32[8,4,16,16]" not in hlo
     for mine, other in zip(

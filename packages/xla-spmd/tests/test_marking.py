@@ -14,8 +14,8 @@ import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch_xla._internal import custom_kernel
 from torch_xla.distributed.spmd import api as spmd_api
-from xla_core.compilation import program_table
-from xla_core.execution import runtime
+from xla_core.extension_api import runtime
+from xla_core.extension_api.programs import all_programs
 from xla_spmd.reports import program_report
 
 spec_of = torch_xla._XLAC._get_xla_sharding_spec
@@ -283,9 +283,7 @@ def test_the_report_lists_collectives_and_bytes(mesh):
     )
     assert mine.device_bytes == dict.fromkeys(range(8), 64 * 64)
     assert program_report.bytes_per_device([one, mine]) == dict.fromkeys(range(8), 64 * 64 * 5)
-    assert {c.kind for c in program_report.collectives(program_table.all_programs()[-1])} == {
-        "all-reduce"
-    }
+    assert {c.kind for c in program_report.collectives(all_programs()[-1])} == {"all-reduce"}
     text = program_report.sharding_report(layer)
     assert "Collectives of the program" in text and "weight" in text
 
@@ -340,7 +338,7 @@ def test_shard_as_reaches_what_is_computed_in_the_program(mesh):
     product, _ = xs.shard_as(values.to("xla") @ values.to("xla").t(), split)
     total = product.sum()
     torch_xla.sync()
-    hlo = program_table.all_programs()[-1].executable.optimized_hlo()
+    hlo = all_programs()[-1].executable.optimized_hlo()
     assert "f32[2,8]{1,0} dot" in hlo  # two of eight rows on each device
     torch.testing.assert_close(total.cpu(), (values @ values.t()).sum(), rtol=1e-5, atol=1e-4)
 

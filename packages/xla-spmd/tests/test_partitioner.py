@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import torch_xla
 import torch_xla.distributed.spmd as xs
-from xla_core.compilation import program_table
+from xla_core.extension_api.programs import all_programs
 from xla_spmd.reports import program_report
 
 CASES = {
@@ -137,7 +137,7 @@ def test_a_convolution_of_split_batches_is_computed_in_parts(mesh):
         torch_xla.sync()
         F.conv2d(inputs, kernel, padding=1, groups=groups).square().sum().backward()
         torch_xla.sync()
-        kinds = {c.kind for c in program_report.collectives(program_table.all_programs()[-1])}
+        kinds = {c.kind for c in program_report.collectives(all_programs()[-1])}
         assert kinds == {"all-reduce"}
 
 
@@ -214,7 +214,7 @@ def test_one_filling_needs_no_barrier(mesh):
     total = tensor.cumsum(0) + F.pad(tensor, (1, -1))
     torch_xla.sync()
     assert total.cpu()[1, 1] == 3
-    assert "opt-barrier" not in program_table.all_programs()[-1].executable.optimized_hlo()
+    assert "opt-barrier" not in all_programs()[-1].executable.optimized_hlo()
 
 
 COMPLEX = torch.complex64

@@ -13,7 +13,7 @@ import numpy as np, torch, torch_xla
 import torch_xla.runtime as xr
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
-from xla_core.recording import tensor_trees
+from xla_core.extension_api.tensors import send_cpu_data_to_device
 from xla_spmd.reports import program_report
 
 xr.use_spmd()
@@ -33,7 +33,7 @@ losses = []
 for step in range(3):
     batch = torch.randn(8, 16, generator=generator)
     mine = batch.chunk(2)[xr.process_index()]
-    x = tensor_trees.send_cpu_data_to_device(mine, "xla", spec)
+    x = send_cpu_data_to_device(mine, "xla", spec)
     assert x.shape == (8, 16)
     optimizer.zero_grad()
     loss = model(x).square().mean()

@@ -14,9 +14,8 @@ from torch.nn import functional as F
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
-from xla_core.compilation import program_table
-from xla_core.execution import runtime
-from xla_core.jax_bridge import jax_private
+from xla_core.extension_api import runtime
+from xla_core.extension_api.programs import all_programs, module_text
 from xla_spmd.reports import program_report
 
 WIDTH, HEADS, LENGTH, LAYERS, STEPS = 16, 4, 8, 4, 3
@@ -73,7 +72,7 @@ def losses(model, device, mesh=None):
 
 
 def functions_of(program):
-    text = jax_private.module_text(program.program.stablehlo)
+    text = module_text(program.program.stablehlo)
     return [f for f in text.split("func.func private @")[1:] if f.startswith("xla_repeat")], text
 
 
@@ -91,7 +90,7 @@ def test_sharded_repeats_are_lowered_once(monkeypatch):
         runtime.trace_of(None).forget()  # the same step was compiled in another way before
         # sums over devices are added in another order
         assert losses(model, xm.xla_device(), mesh) == pytest.approx(expected, rel=1e-5)
-        steps.append(program_table.all_programs()[-1])
+        steps.append(all_programs()[-1])
 
     before, after = steps
     assert functions_of(before)[0] == []
@@ -126,4 +125,4 @@ def test_repeats_with_regions_laid_out_by_hand_stay_in_one_function():
     found = by_parts(x.to("xla"), mesh, ("data", None))
     torch_xla.sync()
     torch.testing.assert_close(found.cpu(), expected)
-    assert functions_of(program_table.all_programs()[-1])[0] == []
+    assert functions_of(all_programs()[-1])[0] == []

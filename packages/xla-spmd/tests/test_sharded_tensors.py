@@ -11,7 +11,7 @@ import torch_xla
 import torch_xla.distributed.spmd as xs
 import torch_xla.distributed.spmd.debugging as debugging
 import torch_xla.distributed.spmd.xla_sharding as xla_sharding
-from xla_core.recording import tensor_trees
+from xla_core.extension_api.tensors import send_cpu_data_to_device
 from xla_spmd.reports.visualize import cells
 
 VALUES = torch.arange(64.0).reshape(8, 8)
@@ -82,17 +82,17 @@ def test_input_sharding_of_batches(mesh):
     assert spec.can_apply(images) and not spec.can_apply(labels)
     assert spec.xla_spec(images) == mesh.get_op_sharding(("data", None))
     assert spec.xla_spec(labels) is None
-    sent = tensor_trees.send_cpu_data_to_device({"x": images, "y": labels}, "xla", spec)
+    sent = send_cpu_data_to_device({"x": images, "y": labels}, "xla", spec)
     assert XLAC._get_xla_sharding_spec(sent["x"]) == mesh.get_op_sharding(("data", None)).text
     assert XLAC._get_xla_sharding_spec(sent["y"]) == ""
     by_name = {"x": xs.ShardingSpec(mesh, (None, "model")), "y": None}
-    sent = tensor_trees.send_cpu_data_to_device({"x": images, "y": labels}, "xla", by_name)
+    sent = send_cpu_data_to_device({"x": images, "y": labels}, "xla", by_name)
     assert XLAC._get_xla_sharding_spec(sent["x"]) == mesh.get_op_sharding((None, "model")).text
 
 
 def test_minibatches_of_one_process_are_the_batch(mesh):
     spec = xs.ShardingSpec(mesh, ("data", None), minibatch=True)
-    sent = tensor_trees.send_cpu_data_to_device(VALUES, "xla", spec)
+    sent = send_cpu_data_to_device(VALUES, "xla", spec)
     torch.testing.assert_close(sent.cpu(), VALUES)
     assert XLAC._get_xla_sharding_spec(sent) == mesh.get_op_sharding(("data", None)).text
 

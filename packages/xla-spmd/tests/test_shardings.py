@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xla_core.jax_bridge.jax_private import hlo_sharding
+from xla_core.testing.jax_state import hlo_sharding
 from xla_spmd.sharding.hlo_sharding import REPLICATED, ShardingType, canonical, parse
 from xla_spmd.sharding.mesh import Mesh
 from xla_spmd.sharding.shardy import common_mesh

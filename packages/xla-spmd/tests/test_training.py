@@ -11,7 +11,7 @@ import torch
 
 import torch_xla
 import torch_xla.distributed.spmd as xs
-from xla_core.compilation import program_table
+from xla_core.extension_api.programs import all_programs
 from xla_spmd.reports import program_report
 from xla_spmd.tensors.sharded_tensor import local_shards
 
@@ -39,16 +39,16 @@ class Run:
         self.mesh = gpt.shard(self.model, strategy)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.compiled = []
-        before = len(program_table.all_programs())
+        before = len(all_programs())
         losses = []
         for ids in gpt.batches(STEPS):
             losses.append(self.step(ids.to("xla"), strategy))
             torch_xla.sync()
-            self.compiled.append(len(program_table.all_programs()) - before)
+            self.compiled.append(len(all_programs()) - before)
             if len(losses) == 1:
                 self.first = program_report.parameter_shares(self.model, self.optimizer)
         self.last = program_report.parameter_shares(self.model, self.optimizer)
-        self.program = program_table.all_programs()[-1]
+        self.program = all_programs()[-1]
         self.losses = [loss.item() for loss in losses]
 
     def step(self, ids, strategy):
@@ -178,7 +178,7 @@ def test_a_weight_is_gathered_once_for_both_directions(mesh):
     torch_xla.sync()
     torch.nn.functional.linear(torch.nn.functional.linear(x, weight).tanh(), weight.t()).backward(x)
     torch_xla.sync()
-    found = program_report.collectives(program_table.all_programs()[-1])
+    found = program_report.collectives(all_programs()[-1])
     assert [(one.kind, one.bytes) for one in found] == [("all-gather", 16 * 8 * 4)]
 
 

@@ -15,9 +15,9 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 from torch_xla.experimental.distributed_checkpoint import SPMDLoadPlanner, SPMDSavePlanner
-from xla_core.compilation import program_table
-from xla_core.execution import runtime
-from xla_core.recording import tensor_trees
+from xla_core.extension_api import runtime
+from xla_core.extension_api.programs import all_programs
+from xla_core.extension_api.tensors import send_cpu_data_to_device
 from xla_spmd.reports import program_report
 from xla_spmd.sharding.hlo_sharding import parse
 
@@ -30,7 +30,7 @@ def marked(values, mesh, spec):
 
 
 def last_program():
-    return program_table.all_programs()[-1].executable
+    return all_programs()[-1].executable
 
 
 def test_shards_are_padded_and_say_what_is_theirs():
@@ -162,7 +162,7 @@ def test_training_with_a_last_batch_that_is_smaller(mesh, compile_count):
     loaded = ((counts.append(compile_count()), batch)[1] for batch in uploaded())
     assert train(split, loaded, optimizer) == pytest.approx(wanted, rel=1e-5)
     assert counts[3] == counts[2]  # the second step is like the third
-    donating = max(program_table.all_programs(), key=lambda p: len(p.donated))
+    donating = max(all_programs(), key=lambda p: len(p.donated))
     assert donating.copied_donations == 0
     for (name, p), q in zip(split.named_parameters(), host.parameters(), strict=True):
         assert spec_of(p) == mesh.get_op_sharding(("data", "model")[: p.dim()]).text, name
@@ -178,16 +178,14 @@ def test_no_device_talks_to_another_about_padding(mesh):
     tensor = marked(torch.ones(5, 1024), mesh, ("data", None))
     tensor.mul_(2).add_(1)
     torch_xla.sync()
-    assert program_report.collectives(program_table.all_programs()[-1]) == []
+    assert program_report.collectives(all_programs()[-1]) == []
     memory = last_program().memory_analysis()
     assert memory["aliased"] == 2 * 1024 * 4
     assert memory["arguments"] <= memory["aliased"] + 16  # the two numbers
     assert memory["temporaries"] <= 16
     total = tensor.sum()
     torch_xla.sync()
-    assert [c.kind for c in program_report.collectives(program_table.all_programs()[-1])] == [
-        "all-reduce"
-    ]
+    assert [c.kind for c in program_report.collectives(all_programs()[-1])] == ["all-reduce"]
     assert total.item() == 5 * 1024 * 3
 
 
@@ -243,7 +241,7 @@ def test_batches_of_the_host(mesh):
     for rows, minibatch in ((3, False), (1, False), (5, True)):
         spec = xs.ShardingSpec(mesh, ("data", None), minibatch=minibatch)
         values = torch.arange(rows * 2.0).reshape(rows, 2)
-        sent = tensor_trees.send_cpu_data_to_device(values, "xla", spec)
+        sent = send_cpu_data_to_device(values, "xla", spec)
         assert spec_of(sent) == mesh.get_op_sharding(("data", None)).text
         torch.testing.assert_close((sent + 1).sum().cpu(), (values + 1).sum())
         torch.testing.assert_close(sent.cpu(), values)

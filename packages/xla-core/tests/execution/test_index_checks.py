@@ -18,9 +18,7 @@ from torch_xla.experimental.assume_pure import assume_pure
 from torch_xla.experimental.fori_loop import fori_loop, while_loop
 from torch_xla.experimental.gradient_accumulation import gradient_accumulation
 from torch_xla.experimental.scan import scan
-from xla_core.dispatch import index_ranges
-from xla_core.execution import index_checks
-from xla_core.recording import xla_tensor as tensor_module
+from xla_core.testing.internals import checking_indices
 
 TABLE = torch.arange(12.0).reshape(3, 4)
 
@@ -28,15 +26,8 @@ TABLE = torch.arange(12.0).reshape(3, 4)
 @pytest.fixture(autouse=True)
 def _checking(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XLA_CHECK_INDICES", "1")
-    index_ranges.install()
-    kept = dict(tensor_module._plain)  # handlers are made at an operator's first use
-    tensor_module._plain.clear()
-    tensor_module.set_handler_wrapper(None)
-    yield
-    index_checks.pending.clear()
-    tensor_module._plain.clear()
-    tensor_module._plain.update(kept)
-    tensor_module.set_handler_wrapper(None)
+    with checking_indices():
+        yield
 
 
 def whole(*numbers: int) -> torch.Tensor:

@@ -187,7 +187,7 @@ def test_operators_run_one_by_one_interrupted_at_any_line(mode, monkeypatch):
     else:
         monkeypatch.setenv("SYNC_TENSORS_OPBYOP", "1")
         assert check_everywhere(run, lines=True) > 100
-    assert not runtime.traces()[0].one_by_one
+    assert not runtime.traces()[0].eager_flush
 
 
 def test_a_step_in_stages_interrupted_at_any_line(monkeypatch):

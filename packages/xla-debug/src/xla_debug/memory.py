@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from xla_core.contract import events
 from xla_core.extension_api import programs, runtime
-from xla_core.extension_api.source_location import Frame, Where
+from xla_core.extension_api.source_location import Frame, SourceLocation
 from xla_core.extension_api.steps import Entry, Operation, inputs_of, needed_entries
 from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_core.support import caches
@@ -164,7 +164,7 @@ def _on_executed(event: events.ProgramExecuted) -> None:
     _dead_inputs.keep(program.name, _dead(trace))
     for vid, position in program.output_index.items():
         entry = makers.get(vid)
-        where: Where | None = entry.where if entry is not None else None
+        where: SourceLocation | None = entry.where if entry is not None else None
         frame = where.frames[0] if where is not None and where.frames else None
         _origins.add(results[position], operator_text(entry), frame)
 
@@ -279,7 +279,7 @@ def _compiled_peak(program: programs.StepProgram) -> int:
 
 
 def _held(entry: Entry, nbytes: int) -> Held:
-    where: Where | None = entry.where
+    where: SourceLocation | None = entry.where
     frame = where.frames[0] if where is not None and where.frames else None
     what = operator_text(entry) if isinstance(entry, Operation) else "input"
     shape = tensor_text(entry.metas[0])

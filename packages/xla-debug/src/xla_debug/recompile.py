@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from xla_core.extension_api.source_location import Frame, Where
+from xla_core.extension_api.source_location import Frame, SourceLocation
 from xla_core.extension_api.steps import Entry, operations_of
 from xla_core.support import caches
 from xla_debug.stacks import sync_causes
@@ -334,7 +334,7 @@ def _results_text(
     for vids, what in ((added, "is kept now and was not before"), (gone, "is not kept any more")):
         if vids:
             maker = next(e for e in entries if e.first <= vids[0] < e.end)
-            place: Where | None = place_of(maker)
+            place: SourceLocation | None = place_of(maker)
             more = f" (and {len(vids) - 1} more)" if len(vids) > 1 else ""
             frames = place.frames if place is not None and place.frames else stack[:1]
             return f"the result of {operator_text(maker)}{more} {what}", frames

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from xla_core.capture.captured import Captured
 from xla_core.capture.replay import shown
 from xla_core.recording.storage import Storage, View
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.recording.xla_tensor import XLATensor, tensor_on
 
 
 class _Saved:
@@ -58,7 +58,7 @@ class _Graphed:
             s: Storage = t._s
             if id(s) not in saved:
                 saved[id(s)] = len(handed)
-                handed.append(s.trace.whole(s))
+                handed.append(tensor_on(s))
             return _Saved(saved[id(s)], t._v)
 
         with torch.enable_grad(), saved_tensors_hooks(pack, self._unpack):
@@ -70,7 +70,7 @@ class _Graphed:
         if not isinstance(packed, _Saved):
             return packed
         base = self._handed[packed.number]
-        return shown(base._s.trace, base._s, packed.view)
+        return shown(base._s, packed.view)
 
     def _backward(self, saved: Sequence[Any], gradients: Sequence[Any]) -> Any:
         results, wanted = self._roots

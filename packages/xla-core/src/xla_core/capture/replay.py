@@ -29,11 +29,10 @@ from xla_core.compilation.staged_executable import StagedExecutable
 from xla_core.execution import run_step
 from xla_core.execution.device_backend import DeviceBackend
 from xla_core.recording import random_state
-from xla_core.recording.storage import Storage, View, binding, leaving, lose_value
+from xla_core.recording.storage import Storage, View, binding, leaving, poison
 from xla_core.recording.trace import Trace
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.support import counters
-from xla_core.torch_bridge.torch_private import make_wrapper
 
 _BUFFER: Final = operator.attrgetter("buffer")
 _GRAD: Final = operator.attrgetter("grad")
@@ -361,16 +360,16 @@ class Replay:
         trace = self._trace
         trace.compute(s)
         if s.buffer is None:
-            trace.bring(s)  # nobody has written to it: zeros
+            trace.add_input(s)  # nobody has written to it: zeros
             trace.flush(trace)
-        return trace.backend.ready(s)
+        return trace.backend.device_buffer(s)
 
     def _adopted(self, buffers: Sequence[Any]) -> Any:
         """The work that lets tensors take over the values of inputs."""
         if not self._passed:
             return ()
         backend = self._trace.backend
-        values = [backend.adopted(s, buffers[slot]) for s, slot in self._passed]
+        values = [backend.buffer_for_copy(s, buffers[slot]) for s, slot in self._passed]
         return binding([s for s, _ in self._passed], values)
 
     def _protect(self, buffers: list[Any], safe: bool) -> None:
@@ -404,7 +403,7 @@ class Replay:
         for s in self._states:
             deleted = getattr(s.buffer, "is_deleted", None)
             if deleted is not None and deleted():
-                lose_value(s, error)
+                poison(s, error)
 
     def _end(self, arguments: Sequence[XLATensor], results: Sequence[Any], kept: Any) -> None:
         index = self.program.output_index
@@ -466,13 +465,13 @@ class Replay:
         for r in self._results:
             if r.fresh is not None:
                 given.append(
-                    tensors[r.fresh] if r.view is None else shown(trace, storages[r.fresh], r.view)
+                    tensors[r.fresh] if r.view is None else shown(storages[r.fresh], r.view)
                 )
             elif r.argument is not None:
                 t = arguments[r.argument]
-                given.append(t if r.view is t._v else shown(trace, t._s, r.view))
+                given.append(t if r.view is t._v else shown(t._s, r.view))
             elif r.storage is not None:
-                given.append(shown(trace, r.storage, r.view))
+                given.append(shown(r.storage, r.view))
             else:
                 given.append(r.same)
         return pytree.tree_unflatten(given, self._spec)
@@ -484,10 +483,6 @@ def _gradient_id(p: torch.Tensor) -> int:
     return id(grad._s) if isinstance(grad, XLATensor) else 0
 
 
-def shown(trace: Trace, s: Storage, view: View | None) -> torch.Tensor:
+def shown(s: Storage, view: View | None) -> torch.Tensor:
     """A tensor that shows a storage through views like these."""
-    made = viewed(view)
-    meta = s.meta if made is None else made.meta
-    t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=trace.device)
-    t._s, t._v = s, made
-    return t
+    return tensor_on(s, viewed(view))

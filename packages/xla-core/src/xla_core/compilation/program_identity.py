@@ -104,8 +104,7 @@ def of_results(
 ) -> ProgramIdentity:
     """The identity, in this process, of a program of the step that ``trace`` has recorded: see ``StepResults``."""
     results = _tuple(StepResults, (outputs, donations, taken))
-    layouts = trace.backend.input_layouts(trace)
-    return _tuple(ProgramIdentity, (results, trace.device, compile_settings.token(), layouts))
+    return in_memory(trace, results, trace.backend.input_layouts(trace))
 
 
 def of_step(backend: Backend, text: bytes, layout: Layout) -> ProgramIdentity:

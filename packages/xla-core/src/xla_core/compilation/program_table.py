@@ -51,15 +51,15 @@ class TooManyMappingsError(RuntimeError):
 
 
 def execution(
-    executable: Any, arguments: list[Any], results: list[Any], known: bool = False
+    executable: Any, arguments: list[Any], results: list[Any], checked: bool = False
 ) -> Iterable[Any]:
     """For ``indivisible.do``: one run of ``executable``, whose results ``results`` is extended by.
 
-    With ``known`` the arguments need no check, and are in their list only when the run begins.
+    With ``checked`` the arguments need no check, and are in their list only when the run begins.
     """
     deferred = getattr(executable, "deferred", None)
     if deferred is not None:
-        return deferred(arguments, results, known)  # type: ignore[no-any-return]
+        return deferred(arguments, results, checked)  # type: ignore[no-any-return]
     return map(results.extend, map(executable.execute, (arguments,)))
 
 

@@ -71,11 +71,11 @@ class StagedExecutable:
         return results
 
     def deferred(
-        self, arguments: Sequence[Any], results: list[Any], known: bool = False
+        self, arguments: Sequence[Any], results: list[Any], checked: bool = False
     ) -> Iterator[Any]:
         """What ``execute`` does, done when the iterator is exhausted; ``results`` is extended by the results.
 
-        ``known`` (default: False) says that the ``arguments`` are checked already, see ``execution``.
+        ``checked`` (default: False) says that the ``arguments`` are checked already, see ``execution``.
         It runs no function of Python's if the stages' own ``deferred`` do not: a step that ends between two
         stages would have lost what the first ones donated.
         """
@@ -85,7 +85,7 @@ class StagedExecutable:
             given: list[Any] = []
             work += (
                 map(given.extend, (map(values.__getitem__, places),)),
-                execution(executable, given, values, known=True),
+                execution(executable, given, values, checked=True),
                 map(operator.call, (given.clear,)),
                 map(values.__setitem__, freed, itertools.repeat(None)),
             )

@@ -16,7 +16,7 @@ from xla_core.computations.body_recorder import needed
 from xla_core.computations.computation import Computation
 from xla_core.computations.forward_backward import Recorded
 from xla_core.operators.tensor_meta import tensor_meta
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.torch_bridge.dtypes import numpy_dtype
 
 WHAT: Final = "train_step"
@@ -80,7 +80,7 @@ def gradient_accumulation(
     computation = known.get(key)
     if computation is None:
         computation = known[key] = _computation(recorded, len(items), length)
-    captured = [items[0]._s.trace.whole(s) for s in recorded.captured]
+    captured = [tensor_on(s) for s in recorded.captured]
     with torch.no_grad():
         made = recorded.checked(
             computation([*items, *carried, *captured], recorded.floats, recorded.ints)

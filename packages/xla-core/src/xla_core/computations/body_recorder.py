@@ -20,14 +20,14 @@ import torch
 
 from xla_core.compilation import build_program
 from xla_core.lowering.evaluate import Lifted, Scope
-from xla_core.lowering.repeat_graph import Part
+from xla_core.lowering.repeat_graph import OpInstance
 from xla_core.operators.plan import SEED
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Entry, Operation, Root, inputs_of, operations_of
 from xla_core.recording.step_key import Lift
 from xla_core.recording.step_record import Recording, RecordingMode
 from xla_core.recording.step_turns import backward_caller
-from xla_core.recording.storage import PLACEHOLDER, NoValueError, Storage, StorageState, lose_value
+from xla_core.recording.storage import PLACEHOLDER, NoValueError, Storage, StorageState, poison
 from xla_core.recording.trace import MAX_ENTRIES, Trace
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import indivisible
@@ -177,7 +177,7 @@ class Recorder:
         mode = RecordingMode(
             root=aside.root,
             entries=aside.entries,
-            one_by_one=False,
+            eager_flush=False,
             aside=self,
             lock=turnstile,
             bare=turnstile,
@@ -244,7 +244,7 @@ class Recorder:
         """A storage becomes an input: remember what it held, and let a pending one be an input too."""
         if s.buffer is PLACEHOLDER and id(s) in self._made:
             return
-        # nobody knows whose a tensor is that nobody has written to; if it is not the body's it is lost
+        # nobody knows whose a tensor is that nobody has written to; if it is not the body's it is poisoned
         unwritten = s.buffer is None and s.epoch <= 0
         own = unwritten or id(s) in self._made
         self._kept[id(s)] = _Kept(s, s.state(), own)
@@ -254,21 +254,21 @@ class Recorder:
             self.captured.append(s)
 
     def _let_go(self) -> None:
-        """What was captured is as before; what the body computed has no value for who kept it."""
+        """Restore captured storages; poison every storage whose value exists only inside the body."""
         error = NoValueError(MSG_LEAKED.format(what=self.what))
         self._written = [k.storage for k in self._kept.values() if k.written and not k.own]
-        lost = {id(s): s for s in (*self.trace.touched, *(t._s for t in self.stand_ins))}
+        poisoned = {id(s): s for s in (*self.trace.touched, *(t._s for t in self.stand_ins))}
         for kept in self._kept.values():
             s = kept.storage
             if not (kept.written and kept.own):
                 kept.restore()
-                lost.pop(id(s), None)
+                poisoned.pop(id(s), None)
             elif kept.state.buffer is not None and s in self.captured:
                 constant = Storage(self.trace, s.meta, -1, -1)
                 constant.bind(kept.state.buffer)
                 self.captured[self.captured.index(s)] = constant
-        for s in lost.values():
-            lose_value(s, error)
+        for s in poisoned.values():
+            poison(s, error)
 
     def _check_writes(self) -> None:
         target = None
@@ -339,7 +339,7 @@ class Body:
         scope = Scope({}, Lifted(floats, numbers))
         scope.update(given)
         for operation in operations_of(entries):
-            scope.compute(Part(operation))
+            scope.compute(OpInstance(operation))
         return scope
 
 

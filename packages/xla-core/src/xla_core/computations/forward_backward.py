@@ -25,7 +25,7 @@ from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Operation, inputs_of
 from xla_core.recording.storage import Storage
 from xla_core.recording.trace import Trace
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.torch_bridge import torch_private
 
 MSG_HISTORY: Final = (
@@ -354,7 +354,7 @@ def snapshot(tensor: torch.Tensor | Storage) -> XLATensor:
     """A tensor with the value that ``tensor`` has now; what is written to it later leaves it alone."""
     s = tensor if isinstance(tensor, Storage) else tensor._s  # type: ignore[attr-defined]
     trace: Trace = s.trace
-    whole = trace.whole(s) if isinstance(tensor, Storage) else tensor
+    whole = tensor_on(s) if isinstance(tensor, Storage) else tensor
     assert isinstance(whole, XLATensor)
     with trace.lock:
         vid = trace.value_of(whole)

@@ -18,7 +18,7 @@ from xla_core.computations.computation import Computation, Evaluate
 from xla_core.computations.forward_backward import Recorded
 from xla_core.dispatch.functional import find_trace
 from xla_core.operators.tensor_meta import tensor_meta
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.recording.xla_tensor import XLATensor, tensor_on
 
 BODY: Final = "the body of while_loop"
 CONDITION: Final = "the condition of while_loop"
@@ -144,8 +144,7 @@ class _Loop:
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The values after the last iteration."""
         condition, body = self.condition, self.body
-        trace = find_trace(tensors)
-        captured = [trace.whole(s) for s in (*condition.captured, *body.captured)]
+        captured = [tensor_on(s) for s in (*condition.captured, *body.captured)]
         known = body.joint.programs
         key = (_Loop, id(condition.joint), self.carried)
         computation = known.get(key)

@@ -246,11 +246,11 @@ class DeferredExecutable(Executable, Protocol):
     """An executable whose run no interrupt can tear from what it donates; optional."""
 
     def deferred(
-        self, arguments: list[Any], results: list[Any], known: bool = False
+        self, arguments: list[Any], results: list[Any], checked: bool = False
     ) -> Iterator[Any]:
         """An iterator that does what ``execute`` does once it is exhausted, and extends ``results``.
 
-        It runs no Python function (``map`` over functions of C). With ``known`` the arguments are not checked,
+        It runs no Python function (``map`` over functions of C). With ``checked`` the arguments are not checked,
         and come into their list only when the run begins.
         """
         ...

@@ -14,11 +14,9 @@ from xla_core.execution.runtime import trace_of
 from xla_core.operators.decompositions import DecomposedRule
 from xla_core.operators.plan import SEED, Plan
 from xla_core.recording import random_state
-from xla_core.recording.storage import Storage
 from xla_core.recording.trace import Entry, Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor
 from xla_core.torch_bridge import reference_kernels
-from xla_core.torch_bridge.torch_private import make_wrapper
 
 
 def find_trace(args: Any, kwargs: Any = None) -> Trace:
@@ -52,11 +50,7 @@ def functional_handler(plan: Plan, returns: str) -> Handler:
             meta = entry.single
             if meta is None or returns != "tensor":
                 return wrap_results(trace, entry, returns)
-            t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=trace.device)
-            s = t._s = Storage(trace, meta, entry.first, trace.epoch)
-            t._v = None
-            trace.touched.append(s)
-            return t
+            return trace.new_tensor(meta, entry.first)
 
     if plan.random:
         return seeded(functional, plan)

@@ -21,8 +21,7 @@ from xla_core.operators.plan import Plan
 from xla_core.operators.schema import Signature
 from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording.storage import View
-from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
-from xla_core.torch_bridge.torch_private import make_wrapper
+from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of, tensor_on
 
 aten = torch.ops.aten
 
@@ -76,13 +75,11 @@ def cut(whole: XLATensor, dim: int, size: int) -> XLATensor:
         return handler_of(aten.slice_copy.Tensor)((whole, dim, 0, size), None)
     shape = (*s.meta.shape[:dim], size, *s.meta.shape[dim + 1 :])
     meta = tensor_meta(shape, s.meta.dtype)
-    part = make_wrapper(XLATensor, shape, dtype=meta.dtype, device=s.trace.device)
-    part._s = s
     # Recorded when a step reads it, not before: the next step must not depend on a size that only the
     # host looks at.
     tail = (int, dim, int, 0, int, size)
-    part._v = View(None, _slices(), tail, (dim, 0, size), meta, -1, _NEVER_READ, s.version)
-    return part
+    view = View(None, _slices(), tail, (dim, 0, size), meta, -1, _NEVER_READ, s.version)
+    return tensor_on(s, view)
 
 
 # The epoch of a view whose value no trace has.

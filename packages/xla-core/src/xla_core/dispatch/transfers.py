@@ -13,7 +13,13 @@ from xla_core.execution.runtime import trace_of
 from xla_core.operators import error_messages
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording import uninitialized
-from xla_core.recording.storage import MSG_PLACEHOLDER, PLACEHOLDER, NoValueError, chain, check_lost
+from xla_core.recording.storage import (
+    MSG_PLACEHOLDER,
+    PLACEHOLDER,
+    NoValueError,
+    chain,
+    raise_if_poisoned,
+)
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
 from xla_core.support import counters
@@ -59,7 +65,7 @@ def materialise(trace: Trace, s: Any) -> Any:
         raise error_messages.ValueNeededError(trace.unreadable)
     trace.compute(s, reading=True)
     if s.buffer is None:
-        check_lost(s)
+        raise_if_poisoned(s)
     elif s.buffer is PLACEHOLDER:
         raise NoValueError(MSG_PLACEHOLDER)
     return s.buffer

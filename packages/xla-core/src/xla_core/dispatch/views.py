@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from threading import get_ident
 from typing import Any
 
@@ -13,7 +14,7 @@ from xla_core.operators.schema import Signature
 from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording import xla_tensor as tensor_module
 from xla_core.recording.storage import View
-from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
+from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of, tensor_on
 from xla_core.torch_bridge.torch_private import current_backward, make_wrapper
 
 is_inference_mode = torch.is_inference_mode_enabled
@@ -43,13 +44,8 @@ def showing(tensor: XLATensor, view: View | None, **strides: Any) -> XLATensor:
 
     ``strides`` (``strides``, ``storage_offset``) are what its C++ part says, by default that it is contiguous.
     """
-    s = tensor._s
-    meta = view.meta if view is not None else s.meta
     make = make_wrapper if is_inference_mode() is tensor.is_inference() else as_the_other_kind
-    t = make(XLATensor, meta.shape, dtype=meta.dtype, device=s.trace.device, **strides)
-    t._s = s
-    t._v = view
-    return t
+    return tensor_on(tensor._s, view, functools.partial(make, **strides))
 
 
 def with_strides(tensor: XLATensor, stride: tuple[int, ...], offset: int) -> XLATensor:
@@ -71,12 +67,9 @@ def view_handler(plan: Plan, signature: Signature) -> Handler:
             entry = trace.record(plan, args, None)
             meta = entry.single
             make = make_wrapper if is_inference_mode() is base.is_inference() else as_the_other_kind
-            t = make(XLATensor, meta.shape, dtype=meta.dtype, device=trace.device)
-            t._s = s
-            t._v = View(
-                base._v, plan, entry.key[2:], args[1:], meta, entry.first, trace.epoch, s.version
-            )
-            return t
+            tail = entry.key[2:]
+            v = View(base._v, plan, tail, args[1:], meta, entry.first, trace.epoch, s.version)
+            return tensor_on(s, v, make)
 
     return view
 
@@ -96,14 +89,8 @@ def positional(
 def alias(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
     """``detach``, ``alias``: the same value under another tensor object."""
     base = args[0]
-    s = base._s
-    v = base._v
-    meta = v.meta if v is not None else s.meta
     make = make_wrapper if is_inference_mode() is base.is_inference() else as_the_other_kind
-    t = make(XLATensor, meta.shape, dtype=meta.dtype, device=s.trace.device)
-    t._s = s
-    t._v = v
-    return t
+    return tensor_on(base._s, base._v, make)
 
 
 def detach(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:

@@ -36,9 +36,9 @@ from xla_core.recording.step_key import Lift
 from xla_core.recording.step_record import Rules
 from xla_core.recording.storage import Storage, View, chain, replacing
 from xla_core.recording.trace import Trace
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.support import caches, counters, flags, indivisible
-from xla_core.torch_bridge.torch_private import make_wrapper, without_dispatch_modes
+from xla_core.torch_bridge.torch_private import without_dispatch_modes
 
 MSG_PENDING: Final = (
     "input data to dynamo graph can not be a pending ir, please set "
@@ -287,14 +287,7 @@ def _stand_in(a: XLATensor, trace: Trace) -> XLATensor:
     for v in chain(a._v):
         view = View(view, v.plan, v.tail, v.args, v.meta, -1, -1, -1)
     base = trace.from_buffer(a._s.buffer, a._s.meta)
-    return base if view is None else _shown(base._s, view, trace)
-
-
-def _shown(s: Storage, view: View | None, trace: Trace) -> XLATensor:
-    meta = s.meta if view is None else view.meta
-    t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=trace.device)
-    t._s, t._v = s, view
-    return t
+    return base if view is None else tensor_on(base._s, view)
 
 
 def _written(stand_ins: Sequence[Any], trace: Trace) -> dict[int, int]:
@@ -361,7 +354,7 @@ def _buffers(args: Sequence[Any], trace: Trace) -> None:
         if isinstance(a, XLATensor) and a._s.buffer is None:
             pending = True
             if a._s.epoch != trace.epoch:
-                trace.bring(a._s)
+                trace.add_input(a._s)
     if pending:
         if settings.skip_input_data_check:
             raise RuntimeError(MSG_PENDING)
@@ -392,7 +385,7 @@ def _arguments(
     recorded: _Recorded, program: StepProgram, args: tuple[Any, ...], trace: Trace
 ) -> list[Any]:
     arguments = [
-        _captured(a, trace) if type(a) is Storage else trace.backend.ready(a._s)
+        _captured(a, trace) if type(a) is Storage else trace.backend.device_buffer(a._s)
         for a in recorded.inputs(args)
     ]
     for slot in program.donated:
@@ -412,7 +405,7 @@ def _arguments(
 def _captured(s: Storage, trace: Trace) -> Any:
     """The buffer of a tensor that the graph holds itself."""
     trace.compute(s)
-    return trace.backend.ready(s)
+    return trace.backend.device_buffer(s)
 
 
 def _give(
@@ -428,4 +421,4 @@ def _give(
     view: View | None = None
     for v in chain(r.view):
         view = View(view, v.plan, v.tail, v.args, v.meta, -1, -1, -1)
-    return own if view is None else _shown(own._s, view, trace)
+    return own if view is None else tensor_on(own._s, view)

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from xla_core.recording.storage import NoValueError, Storage, losing
+from xla_core.recording.storage import NoValueError, Storage, poisoning
 from xla_core.recording.trace import Trace
 
 MSG_DONATED: Final = (
@@ -102,4 +102,4 @@ def holders(trace: Trace, given: Pairs) -> dict[int, Storage]:
 def releasing(held: dict[int, Storage]) -> Iterator[None]:
     """For ``indivisible.do``: the values of these tensors were donated, they have none any more."""
     error = NoValueError(MSG_DONATED)
-    return itertools.chain.from_iterable([losing(s, error) for s in held.values()])
+    return itertools.chain.from_iterable([poisoning(s, error) for s in held.values()])

@@ -72,7 +72,7 @@ class Search:
         zeros = known_plan(ZEROS)
         meta = tensor_meta((1,), torch.float32)
         key = (zeros.number, meta.shape, "dtype", meta.dtype)
-        return self._refusal(Operation(Root(), key, zeros, meta.alone, 0, 0), [0], 0) is None
+        return self._refusal(Operation(Root(), key, zeros, meta.as_tuple, 0, 0), [0], 0) is None
 
     def _by_itself(self, operations: Sequence[Operation]) -> _Found | None:
         """The first operation that is refused as a program of its own."""

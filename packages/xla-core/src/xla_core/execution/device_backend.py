@@ -161,11 +161,11 @@ class DeviceBackend(Backend):
         """Into how many parts a tensor is split."""
         return 1
 
-    def ready(self, storage: Storage) -> Any:
+    def device_buffer(self, storage: Storage) -> Any:
         """The buffer of a tensor that has a value, as programs take it."""
         return storage.buffer
 
-    def adopted(self, storage: Storage, buffer: Any) -> Any:
+    def buffer_for_copy(self, storage: Storage, buffer: Any) -> Any:
         """The buffer for a tensor that just takes over another one's value (``copy_``)."""
         return buffer
 

@@ -13,41 +13,28 @@ import numpy as np
 from xla_core.compilation import build_program, program_identity, program_table
 from xla_core.lowering.replay import needed_entries
 from xla_core.operators.tensor_meta import TensorMeta
-from xla_core.recording.entry import Entry, Input, Operation, Root, operations_of
+from xla_core.recording.entry import Excerpt, Operation, operations_of
 from xla_core.recording.evictable import Table
-from xla_core.recording.step_key import Lift, Ref, map_operands
+from xla_core.recording.step_key import Lift, Ref
 from xla_core.recording.trace import Trace
 from xla_core.support import counters
 
 _programs = Table()
 
 
-class Single:
-    """One operation as a step of its own: what it reads becomes inputs, numbered from 0."""
+class Single(Excerpt):
+    """One operation as a step of its own: what it reads becomes inputs. Equal ``key``, equal programs."""
 
     def __init__(self, entry: Operation) -> None:
+        super().__init__()
         self.entry = entry
-        self.vids: dict[int, TensorMeta] = {}
-        self.floats: list[int] = []
-        self.ints: list[int] = []
-        args = tuple(map_operands(self._renumber, entry.args))
-        kwargs = {name: map_operands(self._renumber, a) for name, a in entry.kwargs.items()}
-        last: Entry = Root()
-        counts = (len(self.floats), len(self.ints))
-        for meta in self.vids.values():
-            last = Input(last, meta)
-        self.last = Operation(last, entry.key, entry.plan, entry.metas, *counts, (args, kwargs))
-        self.key = (entry.plan, _frozen(args), _frozen(tuple(kwargs.items())), entry.metas)
-
-    def _renumber(self, a: Any) -> Any:
-        if isinstance(a, Ref):
-            self.vids.setdefault(a.vid, a.meta)
-            return Ref(list(self.vids).index(a.vid), a.meta)
-        if isinstance(a, Lift):
-            used = self.floats if a.is_float else self.ints
-            used.append(a.position)
-            return Lift(a.is_float, len(used) - 1, a.example)
-        return a
+        for ref in entry.references():
+            if ref.vid not in self.vids:
+                self.add_input(ref.vid, ref.meta)
+        self.inputs = tuple(self.vids)
+        copy = self.add_operation(entry)
+        operands = _frozen(copy.args), _frozen(tuple(copy.kwargs.items()))
+        self.key = (entry.plan, *operands, entry.metas)
 
 
 def _frozen(a: Any) -> Any:
@@ -67,11 +54,11 @@ def run(trace: Trace, outputs: tuple[int, ...]) -> dict[int, Any]:
     needed = needed_entries(trace.cur.path(), outputs)
     values = {vid: trace.inputs[slot] for vid, slot in trace.input_vids.items()}
     singles = [Single(operation) for operation in operations_of(needed)]
-    last_use = {vid: i for i, single in enumerate(singles) for vid in single.vids}
+    last_use = {vid: i for i, single in enumerate(singles) for vid in single.inputs}
     wanted = set(outputs)
     for position, single in enumerate(singles):
         values.update(_run_single(trace, single, values))
-        for vid in single.vids:
+        for vid in single.inputs:
             if last_use[vid] == position and vid not in wanted:
                 del values[vid]
     return {vid: values[vid] for vid in outputs}
@@ -88,7 +75,7 @@ def _run_single(trace: Trace, single: Single, values: dict[int, Any]) -> dict[in
         program = build_program.build(alone, tuple(first + i for i in wanted), ())
         program.keep(_programs, key)
         program_table.register(program)
-    arguments = [values[vid] for vid in single.vids]
+    arguments = [values[vid] for vid in single.inputs]
     if single.floats:
         floats = np.array([trace.floats[i] for i in single.floats], np.float64)
         arguments.append(trace.backend.put_numbers(floats))

@@ -10,7 +10,7 @@ import torch
 
 from xla_core.execution import run_step, runtime
 from xla_core.lowering.replay import needed_entries
-from xla_core.recording.entry import Entry, Input, inputs_of
+from xla_core.recording.entry import Entry, Excerpt, Input, Operation, inputs_of
 from xla_core.recording.storage import chain
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
@@ -42,6 +42,22 @@ def is_pending(tensor: torch.Tensor) -> bool:
     """Whether a tensor's value is recorded and not computed yet."""
     assert isinstance(tensor, XLATensor)
     return tensor._s.trace.is_pending(tensor._s)
+
+
+def excerpt(
+    entries: Sequence[Entry], outputs: Sequence[int]
+) -> tuple[list[Entry], tuple[int, ...]]:
+    """What ``outputs``, numbers of values, need of a step, as a step of its own, and their numbers there."""
+    needed = needed_entries(entries, outputs)
+    read = {ref.vid for entry in needed for ref in entry.references()}.union(outputs)
+    copied = Excerpt()
+    for entry in needed:
+        if isinstance(entry, Operation):
+            copied.add_operation(entry)
+        elif isinstance(entry, Input) and entry.first in read:
+            copied.add_input(entry.first, entry.meta)
+            copied.last.relocate(entry.where, entry.line)
+    return copied.last.path(), tuple(copied.vids[vid] for vid in outputs)
 
 
 def read_inputs(

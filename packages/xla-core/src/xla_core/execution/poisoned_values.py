@@ -1,8 +1,8 @@
-"""Tensors without a value: what no program can compute, and what was taken away on purpose.
+"""Poisoned values: tensors whose reading raises an error, as no program can compute them or they were revoked.
 
-An operator that cannot be lowered costs the values that depend on it, a program that cannot be compiled or
-run those of its step: without this, they would stay pending, and every later step would fail with them.
-A tensor that had a value when the step began has that one again, as if the operator had failed at once.
+An operator that cannot be lowered poisons the values that depend on it, a program that cannot be compiled or
+run those of its step: otherwise they would stay pending, and every later step would fail with them.
+A tensor that had a value when the step began gets that one back, as if the operator had failed at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xla_core.recording.entry import Entry, Input, Operation
 from xla_core.recording.step_key import Lift, Ref
-from xla_core.recording.storage import MSG_PLACEHOLDER, PLACEHOLDER, NoValueError, lose_value
+from xla_core.recording.storage import MSG_PLACEHOLDER, PLACEHOLDER, NoValueError, poison
 from xla_core.recording.trace import Trace
 
 if TYPE_CHECKING:
@@ -21,36 +21,36 @@ if TYPE_CHECKING:
     from xla_core.recording.xla_tensor import XLATensor
 
 
-def lose(trace: Trace, error: LoweringError) -> bool:
-    """Give up the pending values that depend on the operation that ``error`` names.
+def poison_dependents(trace: Trace, error: LoweringError) -> bool:
+    """Poison the pending values that depend on the operation that ``error`` names.
 
-    Returns whether there were any. Operations of its kind, on operands of the same shapes, are given up with
+    Returns whether there were any. Operations of its kind, on operands of the same shapes, are poisoned with
     it, because of operations that repeat only one is lowered. Where there is none of its kind, all operations
     of its operator are.
     """
     failed, plan = error.entry, error.plan
     if error.only_here:
-        return _lose(trace, lambda e: e is failed, error)
+        return _poison(trace, lambda e: e is failed, error)
     if failed is not None:
         kind = _kind(failed)
-        if _lose(trace, lambda e: _runs(e, failed.plan) and _kind(e) == kind, error):
+        if _poison(trace, lambda e: _runs(e, failed.plan) and _kind(e) == kind, error):
             return True
-    return plan is not None and _lose(trace, lambda e: _runs(e, plan), error)
+    return plan is not None and _poison(trace, lambda e: _runs(e, plan), error)
 
 
-def lose_step(trace: Trace, error: Exception) -> None:
-    """Give up all that is pending."""
-    _lose(trace, lambda e: isinstance(e, Operation), error)
+def poison_step(trace: Trace, error: Exception) -> None:
+    """Poison all that is pending: reading it raises ``error``."""
+    _poison(trace, lambda e: isinstance(e, Operation), error)
 
 
-def lose_placeholders(trace: Trace) -> bool:
-    """Give up what depends on placeholders, which become zeros; whether there was anything."""
-    gone = {v: slot for v, slot in trace.input_vids.items() if trace.inputs[slot] is PLACEHOLDER}
+def poison_placeholders(trace: Trace) -> bool:
+    """Poison what depends on placeholders, which become zeros; returns whether there was anything."""
+    slots = {v: slot for v, slot in trace.input_vids.items() if trace.inputs[slot] is PLACEHOLDER}
     error = NoValueError(MSG_PLACEHOLDER)
-    any_depends = bool(gone) and _lose(
-        trace, lambda e: isinstance(e, Input) and e.first in gone, error
+    any_depends = bool(slots) and _poison(
+        trace, lambda e: isinstance(e, Input) and e.first in slots, error
     )
-    for slot in gone.values():
+    for slot in slots.values():
         meta = trace.touched[trace.input_storages[slot]].meta
         trace.inputs[slot] = trace.backend.allocate(meta)
     return any_depends
@@ -76,18 +76,18 @@ def _shaped(a: Any) -> Any:
     return list(map(_shaped, a)) if isinstance(a, (list, tuple)) else repr(a)
 
 
-def _lose(trace: Trace, is_gone: Callable[[Entry], bool], error: Exception) -> bool:
-    gone: set[int] = set()
+def _poison(trace: Trace, is_the_cause: Callable[[Entry], bool], error: Exception) -> bool:
+    poisoned: set[int] = set()
     for entry in trace.cur.path():
-        if is_gone(entry) or any(ref.vid in gone for ref in entry.references()):
-            gone.update(range(entry.first, entry.end))
+        if is_the_cause(entry) or any(ref.vid in poisoned for ref in entry.references()):
+            poisoned.update(range(entry.first, entry.end))
     epoch = trace.epoch
-    storages = [s for s in trace.touched if s.is_pending_in(epoch) and s.vid in gone]
+    storages = [s for s in trace.touched if s.is_pending_in(epoch) and s.vid in poisoned]
     former = _former(trace)
     for s in storages:
         buffer = former.get(id(s))
         if buffer is None:
-            lose_value(s, error)
+            poison(s, error)
         else:
             s.replace(buffer)
     return bool(storages)
@@ -104,18 +104,18 @@ def _former(trace: Trace) -> dict[int, Any]:
     return buffers
 
 
-def take_away(tensor: XLATensor, error: NoValueError) -> None:
+def revoke(tensor: XLATensor, error: NoValueError) -> None:
     """Let the storage of ``tensor`` have no value; reading it or a view of it raises ``error``.
 
-    Autograd does not see it. ``bring_back`` ends it.
+    Autograd does not see it. ``restore_value`` ends it.
     """
     storage = tensor._s
     with storage.trace.lock:
-        lose_value(storage, error)
+        poison(storage, error)
         storage.touch()
 
 
-def bring_back(tensor: XLATensor, value: XLATensor) -> None:
+def restore_value(tensor: XLATensor, value: XLATensor) -> None:
     """Give ``tensor``, which is no view, the value of another one; autograd does not see it."""
     trace = tensor._s.trace
     with trace.lock:

@@ -54,7 +54,7 @@ def flush(trace: Trace, reading: bool = False) -> None:
         last, epoch = trace.cur, trace.epoch
         operations = last.depth
         one_by_one = (flags.GET_OPBYOP if reading else flags.SYNC_OPBYOP).get()
-        unknown = trace.has_placeholders and poisoned_values.lose_placeholders(trace)
+        unknown = trace.has_placeholders and poisoned_values.poison_placeholders(trace)
         try:
             _flush(trace, one_by_one)
         except Exception as error:
@@ -90,8 +90,8 @@ def _give_up(
     Returns ``error``, or an error that names the operation.
     """
     error = search.named(error, tuple(wanted(trace)[2])) or error
-    if not (isinstance(error, LoweringError) and poisoned_values.lose(trace, error)):
-        poisoned_values.lose_step(trace, error)
+    if not (isinstance(error, LoweringError) and poisoned_values.poison_dependents(trace, error)):
+        poisoned_values.poison_step(trace, error)
     try:
         _flush(trace, one_by_one)
     except Exception as another:
@@ -103,7 +103,7 @@ def _give_up(
 
 def _flush(trace: Trace, one_by_one: bool) -> None:
     alive, passed, outputs = wanted(trace)
-    adopted = [trace.backend.adopted(s, trace.inputs[slot]) for s, slot in passed]
+    adopted = [trace.backend.buffer_for_copy(s, trace.inputs[slot]) for s, slot in passed]
     taken = binding([s for s, _ in passed], adopted)
     if not outputs:
         indivisible.do(taken, trace.renewal())
@@ -203,7 +203,7 @@ def find_or_build(trace: Trace, key: ProgramIdentity) -> StepProgram:
             hold(program)  # another device's thread may have evicted it meanwhile
             counters.increment("CachedCompile")
             return program
-    metric = "EagerOpCompileTime" if trace.one_by_one else "CompileTime"
+    metric = "EagerOpCompileTime" if trace.eager_flush else "CompileTime"
     program = build_program.build(trace, results.outputs, results.donations, metric)
     trace.cur.keep(key, program)
     register(program)
@@ -292,7 +292,7 @@ def launch(
     elapsed = time.perf_counter_ns() - started
     trace.backend.launched(results if watched is None else (results[watched],))
     counters.sample(
-        "EagerOpExecuteTime" if trace.one_by_one else trace.backend.runs_metric, elapsed
+        "EagerOpExecuteTime" if trace.eager_flush else trace.backend.runs_metric, elapsed
     )
     program.count_run()
     if events.listening(events.ProgramExecuted):

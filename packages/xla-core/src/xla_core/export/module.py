@@ -250,7 +250,7 @@ def _buffer(tensor: XLATensor, trace: Trace) -> Any:
     s = own._s
     if materialise(trace, s) is None:  # nobody has written to it
         s.bind(trace.backend.allocate(s.meta))
-    return trace.backend.ready(s)
+    return trace.backend.device_buffer(s)
 
 
 # -- exporting ------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xla_core.plugins.discovery import (
     PluginError,
+    chosen_device,
     installed_devices,
     load_extensions,
     load_factory,
@@ -13,6 +14,7 @@ from xla_core.plugins.discovery import (
 
 __all__ = [
     "PluginError",
+    "chosen_device",
     "installed_devices",
     "load_extensions",
     "load_factory",

@@ -1,9 +1,16 @@
-"""Compiled programs: those that the process keeps, those in the persistent cache, and their texts."""
+"""Compiled programs: what ran, what the compiler says of it, the persistent cache, and texts."""
 
 from __future__ import annotations
 
 from xla_core.api.hlo_text_names import node_text, shape_text
-from xla_core.api.program_report import fallback_counts
+from xla_core.api.program_report import (
+    ProgramFigures,
+    ProgramRuns,
+    fallback_counts,
+    program_figures,
+    program_runs,
+    replay_seconds,
+)
 from xla_core.compilation.build_program import compile_program
 from xla_core.compilation.disk_cache import (
     CacheEntry,
@@ -19,6 +26,8 @@ __all__ = [
     "CacheEntry",
     "CacheRefusedError",
     "PersistentCache",
+    "ProgramFigures",
+    "ProgramRuns",
     "StepProgram",
     "all_programs",
     "cache_entries",
@@ -28,5 +37,8 @@ __all__ = [
     "lower_step",
     "module_text",
     "node_text",
+    "program_figures",
+    "program_runs",
+    "replay_seconds",
     "shape_text",
 ]

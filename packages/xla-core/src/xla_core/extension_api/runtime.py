@@ -25,6 +25,8 @@ from xla_core.execution.runtime import (
 from xla_core.execution.spmd_mode import enable as enable_spmd
 from xla_core.execution.spmd_mode import is_spmd
 from xla_core.pjrt.client import DEVICE_CODE
+from xla_core.torch_features.ahead_of_time import active as is_ahead_of_time
+from xla_core.torch_features.ahead_of_time import use_topology
 
 __all__ = [
     "DEVICE_CODE",
@@ -35,6 +37,7 @@ __all__ = [
     "devices",
     "enable_spmd",
     "global_ordinal",
+    "is_ahead_of_time",
     "is_master_ordinal",
     "is_spmd",
     "memory_info",
@@ -47,6 +50,7 @@ __all__ = [
     "started",
     "trace_of",
     "traces",
+    "use_topology",
     "wait",
     "world_size",
 ]

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from xla_core.recording.source_location import Detail, Frame, Where, detail, set_detail, set_locator
+from xla_core.recording.source_location import (
+    Detail,
+    Frame,
+    SourceLocation,
+    detail,
+    set_detail,
+    set_locator,
+)
 
 __all__ = [
     "COMPILED_GRAPH_MODULE",
     "COMPILE_MODULE",
     "Detail",
     "Frame",
-    "Where",
+    "SourceLocation",
     "detail",
     "set_detail",
     "set_locator",

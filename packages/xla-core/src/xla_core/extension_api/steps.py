@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from xla_core.execution.pending_graph import graph_of, is_pending
+from xla_core.execution.pending_graph import excerpt, graph_of, is_pending
 from xla_core.execution.run_step import wanted
 from xla_core.lowering.replay import needed_entries
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
-from xla_core.recording.entry import Entry, Input, Operation, Root, inputs_of, operations_of
-from xla_core.recording.step_key import Lift, Ref, map_operands
+from xla_core.recording.entry import Entry, Input, Operation, inputs_of, operations_of
+from xla_core.recording.step_key import Lift, Ref
 from xla_core.recording.trace import Trace
 
 __all__ = [
@@ -16,13 +16,12 @@ __all__ = [
     "Lift",
     "Operation",
     "Ref",
-    "Root",
     "TensorMeta",
     "Trace",
+    "excerpt",
     "graph_of",
     "inputs_of",
     "is_pending",
-    "map_operands",
     "needed_entries",
     "operations_of",
     "tensor_meta",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from xla_core.dispatch.transfers import materialise, read, upload
-from xla_core.execution.poisoned_values import bring_back, take_away
+from xla_core.execution.poisoned_values import restore_value, revoke
 from xla_core.recording.storage import NoValueError, Storage, View
 from xla_core.recording.tensor_trees import (
     collect,
@@ -13,15 +13,14 @@ from xla_core.recording.tensor_trees import (
     map_tensors,
     send_cpu_data_to_device,
 )
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.torch_bridge.dtypes import from_numpy, numpy_dtype, to_numpy
-from xla_core.torch_bridge.torch_private import make_wrapper
 
 __all__ = [
     "NoValueError",
     "XLATensor",
     "alias",
-    "bring_back",
+    "restore_value",
     "collect",
     "from_numpy",
     "map_selected",
@@ -31,7 +30,7 @@ __all__ = [
     "read",
     "send_cpu_data_to_device",
     "storage_of",
-    "take_away",
+    "revoke",
     "to_numpy",
     "upload",
     "view_of",
@@ -52,7 +51,6 @@ def view_of(tensor: XLATensor) -> View | None:
 
 def alias(tensor: XLATensor, kind: type[_Kind]) -> _Kind:
     """A tensor of the class ``kind`` that shows the same storage through the same view; autograd sees none."""
-    made = make_wrapper(kind, tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    made._s = tensor._s
-    made._v = tensor._v
-    return made
+    aliased = tensor_on(tensor._s, tensor._v, kind=kind)
+    assert isinstance(aliased, kind)
+    return aliased

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from xla_core.lowering.program_failures import place_of
-from xla_core.lowering.repeat_graph import FILLS, Part
+from xla_core.lowering.repeat_graph import FILLS, OpInstance
 from xla_core.lowering.source_scopes import scope_name
 from xla_core.operators.decompositions import DecomposedRule
 from xla_core.operators.inlining import calls_of
@@ -56,10 +56,10 @@ class Lifted:
         return jax.lax.dynamic_slice(vector, (where,), (1,)).reshape(())
 
 
-Handed = tuple[Any, str]
+Exported = tuple[Any, str]
 """A value on its way from one scope to another: an array, and in which form it is the value."""
 
-AS_IT_IS: Final = ""
+PLAIN: Final = ""
 """The form of an array that is the value itself; other forms are a scope's own."""
 
 
@@ -72,18 +72,18 @@ class Scope(dict[int, Any]):
         self.lifted = lifted
 
     def __missing__(self, vid: int) -> Any:
-        self.compute(Part(self.lazy[vid]))
+        self.compute(OpInstance(self.lazy[vid]))
         return self[vid]
 
-    def handed(self, vid: int) -> Handed:
+    def export_value(self, vid: int) -> Exported:
         """A value for another scope of the same class."""
-        return self[vid], AS_IT_IS
+        return self[vid], PLAIN
 
-    def take(self, vid: int, handed: Handed) -> None:
-        """Keep what ``handed`` of another scope gave."""
-        self[vid], _ = handed
+    def import_value(self, vid: int, exported: Exported) -> None:
+        """Keep what ``export_value`` of another scope gave."""
+        self[vid], _ = exported
 
-    def compute(self, part: Part) -> None:
+    def compute(self, part: OpInstance) -> None:
         """Run one operation and keep its results."""
         with calls_of(part.entry.plan.rule):
             results = self._run(part)
@@ -99,7 +99,7 @@ class Scope(dict[int, Any]):
             return self[a.vid]
         return self.lifted.read(a) if isinstance(a, Lift) else a
 
-    def _run(self, part: Part) -> list[Any]:
+    def _run(self, part: OpInstance) -> list[Any]:
         plan = part.entry.plan
         recorded, recorded_named = part.arguments()
         outputs = part.metas()

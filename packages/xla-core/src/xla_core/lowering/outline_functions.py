@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xla_core.lowering.evaluate import AS_IT_IS, Handed, Lifted, Scope
+from xla_core.lowering.evaluate import PLAIN, Exported, Lifted, Scope
 from xla_core.lowering.repeat_graph import Graph, lifted_slot
 from xla_core.lowering.repeats import Call, Function, Item, Plan, flat_nodes
 from xla_core.lowering.source_scopes import common_scope
@@ -83,10 +83,10 @@ class Emitter:
         function = call.function
         vectors = [scope.lifted.vectors[kind] for kind in kinds_of(call.operands)]
         indices = [_index(slot, scope) for slot in self.moving_slots(call)]
-        operands = [scope.handed(v) for v in call.operands if v >= 0]
+        operands = [scope.export_value(v) for v in call.operands if v >= 0]
         results = self._run(function, vectors, indices, operands)
         for vid, result in zip(call.results, results, strict=True):
-            scope.take(vid, result)
+            scope.import_value(vid, result)
 
     def moving_slots(self, call: Call) -> list[Slot]:
         """For each group of its function's moving numbers, where the first is in this call."""
@@ -101,12 +101,12 @@ class Emitter:
         ``vectors`` and ``indices`` are as there. ``operands`` and results are in no form of their own. See
         ``_run`` for how often it is traced.
         """
-        given = [(operand, AS_IT_IS) for operand in operands]
+        given = [(operand, PLAIN) for operand in operands]
         return [array for array, _ in self._run(function, vectors, indices, given)]
 
     def _run(
-        self, function: Function, vectors: list[Any], indices: list[Any], operands: list[Handed]
-    ) -> list[Handed]:
+        self, function: Function, vectors: list[Any], indices: list[Any], operands: list[Exported]
+    ) -> list[Exported]:
         """Call a function, traced once for each pattern and forms of operands that it meets.
 
         What stands in two places among its operands is given once, and a result that is another one or
@@ -149,26 +149,26 @@ class Emitter:
         body = self._body(function)
 
         def run(vectors: list[Any], indices: list[Any], operands: list[Any]) -> list[Any]:
-            results = body(vectors, indices, [(operand, AS_IT_IS) for operand in operands])
+            results = body(vectors, indices, [(operand, PLAIN) for operand in operands])
             return [array for array, _ in results]
 
         return run
 
     def _body(
         self, function: Function
-    ) -> Callable[[list[Any], list[Any], list[Handed]], list[Handed]]:
+    ) -> Callable[[list[Any], list[Any], list[Exported]], list[Exported]]:
         """``body`` for operands and results in forms of their scope."""
         parameters = [v for v in function.parameters if v >= 0]
         kinds = kinds_of(function.parameters)
 
-        def run(vectors: list[Any], indices: list[Any], operands: list[Handed]) -> list[Handed]:
+        def run(vectors: list[Any], indices: list[Any], operands: list[Exported]) -> list[Exported]:
             of = dict(zip(kinds, vectors, strict=True))
             lifted = Lifted(of.get(True), of.get(False), self._positions(function, indices))
             scope = self.scope_class(self.lazy, lifted)
             for vid, operand in zip(parameters, operands, strict=True):
-                scope.take(vid, operand)
+                scope.import_value(vid, operand)
             self.emit(function.body, scope)
-            return [scope.handed(v) for v in function.results]
+            return [scope.export_value(v) for v in function.results]
 
         return run
 

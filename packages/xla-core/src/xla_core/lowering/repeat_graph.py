@@ -36,7 +36,7 @@ FILLS: Final = frozenset(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Part:
+class OpInstance:
     """What one node computes: an operation, or one element of a list operator's.
 
     ``index`` is the number of the element; None is the whole operation.
@@ -142,7 +142,7 @@ class _Builder:
         self.described: dict[Hashable, int] = {}
 
     def graph(self) -> Graph:
-        parts: list[Part] = []
+        parts: list[OpInstance] = []
         series = _Series()
         for entry in self.entries:
             if isinstance(entry, Input):
@@ -157,7 +157,7 @@ class _Builder:
                     series.add(entry)
                 else:
                     parts += series.drain()
-                    parts.append(Part(entry))
+                    parts.append(OpInstance(entry))
         parts += series.drain()
         self._fold_views(parts)
         nodes = [self._node(part) for part in parts]
@@ -174,7 +174,7 @@ class _Builder:
         root = self.roots.get(vid)
         return vid if root is None or root[0] is None else root[0]
 
-    def _fold_views(self, parts: Iterable[Part]) -> None:
+    def _fold_views(self, parts: Iterable[OpInstance]) -> None:
         """Where all readers look through one view, the view is the value, not its base.
 
         Handed over as its base it would be computed twice: for the readers at hand, whose fusion
@@ -255,7 +255,7 @@ class _Builder:
     def _describe(self, key: Hashable) -> int:
         return self.described.setdefault(key, len(self.described) + 1)
 
-    def _node(self, part: Part) -> Node:
+    def _node(self, part: OpInstance) -> Node:
         args, kwargs = part.arguments()
         named = tuple(kwargs.items())
         metas = part.metas()
@@ -330,12 +330,12 @@ class _Series:
             # an operator with several results gives a list of each, one after the other
             self.element_of[entry.first + offset] = offset % count
 
-    def drain(self) -> list[Part]:
+    def drain(self) -> list[OpInstance]:
         """All parts, element by element; the series is empty afterwards."""
         if not self.entries:
             return []
         count = _elements(self.entries[0])
-        parts = [Part(entry, i) for i in range(count) for entry in self.entries]
+        parts = [OpInstance(entry, i) for i in range(count) for entry in self.entries]
         self.entries = []
         self.element_of = {}
         return parts

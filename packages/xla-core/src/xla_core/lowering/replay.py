@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from xla_core.lowering.evaluate import Lifted, Scope
-from xla_core.lowering.repeat_graph import Graph, Part, build_graph
+from xla_core.lowering.repeat_graph import Graph, OpInstance, build_graph
 from xla_core.lowering.repeats import CostModel, Plan, find_repeats
 from xla_core.recording.entry import Entry, Input, inputs_of, operations_of
 
@@ -46,7 +46,7 @@ def step_function(
         scope = scope_class({}, Lifted(rest.pop() if floats else None, ints_vector))
         scope.update(zip(given, arrays, strict=False))
         for operation in operations:
-            scope.compute(Part(operation))
+            scope.compute(OpInstance(operation))
         return tuple(scope[vid] for vid in outputs)
 
     return step

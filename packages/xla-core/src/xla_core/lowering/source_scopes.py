@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from xla_core.recording.entry import Entry, Operation
-from xla_core.recording.source_location import Detail, Where, detail
+from xla_core.recording.source_location import Detail, SourceLocation, detail
 
 MARK: Final = "@"
 _MARKED: Final = re.compile(MARK + r"(\d+)(?=/|$)")
@@ -20,7 +20,7 @@ _NOT_IN_NAMES: Final = re.compile(r"\W+", re.ASCII)
 
 def scope_name(entry: Operation) -> str:
     """The name that an operation's instructions get in the lowered program."""
-    where: Where | None = entry.where
+    where: SourceLocation | None = entry.where
     name = entry.plan.name
     if detail() is Detail.LINES:
         name = f"{name}{MARK}{entry.depth}"
@@ -58,7 +58,7 @@ def relocation(
         first = _MARKED.search(name)
         if first is None:
             return None
-        where: Where | None = places[int(first[1])]
+        where: SourceLocation | None = places[int(first[1])]
         clean = _MARKED.sub("", name)
         if where is None or not where.frames:
             return clean, "", 0

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import jax.numpy as jnp
 
-from xla_core.lowering.evaluate import AS_IT_IS, Handed, Lifted, Scope
-from xla_core.lowering.repeat_graph import Part
+from xla_core.lowering.evaluate import PLAIN, Exported, Lifted, Scope
+from xla_core.lowering.repeat_graph import OpInstance
 from xla_core.recording.entry import Operation
 from xla_core.recording.step_key import Ref
 
@@ -22,49 +22,49 @@ from xla_core.recording.step_key import Ref
 class UnmergedScope(Scope):
     """A scope in which merged batch dimensions stay apart as long as only products use them.
 
-    ``apart`` holds arrays with all their batch dimensions by the number of the merged value, which
+    ``unmerged`` holds arrays with all their batch dimensions by the number of the merged value, which
     is made when something else reads it. ``forms`` are all such ways to keep a value, by name.
     """
 
     def __init__(self, lazy: Mapping[int, Operation], lifted: Lifted) -> None:
         super().__init__(lazy, lifted)
-        self.apart: dict[int, Any] = {}
-        self.forms = {"apart": self.apart}
+        self.unmerged: dict[int, Any] = {}
+        self.forms = {"unmerged": self.unmerged}
         self._met: set[int] = set()
 
-    def meet(self, vid: int) -> int:
+    def materialize(self, vid: int) -> int:
         """``vid``; a lazy value of that number is there now, in whatever form."""
         entry = self.lazy.get(vid)
         if entry is not None and vid not in self._met and vid not in self:
             self._met.add(vid)
-            self.compute(Part(entry))
+            self.compute(OpInstance(entry))
         return vid
 
-    def handed(self, vid: int) -> Handed:
+    def export_value(self, vid: int) -> Exported:
         """A value for another scope, in the form that it has here."""
-        self.meet(vid)
+        self.materialize(vid)
         for form, kept in self.forms.items():
             if vid in kept:
                 return kept[vid], form
-        return super().handed(vid)
+        return super().export_value(vid)
 
-    def take(self, vid: int, handed: Handed) -> None:
+    def import_value(self, vid: int, exported: Exported) -> None:
         """Keep a value in the form that it has in another scope."""
-        array, form = handed
-        if form == AS_IT_IS:
-            super().take(vid, handed)
+        array, form = exported
+        if form == PLAIN:
+            super().import_value(vid, exported)
         else:
             self._met.add(vid)  # lazy or not, it is there
             self.forms[form][vid] = array
 
     def __missing__(self, vid: int) -> Any:
-        apart = self.apart.get(vid)
+        apart = self.unmerged.get(vid)
         if apart is None:
             return super().__missing__(vid)
         merged = self[vid] = apart.reshape(-1, *apart.shape[-2:])
         return merged
 
-    def compute(self, part: Part) -> None:
+    def compute(self, part: OpInstance) -> None:
         """Run one operation and keep its results."""
         plan = part.entry.plan
         kept = None if plan.is_put else _KEEPS_APART.get(plan.name)
@@ -72,42 +72,42 @@ class UnmergedScope(Scope):
             super().compute(part)
 
 
-def _view(scope: UnmergedScope, part: Part) -> bool:
+def _view(scope: UnmergedScope, part: OpInstance) -> bool:
     source = part.entry.args[0]
     (meta,) = part.metas()
     (vid,) = part.results()
     assert isinstance(source, Ref) and meta is not None
-    apart = scope.apart.get(scope.meet(source.vid))
+    apart = scope.unmerged.get(scope.materialize(source.vid))
     if apart is not None and apart.shape == meta.shape:
         scope[vid] = apart
         return True
     shape = source.meta.shape
     merged = (math.prod(shape[:-2]), *shape[-2:])
     if len(shape) > 3 and meta.shape == merged:
-        scope.apart[vid] = scope[source.vid]
+        scope.unmerged[vid] = scope[source.vid]
         return True
     return False
 
 
-def _transpose(scope: UnmergedScope, part: Part) -> bool:
+def _transpose(scope: UnmergedScope, part: OpInstance) -> bool:
     source, first, second = part.entry.args[:3]
-    apart = scope.apart.get(scope.meet(source.vid))
+    apart = scope.unmerged.get(scope.materialize(source.vid))
     if apart is None or {first % 3, second % 3} != {1, 2}:
         return False
-    scope.apart[part.results()[0]] = jnp.swapaxes(apart, -1, -2)
+    scope.unmerged[part.results()[0]] = jnp.swapaxes(apart, -1, -2)
     return True
 
 
-def _bmm(scope: UnmergedScope, part: Part) -> bool:
-    left, right = (scope.apart.get(scope.meet(a.vid)) for a in part.entry.args[:2])
+def _bmm(scope: UnmergedScope, part: OpInstance) -> bool:
+    left, right = (scope.unmerged.get(scope.materialize(a.vid)) for a in part.entry.args[:2])
     if left is None or right is None or left.shape[:-2] != right.shape[:-2]:
         return False
     rule = part.entry.plan.rule
-    scope.apart[part.results()[0]] = rule.function(left, right)  # type: ignore[union-attr]
+    scope.unmerged[part.results()[0]] = rule.function(left, right)  # type: ignore[union-attr]
     return True
 
 
-_KEEPS_APART: Final[Mapping[str, Callable[[UnmergedScope, Part], bool]]] = {
+_KEEPS_APART: Final[Mapping[str, Callable[[UnmergedScope, OpInstance], bool]]] = {
     "aten.view.default": _view,
     "aten._unsafe_view.default": _view,
     "aten.transpose.int": _transpose,

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from xla_core.lowering.evaluate import Lifted
-from xla_core.lowering.repeat_graph import Part
+from xla_core.lowering.repeat_graph import OpInstance
 from xla_core.lowering.source_scopes import scope_name
 from xla_core.lowering.spmd_bmm_scope import UnmergedScope
 from xla_core.operators.lowering_registry import Rule
@@ -30,28 +30,28 @@ from xla_core.recording.entry import Operation
 class PartitionedScope(UnmergedScope):
     """An ``UnmergedScope`` in which transposed matrices are made only for those who are no products.
 
-    ``turned`` holds the matrices by the number of their transpose; ``waiting`` are products that nobody
+    ``transposed`` holds the matrices by the number of their transpose; ``waiting`` are products that nobody
     read yet: whether a transpose reads them first decides in which form they are computed.
     """
 
     def __init__(self, lazy: Mapping[int, Operation], lifted: Lifted) -> None:
         super().__init__(lazy, lifted)
-        self.turned: dict[int, Any] = {}
-        self.forms["turned"] = self.turned
-        self.waiting: dict[int, Part] = {}
+        self.transposed: dict[int, Any] = {}
+        self.forms["transposed"] = self.transposed
+        self.waiting: dict[int, OpInstance] = {}
 
     def __missing__(self, vid: int) -> Any:
         part = self.waiting.pop(vid, None)
         if part is not None:
             matrix = self[vid] = _product(self, part)
             return matrix
-        turned = self.turned.get(vid)
+        turned = self.transposed.get(vid)
         if turned is None:
             return super().__missing__(vid)
         matrix = self[vid] = jnp.swapaxes(turned, 0, 1)
         return matrix
 
-    def compute(self, part: Part) -> None:
+    def compute(self, part: OpInstance) -> None:
         """Run one operation and keep its results."""
         plan = part.entry.plan
         name = "" if plan.is_put else plan.name
@@ -62,14 +62,14 @@ class PartitionedScope(UnmergedScope):
 
     def turn(self, vid: int) -> Any:
         """The transpose of a matrix: as it was given, or computed so now; else None."""
-        part = self.waiting.get(self.meet(vid))
+        part = self.waiting.get(self.materialize(vid))
         if part is not None and part.entry.plan.name == MM:
             del self.waiting[vid]
-            self.turned[vid] = _product(self, part, swapped=True)
-        return self.turned.get(vid)
+            self.transposed[vid] = _product(self, part, swapped=True)
+        return self.transposed.get(vid)
 
 
-def _transpose(scope: PartitionedScope, part: Part) -> bool:
+def _transpose(scope: PartitionedScope, part: OpInstance) -> bool:
     source, *dimensions = part.entry.args
     (vid,) = part.results()
     if len(source.meta.shape) != 2 or len({d % 2 for d in dimensions or (0, 1)}) != 2:
@@ -78,16 +78,16 @@ def _transpose(scope: PartitionedScope, part: Part) -> bool:
     if back is not None:
         scope[vid] = back
     else:
-        scope.turned[vid] = scope[source.vid]
+        scope.transposed[vid] = scope[source.vid]
     return True
 
 
-def _product(scope: PartitionedScope, part: Part, swapped: bool = False) -> Any:
+def _product(scope: PartitionedScope, part: OpInstance, swapped: bool = False) -> Any:
     """What ``mm`` or ``addmm`` gives; ``swapped``: the transpose of what ``mm`` gives."""
     args, kwargs = part.arguments()
     *added, left, right = args
-    turned = tuple(scope.meet(ref.vid) in scope.turned for ref in (left, right))
-    factors = [scope.turned.get(ref.vid, ref) for ref in (left, right)]
+    turned = tuple(scope.materialize(ref.vid) in scope.transposed for ref in (left, right))
+    factors = [scope.transposed.get(ref.vid, ref) for ref in (left, right)]
     plan, (meta,) = part.entry.plan, part.metas()
     assert isinstance(plan.rule, Rule) and meta is not None
     if swapped:  # (a b)' is b' a'

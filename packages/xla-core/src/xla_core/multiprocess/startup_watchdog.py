@@ -72,7 +72,7 @@ class Siblings:
         return {int(text) for text in texts if text.isdigit()}
 
 
-class Vigil(threading.Thread):
+class StartupWatchdog(threading.Thread):
     """Looks who is missing while the main thread waits inside the runtime; may end this process."""
 
     def __init__(
@@ -132,7 +132,7 @@ def vigil(
     ``limit`` is the number of seconds that the runtime waits, ``local`` the processes that belong on
     this host, where that is known.
     """
-    thread = Vigil(index, count, address, limit, local)
+    thread = StartupWatchdog(index, count, address, limit, local)
     thread.start()
     try:
         yield

@@ -21,11 +21,11 @@ class TensorMeta:
     """Shape and PyTorch dtype of one traced value.
 
     Instances are interned: two values of equal shape and dtype share one ``TensorMeta``,
-    so ``is`` compares them and ``index`` identifies them in a step key. ``alone`` is the tuple of
+    so ``is`` compares them and ``index`` identifies them in a step key. ``as_tuple`` is the tuple of
     just this one: most operations have one result.
     """
 
-    __slots__ = ("shape", "dtype", "index", "numel", "alone", "_text", "__weakref__")
+    __slots__ = ("shape", "dtype", "index", "numel", "as_tuple", "_text", "__weakref__")
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, index: int) -> None:
         self.shape: Final = shape
@@ -35,7 +35,7 @@ class TensorMeta:
         for size in shape:
             numel *= size
         self.numel: Final = numel
-        self.alone: Final = (self,)
+        self.as_tuple: Final = (self,)
         self._text: Final = f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]"
 
     @property

@@ -71,7 +71,7 @@ class PjrtExecutable:
         return self._run(arguments).consume_with_handlers(self._handlers)
 
     def deferred(
-        self, arguments: Sequence[Any], results: list[Any], known: bool = False
+        self, arguments: Sequence[Any], results: list[Any], checked: bool = False
     ) -> Iterator[None]:
         """What ``execute`` does, done when the iterator is exhausted, without a function of Python's."""
         return map(results.extend, map(self._consume, map(self._run, (arguments,))))
@@ -142,10 +142,10 @@ class CheckedExecutable(PjrtExecutable):
         return super().execute(arguments)
 
     def deferred(
-        self, arguments: Sequence[Any], results: list[Any], known: bool = False
+        self, arguments: Sequence[Any], results: list[Any], checked: bool = False
     ) -> Iterator[None]:
         """``execute`` as an iterator; raises what it raises for the arguments at once."""
-        if not known:
+        if not checked:
             self._check(arguments)
         return super().deferred(arguments, results)
 
@@ -191,10 +191,10 @@ class ShardedPjrtExecutable(PjrtExecutable):
         return super().execute(arguments)
 
     def deferred(
-        self, arguments: Sequence[Any], results: list[Any], known: bool = False
+        self, arguments: Sequence[Any], results: list[Any], checked: bool = False
     ) -> Iterator[None]:
         """``execute`` as an iterator; raises what it raises for the arguments at once."""
-        if not known:
+        if not checked:
             self._check_all(arguments)
         return super().deferred(arguments, results)
 

@@ -14,7 +14,7 @@ from xla_core.operators.plan import Plan
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording import source_location, step_key
 from xla_core.recording.evictable import Kept, Table
-from xla_core.recording.step_key import Lift, Operands, Ref, Values
+from xla_core.recording.step_key import Lift, Operands, Ref, Values, map_operands
 from xla_core.support.counters import Tally
 
 # Most entries have neither: one object for all of them.
@@ -26,8 +26,8 @@ class Entry:
 
     ``metas`` are its results, numbered from ``first``; ``single`` is the meta when there is just
     one. ``values`` has the metas of all values up to its own. ``floats`` and ``ints``
-    count the numbers lifted up to and including this entry, ``depth`` the entries. ``then`` is the first
-    entry that ever followed, ``others`` are the rest by key: nearly every entry has one child.
+    count the numbers lifted up to and including this entry, ``depth`` the entries. ``first_child`` is the first
+    entry that ever followed, ``other_children`` are the rest by key: nearly every entry has one child.
     ``programs`` holds the compiled programs of the step that ends here, ``tally`` its operators' counters.
     ``where`` is the place in the user's program that recorded it first, if somebody asks for that, ``line``
     file and line of it, None in the backward pass. A root has no ``parent``.
@@ -35,7 +35,7 @@ class Entry:
 
     __slots__ = (
         "parent", "key", "metas", "values", "single", "first", "end",
-        "floats", "ints", "depth", "then", "others", "programs", "tally", "where", "line",
+        "floats", "ints", "depth", "first_child", "other_children", "programs", "tally", "where", "line",
     )  # fmt: skip
 
     def __init__(
@@ -63,8 +63,8 @@ class Entry:
         self.end: int = self.first + len(metas)
         self.floats = floats
         self.ints = ints
-        self.then: Entry | None = None
-        self.others: dict[Any, Entry] = _NONE
+        self.first_child: Entry | None = None
+        self.other_children: dict[Any, Entry] = _NONE
         self.programs: Table = _NONE
         self.tally: Tally | None = None
         self.where = source_location.locate() if source_location.locate is not None else None
@@ -83,10 +83,10 @@ class Entry:
         if self.where is None:
             frame = source_location.user_frame()
             frames = (frame,) if frame is not None else ()
-            self.where = source_location.Where(frames, frame, "", False, False)
+            self.where = source_location.SourceLocation(frames, frame, "", False, False)
 
     def relocate(
-        self, where: source_location.Where | None, line: tuple[str, int] | None = None
+        self, where: source_location.SourceLocation | None, line: tuple[str, int] | None = None
     ) -> None:
         """Say that another place in the user's program recorded this; ``line`` None keeps file and line."""
         self.where = where
@@ -99,12 +99,12 @@ class Entry:
 
     def add(self, entry: Entry) -> None:
         """Keep an operation that follows for the first time."""
-        if self.then is None:
-            self.then = entry
-        elif self.others is _NONE:
-            self.others = {entry.key: entry}
+        if self.first_child is None:
+            self.first_child = entry
+        elif self.other_children is _NONE:
+            self.other_children = {entry.key: entry}
         else:
-            self.others[entry.key] = entry
+            self.other_children[entry.key] = entry
 
     def keep(self, key: Any, program: Any) -> None:
         """Keep what was made of the step that ends here; a compiled program until it is evicted."""
@@ -141,7 +141,7 @@ class Input(Entry):
     __slots__ = ()
 
     def __init__(self, parent: Entry, meta: TensorMeta) -> None:
-        super().__init__(parent, -meta.index, meta.alone, parent.floats, parent.ints)
+        super().__init__(parent, -meta.index, meta.as_tuple, parent.floats, parent.ints)
 
     @property
     def meta(self) -> TensorMeta:
@@ -212,3 +212,42 @@ def inputs_of(entries: Iterable[Entry]) -> list[Input]:
 def operations_of(entries: Iterable[Entry]) -> list[Operation]:
     """The operations among ``entries``, in order."""
     return [entry for entry in entries if isinstance(entry, Operation)]
+
+
+class Excerpt:
+    """A step of its own, made of entries of another step: its values and lifted numbers are counted anew.
+
+    ``last`` is its last entry. ``vids`` gives the number here of each value by its number in the other step;
+    ``floats`` and ``ints`` are the positions there of the numbers that are lifted here, in order.
+    """
+
+    def __init__(self) -> None:
+        self.last: Entry = Root()
+        self.vids: dict[int, int] = {}
+        self.floats: list[int] = []
+        self.ints: list[int] = []
+
+    def add_input(self, vid: int, meta: TensorMeta) -> None:
+        """Let value ``vid`` of the other step be an input of this one, whatever computes it there."""
+        self.last = Input(self.last, meta)
+        self.vids[vid] = self.last.first
+
+    def add_operation(self, entry: Operation) -> Operation:
+        """Copy an operation, all of whose operands are here already (else KeyError)."""
+        args = tuple(map_operands(self._renumbered, entry.args))
+        kwargs = {name: map_operands(self._renumbered, a) for name, a in entry.kwargs.items()}
+        counts = len(self.floats), len(self.ints)
+        copy = Operation(self.last, entry.key, entry.plan, entry.metas, *counts, (args, kwargs))
+        copy.relocate(entry.where, entry.line)
+        self.vids.update((entry.first + i, copy.first + i) for i in range(len(entry.metas)))
+        self.last = copy
+        return copy
+
+    def _renumbered(self, a: Any) -> Any:
+        if isinstance(a, Ref):
+            return Ref(self.vids[a.vid], a.meta)
+        if isinstance(a, Lift):
+            positions = self.floats if a.is_float else self.ints
+            positions.append(a.position)
+            return Lift(a.is_float, len(positions) - 1, a.example)
+        return a

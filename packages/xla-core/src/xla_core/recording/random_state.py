@@ -10,25 +10,23 @@ from __future__ import annotations
 
 import secrets
 import threading
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
 _MASK: Final = 2**64 - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _INVERSE: Final = pow(_GOLDEN, -1, 2**64)
-# The same in numpy's words, for many seeds at once.
-_GOLDEN_WORD: Final = np.uint64(_GOLDEN)
-_SHIFTS: Final = np.uint64(30), np.uint64(27), np.uint64(31)
-_FACTORS: Final = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+_Bits = TypeVar("_Bits", int, np.ndarray)
 
 _states: dict[int, int] = {}
 _common: list[int] = []  # the seed of devices without a state of their own, after seed_all()
 _lock = threading.Lock()
 
 
-def _mix(state: int) -> int:
-    z = state
+def _mix(z: _Bits) -> _Bits:
+    """SplitMix64's output of a state (int below 2**64), or of many (uint64), which numpy cuts off at 64 bits."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return z ^ (z >> 31)
@@ -91,10 +89,7 @@ def distance(before: int, after: int) -> int:
 
 def seeds_after(state: int, places: np.ndarray) -> np.ndarray:
     """The seeds (int64) that ``next_seed`` gives at these places (uint64, 1 is the next one) from ``state``."""
-    z = places * _GOLDEN_WORD + np.uint64(state & _MASK)
-    z = (z ^ (z >> _SHIFTS[0])) * _FACTORS[0]
-    z = (z ^ (z >> _SHIFTS[1])) * _FACTORS[1]
-    seeds = (z ^ (z >> _SHIFTS[2])).view(np.int64)
+    seeds = _mix(places * _GOLDEN + (state & _MASK)).view(np.int64)
     if ((seeds == 0) | (seeds == 1)).any():
         seeds[(seeds == 0) | (seeds == 1)] = -1
     return seeds

@@ -23,7 +23,7 @@ class Frame(NamedTuple):
     line: int
 
 
-class Where:
+class SourceLocation:
     """The place that recorded an operation.
 
     ``frames`` are the innermost frames of the stack outside PyTorch and this project, innermost
@@ -62,13 +62,13 @@ class _Settings:
     detail = Detail.NONE
 
 
-locate: Callable[[], Where | None] | None = None
+locate: Callable[[], SourceLocation | None] | None = None
 """Called for every new entry of a trace; None (the default): nobody asks."""
 
 _INSIDE: Final = frozenset({"xla_core", "xla_dist", "torch", "torch_xla", "contextlib"})
 
 
-def set_locator(locator: Callable[[], Where | None] | None) -> None:
+def set_locator(locator: Callable[[], SourceLocation | None] | None) -> None:
     """Have new entries located by ``locator``, or by nobody."""
     global locate
     locate = locator

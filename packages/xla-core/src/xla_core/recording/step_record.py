@@ -63,13 +63,13 @@ class RecordingMode(NamedTuple):
     """How steps are recorded, and into which tree; another one while the body of a computation is recorded.
 
     ``root`` is the tree's, with ``entries`` in it. ``aside`` records a body, and the step waits.
-    ``one_by_one`` says that each operator is a program of its own now. ``lock`` and ``bare`` are the locks of
+    ``eager_flush`` says that each operator is a program of its own now. ``lock`` and ``bare`` are the locks of
     the trace.
     """
 
     root: Root
     entries: int
-    one_by_one: bool
+    eager_flush: bool
     aside: Aside | None
     lock: Any
     bare: Any
@@ -122,7 +122,7 @@ class StepState:
     unreadable: str | None = None
     root: Root
     entries: int
-    one_by_one: bool = False
+    eager_flush: bool = False
     aside: Aside | None = None
     made: Callable[[Storage], None] | None = None
     lock: Any
@@ -193,9 +193,9 @@ class StepState:
         """Run what is pending; ``single`` says that this is one operator, run because each is by itself."""
         try:
             try:
-                self.one_by_one = single
+                self.eager_flush = single
                 self.flush(self)
             finally:
-                self.one_by_one = False
+                self.eager_flush = False
         finally:
-            self.one_by_one = False  # also where an exception came in the line above
+            self.eager_flush = False  # also where an exception came in the line above

@@ -105,7 +105,7 @@ def leaving(storages: Sequence[Storage]) -> Iterator[None]:
     )
 
 
-MSG_LOST: Final = (
+MSG_NEVER_COMPUTED: Final = (
     "this tensor's value was never computed, because a step that it needs failed: {error}"
 )
 
@@ -127,40 +127,40 @@ class NoValueError(RuntimeError):
     """A tensor has no value, and the message says why: it never had one here, or gave it away."""
 
 
-class LostValue(int):
-    """In place of the value number of a storage: the error that cost it its value."""
+class PoisonedValue(int):
+    """In place of the value number of a storage: the error that reading its value raises."""
 
     error: Exception
 
-    def __new__(cls, error: Exception) -> LostValue:
+    def __new__(cls, error: Exception) -> PoisonedValue:
         """A value number that no value has."""
         number = super().__new__(cls, -1)
         number.error = error
         return number
 
 
-# The epoch of a storage whose value is lost; no trace has it.
+# The epoch of a storage whose value is poisoned; no trace has it.
 _NEVER: Final = -2
 
 
-def losing(storage: Storage, error: Exception) -> Iterator[None]:
-    """For ``indivisible.do``: what ``lose_value`` does."""
-    values = (None, _NEVER, LostValue(error))
+def poisoning(storage: Storage, error: Exception) -> Iterator[None]:
+    """For ``indivisible.do``: what ``poison`` does."""
+    values = (None, _NEVER, PoisonedValue(error))
     return indivisible.storing(storage, ("buffer", "epoch", "vid"), values)
 
 
-def lose_value(storage: Storage, error: Exception) -> None:
-    """Let a storage have no value from now on; reading it raises ``error``, see ``check_lost``."""
-    indivisible.do(losing(storage, error))
+def poison(storage: Storage, error: Exception) -> None:
+    """Let a storage have no value from now on; reading it raises ``error``, see ``raise_if_poisoned``."""
+    indivisible.do(poisoning(storage, error))
 
 
-def check_lost(storage: Storage) -> None:
-    """Raise RuntimeError when the value of a storage without a buffer is lost, not just unwritten."""
-    if isinstance(storage.vid, LostValue):
+def raise_if_poisoned(storage: Storage) -> None:
+    """Raise RuntimeError when the value of a storage without a buffer is poisoned, not just unwritten."""
+    if isinstance(storage.vid, PoisonedValue):
         error = storage.vid.error
         if isinstance(error, NoValueError):
             raise NoValueError(str(error))
-        raise RuntimeError(MSG_LOST.format(error=error)) from error
+        raise RuntimeError(MSG_NEVER_COMPUTED.format(error=error)) from error
 
 
 class View:
@@ -297,12 +297,12 @@ class Backend(Protocol):
         """Into how many parts a tensor is split: one per device."""
         ...
 
-    def ready(self, storage: Storage) -> Any:
+    def device_buffer(self, storage: Storage) -> Any:
         """The buffer of a tensor that has a value, as programs take it."""
         ...
 
-    def adopted(self, storage: Storage, buffer: Any) -> Any:
-        """The buffer for a tensor that just takes over another one's value (``copy_``)."""
+    def buffer_for_copy(self, storage: Storage, buffer: Any) -> Any:
+        """The buffer to bind to ``storage`` when ``copy_`` makes it share another tensor's value, ``buffer``."""
         ...
 
     def layout(

@@ -30,8 +30,8 @@ from xla_core.recording.geometry import geometry
 from xla_core.recording.step_key import HOST_FLOAT, HOST_INT, LIFT_FLOAT, LIFT_INT, LIST, SAME
 from xla_core.recording.step_record import STEP, StepState, beginning
 from xla_core.recording.step_turns import Step, Turns, turn_lock
-from xla_core.recording.storage import Backend, Storage, View, chain, check_lost
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.recording.storage import Backend, Storage, View, chain, raise_if_poisoned
+from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.support import indivisible
 from xla_core.torch_bridge import dtypes
 from xla_core.torch_bridge.torch_private import make_wrapper
@@ -104,7 +104,7 @@ class Trace(StepState):
         copied.cur = last
         copied.inputs = self.inputs[:inputs]
         copied.input_storages = self.input_storages[:inputs]
-        copied.one_by_one = single or self.one_by_one
+        copied.eager_flush = single or self.eager_flush
         return copied
 
     @contextlib.contextmanager
@@ -164,7 +164,7 @@ class Trace(StepState):
                     v = a._v
                     if v is None:
                         if s.epoch != epoch:
-                            self.bring(s)
+                            self.add_input(s)
                         append(s.vid)
                     elif v.epoch == epoch and v.version == s.version:
                         append(v.vid)
@@ -199,9 +199,11 @@ class Trace(StepState):
             k = tuple(key)
             # read here, not above: inputs that the operands brought in have moved it on
             cur = self.cur
-            entry = cur.then
+            entry = cur.first_child
             if entry is None or entry.key != k:
-                entry = cur.others.get(k) or self._extend(k, plan, args, kwargs or {})
+                entry = cur.other_children.get(k) or self._append_inferred(
+                    k, plan, args, kwargs or {}
+                )
             self.cur = entry  # the one store that makes the operation a part of the step
             return entry
         except BaseException:
@@ -266,7 +268,7 @@ class Trace(StepState):
                             raise error_messages.other_device(
                                 plan.name, self.device, s.trace.device
                             )
-                        self.bring(s)
+                        self.add_input(s)
                     append(s.vid)
                 else:
                     self._encode(append, a, lift, plan)
@@ -338,7 +340,7 @@ class Trace(StepState):
         """The number of ``tensor``'s current value in this step, of which it becomes an input if need be.
 
         ``plan`` is that of the operator that reads it, for the error (default: a read). Raises RuntimeError
-        for a tensor of another device, and where the value is lost.
+        for a tensor of another device, and where the value is poisoned.
         """
         s = tensor._s
         if s.trace is not self:
@@ -349,13 +351,13 @@ class Trace(StepState):
         if v is not None:
             return self.read_view(v, s)
         if s.epoch != self.epoch:
-            self.bring(s)
+            self.add_input(s)
         return s.vid
 
-    def bring(self, s: Storage) -> None:
+    def add_input(self, s: Storage) -> None:
         """Make a materialised storage an input of this step; ``s`` has a value number in it then.
 
-        One that nobody has written to becomes zeros. Raises RuntimeError for a storage whose value is lost.
+        One that nobody has written to becomes zeros. Raises RuntimeError for a poisoned storage.
         """
         if self.aside is not None:
             self.aside.captures(s)
@@ -363,7 +365,7 @@ class Trace(StepState):
             return
         buffer = s.buffer
         if buffer is None:
-            check_lost(s)
+            raise_if_poisoned(s)
             self._materialise_empty(s)
             return
         # An input's key is the number of its shape and dtype; keys of operations are tuples.
@@ -372,9 +374,9 @@ class Trace(StepState):
         inputs = self.inputs
         slot = len(inputs)
         try:
-            entry = cur.then
+            entry = cur.first_child
             if entry is None or entry.key != key:
-                entry = cur.others.get(key) or self._follow(Input(cur, s.meta))
+                entry = cur.other_children.get(key) or self._follow(Input(cur, s.meta))
             vid = entry.first
             self.input_vids[vid] = slot
             self.input_storages.append(len(self.touched))
@@ -394,7 +396,7 @@ class Trace(StepState):
         # not by record(): an operation that is being recorded may have lifted numbers of its own
         zeros = known_plan(ZEROS)
         key = (zeros.number, s.meta.shape, "dtype", s.meta.dtype)
-        entry = self._known(key) or self._grow(key, zeros, s.meta.alone)
+        entry = self._known(key) or self._append(key, zeros, s.meta.as_tuple)
         self.touched.append(s)
         s.vid = entry.first
         s.epoch = self.epoch
@@ -415,10 +417,10 @@ class Trace(StepState):
             base = self.read_view(parent, s)
         else:
             if s.epoch != self.epoch:
-                self.bring(s)
+                self.add_input(s)
             base = s.vid
         key = (v.plan.number, base, *v.tail)
-        entry = self._known(key) or self._grow(key, v.plan, v.meta.alone)
+        entry = self._known(key) or self._append(key, v.plan, v.meta.as_tuple)
         v.vid = entry.first
         v.epoch = self.epoch
         v.version = s.version
@@ -426,15 +428,15 @@ class Trace(StepState):
 
     def _known(self, key: Any) -> Entry | None:
         """Go on to the operation with this key, if it once followed here."""
-        entry = self.cur.then
+        entry = self.cur.first_child
         if entry is None or entry.key != key:
-            entry = self.cur.others.get(key)
+            entry = self.cur.other_children.get(key)
             if entry is None:
                 return None
         self.cur = entry
         return entry
 
-    def _grow(self, key: Any, plan: Plan, metas: tuple[TensorMeta, ...]) -> Entry:
+    def _append(self, key: Any, plan: Plan, metas: tuple[TensorMeta, ...]) -> Entry:
         """Go on to an operation that never followed here, whose results are known."""
         cur = self.cur
         entry = self.cur = self._follow(Operation(cur, key, plan, metas, cur.floats, cur.ints))
@@ -484,7 +486,7 @@ class Trace(StepState):
             base = self.read_view(parent, s) if parent is not None else self._storage_value(s)
             shown.append((v, vid))
             key = (put.number, base, vid, *v.tail)
-            entry = self._known(key) or self._grow(key, put, base_meta.alone)
+            entry = self._known(key) or self._append(key, put, base_meta.as_tuple)
             vid = entry.first
             v = parent
         self.assign(s, vid)
@@ -510,20 +512,20 @@ class Trace(StepState):
         views = chain(v)
         # the last view shows other values than lie there: what is written is turned into those first
         turned = place.skipped == len(views)
-        under = self.whole(s)
-        under._v = v.parent if turned else views[place.skipped - 1] if place.skipped else None
-        base_meta = under._v.meta if under._v is not None else s.meta
+        lower = v.parent if turned else views[place.skipped - 1] if place.skipped else None
+        under = tensor_on(s, lower)
+        base_meta = lower.meta if lower is not None else s.meta
         put = (v.plan if turned else known_plan(AS_STRIDED)).put_plan(meta, base_meta)
         if put is None:  # an expanded tensor where nothing is left to repeat
             raise RuntimeError(error_messages.MSG_OVERLAP)
         window = v.tail if turned else (meta.shape, place.stride, int, place.offset)
         key = (put.number, self.value_of(under), vid, *window)
-        entry = self._known(key) or self._grow(key, put, base_meta.alone)
+        entry = self._known(key) or self._append(key, put, base_meta.as_tuple)
         self.write(under, entry.first)
 
     def _storage_value(self, s: Storage) -> int:
         if s.epoch != self.epoch:
-            self.bring(s)
+            self.add_input(s)
         return s.vid
 
     def new_tensor(self, meta: TensorMeta, vid: int) -> XLATensor:
@@ -532,13 +534,6 @@ class Trace(StepState):
         s = t._s = Storage(self, meta, vid, self.epoch)
         t._v = None
         self.touched.append(s)
-        return t
-
-    def whole(self, s: Storage) -> XLATensor:
-        """A tensor that shows all of a storage."""
-        t = make_wrapper(XLATensor, s.meta.shape, dtype=s.meta.dtype, device=self.device)
-        t._s = s
-        t._v = None
         return t
 
     def from_buffer(self, buffer: Any, meta: TensorMeta) -> XLATensor:
@@ -557,7 +552,7 @@ class Trace(StepState):
 
     # -- the slow path -------------------------------------------------------------------------
 
-    def _extend(
+    def _append_inferred(
         self, key: tuple[Any, ...], plan: Plan, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Entry:
         """Add an operation that never followed the current entry before."""

@@ -64,6 +64,14 @@ def set_handler_wrapper(wrap: Callable[[Handler], Handler] | None) -> None:
     handlers.clear()
 
 
+def go_on_with_handlers(made: dict[int, Handler]) -> dict[int, Handler]:
+    """Go on with these handlers, by overloads' ids, and make the others anew; returns those used so far."""
+    global _plain
+    former, _plain = _plain, made
+    handlers.clear()
+    return former
+
+
 def set_handler(overload: Any, handler: Handler) -> None:
     """Let ``handler`` carry out ``overload``, in place of what its schema would say."""
     _plain[id(overload)] = handler
@@ -224,3 +232,21 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
             if name != "_is_param":
                 setattr(copied, name, copy.deepcopy(value, memo))
         return copied
+
+
+def tensor_on(
+    storage: Storage,
+    view: View | None = None,
+    make: Callable[..., Any] = torch_private.make_wrapper,
+    kind: type[XLATensor] = XLATensor,
+) -> XLATensor:
+    """A new tensor that shows ``storage`` through ``view`` (default: the whole of it); autograd sees none.
+
+    ``make`` makes its C++ part (default: one that says that it is contiguous), ``kind`` is its class. Each
+    operator that returns a view comes here.
+    """
+    meta = storage.meta if view is None else view.meta
+    t: XLATensor = make(kind, meta.shape, dtype=meta.dtype, device=storage.trace.device)
+    t._s = storage
+    t._v = view
+    return t

@@ -13,7 +13,7 @@ import torch
 from xla_core.dispatch.transfers import read
 from xla_core.recording import uninitialized
 from xla_core.recording.storage import chain
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.torch_bridge import torch_private
 
 
@@ -35,7 +35,7 @@ def host_copy(
     s = tensor._s
     key = (host_copy, id(s))
     if key not in memo:
-        memo[key] = (s, _placed(read(s.trace.whole(s)), place))  # s: its id stays its own
+        memo[key] = (s, _placed(read(tensor_on(s)), place))  # s: its id stays its own
     copied = memo[key][1].detach()
     try:
         for view in chain(tensor._v):

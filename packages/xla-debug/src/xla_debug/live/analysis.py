@@ -108,7 +108,7 @@ def on_missing(event: events.ProgramMissing) -> None:
     """A program is going to be compiled."""
     entries = event.entries
     _digests.keep(event.name, event.digest)
-    if settings.level() < 1 or event.trace.one_by_one or not _heard():
+    if settings.level() < 1 or event.trace.eager_flush or not _heard():
         return
     last = entries[-1]
     inputs = len(inputs_of(entries)) + bool(last.floats) + bool(last.ints)
@@ -118,7 +118,7 @@ def on_missing(event: events.ProgramMissing) -> None:
 
 def on_compiled(event: events.ProgramCompiled) -> None:
     """A program was compiled: how large it is, and in what it differs from the ones before."""
-    if settings.level() < 1 or event.trace.one_by_one or not _heard():
+    if settings.level() < 1 or event.trace.eager_flush or not _heard():
         return
     program = event.program
     sizes = program.executable.memory_analysis()
@@ -141,7 +141,7 @@ def on_compiled(event: events.ProgramCompiled) -> None:
 
 def on_executed(event: events.ProgramExecuted) -> None:
     """A program runs."""
-    if settings.level() < 2 or event.trace.one_by_one or not _heard():
+    if settings.level() < 2 or event.trace.eager_flush or not _heard():
         return
     program = event.program
     lines = _graph_lines(

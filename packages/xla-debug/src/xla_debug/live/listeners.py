@@ -13,19 +13,19 @@ Made = events.ProgramCompiled | events.ProgramLoaded
 
 
 def _missing(event: events.ProgramMissing) -> None:
-    if event.trace.one_by_one:  # eager mode and op-by-op: each operator is meant to be a program
+    if event.trace.eager_flush:  # eager mode and op-by-op: each operator is meant to be a program
         return
     recompile.on_missing(event.trace, event.name, event.entries, event.outputs)
 
 
 def _made(event: Made) -> None:
-    if event.trace.one_by_one:
+    if event.trace.eager_flush:
         return
     recompile.on_made(event.trace, event.program)
 
 
 def _executed(event: events.ProgramExecuted) -> None:
-    if event.trace.one_by_one:
+    if event.trace.eager_flush:
         return
     recompile.on_executed(event.trace, event.program)
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 from weakref import ref
 
 from xla_core.extension_api import autograd
-from xla_core.extension_api.source_location import Frame, Where
+from xla_core.extension_api.source_location import Frame, SourceLocation
 from xla_core.support import caches
 
 KEPT_FRAMES: Final = 4
@@ -145,11 +145,11 @@ class _Scopes(threading.local):
 _scopes = _Scopes()
 # by the parent's id, as long as it lives: a reference that forgets it, its submodules' names by their ids
 _children: dict[int, tuple[ref[Any], dict[int, str]]] = {}
-_interned: caches.Bounded[tuple[Any, ...], tuple[tuple[Frame, ...], dict[str, Where]]] = (
+_interned: caches.Bounded[tuple[Any, ...], tuple[tuple[Frame, ...], dict[str, SourceLocation]]] = (
     caches.Bounded("stacks", _MAX_DESCRIBED)
 )
-_forward: caches.Bounded[int, Where] = caches.Bounded("forward operations", MAX_SEQUENCES)
-_backward: caches.Bounded[tuple[Where, Frame | None], Where] = caches.Bounded(
+_forward: caches.Bounded[int, SourceLocation] = caches.Bounded("forward operations", MAX_SEQUENCES)
+_backward: caches.Bounded[tuple[SourceLocation, Frame | None], SourceLocation] = caches.Bounded(
     "backward operations", _MAX_DESCRIBED
 )
 _backward_calls: dict[int, tuple[Frame, ...]] = {}
@@ -165,7 +165,7 @@ def pop_scope() -> None:
     _scopes.names.pop()
 
 
-def locate() -> Where | None:
+def locate() -> SourceLocation | None:
     """The place that records an operation right now; None outside of any user's code."""
     start = sys._getframe(2)
     node = autograd.backward_sequence()
@@ -216,7 +216,7 @@ def _intern(
     scope: str,
     optimizer: bool,
     backward: bool,
-) -> Where:
+) -> SourceLocation:
     frames = tuple(found)
     key = (frames, inner, optimizer, backward)
     known = _interned.get(key)
@@ -225,7 +225,7 @@ def _intern(
     frames, by_scope = known  # equal layers differ in their scope alone, and share the rest
     where = by_scope.get(scope)
     if where is None:
-        where = by_scope[scope] = Where(frames, inner, scope, optimizer, backward)
+        where = by_scope[scope] = SourceLocation(frames, inner, scope, optimizer, backward)
     return where
 
 
@@ -252,7 +252,7 @@ def _names_in(parent: Any) -> dict[int, str]:
     return known[1]
 
 
-def _of_backward(sequence: int, start: FrameType) -> Where:
+def _of_backward(sequence: int, start: FrameType) -> SourceLocation:
     forward = _forward.get(sequence)
     frame: FrameType | None = start
     while frame is not None and _kinds[frame.f_code.co_filename] == _OWN:

@@ -16,7 +16,7 @@ from xla_core.extension_api import programs, runtime, steps
 from xla_core.extension_api.operators import schema_of
 from xla_core.extension_api.programs import node_text
 from xla_core.extension_api.programs import shape_text as layout_text
-from xla_core.extension_api.source_location import Where
+from xla_core.extension_api.source_location import SourceLocation
 from xla_core.extension_api.steps import (
     Entry,
     Input,
@@ -25,12 +25,14 @@ from xla_core.extension_api.steps import (
     Ref,
     TensorMeta,
     Trace,
+    excerpt,
+    graph_of,
+    is_pending,
     needed_entries,
     tensor_meta,
 )
 from xla_core.extension_api.tensors import XLATensor, storage_of, view_of
 from xla_debug import settings
-from xla_debug.steps import pending
 from xla_debug.steps.hlo_form import torch_xla_form
 
 _LONGEST: Final = 64  # torch_xla cuts values in Graphviz labels here
@@ -75,7 +77,7 @@ class _Node:
         self.operands = operands
         self.attributes: list[str] = []
         self.values: list[str] = []
-        self.where: Where | None = entry.where if entry is not None else None
+        self.where: SourceLocation | None = entry.where if entry is not None else None
         self.roots: list[int] = []
 
     def tags(self, located: bool) -> Iterator[str]:
@@ -261,13 +263,13 @@ def _split_name(name: str) -> tuple[str, str]:
 
 def tensors_text(tensors: Sequence[torch.Tensor]) -> str:
     """What computes ``tensors``, as text; nothing is run and the step stays as it is."""
-    with pending.graph_of(tensors) as (_, entries, outputs):
+    with graph_of(tensors) as (_, entries, outputs):
         return graph_as_text(entries, outputs)
 
 
 def tensors_dot(tensors: Sequence[torch.Tensor]) -> str:
     """What computes ``tensors``, as a Graphviz digraph."""
-    with pending.graph_of(tensors) as (_, entries, outputs):
+    with graph_of(tensors) as (_, entries, outputs):
         return graph_as_dot(entries, outputs)
 
 
@@ -292,9 +294,9 @@ def tensors_stablehlo(tensors: Sequence[torch.Tensor]) -> bytes:
 @contextlib.contextmanager
 def _lowered(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[Trace, Program]]:
     """The trace that ``tensors`` are pending in, and the program that computes them alone."""
-    with pending.graph_of(tensors) as (trace, entries, outputs):
+    with graph_of(tensors) as (trace, entries, outputs):
         if trace.backend.virtual_name is None and not trace.backend.replicas:
-            entries, outputs = pending.alone(entries, outputs)
+            entries, outputs = excerpt(entries, outputs)
         distinct = tuple(dict.fromkeys(outputs))
         layout = trace.backend.layout(trace, entries, distinct, ())
         yield trace, programs.lower_step(trace, entries, distinct, layout, _HLO_NAME)
@@ -342,7 +344,7 @@ def tensor_debug_info(tensor: Any) -> str:
         f"ShardingSpec: {sharding}",
         f"IR: {_pending_text(tensor, device)}",
     ]
-    if storage.buffer is None or pending.is_pending(tensor):
+    if storage.buffer is None or is_pending(tensor):
         lines.append("XLAData: None")
     else:
         lines += [
@@ -375,8 +377,8 @@ def _number(thing: Any, tensor: Any) -> int:
 
 
 def _pending_text(tensor: XLATensor, device: str) -> str:
-    if not pending.is_pending(tensor) and view_of(tensor) is None:
+    if not is_pending(tensor) and view_of(tensor) is None:
         return "None"
-    with pending.graph_of([tensor]) as (_, entries, (vid,)):
+    with graph_of([tensor]) as (_, entries, (vid,)):
         maker = next(e for e in reversed(entries) if e.first <= vid < e.end)
         return node_text(maker) + (f", device={device}" if isinstance(maker, Input) else "")

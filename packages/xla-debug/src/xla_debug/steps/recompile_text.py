@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from xla_core.extension_api.operators import schema_of
-from xla_core.extension_api.source_location import Frame, Where
+from xla_core.extension_api.source_location import Frame, SourceLocation
 from xla_core.extension_api.steps import Entry, Lift, Operation, Ref, TensorMeta, operations_of
 from xla_debug.stacks import stack_frames
 from xla_debug.steps.differences import Change, Difference, Kind, name_of
@@ -142,9 +142,9 @@ class Words:
     entry: Entry | None
 
 
-def place_of(entry: Entry | None) -> Where | None:
+def place_of(entry: Entry | None) -> SourceLocation | None:
     """Where an entry was recorded, if that is known."""
-    found: Where | None = entry.where if entry is not None else None
+    found: SourceLocation | None = entry.where if entry is not None else None
     return found
 
 

@@ -68,7 +68,7 @@ class ReplicaExecutable:
         return self._run(arguments)
 
     def deferred(
-        self, arguments: list[Any], results: list[Any], known: bool = False
+        self, arguments: list[Any], results: list[Any], checked: bool = False
     ) -> Iterable[Any]:
         """``execute`` as an iterator, after the replicas agreed; see ``device_protocol.Executable``."""
         own = getattr(self._executable, "deferred_own", None)

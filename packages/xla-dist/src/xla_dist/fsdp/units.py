@@ -23,10 +23,10 @@ from xla_core.extension_api import autograd, operators
 from xla_core.extension_api.tensors import (
     NoValueError,
     XLATensor,
-    bring_back,
     collect,
     map_selected,
-    take_away,
+    restore_value,
+    revoke,
 )
 from xla_dist.collectives import model_collectives
 from xla_dist.collectives.model_collectives import Groups
@@ -249,7 +249,7 @@ class Call:
     def free(self) -> None:
         """Take the values from the gathered parameters' storages; what autograd saved looks at them."""
         for shard, base in zip(self.unit.shards, self.bases, strict=True):
-            take_away(base, NoValueError(MSG_FREED.format(name=shard.path)))
+            revoke(base, NoValueError(MSG_FREED.format(name=shard.path)))
         self.freed = True
 
     # -- backward -------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class Call:
         there = [g for g in gradients if g is not None]
         values, fresh = self._parts_behind(there, self.unit.options.barrier_in_backward)
         for base, again in zip(self.bases, self.unit.gathered(values), strict=True):
-            bring_back(base, again)
+            restore_value(base, again)
         self.freed = False
         found = iter(fresh)
         return [None if g is None else next(found) for g in gradients]

@@ -217,10 +217,10 @@ class MeshBackend(DeviceBackend):
         for storage in storages:
             storage.trace.compute(storage)
             unwritten = storage.buffer is None
-            found.append(None if unwritten else self.sharding_of(self.ready(storage)))
+            found.append(None if unwritten else self.sharding_of(self.device_buffer(storage)))
         return tuple(found)
 
-    def ready(self, storage: Storage) -> Any:
+    def device_buffer(self, storage: Storage) -> Any:
         """The buffer of a tensor over all devices, put there now if need be."""
         buffer = storage.buffer
         annotation = storage_annotation(storage)
@@ -234,15 +234,15 @@ class MeshBackend(DeviceBackend):
             storage.relocate(buffer)
         return buffer
 
-    def adopted(self, storage: Storage, buffer: Any) -> Any:
+    def buffer_for_copy(self, storage: Storage, buffer: Any) -> Any:
         """The buffer for a tensor that takes over another one's value: laid out as it was annotated.
 
         A value that no device has yet goes to them in that layout, for both tensors: it is whole nowhere.
         """
         annotation = storage_annotation(storage)
-        return buffer if annotation is None else self.laid(buffer, annotation.text)
+        return buffer if annotation is None else self.resharded(buffer, annotation.text)
 
-    def laid(self, buffer: Any, sharding: str | None) -> Any:
+    def resharded(self, buffer: Any, sharding: str | None) -> Any:
         """The same value laid out as ``sharding``; one that no device has is not put there to be whole."""
         if type(buffer) is HostValue and buffer.placed is None:
             return buffer if sharding is None else self.place(buffer, sharding)

@@ -118,7 +118,7 @@ def lay(tensor: XLATensor, annotation: Annotation | None) -> None:
             sharding = annotation.sharding if annotation is not None else REPLICATED
             _lay_pending(tensor, sharding)
         else:
-            storage.relocate(mesh_backend(trace).laid(storage.buffer, text))
+            storage.relocate(mesh_backend(trace).resharded(storage.buffer, text))
         if view_of(tensor) is None:
             storage.annotate(annotation)
 

@@ -362,7 +362,7 @@ def placed(tensor: XLATensor) -> tuple[MeshBackend, Any]:
     with trace.lock:
         buffer = materialise(trace, storage)
         if buffer is None:
-            trace.bring(storage)
+            trace.add_input(storage)
             buffer = materialise(trace, storage)
         if type(buffer) is HostValue:
             buffer = backend.place(buffer)

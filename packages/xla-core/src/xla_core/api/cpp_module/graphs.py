@@ -182,7 +182,7 @@ class _Cached:
             buffer = materialise(tensor._s.trace, tensor._s)
             unwritten = buffer is None
             found[position] = (
-                backend.allocate(tensor._s.meta) if unwritten else backend.ready(tensor._s)
+                backend.allocate(tensor._s.meta) if unwritten else backend.device_buffer(tensor._s)
             )
         for slot, meta in enumerate(self.inputs):
             if found[slot] is None:

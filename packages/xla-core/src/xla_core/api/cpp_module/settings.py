@@ -12,7 +12,7 @@ from xla_core.execution.device_backend import keeps_numbers as _get_xla_enable_d
 from xla_core.operators import plan
 from xla_core.recording import source_location
 from xla_core.recording.entry import Entry, Operation
-from xla_core.recording.source_location import Detail, Where
+from xla_core.recording.source_location import Detail, SourceLocation
 from xla_core.recording.xla_tensor import XLATensor
 
 MSG_SPECIAL: Final = (
@@ -138,12 +138,12 @@ def _maker(last: Entry, vid: int) -> Operation | None:
     return entry if isinstance(entry, Operation) else None
 
 
-def _named(where: Where | None, scope: str, depth: int) -> Where:
+def _named(where: SourceLocation | None, scope: str, depth: int) -> SourceLocation:
     if where is None:
-        return Where((), None, scope, False, False)
+        return SourceLocation((), None, scope, False, False)
     frames = where.frames if depth < 0 else where.frames[:depth]
     inner = where.inner if depth else None
-    return Where(frames, inner, scope, where.optimizer, where.backward)
+    return SourceLocation(frames, inner, scope, where.optimizer, where.backward)
 
 
 __all__ = [

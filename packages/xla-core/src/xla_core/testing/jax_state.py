@@ -1,0 +1,7 @@
+"""What tests of device plugins look at in jax itself: none of it needs torch, or starts a backend."""
+
+from __future__ import annotations
+
+from xla_core.jax_bridge.jax_private import backends_started, hlo_sharding, to_host
+
+__all__ = ["backends_started", "hlo_sharding", "to_host"]
