@@ -31,7 +31,7 @@ _PRELOADED = [
     "xla_dist.data_parallel.thread_data_parallel", "xla_dist.extension",
     "xla_core.compilation.build_program", "xla_core.lowering.replay", "xla_pjrt_cpu", "dist_jobs",
     "dist_topology", "dist_loader", "dist_torch", "dist_meshes", "dist_collectives", "dist_gradients",
-    "dist_vitals", "dist_fsdp", "dist_zero", "sklearn.datasets",
+    "dist_vitals", "dist_fsdp", "dist_zero", "dist_restarts", "sklearn.datasets",
     "torch._dynamo.backends.torchxla", "jaxlib.mlir.dialects.mhlo",
     "xla_core.jax_bridge.sharding_primitives",
 ]  # fmt: skip
