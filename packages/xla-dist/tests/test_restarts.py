@@ -1,8 +1,10 @@
-"""``torch_xla.launch(..., max_restarts=n)``: jobs that go on after a process has died, and ends that are asked for."""
+"""``torch_xla.launch(..., max_restarts=n)``: jobs that go on after a process has died; SIGTERM for the launcher."""
 
 from __future__ import annotations
 
+import collections
 import os
+import random
 import signal
 import time
 
@@ -58,6 +60,65 @@ def test_nothing_begins_again_unasked(job_environment, tmp_path):
     with pytest.raises(ProcessExitedException, match="SIGKILL"):
         run(tmp_path, 1, "kill", 0)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["0-0", "0-1"]
+
+
+def losses(folder):
+    """(attempt, step, loss) of every step that was finished since the last look, in order."""
+    lines = (folder / "losses").read_text().splitlines()
+    (folder / "losses").unlink()
+    return [(int(a), int(s), loss) for a, s, loss in map(str.split, lines)]
+
+
+def train(folder, *arguments, restarts=0):
+    folder.mkdir(exist_ok=True)
+    torch_xla.launch(
+        dist_restarts.trains,
+        (str(folder), *arguments),
+        start_method="forkserver",
+        max_restarts=restarts,
+    )
+    return losses(folder)
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """Compiled programs that the jobs of this file have in common."""
+    return str(tmp_path_factory.mktemp("programs"))
+
+
+@pytest.mark.parametrize(("sharded", "asynchronous"), [(False, True), (True, False)])
+def test_a_run_that_is_killed_ends_with_the_losses_of_one_that_was_not(
+    job_environment, monkeypatch, tmp_path, programs, sharded, asynchronous
+):
+    monkeypatch.setenv("XLA_PERSISTENT_CACHE_PATH", programs)
+    steps, dice = 8, random.Random(5)  # an epoch has 5
+    whole = train(tmp_path / "whole", steps, None, sharded)
+    wanted = {step: loss for _, step, loss in whole}
+    assert sorted(wanted) == list(range(steps)) and len(set(wanted.values())) == steps
+    kills = {n: (dice.randrange(2), 2 + 3 * n, dice.random() * 0.05) for n in range(2)}
+    found = train(tmp_path / "killed", steps, kills, sharded, asynchronous, restarts=3)
+    assert {step: loss for _, step, loss in found} == wanted
+    assert all(wanted[step] == loss for _, step, loss in found)  # the repeated ones, too
+    assert {attempt for attempt, _, _ in found} == {0, 1, 2}
+    times = collections.Counter(step for _, step, _ in found)
+    assert len(found) <= steps + 2 and max(times.values()) <= 2, times
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_run_goes_on_with_more_and_with_fewer_processes(
+    job_environment, monkeypatch, tmp_path, programs, sharded
+):
+    """Two processes, then three, one of which is killed, then two: the same batches, summed in other groups."""
+    monkeypatch.setenv("XLA_PERSISTENT_CACHE_PATH", programs)
+    options = (sharded, True, 0.0)
+    wanted = [loss for _, _, loss in train(tmp_path / "two", 6, None, *options)]
+    found = {}
+    for count, steps, kills in ((2, 2, None), (3, 4, {0: (2, 3, 0.0)}), (2, 6, None)):
+        monkeypatch.setenv("CPU_NUM_DEVICES", str(count))
+        for _, step, loss in train(tmp_path / "changing", steps, kills, *options, restarts=1):
+            found.setdefault(step, float.fromhex(loss) / count)
+    expected = [float.fromhex(loss) / 2 for loss in wanted]
+    assert [found[step] for step in range(6)] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(("number", "threads"), [(-1, False), (1.5, False), (2, True)])

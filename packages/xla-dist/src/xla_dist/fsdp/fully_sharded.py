@@ -223,6 +223,7 @@ class XlaFullyShardedDataParallel(nn.Module):
             part = layout.part(parameter.detach()).to(self.xla_device)
         mine = nn.Parameter(part, requires_grad=parameter.requires_grad)
         setattr(parameter, _TAKEN, True)
+        mine.rows_of = layout.rows_of  # type: ignore[attr-defined] - what checkpoints of a run ask for
         self.register_parameter(names.shard_name(path), mine)
         return Shard(mine, layout, path, places)
 

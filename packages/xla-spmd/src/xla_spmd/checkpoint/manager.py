@@ -83,6 +83,8 @@ class CheckpointManager:
         self.max_to_keep = max_to_keep
         self.num_of_threads = num_of_threads
         self.chkpt_on_preemption = chkpt_on_preemption
+        # whether a process was asked to end, as all of them know since the step that they took a checkpoint at
+        self.ending = False
         self.pg, self._signals = _groups(process_group)
         self._storage = Storage(self.base_path)
         # by the main thread, and so not through the group of those that write
@@ -97,6 +99,7 @@ class CheckpointManager:
     def should_save(self, step: int) -> bool:
         """Whether a checkpoint is due at ``step``; with several processes, all of them ask at every step."""
         asked = self.chkpt_on_preemption and self.reached_preemption(step)
+        self.ending = self.ending or asked
         if asked:
             logger.warning("asked to end: taking a checkpoint at step %s", step)
         return asked or step % self.save_interval == 0
@@ -109,8 +112,9 @@ class CheckpointManager:
         """
         if not (self.should_save(step) or force):
             return False
+        state = self._state_to_write(state_dict)
         training.sync(wait=True)
-        self._submit(lambda: self._save(step, state_dict, SPMDSavePlanner())).result()
+        self._submit(lambda: self._save(step, state, SPMDSavePlanner())).result()
         self._raise_failures()
         return True
 
@@ -123,10 +127,11 @@ class CheckpointManager:
         if not (self.should_save(step) or force):
             return False
         self._raise_failures()
+        state = self._state_to_write(state_dict)
         training.sync(wait=True)
         self._room.acquire()
         try:
-            flat, planner = _copied(state_dict)
+            flat, planner = _copied(state)
         except BaseException:
             self._room.release()
             raise
@@ -143,7 +148,8 @@ class CheckpointManager:
         afterwards. Raises ValueError for an unknown step, DamagedCheckpointError, before anything is read into,
         where a file is not as it was written.
         """
-        self._submit(lambda: self._restore(self._record_of(step), state_dict)).result()
+        record = self._submit(lambda: self._record_of(step)).result()
+        self._read(record, state_dict, checked=False)
 
     def restore_latest(self, state_dict: dict[str, Any]) -> int | None:
         """``restore`` of the newest checkpoint that is not damaged; its step, or None where there is none at all.
@@ -153,7 +159,7 @@ class CheckpointManager:
         record = self._submit(self._newest).result()
         if record is None:
             return None
-        self._submit(lambda: self._restore(record, state_dict, checked=True)).result()
+        self._read(record, state_dict, checked=True)
         return record.step
 
     def all_steps(self) -> list[int]:
@@ -171,6 +177,14 @@ class CheckpointManager:
         if not self.chkpt_on_preemption:
             raise RuntimeError(MSG_NOT_WATCHING)
         return preemption.reached(self._signals)
+
+    # -- what other kinds of managers do otherwise -------------------------------------------------
+
+    def _state_to_write(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        return state_dict
+
+    def _read(self, record: Record, state_dict: dict[str, Any], checked: bool) -> None:
+        self._submit(lambda: self._restore(record, state_dict, checked)).result()
 
     # -- in the worker's thread --------------------------------------------------------------------
 
@@ -214,11 +228,15 @@ class CheckpointManager:
         dist.all_gather_object(found, self._storage.fault(record, rank, count), self.pg)
         return next((fault for fault in found if fault is not None), None)
 
-    def _restore(self, record: Record, state_dict: dict[str, Any], checked: bool = False) -> None:
-        fault = None if checked else self._fault(record)
+    def _check(self, record: Record) -> None:
+        fault = self._fault(record)
         if fault is not None:
             text = MSG_DAMAGED.format(step=record.step, path=self.base_path, fault=fault)
             raise DamagedCheckpointError(text)
+
+    def _restore(self, record: Record, state_dict: dict[str, Any], checked: bool) -> None:
+        if not checked:
+            self._check(record)
         with _without_group_warning():
             dcp.load(
                 state_dict,
@@ -342,7 +360,7 @@ def _copied(state_dict: dict[str, Any]) -> tuple[dict[str, Any], SPMDSavePlanner
 
 def _on_host(value: Any) -> Any:
     found = parts.to_write(value)
-    if isinstance(found, parts.DeviceParts):
+    if isinstance(found, parts.DeviceParts | parts.RowsToWrite):
         return found.copied()
     if isinstance(found, torch.Tensor):
         return found.clone() if found is value else found
