@@ -266,7 +266,8 @@ def start(
 ) -> Launch:
     """Start ``fn(ordinal, *args)`` in one process per device of this host.
 
-    ``variables`` are what the processes have in their environment besides. Raises RuntimeError when this process has used its devices already, NotImplementedError in SPMD mode.
+    ``variables`` are what the processes have in their environment besides.
+    Raises RuntimeError when this process has used its devices already, NotImplementedError in SPMD mode.
     """
     if runtime.is_spmd():
         raise NotImplementedError(MSG_SPMD)

@@ -10,7 +10,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from xla_core.extension_api import runtime
 
-MSG_BATCH: Final = "ResumableLoader: batch_size={batch} is that of all processes together, and does not split over {world}"
+MSG_BATCH: Final = (
+    "ResumableLoader: batch_size={batch} is that of all processes together, and does not split over "
+    "{world} of them"
+)
 MSG_SMALL: Final = (
     "ResumableLoader: the data set has {size} items, which are less than one batch of {batch}"
 )

@@ -131,7 +131,7 @@ def _values(value: Any) -> Any:
 
 
 def _part(value: Any, parameter: Any) -> Any:
-    """``value``, or the part of a whole that it is, if it lies as a parameter does of which a replica has a part."""
+    """``value``; as part of a whole, if it lies as a parameter does of which this replica has a part."""
     found = getattr(parameter, "rows_of", None)
     if found is None or not _is_tensor(value) or value.shape != parameter.shape:
         return value.detach() if _is_tensor(value) else value
