@@ -202,8 +202,9 @@ def main() -> int:
         figures.seconds = time.monotonic() - begun
         left = sorted(p.name for p in place.iterdir())
         sys.stdout.write(
-            f"{kind}: {figures.kills} kills, {figures.read} times the newest was read, {figures.complete + 1} "
-            f"steps complete, {len(figures.wrong)} wrong {figures.wrong[:3]}, left {left}, {figures.seconds:.0f} s\n"
+            f"{kind}: {figures.kills} kills, {figures.read} times the newest was read, "
+            f"{figures.complete + 1} steps complete, {len(figures.wrong)} wrong {figures.wrong[:3]}, left {left}, "
+            f"{figures.seconds:.0f} s\n"
         )
         sys.stdout.flush()
         failed = failed or bool(figures.wrong)

@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,8 @@ from xla_spmd.checkpoint.planners import SPMDLoadPlanner, SPMDSavePlanner
 from xla_spmd.checkpoint.storage import Record, Storage
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MSG_POSITIVE: Final = "CheckpointManager: {name} is {got}; it has to be {wanted}"
 MSG_NO_GROUP: Final = (
@@ -188,7 +190,7 @@ class CheckpointManager:
 
     # -- in the worker's thread --------------------------------------------------------------------
 
-    def _submit(self, work: Callable[[], None]) -> Future[None]:
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
         return self._worker.submit(work)
 
     def _raise_failures(self) -> None:

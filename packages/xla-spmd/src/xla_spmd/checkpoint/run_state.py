@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from xla_core.extension_api import runtime, tensors, training
 from xla_spmd.checkpoint.optimizer import prime_optimizer
@@ -75,7 +76,7 @@ def to_load(state: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]
         if _is_own(value):
             written = f"process {rank}"
             found[name] = {written if f"{name}.{written}" in keys else "process 0": None}
-        elif inside == [name] and hasattr(value, "state_dict"):
+        elif isinstance(keys.get(name), BytesStorageMetadata):
             found[name] = None
         else:
             has_state = any(key.startswith(f"{name}.state.") for key in inside)
@@ -95,12 +96,12 @@ def take_over(state: dict[str, Any], found: Mapping[str, Any]) -> None:
             if saved != count:
                 raise ValueError(MSG_OTHER_COUNT.format(name=name, saved=saved, now=count))
             _inside(value).load_state_dict(own)
-        elif not hasattr(value, "state_dict"):
-            state[name] = got
-        elif isinstance(got, tuple):
-            value.load_state_dict(got[0])
+            continue
+        got = got[0] if isinstance(got, tuple) else _tensors_again(got)
+        if hasattr(value, "load_state_dict"):
+            value.load_state_dict(got)
         else:
-            value.load_state_dict(_tensors_again(got))
+            state[name] = got
     ((owner, (states,)),) = found[RANDOM].items()
     _set_random_states(states if owner == str(rank) else _derived(states, rank))
 
@@ -115,11 +116,9 @@ def _inside(value: Any) -> Any:
 
 def _values(value: Any) -> Any:
     """The state of an object: tensors where they are, the parts of sharded ones as such."""
-    if not hasattr(value, "state_dict"):
-        return value
     if isinstance(value, nn.Module):
         return {name: _part(t, t) for name, t in value.state_dict(keep_vars=True).items()}
-    state = value.state_dict()
+    state = value.state_dict() if hasattr(value, "state_dict") else value
     if isinstance(value, torch.optim.Optimizer):
         parameters = [p for group in value.param_groups for p in group["params"]]
         state["state"] = {
@@ -127,7 +126,11 @@ def _values(value: Any) -> Any:
             for index, entries in state["state"].items()
         }
         return state
-    return state if tensors.collect(state, _is_tensor) else (state,)
+    if _is_tensor(state) or (
+        isinstance(state, (dict, list)) and tensors.collect(state, _is_tensor)
+    ):
+        return state
+    return (_on_host(state),)  # a tuple is one value to torch, whatever is in it
 
 
 def _part(value: Any, parameter: Any) -> Any:
