@@ -6,7 +6,11 @@ import contextlib
 import fcntl
 import json
 import logging
+import os
 import resource
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -79,9 +83,11 @@ def test_what_a_dead_process_left_is_removed_and_nothing_else(tmp_path, caplog):
         folder.mkdir()
         (folder / "file").write_text("x")
     (left / storage.MARK).touch()
+    (tmp_path / "4-1").mkdir()
     with (held / storage.MARK).open("wb") as alive:
         fcntl.flock(alive, fcntl.LOCK_EX)
         saver = manager(tmp_path)
+        # the empty one is the rest of one that was being removed
         assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "3", "notes"]
         assert "removed what a process left" in caplog.text and "'2'" in caplog.text
         saver.save(3, state(3.0))  # beside the one that somebody writes
@@ -136,3 +142,18 @@ def test_a_record_says_what_the_files_are(tmp_path):
     ]
     size, _ = fields["files"]["__0_0.distcp"]
     assert size == (tmp_path / "1" / "__0_0.distcp").stat().st_size
+
+
+def test_kills_at_any_moment_of_saving(tmp_path):
+    """The tool that does it two hundred times: here a few of each kind."""
+    tool = Path(__file__).parents[3] / "tools" / "checkpoint_kills.py"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("XLA_")}
+    done = subprocess.run(
+        [sys.executable, tool, "--kills", "9", "--folder", tmp_path],
+        capture_output=True, text=True, timeout=300, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [
+        "whole: 3 kills", "async: 3 kills", "sharded: 3 kills",
+    ]  # fmt: skip

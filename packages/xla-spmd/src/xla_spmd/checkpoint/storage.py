@@ -18,7 +18,9 @@ import json
 import logging
 import pickle
 import posixpath
+import re
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Final
@@ -34,6 +36,10 @@ logger = logging.getLogger(__name__)
 
 RECORD: Final = ".manager_metadata"
 MARK: Final = ".incomplete"
+
+_NEW: Final = ".new-"
+# An empty one of them is what was left of one that was removed.
+_OURS: Final = re.compile(r"\d+(-\d+)?")
 
 MSG_IGNORED: Final = "%s: these are no complete checkpoints: %s"
 MSG_LEFT: Final = "%s: removed what a process left that ended while it wrote: %s"
@@ -73,8 +79,14 @@ class Storage:
     def tidied(self) -> list[Record]:
         """``records``, once what processes left that died while they wrote is removed (from local paths)."""
         self._files.makedirs(self._root, exist_ok=True)
-        left = [] if self._is_url else [p.parent for p in Path(self._root).glob(f"*/{MARK}")]
-        removed = [folder.name for folder in left if self._remove_left(folder.name)]
+        if self._is_url:
+            return self.records()
+        left = [mark.parent.name for mark in Path(self._root).glob(f"*/{MARK}")]
+        removed = [name for name in left if self._remove_left(name)]
+        for folder in Path(self._root).iterdir():
+            if _OURS.fullmatch(folder.name):
+                with contextlib.suppress(OSError):  # it is not empty
+                    folder.rmdir()
         if removed:
             logger.warning(MSG_LEFT, self._path, sorted(removed))
         return self.records()
@@ -87,10 +99,10 @@ class Storage:
         for path in self._files.ls(self._root, detail=False):
             name = posixpath.basename(path.rstrip("/"))
             record = self._record(name)
-            if record is None:
-                ignored.append(name)
-            else:
+            if record is not None:
                 found.append(record)
+            elif not name.startswith(_NEW):
+                ignored.append(name)
         if ignored:
             logger.warning(MSG_IGNORED, self._path, sorted(ignored))
         return sorted(found, key=lambda record: record.time)
@@ -111,13 +123,22 @@ class Storage:
                 break
             count += 1
         if not self._is_url:
-            Path(self._inside(name)).mkdir()
-            self._mark(name)
+            self._make(name)
         return name
 
-    def _mark(self, name: str) -> None:
-        mark = self._marks[name] = Path(self._inside(name, MARK)).open("wb")  # noqa: SIM115 - held on to
-        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    def _make(self, name: str) -> None:
+        """Make a directory that has its mark from the start."""
+        folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=self._root))
+        mark = (folder / MARK).open("wb")
+        try:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder.chmod(Path(self._root).stat().st_mode & 0o777)
+            folder.rename(self._inside(name))
+        except BaseException:
+            mark.close()
+            _remove(folder)
+            raise
+        self._marks[name] = mark
 
     def _remove_left(self, name: str) -> bool:
         """Remove what is no complete checkpoint, unless its writer lives; whether it is removed."""
@@ -132,11 +153,11 @@ class Storage:
         try:
             with Path(self._inside(name, MARK)).open("rb") as mark:
                 fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(self._inside(name), ignore_errors=True)
+                _remove(Path(self._inside(name)))
         except BlockingIOError:  # its writer is alive
             return False
         except FileNotFoundError:  # of a manager that knew no marks
-            shutil.rmtree(self._inside(name), ignore_errors=True)
+            _remove(Path(self._inside(name)))
         return not Path(self._inside(name)).exists()
 
     def complete(self, record: Record) -> None:
@@ -159,7 +180,7 @@ class Storage:
             return
         # the record, if it was the last thing to go wrong, before the rest; the mark with the rest
         Path(self._inside(name, RECORD)).unlink(missing_ok=True)
-        shutil.rmtree(self._inside(name), ignore_errors=True)
+        _remove(Path(self._inside(name)))
         self._let_go(name)
 
     def remove(self, name: str) -> None:
@@ -172,7 +193,7 @@ class Storage:
             return
         with contextlib.suppress(FileNotFoundError):
             Path(record).replace(self._inside(name, MARK))
-        shutil.rmtree(self._inside(name))
+        _remove(Path(self._inside(name)))
 
     def _let_go(self, name: str) -> None:
         mark = self._marks.pop(name, None)
@@ -207,6 +228,18 @@ class Storage:
 
     def _inside(self, *names: str, url: bool = False) -> str:
         return posixpath.join(self._path if url else self._root, *names)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a directory, its mark last: of one that is half removed it says so."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != MARK:
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        (folder / MARK).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _decoded(content: bytes, name: str) -> Record:
