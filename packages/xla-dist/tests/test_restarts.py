@@ -6,6 +6,8 @@ import collections
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 
 import dist_restarts
@@ -125,6 +127,32 @@ def test_a_run_goes_on_with_more_and_with_fewer_processes(
 def test_numbers_are_checked(number, threads):
     with pytest.raises(ValueError, match="max_restarts="):
         torch_xla.launch(print, max_restarts=number, debug_single_process=threads)
+
+
+UNDER_TORCHRUN = """
+import sys
+import torch_xla
+from dist_restarts import trains
+torch_xla.launch(trains, (sys.argv[1], 5, {0: (1, 2, 0.0)}))
+"""
+
+
+def test_torchrun_starts_the_processes_again(job_environment, monkeypatch, tmp_path, programs):
+    monkeypatch.setenv("XLA_PERSISTENT_CACHE_PATH", programs)
+    wanted = {step: loss for _, step, loss in train(tmp_path / "whole", 5)}
+    script, folder = tmp_path / "script.py", tmp_path / "killed"
+    script.write_text(UNDER_TORCHRUN)
+    folder.mkdir()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    options = ["--nproc-per-node", "2", "--max-restarts", "1"]
+    done = subprocess.run(
+        [*torchrun, *options, script, folder], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = losses(folder)
+    assert {attempt for attempt, _, _ in found} == {0, 1} and len(found) <= 6
+    assert all(wanted[step] == loss for _, step, loss in found)
+    assert {step for _, step, _ in found} == set(wanted)
 
 
 def test_torchruns_count_is_known(monkeypatch):
