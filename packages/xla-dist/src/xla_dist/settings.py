@@ -30,3 +30,9 @@ BUCKET_SIZE: Final = flags.Flag(
     0,
     "MiB of gradients in one collective of reduce_gradients; 0 is all in one",
 )
+RESTART_COUNT: Final = flags.Flag(
+    "XLA_DIST_RESTART_COUNT",
+    int,
+    0,
+    "set by `torch_xla.launch(..., max_restarts=n)` in the processes that it starts: how often it has before",
+)
