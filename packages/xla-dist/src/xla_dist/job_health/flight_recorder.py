@@ -104,7 +104,7 @@ class Recorder:
 
     def show(self, finished: bool = False) -> None:
         """Tell the others what this process did last, if that is new."""
-        self._over = self._over or finished
+        self._over = finished = self._over or finished
         newest = flight_ring.newest()
         place = thread_states.main_place()
         seen = (id(newest), newest[2] if newest is not None else 0, place, finished)
