@@ -9,6 +9,7 @@ import sys
 
 _TRAINS = '''
 import hashlib, json, os
+from pathlib import Path
 import torch, torch_xla
 from torch import nn
 import torch_xla.core.xla_model as xm
@@ -42,11 +43,13 @@ found = {"first": bits(), "again": bits(), "compiled": compiled()}
 if not found["compiled"]:
     assert met.counter_value("PersistentCacheHit")
 else:
-    del os.environ["XLA_PERSISTENT_CACHE_PATH"]
+    for path in Path(os.environ["XLA_PERSISTENT_CACHE_PATH"]).rglob("*"):
+        if path.is_file():
+            path.unlink()
     for trace in runtime.traces():
         trace.forget()
     found["second compilation"] = bits()
-    assert compiled() >= 2 * found["compiled"]
+    assert compiled() > found["compiled"], compiled()
 print(json.dumps(found))
 '''
 
