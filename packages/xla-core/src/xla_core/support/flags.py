@@ -33,6 +33,7 @@ __all__ = [
     "EFFORTS",
     "FAILURE_TIMEOUT",
     "FLAGS",
+    "FLIGHT_DIR",
     "Flag",
     "GET_OPBYOP",
     "LOCAL_PROCESS_COUNT",
@@ -293,6 +294,14 @@ COPY_CPU_OPERANDS: Final = Flag(
     False,
     "`1` lets elementwise operators (`xla + cpu`) copy CPU tensors to the device in place of the error",
     see="docs/compatibility.md#cpu-tensors-among-the-operands",
+)
+FLIGHT_DIR: Final = Flag(
+    "XLA_FLIGHT_DIR",
+    str,
+    "",
+    "reports of what each process did last, written when a job hangs or fails, go to this folder",
+    shown="`xla-flight-UID` among the temporary files",
+    see="docs/flight_recorder.md",
 )
 USE_BF16: Final = Flag(
     "XLA_USE_BF16", parse_bool, False, "`1` keeps float and double values as bfloat16 on the device"
