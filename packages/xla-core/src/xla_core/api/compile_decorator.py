@@ -130,18 +130,18 @@ class _Region(contextlib.ContextDecorator):
         counters.increment("MarkStep")
 
 
-def check_graphs(trace: Trace, known: list[Entry], limit: int) -> None:
-    """Note the pending graph among ``known``, if it is a new one.
+def check_graphs(trace: Trace, graphs: list[Entry], limit: int) -> None:
+    """Note the pending graph among ``graphs``, if it is a new one.
 
     Raises RuntimeError when it is one graph more than ``limit``; it stays pending then.
     """
     last = trace.cur
-    if any(last is one or _keys(last) == _keys(one) for one in known):
+    if any(last is one or _keys(last) == _keys(one) for one in graphs):
         return
-    if len(known) >= limit:
-        got, expected = _difference(last, known)
+    if len(graphs) >= limit:
+        got, expected = _difference(last, graphs)
         raise RuntimeError(MSG_GRAPHS.format(limit=limit, got=got, expected=expected))
-    known.append(last)
+    graphs.append(last)
 
 
 # owner (a function, a module, an object with a method) -> the method or None -> last entries of the graphs
@@ -161,12 +161,12 @@ def _keys(last: Entry) -> list[Any]:
     return [entry.key for entry in last.path()]
 
 
-def _difference(last: Entry, known: list[Entry]) -> tuple[str, str]:
+def _difference(last: Entry, graphs: list[Entry]) -> tuple[str, str]:
     """The first operation that differs from the nearest known graph, and what is there in that."""
     path = last.path()
     nearest: list[Entry] = []
     shared = -1
-    for other in (entry.path() for entry in known):
+    for other in (entry.path() for entry in graphs):
         common = _common(path, other)
         if common > shared:
             nearest, shared = other, common

@@ -71,12 +71,12 @@ class Captured:
         """As a method: the capture of this instance's method, with recordings of its own."""
         if instance is None:
             return self
-        found = self._bound.get(instance)
-        if found is None:
+        known = self._bound.get(instance)
+        if known is None:
             method = self._function.__get__(instance, owner)
-            found = Captured(method, self._warmup, self._check_every, self._max)
-            self._bound[instance] = found
-        return found
+            known = Captured(method, self._warmup, self._check_every, self._max)
+            self._bound[instance] = known
+        return known
 
     @property
     def recordings(self) -> int:
@@ -102,11 +102,11 @@ class Captured:
             key = tuple(map(_kind, leaves))
         trace = _trace_of(leaves)
         key = (key, spec, _mode(), _layouts(leaves, trace))
-        found = self._known.get(key)
-        if type(found) is Replay and not self._is_check_due():
+        known = self._known.get(key)
+        if type(known) is Replay and not self._is_check_due():
             tensors = [_on_device(t, trace) for t in leaves if isinstance(t, torch.Tensor)]
-            return found.run(tensors)
-        return self._record(trace, key, found, leaves, spec)
+            return known.run(tensors)
+        return self._record(trace, key, known, leaves, spec)
 
     def _is_check_due(self) -> bool:
         self._replays += 1
@@ -114,18 +114,18 @@ class Captured:
 
     # -- recording -----------------------------------------------------------------------------
 
-    def _record(self, trace: Trace, key: Any, found: Any, leaves: Sequence[Any], spec: Any) -> Any:
+    def _record(self, trace: Trace, key: Any, known: Any, leaves: Sequence[Any], spec: Any) -> Any:
         leaves = [_on_device(t, trace) if isinstance(t, torch.Tensor) else t for t in leaves]
         args, kwargs = (leaves, {}) if spec is None else pytree.tree_unflatten(leaves, spec)
         function = functools.partial(self._function, *args, **kwargs)
         if trace.made is not None or trace.forbidden is not None or flags.CHECK_INDICES.get():
             return function()  # inside another one's step
-        if found is None:
+        if known is None:
             if len(self._known) >= self._max:
                 raise refuse(errors.MSG_MANY, name=self._name, count=len(self._known))
-            found = self._known[key] = _Progress()
-        if type(found) is _Progress and found.calls < self._warmup:
-            found.calls += 1
+            known = self._known[key] = _Progress()
+        if type(known) is _Progress and known.calls < self._warmup:
+            known.calls += 1
             result = detached(function())
             runtime.sync(trace.device)
             return result
@@ -134,22 +134,22 @@ class Captured:
             f"argument {i}": a for i, a in enumerate(leaves) if not isinstance(a, torch.Tensor)
         }
         reachable = Reachable.of(self._function, objects)
-        inputs = found.inputs(tensors) if type(found) is Replay else []
+        inputs = known.inputs(tensors) if type(known) is Replay else []
         observed, result = observe(self._name, trace, function, tensors, reachable)
         counters.increment(RECORDED)
-        if type(found) is Replay:
-            found.compare(inputs, observed)
+        if type(known) is Replay:
+            known.compare(inputs, observed)
             return result
-        former, found.observed = found.observed, observed
-        found.calls += 1
+        former, known.observed = known.observed, observed
+        known.calls += 1
         if former is not None:
-            found.attempts += 1
+            known.attempts += 1
             try:
                 guards = Guards(self._name, Reachable.of(self._function, objects))
                 shared = wiring(self._name, trace, former, observed)
                 self._known[key] = Replay(self._name, trace, shared, former, observed, guards)
             except errors.CaptureError:
-                if found.attempts > 1:
+                if known.attempts > 1:
                     raise
         return result
 

@@ -100,8 +100,8 @@ class _Graphed:
                 given = [
                     g for g, t in zip(gradients, graphed._roots[0], strict=True) if t.requires_grad
                 ]
-                found = iter(graphed.backward(ctx.saved, given))
-                return tuple(next(found) if wanted else None for wanted in ctx.wanted)
+                computed = iter(graphed.backward(ctx.saved, given))
+                return tuple(next(computed) if wanted else None for wanted in ctx.wanted)
 
         results = Passes.apply(*inputs, *self._parameters)
         return pytree.tree_unflatten(list(results), self._spec)
@@ -133,11 +133,11 @@ def make_graphed_callables(
     several = isinstance(callables, tuple)
     functions = callables if several else (callables,)
     samples = sample_args if several else (sample_args,)
-    made = [
+    tensors = [
         _graphed(f, args, max(3, num_warmup_iters), allow_unused_input)
         for f, args in zip(functions, samples, strict=True)
     ]
-    return tuple(made) if several else made[0]
+    return tuple(tensors) if several else tensors[0]
 
 
 def _graphed(function: Any, sample: Sequence[Any], count: int, allow_unused: bool) -> Any:

@@ -53,13 +53,13 @@ def graph(recorded: Graph, device: torch.device | str | None = None) -> Iterator
     observer = Observer(trace, _NAME, ())
     with noticing_prints(_NAME) as noticed, observer.recording():
         yield
-    found = observer.end(None, (), ())
+    observed = observer.end(None, (), ())
     noticed.check()
-    for window in found.windows:
+    for window in observed.windows:
         if window.changed is not None:
             raise refuse(
                 errors.MSG_NEW_STATE, name=_NAME, optimizer=type(window.optimizer).__name__
             )
-    wiring = static_wiring(found)
+    wiring = static_wiring(observed)
     guards = Guards(_NAME, Reachable())
-    recorded._replay = Replay(_NAME, trace, wiring, found, found, guards)
+    recorded._replay = Replay(_NAME, trace, wiring, observed, observed, guards)

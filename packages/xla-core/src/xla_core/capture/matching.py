@@ -116,10 +116,10 @@ def wiring(name: str, trace: Trace, former: Observation, latter: Observation) ->
     return Wiring(inputs, written, gradients, fresh, results, latter.spec)
 
 
-def static_wiring(found: Observation) -> Wiring:
+def static_wiring(observed: Observation) -> Wiring:
     """The wiring of one block: whatever it read and wrote are the tensors that it read and wrote."""
-    inputs: list[Any] = [(one.buffer,) if one.made else one.storage for one in found.inputs]
-    return Wiring(inputs, list(found.values), [], [], [Result()], found.spec)
+    inputs: list[Any] = [(one.buffer,) if one.made else one.storage for one in observed.inputs]
+    return Wiring(inputs, list(observed.values), [], [], [Result()], observed.spec)
 
 
 def _former_gradient(
@@ -240,11 +240,11 @@ def lifting(last: Entry, position: int, is_float: bool) -> Entry | None:
 
 
 def check_numbers(
-    name: str, former: Observation, latter: Observation, known: set[int], seeds: set[int]
+    name: str, former: Observation, latter: Observation, free: set[int], seeds: set[int]
 ) -> None:
-    """Refuse numbers that differ, but for floats at the positions ``known`` and integers at ``seeds``."""
+    """Refuse numbers that differ, but for floats at the positions ``free`` and integers at ``seeds``."""
     for is_float, olds, news, exempt in (
-        (True, former.floats, latter.floats, known),
+        (True, former.floats, latter.floats, free),
         (False, former.ints, latter.ints, seeds),
     ):
         for position, (old, new) in enumerate(zip(olds, news, strict=True)):

@@ -71,13 +71,13 @@ def _refuse(_trace: Trace, _reading: bool = False) -> None:
 
 
 def _scratch_of(trace: Trace) -> Trace:
-    made = _scratch.get(trace)
-    if made is None:
-        made = _scratch[trace] = Trace(trace.device, _refuse, trace.backend)
-        made.forbid(MSG_PROBE)
-        made.refuse_reads(MSG_PROBE)
-    made.attach(trace.backend)
-    return made
+    scratch = _scratch.get(trace)
+    if scratch is None:
+        scratch = _scratch[trace] = Trace(trace.device, _refuse, trace.backend)
+        scratch.forbid(MSG_PROBE)
+        scratch.refuse_reads(MSG_PROBE)
+    scratch.attach(trace.backend)
+    return scratch
 
 
 def explain(
@@ -180,14 +180,14 @@ def _stand_in(optimizer: Any, arguments: tuple[Any, ...], scratch: Trace, table:
             known = tensors[id(t)] = scratch.from_buffer(PLACEHOLDER, meta)
         return known
 
-    made = copy.copy(optimizer)
+    copied = copy.copy(optimizer)
     for name, value in vars(optimizer).items():
         if isinstance(value, XLATensor):
-            setattr(made, name, shown(value))
+            setattr(copied, name, shown(value))
         elif name.endswith("_hooks") and isinstance(value, OrderedDict):
-            setattr(made, name, OrderedDict())
+            setattr(copied, name, OrderedDict())
     parameters: dict[int, Any] = {}
-    made.param_groups = []
+    copied.param_groups = []
     for number, group in enumerate(optimizer.param_groups):
         changed = {
             k: _changed(v, table, ("group", number, k)) for k, v in group.items() if k != "params"
@@ -201,13 +201,13 @@ def _stand_in(optimizer: Any, arguments: tuple[Any, ...], scratch: Trace, table:
                 other.grad = grad
             parameters[id(p)] = other
             changed["params"].append(other)
-        made.param_groups.append(changed)
-    made.state = _state(optimizer, parameters, shown, table)
+        copied.param_groups.append(changed)
+    copied.state = _state(optimizer, parameters, shown, table)
     args, kwargs = arguments
     with torch.no_grad():
         # without its wrappers, which call hooks and profile
         named = {name: shown(a) for name, a in kwargs.items()}
-        inspect.unwrap(type(made).step)(made, *map(shown, args), **named)
+        inspect.unwrap(type(copied).step)(copied, *map(shown, args), **named)
 
 
 def _changed(value: Any, table: Table, source: Source) -> Any:

@@ -42,5 +42,5 @@ def drawn_in(entries: Sequence[Entry], ints: Sequence[int], before: int, after: 
         return Drawn(tuple(positions), (), 0, False)
     numbers = random_state.seeds_after(before, np.arange(1, count + 1, dtype=np.uint64))
     places = {int(seed): place for place, seed in enumerate(numbers, 1)}
-    found = [places.get(ints[position], 0) for position in positions]
-    return Drawn(tuple(positions), tuple(found), count, all(found))
+    drawn = [places.get(ints[position], 0) for position in positions]
+    return Drawn(tuple(positions), tuple(drawn), count, all(drawn))

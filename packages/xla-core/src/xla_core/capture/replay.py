@@ -89,7 +89,7 @@ class Replay:
         self,
         name: str,
         trace: Trace,
-        found: Wiring,
+        wiring: Wiring,
         former: Observation,
         latter: Observation,
         guards: Guards,
@@ -115,18 +115,18 @@ class Replay:
         )
         fixed = self._ints.size and not latter.drawn.count
         self._kept_ints = put(self._ints) if fixed else None
-        self._bind_inputs(found)
-        self._bind_results(found)
+        self._bind_inputs(wiring)
+        self._bind_results(wiring)
         self._blank = copy.copy(trace)
         self._mesh = type(trace.backend) is not DeviceBackend
 
     # -- making --------------------------------------------------------------------------------
 
-    def _bind_inputs(self, found: Wiring) -> None:
+    def _bind_inputs(self, wiring: Wiring) -> None:
         self._inputs: list[Any] = []
         self._arguments: list[tuple[int, int]] = []
         self._states: list[Storage] = []
-        for slot, one in enumerate(found.inputs):
+        for slot, one in enumerate(wiring.inputs):
             if isinstance(one, int):
                 self._arguments.append((slot, one))
                 self._inputs.append(_EMPTY)
@@ -140,13 +140,13 @@ class Replay:
         numbers = dict(self._arguments)
         self._sources = [numbers.get(slot, one) for slot, one in enumerate(self._inputs)]
 
-    def _bind_results(self, found: Wiring) -> None:
+    def _bind_results(self, wiring: Wiring) -> None:
         index = self.program.output_index
         self._targets: list[Storage] = []
         positions = []
         self._written_arguments: list[tuple[int, Value]] = []
         self._passed: list[tuple[Storage, int]] = []
-        for target, value in found.written:
+        for target, value in wiring.written:
             if isinstance(target, int):
                 self._written_arguments.append((target, value))
             elif value.vid is None:
@@ -156,10 +156,10 @@ class Replay:
                 self._targets.append(target)
                 positions.append(index[value.vid])
         # not gradients, which _free_gradients replaces: another storage may get the id of one
-        gradients = {id(one.grad._s) for one in found.gradients}
+        gradients = {id(one.grad._s) for one in wiring.gradients}
         self._state_ids = (self._state_ids | set(map(id, self._targets))) - gradients
         # behind all others: _free_gradients replaces them
-        for one in found.gradients:
+        for one in wiring.gradients:
             if one.value.vid is None:
                 raise refuse(errors.MSG_KEPT, name=self._name, meta=one.grad._s.meta)
             self._targets.append(one.grad._s)
@@ -167,11 +167,11 @@ class Replay:
         self._positions = positions
         staged = isinstance(self.program.executable, StagedExecutable)
         # a tensor that was there before holds it: one result of a program is there when all are
-        self._watched = None if staged or not found.written or not positions else positions[0]
-        self._gradient_owners = [one.parameter for one in found.gradients]
-        self._gradients = [one.grad for one in found.gradients]
-        self._must_be_none = [one.parameter for one in found.gradients if one.none]
-        slots = ((i, one.slot) for i, one in enumerate(found.gradients))
+        self._watched = None if staged or not wiring.written or not positions else positions[0]
+        self._gradient_owners = [one.parameter for one in wiring.gradients]
+        self._gradients = [one.grad for one in wiring.gradients]
+        self._must_be_none = [one.parameter for one in wiring.gradients if one.none]
+        slots = ((i, one.slot) for i, one in enumerate(wiring.gradients))
         self._read_gradients = [(i, slot) for i, slot in slots if slot is not None]
         own = set(map(id, self._gradient_owners))
         # whose gradients the step reads: those that optimizers take, and those that it adds to
@@ -183,10 +183,10 @@ class Replay:
             and (self._guards.names_gradients or id(p) in looked_at or _gradient_id(p) in looked_at)
         ]
         self._other_gradients = list(map(_GRAD, self._other_parameters))
-        self._fresh = found.fresh
-        self._results: list[Result] = found.results
-        self._spec = found.spec
-        self._single = found.spec.is_leaf() and found.results[0].fresh == 0
+        self._fresh = wiring.fresh
+        self._results: list[Result] = wiring.results
+        self._spec = wiring.spec
+        self._single = wiring.spec.is_leaf() and wiring.results[0].fresh == 0
         changed = {id(s) for s in self._targets} | {id(s) for s, _ in self._passed}
         known = {id(t): t for t in self._guards.versioned() if id(t._s) in changed}
         self._versioned = list(known.values())

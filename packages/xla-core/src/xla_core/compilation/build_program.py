@@ -167,13 +167,13 @@ class Compilation:
             largest=program_failures.largest_values(self.entries),
         )
         preparing = _ns(self._lowered - self._started)
-        told: dict[str, Any] = {"trace": self.trace, "program": built, "digest": self._digest}
+        facts: dict[str, Any] = {"trace": self.trace, "program": built, "digest": self._digest}
         if built.from_cache:
-            loaded = events.ProgramLoaded(**told, entries=self.entries, loading=preparing)
+            loaded = events.ProgramLoaded(**facts, entries=self.entries, loading=preparing)
             events.emit(loaded)
         else:
             compiled = events.ProgramCompiled(
-                **told, entries=self.entries, modules=self.modules,
+                **facts, entries=self.entries, modules=self.modules,
                 lowering=preparing, compiling=_ns(self._compiled),
             )  # fmt: skip
             events.emit(compiled)

@@ -33,7 +33,7 @@ _INTEGERS: Final = (torch.int64, torch.int32)
 _INDEX_DTYPES: Final = (torch.int64, torch.int32, torch.uint8, torch.bool)
 
 
-def in_cpu_words(
+def cpu_error_for(
     overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Exception | None:
     """What the CPU raises for operands of these shapes and dtypes (their values are zero), if it does."""
@@ -49,17 +49,17 @@ def find(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> E
     """The error for a mistake that the meta kernel of ``overload`` lets pass, or None."""
     suspicious = _SUSPICIONS.get(overload)
     if suspicious is not None and suspicious(args):
-        return in_cpu_words(overload, args, kwargs)
+        return cpu_error_for(overload, args, kwargs)
     if overload._schema.name.startswith("aten::_foreach_") and overload._schema.is_mutable:
         whole = any(not x.is_floating_point() for x in _tensors(tuple(args)))
-        return in_cpu_words(overload, args, kwargs) if whole else None
+        return cpu_error_for(overload, args, kwargs) if whole else None
     if torch.Tag.pointwise in overload.tags:
         # One element decides about dtypes as well as many.
         if _has_common_dtypes(args):
             return _attempt(overload, args, kwargs, _one_element)
         if overload._schema.is_mutable and _is_too_narrow(args):
-            told = _attempt(overload, args, kwargs, _one_element)
-            return None if isinstance(told, NotImplementedError) else told
+            error = _attempt(overload, args, kwargs, _one_element)
+            return None if isinstance(error, NotImplementedError) else error
     return None
 
 

@@ -96,13 +96,13 @@ def _to_host(a: Any, hosts: dict[int, torch.Tensor]) -> Any:
 
 
 def _tensors(items: Any) -> list[XLATensor]:
-    found: list[XLATensor] = []
+    tensors: list[XLATensor] = []
     for a in items:
         if isinstance(a, XLATensor):
-            found.append(a)
+            tensors.append(a)
         elif isinstance(a, (list, tuple)):
-            found.extend(_tensors(a))
-    return found
+            tensors.extend(_tensors(a))
+    return tensors
 
 
 def _write_back(

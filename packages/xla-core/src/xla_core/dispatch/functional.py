@@ -21,11 +21,11 @@ from xla_core.torch_bridge import reference_kernels
 
 def find_trace(args: Any, kwargs: Any = None) -> Trace:
     """The trace of the first ``xla`` tensor among the arguments, else of their ``device``."""
-    found = _search(args) or (_search(kwargs.values()) if kwargs else None)
-    if found is None:
+    trace = _search(args) or (_search(kwargs.values()) if kwargs else None)
+    if trace is None:
         device = kwargs.get("device") if kwargs else None
-        found = trace_of(device if device is not None else torch.device("xla"))
-    return found
+        trace = trace_of(device if device is not None else torch.device("xla"))
+    return trace
 
 
 def _search(items: Any) -> Trace | None:
@@ -33,9 +33,9 @@ def _search(items: Any) -> Trace | None:
         if isinstance(a, XLATensor):
             return a._s.trace
         if isinstance(a, (list, tuple)):
-            found = _search(a)
-            if found is not None:
-                return found
+            trace = _search(a)
+            if trace is not None:
+                return trace
     return None
 
 

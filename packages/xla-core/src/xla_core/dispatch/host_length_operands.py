@@ -56,12 +56,12 @@ def repeat_interleave_handler(record: Handler) -> Handler:
         repeats, named = args[0], kwargs or {}
         if named.get("output_size") is not None:
             return record(args, kwargs)
-        told = cpu_error_parity.in_cpu_words(aten.repeat_interleave.Tensor, args, named)
-        if told is not None:
+        error = cpu_error_parity.cpu_error_for(aten.repeat_interleave.Tensor, args, named)
+        if error is not None:
             try:
-                raise told
+                raise error
             finally:
-                del told  # a frame that names its own exception is a cycle
+                del error  # a frame that names its own exception is a cycle
         size = 0
         if repeats.numel():
             least, size = read(torch.stack([repeats.min(), repeats.sum()])).tolist()

@@ -125,9 +125,9 @@ def checking(overload: OpOverload, handler: Handler) -> Handler:
         trace = find_trace(args, kwargs)
         # the backward pass takes the indices of the forward pass
         if current_backward() == -1 and index_checks.are_wanted(trace):
-            found = [f for f in find(*args) if f[2].numel()]
+            ranges = [f for f in find(*args) if f[2].numel()]
             result = handler(args, kwargs)
-            for dim, size, index, negative, ignored in found:
+            for dim, size, index, negative, ignored in ranges:
                 low = -size if negative else 0
                 wanted = Range(operator, words, dim, low, size, *source_location.user_line())
                 _check(wanted, index, ignored)

@@ -27,17 +27,17 @@ def _has_mask(indices: Any) -> bool:
 
 def _device_indices(indices: Any, trace: Trace) -> list[Any]:
     """Index tensors on the device, each mask replaced by one index tensor per dimension."""
-    found: list[Any] = []
+    expanded: list[Any] = []
     for index in indices:
         if index is None:
-            found.append(None)
+            expanded.append(None)
         elif index.dtype in _MASKS:
-            found.extend(_positions(index, trace))
+            expanded.extend(_positions(index, trace))
         elif isinstance(index, XLATensor):
-            found.append(index)
+            expanded.append(index)
         else:
-            found.append(upload(index, trace))
-    return found
+            expanded.append(upload(index, trace))
+    return expanded
 
 
 def _positions(mask: torch.Tensor, trace: Trace) -> list[torch.Tensor]:

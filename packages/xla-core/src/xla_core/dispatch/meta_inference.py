@@ -39,14 +39,14 @@ class OperatorPlan(Plan):
         tell.
         """
         key = (_freeze(args), _freeze(tuple(kwargs.items())) if kwargs else ())
-        found = self._metas.get(key)
-        if found is None:
+        metas = self._metas.get(key)
+        if metas is None:
             if len(self._metas) == caches.MOST:
                 self._metas.clear()
-            found = self._metas[key] = self._checked(args, kwargs)
-        if found is _ONLY_ON_CPU:
+            metas = self._metas[key] = self._checked(args, kwargs)
+        if metas is _ONLY_ON_CPU:
             raise NoMetaKernelError(self.name)
-        return found
+        return metas
 
     def _checked(
         self, args: Sequence[Any], kwargs: dict[str, Any]
@@ -59,16 +59,16 @@ class OperatorPlan(Plan):
         except Exception as error:
             if self.needs_all_replicas:  # a collective, which PyTorch's CPU does not have
                 raise
-            told = cpu_error_parity.in_cpu_words(self.overload, args, kwargs)
-            if told is None and (
+            cpu_error = cpu_error_parity.cpu_error_for(self.overload, args, kwargs)
+            if cpu_error is None and (
                 isinstance(error, NotImplementedError) or cpu_error_parity.are_small(args, kwargs)
             ):
                 return _ONLY_ON_CPU
             try:
-                raise (told or error) from None
+                raise (cpu_error or error) from None
             finally:
                 del (
-                    told
+                    cpu_error
                 )  # a frame that names its own exception is a cycle that keeps operands alive
         if self.copies_host_tensors() and any(map(_is_large_on_host, args)):
             return metas

@@ -171,12 +171,12 @@ def _check_out(overload: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Let the CPU refuse what some operators refuse: an ``out=`` of another dtype, an operand too small."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of shapes: _store() says it
-        told = cpu_error_parity.in_cpu_words(overload, args, kwargs)
-    if told is not None:
+        error = cpu_error_parity.cpu_error_for(overload, args, kwargs)
+    if error is not None:
         try:
-            raise told
+            raise error
         finally:
-            del told  # a frame that names its own exception is a cycle
+            del error  # a frame that names its own exception is a cycle
 
 
 def _store(out: Any, result: XLATensor, name: str) -> None:

@@ -211,14 +211,14 @@ def _ask_cpu(
         named["device"] = torch.device("cpu")
     if "generator" in names:
         named["generator"] = None
-    with warnings.catch_warnings(record=True) as told, torch.random.fork_rng(devices=[]):
+    with warnings.catch_warnings(record=True) as caught, torch.random.fork_rng(devices=[]):
         warnings.simplefilter("always")
         try:
             overload(*arguments, **named)
         except NotImplementedError:
             if dtypes <= _ON_CPU:
                 raise
-    for warning in told:
+    for warning in caught:
         warnings.warn_explicit(warning.message, warning.category, *source_location.user_line())
 
 

@@ -245,11 +245,11 @@ def empty_permuted(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     model: ahead of time, these are weights that will be loaded where the program runs, not zeros.
     """
     named = kwargs or {}
-    made = empty((args[0],), named)
-    trace = made._s.trace
+    tensor = empty((args[0],), named)
+    trace = tensor._s.trace
     if trace.backend.shapes_only:
-        made._s.bind(trace.backend.allocate(made._s.meta))
-    return made
+        tensor._s.bind(trace.backend.allocate(tensor._s.meta))
+    return tensor
 
 
 def _unwritten(shape: tuple[int, ...], dtype: torch.dtype, trace: Trace) -> Any:

@@ -142,16 +142,16 @@ class CompiledGraph:
         # a program would keep what a tensor on the host holds now; its nodes are run on every call
         on_host = any(isinstance(a, torch.Tensor) and not isinstance(a, XLATensor) for a in args)
         with without_dispatch_modes():
-            found: Any = None if on_host else _record(self._model, args, trace)
-            if found is None and isinstance(self._model, fx.GraphModule):
-                found = partition(self._model, args, trace, CompiledGraph)
-        if isinstance(found, _Recorded) and found.program is not None:
-            found.program.keep(self._known, key, found)  # until its program is evicted
-            return found
+            graph: Any = None if on_host else _record(self._model, args, trace)
+            if graph is None and isinstance(self._model, fx.GraphModule):
+                graph = partition(self._model, args, trace, CompiledGraph)
+        if isinstance(graph, _Recorded) and graph.program is not None:
+            graph.program.keep(self._known, key, graph)  # until its program is evicted
+            return graph
         if len(self._known) >= caches.MOST:  # arguments that need no program of their own
             self._known.clear()
-        found = self._known[key] = self._model if found is None else found
-        return found  # type: ignore[no-any-return]
+        graph = self._known[key] = self._model if graph is None else graph
+        return graph  # type: ignore[no-any-return]
 
 
 def extract_compiled_graph(xla_model: Callable[..., Any], xla_args: Sequence[Any]) -> CompiledGraph:
@@ -180,8 +180,8 @@ def partition_fx_graph_for_cpu_fallback(
     args = _with_scalars_on_device(tuple(xla_args))
     trace = _trace_of(args)
     with trace.lock, torch.no_grad():
-        found = partition(xla_model, args, trace, CompiledGraph)
-    return one_part(xla_model, CompiledGraph) if found is None else found
+        parts = partition(xla_model, args, trace, CompiledGraph)
+    return one_part(xla_model, CompiledGraph) if parts is None else parts
 
 
 def _with_scalars_on_device(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -292,13 +292,13 @@ def _stand_in(a: XLATensor, trace: Trace) -> XLATensor:
 
 def _written(stand_ins: Sequence[Any], trace: Trace) -> dict[int, int]:
     """The arguments that the graph wrote to, and the numbers of their storages' new values."""
-    found = {}
+    written = {}
     for number, t in enumerate(stand_ins):
         if isinstance(t, XLATensor) and t._s.version:
             if not t._s.is_pending_in(trace.epoch):
                 raise NotOneProgramError("an argument gets a value from the host")
-            found[number] = t._s.vid
-    return found
+            written[number] = t._s.vid
+    return written
 
 
 def _value(
@@ -336,12 +336,12 @@ def _result(
 
 
 def _seeds(trace: Trace) -> tuple[int, ...]:
-    found = []
+    positions = []
     for operation in operations_of(trace.cur.path()):
         seed = operation.kwargs.get(SEED)
         if isinstance(seed, Lift):
-            found.append(seed.position)
-    return tuple(found)
+            positions.append(seed.position)
+    return tuple(positions)
 
 
 # -- running --------------------------------------------------------------------------------------

@@ -82,12 +82,12 @@ def partition(
 
     The graph is run once on copies of ``args`` to find out; what it writes to its own buffers is undone.
     """
-    found = _host_nodes(model, args, trace)
-    if not found:
+    on_host = _host_nodes(model, args, trace)
+    if not on_host:
         return None
-    numbers = _numbered(model, found)
+    numbers = _numbered(model, on_host)
     parts = split_module(model, model, lambda n: numbers[n.name], keep_original_order=True)
-    host = {numbers[name] for name in found}
+    host = {numbers[name] for name in on_host}
     for number in set(numbers.values()) - host:
         name = f"submod_{number}"
         part = getattr(parts, name, None)  # the part with nothing but the output is not made

@@ -63,10 +63,10 @@ class Search:
         operations = operations_of(needed_entries(entries, outputs))
         with progress_line.watching(SEARCH, len(operations)) as notice:
             notice.stage = "searching"
-            found, text = self._by_itself(operations), MSG_ALONE
-            if found is None:
-                found, text = self._by_beginnings(operations, outputs), MSG_TOGETHER
-        return None if found is None else _naming(*found, text)
+            refused, text = self._by_itself(operations), MSG_ALONE
+            if refused is None:
+                refused, text = self._by_beginnings(operations, outputs), MSG_TOGETHER
+        return None if refused is None else _naming(*refused, text)
 
     def _compiles_anything(self) -> bool:
         zeros = known_plan(ZEROS)
@@ -81,8 +81,10 @@ class Search:
         for entry in operations:
             single = Single(entry)
             if single.key not in self._alone:
-                made = [single.last.first + i for i, m in enumerate(entry.metas) if m is not None]
-                self._alone[single.key] = self._refusal(single.last, made, 0)
+                results = [
+                    single.last.first + i for i, m in enumerate(entry.metas) if m is not None
+                ]
+                self._alone[single.key] = self._refusal(single.last, results, 0)
             refused = self._alone[single.key]
             if refused is not None:
                 return entry, refused
@@ -114,14 +116,14 @@ class Search:
         last = operations[count - 1]
         later = {ref.vid for entry in operations[count:] for ref in entry.references()}
         read = later.union(outputs)
-        made = [
+        results = [
             entry.first + i
             for entry in operations[:count]
             for i, meta in enumerate(entry.metas)
             if meta is not None and entry.first + i in read
         ]
         inputs = len(inputs_of(last.path()))
-        return self._refusal(last, made, inputs)
+        return self._refusal(last, results, inputs)
 
     def _refusal(self, last: Entry, outputs: Sequence[int], inputs: int) -> Exception | None:
         """What the compiler says of a step that ends at ``last`` and has the first ``inputs`` of this one's."""

@@ -65,7 +65,7 @@ class _Bodies(threading.local):
     """What the functions found that this thread records aside, the innermost last."""
 
     def __init__(self) -> None:
-        self.found: list[list[tuple[Range, Any]]] = []
+        self.ranges: list[list[tuple[Range, Any]]] = []
 
 
 _bodies = _Bodies()
@@ -78,17 +78,17 @@ def of_body() -> Iterator[list[tuple[Range, Any]]]:
     Values of such a function exist while it runs only: whoever records it returns them from there, and
     adds what comes back.
     """
-    found: list[tuple[Range, Any]] = []
-    _bodies.found.append(found)
+    ranges: list[tuple[Range, Any]] = []
+    _bodies.ranges.append(ranges)
     try:
-        yield found
+        yield ranges
     finally:
-        _bodies.found.pop()
+        _bodies.ranges.pop()
 
 
 def are_wanted(trace: Trace) -> bool:
     """Whether what is recorded now has results to look at; a graph for values of all kinds has none."""
-    return bool(_bodies.found) if trace.aside is not None else trace.unreadable is None
+    return bool(_bodies.ranges) if trace.aside is not None else trace.unreadable is None
 
 
 def add(trace: Trace, wanted: Range, extremes: Any) -> None:
@@ -97,7 +97,7 @@ def add(trace: Trace, wanted: Range, extremes: Any) -> None:
     They are pairs along the last dimension, ``wanted`` is the range that they must be in.
     """
     if trace.aside is not None:
-        _bodies.found[-1].append((wanted, extremes))
+        _bodies.ranges[-1].append((wanted, extremes))
         return
     with trace.lock:
         pending.setdefault(trace, []).append((wanted, extremes))

@@ -32,8 +32,8 @@ class _Chosen:
 
 
 def _choose(precision: str, options: _Options) -> None:
-    told = "" if precision == "default" else precision
-    token = f"{told} {sorted(options.items())}" if told or options else ""
+    chosen = "" if precision == "default" else precision
+    token = f"{chosen} {sorted(options.items())}" if chosen or options else ""
     names = ("precision", "options", "token")
     indivisible.do(indivisible.storing(_Chosen, names, (precision, options, token)))
 

@@ -44,10 +44,10 @@ def geometry(s: Storage, v: View | None, same_values: bool = False) -> Geometry:
     """
     views = chain(v)
     key = (s.meta, same_values, *[(one.plan.number, *one.tail) for one in views])
-    found = _known.get(key)
-    if found is None:
-        found = _known.keep(key, _walk(s, views, same_values))
-    return found
+    place = _known.get(key)
+    if place is None:
+        place = _known.keep(key, _walk(s, views, same_values))
+    return place
 
 
 def _walk(s: Storage, views: list[View], same_values: bool) -> Geometry:

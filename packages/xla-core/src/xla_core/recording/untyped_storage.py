@@ -79,20 +79,20 @@ def address(s: Storage, v: View | None) -> int:
     if v is None:
         return base
     try:
-        found = geometry(s, v)
+        place = geometry(s, v)
     except RuntimeError:  # parts of a conjugate
         return base
     # of what the CPU copies, the address is as good as any
-    return base if found.skipped else base + found.offset * v.meta.dtype.itemsize
+    return base if place.skipped else base + place.offset * v.meta.dtype.itemsize
 
 
 def is_dense(s: Storage, v: View) -> bool:
     """Whether ``v`` shows elements that follow each other in a contiguous storage, in their order."""
     try:
-        found = geometry(s, v)
+        place = geometry(s, v)
     except RuntimeError:  # parts of a conjugate
         return False
-    if found.skipped:
+    if place.skipped:
         return False
-    shown = torch.empty_strided(v.meta.shape, found.stride, dtype=v.meta.dtype, device="meta")
+    shown = torch.empty_strided(v.meta.shape, place.stride, dtype=v.meta.dtype, device="meta")
     return shown.is_contiguous()

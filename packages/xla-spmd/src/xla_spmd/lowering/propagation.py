@@ -32,12 +32,12 @@ _CONFLICT: Final = "conflict"
 def output_shardings(
     entries: Sequence[Entry],
     outputs: Sequence[int],
-    known: Mapping[int, str],
+    inputs: Mapping[int, str],
     fixed: Mapping[int, str],
 ) -> list[str | None]:
     """A canonical HLO sharding per output, or None where the compiler chooses.
 
-    ``known`` are the shardings of inputs by value number, ``fixed`` those of outputs that are
+    ``inputs`` are the shardings of inputs by value number, ``fixed`` those of outputs that are
     decided already, ``{replicated}`` where a value is whole.
     """
     if all(vid in fixed for vid in outputs):
@@ -46,7 +46,7 @@ def output_shardings(
     for operation in operations_of(entries):
         _connect(groups, operation)
     shardings: dict[int, str] = {}
-    for vid, sharding in [*known.items(), *fixed.items()]:
+    for vid, sharding in [*inputs.items(), *fixed.items()]:
         root = groups.find(vid)
         shardings[root] = sharding if shardings.get(root, sharding) == sharding else _CONFLICT
     found = [fixed.get(vid) or shardings.get(groups.find(vid)) for vid in outputs]
