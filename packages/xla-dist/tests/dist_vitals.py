@@ -178,3 +178,20 @@ def trains_and_asks(index):
     if index == 0:
         os.kill(os.getpid(), flight_recorder.SIGNAL)
     trains(index, 8)
+
+
+def trains_a_model(index):
+    """The bits of parameters after three steps on each process's own data."""
+    torch.manual_seed(0)
+    xm.set_rng_state(index)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(33, 65), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(65, 3)
+    ).to("xla")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x = torch.randn(16, 33, generator=torch.Generator().manual_seed(index)).to("xla")
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        xm.optimizer_step(optimizer)
+        torch_xla.sync()
+    return [p.detach().cpu().numpy().tobytes().hex() for p in model.parameters()]
