@@ -16,6 +16,8 @@ __all__ = [
     "AOT_TOPOLOGY",
     "AUTO_SPMD",
     "CACHE_ALLOW_SHARED",
+    "CACHE_KEY_FILE",
+    "CACHE_MAX_MB",
     "CACHE_PATH",
     "CACHE_PREFETCH",
     "CACHE_READ_ONLY",
@@ -229,6 +231,18 @@ CACHE_ALLOW_SHARED: Final = Flag(
     parse_bool,
     False,
     "`1` accepts a cache folder that other users can write to",
+)
+CACHE_KEY_FILE: Final = Flag(
+    "XLA_PERSISTENT_CACHE_KEY_FILE",
+    str,
+    "",
+    "file with a key of your own: programs are signed with it, and what is not is never loaded",
+)
+CACHE_MAX_MB: Final = Flag(
+    "XLA_PERSISTENT_CACHE_MAX_MB",
+    int,
+    0,
+    "MiB that the folder may have; programs that were not used for longest are removed; 0 is no bound",
 )
 CACHE_PREFETCH: Final = Flag(
     "XLA_CACHE_PREFETCH",
