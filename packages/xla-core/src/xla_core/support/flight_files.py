@@ -23,6 +23,7 @@ __all__ = [
     "MERGED",
     "PAGE",
     "RUNNING",
+    "Snapshot",
     "folder",
     "forget",
     "keep",

@@ -26,6 +26,8 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 __all__ = [
+    "Report",
+    "Snapshot",
     "Wait",
     "culprits",
     "headline",
@@ -41,10 +43,10 @@ Report = dict[str, Any]
 Snapshot = dict[str, Any]
 
 _MOST_RECORDS: Final = 12
-UNKNOWN_LINE: Final = "a line that is not known"
-SLOW_FACTOR: Final = 1.5
+_UNKNOWN_LINE: Final = "a line that is not known"
+_SLOW_FACTOR: Final = 1.5
 """Whose own part of a step takes so many times that of the others is a straggler ..."""
-SLOW_SHARE: Final = 0.1
+_SLOW_SHARE: Final = 0.1
 """... if that is at least this share of the step."""
 
 
@@ -166,7 +168,7 @@ def headline(report: Report) -> Iterator[str]:
         yield _says(ordinal, report["processes"].get(str(ordinal)), report)
     if not found and not guilty:
         yield "nobody waits for anybody"
-    yield from stragglers(report)
+    yield from _stragglers(report)
 
 
 def _says(ordinal: int, one: Snapshot | None, report: Report) -> str:
@@ -187,14 +189,14 @@ def _says(ordinal: int, one: Snapshot | None, report: Report) -> str:
 def _last_launched(ordinal: int, one: Snapshot, report: Report) -> str:
     last = _last_seen(ordinal, one, report)
     if last is not None:
-        what = f"{last['text']} (collective {last['number']}) at {last['line'] or UNKNOWN_LINE}"
+        what = f"{last['text']} (collective {last['number']}) at {last['line'] or _UNKNOWN_LINE}"
         return f"the last that others saw it launch is {what}"
     if not one["collectives"]:
         return "it launched no collective"
     last = one["collectives"][-1]
     return (
         f"the last that it launched is {last['text']} (collective {last['number']}) at "
-        f"{last['line'] or UNKNOWN_LINE}, {max(one['time'] - last['time'], 0.0):.1f} s before"
+        f"{last['line'] or _UNKNOWN_LINE}, {max(one['time'] - last['time'], 0.0):.1f} s before"
     )
 
 
@@ -213,7 +215,7 @@ def _latest(report: Report) -> float:
     return float(max(one["time"] for one in report["processes"].values()))
 
 
-def stragglers(report: Report) -> Iterator[str]:
+def _stragglers(report: Report) -> Iterator[str]:
     """A line for each process whose own part of a step is longer than that of the others."""
     own = {
         int(n): (one["steps"]["own"], one["steps"]["usual"])
@@ -230,7 +232,7 @@ def straggler_lines(times: dict[int, tuple[float, float]]) -> Iterator[str]:
         if not others:
             continue
         middle = others[(len(others) - 1) // 2]
-        if own > SLOW_FACTOR * middle and own - middle > SLOW_SHARE * usual:
+        if own > _SLOW_FACTOR * middle and own - middle > _SLOW_SHARE * usual:
             yield (
                 f"ordinal {ordinal} is slow: of a step of {usual * 1e3:.1f} ms its host works "
                 f"{own * 1e3:.1f} ms, that of the others {middle * 1e3:.1f} ms; they wait for it"
