@@ -17,6 +17,7 @@ DEVICE = "one entry per device, at most"
 OWNER = "goes with the object that it is about"
 ONCE = "one entry at most"
 LISTED = "listed with a bound by `caches.register`"
+RING = "the oldest goes when a new one comes"
 CALLS = "what the user put there and takes away"
 # Containers at module level, empty when the module is imported, that are no `caches.Bounded`.
 REASONS = {
@@ -39,6 +40,7 @@ REASONS = {
     "xla_core.execution.index_checks": {"pending": DEVICE},
     "xla_core.execution.op_by_op": {"_programs": "its programs are in the listed table of programs"},
     "xla_core.execution.step_closures": {"_pending": CALLS, "_async_pending": CALLS, "_runners": DEVICE},
+    "xla_core.execution.runtime": {"_followers": CODE},
     "xla_core.jax_bridge.jax_private": {"_shardings": "ways to split values; goes with its client"},
     "xla_core.operators.lowering_registry": dict.fromkeys(
         ("_rules", "_views", "_multi_views", "_inspected", "_files", "_without_file"), CODE
@@ -58,6 +60,7 @@ REASONS = {
         "_followers": CALLS, "_sources": CODE,
     },
     "xla_core.support.flags": {"FLAGS": CODE},
+    "xla_core.support.flight_ring": {"_ring": RING, "_ends": RING},
     "xla_core.testing.interrupts": {"left_out": "one entry per function, in tests"},
     "xla_core.torch_bridge.device_guard": {"_keep_alive": CODE},
     "xla_core.torch_bridge.reference_kernels": {"_libraries": CODE, "keep_whole": OPERATOR},
@@ -75,6 +78,7 @@ REASONS = {
     "xla_dist.processes.rendezvous": {"_rounds": "one entry per set of replicas"},
     "xla_dist.processes.session": {"_sessions": ONCE},
     "xla_dist.processes.thread_replicas": {"_teams": CALLS},
+    "xla_dist.testing.faults": {"_told": "one entry per fault, in tests"},
     "xla_pjrt_tpu.libtpu": {"_flags_in_force": ONCE},
     "xla_spmd.checkpoint.preemption": {"_former": ONCE},
     "xla_spmd.lowering.gradient_sharding": {"_leaves": OWNER},

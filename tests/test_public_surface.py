@@ -26,7 +26,17 @@ def imported_modules(path: Path) -> set[str]:
 EXTENSION_API = "xla_core.extension_api"
 PUBLIC_SUPPORT = {
     f"xla_core.support.{name}"
-    for name in ("caches", "counters", "flags", "indivisible", "once", "protobuf_wire")
+    for name in (
+        "caches",
+        "counters",
+        "flags",
+        "flight_files",
+        "flight_report",
+        "flight_ring",
+        "indivisible",
+        "once",
+        "protobuf_wire",
+    )
 }
 CONFORMANCE = "xla_core.testing.conformance"
 

@@ -37,6 +37,7 @@ LAYERS = {
     ),
     "xla_dist": (
         "settings", "operators", "job_health", "processes", "collectives", "data_parallel", "fsdp",
+        "testing",
     ),
     "xla_spmd": ("sharding", "lowering", "tensors", "training", "reports", "checkpoint"),
     "xla_debug": ("settings", "stacks", "steps", "recompile", "live", "run_report", "cli"),

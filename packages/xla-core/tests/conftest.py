@@ -66,25 +66,46 @@ def fallbacks():
 
 
 @pytest.fixture
-def run_python(tmp_path):
-    """Run a program in a process of its own, in ``tmp_path``; its output, or with ``fails`` its error."""
+def run_python(tmp_path, program_servers):
+    """Run a program in a process of its own, in ``tmp_path``; its output, or with ``fails`` its error.
+
+    The process has torch and jax already: what looks at imports takes ``run_interpreter``.
+    """
 
     def run(code, *, fails=False, timeout=240, **environment):
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(_CLEARED)}
-        result = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            cwd=tmp_path,
-            env={**inherited, "PJRT_DEVICE": "CPU", "OMP_NUM_THREADS": "1", **environment},
-        )
-        assert (result.returncode != 0) == fails, result.stdout + result.stderr
-        # A Python exception exits with 1; an abort or a crash does not.
-        assert result.returncode in (0, 1), result.stdout + result.stderr
-        return result.stderr if fails else result.stdout
+        server = next(program_servers)
+        code, wanted = textwrap.dedent(code), _clean_environment(environment)
+        result = server.run(code, cwd=str(tmp_path), environment=wanted, timeout=timeout)
+        return _printed(result, fails)
 
     return run
+
+
+@pytest.fixture
+def run_interpreter(tmp_path):
+    """As ``run_python``, in a new interpreter, which takes seconds more: for what looks at imports."""
+
+    def run(code, *, fails=False, timeout=240, **environment):
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        wanted = _clean_environment(environment)
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, cwd=tmp_path, env=wanted
+        )
+        return _printed(result, fails)
+
+    return run
+
+
+def _clean_environment(added):
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(_CLEARED)}
+    return {**inherited, "PJRT_DEVICE": "CPU", "OMP_NUM_THREADS": "1", **added}
+
+
+def _printed(result, fails):
+    assert (result.returncode != 0) == fails, result.stdout + result.stderr
+    # A Python exception exits with 1; an abort or a crash does not.
+    assert result.returncode in (0, 1), result.stdout + result.stderr
+    return result.stderr if fails else result.stdout
 
 
 BLOCKS = """

@@ -31,7 +31,7 @@ _PRELOADED = [
     "xla_dist.data_parallel.thread_data_parallel", "xla_dist.extension",
     "xla_core.extension_api.programs", "xla_pjrt_cpu", "dist_jobs",
     "dist_topology", "dist_loader", "dist_torch", "dist_meshes", "dist_collectives", "dist_gradients",
-    "dist_vitals", "dist_fsdp", "dist_zero", "sklearn.datasets",
+    "dist_vitals", "dist_fsdp", "dist_zero", "dist_restarts", "sklearn.datasets",
     "torch._dynamo.backends.torchxla", "jaxlib.mlir.dialects.mhlo",
     "xla_core.extension_api.shardings",
 ]  # fmt: skip

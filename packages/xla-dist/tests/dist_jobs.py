@@ -171,6 +171,8 @@ def as_program(environment, output, fn, args):
     except Exception as error:
         sys.excepthook(type(error), error, error.__traceback__)
         status = 1
+    except SystemExit as end:
+        status = end.code
     atexit._run_exitfuncs()  # multiprocessing leaves them out
     sys.stdout.flush()
     os._exit(status)

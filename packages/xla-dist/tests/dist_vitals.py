@@ -12,10 +12,12 @@ import threading
 import time
 
 import dist_jobs
+import torch
 import torch.distributed as dist
 
+import torch_xla
 import torch_xla.core.xla_model as xm
-from xla_dist.job_health import local_processes
+from xla_dist.job_health import flight_recorder, local_processes
 
 PLACE = "never reached by all"
 
@@ -158,3 +160,38 @@ def is_stopped(index, where):
     if index == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     dist_jobs.waits(index, where)
+
+
+def trains(index, steps, seconds=0.0):
+    """Steps with a collective each, which XLA_DIST_FAULT ends or not."""
+    w = torch.ones(4, device="xla")
+    for _ in range(steps):
+        w = w + xm.all_reduce("sum", w) * 0.1
+        torch_xla.sync()
+        w.cpu()
+        time.sleep(seconds)
+
+
+def trains_and_asks(index):
+    """As ``trains``; the first process asks for a report on the way."""
+    trains(index, 14)
+    if index == 0:
+        os.kill(os.getpid(), flight_recorder.SIGNAL)
+    trains(index, 8)
+
+
+def trains_a_model(index):
+    """The bits of parameters after three steps on each process's own data."""
+    torch.manual_seed(0)
+    xm.set_rng_state(index)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(33, 65), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(65, 3)
+    ).to("xla")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x = torch.randn(16, 33, generator=torch.Generator().manual_seed(index)).to("xla")
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        xm.optimizer_step(optimizer)
+        torch_xla.sync()
+    return [p.detach().cpu().numpy().tobytes().hex() for p in model.parameters()]

@@ -74,15 +74,16 @@ def mesh():
 
 
 @pytest.fixture
-def run_python(tmp_path):
-    """Run a program in a process of its own, in ``tmp_path``; its output, or with ``fails`` its error."""
+def run_python(tmp_path, program_servers):
+    """Run a program in a process of its own, in ``tmp_path``; its output, or with ``fails`` its error.
+
+    The process has torch and jax already.
+    """
 
     def run(code, *, fails=False, timeout=240, **environment):
-        result = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)],
-            capture_output=True, text=True, timeout=timeout, cwd=tmp_path,
-            env=clean_environment(**environment),
-        )  # fmt: skip
+        server, wanted = next(program_servers), clean_environment(**environment)
+        code = textwrap.dedent(code)
+        result = server.run(code, cwd=str(tmp_path), environment=wanted, timeout=timeout)
         assert (result.returncode != 0) == fails, result.stdout + result.stderr
         assert result.returncode in (0, 1), result.stdout + result.stderr
         return result.stderr if fails else result.stdout

@@ -215,3 +215,64 @@ def test_one_filling_needs_no_barrier(mesh):
     torch_xla.sync()
     assert total.cpu()[1, 1] == 3
     assert "opt-barrier" not in all_programs()[-1].executable.optimized_hlo()
+
+
+COMPLEX = torch.complex64
+TRANSFORMS = {
+    "fft": (COMPLEX, torch.fft.fft),
+    "fft of the first": (COMPLEX, lambda a: torch.fft.fft(a, dim=0)),
+    "fft2": (torch.float32, torch.fft.fft2),
+    "ifft2": (COMPLEX, torch.fft.ifft2),
+    "fftn": (COMPLEX, torch.fft.fftn),
+    "rfft of the first": (torch.float32, lambda a: torch.fft.rfft(a, dim=0)),
+    "rfft2": (torch.float32, torch.fft.rfft2),
+    "rfftn": (torch.float32, lambda a: torch.fft.rfftn(a, dim=(0, 1))),
+    "irfft2": (COMPLEX, torch.fft.irfft2),
+    "hfft": (COMPLEX, torch.fft.hfft),
+    "stft": (
+        torch.float32,
+        lambda a: torch.stft(
+            a.flatten(1), 8, window=torch.ones(8, device=a.device), return_complex=True
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [(8, 8, 16), (5, 7, 9)], ids=["even", "uneven"])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_fourier_transforms_of_split_dimensions(mesh, name, size):
+    """Values and gradients; what is split of the result is drawn, too. One of these ended the process."""
+    kind, transform = TRANSFORMS[name]
+    draw = random.Random(f"{name} {size}")
+    for spec in [(None, "data", "model"), ("model", None, "data"), (None, ("data", "model"), None)]:
+        host = torch.randn(size, dtype=kind, generator=torch.Generator().manual_seed(0))
+        device = host.to("xla")
+        xs.mark_sharding(device, mesh, spec)
+        results = []
+        for values in (host, device):
+            result = transform(values.requires_grad_())
+            if values is device:
+                places = {draw.randrange(result.dim()): draw.choice(["data", ("data", "model")])}
+                xs.mark_sharding(result, mesh, tuple(places.get(i) for i in range(result.dim())))
+            result.abs().square().sum().backward()
+            results.append(result)
+        torch_xla.sync()
+        for wanted, found in [tuple(results), (host.grad, device.grad)]:
+            scale = float(wanted.detach().abs().max())
+            torch.testing.assert_close(
+                found.detach().cpu() / scale, wanted.detach() / scale, rtol=1e-4, atol=1e-5
+            )
+
+
+def test_a_transform_beside_values_laid_out_by_hand(mesh):
+    """Such programs are another partitioner's; transforms of parts are each device's own."""
+    host = torch.randn(8, 4, 16)
+    values, again = host.to("xla"), host.to("xla")
+    spec = ("data", None, None)
+    part = xs.enable_manual_sharding(values, spec, mesh=mesh).global_tensor
+    own = xs.disable_manual_sharding(torch.fft.fft2(part).abs(), spec, host.shape, mesh=mesh)
+    xs.mark_sharding(again, mesh, (None, "data", "model"))
+    both = torch.fft.fft2(again).abs()
+    torch_xla.sync()
+    for found in (own, both):
+        torch.testing.assert_close(found.cpu(), torch.fft.fft2(host).abs(), rtol=1e-4, atol=1e-4)

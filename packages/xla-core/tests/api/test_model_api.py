@@ -266,22 +266,22 @@ def test_removed_names_work_and_warn(old, value):
 # -- the official package -------------------------------------------------------------------------
 
 
-def test_the_official_package_beside_ours_is_named(run_python, tmp_path):
+def test_the_official_package_beside_ours_is_named(run_interpreter, tmp_path):
     info = tmp_path / "site" / "torch_xla-2.9.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_xla\nVersion: 2.9.0\n")
-    error = run_python("import torch_xla", fails=True, PYTHONPATH=str(tmp_path / "site"))
+    error = run_interpreter("import torch_xla", fails=True, PYTHONPATH=str(tmp_path / "site"))
     assert f"the official package torch_xla 2.9.0 in {tmp_path / 'site'} is installed" in error
     assert "pip uninstall torch_xla" in error
-    assert run_python("import torch; print(1)", PYTHONPATH=str(tmp_path / "site")) == "1\n"
+    assert run_interpreter("import torch; print(1)", PYTHONPATH=str(tmp_path / "site")) == "1\n"
 
 
-def test_our_own_metadata_package_is_welcome(run_python, tmp_path):
+def test_our_own_metadata_package_is_welcome(run_interpreter, tmp_path):
     info = tmp_path / "site" / "torch_xla-2.9.0.dist-info"
     info.mkdir(parents=True)
     version = torch_xla.__version__
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch_xla\nVersion: {version}\n")
-    out = run_python(
+    out = run_interpreter(
         "import torch_xla; print(torch_xla.__version__)", PYTHONPATH=str(tmp_path / "site")
     )
     assert out.strip() == version

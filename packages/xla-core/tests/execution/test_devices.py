@@ -325,18 +325,18 @@ BACKWARD_FIRST = """
 """
 
 
-def test_a_backward_on_the_cpu_may_come_first(run_python):
-    assert run_python(BACKWARD_FIRST) == ""
+def test_a_backward_on_the_cpu_may_come_first(run_interpreter):
+    assert run_interpreter(BACKWARD_FIRST) == ""
 
 
-def test_without_autoload_a_backward_that_came_first_is_explained(run_python):
-    output = run_python(BACKWARD_FIRST, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+def test_without_autoload_a_backward_that_came_first_is_explained(run_interpreter):
+    output = run_interpreter(BACKWARD_FIRST, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert output.splitlines() == [torch_private.MSG_LATE_BACKWARD] * 2
     assert "Import torch_xla first" in output
 
 
-def test_without_autoload_the_import_attaches_the_device(run_python):
-    run_python(
+def test_without_autoload_the_import_attaches_the_device(run_interpreter):
+    run_interpreter(
         """
         import torch, torch_xla
         y = torch.ones(2, device='xla', requires_grad=True)
@@ -347,8 +347,8 @@ def test_without_autoload_the_import_attaches_the_device(run_python):
     )
 
 
-def test_the_import_runs_no_collection_and_leaves_its_objects_old(run_python):
-    run_python(
+def test_the_import_runs_no_collection_and_leaves_its_objects_old(run_interpreter):
+    run_interpreter(
         """
         import gc, torch
         found = []
@@ -363,8 +363,8 @@ def test_the_import_runs_no_collection_and_leaves_its_objects_old(run_python):
     )
 
 
-def test_objects_that_somebody_froze_stay_frozen(run_python):
-    run_python(
+def test_objects_that_somebody_froze_stay_frozen(run_interpreter):
+    run_interpreter(
         """
         import gc, torch
         frozen = []
@@ -375,8 +375,8 @@ def test_objects_that_somebody_froze_stay_frozen(run_python):
     )
 
 
-def test_torch_alone_finds_the_device_and_loads_nothing_slow(run_python):
-    run_python(
+def test_torch_alone_finds_the_device_and_loads_nothing_slow(run_interpreter):
+    run_interpreter(
         """
         import sys, torch
         assert "jax" not in sys.modules and "xla_core.dispatch" not in sys.modules
@@ -388,8 +388,8 @@ def test_torch_alone_finds_the_device_and_loads_nothing_slow(run_python):
     )
 
 
-def test_an_import_changes_no_environment_and_no_configuration(run_python):
-    run_python(
+def test_an_import_changes_no_environment_and_no_configuration(run_interpreter):
+    run_interpreter(
         """
         import logging, os, torch
         before = dict(os.environ)
@@ -404,8 +404,8 @@ def test_an_import_changes_no_environment_and_no_configuration(run_python):
     )
 
 
-def test_a_start_does_not_wait_for_what_few_programs_need(run_python):
-    run_python(
+def test_a_start_does_not_wait_for_what_few_programs_need(run_interpreter):
+    run_interpreter(
         """
         import sys, torch
         from torch_xla.experimental.mark_pattern_utils import StableHLOCompositeBuilder
@@ -417,8 +417,8 @@ def test_a_start_does_not_wait_for_what_few_programs_need(run_python):
     )
 
 
-def test_operators_and_errors_do_without_what_compiles_graphs(run_python):
-    run_python(
+def test_operators_and_errors_do_without_what_compiles_graphs(run_interpreter):
+    run_interpreter(
         """
         import sys, torch
         x = torch.ones(3, 4).to("xla")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
+import types
 
 import pytest
 import torch
 from torch import nn
 
 import torch_xla
+from xla_core.torch_bridge import generator_device
+from xla_core.torch_features.dtensor_random import ShardedNumbers
 
 DRAWS = {
     "randn": lambda g: torch.randn(4, generator=g, device="xla"),
@@ -79,6 +82,7 @@ def test_it_has_the_methods_of_generators():
             host.manual_seed(wrong)
         with pytest.raises(expected.type, match=str(expected.value)[:20]):
             g.manual_seed(wrong)
+    assert g.set_state(g.get_state()) is g
     with pytest.raises(TypeError, match="ByteTensor"):
         g.set_state(torch.zeros(3))
 
@@ -100,6 +104,36 @@ def test_copies_go_on_from_the_same_state(again):
 def test_a_generator_of_the_cpu_is_refused(name):
     with pytest.raises(RuntimeError, match="Expected a 'xla' device type for generator"):
         DRAWS[name](torch.Generator())
+
+
+ON_CPU = {
+    "randn": lambda g: torch.randn(4, generator=g),
+    "rand": lambda g: torch.rand(4, generator=g),
+    "randint": lambda g: torch.randint(1000, (4,), generator=g),
+    "randperm": lambda g: torch.randperm(30, generator=g),
+    "normal": lambda g: torch.normal(0.0, 1.0, (4,), generator=g),
+    "normal_": lambda g: torch.empty(4).normal_(generator=g),
+    "bernoulli_": lambda g: torch.empty(4).bernoulli_(0.5, generator=g),
+    "multinomial": lambda g: torch.multinomial(torch.ones(4), 2, generator=g),
+    "poisson": lambda g: torch.poisson(torch.ones(4), g),
+    "init": lambda g: nn.init.trunc_normal_(torch.empty(4), generator=g),
+    "sampler": lambda g: list(torch.utils.data.RandomSampler(range(4), generator=g)),
+}
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_operators_of_the_cpu_refuse_it(name):
+    g = torch.Generator(device="xla").manual_seed(3)
+    state = g.get_state()
+    with pytest.raises(RuntimeError, match=r"Expected a 'cpu' (device type for )?generator"):
+        ON_CPU[name](g)
+    assert torch.equal(g.get_state(), state)
+
+
+def test_a_torch_that_keeps_the_device_elsewhere_is_refused(monkeypatch):
+    monkeypatch.setattr(generator_device, "_OFFSETS", range(16, 40, 8))
+    with pytest.raises(RuntimeError, match="keeps a generator's device at an unknown place"):
+        torch.Generator(device="xla")
 
 
 def test_generators_of_other_devices_are_pytorchs():
@@ -127,3 +161,13 @@ def test_fork_rng_keeps_the_devices_state():
         torch.manual_seed(9)
         torch.rand(5, device="xla")
     assert torch.equal(torch.rand(3, device="xla").cpu(), expected)
+
+
+def test_dtensors_draw_from_generators_of_both_kinds():
+    spec = types.SimpleNamespace(mesh=types.SimpleNamespace(device_type="xla"), placements=())
+    numbers = ShardedNumbers()
+    drawn = []
+    for g in (torch.Generator(device="xla"), torch.Generator()):
+        with numbers._distribute_region(spec, g.manual_seed(3)):
+            drawn.append(torch.rand(3, device="xla").cpu())
+    assert torch.equal(*drawn)

@@ -65,6 +65,19 @@ def read(t):
     return {name: value.detach().cpu() for name, value in t.items()}
 
 
+def check_recovery(step, t, host, held, where):
+    """After an interrupt every tensor has a value that it had, and the next step goes on from there."""
+    found = read(t)
+    for name, value in found.items():
+        assert any(torch.allclose(value, one) for one in held[name]), (where, name, value)
+    step(t, host)
+    expected = {name: value.clone() for name, value in found.items()}
+    for _ in statements(expected, host):
+        pass
+    for name, value in read(t).items():
+        assert torch.allclose(value, expected[name]), (where, name, value)
+
+
 def check_everywhere(step, make=fresh, lines=False, times=("first", "last"), files=()):
     """Interrupt ``step`` at each place that it passes (in ``files``); returns how many there were."""
     host = torch.tensor([3.0, 1.0, 2.0, 5.0])
@@ -87,15 +100,7 @@ def check_everywhere(step, make=fresh, lines=False, times=("first", "last"), fil
         except Interrupted as interrupted:
             where = str(interrupted)
         fired += 1
-        found = read(t)
-        for name, value in found.items():
-            assert any(torch.allclose(value, one) for one in held[name]), (where, name, value)
-        step(t, host)
-        expected = {name: value.clone() for name, value in found.items()}
-        for _ in statements(expected, host):
-            pass
-        for name, value in read(t).items():
-            assert torch.allclose(value, expected[name]), (where, name, value)
+        check_recovery(step, t, host, held, where)
     return fired
 
 
@@ -122,15 +127,7 @@ def check_twice(step, make=fresh, sources=SOURCES):
             if not again.where:
                 break
             fired += 1
-            found = read(t)
-            for name, value in found.items():
-                assert any(torch.allclose(value, one) for one in held[name]), (where, name, value)
-            step(t, host)
-            expected = {name: value.clone() for name, value in found.items()}
-            for _ in statements(expected, host):
-                pass
-            for name, value in read(t).items():
-                assert torch.allclose(value, expected[name]), (where, name, value)
+            check_recovery(step, t, host, held, where)
     return fired
 
 
@@ -228,6 +225,13 @@ def test_a_compiled_graph_interrupted_at_any_line():
         graph = fx.symbolic_trace(model)
         compiled["xla"] = compiled_graph.extract_compiled_graph(graph, (t["w"], t["x"]))
         assert check_everywhere(run, lines=True) > 100
+        assert check_twice(run) > 20
+
+        def from_the_beginning(t, host):
+            compiled["xla"] = compiled_graph.CompiledGraph(graph)
+            run(t, host)
+
+        assert check_twice(from_the_beginning) > 50
 
 
 def test_a_function_of_torch_compile_interrupted_at_any_line():
@@ -245,6 +249,7 @@ def test_a_function_of_torch_compile_interrupted_at_any_line():
         patch.setitem(globals(), "statements", compiled_statements)
         compiled = torch.compile(model, backend="openxla", fullgraph=True)
         assert check_everywhere(run, lines=True, times=("first",)) > 50
+        assert check_twice(run) > 10
 
 
 def test_the_recording_of_a_loop_interrupted_at_any_line():

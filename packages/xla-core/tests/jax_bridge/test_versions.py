@@ -28,8 +28,8 @@ def test_an_unknown_version_is_named_with_what_to_install(library, version, monk
     assert 'pip install "jax>=0.10.2,<0.13" "jaxlib>=0.10.2,<0.13"' in text
 
 
-def test_an_unknown_version_ends_the_import(run_python):
-    run_python("""
+def test_an_unknown_version_ends_the_import(run_interpreter):
+    run_interpreter("""
         import jax.version
         jax.version.__version__ = "0.13.0"
         try:

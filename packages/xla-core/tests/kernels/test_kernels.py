@@ -438,9 +438,9 @@ def test_kernels_in_compiled_graphs(function):
         check_gradients(compiled, wanted, tensors)
 
 
-def test_importing_the_names_imports_no_kernel(run_python):
+def test_importing_the_names_imports_no_kernel(run_interpreter):
     """Libraries import them on any machine, before they know what the device is."""
-    found = run_python(
+    found = run_interpreter(
         """
         import sys
         import torch_xla.experimental.custom_kernel

@@ -263,9 +263,9 @@ def test_state_dicts_are_copied_to_the_cpu():
     check_same(room, wanted)
 
 
-def test_nothing_of_it_is_imported_before_it_is_asked_for(run_python):
+def test_nothing_of_it_is_imported_before_it_is_asked_for(run_interpreter):
     """Importing torch.distributed.checkpoint takes a while, which other programs need not spend."""
-    run_python(
+    run_interpreter(
         """
         import sys
         import torch_xla

@@ -17,6 +17,7 @@ from xla_dist.data_parallel import gradients
 from xla_dist.job_health import thread_states
 from xla_dist.operators import collective_ops
 from xla_dist.processes import child_process
+from xla_dist.settings import FAULT
 
 
 @hookimpl
@@ -39,6 +40,8 @@ def xla_core_client_started() -> None:
     """Look after the other processes of the job from now on."""
     thread_states.runtime_started()
     child_process.attend()
+    if FAULT.get():
+        importlib.import_module("xla_dist.testing.faults").of_environment()
 
 
 @hookimpl

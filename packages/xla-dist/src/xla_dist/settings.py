@@ -24,9 +24,36 @@ STUCK_TIMEOUT: Final = flags.Flag(
     4,
     "seconds after which an awaited replica ends whose threads all wait for locks of its own",
 )
+STEP_LIMIT: Final = flags.Flag(
+    "XLA_DIST_STEP_LIMIT",
+    float,
+    20.0,
+    "a step that takes so many times the usual time (and 5 s) is reported; 0 never",
+    see="docs/flight_recorder.md",
+)
+STEP_LIMIT_ENDS: Final = flags.Flag(
+    "XLA_DIST_STEP_LIMIT_ENDS",
+    flags.parse_bool,
+    False,
+    "`1` ends the job then",
+    see="docs/flight_recorder.md",
+)
+FAULT: Final = flags.Flag(
+    "XLA_DIST_FAULT",
+    str,
+    "",
+    "a fault on purpose, for tests: `kill:1:20` kills ordinal 1 at the end of its step 20",
+    see="docs/flight_recorder.md#faults-on-purpose",
+)
 BUCKET_SIZE: Final = flags.Flag(
     "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB",
     int,
     0,
     "MiB of gradients in one collective of reduce_gradients; 0 is all in one",
+)
+RESTART_COUNT: Final = flags.Flag(
+    "XLA_DIST_RESTART_COUNT",
+    int,
+    0,
+    "set by `torch_xla.launch(..., max_restarts=n)` in the processes that it starts: how often it has before",
 )

@@ -18,7 +18,7 @@ from xla_core.execution.ordinals import process_index as process_index
 from xla_core.execution.ordinals import world_size as world_size
 from xla_core.recording import random_state, tensor_trees
 from xla_core.recording.xla_tensor import XLATensor
-from xla_core.support import counters, flags
+from xla_core.support import counters, flags, flight_ring
 from xla_core.torch_bridge import device_guard
 from xla_core.torch_features import saving
 
@@ -78,6 +78,7 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
     counters.increment("MarkStep")
     if wait or flags.SYNC_WAIT.get():
         trace.backend.wait()
+    flight_ring.step()
     events.emit(events.StepMarked(device=trace.device))
     step_closures.run(trace.device)
 

@@ -23,7 +23,7 @@ from xla_core.operators.extensions import extensions
 from xla_core.recording.entry import Entry, Operation, operations_of
 from xla_core.recording.storage import Backend
 from xla_core.recording.trace import Trace
-from xla_core.support import counters
+from xla_core.support import counters, flight_ring
 
 CLASH_COUNTER: Final = "RepeatInlined"
 """Counts functions that were inlined after all, since XLA may have compiled their calls wrongly."""
@@ -43,12 +43,16 @@ def build(
     """
     compilation = Compilation(trace, outputs, pairs)
     compilation.identify()
-    if not compilation.look_up():
-        with progress_line.watching(compilation.name, len(compilation.entries)) as notice:
-            compilation.lower(notice)
-            compilation.compile(notice)
-        compilation.store(metric)
-    return compilation.install()
+    record = flight_ring.begin(flight_ring.COMPILE, compilation.name, len(compilation.entries))
+    try:
+        if not compilation.look_up():
+            with progress_line.watching(compilation.name, len(compilation.entries)) as notice:
+                compilation.lower(notice)
+                compilation.compile(notice)
+            compilation.store(metric)
+        return compilation.install()
+    finally:
+        flight_ring.end(record)
 
 
 class Compilation:

@@ -7,7 +7,8 @@ can write to is refused unless ``XLA_PERSISTENT_CACHE_ALLOW_SHARED=1`` says that
 A file is named by the SHA-256 of its key and holds the whole key: an entry is used only if every
 key entry is equal byte for byte. The layout is ``magic, version, lengths, header checksum, key
 (zlib), payload, checksum of both``. A file is written beside its final name, flushed to the disk
-and renamed, so a reader sees a whole entry or none; whatever else lies there is a miss.
+and renamed, so a reader sees a whole entry or none; whatever else lies there is a miss. With a key of the user's
+(``cache_secret``) the last checksum is a signature, and a directory that others can write to is no danger.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from xla_core.compilation import cache_secret
+from xla_core.compilation.cache_size import SizeBound, used
 from xla_core.support import flags
 
 logger = logging.getLogger(__name__)
@@ -37,6 +40,7 @@ SUFFIX: Final = ".xlaexe"
 
 _MAGIC: Final = b"XLA-CACHE\n"
 _FORMAT_VERSION: Final = 1
+_SIGNED: Final = 0x8000  # added to the version of an entry that is signed
 # magic, format version, bytes of the compressed key, bytes of the key, bytes of the payload
 _HEADER: Final = struct.Struct("<10sHQQQ")
 _HEADER_SUM: Final = struct.Struct("<I")
@@ -54,7 +58,12 @@ MSG_REFUSED: Final = (
     "the persistent cache {path} is refused: {reason}. Loading a cached program runs code from its "
     "file, so whoever can write there can run code as you. Give it to yourself alone "
     "(chmod 700 {path}), choose another directory, or set XLA_PERSISTENT_CACHE_ALLOW_SHARED=1 if "
-    "you trust everyone who can write to it"
+    "you trust everyone who can write to it. With XLA_PERSISTENT_CACHE_KEY_FILE only programs signed with "
+    "your key are loaded, wherever they are"
+)
+MSG_TOO_LARGE: Final = (
+    "a program of {size} MiB is not stored in the persistent cache {path}, which may have {limit} MiB "
+    "(XLA_PERSISTENT_CACHE_MAX_MB)"
 )
 MSG_UNUSABLE: Final = (
     "the persistent cache {path} cannot be {action}: {error}. Training goes on without it"
@@ -146,7 +155,8 @@ class PersistentCache:
     ``readonly`` never writes, not even to remove damaged files. After construction no failure of
     the file system raises: ``get`` gives None, ``put`` False, and a warning says why, once per
     file or kind of failure. Raises CacheRefusedError for a directory that other users can write to
-    unless ``allow_shared`` (default: the environment's ``XLA_PERSISTENT_CACHE_ALLOW_SHARED``).
+    unless ``allow_shared`` (default: the environment's ``XLA_PERSISTENT_CACHE_ALLOW_SHARED``) or entries are signed
+    (``XLA_PERSISTENT_CACHE_KEY_FILE``), CacheKeyFileError for a file without a key.
     """
 
     def __init__(
@@ -161,7 +171,10 @@ class PersistentCache:
         if allow_shared is None:
             allow_shared = flags.CACHE_ALLOW_SHARED.get()
         self._warned: set[str] = set()
-        self._usable = self._prepare(allow_shared)
+        self._secret = cache_secret.from_environment()
+        limit = flags.CACHE_MAX_MB.get() << 20
+        self._bound = SizeBound(self.path, SUFFIX, limit) if limit > 0 else None
+        self._usable = self._prepare(allow_shared or self._secret is not None)
 
     def get(self, key: CacheKey) -> bytes | None:
         """The payload stored under an equal key, or None."""
@@ -170,7 +183,10 @@ class PersistentCache:
             return None
         path = self.path / key.file_name
         try:
-            return _decode(path.read_bytes(), key)
+            payload = _decode(path.read_bytes(), key, self._secret)
+            if self._bound is not None and not self.readonly:
+                used(path)
+            return payload
         except FileNotFoundError:
             return None
         except _BadEntryError as fault:
@@ -188,10 +204,12 @@ class PersistentCache:
             return None
         try:
             content = (self.path / file_name).read_bytes()
-            packed_size, _, _ = _decode_header(content)
+            packed_size, _, _ = _decode_header(content, self._secret)
             start = _HEADER.size + _HEADER_SUM.size
             key = CacheKey.decode(_unpacked(memoryview(content)[start : start + packed_size]))
-            return (key, _decode(content, key)) if key.file_name == file_name else None
+            return (
+                (key, _decode(content, key, self._secret)) if key.file_name == file_name else None
+            )
         except (OSError, MemoryError, ValueError, struct.error, _BadEntryError):
             return None
 
@@ -201,7 +219,14 @@ class PersistentCache:
             return False
         path = self.path / key.file_name
         try:
-            _write(path, _encode(key, payload))
+            content = _encode(key, payload, self._secret)
+            if self._bound is not None and not self._bound.takes(len(content)):
+                facts = {"size": len(content) >> 20, "limit": flags.CACHE_MAX_MB.get()}
+                self._warn_once("large", MSG_TOO_LARGE.format(path=self.path, **facts))
+                return False
+            _write(path, content)
+            if self._bound is not None:
+                self._bound.wrote(len(content))
         except (OSError, MemoryError) as error:
             kind = f"write {getattr(error, 'errno', None)}"
             self._warn_once(kind, MSG_NOT_WRITTEN.format(path=path, error=error))
@@ -259,10 +284,11 @@ class CacheEntry:
 
 def entries(directory: str | os.PathLike[str]) -> list[CacheEntry]:
     """Every entry in a cache's directory, checked in full. Raises OSError if it cannot be listed."""
-    return [_inspect(path) for path in sorted(Path(directory).glob("*" + SUFFIX))]
+    secret = cache_secret.from_environment()
+    return [_inspect(path, secret) for path in sorted(Path(directory).glob("*" + SUFFIX))]
 
 
-def _inspect(path: Path) -> CacheEntry:
+def _inspect(path: Path, secret: bytes | None) -> CacheEntry:
     status = path.stat()
     key: dict[str, bytes] = {}
     fault = None
@@ -275,7 +301,7 @@ def _inspect(path: Path) -> CacheEntry:
         with contextlib.suppress(OSError):
             os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
         try:
-            key = _decode_key(content)
+            key = _decode_key(content, secret)
         except _BadEntryError as error:
             fault = str(error)
     text = key.get("program", b"")
@@ -286,16 +312,10 @@ def _inspect(path: Path) -> CacheEntry:
     return CacheEntry(path, status.st_size, used, name, operations, key, fault)
 
 
-def _decode_key(content: bytes) -> dict[str, bytes]:
+def _decode_key(content: bytes, secret: bytes | None) -> dict[str, bytes]:
     """The key entries of a file. Raises _BadEntryError unless all of the file is as written."""
-    packed_size, _, payload_size = _decode_header(content)
-    start = _HEADER.size + _HEADER_SUM.size
-    end = start + packed_size + payload_size
-    if len(content) != end + _DIGEST_SIZE:
-        raise _BadEntryError(f"torn: {len(content)} bytes of {end + _DIGEST_SIZE}")
-    if hashlib.sha256(memoryview(content)[start:end]).digest() != content[end:]:
-        raise _BadEntryError("damaged: its checksum does not match")
-    encoded = _unpacked(memoryview(content)[start : start + packed_size])
+    packed, _, _ = _checked(content, secret)
+    encoded = _unpacked(packed)
     values: dict[str, bytes] = {}
     position = _COUNT.size
     while position < len(encoded):
@@ -358,28 +378,36 @@ def _why_not_private(status: os.stat_result) -> str | None:
     return None
 
 
-def _encode(key: CacheKey, payload: bytes) -> bytes:
+def _encode(key: CacheKey, payload: bytes, secret: bytes | None) -> bytes:
     packed = zlib.compress(key.encoded, _KEY_LEVEL)
-    header = _HEADER.pack(_MAGIC, _FORMAT_VERSION, len(packed), len(key.encoded), len(payload))
-    digest = hashlib.sha256(packed)
-    digest.update(payload)
+    version = _FORMAT_VERSION if secret is None else _FORMAT_VERSION | _SIGNED
+    header = _HEADER.pack(_MAGIC, version, len(packed), len(key.encoded), len(payload))
     head = header + _HEADER_SUM.pack(zlib.crc32(header))
-    return b"".join((head, packed, payload, digest.digest()))
+    return b"".join((head, packed, payload, cache_secret.seal(secret, head, (packed, payload))))
 
 
-def _decode(content: bytes, key: CacheKey) -> bytes:
+def _decode(content: bytes, key: CacheKey, secret: bytes | None) -> bytes:
     """The payload of a file's ``content``. Raises _BadEntryError unless all of it is as written."""
-    packed_size, key_size, payload_size = _decode_header(content)
+    packed, key_size, payload = _checked(content, secret)
+    if key_size != len(key.encoded) or _unpacked(packed) != key.encoded:
+        raise _BadEntryError("the entry of another program")
+    return bytes(payload)
+
+
+def _checked(content: bytes, secret: bytes | None) -> tuple[memoryview, int, memoryview]:
+    """Compressed key, size of the key, and payload. Raises _BadEntryError unless all is as it was sealed."""
+    packed_size, key_size, payload_size = _decode_header(content, secret)
     start = _HEADER.size + _HEADER_SUM.size
     middle, end = start + packed_size, start + packed_size + payload_size
     if len(content) != end + _DIGEST_SIZE:
         raise _BadEntryError(f"torn: {len(content)} bytes of {end + _DIGEST_SIZE}")
     body = memoryview(content)
-    if hashlib.sha256(body[start:end]).digest() != content[end:]:
-        raise _BadEntryError("damaged: its checksum does not match")
-    if key_size != len(key.encoded) or _unpacked(body[start:middle]) != key.encoded:
-        raise _BadEntryError("the entry of another program")
-    return content[middle:end]
+    if not cache_secret.is_sealed(
+        body[end:], cache_secret.seal(secret, content[:start], (body[start:end],))
+    ):
+        also = "" if secret is None else ", or it is signed with another key"
+        raise _BadEntryError(f"damaged: its checksum does not match{also}")
+    return body[start:middle], key_size, body[middle:end]
 
 
 def _unpacked(packed: memoryview) -> bytes:
@@ -389,7 +417,7 @@ def _unpacked(packed: memoryview) -> bytes:
         raise _BadEntryError(f"damaged: {error}") from error
 
 
-def _decode_header(content: bytes) -> tuple[int, int, int]:
+def _decode_header(content: bytes, secret: bytes | None) -> tuple[int, int, int]:
     """Sizes of compressed key, key and payload."""
     if not content.startswith(_MAGIC[: len(content)]) or not content:
         raise _BadEntryError("not a cache entry" if content else "empty")
@@ -399,6 +427,12 @@ def _decode_header(content: bytes) -> tuple[int, int, int]:
     if zlib.crc32(content[: _HEADER.size]) != checksum:
         raise _BadEntryError("damaged: the checksum of its header does not match")
     _, version, packed_size, key_size, payload_size = _HEADER.unpack_from(content)
+    signed = bool(version & _SIGNED)
+    version &= ~_SIGNED
+    if signed and secret is None:
+        raise _BadEntryError("signed, and XLA_PERSISTENT_CACHE_KEY_FILE names no key")
+    if secret is not None and not signed:
+        raise _BadEntryError("not signed")
     if version != _FORMAT_VERSION:
         raise _BadEntryError(f"of format version {version}, this is version {_FORMAT_VERSION}")
     return packed_size, key_size, payload_size

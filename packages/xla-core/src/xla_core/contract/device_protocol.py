@@ -170,12 +170,14 @@ class Capabilities:
     compiler gains from repeats. ``rehearse(executable) -> bool``: runs what ``deserialize`` gave once, on
     arguments of its own, because a first run sets things up, and says whether it did. It is called ahead of
     the first use, on another thread; a program that may act on the outside, not end, or take much memory or
-    time is not to be run.
+    time is not to be run. ``unordered_scatter``: it adds values that go into one element in any order, so that two
+    runs may differ: such operators are refused under ``torch.use_deterministic_algorithms(True)``.
     """
 
     shapes_only: bool = False
     outlining: Outlining = Outlining()
     rehearse: Callable[[Executable], bool] | None = None
+    unordered_scatter: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -204,7 +204,7 @@ def resize(tensor: XLATensor, shape: tuple[int, ...]) -> None:
     """Give a tensor another shape, as ``resize_`` does: it shows the storage from its first element on.
 
     What fits in the storage is a view of it, so that other views stay what they are. For more
-    elements the tensor leaves the storage for one of its own, the new elements zero.
+    elements the tensor leaves the storage for one of its own, the new elements unwritten.
     """
     s, v = tensor._s, tensor._v
     meta = tensor_meta(shape, tensor.dtype)
@@ -216,10 +216,10 @@ def resize(tensor: XLATensor, shape: tuple[int, ...]) -> None:
         if start + meta.numel <= room:
             resized = handler_of(_AS_STRIDED)((tensor, shape, _contiguous(shape), start), None)
         elif s.buffer is None and not trace.is_pending(s):
-            resized = trace.from_buffer(None, meta)
+            resized = tensor.new_empty(shape)
         else:
             flat = handler_of(_AS_STRIDED)((tensor, (room - start,), (1,), start), None)
-            padding = flat.new_zeros(meta.numel - flat.numel())
+            padding = flat.new_empty(meta.numel - flat.numel())
             resized = torch.cat([flat, padding]).reshape(shape).clone()
     views.become(tensor, resized)
 

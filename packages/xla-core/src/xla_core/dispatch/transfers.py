@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from threading import get_ident
 from typing import Any, Final
 
@@ -256,7 +257,25 @@ def _unwritten(shape: tuple[int, ...], dtype: torch.dtype, trace: Trace) -> Any:
         raise RuntimeError(
             f"Trying to create tensor with negative dimension {min(shape)}: {list(shape)}"
         )
-    return trace.from_buffer(None, tensor_meta(shape, dtype))
+    made = trace.from_buffer(None, tensor_meta(shape, dtype))
+    if fills_unwritten() and not trace.backend.shapes_only:
+        handler_of(torch.ops.aten.fill_.Scalar)((made, unwritten_value(dtype)), None)
+    return made
+
+
+def fills_unwritten() -> bool:
+    """Whether memory that nobody has written to is to show: among deterministic algorithms, unless told not to."""
+    return (
+        torch.are_deterministic_algorithms_enabled()
+        and torch.utils.deterministic.fill_uninitialized_memory
+    )
+
+
+def unwritten_value(dtype: torch.dtype) -> float | int | bool:
+    """What PyTorch fills such memory with: NaN, the largest integer, True."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return math.nan
+    return True if dtype == torch.bool else torch.iinfo(dtype).max
 
 
 def new_empty(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:

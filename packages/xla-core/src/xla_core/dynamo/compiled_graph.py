@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from xla_core.compilation.program_identity import ProgramIdentity, in_memory
 from xla_core.compilation.program_table import StepProgram
-from xla_core.dynamo import settings
+from xla_core.dynamo import lost_order, settings
 from xla_core.dynamo.graph_inputs import GraphInputMatcher
 from xla_core.dynamo.graph_partition import MSG_UNREADABLE, one_part, partition
 from xla_core.execution import eager_mode, operator_counts, run_step, runtime
@@ -103,12 +103,16 @@ class CompiledGraph:
     """
 
     def __init__(self, model: Callable[..., Any]) -> None:
+        lost_order.check_graph(model)
         self._model = model
+        self._writes = lost_order.written_arguments(model)
         self._known = Table()
 
     def __call__(self, *args: Any) -> Any:
         """The graph's results for these arguments, enqueued."""
         args = _with_scalars_on_device(args)
+        if self._writes:
+            lost_order.check_arguments(args, self._writes)
         if flags.CHECK_INDICES.get():
             return self._model(*args)  # recorded on every call, and checked like all that is
         trace = _trace_of(args)
@@ -154,7 +158,8 @@ def extract_compiled_graph(xla_model: Callable[..., Any], xla_args: Sequence[Any
     """A callable that computes ``xla_model(*xla_args)`` with one program, and again for other values.
 
     ``xla_model`` is an FX graph module. The program is made now, for the shapes of ``xla_args``; other
-    shapes (and other numbers among the arguments) make another one.
+    shapes (and other numbers among the arguments) make another one. Raises LostOrderError (``lost_order``),
+    here or when it is called, where the graph does not say what its writes in place change.
     """
     graph = CompiledGraph(xla_model)
     graph.prepare(xla_args)
@@ -358,6 +363,8 @@ def _buffers(args: Sequence[Any], trace: Trace) -> None:
 
 
 def _run(recorded: _Recorded, args: tuple[Any, ...], trace: Trace) -> Any:
+    if recorded.written:
+        lost_order.check_arguments(args, (number for number, _ in recorded.written))
     _buffers(args, trace)
     program = recorded.program
     results: list[Any] = []

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
+from xla_core.dynamo import lost_order
 from xla_core.recording.xla_tensor import XLATensor, XLATensorType
 from xla_core.support.once import Once
 from xla_core.torch_bridge import torch_private
@@ -29,6 +30,7 @@ def prepare() -> None:
     torch_private.let_dynamo_take(XLATensorType, ("xla_core", "torch_xla"), _TRACED)
     torch_private.run_effects_in_order(XLATensor)
     torch_private.let_first_runs_pass(XLATensor)
+    lost_order.prepare()
     for tell in _to_tell:
         tell()
 

@@ -19,7 +19,7 @@ from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Entry
 from xla_core.recording.program_layout import Layout
 from xla_core.recording.storage import Backend, Recorder, Storage
-from xla_core.support import counters
+from xla_core.support import counters, flight_ring
 from xla_core.torch_bridge import downcast_dtypes
 from xla_core.torch_bridge.dtypes import numpy_dtype
 
@@ -102,9 +102,10 @@ class DeviceBackend(Backend):
 
     def transfer(self, array: np.ndarray, placement: Placement) -> Any:
         """A buffer with an array's values where ``placement`` says, counted and told to listeners."""
-        started = time.perf_counter_ns()
+        what = (array.dtype, array.shape)
+        record = flight_ring.begin(flight_ring.SEND, what, array.nbytes)
         buffer = self.client.put(array, placement)
-        elapsed = time.perf_counter_ns() - started
+        elapsed = flight_ring.end(record)
         counters.sample("TransferToDeviceTime", elapsed)
         counters.sample("OutboundData", array.nbytes, counters.render_bytes)
         if events.listening(events.TransferToDevice):
@@ -118,6 +119,7 @@ class DeviceBackend(Backend):
 
         Raises RuntimeError, or torch.OutOfMemoryError, where the program that computes it failed.
         """
+        record = flight_ring.begin(flight_ring.FETCH, None)
         started = ready = time.perf_counter_ns()
         if events.listening(
             events.TransferFromDevice
@@ -127,8 +129,10 @@ class DeviceBackend(Backend):
         try:
             array = self.client.get(buffer)
         except RuntimeError as error:
+            flight_ring.waited(record)
             raise self._explained(error) from error
-        elapsed = time.perf_counter_ns() - started
+        elapsed = flight_ring.waited(record)
+        flight_ring.describe(record, (array.dtype, array.shape), array.nbytes)
         counters.sample("TransferFromDeviceTime", elapsed)
         counters.sample("InboundData", array.nbytes, counters.render_bytes)
         if events.listening(events.TransferFromDevice):
@@ -221,9 +225,10 @@ class DeviceBackend(Backend):
         """
         alive = [b for b in (ref() for ref in self._last) if b is not None]
         if alive:
-            started = time.perf_counter_ns()
+            record = flight_ring.begin(flight_ring.WAIT, None)
             try:
                 self.client.wait(alive)
             except RuntimeError as error:
+                flight_ring.waited(record)
                 raise self._explained(error) from error
-            events.emit(events.Waited(nanoseconds=time.perf_counter_ns() - started))
+            events.emit(events.Waited(nanoseconds=flight_ring.waited(record)))

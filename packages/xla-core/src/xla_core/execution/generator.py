@@ -1,7 +1,7 @@
 """``torch.Generator(device="xla")``: a source of seeds of its own, beside those of the devices.
 
-It is one of PyTorch's generators of the CPU that says it is on an ``xla`` device: state, seed and
-their errors are PyTorch's. Every random operator that gets it draws one seed from it when it is recorded.
+Every random operator that gets it draws one seed from it when it is recorded. State, seed and their errors are
+those of a generator of the CPU behind it. Operators of other devices refuse it, as they do PyTorch's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from xla_core.execution import runtime
 from xla_core.recording import random_state
+from xla_core.torch_bridge import generator_device
 from xla_core.torch_bridge.torch_private import GeneratorBase, make_generators_with
 
 MSG_OTHER_DEVICE: Final = "Expected a 'xla' device type for generator but found '{device}'"
@@ -24,34 +25,48 @@ _known: weakref.WeakValueDictionary[int, XLAGenerator] = weakref.WeakValueDictio
 class XLAGenerator(GeneratorBase):  # type: ignore[misc, valid-type]
     """A generator of an ``xla`` device; ``torch.Generator(device="xla")`` makes one."""
 
-    _device: torch.device
+    source: torch.Generator
 
     def __new__(cls, device: torch.device | str = "xla") -> XLAGenerator:
         """A generator with PyTorch's default seed. Raises IndexError when there is no such device."""
         generator = super().__new__(cls)
-        generator._device = runtime.trace_of(torch.device(device)).device
+        generator.source = GeneratorBase()
+        generator_device.set_device(generator, runtime.trace_of(torch.device(device)).device.index)
         _known[generator._cdata] = generator
         return generator
 
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        """The ``xla`` device that it was made for."""
-        return self._device
+    def manual_seed(self, seed: int) -> XLAGenerator:
+        """Start anew from ``seed``; the generator itself."""
+        self.source.manual_seed(seed)
+        return self
+
+    def seed(self) -> int:
+        """Start anew from a seed that is taken from the system, and return it."""
+        return self.source.seed()
+
+    def initial_seed(self) -> int:
+        """The seed that it started from."""
+        return self.source.initial_seed()
+
+    def get_state(self) -> torch.Tensor:
+        """A CPU tensor of bytes with which ``set_state`` comes back to here."""
+        return self.source.get_state()
+
+    def set_state(self, state: torch.Tensor) -> XLAGenerator:
+        """Go on as the generator did from which ``get_state`` got ``state``; the generator itself."""
+        self.source.set_state(state)
+        return self
 
     def clone_state(self) -> XLAGenerator:
         """Another generator in the state of this one."""
-        clone = XLAGenerator(self._device)
-        clone.set_state(self.get_state())
-        return clone
+        return XLAGenerator(self.device).set_state(self.get_state())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (str(self._device), self.get_state())
+        return _rebuild, (str(self.device), self.get_state())
 
 
 def _rebuild(device: str, state: torch.Tensor) -> XLAGenerator:
-    generator = XLAGenerator(device)
-    generator.set_state(state)
-    return generator
+    return XLAGenerator(device).set_state(state)
 
 
 def seed_from(generator: torch.Generator) -> int:
@@ -59,11 +74,18 @@ def seed_from(generator: torch.Generator) -> int:
 
     Raises RuntimeError for a generator of another device, as other devices do.
     """
-    if generator._cdata not in _known:
+    known = _known.get(generator._cdata)
+    if known is None:
         raise RuntimeError(MSG_OTHER_DEVICE.format(device=generator.device.type))
     return random_state.derived_seed(
-        int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+        int(torch.empty((), dtype=torch.int64).random_(generator=known.source))
     )
+
+
+def of_cpu(generator: torch.Generator) -> torch.Generator:
+    """The generator that operators of the CPU can draw from: the one behind an ``xla`` one, or itself."""
+    known = _known.get(generator._cdata)
+    return generator if known is None else known.source
 
 
 def install() -> None:

@@ -28,7 +28,7 @@ from xla_core.operators.error_messages import ValueNeededError
 from xla_core.operators.run_rule import LoweringError
 from xla_core.recording.storage import MSG_PLACEHOLDER, NoValueError, Storage, binding
 from xla_core.recording.trace import Trace
-from xla_core.support import counters, flags, indivisible
+from xla_core.support import counters, flags, flight_ring, indivisible
 
 # References to a storage that nobody but the trace holds: the list, the loop variable, the argument.
 _TRACE_ONLY: Final = 3
@@ -273,7 +273,7 @@ def launch(
     """
     if recorded is None:
         recorded = copy.copy(trace) if events.listening(events.ProgramExecuted) else trace
-    started = time.perf_counter_ns()
+    record = flight_ring.begin(flight_ring.LAUNCH, program.name)
     run = execution(program.executable, arguments, results)
     try:
         if wait:  # nothing is donated, and what fails later is known before it is bound
@@ -284,12 +284,13 @@ def launch(
             run = map(results.extend, (ended,))
         indivisible.do(run, work)
     except Exception as error:
+        flight_ring.waited(record)
         if results:  # an exception of somebody else's, set once all was done
             raise
         explained = program_failures.explained(error, program.name, program.largest)
         raise program_failures.costing_step(explained) from (None if explained is error else error)
     trace.backend.last_program = program
-    elapsed = time.perf_counter_ns() - started
+    elapsed = flight_ring.waited(record)
     trace.backend.launched(results if watched is None else (results[watched],))
     counters.sample(
         "EagerOpExecuteTime" if trace.eager_flush else trace.backend.runs_metric, elapsed

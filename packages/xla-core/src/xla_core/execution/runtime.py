@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -71,6 +71,14 @@ def set_options(options: Mapping[str, str]) -> None:
         _Runtime.options |= options
 
 
+_followers: list[Callable[[DeviceClient], None]] = []
+
+
+def when_started(follow: Callable[[DeviceClient], None]) -> None:
+    """Call ``follow(client)`` once the client runs."""
+    _followers.append(follow)
+
+
 def started() -> bool:
     """Whether the client runs already."""
     return _Runtime.client is not None
@@ -84,6 +92,8 @@ def _start() -> DeviceClient:
             _attach(_backends(new))
             _Runtime.client = new
             counters.before_looking(_count_pending)
+            for follow in _followers:
+                follow(new)
             warm_start.start(new, functools.partial(program_identity.environment, new))
         return _Runtime.client
 

@@ -7,6 +7,7 @@ from xla_core.execution.ordinals import (
     global_ordinal,
     is_master_ordinal,
     process_count,
+    process_index,
     replica_of,
     world_size,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "is_spmd",
     "memory_info",
     "process_count",
+    "process_index",
     "process_replicas",
     "real_name",
     "reattach",

@@ -181,6 +181,8 @@ def lower_to_module(
         module_attributes.pin_unannotated_inputs(module)
         manual_constants_pass.separate_constants(module)
         partitioner_repairs.correct(module, num_partitions)
+    if platform == "cpu" and num_partitions * num_replicas > 1:
+        partitioner_repairs.lay_out_transforms(module)
     return module
 
 

@@ -12,6 +12,8 @@ from typing import Any, Final
 # jaxlib 0.10.2: MLIR bindings; ``ir`` edits modules.
 from jaxlib.mlir import ir
 
+from xla_core.jax_bridge.module_attributes import all_operations
+
 BEGINS: Final = "SPMDFullToShardShape"
 """The call whose result is the part that each device holds."""
 ENDS: Final = "SPMDShardToFullShape"
@@ -31,15 +33,32 @@ def separate_constants(module: ir.Module) -> None:
 
 
 def computed_on_parts(module: ir.Module) -> set[int]:
-    """The hashes of the operations on parts, of all functions."""
-    found = set[int]()
+    """The hashes of the operations on parts, of all functions, and of functions that those call."""
+    found, called = set[int](), list[str]()
+    functions = {}
     for function in module.body.operations:
         if function.operation.name == "func.func":
+            functions[ir.StringAttr(function.attributes["sym_name"]).value] = function
             for block in function.regions[0].blocks:
                 operations = list(block.operations)
                 if any(_target(operation) == BEGINS for operation in operations):
-                    found |= _inside(operations)
+                    inside = _inside(operations)
+                    found |= inside
+                    called += (_called(o) for o in operations if _key(o) in inside)
+    while called:
+        function = functions.pop(called.pop(), None)
+        if function is not None:
+            operations = list(all_operations(function.regions[0].blocks[0]))
+            found |= {_key(operation) for operation in operations}
+            called += map(_called, operations)
     return found
+
+
+def _called(operation: Any) -> str:
+    """The name of the function that an operation calls; empty if it calls none."""
+    if operation.operation.name != "func.call":
+        return ""
+    return str(ir.FlatSymbolRefAttr(operation.attributes["callee"]).value)
 
 
 def _separate(operations: list[Any]) -> None:

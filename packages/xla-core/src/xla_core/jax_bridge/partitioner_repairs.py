@@ -17,12 +17,17 @@ A convolution with a dimension that windows move along split comes out wrong, or
 ways to split its other operand, its result, or for parts that several devices hold. These dimensions are whole
 there; batch and features stay split as they are. One whose batch is in groups (the gradient of a
 grouped kernel) is computed whole by every device: it comes out wrong whatever is split.
+
+A Fourier transform over a dimension that is split ends the process, or raises. Such dimensions are whole there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Final
+
+import numpy as np
 
 # jaxlib 0.10.2: MLIR bindings; ``ir`` edits modules.
 from jaxlib.mlir import ir
@@ -44,7 +49,7 @@ def correct(module: ir.Module, num_partitions: int) -> None:
                 _fill_scatter(operation, num_partitions)
             elif operation.name == "stablehlo.pad":
                 _simplify_pad(operation)
-        _unsplit_convolutions(module)
+        _keep_whole(module)
         _separate_windows(list(all_operations(module.body)))
 
 
@@ -229,37 +234,57 @@ def _constant(scalar: Any, nowhere: bool) -> Any:
     return ir.Attribute.parse(f"dense<{number}> : {scalar}")
 
 
-# --- convolutions -------------------------------------------------------------------------------
+# --- convolutions and Fourier transforms --------------------------------------------------------
 
 
-def _unsplit_convolutions(module: ir.Module) -> None:
-    """Let every dimension that a convolution's window moves along be whole on each device."""
-    found = [o for o in all_operations(module.body) if o.name == "stablehlo.convolution"]
+def _keep_whole(module: ir.Module) -> None:
+    """Let every dimension be whole on each device that windows move along, or that is transformed."""
+    found = [o for o in all_operations(module.body) if o.name in _WHOLE]
     if not found:
         return
     mesh = _shardy_mesh(module)
     parts = manual_constants_pass.computed_on_parts(module)
     for operation in found:
         if hash(operation) not in parts:
-            _unsplit(operation, mesh)
+            _unsplit(operation, _WHOLE[operation.name](operation), mesh)
 
 
-def _unsplit(operation: Any, mesh: Any) -> None:
+def _convolved(operation: Any) -> list[Sequence[int]]:
+    """The dimensions of inputs, kernel and result that the window of a convolution moves along."""
     numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
-    result = operation.results[0]
-    windows = [
+    if ir.IntegerAttr(operation.attributes["batch_group_count"]).value > 1:
+        return [range(ir.RankedTensorType(operation.results[0].type).rank)] * 3
+    return [
         numbers.input_spatial_dimensions,
         numbers.kernel_spatial_dimensions,
         numbers.output_spatial_dimensions,
     ]
-    if ir.IntegerAttr(operation.attributes["batch_group_count"]).value > 1:
-        windows = [list(range(ir.RankedTensorType(result.type).rank))] * 3
+
+
+def _transformed(operation: Any) -> list[Sequence[int]]:
+    """The dimensions of a Fourier transform's operand and result that it is over: the last ones."""
+    rank = ir.RankedTensorType(operation.results[0].type).rank
+    count = len(ir.DenseI64ArrayAttr(operation.attributes["fft_length"]))
+    return [range(rank - count, rank)] * 2
+
+
+# For each operand, and at the end for the result.
+_WHOLE: Final = {"stablehlo.convolution": _convolved, "stablehlo.fft": _transformed}
+
+
+def _unsplit(operation: Any, whole: list[Sequence[int]], mesh: Any) -> None:
+    result = operation.results[0]
     with ir.InsertionPoint(operation):
-        for index, whole in enumerate(windows[:2]):
-            operation.operands[index] = _with_whole(operation.operands[index], whole, mesh)
-    uses = [(use.owner, use.operand_number) for use in result.uses]
+        for index, dimensions in enumerate(whole[:-1]):
+            operation.operands[index] = _with_whole(operation.operands[index], dimensions, mesh)
     with ir.InsertionPoint.after(operation):
-        made = _with_whole(result, windows[2], mesh)
+        _use(lambda: _with_whole(result, whole[-1], mesh), result)
+
+
+def _use(make: Callable[[], Any], former: Any) -> None:
+    """Let those who use ``former`` now use what ``make()`` makes of it."""
+    uses = [(use.owner, use.operand_number) for use in former.uses]
+    made = make()
     for user, index in uses:
         user.operands[index] = made
 
@@ -294,3 +319,33 @@ def _shardy_mesh(module: ir.Module) -> Any:
                     if "sdy.sharding" in values:
                         return sdy.TensorShardingAttr(values["sdy.sharding"]).mesh_or_ref
     return None
+
+
+def lay_out_transforms(module: ir.Module) -> None:
+    """Let values lie row by row before and after Fourier transforms, as the CPU's computes them.
+
+    Next to a collective it gets another order, and refuses to run.
+    """
+    found = [o for o in all_operations(module.body) if o.name == "stablehlo.fft"]
+    with module.context, ir.Location.unknown():
+        for operation in found:
+            with ir.InsertionPoint(operation):
+                operation.operands[0] = _in_rows(operation.operands[0])
+            with ir.InsertionPoint.after(operation):
+                _use(functools.partial(_in_rows, operation.results[0]), operation.results[0])
+
+
+def _in_rows(value: Any) -> Any:
+    """``value``, with the elements of its last dimension side by side in memory."""
+    order = ir.DenseIntElementsAttr.get(
+        np.arange(ir.RankedTensorType(value.type).rank)[::-1].astype(np.int64),
+        type=ir.IndexType.get(),
+    )
+    attributes = {
+        "call_target_name": ir.StringAttr.get("LayoutConstraint"),
+        "operand_layouts": ir.ArrayAttr.get([order]),
+        "result_layouts": ir.ArrayAttr.get([order]),
+    }
+    return ir.Operation.create("stablehlo.custom_call", [value.type], [value], attributes).results[
+        0
+    ]

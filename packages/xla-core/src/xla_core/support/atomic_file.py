@@ -45,7 +45,7 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     finally:
         made.close()
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def _prefix(path: Path) -> str:
@@ -73,7 +73,8 @@ def _remove_leftovers(path: Path) -> None:
             left.unlink()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Have the disk know which files a folder has; nothing where the file system cannot be asked to."""
     handles: list[int] = []
     opened = map(handles.append, map(os.open, (folder,), (os.O_RDONLY,)))
     try:

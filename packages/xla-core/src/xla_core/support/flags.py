@@ -16,6 +16,8 @@ __all__ = [
     "AOT_TOPOLOGY",
     "AUTO_SPMD",
     "CACHE_ALLOW_SHARED",
+    "CACHE_KEY_FILE",
+    "CACHE_MAX_MB",
     "CACHE_PATH",
     "CACHE_PREFETCH",
     "CACHE_READ_ONLY",
@@ -33,6 +35,7 @@ __all__ = [
     "EFFORTS",
     "FAILURE_TIMEOUT",
     "FLAGS",
+    "FLIGHT_DIR",
     "Flag",
     "GET_OPBYOP",
     "LOCAL_PROCESS_COUNT",
@@ -229,6 +232,18 @@ CACHE_ALLOW_SHARED: Final = Flag(
     False,
     "`1` accepts a cache folder that other users can write to",
 )
+CACHE_KEY_FILE: Final = Flag(
+    "XLA_PERSISTENT_CACHE_KEY_FILE",
+    str,
+    "",
+    "file with a key of your own: programs are signed with it, and what is not is never loaded",
+)
+CACHE_MAX_MB: Final = Flag(
+    "XLA_PERSISTENT_CACHE_MAX_MB",
+    int,
+    0,
+    "MiB that the folder may have; programs that were not used for longest are removed; 0 is no bound",
+)
 CACHE_PREFETCH: Final = Flag(
     "XLA_CACHE_PREFETCH",
     parse_bool,
@@ -293,6 +308,14 @@ COPY_CPU_OPERANDS: Final = Flag(
     False,
     "`1` lets elementwise operators (`xla + cpu`) copy CPU tensors to the device in place of the error",
     see="docs/compatibility.md#cpu-tensors-among-the-operands",
+)
+FLIGHT_DIR: Final = Flag(
+    "XLA_FLIGHT_DIR",
+    str,
+    "",
+    "reports of what each process did last, written when a job hangs or fails, go to this folder",
+    shown="`xla-flight-UID` among the temporary files",
+    see="docs/flight_recorder.md",
 )
 USE_BF16: Final = Flag(
     "XLA_USE_BF16", parse_bool, False, "`1` keeps float and double values as bfloat16 on the device"

@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 Place = tuple[CodeType, int, int]
 """A function's code, the offset of a bytecode, and the number of the time that it is passed."""
@@ -34,21 +34,29 @@ class Interrupted(BaseException):
     """Stands for KeyboardInterrupt, or whatever a signal's handler raises."""
 
 
-class Passed:
+class _Traced:
+    """A block whose calls of Python functions ``_call`` hears of."""
+
+    def __enter__(self) -> Self:
+        self._former = sys.gettrace()
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._former)
+
+    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """What traces the inside of the function that is called, if anything."""
+        raise NotImplementedError
+
+
+class Passed(_Traced):
     """Counts how often a step passes each bytecode (or line) of this package's functions."""
 
     def __init__(self, lines: bool = False, sources: tuple[str, ...] = SOURCES) -> None:
         self.lines = lines
         self.sources = sources
         self.counts: Counter[tuple[CodeType, int]] = Counter()
-
-    def __enter__(self) -> Passed:
-        self.former = sys.gettrace()
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(self.former)
 
     def _call(self, frame: FrameType, _event: str, _argument: Any) -> Any:
         if not _is_watched(frame.f_code, self.sources):
@@ -71,7 +79,7 @@ class Passed:
         return found
 
 
-class Interrupt:
+class Interrupt(_Traced):
     """Raises where a place is passed for the nth time; only its function is traced."""
 
     def __init__(self, code: CodeType, position: int, time: int, lines: bool) -> None:
@@ -80,14 +88,6 @@ class Interrupt:
         self.left = time
         self.event = "line" if lines else "opcode"
         self.raised = False
-
-    def __enter__(self) -> Interrupt:
-        self.former = sys.gettrace()
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(self.former)
 
     def _call(self, frame: FrameType, _event: str, _argument: Any) -> Any:
         if frame.f_code is not self.code:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from xla_core.execution import runtime
+from xla_core.execution.generator import of_cpu
 from xla_core.recording import random_state
 
 
@@ -35,7 +36,8 @@ class ShardedNumbers:
         device = runtime.trace_of(None).device.index
         kept = random_state.get_state(device)
         if generator is not None:
-            random_state.set_state(int(torch.randint(2**62, (), generator=generator)), device)
+            drawn = torch.randint(2**62, (), generator=of_cpu(generator))
+            random_state.set_state(int(drawn), device)
         elif spec.mesh not in self._alike:
             self._alike.add(spec.mesh)
             random_state.set_state(_of_the_first(spec.mesh, kept), device)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Final
 
-from xla_debug.cli import cache, doctor, run
+from xla_debug.cli import cache, doctor, flight, run
 
 DESCRIPTION: Final = "Shows what a script does on PyTorch's xla device, and why."
 
@@ -15,7 +15,7 @@ def parser() -> argparse.ArgumentParser:
     """The arguments of all commands."""
     made = argparse.ArgumentParser("xla-debug", description=DESCRIPTION)
     commands = made.add_subparsers(required=True, metavar="COMMAND")
-    for module in (run, cache, doctor):
+    for module in (run, flight, cache, doctor):
         module.add_parser(commands)
     return made
 

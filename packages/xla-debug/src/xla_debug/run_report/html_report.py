@@ -93,8 +93,13 @@ def render(recorder: Recorder, title: str) -> str:
             "<h2>Every compilation</h2>",
             _compilations(recorder.explanations()),
         ]
+    return page(title, "".join(body))
+
+
+def page(title: str, body: str) -> str:
+    """A whole page in this package's style; ``title`` is text, ``body`` HTML."""
     head = f"{_META}<title>{html.escape(title)}</title><style>{_STYLE}</style>"
-    return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>'
+    return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body>{body}</body></html>'
 
 
 def _tiles(recorder: Recorder) -> str:
@@ -128,7 +133,7 @@ def _advice(recorder: Recorder) -> str:
     return f'<ol class="first">{items}</ol>'
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[int]) -> str:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[int]) -> str:
     """A table of cells that are HTML already."""
 
     def cells(tag: str, values: Sequence[str]) -> str:
@@ -174,9 +179,7 @@ def _parts(recorder: Recorder) -> str:
         ]
         for p in PARTS
     ]
-    return _table(
-        ["part", "seconds", "share", "ms per step that compiles nothing"], rows, (1, 2, 3)
-    )
+    return table(["part", "seconds", "share", "ms per step that compiles nothing"], rows, (1, 2, 3))
 
 
 def _causes(recorder: Recorder) -> str:
@@ -189,7 +192,7 @@ def _causes(recorder: Recorder) -> str:
         ]
         for row in advice.causes(recorder)
     ]
-    return _table(["cause", "programs", "seconds", _TEXTS[0]], rows, (1, 2))
+    return table(["cause", "programs", "seconds", _TEXTS[0]], rows, (1, 2))
 
 
 def _spots(recorder: Recorder) -> str:
@@ -205,7 +208,7 @@ def _spots(recorder: Recorder) -> str:
         ]
         for s in spots
     ]
-    return _table(["what", "times", "seconds", _TEXTS[1]], rows, (1, 2))
+    return table(["what", "times", "seconds", _TEXTS[1]], rows, (1, 2))
 
 
 def _compilations(explanations: Sequence[Explanation]) -> str:
@@ -219,7 +222,7 @@ def _compilations(explanations: Sequence[Explanation]) -> str:
         ]
         for number, e in enumerate(explanations, 1)
     ]
-    return _table([_NUMBER, "program", "operations", "seconds", _TEXTS[2]], rows, (0, 2, 3))
+    return table([_NUMBER, "program", "operations", "seconds", _TEXTS[2]], rows, (0, 2, 3))
 
 
 # -- plots --------------------------------------------------------------------------------------

@@ -22,7 +22,9 @@ def collectives_of(entries: Sequence[Operation], world: int) -> Collectives:
 def _place(entry: Operation) -> str:
     """The user's line that recorded a collective, empty where it is not known."""
     frames = entry.where.frames if entry.where is not None else ()
-    return f"{frames[0].filename}:{frames[0].line} in {frames[0].function}" if frames else ""
+    if frames:
+        return f"{frames[0].filename}:{frames[0].line} in {frames[0].function}"
+    return "{}:{}".format(*entry.line) if entry.line is not None else ""
 
 
 def _described(entry: Operation, world: int) -> tuple[str, tuple[tuple[int, ...], ...]]:

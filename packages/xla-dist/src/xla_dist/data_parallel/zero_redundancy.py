@@ -61,6 +61,9 @@ class ZeroRedundancyOptimizer(Optimizer):
     A state dict is this replica's own: save one per ordinal.
     """
 
+    state_of_each_process = True
+    """What ``RunCheckpoints`` asks: each process writes its own state, and reads that again."""
+
     def __init__(
         self,
         params: Any,

@@ -223,6 +223,7 @@ class XlaFullyShardedDataParallel(nn.Module):
             part = layout.part(parameter.detach()).to(self.xla_device)
         mine = nn.Parameter(part, requires_grad=parameter.requires_grad)
         setattr(parameter, _TAKEN, True)
+        setattr(mine, ROWS_OF, layout.rows_of)
         self.register_parameter(names.shard_name(path), mine)
         return Shard(mine, layout, path, places)
 
@@ -418,6 +419,9 @@ class XlaFullyShardedDataParallel(nn.Module):
 
 
 # Marks a parameter whose value was cut: another wrapper that meets it shares it.
+ROWS_OF: Final = "rows_of"
+"""The attribute of a part by which checkpoints of a run know of what it is a part, and where."""
+
 _TAKEN: Final = "_xla_fsdp_taken"
 # Options of the wrapper that the parts it wraps by policy have too.
 _INHERITED: Final = (

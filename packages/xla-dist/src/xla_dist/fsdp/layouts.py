@@ -40,3 +40,10 @@ class Layout:
         if self.by_rows:
             return padded[: self.size[0]]
         return padded[: self.size.numel()].view(self.size)
+
+    @property
+    def rows_of(self) -> tuple[torch.Size, int]:
+        """Of which shape the whole is, as it is cut, and which of its rows this replica's part begins with."""
+        whole = self.size if self.by_rows else torch.Size([self.size.numel()])
+        count = -(-whole[0] // (self.world * self.multiple)) * self.multiple
+        return whole, self.rank * count

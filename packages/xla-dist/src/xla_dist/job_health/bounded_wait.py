@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from xla_core.support import flight_ring
 from xla_dist.job_health import failure_reports, peer_queries
 from xla_dist.job_health.stall_detector import ASK_SECONDS, CROSSED_SECONDS
 from xla_dist.settings import WAIT_TIMEOUT, WARN_AFTER
@@ -59,14 +60,17 @@ class Patience:
         self.pause = 0.0005
         self._context = failure_reports.waiting(what)
         self._state: failure_reports.Waiting | None = None
+        self._record: list[Any] = []
         self._questions = peer_queries.Questions(ordinal)
 
     def __enter__(self) -> Patience:
+        self._record = flight_ring.begin(flight_ring.MEET, self.what)
         self._state = self._context.__enter__()
         return self
 
     def __exit__(self, *details: Any) -> None:
         self._context.__exit__(*details)
+        flight_ring.waited(self._record)
         with contextlib.suppress(RuntimeError):  # the coordinator is gone: there is other news
             self._questions.close()
 

@@ -19,10 +19,11 @@ import hashlib
 import json
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from xla_core.extension_api import jobs
+from xla_core.support import flight_ring
 from xla_dist.job_health.launch_log import Ledger
 from xla_dist.operators.primitives import Groups
 
@@ -204,6 +205,8 @@ class Agreement:
 
     def __init__(self, ordinal: int, world: int) -> None:
         self.log = Log(ordinal)
+        self.launched = 0
+        """How many collectives this process has launched."""
         self.world = world
         self.programs: dict[str, Collectives] = {}
         self.foreign: dict[str, Collectives] = {}
@@ -211,6 +214,8 @@ class Agreement:
         self.compared: collections.Counter[int] = collections.Counter()
         self.others: dict[int, Log] = {}
         self.ledger: Ledger | None = None
+        self.on_unusual: Callable[[], None] = lambda: None
+        """Called after a launch that the others have to see."""
         self._lock = threading.RLock()
         self._shown: bytes | None = None
 
@@ -230,8 +235,11 @@ class Agreement:
             unusual = (before, known.digest) not in self.followed
             self.followed.add((before, known.digest))
             self._note(self.log.append(known), known.digest)
+            flight_ring.note(flight_ring.COLLECTIVE, program, self.launched)
+            self.launched += len(program.items)
         if unusual:
             self.show()
+            self.on_unusual()
         return unusual
 
     def _note(self, times: int, digest: str) -> None:
@@ -270,6 +278,16 @@ class Agreement:
                     if reached <= self.log.length(other) - shared:
                         waiting.append(other)
             return waiting
+
+    def length(self, other: int) -> int:
+        """How many collectives with replica ``other`` this one has launched."""
+        with self._lock:
+            return self.log.length(other)
+
+    def seen(self) -> dict[int, int]:
+        """How many collectives the others were seen to have launched with this one, by ordinal."""
+        with self._lock:
+            return {n: log.length(self.log.ordinal) for n, log in self.others.items()}
 
     def ahead_of(self) -> dict[int, tuple[int, int]]:
         """Replicas that have launched less with this one than it has with them: both counts."""

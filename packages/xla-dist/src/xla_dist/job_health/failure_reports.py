@@ -23,7 +23,7 @@ from typing import Final, NoReturn
 
 from xla_core.extension_api import jobs
 from xla_core.support import flags
-from xla_dist.job_health import peer_queries
+from xla_dist.job_health import flight_recorder, peer_queries
 from xla_dist.job_health.collective_order import Agreement, Difference
 from xla_dist.job_health.heartbeats import Signs
 from xla_dist.job_health.local_processes import Neighbours, introduce
@@ -45,6 +45,7 @@ MSG_FAILED: Final = "ordinal {ordinal} ends, because ordinal {culprit} failed:\n
 MSG_DEAD: Final = "ordinal {culprit} of the job has died without a word (killed, or out of memory): {how}. {doing}"
 MSG_SILENT: Final = "no sign of life for {seconds} s (XLA_DIST_FAILURE_TIMEOUT)"
 MSG_GONE: Final = "its process has ended"
+MSG_LEFT: Final = "ordinal {ordinals} has ended"
 MSG_FROZEN: Final = (
     "ordinal {culprit} of the job is frozen: for {seconds:.0f} s its process has been stopped, as by "
     "SIGSTOP (half of XLA_DIST_FAILURE_TIMEOUT). {doing}"
@@ -66,6 +67,7 @@ class Waiting:
 
     what: str
     missing: tuple[int, ...] = ()
+    since: float = dataclasses.field(default_factory=time.monotonic)
 
 
 class _State:
@@ -90,6 +92,10 @@ class Watchdog(threading.Thread):
         self._answered = False
         self._stopped = threading.Event()
         self._lost_since: float | None = None
+        job = connection.job
+        self.recorder = flight_recorder.start(
+            agreement, job.index, job.count, lambda: _State.waiting
+        )
 
     def run(self) -> None:
         """Look until ``stop()``."""
@@ -125,12 +131,13 @@ class Watchdog(threading.Thread):
         self._stopped.set()
         if kind == "consequence":
             follow()
-        _end(text, lambda: self.on_end(text, kind))
+        told = text + flight_recorder.failed(text)
+        _end(told, lambda: self.on_end(told, kind))
 
     def _look(self) -> str | None:
         try:
             self._answer()
-            return self._failure() or self._silent() or self._difference()
+            return self._failure() or self._silent() or self._difference() or self._long_step()
         except Difference as difference:
             publish(str(difference))
             self._end(str(difference), "difference")
@@ -166,7 +173,11 @@ class Watchdog(threading.Thread):
         for index, frozen in self.neighbours.frozen().items():
             if frozen >= seconds / 2 and str(index) not in done:
                 return MSG_FROZEN.format(culprit=index, seconds=frozen, doing=self._doing())
-        for index, gone in self.neighbours.gone().items():
+        gone_now = self.neighbours.gone()
+        if any(str(index) not in done for index in gone_now):
+            # at once: a launcher may end this process before it has looked again
+            flight_recorder.failed(MSG_LEFT.format(ordinals=", ".join(map(str, gone_now))))
+        for index, gone in gone_now.items():
             # at the second look: between the two, its last words were looked for
             if gone >= TICK_SECONDS and str(index) not in {**done, **followers()}:
                 return MSG_DEAD.format(culprit=index, how=MSG_GONE, doing=self._doing())
@@ -180,6 +191,13 @@ class Watchdog(threading.Thread):
         done, waiting_for_this = finished(), wait_for(self.agreement.log.ordinal)
         self.agreement.look()
         text = self.stalls.look(done, waiting_for_this)
+        if text is not None:
+            publish(text)
+        return text
+
+    def _long_step(self) -> str | None:
+        """Why the job is to end, where a step takes too long; reports are written on the way."""
+        text = self.recorder.look()
         if text is not None:
             publish(text)
         return text
@@ -254,7 +272,7 @@ def follow_launcher() -> None:
 
 def _follow(launcher: multiprocessing.process.BaseProcess) -> None:
     pipes.wait([launcher.sentinel])
-    _end(MSG_ORPHAN, lambda: None)
+    _end(MSG_ORPHAN + flight_recorder.failed(MSG_ORPHAN), lambda: None)
 
 
 def watch(agreement: Agreement) -> Watchdog | None:
@@ -300,6 +318,7 @@ def publish_done() -> None:
     if connection is not None:
         if _State.watchdog is not None:
             _State.watchdog.agreement.show()
+            _State.watchdog.recorder.show(finished=True)
         jobs.publish(f"{DONE_FOLDER}/{connection.job.index}", b"")
 
 

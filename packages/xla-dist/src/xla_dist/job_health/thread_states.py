@@ -22,7 +22,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Final
 
 from xla_dist.job_health import heartbeats
@@ -37,8 +37,11 @@ _WAITS: Final = (0, 9)
 _GRPC_THREADS: Final = ("grpc", "event_engine", "lifeguard")
 """Names of gRPC's threads, which come and go. One of them polls for the runtime; a second one would be
 that of another library, which the user's program may wait for."""
-_OWN_THREADS: Final = ("xla-dist-watchdog", heartbeats.THREAD, "xla-launcher")
-_OWN_PACKAGES: Final = ("xla_core", "xla_dist", "xla_pjrt_cpu", "xla_pjrt_tpu", "jax", "jaxlib")
+FLIGHT_THREAD: Final = "xla-flight"
+_OWN_THREADS: Final = ("xla-dist-watchdog", heartbeats.THREAD, "xla-launcher", FLIGHT_THREAD)
+_OWN_PACKAGES: Final = (
+    "xla_core", "xla_dist", "xla_pjrt_cpu", "xla_pjrt_tpu", "torch_xla", "jax", "jaxlib",
+)  # fmt: skip
 _LIBRARY: Final = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib"))
 _FRAMES: Final = 25
 _BUSY_SHARE: Final = 0.02
@@ -213,14 +216,43 @@ def _others_at(frames: Mapping[int, FrameType]) -> str:
     )
 
 
+def _is_library(frame: FrameType) -> bool:
+    """Whether a frame is of a library, this project's included, where it does not lie among them."""
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    name = frame.f_code.co_filename
+    return name.startswith((*_LIBRARY, "<frozen ")) or package in _OWN_PACKAGES
+
+
 def _place(frame: FrameType | None) -> str:
     """The innermost line outside of libraries: ``train.py:12 in load: batch = queue.get()``."""
     inner = frame
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+    while frame is not None and _is_library(frame):
         frame = frame.f_back
     frame = frame or inner
-    if frame is None:
-        return "its end"
-    name, line = frame.f_code.co_filename, frame.f_lineno
-    text = linecache.getline(name, line).strip()
-    return f"{name}:{line} in {frame.f_code.co_name}" + (f": {text}" if text else "")
+    return _line(frame, frame.f_lineno) if frame is not None else "its end"
+
+
+def _line(frame: FrameType, number: int) -> str:
+    """A line of a frame: ``train.py:12 in load: batch = queue.get()``."""
+    name = frame.f_code.co_filename
+    text = linecache.getline(name, number).strip()
+    return f"{name}:{number} in {frame.f_code.co_name}" + (f": {text}" if text else "")
+
+
+def main_place() -> str:
+    """The line outside of libraries that the main thread is at."""
+    return _place(sys._current_frames().get(_main().ident or 0))
+
+
+def place_of_error(trace: TracebackType | None) -> str:
+    """The innermost line outside of libraries that a traceback goes through."""
+    found = last = None
+    while trace is not None:
+        last = trace
+        if not _is_library(trace.tb_frame):
+            found = trace
+        trace = trace.tb_next
+    found = found or last
+    return (
+        _line(found.tb_frame, found.tb_lineno) if found is not None else "a line that is not known"
+    )

@@ -22,7 +22,7 @@ from xla_core.extension_api import jobs, runtime, training
 from xla_core.extension_api.jobs import Job
 from xla_core.support import flags
 from xla_core.support.once import Once
-from xla_dist.job_health import failure_reports, thread_states
+from xla_dist.job_health import failure_reports, flight_recorder, thread_states
 from xla_dist.job_health.bounded_wait import Patience
 from xla_dist.job_health.collective_order import Difference
 from xla_dist.job_health.launch_log import Ledger
@@ -93,7 +93,10 @@ _attended: Final = Once()
 
 def attend() -> None:
     """Look after a process that no launcher of ours has started, until it exits; once."""
-    if _attended.done or session.begin() is None:
+    if _attended.done:
+        return
+    if session.begin() is None:
+        flight_recorder.start(None, 0, 1, lambda: None)
         return
     _attended.begin()
     failed: list[str] = []
@@ -101,14 +104,18 @@ def attend() -> None:
 
     def report(kind: Any, error: Any, trace: Any) -> None:
         text = "".join(traceback.format_exception(kind, error, trace))
+        consequence = any(words in str(error) for words in _CONSEQUENCES)
+        written = flight_recorder.failed(text, error, own=not consequence)
         failed.append(text)
-        if any(words in str(error) for words in _CONSEQUENCES):
+        if consequence:
             failure_reports.follow()
             with _until_said():
                 shown(*_named(error, trace))
         else:
             shown(kind, error, trace)
             failure_reports.publish(text)
+        if written:
+            sys.stderr.write(f"xla-dist: {written.strip()}\n")
 
     def leave() -> None:
         if not failed:
@@ -182,7 +189,8 @@ def _fail(pipe: Any, text: str, error: BaseException) -> None:
     difference = _difference(current) if consequence and current is not None else None
     if difference is not None or isinstance(error, Difference):
         text, kind = difference or text, "difference"
-    _send(pipe, Report(text, kind, time.time()))
+    written = flight_recorder.failed(text, error, own=not consequence)
+    _send(pipe, Report(text + written, kind, time.time()))
     if current is not None and current.watchdog is not None:
         current.watchdog.stop()
         if kind == "consequence":

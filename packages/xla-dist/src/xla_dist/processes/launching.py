@@ -39,6 +39,7 @@ from xla_core.extension_api.jobs import (
 from xla_core.support import flags
 from xla_dist.job_health.launch_log import Ledger
 from xla_dist.job_health.local_processes import is_frozen
+from xla_dist.processes import restarts
 from xla_dist.processes.child_process import Report, run_child
 from xla_dist.processes.thread_replicas import run_threads
 
@@ -117,11 +118,16 @@ class Launch:
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
         """Wait for all processes; True when all have ended well, False when the time was over.
 
-        When one fails the others are ended (after ``grace_period`` seconds, default 1.5). Raises
+        When one fails the others are ended (after ``grace_period`` seconds, default 1.5). SIGTERM meanwhile is
+        passed on to all, and this process ends (SystemExit) when they have. Raises
         ProcessRaisedException or ProcessExitedException for the one that failed first.
         """
         grace = _GRACE_SECONDS if grace_period is None else grace_period
         until = None if timeout is None else time.monotonic() + timeout
+        with restarts.passing_on_termination(self.processes):
+            return self._join(until, grace)
+
+    def _join(self, until: float | None, grace: float) -> bool:
         try:
             while any(c.ended is None for c in self._children):
                 left = 0.2 if until is None else min(0.2, until - time.monotonic())
@@ -256,9 +262,11 @@ def start(
     args: Sequence[Any] = (),
     start_method: str = "spawn",
     daemon: bool = False,
+    variables: Mapping[str, str] | None = None,
 ) -> Launch:
     """Start ``fn(ordinal, *args)`` in one process per device of this host.
 
+    ``variables`` are what the processes have in their environment besides.
     Raises RuntimeError when this process has used its devices already, NotImplementedError in SPMD mode.
     """
     if runtime.is_spmd():
@@ -278,7 +286,7 @@ def start(
         ledger = Ledger.create(context, len(jobs), jobs[0].index)
         children = []
         for job, own in zip(jobs, local, strict=True):
-            environment = {**inherited, **own, **_environment(job)}
+            environment = {**inherited, **(variables or {}), **own, **_environment(job)}
             arguments = (environment, fn, tuple(args), ledger)
             children.append(_start_child(context, job, arguments, daemon, cleanup))
         if jobs[0].index == 0:
@@ -356,13 +364,19 @@ def launch(
     args: Sequence[Any] = (),
     start_method: str = "spawn",
     debug_single_process: bool = False,
+    max_restarts: int = 0,
 ) -> None:
     """Run ``fn(ordinal, *args)`` on every device (``torch_xla.launch``).
 
     In one process per device of this host; with ``debug_single_process`` in one thread per device
-    of this process. Under torchrun, which started the processes, ``fn`` is called in this one with
-    its local rank.
+    of this process. Under torchrun, which started the processes, and starts them again (``--max-restarts``),
+    ``fn`` is called in this one with its local rank.
+
+    When a process fails, all are started again, up to ``max_restarts`` times: ``fn`` reads its last checkpoint,
+    and ``torch_xla.experimental.resume.restart_count()`` tells how often that was. Raises
+    ValueError for ``max_restarts`` with threads, and what the last attempt ended with.
     """
+    restarts.check(max_restarts, debug_single_process)
     if torch.distributed.is_torchelastic_launched():
         fn(int(os.environ["LOCAL_RANK"]), *args)
         return
@@ -370,7 +384,7 @@ def launch(
         devices = runtime.devices()
         run_threads(devices, lambda ordinal: fn(ordinal, *args))
         return
-    spawn(fn, args, start_method=start_method)
+    restarts.run(lambda more: start(fn, args, start_method, variables=more), max_restarts)
 
 
 def run_multiprocess(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime
+import errno
 import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,10 +19,13 @@ import torch.distributed.checkpoint as dcp
 
 from xla_core.extension_api import runtime, training
 from xla_spmd.checkpoint import parts, preemption
+from xla_spmd.checkpoint.checked_files import Written
 from xla_spmd.checkpoint.planners import SPMDLoadPlanner, SPMDSavePlanner
 from xla_spmd.checkpoint.storage import Record, Storage
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MSG_POSITIVE: Final = "CheckpointManager: {name} is {got}; it has to be {wanted}"
 MSG_NO_GROUP: Final = (
@@ -32,7 +36,21 @@ MSG_UNKNOWN_STEP: Final = "there is no checkpoint of step {step} below {path}; t
 MSG_NOT_WATCHING: Final = (
     "this CheckpointManager was made with chkpt_on_preemption=False and does not know"
 )
+MSG_NOT_WRITTEN: Final = (
+    "the checkpoint of step {step} could not be written to {path}: {error}. What was written of it is removed; the "
+    "complete checkpoints, of steps {steps}, are as they were"
+)
+MSG_DAMAGED: Final = "the checkpoint of step {step} below {path} is not used: {fault}"
+MSG_ALL_DAMAGED: Final = (
+    "no checkpoint below {path} can be used: {faults}. To begin from the start, give another path"
+)
+MSG_FIRST: Final = "the group's first process failed: {error}"
 _NO_GROUP_WARNING: Final = "torch.distributed is disabled"
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class DamagedCheckpointError(RuntimeError):
+    """A checkpoint's files are not as they were written; the message names the first of them."""
 
 
 class CheckpointManager:
@@ -46,7 +64,8 @@ class CheckpointManager:
     by default is a new one of gloo.
 
     A save that is interrupted, by an error or the end of the process, leaves the earlier checkpoints as they
-    are, that of the same step included. Raises ValueError for numbers that are too small, RuntimeError in
+    are, that of the same step included. What processes left that ended while they wrote is removed when a manager
+    is made for the path. Raises ValueError for numbers that are too small, RuntimeError in
     several processes without a process group, and outside the main thread with ``chkpt_on_preemption``.
     """
 
@@ -66,9 +85,12 @@ class CheckpointManager:
         self.max_to_keep = max_to_keep
         self.num_of_threads = num_of_threads
         self.chkpt_on_preemption = chkpt_on_preemption
+        # whether a process was asked to end, as all of them know since the step that they took a checkpoint at
+        self.ending = False
         self.pg, self._signals = _groups(process_group)
         self._storage = Storage(self.base_path)
-        self._records = self._storage.records()
+        # by the main thread, and so not through the group of those that write
+        self._records: list[Record] = self._agreed(self._storage.tidied, self._signals)
         # one thread, and so one order of checkpoints in all processes
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._room = threading.Semaphore(max_pending_async)
@@ -79,6 +101,7 @@ class CheckpointManager:
     def should_save(self, step: int) -> bool:
         """Whether a checkpoint is due at ``step``; with several processes, all of them ask at every step."""
         asked = self.chkpt_on_preemption and self.reached_preemption(step)
+        self.ending = self.ending or asked
         if asked:
             logger.warning("asked to end: taking a checkpoint at step %s", step)
         return asked or step % self.save_interval == 0
@@ -86,12 +109,14 @@ class CheckpointManager:
     def save(self, step: int, state_dict: dict[str, Any], force: bool | None = False) -> bool:
         """Take a checkpoint if one is due at ``step``, or with ``force``; whether one was taken.
 
-        Returns when it is written. Raises what an earlier ``save_async`` failed with.
+        Returns when it is written. Raises OSError where the disk is full, and what an earlier ``save_async``
+        failed with; the earlier checkpoints are as they were.
         """
         if not (self.should_save(step) or force):
             return False
+        state = self._state_to_write(state_dict)
         training.sync(wait=True)
-        self._submit(lambda: self._save(step, state_dict, SPMDSavePlanner())).result()
+        self._submit(lambda: self._save(step, state, SPMDSavePlanner())).result()
         self._raise_failures()
         return True
 
@@ -104,10 +129,11 @@ class CheckpointManager:
         if not (self.should_save(step) or force):
             return False
         self._raise_failures()
+        state = self._state_to_write(state_dict)
         training.sync(wait=True)
         self._room.acquire()
         try:
-            flat, planner = _copied(state_dict)
+            flat, planner = _copied(state)
         except BaseException:
             self._room.release()
             raise
@@ -121,9 +147,22 @@ class CheckpointManager:
 
         Waits for checkpoints that are still being written. Tensors keep their places and splits. What is no
         tensor is replaced in ``state_dict``: load it into model and optimizer (``load_state_dict``)
-        afterwards. Raises ValueError for an unknown step.
+        afterwards. Raises ValueError for an unknown step, DamagedCheckpointError, before anything is read into,
+        where a file is not as it was written.
         """
-        self._submit(lambda: self._restore(step, state_dict)).result()
+        record = self._submit(lambda: self._record_of(step)).result()
+        self._read(record, state_dict, checked=False)
+
+    def restore_latest(self, state_dict: dict[str, Any]) -> int | None:
+        """``restore`` of the newest checkpoint that is not damaged; its step, or None where there is none at all.
+
+        Those that are damaged are named in the log. Raises DamagedCheckpointError when all of them are.
+        """
+        record = self._submit(self._newest).result()
+        if record is None:
+            return None
+        self._read(record, state_dict, checked=True)
+        return record.step
 
     def all_steps(self) -> list[int]:
         """The steps of all complete checkpoints, in order."""
@@ -141,9 +180,17 @@ class CheckpointManager:
             raise RuntimeError(MSG_NOT_WATCHING)
         return preemption.reached(self._signals)
 
+    # -- what other kinds of managers do otherwise -------------------------------------------------
+
+    def _state_to_write(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        return state_dict
+
+    def _read(self, record: Record, state_dict: dict[str, Any], checked: bool) -> None:
+        self._submit(lambda: self._restore(record, state_dict, checked)).result()
+
     # -- in the worker's thread --------------------------------------------------------------------
 
-    def _submit(self, work: Callable[[], None]) -> Future[None]:
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
         return self._worker.submit(work)
 
     def _raise_failures(self) -> None:
@@ -152,32 +199,90 @@ class CheckpointManager:
         for future in done:
             future.result()
 
-    def _restore(self, step: int, state_dict: dict[str, Any]) -> None:
+    def _record_of(self, step: int) -> Record:
         found = [record for record in self._records if record.step == step]
         if not found:
             text = MSG_UNKNOWN_STEP.format(step=step, path=self.base_path, steps=self.all_steps())
             raise ValueError(text)
-        reader = self._storage.reader(found[-1].name)
+        return found[-1]
+
+    def _newest(self) -> Record | None:
+        """The newest checkpoint without a fault. Raises DamagedCheckpointError when all have one."""
+        faults = []
+        for record in sorted(self._records, key=lambda record: (record.step, record.time))[::-1]:
+            fault = self._fault(record)
+            if fault is None:
+                return record
+            faults.append(fault)
+            text = MSG_DAMAGED.format(step=record.step, path=self.base_path, fault=fault)
+            logger.warning(text)
+        if faults:
+            text = MSG_ALL_DAMAGED.format(path=self.base_path, faults="; ".join(faults))
+            raise DamagedCheckpointError(text)
+        return None
+
+    def _fault(self, record: Record) -> str | None:
+        """What is wrong with a checkpoint's files; each process of the group looks at some of them."""
+        if self.pg is None:
+            return self._storage.fault(record)
+        rank, count = dist.get_rank(self.pg), dist.get_world_size(self.pg)
+        found: list[str | None] = [None] * count
+        dist.all_gather_object(found, self._storage.fault(record, rank, count), self.pg)
+        return next((fault for fault in found if fault is not None), None)
+
+    def _check(self, record: Record) -> None:
+        fault = self._fault(record)
+        if fault is not None:
+            text = MSG_DAMAGED.format(step=record.step, path=self.base_path, fault=fault)
+            raise DamagedCheckpointError(text)
+
+    def _restore(self, record: Record, state_dict: dict[str, Any], checked: bool) -> None:
+        if not checked:
+            self._check(record)
         with _without_group_warning():
             dcp.load(
                 state_dict,
-                storage_reader=reader,
+                storage_reader=self._storage.reader(record.name),
                 planner=SPMDLoadPlanner(),
                 process_group=self.pg,
                 no_dist=self.pg is None,
             )
 
     def _save(self, step: int, state: dict[str, Any], planner: SPMDSavePlanner) -> None:
-        name = self._agreed(lambda: self._storage.new_name(step))
-        with _without_group_warning():
-            dcp.save(
-                state,
-                storage_writer=self._storage.writer(name, self.num_of_threads),
-                planner=planner,
-                process_group=self.pg,
-                no_dist=self.pg is None,
+        written = Written()
+        name = ""
+        try:
+            name = self._agreed(lambda: self._storage.begin(step), self.pg)
+            with _without_group_warning():
+                dcp.save(
+                    state,
+                    storage_writer=self._storage.writer(name, self.num_of_threads, written),
+                    planner=planner,
+                    process_group=self.pg,
+                    no_dist=self.pg is None,
+                )
+            record = Record(step, datetime.datetime.now(), name, self._all_sums(written))
+            self._agreed(lambda: self._storage.complete(record), self.pg)
+        except BaseException as error:  # torch's CheckpointException is no Exception
+            if name and self._is_first:
+                self._storage.abandon(name)
+            full = written.error or _disk_is_full(error)
+            if full is None:
+                raise
+            path = self._storage.path(name or str(step))
+            text = MSG_NOT_WRITTEN.format(
+                step=step, path=path, error=full.strerror, steps=self.all_steps()
             )
-        self._keep(Record(step, datetime.datetime.now(), name))
+            raise OSError(full.errno, text) from error
+        self._keep(record)
+
+    def _all_sums(self, written: Written) -> dict[str, Any]:
+        """The checksums of what all processes wrote; of use in the first one only."""
+        if self.pg is None:
+            return written.sums
+        found: list[Any] | None = [None] * dist.get_world_size(self.pg) if self._is_first else None
+        dist.gather_object(written.sums, found, dist.get_global_rank(self.pg, 0), self.pg)
+        return {name: sum_ for sums in found or () for name, sum_ in sums.items()}
 
     def _keep(self, record: Record) -> None:
         """Count a checkpoint that is written, and let go of those that it replaces."""
@@ -185,7 +290,6 @@ class CheckpointManager:
         kept = [r for r in self._records if r.step != record.step] + [record]
         excess = max(len(kept) - self.max_to_keep, 0) if self.max_to_keep else 0
         if self._is_first:
-            self._storage.complete(record)
             for former in [*replaced, *kept[:excess]]:
                 self._storage.remove(former.name)
         self._records = kept[excess:]
@@ -194,13 +298,37 @@ class CheckpointManager:
     def _is_first(self) -> bool:
         return self.pg is None or dist.get_rank(self.pg) == 0
 
-    def _agreed(self, choose: Callable[[], str]) -> str:
-        """What the group's first process chooses, in all of them."""
-        if self.pg is None:
+    def _agreed(self, choose: Callable[[], Any], group: dist.ProcessGroup | None) -> Any:
+        """What the group's first process chooses, in all of them. Raises what it raises there, elsewhere OSError
+        with its number, or RuntimeError.
+        """
+        if group is None:
             return choose()
-        chosen: list[Any] = [choose() if self._is_first else None]
-        dist.broadcast_object_list(chosen, dist.get_global_rank(self.pg, 0), self.pg)
-        return str(chosen[0])
+        said: list[Any] = [None, None, None]
+        failed: Exception | None = None
+        if self._is_first:
+            try:
+                said[0] = choose()
+            except Exception as error:  # the others wait to hear of it
+                failed = error
+                said[1:] = str(error), getattr(error, "errno", None)
+        dist.broadcast_object_list(said, dist.get_global_rank(group, 0), group)
+        found, text, number = said
+        if failed is not None:
+            raise failed
+        if text is not None and number is not None:
+            raise OSError(number, text)
+        if text is not None:
+            raise RuntimeError(MSG_FIRST.format(error=text))
+        return found
+
+
+def _disk_is_full(error: BaseException) -> OSError | None:
+    """The error, of any process, that says so."""
+    found: list[BaseException] = [error]
+    if isinstance(error, dcp.api.CheckpointException):
+        found += [failure[0] for failure in error.failures.values()]
+    return next((e for e in found if isinstance(e, OSError) and e.errno in _FULL), None)
 
 
 def _check_numbers(interval: int, keep: int, pending: int, threads: int) -> None:
@@ -234,7 +362,7 @@ def _copied(state_dict: dict[str, Any]) -> tuple[dict[str, Any], SPMDSavePlanner
 
 def _on_host(value: Any) -> Any:
     found = parts.to_write(value)
-    if isinstance(found, parts.DeviceParts):
+    if isinstance(found, parts.DeviceParts | parts.RowsToWrite):
         return found.copied()
     if isinstance(found, torch.Tensor):
         return found.clone() if found is value else found

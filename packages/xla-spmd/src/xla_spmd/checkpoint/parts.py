@@ -6,6 +6,8 @@ A part that several devices hold is written once in the job, and read once per p
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from types import EllipsisType
 from typing import Any, Protocol
 
@@ -117,6 +119,79 @@ class HostParts(_Written):
         return self._copies[_offsets(index)]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rows:
+    """This replica's part of a parameter that is cut along dimension 0, and padded with zeros to equal parts.
+
+    Row ``start`` of a tensor of shape ``whole`` is the first of ``tensor``.
+    """
+
+    tensor: torch.Tensor
+    whole: torch.Size
+    start: int
+
+    @property
+    def chunk(self) -> ChunkStorageMetadata:
+        """Where the part is in the whole; the padding is in no part."""
+        first = min(self.start, self.whole[0])
+        count = min(self.tensor.shape[0], self.whole[0] - first)
+        rest = self.whole[1:]
+        return ChunkStorageMetadata(
+            torch.Size([first, *[0] * len(rest)]), torch.Size([count, *rest])
+        )
+
+
+class RowsToWrite(_Written):
+    """A replica's part of a parameter, fetched when it is written, or before (``copied``)."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._value: torch.Tensor = rows.tensor.detach()
+        chunk = rows.chunk
+        super().__init__(rows.tensor, [chunk] if chunk.sizes.numel() else [])
+        self.shape = rows.whole
+        self._count = chunk.sizes[0]
+
+    def part(self, _index: MetadataIndex) -> torch.Tensor:
+        """The part, without padding."""
+        return self._value.cpu()[: self._count]
+
+    def copied(self) -> RowsToWrite:
+        """The same part, fetched now."""
+        found = copy.copy(self)
+        found._value = (
+            self._value.cpu() if isinstance(self._value, XLATensor) else self._value.clone()
+        )
+        return found
+
+
+class RowsToLoad:
+    """Memory for a replica's part of a parameter, whoever wrote which parts of it; full, it goes to the device."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._chunk = rows.chunk
+        self._value = torch.zeros(rows.tensor.shape, dtype=rows.tensor.dtype)
+        self._missing = self._chunk.sizes.numel()
+
+    def size(self) -> torch.Size:
+        """The whole tensor's shape."""
+        return self._rows.whole
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [self._chunk] if self._missing else []
+
+    def part(self, _index: MetadataIndex) -> torch.Tensor:
+        """The memory of the part."""
+        return self._value[: self._chunk.sizes[0]]
+
+    def arrived(self, elements: int) -> None:
+        """So many more elements were read; with the last of them the parameter gets its value."""
+        self._missing -= elements
+        if not self._missing:
+            with torch.no_grad():
+                self._rows.tensor.copy_(self._value)
+
+
 class LoadedParts:
     """Memory on the host for the parts of a tensor that this process holds; full, they go to the devices."""
 
@@ -192,11 +267,15 @@ def to_write(value: Any) -> Any:
     """What of a state dict is written for ``value``: a tensor's parts, or the value on the CPU."""
     if is_over_mesh(value):
         return DeviceParts(value)
+    if isinstance(value, Rows):
+        return RowsToWrite(value)
     return value.detach().cpu() if isinstance(value, XLATensor) else value
 
 
 def to_load(value: Any) -> Any:
     """What of a state dict is read into for ``value``."""
+    if isinstance(value, Rows):
+        return RowsToLoad(value)
     if not isinstance(value, XLATensor):
         return value
     if is_over_mesh(value) and view_of(value) is None:

@@ -7,7 +7,7 @@ CPU by the default planner, and what that wrote can be loaded over a mesh.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -67,7 +67,11 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
         is_coordinator: bool = False,
     ) -> None:
         """Flatten ``state_dict`` and make room for the parts of its tensors."""
+        # torch puts None in the place of what it does not know
+        rows = list(_rows_in(state_dict, ()))
         super().set_up_planner(state_dict, metadata, is_coordinator)
+        for path, container, value in rows:
+            container[path[-1]] = self.state_dict[".".join(map(str, path))] = value
         self.state_dict = {name: parts.to_load(value) for name, value in self.state_dict.items()}
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
@@ -82,5 +86,16 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
             found.arrived(math.prod(read_item.lengths))
 
 
-_WRITTEN = (parts.DeviceParts, parts.HostParts)
-_LOADED = (parts.LoadedParts, parts.LoadedCopy)
+def _rows_in(
+    container: dict[Any, Any], path: tuple[Any, ...]
+) -> Iterator[tuple[tuple[Any, ...], dict[Any, Any], parts.Rows]]:
+    """Replicas' parts of parameters in nested dicts: their paths, and which dict each is in."""
+    for key, value in container.items():
+        if isinstance(value, parts.Rows):
+            yield (*path, key), container, value
+        elif isinstance(value, dict):
+            yield from _rows_in(value, (*path, key))
+
+
+_WRITTEN = (parts.DeviceParts, parts.HostParts, parts.RowsToWrite)
+_LOADED = (parts.LoadedParts, parts.LoadedCopy, parts.RowsToLoad)

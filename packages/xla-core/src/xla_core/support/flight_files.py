@@ -1,0 +1,163 @@
+"""The flight recorder's files: a folder per job and occasion, a file per process, and one of them all.
+
+``FOLDER/JOB/OCCASION/3.json`` is what process 3 wrote, ``3.last.json`` what others knew of it, ``job.json`` all of
+them, ``job.txt`` the page. Who writes last merges: no process has to outlive the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from xla_core.support import flags, flight_report
+
+__all__ = [
+    "KEPT_JOBS",
+    "MERGED",
+    "PAGE",
+    "RUNNING",
+    "Snapshot",
+    "folder",
+    "forget",
+    "keep",
+    "merged",
+    "occasions",
+    "prune",
+    "write",
+]
+
+MERGED: Final = "job.json"
+PAGE: Final = "job.txt"
+RUNNING: Final = "running"
+"""The occasion of processes that run, or were aborted."""
+KEPT_JOBS: Final = 20
+"""Folders of so many jobs stay; the oldest are removed."""
+_LOCK: Final = ".lock"
+_LAST: Final = ".last.json"
+
+MSG_FOREIGN: Final = "{folder} belongs to another user; set XLA_FLIGHT_DIR to a folder of your own"
+
+Snapshot = dict[str, Any]
+"""What one process says of itself: see ``flight_report``."""
+
+
+def folder() -> Path:
+    """Where reports are: ``XLA_FLIGHT_DIR``, or a folder of this user's among the temporary files."""
+    named = flags.FLIGHT_DIR.get()
+    return Path(named) if named else Path(tempfile.gettempdir()) / f"xla-flight-{os.getuid()}"
+
+
+def write(job: str, occasion: str, snapshot: Snapshot, others: dict[int, Snapshot]) -> Path:
+    """Keep this process's ``snapshot``, and what is known of ``others`` by ordinal; returns the page's path.
+
+    The job's file and page are made anew of all that is there. Raises OSError where the folder cannot be
+    written to.
+    """
+    place = _made(job, occasion)
+    with _locked(place):
+        _replace(place / f"{snapshot['ordinal']}.json", json.dumps(snapshot))
+        for ordinal, known in others.items():
+            if ordinal != snapshot["ordinal"]:
+                _replace(place / f"{ordinal}{_LAST}", json.dumps(known))
+        _write_merged(place)
+    prune(place.parents[1])
+    return place / PAGE
+
+
+def _made(job: str, occasion: str) -> Path:
+    """An occasion's folder, for this user alone."""
+    base = folder()
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if base.stat().st_uid != os.getuid():
+        raise PermissionError(MSG_FOREIGN.format(folder=base))
+    place = base / job / occasion
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def keep(job: str, snapshot: Snapshot) -> None:
+    """Keep what this process did last while it runs: it may be aborted without another word."""
+    _replace(_made(job, RUNNING) / f"{snapshot['ordinal']}.json", json.dumps(snapshot))
+
+
+def forget(job: str, ordinal: int) -> None:
+    """This process ends well, or has said more: remove what ``keep`` has kept."""
+    place = folder() / job / RUNNING
+    (place / f"{ordinal}.json").unlink(missing_ok=True)
+    for empty in (place, place.parent):  # the last one out
+        with contextlib.suppress(OSError):
+            empty.rmdir()
+
+
+def merged(place: Path) -> dict[str, Any]:
+    """The report of an occasion's folder, made anew where the job runs or was aborted.
+
+    Raises OSError where there is none.
+    """
+    if place.name == RUNNING:
+        report = _merge(place)
+        for one in report["processes"].values():
+            one["heard"] = True  # nobody knows whether it still lives
+        return report
+    found: dict[str, Any] = json.loads((place / MERGED).read_text())
+    return found
+
+
+def occasions() -> list[Path]:
+    """The folders of all reports, the latest last."""
+    found = {path.parent for path in folder().glob("*/*/[0-9]*.json")}
+    return sorted(found, key=lambda place: place.stat().st_mtime)
+
+
+def _write_merged(place: Path) -> None:
+    report = _merge(place)
+    _replace(place / MERGED, json.dumps(report))
+    _replace(place / PAGE, flight_report.text(report))
+
+
+def prune(base: Path) -> None:
+    """Remove the folders of the oldest jobs."""
+    jobs = [path for path in base.iterdir() if path.is_dir()]
+    if len(jobs) > KEPT_JOBS:
+        jobs.sort(key=lambda path: path.stat().st_mtime if path.exists() else 0.0)
+        for path in jobs[:-KEPT_JOBS]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _merge(place: Path) -> dict[str, Any]:
+    """One report of all files: of each process the one that it wrote, or else what others knew of it."""
+    found: dict[int, Snapshot] = {}
+    for path in sorted(place.glob("[0-9]*.json")):  # "3.json" before "3.last.json"
+        snapshot = json.loads(path.read_text())
+        snapshot["heard"] = path.name.endswith(_LAST)
+        ordinal = int(path.name.partition(".")[0])
+        found.setdefault(ordinal, snapshot)
+    first = min(found.values(), key=lambda s: (s["heard"], s["time"]))
+    return {
+        "job": place.parent.name,
+        "occasion": place.name,
+        "count": first["count"],
+        "processes": {str(n): found[n] for n in sorted(found)},
+    }
+
+
+@contextlib.contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    """One process at a time; the system lets go of it for one that dies meanwhile."""
+    with (place / _LOCK).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole or not at all, for who reads meanwhile; not waited for until it is on the disk."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

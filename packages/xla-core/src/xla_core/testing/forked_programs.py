@@ -1,0 +1,176 @@
+"""Runs Python programs in processes that are forked from one which has imported torch and jax.
+
+Both imports take seconds of processor time in every process, which is more than most programs of a test take.
+Nothing of this project is imported before the fork: a program attaches the device and reads its environment
+variables as a new interpreter would. What looks at imports themselves, or sets variables that torch, jax or
+Python read when they start, needs a new interpreter.
+
+The module is also the server's program: it is run by its path, so that it can be imported without xla_core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+PRELOADED = ("numpy", "torch", "jax", "jax.numpy", "jaxlib.mlir.dialects.stablehlo")
+"""What the server imports before it forks."""
+
+READ_EARLY = ("PYTHON", "TORCH_", "JAX_", "LD_")
+"""How the variables begin that Python, torch and jax read when they start."""
+
+MSG_READ_EARLY: Final = "{names}: read before the fork; run this program in a new interpreter"
+
+_MAX_REQUEST = 1 << 20
+
+
+class Server:
+    """A process that forks others. ``hash_seed`` is their PYTHONHASHSEED: it is fixed before the fork."""
+
+    def __init__(self, hash_seed: int) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": str(hash_seed),
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        with theirs:
+            command = [sys.executable, __file__, str(theirs.fileno())]
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True
+            )
+        self._connection = ours
+
+    def run(
+        self, code: str, *, cwd: str, environment: Mapping[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``code`` as ``python -c`` would, with exactly this environment; what it printed and its status.
+
+        A program that a signal ended has the negative number of the signal as its status. Raises
+        subprocess.TimeoutExpired, after killing the program, if it takes more than ``timeout`` seconds, and
+        ValueError for a variable that only a new interpreter would obey.
+        """
+        early = (k for k in environment if k.startswith(READ_EARLY))
+        if late := {k for k in early if environment[k] != os.environ.get(k)}:
+            raise ValueError(MSG_READ_EARLY.format(names=", ".join(sorted(late))))
+        request = json.dumps({"code": code, "cwd": cwd, "environment": dict(environment)}).encode()
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            socket.send_fds(self._connection, [request], [out.fileno(), err.fileno()])
+            status = self._status(code, timeout)
+            for file in (out, err):
+                file.seek(0)
+            output, error = out.read().decode(), err.read().decode()
+        return subprocess.CompletedProcess(["python", "-c", code], status, output, error)
+
+    def _status(self, code: str, timeout: float) -> int:
+        pid = int(self._connection.recv(64))
+        self._connection.settimeout(timeout)
+        try:
+            return int(self._connection.recv(64))
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            self._connection.settimeout(None)
+            self._connection.recv(64)
+            raise subprocess.TimeoutExpired(["python", "-c", code], timeout) from None
+        finally:
+            self._connection.settimeout(None)
+
+    def close(self) -> None:
+        """End the server."""
+        self._connection.close()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def servers() -> Iterator[Iterator[Server]]:
+    """Servers in turns, each with a hash seed of its own.
+
+    Programs that follow each other and must agree (on a cache's key, for instance) differ in the order of
+    their sets, as those of new interpreters do. A server is started when its turn comes for the first time.
+    """
+    started: list[Server] = []
+
+    def in_turns() -> Iterator[Server]:
+        for seed in (1, 2):
+            started.append(Server(seed))
+            yield started[-1]
+        while True:
+            yield from started
+
+    try:
+        yield in_turns()
+    finally:
+        for server in started:
+            server.close()
+
+
+def _serve(connection: socket.socket) -> str | None:
+    """Answer requests until the other side is gone; in a forked process, return its code."""
+    while True:
+        data, (out, err), _, _ = _receive(connection)
+        if not data:
+            return None
+        request = json.loads(data)
+        pid = os.fork()
+        if pid == 0:
+            connection.close()
+            _become(request, out, err)
+            return str(request["code"])
+        os.close(out)
+        os.close(err)
+        connection.send(str(pid).encode())
+        _, status = os.waitpid(pid, 0)
+        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, list[int], int, Any]:
+    data, descriptors, flags, address = socket.recv_fds(connection, _MAX_REQUEST, 2)
+    return data, descriptors or [-1, -1], flags, address
+
+
+def _become(request: dict[str, Any], out: int, err: int) -> None:
+    """Take over the request's output files, folder and environment."""
+    os.setsid()
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.closerange(3, 256)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv[:] = ["-c"]
+    sys.path[0] = ""
+
+
+def _autoload() -> None:
+    """What ``import torch`` does at its end (torch 2.11 to 2.15) unless the environment says otherwise."""
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1":
+        for entry in importlib.metadata.entry_points(group="torch.backends"):
+            entry.load()()
+
+
+def _main() -> None:
+    for name in PRELOADED:
+        importlib.import_module(name)
+    code = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if code is not None:
+        _autoload()
+        program = types.ModuleType("__main__")
+        sys.modules["__main__"] = program
+        exec(compile(code, "<string>", "exec"), program.__dict__)  # noqa: S102 - a test's own program
+
+
+if __name__ == "__main__":
+    _this = sys.modules["__main__"]  # lives on when the program takes its place
+    _main()

@@ -1,0 +1,144 @@
+"""``xla-debug flight``: what each process of a job did last, of one that runs or of one that has ended."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from xla_core.support import flight_files, flight_report
+from xla_debug.run_report import flight_page
+
+HTML: Final = "job.html"
+SIGNAL: Final = signal.SIGUSR2
+WAIT_SECONDS: Final = 10.0
+_PAUSE: Final = 0.1
+_SETTLED_SECONDS: Final = 1.5
+"""A report has all processes by then that can answer."""
+
+MSG_NONE: Final = "no reports in {folder} (XLA_FLIGHT_DIR)\n"
+MSG_UNKNOWN: Final = "there is no report of {job} in {folder}; `xla-debug flight` lists them\n"
+MSG_NO_PROCESS: Final = (
+    "process {pid}, and those that it started, do not answer: they do not use an xla device with xla-dist, "
+    "or are of another user or host\n"
+)
+MSG_SILENT: Final = "process {pid} has written no report within {seconds:.0f} s\n"
+
+
+def add_parser(commands: Any) -> None:
+    """Declare the command's arguments."""
+    found = commands.add_parser(
+        "flight", help="show what each process of a job did last, and who waits for whom"
+    )
+    found.add_argument(
+        "job",
+        nargs="?",
+        help="a process of a running job, or its launcher, by number; or a report's job or folder; "
+        "default: list the reports",
+    )
+    found.set_defaults(command=command)
+
+
+def command(chosen: argparse.Namespace) -> int:
+    """Show a report or the list of them; the status is 1 where there is none."""
+    if chosen.job is None:
+        return _list()
+    if chosen.job.isdecimal():
+        return _ask(int(chosen.job))
+    place = _find(chosen.job)
+    if place is None:
+        text = MSG_UNKNOWN.format(job=chosen.job, folder=flight_files.folder())
+        sys.stderr.write(text)
+        return 1
+    return _show(place)
+
+
+def _list() -> int:
+    places = flight_files.occasions()
+    if not places:
+        sys.stderr.write(MSG_NONE.format(folder=flight_files.folder()))
+        return 1
+    for place in places:
+        sys.stdout.write(f"{place.parent.name}/{place.name}\n")
+        for line in flight_report.headline(flight_files.merged(place)):
+            sys.stdout.write(f"    {line}\n")
+    return 0
+
+
+def _find(name: str) -> Path | None:
+    """The latest report of a job, or of the folder with that name."""
+    whole = Path(name)
+    for place in reversed(flight_files.occasions()):
+        if name in (place.parent.name, f"{place.parent.name}/{place.name}") or (
+            whole.exists() and place.resolve() in (whole.resolve(), whole.resolve().parent)
+        ):
+            return place
+    return None
+
+
+def _show(place: Path) -> int:
+    report = flight_files.merged(place)
+    sys.stdout.write(flight_report.text(report))
+    page = place / HTML
+    page.write_text(flight_page.render(report), encoding="utf-8")
+    sys.stdout.write(f"page: {page}\n")
+    return 0
+
+
+def _ask(pid: int) -> int:
+    """Have a process write a report of its job, and show it."""
+    answering = next((p for p in [pid, *_descendants(pid)] if _answers(p)), None)
+    if answering is None:
+        sys.stderr.write(MSG_NO_PROCESS.format(pid=pid))
+        return 1
+    asked = time.time()
+    os.kill(answering, SIGNAL)
+    while time.time() - asked < WAIT_SECONDS:
+        for place in reversed(flight_files.occasions()):
+            if place.name != flight_files.RUNNING and _is_answer(place, answering, asked):
+                return _show(place)
+        time.sleep(_PAUSE)
+    sys.stderr.write(MSG_SILENT.format(pid=answering, seconds=WAIT_SECONDS))
+    return 1
+
+
+def _is_answer(place: Path, pid: int, asked: float) -> bool:
+    """Whether a report has been made since then, by this process's job, with all that can answer."""
+    try:
+        report = flight_files.merged(place)
+    except OSError:
+        return False  # it is about to be written
+    processes = report["processes"].values()
+    fresh = [one for one in processes if not one["heard"] and one["time"] >= asked]
+    if not any(one["pid"] == pid for one in fresh):
+        return False
+    return len(fresh) == report["count"] or time.time() - fresh[0]["time"] > _SETTLED_SECONDS
+
+
+def _answers(pid: int) -> bool:
+    """Whether a process has a handler of the signal, which would end it otherwise: proc_pid_status(5)."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = next((row for row in text.splitlines() if row.startswith("SigCgt:")), "SigCgt: 0")
+    return bool(int(caught.split()[1], 16) >> (SIGNAL - 1) & 1)
+
+
+def _descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        parents[int(path.parent.name)] = int(words[1])
+    found = [pid]
+    for one in found:  # grows meanwhile
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]

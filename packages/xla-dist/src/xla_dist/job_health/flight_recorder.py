@@ -1,0 +1,321 @@
+"""The flight recorder of a job: who writes a report of it when, and what each process tells the others before.
+
+Every process keeps a ring of what it did last (``xla_core.support.flight_ring``). The watchdog shows
+the newest part of it to the others twice a second, so that a process that dies is in the report,
+and looks whether somebody wants one. Each process writes its own part; who comes last puts them together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from xla_core.extension_api import jobs
+from xla_core.support import flight_files, flight_report, flight_ring
+from xla_dist.job_health import flight_snapshot, thread_states
+from xla_dist.job_health.collective_order import Agreement
+from xla_dist.job_health.flight_snapshot import Facts
+from xla_dist.settings import STEP_LIMIT, STEP_LIMIT_ENDS
+
+logger = logging.getLogger(__name__)
+
+SIGNAL: Final = signal.SIGUSR2
+"""A process that gets this writes a report of the whole job."""
+END: Final = "end"
+"""The occasion of a job's end."""
+_NAME: Final = "xla/flight/job"
+_WANTED: Final = "xla/flight/wanted"
+_LAST: Final = "xla/flight/last"
+LEAST_SECONDS: Final = 5.0
+"""A step that takes less is no hang, however long the others take."""
+_LATER_SECONDS: Final = 1.0
+"""So much later than process 0 the others find a step long: one report is enough."""
+_STRAGGLER_SECONDS: Final = 10.0
+_SAME_SECONDS: Final = 1.0
+"""Signals that come so soon after each other are one."""
+
+MSG_LONG: Final = (
+    "ordinal {me}: step {step} has taken {seconds:.1f} s so far, the usual one {usual:.3f} s "
+    "(XLA_DIST_STEP_LIMIT is {limit:g})"
+)
+MSG_REPORT: Final = "flight report: {path}"
+MSG_ASKED: Final = "asked for at process {pid}"
+MSG_UNWRITABLE: Final = "xla-dist: no flight report could be written: %s"
+
+
+class _State:
+    recorder: Recorder | None = None
+
+
+class Recorder:
+    """What the watchdog does for reports: ``agreement`` has the collectives of replica ``ordinal``.
+
+    ``waiting`` tells what the main thread waits at. For a process that is alone the count is 1.
+    """
+
+    def __init__(
+        self, agreement: Agreement | None, ordinal: int, count: int, waiting: Callable[[], Any]
+    ) -> None:
+        self.agreement = agreement
+        self.ordinal = ordinal
+        self.count = count
+        self._waiting = waiting
+        self._asked = threading.Event()
+        self._over = False
+        self._dumped: set[str] = set()
+        self._dumped_at = time.monotonic()
+        self._shown: object = None
+        self._lock = threading.Lock()
+        self._own_name = f"{time.strftime('%Y-%m-%dT%H%M%S')}-{os.getpid()}"
+        self._name = self._own_name if count == 1 else ""
+        self._limits = StepLimit(ordinal)
+        self._next_straggler = time.monotonic() + _STRAGGLER_SECONDS
+        self._named: set[str] = set()
+        if agreement is not None:
+            agreement.on_unusual = self.show
+        if count > 1 and ordinal == 0:
+            jobs.publish(_NAME, self._own_name.encode())
+
+    # -- twice a second -------------------------------------------------------------------------
+
+    def look(self) -> str | None:
+        """Show what this process did last, and write what is wanted; why the job is to end, or None."""
+        self.show()
+        ends = None if self._over else self._look_at_step()
+        if self._asked.is_set():
+            self._asked.clear()
+            text = MSG_ASKED.format(pid=os.getpid())
+            self.want("asked", text)
+        data = jobs.lookup(_WANTED)
+        if data is not None:
+            occasion, reason = json.loads(data)
+            self.dump(occasion, Facts(reason))
+        self._look_for_stragglers()
+        return ends
+
+    def show(self, finished: bool = False) -> None:
+        """Tell the others what this process did last, if that is new."""
+        self._over = finished = self._over or finished
+        newest = flight_ring.newest()
+        place = thread_states.main_place()
+        seen = (id(newest), newest[2] if newest is not None else 0, place, finished)
+        if seen == self._shown:
+            return
+        self._shown = seen
+        facts = Facts(waiting=self._waiting(), finished=finished)
+        last = flight_snapshot.take_brief(self.agreement, self.ordinal, self.count, facts)
+        self._keep(last)
+        jobs.publish(f"{_LAST}/{self.ordinal}", zlib.compress(json.dumps(last).encode(), 1))
+
+    def _keep(self, last: dict[str, Any]) -> None:
+        """Leave on this host what the runtime cannot take along, should it abort the process."""
+        with contextlib.suppress(OSError):  # a report will say so
+            if last["finished"]:
+                flight_files.forget(self.name(), self.ordinal)
+            else:
+                flight_files.keep(self.name(), last)
+
+    def want(self, kind: str, reason: str) -> None:
+        """Have all processes write a report, within their next look."""
+        if self.count == 1:
+            self.dump(_occasion(kind), Facts(reason))
+        else:
+            jobs.publish(_WANTED, json.dumps([_occasion(kind), reason]).encode())
+
+    def _look_at_step(self) -> str | None:
+        text = self._limits.look(time.monotonic() - self._dumped_at)
+        if text is None:
+            return None
+        self.want("long-step", text)
+        path = flight_files.folder() / self.name()
+        logger.warning("%s; %s", text, MSG_REPORT.format(path=path))
+        return text if STEP_LIMIT_ENDS.get() else None
+
+    def _look_for_stragglers(self) -> None:
+        """Warn of each process that all others wait for, once."""
+        now = time.monotonic()
+        if self.ordinal != 0 or now < self._next_straggler:
+            return
+        self._next_straggler = now + _STRAGGLER_SECONDS
+        for line in self.stragglers():
+            who = line.partition(" is ")[0]
+            if who not in self._named:
+                self._named.add(who)
+                logger.warning("%s", line)
+
+    def stragglers(self) -> list[str]:
+        """A line for each process whose own part of a step is longer than that of the others."""
+        times = {n: (one["steps"]["own"], one["steps"]["usual"]) for n, one in _last().items()}
+        known = {n: t for n, t in times.items() if t[0] is not None}
+        return list(flight_report.straggler_lines(known))
+
+    # -- reports --------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Have a report of the job written, from any thread."""
+        if self.count == 1:
+            self.want("asked", MSG_ASKED.format(pid=os.getpid()))
+        else:
+            self._asked.set()
+
+    def dump(self, occasion: str, facts: Facts) -> Path | None:
+        """Write this process's part of a report, once for each occasion; the page's path, if there is one."""
+        with self._lock:
+            if occasion in self._dumped and occasion != END:  # the last words are the best
+                return None
+            self._dumped.add(occasion)
+            self._dumped_at = time.monotonic()
+        facts.waiting = facts.waiting or self._waiting()
+        if self.count > 1 and self.agreement is not None:
+            with contextlib.suppress(RuntimeError):  # the coordinator is gone, or programs differ
+                self.agreement.look()  # what others have launched meanwhile
+        snapshot = flight_snapshot.take(self.agreement, self.ordinal, self.count, facts)
+        others: dict[int, dict[str, Any]] = {}
+        if self.count > 1:
+            with contextlib.suppress(RuntimeError):  # the coordinator is gone
+                others = _last()
+        try:
+            written = flight_files.write(self.name(), occasion, snapshot, others)
+            if occasion == END:
+                flight_files.forget(self.name(), self.ordinal)
+            return written
+        except OSError as error:
+            logger.warning(MSG_UNWRITABLE, error)
+            return None
+
+    def name(self) -> str:
+        """The job's name, which process 0 has given it."""
+        if not self._name:
+            with contextlib.suppress(RuntimeError):
+                self._name = (jobs.lookup(_NAME) or b"").decode()
+        met = jobs.connection()
+        return self._name or (met.job.address.replace("/", "_") if met else self._own_name)
+
+
+class StepLimit:
+    """When a step takes too long: the limit is learned from the job's own steps.
+
+    A long step that has ended after all (an evaluation, a checkpoint) is usual from then on.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        self._ordinal = ordinal
+        self._alarm: tuple[int, float] | None = None
+        self._known = 0.0
+
+    def look(self, reported: float) -> str | None:
+        """What to say of the step that runs, once; None while all is well.
+
+        ``reported`` is how many seconds ago there was a report: within the step, it is enough.
+        """
+        times = flight_ring.step_times()
+        factor = STEP_LIMIT.get()
+        if self._alarm is not None:
+            step, seconds = self._alarm
+            if times.ended == step:
+                self._alarm = (step, times.since)
+                return None
+            self._known, self._alarm = max(self._known, 2 * seconds), None
+        if times.usual is None or not factor:
+            return None
+        limit = max(factor * times.usual, LEAST_SECONDS, self._known)
+        if times.since <= limit + (_LATER_SECONDS if self._ordinal else 0.0):
+            return None
+        self._alarm = (times.ended, times.since)
+        if reported < times.since - factor * times.usual:
+            return None
+        return MSG_LONG.format(
+            me=self._ordinal, step=times.ended + 1, seconds=times.since, usual=times.usual,
+            limit=factor,
+        )  # fmt: skip
+
+
+def _occasion(kind: str) -> str:
+    return f"{kind}-{time.strftime('%H%M%S')}"
+
+
+def _last() -> dict[int, dict[str, Any]]:
+    """What all processes have shown last, by ordinal."""
+    found = jobs.published(_LAST)
+    return {int(name): json.loads(zlib.decompress(data)) for name, data in found.items()}
+
+
+def start(
+    agreement: Agreement | None, ordinal: int, count: int, waiting: Callable[[], Any]
+) -> Recorder:
+    """This process's recorder, made once; from now on a signal asks for a report."""
+    if _State.recorder is None:
+        _State.recorder = Recorder(agreement, ordinal, count, waiting)
+        _listen(_State.recorder)
+    return _State.recorder
+
+
+def current() -> Recorder | None:
+    """This process's recorder, or None."""
+    return _State.recorder
+
+
+def failed(text: str, error: BaseException | None = None, own: bool = True) -> str:
+    """Write the report of this process's end; the line that names its path, to go with ``text``, or nothing.
+
+    ``error`` is what ends it, unless the watchdog does; ``own`` is false for a collective that broke.
+    """
+    recorder = _State.recorder
+    if recorder is None:
+        return ""
+    facts = Facts(text)
+    if error is not None:
+        facts.raised(error, own)
+    path = recorder.dump(END, facts)
+    return f"\n{MSG_REPORT.format(path=path)}" if path is not None else ""
+
+
+# -- the signal -----------------------------------------------------------------------------------
+
+
+def _listen(recorder: Recorder) -> None:
+    """Answer the signal from a thread of its own: the main thread may be inside the runtime.
+
+    Python notes a signal in a pipe at once, and runs handlers in the main thread only. Whoever has a handler of
+    this signal already keeps it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(SIGNAL) is not signal.SIG_DFL:
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    former = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    if former != -1:  # somebody else's loop is told of signals
+        signal.set_wakeup_fd(former, warn_on_full_buffer=False)
+    # for such a loop, also one that comes later; where there is none this says the same once more
+    signal.signal(SIGNAL, lambda number, _frame: _wake(writer, number))
+    arguments = (recorder, reader)
+    threading.Thread(
+        target=_answer, args=arguments, name=thread_states.FLIGHT_THREAD, daemon=True
+    ).start()
+
+
+def _wake(writer: int, number: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        os.write(writer, bytes([number]))
+
+
+def _answer(recorder: Recorder, reader: int) -> None:
+    answered = 0.0
+    while True:
+        if SIGNAL in os.read(reader, 64) and time.monotonic() - answered > _SAME_SECONDS:
+            answered = time.monotonic()
+            try:
+                recorder.ask()
+            except Exception:
+                logger.exception("xla-dist: the flight recorder failed")

@@ -1,0 +1,167 @@
+"""What this process says of itself in a flight report: ``xla_core.support.flight_report`` has the fields."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import traceback
+from typing import Any, Final
+
+from xla_core.support import flight_ring
+from xla_dist.job_health import thread_states
+from xla_dist.job_health.collective_order import Agreement, Collectives
+
+RECORDS: Final = 256
+COLLECTIVES: Final = 64
+"""So many of the last go into a snapshot ..."""
+FEW_RECORDS: Final = 16
+FEW_COLLECTIVES: Final = 16
+"""... and into a brief one."""
+_INSIDE: Final = (
+    flight_ring.LAUNCH, flight_ring.COMPILE, flight_ring.SEND, flight_ring.FETCH, flight_ring.WAIT,
+)  # fmt: skip
+_REASON: Final = 4000
+"""Characters of a failure's text that are kept, from its end."""
+
+
+class Facts:
+    """What the caller knows of this process: ``waiting`` is a ``failure_reports.Waiting`` or None."""
+
+    def __init__(self, reason: str = "", waiting: Any = None, finished: bool = False) -> None:
+        self.reason = reason
+        self.waiting = waiting
+        self.finished = finished
+        self.error: str | None = None
+        self.broke: str | None = None
+        self.place: str | None = None
+        self.stack = ""
+
+    def raised(self, error: BaseException, own: bool) -> None:
+        """This process ends by an error: its ``own``, or that of a collective that another one broke."""
+        text = f"{type(error).__name__}: {error}"[:_REASON]
+        self.error, self.broke = (text, None) if own else (None, text)
+        self.place = thread_states.place_of_error(error.__traceback__)
+        self.stack = "".join(traceback.format_tb(error.__traceback__))
+
+
+def take(agreement: Agreement | None, ordinal: int, count: int, facts: Facts) -> dict[str, Any]:
+    """All that a report has of this process, as one ``json`` object."""
+    condition = thread_states.ThreadWatch().look()
+    found = _brief(agreement, ordinal, count, facts, RECORDS, COLLECTIVES)
+    found["place"] = facts.place or condition.place
+    found["doing"] = condition.doing
+    found["stack"] = facts.stack or condition.stack
+    return found
+
+
+def take_brief(
+    agreement: Agreement | None, ordinal: int, count: int, facts: Facts
+) -> dict[str, Any]:
+    """The same without stack, and with few records: what the others keep of this process."""
+    found = _brief(agreement, ordinal, count, facts, FEW_RECORDS, FEW_COLLECTIVES)
+    found["place"] = facts.place or thread_states.main_place()
+    return found
+
+
+def _brief(
+    agreement: Agreement | None, ordinal: int, count: int, facts: Facts, records: int, items: int
+) -> dict[str, Any]:
+    ring = flight_ring.records()
+    times = flight_ring.step_times()
+    return {
+        "ordinal": ordinal,
+        "count": count,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "time": time.time(),
+        "reason": facts.reason[-_REASON:],
+        "error": facts.error,
+        "broke": facts.broke,
+        "finished": facts.finished,
+        "place": "",
+        "doing": "",
+        "stack": "",
+        "waiting": _waiting(facts.waiting),
+        "inside": _inside(ring),
+        "launched": _launched(agreement, ordinal, count),
+        "seen": {str(n): c for n, c in agreement.seen().items()} if agreement is not None else {},
+        "collectives": _collectives(ring, items),
+        "steps": times._asdict(),
+        "records": _rendered(ring[-records:]),
+    }
+
+
+def _waiting(waiting: Any) -> dict[str, Any] | None:
+    if waiting is None:
+        return None
+    seconds = time.monotonic() - waiting.since
+    return {"what": waiting.what, "missing": list(waiting.missing), "seconds": seconds}
+
+
+def _inside(ring: list[list[Any]]) -> dict[str, Any] | None:
+    """What the main thread has begun in the runtime and not ended."""
+    main = threading.main_thread().ident
+    for record in reversed(ring):
+        kind, began, took, thread, what, amount = record
+        if thread != main:
+            continue
+        if kind == flight_ring.STEP:
+            return None  # what began before has been broken off
+        if kind in _INSIDE and took == flight_ring.RUNNING:
+            seconds = time.time() - flight_ring.wall_clock(began)
+            return {"kind": kind, "what": _what(what), "amount": amount, "seconds": seconds}
+    return None
+
+
+def _launched(agreement: Agreement | None, ordinal: int, count: int) -> dict[str, Any]:
+    if agreement is None:
+        return {"all": 0, "with": {}}
+    counts = {n: agreement.length(n) for n in range(count) if n != ordinal}
+    return {"all": agreement.launched, "with": {str(n): c for n, c in counts.items() if c}}
+
+
+def _collectives(ring: list[list[Any]], most: int) -> list[dict[str, Any]]:
+    """The last collectives launched, the oldest first."""
+    found: list[dict[str, Any]] = []
+    for record in reversed(ring):
+        if record[0] != flight_ring.COLLECTIVE:
+            continue
+        program: Collectives = record[4]
+        moment = flight_ring.wall_clock(record[1])
+        rows = list(zip(program.items, program.places, strict=True))
+        for index in reversed(range(len(rows))):
+            (text, groups), place = rows[index]
+            number = record[5] + index + 1
+            one = {"number": number, "text": text, "groups": groups, "line": place, "time": moment}
+            found.append(one)
+            if len(found) == most:
+                return found[::-1]
+    return found[::-1]
+
+
+def _rendered(ring: list[list[Any]]) -> list[list[Any]]:
+    names = {t.ident: t.name for t in threading.enumerate()}
+    now = flight_ring.wall_clock(0)
+    return [
+        [
+            kind, now + began / 1e9, None if took == flight_ring.RUNNING else took / 1e9,
+            names.get(thread, str(thread)), _what(what),
+            0 if kind == flight_ring.COLLECTIVE else amount,
+        ]
+        for kind, began, took, thread, what, amount in ring
+    ]  # fmt: skip
+
+
+def _what(what: Any) -> str:
+    """What a record is about, as text."""
+    if what is None:
+        return ""
+    if isinstance(what, Collectives):
+        more = len(what.items) - 1
+        return what.items[0][0] + (f" and {more} more" if more else "")
+    if isinstance(what, tuple):
+        dtype, shape = what
+        return f"{dtype}{list(shape)}"
+    return str(what)

@@ -1,0 +1,1 @@
+"""Tools for tests of jobs, shipped for users' own: faults on purpose."""

@@ -1,0 +1,179 @@
+"""Faults on purpose: what a job does when one of its processes fails can be tested before it happens.
+
+``XLA_DIST_FAULT=kill:1:20`` lets ordinal 1 of any script's job be killed at the end of its step 20;
+``strike("kill")`` does so here and now.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NamedTuple, NoReturn
+
+import torch
+
+from xla_core.contract import events
+from xla_core.extension_api import jobs, runtime
+from xla_dist.collectives import model_collectives
+from xla_dist.processes import rendezvous
+from xla_dist.settings import FAULT
+
+logger = logging.getLogger(__name__)
+
+_COORDINATOR: Final = b"xla_core.jax_bridge.coordinator_process"
+_NAP_SECONDS: Final = 0.1
+_SLOW_SECONDS: Final = 0.3
+
+MSG_RAISED: Final = "a fault on purpose (xla_dist.testing.faults)"
+MSG_KIND: Final = "there is no fault {kind!r}: choose one of {known}"
+MSG_PLAN: Final = "XLA_DIST_FAULT is KIND:ORDINAL:STEP, such as kill:1:20, not {text!r}"
+MSG_NO_COORDINATOR: Final = "the job's coordinator does not run on this host"
+
+
+_told: Final[set[str]] = set()
+
+
+class InjectedFault(RuntimeError):
+    """What the fault ``raise`` raises."""
+
+
+class Plan(NamedTuple):
+    """Fault ``kind`` of replica ``ordinal`` when it ends its step number ``step``, counted from 1."""
+
+    kind: str
+    ordinal: int
+    step: int
+
+    @classmethod
+    def of_text(cls, text: str) -> Plan:
+        """From ``KIND:ORDINAL:STEP``. Raises ValueError for any other text."""
+        kind, _, rest = text.partition(":")
+        ordinal, _, step = rest.partition(":")
+        if not (ordinal.isdecimal() and step.isdecimal() and int(step) > 0):
+            raise ValueError(MSG_PLAN.format(text=text))
+        _check(kind)
+        return cls(kind, int(ordinal), int(step))
+
+
+def _check(kind: str) -> None:
+    if kind not in KINDS:
+        raise ValueError(MSG_KIND.format(kind=kind, known=", ".join(KINDS)))
+
+
+def strike(kind: str) -> None:
+    """Let this process fail now, as ``KINDS`` says. Raises ValueError for another kind.
+
+    ``raise`` raises InjectedFault; only ``program``, ``slow`` and ``coordinator`` return.
+    """
+    _check(kind)
+    if kind not in _told:
+        _told.add(kind)
+        logger.warning("xla-dist: a fault on purpose: %s", kind)
+    KINDS[kind]()
+
+
+def schedule(plan: Plan) -> Callable[[], None]:
+    """Carry out ``plan`` in the process that it is for; returns a function that calls it off.
+
+    The fault ``slow`` comes at each step from then on, every other one once.
+    """
+    count = 0
+
+    def marked(_event: events.StepMarked) -> None:
+        nonlocal count
+        count += 1
+        due = count == plan.step or (plan.kind == "slow" and count > plan.step)
+        if due and plan.ordinal == runtime.global_ordinal():
+            strike(plan.kind)
+
+    return events.subscribe(events.StepMarked, marked)
+
+
+def of_environment() -> None:
+    """Carry out what ``XLA_DIST_FAULT`` says, if anything."""
+    text = FAULT.get()
+    if text:
+        schedule(Plan.of_text(text))
+
+
+# -- the kinds ------------------------------------------------------------------------------------
+
+
+def _raise() -> NoReturn:
+    raise InjectedFault(MSG_RAISED)
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _hang() -> NoReturn:
+    while True:
+        time.sleep(_NAP_SECONDS)
+
+
+def _lock() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def _slow() -> None:
+    time.sleep(_SLOW_SECONDS)
+
+
+def _collective() -> None:
+    rendezvous.rendezvous("a fault on purpose")
+
+
+def _program() -> None:
+    # of another size than any collective of a script is likely to have
+    model_collectives.all_reduce("sum", torch.ones(6007, device="xla")).cpu()
+
+
+def _coordinator() -> None:
+    pid = _serving()
+    if pid is None:
+        launcher = multiprocessing.parent_process()
+        pid = launcher.pid if launcher is not None else None
+    if pid is None:
+        raise RuntimeError(MSG_NO_COORDINATOR)
+    os.kill(pid, signal.SIGKILL)
+    while True:  # what comes of it is the watchdog's affair
+        time.sleep(_NAP_SECONDS)
+
+
+def _serving() -> int | None:
+    """The process that serves this job's coordinator on this host, if it is one of its own."""
+    met = jobs.connection()
+    port = met.job.address.rpartition(":")[2].encode() if met is not None else b""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has just ended
+        if _COORDINATOR in words and any(word.endswith(b":" + port) for word in words):
+            return int(path.parent.name)
+    return None
+
+
+KINDS: Final[Mapping[str, Callable[[], None]]] = MappingProxyType(
+    {
+        "raise": _raise, "kill": _kill, "stop": _stop, "hang": _hang, "lock": _lock, "slow": _slow,
+        "collective": _collective, "program": _program, "coordinator": _coordinator,
+    }
+)  # fmt: skip
+"""What can happen: an exception; SIGKILL; SIGSTOP; a loop in Python that never ends; a lock that nobody
+releases; steps that take 0.3 s longer; a rendezvous that nobody else comes to; a collective that the others do
+not run; the end of the coordinator, or of the launcher where that is the coordinator."""

@@ -1,0 +1,129 @@
+"""Each fault leaves one report of all processes that names the ordinal, the collective and both lines.
+
+LIMIT is the time from a job's last step to the report. Measured on two busy cores: an exception and a kill
+0.1 s, a process that is stopped 4 s, one that hangs in Python or in a collective 6 s, different programs 0.3 s.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import dist_vitals
+import pytest
+
+from xla_core.support import flight_files, flight_report
+from xla_dist.testing import faults
+
+LIMIT = 10.0
+COLLECTIVE = "all_reduce sum of float32[4] over all 2 replicas (collective 13)"
+
+
+def _line(text):
+    """Where dist_vitals.trains has a line."""
+    lines, first = inspect.getsourcelines(dist_vitals.trains)
+    number = first + next(i for i, line in enumerate(lines) if text in line)
+    return f"{dist_vitals.__file__}:{number} in trains"
+
+
+REDUCES, SYNCS = _line("all_reduce"), _line("torch_xla.sync")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLIGHT_DIR", str(tmp_path / "flight"))
+    return tmp_path / "flight"
+
+
+def _reports(folder, occasion):
+    places = [place for place in folder.glob(f"*/{occasion}") if place.name != "running"]
+    return [flight_files.merged(place) for place in sorted(places)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "culprit"),
+    [
+        (
+            "raise",
+            "ordinal 1 failed at {syncs}: torch_xla.sync(): InjectedFault: a fault on purpose",
+        ),
+        ("kill", "ordinal 1 says nothing; "),
+        ("stop", "ordinal 1 says nothing; "),
+        ("hang", "ordinal 1 is at {syncs}: torch_xla.sync(), it sleeps; it waits for nobody"),
+        ("collective", "ordinal 1 waits in rendezvous 'a fault on purpose' at {syncs}"),
+        ("program", "ordinal 1 failed at {syncs}: torch_xla.sync(): Difference: "),
+    ],
+)
+def test_a_fault_leaves_a_report(launch, folder, kind, culprit):
+    job = launch(
+        2, dist_vitals.trains, 14,
+        XLA_FLIGHT_DIR=str(folder), XLA_DIST_FAULT=f"{kind}:1:12", XLA_DIST_STEP_LIMIT_ENDS="1",
+    )  # fmt: skip
+    error = str(job.error())
+    (report,) = _reports(folder, "end")
+    page = flight_report.text(report)
+    assert report["count"] == 2
+    assert sorted(report["processes"]) == ["0", "1"]
+    assert culprit.format(syncs=SYNCS) in page
+    if kind == "program":  # whichever side found the difference
+        assert "all_reduce sum of float32[6007]" in page
+    else:
+        (wait,) = [wait for wait in flight_report.waits(report) if wait.who == 0]
+        assert (wait.whom, wait.line) == ((1,), REDUCES)
+        assert f"ordinal 0 waits in {COLLECTIVE} at {REDUCES} for ordinal 1" in page
+        assert wait.seconds < LIMIT
+    if kind in ("kill", "stop"):  # what the others knew of it
+        assert report["processes"]["1"]["heard"]
+        assert "(collective 12)" in page
+    if kind != "kill":  # whose launcher has nobody to quote
+        assert f"flight report: {folder}" in error
+    assert not list(folder.glob("*/running/0.json"))
+
+
+def test_a_lost_coordinator_leaves_what_each_process_did_last(start_hosts, folder):
+    job = start_hosts(
+        2, [0, 1], dist_vitals.trains, 400, 0.05,
+        XLA_FLIGHT_DIR=str(folder), XLA_DIST_FAULT="coordinator:1:20",
+    )  # fmt: skip
+    for program in job:
+        status, _, _ = program.join()
+        assert status not in (0, None)
+    places = [place for place in folder.glob("*/*") if list(place.glob("[01].json"))]
+    report = flight_files.merged(places[-1])
+    page = flight_report.text(report)
+    assert sorted(report["processes"]) == ["0", "1"]
+    for ordinal in (0, 1):
+        assert f"ordinal {ordinal}: process " in page
+    assert REDUCES in page
+    assert dist_vitals.__file__ in report["processes"]["1"]["place"]
+
+
+def test_a_signal_asks_for_a_report_of_a_job_that_goes_on(launch, folder):
+    job = launch(
+        3, dist_vitals.trains_and_asks,
+        XLA_FLIGHT_DIR=str(folder), XLA_DIST_FAULT="slow:2:1",
+    )  # fmt: skip
+    assert job.join() == [None] * 3
+    (report,) = _reports(folder, "asked-*")
+    page = flight_report.text(report)
+    assert re.search(r"asked for at process \d+", page)
+    assert sorted(report["processes"]) == ["0", "1", "2"]
+    assert not any(one["heard"] for one in report["processes"].values())
+    assert re.search(
+        r"^ordinal 2 is slow: of a step of [\d.]+ ms its host works \d{3}\.", page, re.M
+    )
+    assert "ordinal 1 is slow" not in page
+    kinds = {record[0] for record in report["processes"]["1"]["records"]}
+    assert kinds >= {"launch", "compile", "collective", "fetch", "step"}
+    assert not list(folder.glob("*/running"))
+
+
+def test_faults_are_named():
+    with pytest.raises(ValueError, match="there is no fault 'sleep': choose one of raise, kill"):
+        faults.strike("sleep")
+    for text in ("kill", "kill:1", "kill:1:0", "kill:a:1"):
+        with pytest.raises(ValueError, match="XLA_DIST_FAULT is KIND:ORDINAL:STEP"):
+            faults.Plan.of_text(text)
+    assert faults.Plan.of_text("stop:3:20") == ("stop", 3, 20)
+    with pytest.raises(faults.InjectedFault):
+        faults.strike("raise")

@@ -1,0 +1,179 @@
+"""``torch_xla.launch(..., max_restarts=n)``: jobs that go on after a process has died; SIGTERM for the launcher."""
+
+from __future__ import annotations
+
+import collections
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import dist_restarts
+import pytest
+from dist_jobs import clean_environment
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
+
+import torch_xla
+from torch_xla.experimental.resume import restart_count
+
+
+@pytest.fixture
+def job_environment(fork_server, monkeypatch):
+    """The environment of a job of two CPU processes."""
+    wanted = clean_environment(2)
+    for name in set(os.environ) - set(wanted) - {"PYTEST_CURRENT_TEST"}:
+        monkeypatch.delenv(name)
+    for name, value in wanted.items():
+        monkeypatch.setenv(name, value)
+
+
+def run(folder, attempts, how, restarts):
+    arguments = (str(folder), attempts, how)
+    torch_xla.launch(
+        dist_restarts.dies, arguments, start_method="forkserver", max_restarts=restarts
+    )
+
+
+def test_the_job_begins_again_until_it_ends_well(job_environment, tmp_path, caplog):
+    run(tmp_path, 2, "kill", 3)
+    said = {p.name: p.read_text().rpartition(" ") for p in tmp_path.iterdir()}
+    assert sorted(said) == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
+    assert {value for value, _, _ in said.values()} == {"[4.0, 4.0, 4.0]"}
+    # the first attempt compiles, the others find its programs
+    assert said["0-0"][2] == "0" and int(said["2-0"][2]) > 0 and int(said["2-1"][2]) > 0
+    warnings = [
+        r.getMessage() for r in caplog.records if "Starting the job again" in r.getMessage()
+    ]
+    assert len(warnings) == 2
+    assert "attempt 1 of 4 ended after ordinal 1 of 2" in warnings[0] and "SIGKILL" in warnings[0]
+    assert "(restart 2 of 3)" in warnings[1]
+    assert restart_count() == 0
+
+
+def test_the_last_attempt_raises(job_environment, tmp_path, caplog):
+    with pytest.raises(ProcessRaisedException, match="no such luck"):
+        run(tmp_path, 5, "raise", 1)
+    assert len(list(tmp_path.iterdir())) == 4 and "no restarts left" in caplog.text
+
+
+def test_nothing_begins_again_unasked(job_environment, tmp_path):
+    with pytest.raises(ProcessExitedException, match="SIGKILL"):
+        run(tmp_path, 1, "kill", 0)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0-0", "0-1"]
+
+
+def losses(folder):
+    """(attempt, step, loss) of every step that was finished since the last look, in order."""
+    lines = (folder / "losses").read_text().splitlines()
+    (folder / "losses").unlink()
+    return [(int(a), int(s), loss) for a, s, loss in map(str.split, lines)]
+
+
+def train(folder, *arguments, restarts=0):
+    folder.mkdir(exist_ok=True)
+    torch_xla.launch(
+        dist_restarts.trains,
+        (str(folder), *arguments),
+        start_method="forkserver",
+        max_restarts=restarts,
+    )
+    return losses(folder)
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """Compiled programs that the jobs of this file have in common."""
+    return str(tmp_path_factory.mktemp("programs"))
+
+
+@pytest.mark.parametrize(("sharded", "asynchronous"), [(False, True), (True, False)])
+def test_a_run_that_is_killed_ends_with_the_losses_of_one_that_was_not(
+    job_environment, monkeypatch, tmp_path, programs, sharded, asynchronous
+):
+    monkeypatch.setenv("XLA_PERSISTENT_CACHE_PATH", programs)
+    steps, dice = 8, random.Random(5)  # an epoch has 5
+    whole = train(tmp_path / "whole", steps, None, sharded)
+    wanted = {step: loss for _, step, loss in whole}
+    assert sorted(wanted) == list(range(steps)) and len(set(wanted.values())) == steps
+    kills = {n: (dice.randrange(2), 2 + 3 * n, dice.random() * 0.05) for n in range(2)}
+    found = train(tmp_path / "killed", steps, kills, sharded, asynchronous, restarts=3)
+    assert {step: loss for _, step, loss in found} == wanted
+    assert all(wanted[step] == loss for _, step, loss in found)  # the repeated ones, too
+    assert {attempt for attempt, _, _ in found} == {0, 1, 2}
+    times = collections.Counter(step for _, step, _ in found)
+    assert len(found) <= steps + 2 and max(times.values()) <= 2, times
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_run_goes_on_with_more_and_with_fewer_processes(
+    job_environment, monkeypatch, tmp_path, programs, sharded
+):
+    """Two processes, then three, one of which is killed, then two: the same batches, summed in other groups."""
+    monkeypatch.setenv("XLA_PERSISTENT_CACHE_PATH", programs)
+    options = (sharded, True, 0.0)
+    wanted = [loss for _, _, loss in train(tmp_path / "two", 6, None, *options)]
+    found = {}
+    for count, steps, kills in ((2, 2, None), (3, 4, {0: (2, 3, 0.0)}), (2, 6, None)):
+        monkeypatch.setenv("CPU_NUM_DEVICES", str(count))
+        for _, step, loss in train(tmp_path / "changing", steps, kills, *options, restarts=1):
+            found.setdefault(step, float.fromhex(loss) / count)
+    expected = [float.fromhex(loss) / 2 for loss in wanted]
+    assert [found[step] for step in range(6)] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("number", "threads"), [(-1, False), (1.5, False), (2, True)])
+def test_numbers_are_checked(number, threads):
+    with pytest.raises(ValueError, match="max_restarts="):
+        torch_xla.launch(print, max_restarts=number, debug_single_process=threads)
+
+
+UNDER_TORCHRUN = """
+import sys
+import torch_xla
+from dist_restarts import trains
+torch_xla.launch(trains, (sys.argv[1], 5, {0: (1, 2, 0.0)}))
+"""
+
+
+def test_torchrun_starts_the_processes_again(job_environment, monkeypatch, tmp_path, programs):
+    monkeypatch.setenv("XLA_PERSISTENT_CACHE_PATH", programs)
+    wanted = {step: loss for _, step, loss in train(tmp_path / "whole", 5)}
+    script, folder = tmp_path / "script.py", tmp_path / "killed"
+    script.write_text(UNDER_TORCHRUN)
+    folder.mkdir()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    options = ["--nproc-per-node", "2", "--max-restarts", "1"]
+    done = subprocess.run(
+        [*torchrun, *options, script, folder], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = losses(folder)
+    assert {attempt for attempt, _, _ in found} == {0, 1} and len(found) <= 6
+    assert all(wanted[step] == loss for _, step, loss in found)
+    assert {step for _, step, _ in found} == set(wanted)
+
+
+def test_torchruns_count_is_known(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    assert restart_count() == 2
+
+
+def test_a_launcher_that_is_asked_to_end_lets_its_processes_save(start_program, tmp_path):
+    """SIGTERM for the launcher: both processes take one checkpoint, at the same step, and it ends by that."""
+    program = start_program(
+        clean_environment(2), dist_restarts.launches_and_is_terminated, str(tmp_path)
+    )
+    until = time.monotonic() + 60
+    while len(list(tmp_path.glob("ready-*"))) < 2:
+        assert time.monotonic() < until and program.process.is_alive(), program.output.read_text()
+        time.sleep(0.05)
+    os.kill(program.process.pid, signal.SIGTERM)
+    status, text, _ = program.join()
+    assert status == 128 + signal.SIGTERM, text
+    said = {p.read_text() for p in tmp_path.glob("0-*")}
+    assert len(said) == 1 and len(list(tmp_path.glob("0-*"))) == 2
+    step, _, values = said.pop().partition(" ")
+    assert values == str([float(step)] * 2) and (tmp_path / "run" / step).is_dir()
+    assert not (tmp_path / "went on").exists()

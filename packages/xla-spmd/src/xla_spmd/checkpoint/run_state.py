@@ -1,0 +1,194 @@
+"""The state of a run as values for ``torch.distributed.checkpoint``: modules, optimizers, random states, the rest.
+
+What has no tensors in it (schedules, positions in data) is one value, whatever its shape is when it is read
+again. Of what each process has for itself every process writes its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+from xla_core.extension_api import runtime, tensors, training
+from xla_spmd.checkpoint.optimizer import prime_optimizer
+from xla_spmd.checkpoint.parts import Rows
+
+RANDOM: Final = "random_states"
+
+MSG_RESERVED: Final = f"a run's state cannot have the name {RANDOM!r}, which random states have"
+MSG_OTHER_COUNT: Final = (
+    "{name!r} has a state in every process, which {saved} of them wrote and {now} cannot read; go on with {saved} "
+    "processes, or keep it in an object whose state is the same in all"
+)
+MSG_ABSENT: Final = "the checkpoint has nothing of the name {name!r}; it has {names}"
+
+
+class PerProcess:
+    """An object whose ``state_dict()`` every process of a job has for itself, such as a loader of its own data.
+
+    Each process writes its own and reads it again; so the job has to go on with as many processes.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def place() -> tuple[int, int]:
+    """This process's number among those that write one checkpoint, and how many they are."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def to_write(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that stand for ``state``, and the process's random states. Raises ValueError for their name."""
+    if RANDOM in state:
+        raise ValueError(MSG_RESERVED)
+    rank, count = place()
+    found: dict[str, Any] = {RANDOM: {str(rank): (_random_states(),)}}
+    for name, value in state.items():
+        if _is_own(value):
+            found[name] = {f"process {rank}": (count, _on_host(_inside(value).state_dict()))}
+        else:
+            found[name] = _values(value)
+    return found
+
+
+def to_load(state: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint with these ``keys`` is read into; optimizers get the state that there is something for.
+
+    Raises KeyError for a name that the checkpoint lacks.
+    """
+    rank, _ = place()
+    own = str(rank) if f"{RANDOM}.{rank}" in keys else "0"
+    found: dict[str, Any] = {RANDOM: {own: None}}
+    for name, value in state.items():
+        inside = [key for key in keys if key == name or key.startswith(f"{name}.")]
+        if not inside:
+            names = sorted({key.partition(".")[0] for key in keys})
+            raise KeyError(MSG_ABSENT.format(name=name, names=names))
+        if _is_own(value):
+            written = f"process {rank}"
+            found[name] = {written if f"{name}.{written}" in keys else "process 0": None}
+        elif isinstance(keys.get(name), BytesStorageMetadata):
+            found[name] = None
+        else:
+            has_state = any(key.startswith(f"{name}.state.") for key in inside)
+            if isinstance(value, torch.optim.Optimizer) and has_state and not value.state:
+                prime_optimizer(value)
+            found[name] = _values(value)
+    return found
+
+
+def take_over(state: dict[str, Any], found: Mapping[str, Any]) -> None:
+    """Give the objects of ``state`` what was read, and the process its random states, last."""
+    rank, count = place()
+    for name, value in state.items():
+        got = found[name]
+        if _is_own(value):
+            ((_, (saved, own)),) = got.items()
+            if saved != count:
+                raise ValueError(MSG_OTHER_COUNT.format(name=name, saved=saved, now=count))
+            _inside(value).load_state_dict(own)
+            continue
+        got = got[0] if isinstance(got, tuple) else _tensors_again(got)
+        if hasattr(value, "load_state_dict"):
+            value.load_state_dict(got)
+        else:
+            state[name] = got
+    ((owner, (states,)),) = found[RANDOM].items()
+    _set_random_states(states if owner == str(rank) else _derived(states, rank))
+
+
+def _is_own(value: Any) -> bool:
+    return isinstance(value, PerProcess) or getattr(value, "state_of_each_process", False)
+
+
+def _inside(value: Any) -> Any:
+    return value.value if isinstance(value, PerProcess) else value
+
+
+def _values(value: Any) -> Any:
+    """The state of an object: tensors where they are, the parts of sharded ones as such."""
+    if isinstance(value, nn.Module):
+        return {name: _part(t, t) for name, t in value.state_dict(keep_vars=True).items()}
+    state = value.state_dict() if hasattr(value, "state_dict") else value
+    if isinstance(value, torch.optim.Optimizer):
+        parameters = [p for group in value.param_groups for p in group["params"]]
+        state["state"] = {
+            index: {key: _part(item, parameters[index]) for key, item in entries.items()}
+            for index, entries in state["state"].items()
+        }
+        return state
+    if _is_tensor(state) or (
+        isinstance(state, (dict, list)) and tensors.collect(state, _is_tensor)
+    ):
+        return state
+    return (_on_host(state),)  # a tuple is one value to torch, whatever is in it
+
+
+def _part(value: Any, parameter: Any) -> Any:
+    """``value``; as part of a whole, if it lies as a parameter does of which this replica has a part."""
+    found = getattr(parameter, "rows_of", None)
+    if found is None or not _is_tensor(value) or value.shape != parameter.shape:
+        return value.detach() if _is_tensor(value) else value
+    whole, start = found
+    return Rows(value, whole, start)
+
+
+def _tensors_again(got: Any) -> Any:
+    """A state as the object itself has it, with tensors in place of their parts."""
+    if isinstance(got, Rows):
+        return got.tensor
+    if isinstance(got, Mapping):
+        return {name: _tensors_again(item) for name, item in got.items()}
+    return [_tensors_again(item) for item in got] if isinstance(got, list) else got
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _on_host(state: Any) -> Any:
+    return tensors.map_selected(
+        state, lambda v: isinstance(v, tensors.XLATensor), lambda t: t.detach().cpu()
+    )
+
+
+# --- random states ------------------------------------------------------------------------------
+
+
+def _random_states() -> dict[str, Any]:
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "xla": [training.random_state(device.index) for device in runtime.devices()],
+    }
+
+
+def _set_random_states(states: Mapping[str, Any]) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    for device, number in zip(runtime.devices(), states["xla"], strict=False):
+        training.set_random_state(number, device.index)
+
+
+def _derived(states: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """Random states for a process that the run did not have before: the same ones each time, no other process's."""
+    content = f"{rank} {states['xla']}".encode() + states["torch"].numpy().tobytes()
+    digest = hashlib.sha256(content).digest()
+    numbers = [int.from_bytes(digest[i : i + 8], "little") for i in range(0, 32, 8)]
+    return {
+        "python": random.Random(numbers[0]).getstate(),
+        "numpy": np.random.RandomState(numbers[1] % 2**32).get_state(),
+        "torch": torch.Generator().manual_seed(numbers[2] >> 1).get_state(),
+        "xla": [numbers[3] + index for index in range(len(runtime.devices()))],
+    }

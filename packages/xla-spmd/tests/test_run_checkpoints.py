@@ -1,0 +1,200 @@
+"""``RunCheckpoints`` and ``ResumableLoader`` in one process: what is saved, and what goes on where it was."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import torch_xla
+import torch_xla.distributed.spmd as xs
+from torch_xla.experimental.resume import PerProcess, ResumableLoader, RunCheckpoints
+from xla_spmd.checkpoint import run_state
+
+
+def checkpoints(path, **options):
+    return RunCheckpoints(str(path), 1, chkpt_on_preemption=False, **options)
+
+
+class Run:
+    """A model with dropout over a mesh, and all that belongs to its training."""
+
+    def __init__(self, mesh=None):
+        torch.manual_seed(3)
+        self.model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 2)).to("xla")
+        if mesh is not None:
+            xs.mark_sharding(self.model[0].weight, mesh, ("model", None))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        data = torch.randn(24, 8, generator=torch.Generator().manual_seed(0))
+        self.data = ResumableLoader(data, 8)
+        self.state = {
+            "model": self.model, "optimizer": self.optimizer, "schedule": self.schedule,
+            "data": self.data, "notes": {"best": 1.5},
+        }  # fmt: skip
+
+    def steps(self, count):
+        """The losses of so many steps, and what was drawn beside them."""
+        found = []
+        while True:
+            for batch in self.data:
+                self.optimizer.zero_grad()
+                loss = self.model(batch.to("xla")).pow(2).sum()
+                loss.backward()
+                self.optimizer.step()
+                self.schedule.step()
+                drawn = random.random(), np.random.rand(), torch.rand(()).item()
+                found.append((loss.item(), *drawn, torch.rand((), device="xla").item()))
+                if len(found) == count:
+                    return found
+
+
+def test_everything_goes_on_where_it_was(mesh, tmp_path):
+    run = Run(mesh)
+    run.steps(4)  # into the second epoch
+    saver = checkpoints(tmp_path)
+    saver.save_async(3, run.state)
+    wanted = run.steps(4)
+    saver.join()
+    random.seed(9)
+    torch.manual_seed(9)
+    other = Run(mesh)
+    other.state["notes"] = None
+    assert checkpoints(tmp_path).resume(other.state) == 4
+    assert other.steps(4) == wanted
+    assert other.state["notes"] == {"best": 1.5} and other.data.epoch == 2
+    whole = Run()  # the same on one device, where sums are rounded otherwise
+    checkpoints(tmp_path).resume(whole.state)
+    losses = [step[0] for step in whole.steps(4)]
+    assert losses == pytest.approx([step[0] for step in wanted], rel=1e-4)
+
+
+def test_a_run_without_a_checkpoint_is_as_it_was(tmp_path):
+    run = Run()
+    torch.manual_seed(1)
+    assert checkpoints(tmp_path).resume(run.state) == 0
+    found = torch.rand(())
+    torch.manual_seed(1)
+    assert found == torch.rand(()) and not run.optimizer.state
+
+
+def test_optimizers_that_have_not_stepped_yet_are_read_as_such(tmp_path):
+    run = Run()
+    checkpoints(tmp_path).save(0, run.state)
+    other = Run()
+    checkpoints(tmp_path).resume(other.state)
+    assert not other.optimizer.state
+
+
+def test_what_the_checkpoint_lacks_is_named(tmp_path):
+    checkpoints(tmp_path).save(0, {"model": nn.Linear(1, 1)})
+    with pytest.raises(KeyError, match=r"nothing of the name 'data'.*'model'"):
+        checkpoints(tmp_path).resume({"data": ResumableLoader(torch.zeros(2), 1)})
+    with pytest.raises(ValueError, match="random_states"):
+        checkpoints(tmp_path).save(1, {"random_states": 1})
+
+
+def test_the_state_of_each_process_needs_as_many_of_them(tmp_path, monkeypatch):
+    loader = ResumableLoader(torch.arange(6), 2)
+    next(iter(loader))
+    checkpoints(tmp_path).save(0, {"mine": PerProcess(loader)})
+    other = ResumableLoader(torch.arange(6), 2)
+    checkpoints(tmp_path).resume({"mine": PerProcess(other)})
+    assert other.batch == 1
+    monkeypatch.setattr(run_state, "place", lambda: (1, 2))
+    with pytest.raises(ValueError, match="which 1 of them wrote and 2 cannot read"):
+        checkpoints(tmp_path).resume({"mine": PerProcess(other)})
+
+
+def test_processes_that_come_later_draw_other_numbers_every_time_the_same():
+    states = run_state._random_states()
+    one, again, other = (run_state._derived(states, rank) for rank in (1, 1, 2))
+    assert one["python"] == again["python"] != other["python"]
+    assert torch.equal(one["torch"], again["torch"]) and not torch.equal(
+        one["torch"], other["torch"]
+    )
+    assert one["xla"] == again["xla"] != other["xla"] != states["xla"]
+    before = run_state._random_states()
+    run_state._set_random_states(one)
+    drawn = random.random(), torch.rand(()).item()
+    run_state._set_random_states(again)
+    assert drawn == (random.random(), torch.rand(()).item())
+    run_state._set_random_states(before)
+
+
+def taken(loader, count):
+    found = []
+    for batch in loader:
+        found.append(batch.tolist())
+        if len(found) == count:
+            break
+    return found
+
+
+def test_batches_are_taken_up_in_the_middle(monkeypatch):
+    def loader(**options):
+        return ResumableLoader(torch.arange(10), 4, **options)
+
+    first = loader(wrap=list)  # which reads all ahead
+    begun = taken(first, 1)
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    rest = taken(second, 9)
+    assert len(loader()) == 2 and begun + rest == taken(loader(), 9)
+    items = [item for batch in begun + rest for item in batch]
+    assert len(items) == len(set(items)) == 8
+    assert second.state_dict()["epoch"] == 1 and taken(second, 2) != begun + rest
+    assert taken(loader(shuffle=False), 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(ValueError, match="batch_size=4, and is 5 now"):
+        ResumableLoader(torch.arange(10), 5).load_state_dict(first.state_dict())
+    with pytest.raises(ValueError, match="less than one batch of 20"):
+        ResumableLoader(torch.arange(10), 20)
+    monkeypatch.setattr("xla_core.extension_api.runtime.process_count", lambda: 2)
+    parts = []
+    for index in range(2):
+        monkeypatch.setattr(
+            "xla_core.extension_api.runtime.process_index", lambda index=index: index
+        )
+        parts.append(taken(loader(), 2))
+    assert [a + b for a, b in zip(*parts, strict=True)] == begun + rest
+    with pytest.raises(ValueError, match="does not split over 2"):
+        ResumableLoader(torch.arange(10), 5)
+
+
+def test_the_loader_draws_nothing_of_the_run():
+    torch.manual_seed(0)
+    list(ResumableLoader(torch.arange(10), 4))
+    found = torch.rand(())
+    torch.manual_seed(0)
+    assert found == torch.rand(())
+
+
+def test_the_step_loop_waits_for_the_copy_only(tmp_path, monkeypatch):
+    """While the files are written, steps go on, and change nothing of what is written."""
+
+    saver, begin, written = checkpoints(tmp_path), threading.Event(), []
+    original = saver._storage.begin
+
+    def waits(step):
+        assert begin.wait(60)
+        written.append(step)
+        return original(step)
+
+    monkeypatch.setattr(saver._storage, "begin", waits)
+    run = Run()
+    wanted = run.model[0].weight.detach().cpu()
+    saver.save_async(0, run.state)
+    run.steps(2)
+    torch_xla.sync()
+    assert not written and not torch.equal(run.model[0].weight.cpu(), wanted)
+    begin.set()
+    saver.join()
+    other = Run()
+    with torch.no_grad():
+        other.model[0].weight.zero_()
+    checkpoints(tmp_path).resume(other.state)
+    assert torch.equal(other.model[0].weight.detach().cpu(), wanted)
