@@ -26,6 +26,11 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 __all__ = [
+    "Report",
+    "SLOW_FACTOR",
+    "SLOW_SHARE",
+    "Snapshot",
+    "UNKNOWN_LINE",
     "Wait",
     "culprits",
     "headline",
@@ -33,6 +38,7 @@ __all__ = [
     "reasons",
     "record_line",
     "straggler_lines",
+    "stragglers",
     "text",
     "waits",
 ]
