@@ -44,7 +44,7 @@ _LAST: Final = ".last.json"
 
 MSG_FOREIGN: Final = "{folder} belongs to another user; set XLA_FLIGHT_DIR to a folder of your own"
 
-Snapshot = dict[str, Any]
+_Snapshot = dict[str, Any]
 """What one process says of itself: see ``flight_report``."""
 
 
@@ -54,7 +54,7 @@ def folder() -> Path:
     return Path(named) if named else Path(tempfile.gettempdir()) / f"xla-flight-{os.getuid()}"
 
 
-def write(job: str, occasion: str, snapshot: Snapshot, others: dict[int, Snapshot]) -> Path:
+def write(job: str, occasion: str, snapshot: _Snapshot, others: dict[int, _Snapshot]) -> Path:
     """Keep this process's ``snapshot``, and what is known of ``others`` by ordinal; returns the page's path.
 
     The job's file and page are made anew of all that is there. Raises OSError where the folder cannot be
@@ -82,7 +82,7 @@ def _made(job: str, occasion: str) -> Path:
     return place
 
 
-def keep(job: str, snapshot: Snapshot) -> None:
+def keep(job: str, snapshot: _Snapshot) -> None:
     """Keep what this process did last while it runs: it may be aborted without another word."""
     _replace(_made(job, RUNNING) / f"{snapshot['ordinal']}.json", json.dumps(snapshot))
 
@@ -133,7 +133,7 @@ def prune(base: Path) -> None:
 
 def _merge(place: Path) -> dict[str, Any]:
     """One report of all files: of each process the one that it wrote, or else what others knew of it."""
-    found: dict[int, Snapshot] = {}
+    found: dict[int, _Snapshot] = {}
     for path in sorted(place.glob("[0-9]*.json")):  # "3.json" before "3.last.json"
         snapshot = json.loads(path.read_text())
         snapshot["heard"] = path.name.endswith(_LAST)

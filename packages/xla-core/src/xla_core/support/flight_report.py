@@ -35,6 +35,7 @@ __all__ = [
     "reasons",
     "record_line",
     "straggler_lines",
+    "stragglers",
     "text",
     "waits",
 ]

@@ -70,7 +70,7 @@ class Recorder:
         self.count = count
         self._waiting = waiting
         self._asked = threading.Event()
-        self._over = False
+        self._over = self._spoken = False
         self._dumped: set[str] = set()
         self._dumped_at = time.monotonic()
         self._shown: object = None
@@ -118,6 +118,8 @@ class Recorder:
 
     def _keep(self, last: dict[str, Any]) -> None:
         """Leave on this host what the runtime cannot take along, should it abort the process."""
+        if END in self._dumped:
+            return  # a report has it all
         with contextlib.suppress(OSError):  # a report will say so
             if last["finished"]:
                 flight_files.forget(self.name(), self.ordinal)
@@ -170,8 +172,13 @@ class Recorder:
     def dump(self, occasion: str, facts: Facts) -> Path | None:
         """Write this process's part of a report, once for each occasion; the page's path, if there is one."""
         with self._lock:
-            if occasion in self._dumped and occasion != END:  # the last words are the best
+            if occasion in self._dumped and occasion != END:
                 return None
+            if (
+                self._spoken and facts.place is None
+            ):  # the words of the error that ends it are better
+                return None
+            self._spoken = facts.place is not None
             self._dumped.add(occasion)
             self._dumped_at = time.monotonic()
         facts.waiting = facts.waiting or self._waiting()
