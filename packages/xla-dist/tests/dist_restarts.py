@@ -48,6 +48,7 @@ def saves_when_asked(index, folder):
         weights += 1
         torch_xla.sync()
         if saver.save(step, {"weights": weights}):
+            assert saver.ending
             note(folder, index, f"{step} {weights.cpu().tolist()}")
             return
         if step == 3:

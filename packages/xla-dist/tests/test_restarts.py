@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import dist_restarts
 import pytest
@@ -177,3 +178,44 @@ def test_a_launcher_that_is_asked_to_end_lets_its_processes_save(start_program, 
     step, _, values = said.pop().partition(" ")
     assert values == str([float(step)] * 2) and (tmp_path / "run" / step).is_dir()
     assert not (tmp_path / "went on").exists()
+
+
+PRELUDE = """
+import os
+from pathlib import Path
+import torch
+STEPS = int(os.environ["STEPS"])
+data = torch.arange(2048.0).reshape(512, 4) / 2048
+
+def make_model():
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 1)
+
+def train_step(model, optimizer, schedule, batch):
+    optimizer.zero_grad()
+    loss = model(batch).pow(2).sum()
+    loss.backward()
+    xm.optimizer_step(optimizer)
+    schedule.step()
+    with open(f"losses-{xm.get_ordinal()}", "a") as file:
+        file.write(f"{loss.item()}\\n")
+"""
+
+
+def test_the_documents_example_goes_on_where_it_was(job_environment, monkeypatch, tmp_path):
+    text = (Path(__file__).parents[3] / "docs" / "restart.md").read_text()
+    example = text.partition("```python\n")[2].partition("```")[0]
+    script = tmp_path / "script.py"
+    script.write_text(
+        PRELUDE.replace("\\\\n", "\\n") + example.replace('"/checkpoints/run"', '"run"')
+    )
+    for steps in (1, 4):
+        monkeypatch.setenv("STEPS", str(steps))
+        done = subprocess.run(
+            [sys.executable, script], capture_output=True, text=True, timeout=200, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert [p.name for p in (tmp_path / "run").iterdir()] == ["0"]
+    for ordinal in range(2):  # one step, and then three
+        lines = (tmp_path / f"losses-{ordinal}").read_text().splitlines()
+        assert len(lines) == 4 == len(set(lines)), lines
