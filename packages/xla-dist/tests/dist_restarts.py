@@ -56,6 +56,11 @@ def saves_when_asked(index, folder):
         time.sleep(0.01)
 
 
+def launches_again(_index, folder):
+    """A launcher of one host among several; replica 1 is killed at the first attempt."""
+    torch_xla.launch(dies, (folder, 1, "kill"), start_method="forkserver", max_restarts=2)
+
+
 def launches_and_is_terminated(_index, folder):
     """A launcher; somebody sends it SIGTERM."""
     torch_xla.launch(saves_when_asked, (folder,), start_method="forkserver", max_restarts=1)

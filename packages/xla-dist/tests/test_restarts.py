@@ -18,6 +18,7 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 import torch_xla
 from torch_xla.experimental.resume import restart_count
+from xla_core.multiprocess.job_setup import free_port
 
 
 @pytest.fixture
@@ -128,6 +129,22 @@ def test_a_run_goes_on_with_more_and_with_fewer_processes(
 def test_numbers_are_checked(number, threads):
     with pytest.raises(ValueError, match="max_restarts="):
         torch_xla.launch(print, max_restarts=number, debug_single_process=threads)
+
+
+def test_launchers_of_two_hosts_begin_again_together(start_program, tmp_path):
+    """Each starts its own process again; the one that runs no coordinator finds the new one."""
+    address = f"127.0.0.1:{free_port()}"
+    programs = []
+    for index in range(2):
+        place = {"XLA_COORDINATOR_ADDRESS": address, "XLA_PROCESS_COUNT": "2"}
+        environment = clean_environment(1, **place, XLA_PROCESS_INDEX=str(index))
+        programs.append(start_program(environment, dist_restarts.launches_again, str(tmp_path)))
+    for program in programs:
+        status, text, _ = program.join()
+        assert status == 0, text
+    said = {p.name: p.read_text().rpartition(" ")[0] for p in tmp_path.iterdir() if "-" in p.name}
+    assert sorted(said) == ["0-0", "0-1", "1-0", "1-1"]
+    assert set(said.values()) == {"[4.0, 4.0, 4.0]"}
 
 
 UNDER_TORCHRUN = """
