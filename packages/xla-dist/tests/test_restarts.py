@@ -147,6 +147,16 @@ def test_launchers_of_two_hosts_begin_again_together(start_program, tmp_path):
     assert set(said.values()) == {"[4.0, 4.0, 4.0]"}
 
 
+def test_one_process_without_room_on_its_disk(job_environment, tmp_path):
+    """Every process raises, the earlier checkpoint is there, and the next one is taken again."""
+    torch_xla.launch(dist_restarts.fills_a_disk, (str(tmp_path),), start_method="forkserver")
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["1", "2"]
+    for index in range(2):
+        text = (tmp_path / f"0-{index}").read_text()
+        assert text.startswith("27 ") and "of step 2 could not be written" in text, text
+        assert "File too large" in text and "of steps [1], are as they were" in text, text
+
+
 UNDER_TORCHRUN = """
 import sys
 import torch_xla
