@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -48,11 +49,36 @@ def saves_when_asked(index, folder):
         weights += 1
         torch_xla.sync()
         if saver.save(step, {"weights": weights}):
+            assert saver.ending
             note(folder, index, f"{step} {weights.cpu().tolist()}")
             return
         if step == 3:
             (Path(folder) / f"ready-{index}").write_text(str(os.getppid()))
         time.sleep(0.01)
+
+
+def launches_again(_index, folder):
+    """A launcher of one host among several; replica 1 is killed at the first attempt."""
+    torch_xla.launch(dies, (folder, 1, "kill"), start_method="forkserver", max_restarts=2)
+
+
+def fills_a_disk(index, folder):
+    """Replica 1 cannot write as much as it should; what each is told of it is noted."""
+    dist.init_process_group("gloo", init_method="xla://")
+    saver = CheckpointManager(f"{folder}/run", 1)
+    state = {f"part {n}": torch.full((1 << 16,), float(n), device="xla") for n in range(4)}
+    saver.save(1, state)
+    if index == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 17, resource.RLIM_INFINITY))
+    try:
+        saver.save(2, state)
+    except OSError as error:
+        note(folder, index, f"{error.errno} {error}")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    saver.save(2, state)
+    found = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    assert saver.restore_latest(found) == 2
+    assert all(torch.equal(found[name].cpu(), state[name].cpu()) for name in state)
 
 
 def launches_and_is_terminated(_index, folder):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import dist_restarts
 import pytest
@@ -17,6 +18,7 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 import torch_xla
 from torch_xla.experimental.resume import restart_count
+from xla_core.multiprocess.job_setup import free_port
 
 
 @pytest.fixture
@@ -129,6 +131,32 @@ def test_numbers_are_checked(number, threads):
         torch_xla.launch(print, max_restarts=number, debug_single_process=threads)
 
 
+def test_launchers_of_two_hosts_begin_again_together(start_program, tmp_path):
+    """Each starts its own process again; the one that runs no coordinator finds the new one."""
+    address = f"127.0.0.1:{free_port()}"
+    programs = []
+    for index in range(2):
+        place = {"XLA_COORDINATOR_ADDRESS": address, "XLA_PROCESS_COUNT": "2"}
+        environment = clean_environment(1, **place, XLA_PROCESS_INDEX=str(index))
+        programs.append(start_program(environment, dist_restarts.launches_again, str(tmp_path)))
+    for program in programs:
+        status, text, _ = program.join()
+        assert status == 0, text
+    said = {p.name: p.read_text().rpartition(" ")[0] for p in tmp_path.iterdir() if "-" in p.name}
+    assert sorted(said) == ["0-0", "0-1", "1-0", "1-1"]
+    assert set(said.values()) == {"[4.0, 4.0, 4.0]"}
+
+
+def test_one_process_without_room_on_its_disk(job_environment, tmp_path):
+    """Every process raises, the earlier checkpoint is there, and the next one is taken again."""
+    torch_xla.launch(dist_restarts.fills_a_disk, (str(tmp_path),), start_method="forkserver")
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["1", "2"]
+    for index in range(2):
+        text = (tmp_path / f"0-{index}").read_text()
+        assert text.startswith("27 ") and "of step 2 could not be written" in text, text
+        assert "File too large" in text and "of steps [1], are as they were" in text, text
+
+
 UNDER_TORCHRUN = """
 import sys
 import torch_xla
@@ -177,3 +205,44 @@ def test_a_launcher_that_is_asked_to_end_lets_its_processes_save(start_program, 
     step, _, values = said.pop().partition(" ")
     assert values == str([float(step)] * 2) and (tmp_path / "run" / step).is_dir()
     assert not (tmp_path / "went on").exists()
+
+
+PRELUDE = """
+import os
+from pathlib import Path
+import torch
+STEPS = int(os.environ["STEPS"])
+data = torch.arange(2048.0).reshape(512, 4) / 2048
+
+def make_model():
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 1)
+
+def train_step(model, optimizer, schedule, batch):
+    optimizer.zero_grad()
+    loss = model(batch).pow(2).sum()
+    loss.backward()
+    xm.optimizer_step(optimizer)
+    schedule.step()
+    with open(f"losses-{xm.get_ordinal()}", "a") as file:
+        file.write(f"{loss.item()}\\n")
+"""
+
+
+def test_the_documents_example_goes_on_where_it_was(job_environment, monkeypatch, tmp_path):
+    text = (Path(__file__).parents[3] / "docs" / "restart.md").read_text()
+    example = text.partition("```python\n")[2].partition("```")[0]
+    script = tmp_path / "script.py"
+    script.write_text(
+        PRELUDE.replace("\\\\n", "\\n") + example.replace('"/checkpoints/run"', '"run"')
+    )
+    for steps in (1, 4):
+        monkeypatch.setenv("STEPS", str(steps))
+        done = subprocess.run(
+            [sys.executable, script], capture_output=True, text=True, timeout=200, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert [p.name for p in (tmp_path / "run").iterdir()] == ["0"]
+    for ordinal in range(2):  # one step, and then three
+        lines = (tmp_path / f"losses-{ordinal}").read_text().splitlines()
+        assert len(lines) == 4 == len(set(lines)), lines

@@ -62,7 +62,7 @@ class ZeroRedundancyOptimizer(Optimizer):
     """
 
     state_of_each_process = True
-    """What ``RunCheckpoints`` asks: each process writes its own state, and reads that again."""
+    """Each process writes its own, and reads that again: see ``xla_core.contract.checkpoint_marks``."""
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from xla_core.contract import checkpoint_marks
 from xla_core.extension_api import autograd, runtime, tensors, training
 from xla_dist.collectives import model_collectives
 from xla_dist.fsdp import names, units, wrap
@@ -223,7 +224,7 @@ class XlaFullyShardedDataParallel(nn.Module):
             part = layout.part(parameter.detach()).to(self.xla_device)
         mine = nn.Parameter(part, requires_grad=parameter.requires_grad)
         setattr(parameter, _TAKEN, True)
-        setattr(mine, ROWS_OF, layout.rows_of)
+        setattr(mine, checkpoint_marks.ROWS_OF, layout.rows_of)
         self.register_parameter(names.shard_name(path), mine)
         return Shard(mine, layout, path, places)
 
@@ -419,9 +420,6 @@ class XlaFullyShardedDataParallel(nn.Module):
 
 
 # Marks a parameter whose value was cut: another wrapper that meets it shares it.
-ROWS_OF: Final = "rows_of"
-"""The attribute of a part by which checkpoints of a run know of what it is a part, and where."""
-
 _TAKEN: Final = "_xla_fsdp_taken"
 # Options of the wrapper that the parts it wraps by policy have too.
 _INHERITED: Final = (

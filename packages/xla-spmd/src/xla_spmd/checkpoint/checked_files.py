@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
-from typing import IO, Any, Final
+from typing import IO, Any, Final, ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 Sum = tuple[int, str]
 """A file's size in bytes and its SHA-256."""
@@ -86,6 +90,26 @@ class SummedFiles:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._files, name)
+
+
+def raising_errors_of_files(
+    work: Callable[Arguments, Result], written: Written
+) -> Callable[Arguments, Result]:
+    """``work``, which raises the OSError that a file failed with, in place of what torch's writer made of it.
+
+    The other processes are told of what is raised, and have to know that too.
+    """
+
+    @functools.wraps(work)
+    def run(*args: Arguments.args, **named: Arguments.kwargs) -> Result:
+        try:
+            return work(*args, **named)
+        except Exception as error:
+            if written.error is None or isinstance(error, OSError):
+                raise
+            raise OSError(written.error.errno, written.error.strerror) from error
+
+    return run
 
 
 def _name(path: Any) -> str:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
+from xla_core.contract import checkpoint_marks
 from xla_core.extension_api import runtime, tensors, training
 from xla_spmd.checkpoint.optimizer import prime_optimizer
 from xla_spmd.checkpoint.parts import Rows
@@ -107,7 +108,7 @@ def take_over(state: dict[str, Any], found: Mapping[str, Any]) -> None:
 
 
 def _is_own(value: Any) -> bool:
-    return isinstance(value, PerProcess) or getattr(value, "state_of_each_process", False)
+    return isinstance(value, PerProcess) or getattr(value, checkpoint_marks.OWN_STATE, False)
 
 
 def _inside(value: Any) -> Any:
@@ -135,7 +136,7 @@ def _values(value: Any) -> Any:
 
 def _part(value: Any, parameter: Any) -> Any:
     """``value``; as part of a whole, if it lies as a parameter does of which this replica has a part."""
-    found = getattr(parameter, "rows_of", None)
+    found = getattr(parameter, checkpoint_marks.ROWS_OF, None)
     if found is None or not _is_tensor(value) or value.shape != parameter.shape:
         return value.detach() if _is_tensor(value) else value
     whole, start = found

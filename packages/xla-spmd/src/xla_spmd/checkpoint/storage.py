@@ -30,7 +30,13 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 from xla_core.extension_api import distributed, training
-from xla_spmd.checkpoint.checked_files import Sum, SummedFiles, Written, fault
+from xla_spmd.checkpoint.checked_files import (
+    Sum,
+    SummedFiles,
+    Written,
+    fault,
+    raising_errors_of_files,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -215,6 +221,8 @@ class Storage:
         )
         if written is not None:
             found.fs = SummedFiles(found.fs, written)
+            found.write_data = raising_errors_of_files(found.write_data, written)
+            found.finish = raising_errors_of_files(found.finish, written)
         return found
 
     def reader(self, name: str) -> StorageReader:
