@@ -153,3 +153,40 @@ def test_a_graph_that_scatters_into_a_view_is_refused_with_the_line():
     graph = torch.fx.symbolic_trace(scatter)
     with pytest.raises(LostOrderError, match=r"as_strided_scatter.* writes through as_strided\(\)"):
         dynamo_bridge.extract_compiled_graph(graph, (torch.arange(6.0, device="xla"),))
+
+
+RESULTS = {
+    "a value and a part": lambda y: (y, y[1:]),
+    "parts that overlap": lambda y: (y[:4], y[2:]),
+    "parts that do not": lambda y: y.split(3),
+    "a transpose": lambda y: (y.view(2, 3), y.view(2, 3).t(), y[0]),
+    "another type": lambda y: (y, y.view(torch.int32)[2:]),
+    "expanded": lambda y: (y[:1].expand(3), y),
+    "and one of its own": lambda y: (y[1:], y.sin(), y[:2]),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("backward", [False, True])
+def test_results_that_show_one_value_see_each_others_writes(name, backward):
+    """On the first call and when the program is there; what is only kept for backward beside them."""
+
+    def function(x, weight):
+        return (*RESULTS[name](x * 2), (x * weight).sin().sum())
+
+    compiled = torch.compile(function, backend="openxla")
+    for number in range(3):
+        read = []
+        for run, device in ((function, "cpu"), (compiled, "xla")):
+            x = torch.arange(6.0).to(device) + number
+            weight = torch.ones(6, device=device, requires_grad=backward)
+            *views, loss = run(x, weight)
+            for i, view in enumerate(views):
+                if view.dtype == torch.float32 and name != "expanded":
+                    view.mul_(i + 3)
+            views[-1].add_(1)
+            if backward:
+                loss.backward()
+                views.append(weight.grad)
+            read.append([t.detach().cpu() for t in (*views, x)])
+        torch.testing.assert_close(read[1], read[0])

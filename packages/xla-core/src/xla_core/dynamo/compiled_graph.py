@@ -10,6 +10,7 @@ call like any other code on ``xla`` tensors.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from sys import getrefcount
 from typing import Any, Final
@@ -38,6 +39,7 @@ from xla_core.recording.storage import Storage, View, chain, replacing
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.support import caches, counters, flags, indivisible
+from xla_core.torch_bridge import aot_graphs
 from xla_core.torch_bridge.torch_private import without_dispatch_modes
 
 MSG_PENDING: Final = (
@@ -60,6 +62,15 @@ class _Fresh:
 
     position: int
     meta: TensorMeta
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Shared:
+    """A result that shows a value which other results show, too: its position, shape and dtype, and the view."""
+
+    position: int
+    meta: TensorMeta
+    view: View | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,7 +99,7 @@ class _Recorded:
 
     program: StepProgram | None
     inputs: GraphInputMatcher
-    results: tuple[_Fresh | _Passed | _Constant, ...]
+    results: tuple[_Fresh | _Shared | _Passed | _Constant, ...]
     written: tuple[tuple[int, int], ...]
     spec: Any
     floats: Any
@@ -255,7 +266,11 @@ def _recorded(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) ->
     results, spec = pytree.tree_flatten(model(*stand_ins))
     written = _written(stand_ins, trace)
     tensors = [r for r in results if isinstance(r, torch.Tensor)]
-    vids = {id(r): _value(r, numbers, written, trace) for r in tensors}
+    kept = aot_graphs.kept_for_backward(model) if isinstance(model, fx.GraphModule) else ()
+    shared = _shown_by_several([r for i, r in enumerate(results) if i not in kept], numbers, trace)
+    vids = {
+        id(r): r._s.vid if id(r) in shared else _value(r, numbers, written, trace) for r in tensors
+    }
     computed = [v for v in vids.values() if v is not None] + list(written.values())
     outputs = tuple(dict.fromkeys(computed))
     index = {vid: i for i, vid in enumerate(outputs)}
@@ -270,7 +285,7 @@ def _recorded(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) ->
     return _Recorded(
         program=program,
         inputs=inputs,
-        results=tuple(_result(r, vids, index, numbers) for r in results),
+        results=tuple(_result(r, vids, index, numbers, shared) for r in results),
         written=tuple((number, index[vid]) for number, vid in written.items()),
         spec=spec,
         floats=trace.backend.put_numbers(np.array(trace.floats)) if trace.floats else None,
@@ -283,11 +298,8 @@ def _stand_in(a: XLATensor, trace: Trace) -> XLATensor:
     """A tensor of its own that shows what ``a`` shows."""
     if a._s.trace is not trace:
         raise NotOneProgramError(f"arguments on {a._s.trace.device} and {trace.device}")
-    view: View | None = None
-    for v in chain(a._v):
-        view = View(view, v.plan, v.tail, v.args, v.meta, -1, -1, -1)
     base = trace.from_buffer(a._s.buffer, a._s.meta)
-    return base if view is None else tensor_on(base._s, view)
+    return base if a._v is None else tensor_on(base._s, _copied(a._v))
 
 
 def _written(stand_ins: Sequence[Any], trace: Trace) -> dict[int, int]:
@@ -299,6 +311,17 @@ def _written(stand_ins: Sequence[Any], trace: Trace) -> dict[int, int]:
                 raise NotOneProgramError("an argument gets a value from the host")
             written[number] = t._s.vid
     return written
+
+
+def _shown_by_several(results: Sequence[Any], numbers: dict[int, int], trace: Trace) -> set[int]:
+    """The ids of results whose storages others show, too, and which the graph computes."""
+    computed = [
+        r
+        for r in results
+        if isinstance(r, XLATensor) and id(r._s) not in numbers and r._s.is_pending_in(trace.epoch)
+    ]
+    count = Counter(id(r._s) for r in computed)
+    return {id(r) for r in computed if count[id(r._s)] > 1}
 
 
 def _value(
@@ -325,11 +348,17 @@ def _pairs(written: dict[int, int], slots: dict[Any, int]) -> tuple[tuple[int, i
 
 
 def _result(
-    r: Any, vids: dict[int, int | None], index: dict[int, int], numbers: dict[int, int]
-) -> _Fresh | _Passed | _Constant:
+    r: Any,
+    vids: dict[int, int | None],
+    index: dict[int, int],
+    numbers: dict[int, int],
+    shared: set[int],
+) -> _Fresh | _Shared | _Passed | _Constant:
     if not isinstance(r, XLATensor):
         return _Constant(r)
     vid = vids[id(r)]
+    if vid is not None and id(r) in shared:
+        return _Shared(index[vid], r._s.meta, r._v)
     if vid is None:
         return _Passed(numbers[id(r._s)], r._v)
     return _Fresh(index[vid], r._v.meta if r._v is not None else r._s.meta)
@@ -374,7 +403,8 @@ def _run(recorded: _Recorded, args: tuple[Any, ...], trace: Trace) -> Any:
         work = replacing(targets, values)
         arguments = _arguments(recorded, program, args, trace)
         run_step.launch(trace, program, arguments, results, work)
-    given = [_give(r, results, args, trace) for r in recorded.results]
+    made: dict[int, Storage] = {}
+    given = [_give(r, results, made, args, trace) for r in recorded.results]
     for number, _ in recorded.written:
         if not args[number].is_inference():
             increment_version(args[number])
@@ -409,16 +439,31 @@ def _captured(s: Storage, trace: Trace) -> Any:
 
 
 def _give(
-    r: _Fresh | _Passed | _Constant, results: list[Any], args: tuple[Any, ...], trace: Trace
+    r: _Fresh | _Shared | _Passed | _Constant,
+    results: list[Any],
+    made: dict[int, Storage],
+    args: tuple[Any, ...],
+    trace: Trace,
 ) -> Any:
+    """A result for the caller; ``made`` has the storages that several results show."""
     if isinstance(r, _Fresh):
         return trace.from_buffer(results[r.position], r.meta)
     if isinstance(r, _Constant):
         return r.value
-    # What an argument holds is a value of its own here: writing to one of them changes just that one.
-    source = args[r.argument]._s
-    own = trace.from_buffer(source.buffer, source.meta)
-    view: View | None = None
-    for v in chain(r.view):
-        view = View(view, v.plan, v.tail, v.args, v.meta, -1, -1, -1)
-    return own if view is None else tensor_on(own._s, view)
+    if isinstance(r, _Shared):
+        own = made.get(r.position)
+        if own is None:
+            own = made[r.position] = trace.from_buffer(results[r.position], r.meta)._s
+    else:
+        # What an argument holds is a value of its own here: writing to one of them changes just that one.
+        source = args[r.argument]._s
+        own = trace.from_buffer(source.buffer, source.meta)._s
+    return tensor_on(own, _copied(r.view))
+
+
+def _copied(view: View | None) -> View | None:
+    """The same chain of views, of which no step knows values yet."""
+    copied: View | None = None
+    for v in chain(view):
+        copied = View(copied, v.plan, v.tail, v.args, v.meta, -1, -1, -1)
+    return copied

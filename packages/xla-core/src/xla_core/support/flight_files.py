@@ -23,7 +23,6 @@ __all__ = [
     "MERGED",
     "PAGE",
     "RUNNING",
-    "Snapshot",
     "folder",
     "forget",
     "keep",

@@ -35,7 +35,6 @@ __all__ = [
     "reasons",
     "record_line",
     "straggler_lines",
-    "stragglers",
     "text",
     "waits",
 ]

@@ -31,6 +31,16 @@ def written_after(model: fx.GraphModule) -> set[Any]:
     return {result.mutated_input for result in results if isinstance(result, updated)}
 
 
+def kept_for_backward(model: fx.GraphModule) -> frozenset[int]:
+    """The positions of results that only the backward graph gets."""
+    of = importlib.import_module(_DESCRIPTORS)
+    kept = (of.SavedForBackwardsAOTOutput, of.SavedForBackwardsNoVcCheckAOTOutput)
+    results = next(n for n in model.graph.nodes if n.op == "output").meta.get("desc")
+    if not isinstance(results, (list, tuple)):
+        return frozenset()
+    return frozenset(i for i, result in enumerate(results) if isinstance(result, kept))
+
+
 def run_plainly_after(
     refusal: type[Exception], of_graph: type[Exception], told: Callable[[], None]
 ) -> None:
