@@ -60,6 +60,7 @@ __all__ = [
     "USE_32BIT_LONG",
     "USE_BF16",
     "USE_SPMD",
+    "VARYING_SHAPES",
     "XLA_FLAGS",
     "XPU_LIBRARY_PATH",
     "parse_auto",
@@ -274,6 +275,13 @@ STEP_STAGES: Final = Flag(
     None,
     "`1` runs a step with repeats as several programs in a row, each compiled once; `0` always makes one program",
     shown="the plugin's choice",
+)
+VARYING_SHAPES: Final = Flag(
+    "XLA_VARYING_SHAPES",
+    parse_bool,
+    False,
+    "`1` makes one program for all lengths up to a bound where steps differ in their sizes only",
+    see="docs/shapes.md",
 )
 
 # -- steps and tensors --------------------------------------------------------------------------------

@@ -1,0 +1,49 @@
+"""Up to which lengths programs are made: powers of two and one and a half times them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+# Lengths below this part of the largest one that was seen share a program: they cost little anyway.
+_SMALLEST_PART: Final = 8
+# A program whose limits are so many times those that the lengths would get is used instead of a new one.
+_ENOUGH: Final = 1.5
+
+
+def rounded(length: int) -> int:
+    """The smallest power of two, or one and a half times one, that is not less than ``length``."""
+    power = 1 << max(length - 1, 1).bit_length()
+    half_more = power // 4 * 3
+    return half_more if half_more >= length else power
+
+
+def wanted(lengths: Sequence[int], largest: Sequence[int]) -> tuple[int, ...]:
+    """Limits for a program for ``lengths``; ``largest`` are the largest lengths that were seen."""
+    return tuple(
+        rounded(max(n, -(-most // _SMALLEST_PART)))
+        for n, most in zip(lengths, largest, strict=True)
+    )
+
+
+def suffices(limits: Sequence[int], others: Sequence[int]) -> bool:
+    """Whether a program with ``limits`` is used where one with ``others`` would be made."""
+    product = other = 1
+    for limit, wish in zip(limits, others, strict=True):
+        product *= limit
+        other *= wish
+    return product <= _ENOUGH * other
+
+
+def candidates(
+    limits: tuple[int, ...], lengths: Sequence[int], sizes: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """Limits to try one after the other: ``limits``, then those that a fixed size of the step allows.
+
+    A table of 300 positions is no use beyond 300, where the limit would be 384.
+    """
+    lower = tuple(
+        max((s for s in sizes if n <= s < limit), default=limit)
+        for n, limit in zip(lengths, limits, strict=True)
+    )
+    return [limits] if lower == limits else [limits, lower]
