@@ -17,7 +17,6 @@ import numpy as np
 # jax 0.10.2: the type of symbolic sizes, whose bounds and evaluation have no public names
 from jax._src.export import shape_poly as _shape_poly
 from jax.export import SymbolicScope, is_symbolic_dim, symbolic_shape
-from jax.extend.random import threefry2x32_p
 
 # jax's own code takes an equality that is not known for False on purpose, and is right either way: it chooses
 # shorter programs where sizes are known to be equal.
@@ -99,6 +98,8 @@ def threefry(key: Any, numbers: Any) -> tuple[Any, Any]:
 
     ``key`` are the two words of a key. An array of random bits of any shape has those of its elements' numbers.
     """
+    from jax.extend.random import threefry2x32_p  # takes 0.1 s, for what few programs need
+
     high = (numbers >> np.uint64(32)).astype(np.uint32)
     low = numbers.astype(np.uint32)
     first, second = threefry2x32_p.bind(key[0], key[1], high, low)

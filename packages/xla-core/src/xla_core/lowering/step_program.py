@@ -155,7 +155,10 @@ class StepLowering:
         return tuple(_spec(self.backend, self.metas[vid]) for vid in self.outputs)
 
     def program_of(
-        self, function: Callable[..., Any], inputs: tuple[ArraySpec, ...], outputs: tuple[ArraySpec, ...]
+        self,
+        function: Callable[..., Any],
+        inputs: tuple[ArraySpec, ...],
+        outputs: tuple[ArraySpec, ...],
     ) -> Program:
         """One program of a jax function that computes the step, which takes ``inputs`` and gives ``outputs``."""
         shapes = {meta.shape for meta in self.metas.values() if meta is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,16 +24,18 @@ from xla_core.support import indivisible
 from xla_core.torch_bridge.op_library import MARK
 from xla_core.varying import primitive_rules, skeletons
 from xla_core.varying.fit import Fit
+from xla_core.varying.limits import LEAST
 from xla_core.varying.padded import Frame, NotCoveredError, Padded, dim_of
 from xla_core.varying.scope import VaryingScope
-
-LEAST: Final = 2
-"""Sizes of 0 and 1 mean other things than larger ones (nothing, and broadcasting): they keep their own programs."""
 
 MSG_WHOLE: Final = "{operator} looks at the whole step"
 MSG_STORE: Final = "a program for varying lengths is not stored"
 
 assert primitive_rules.MODULES
+
+
+Range: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+"""The smallest lengths, and the largest."""
 
 
 class Recorded(NamedTuple):
@@ -47,7 +49,7 @@ class Recorded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BoundProgram:
-    """A compiled program for all lengths up to ``limits``.
+    """A compiled program for all lengths from ``lows`` up to ``limits``.
 
     ``inputs`` are the shapes that its varying inputs are padded to, None for those that do not vary; ``outputs``
     the sizes of its varying results, None for others. It may be used for lengths for which none of ``differences``
@@ -56,6 +58,7 @@ class BoundProgram:
 
     executable: Executable
     program: Program
+    lows: tuple[int, ...]
     limits: tuple[int, ...]
     inputs: tuple[tuple[int, ...] | None, ...]
     outputs: tuple[tuple[Any, ...] | None, ...]
@@ -67,7 +70,7 @@ class BoundProgram:
         """Whether steps of these lengths may be runs of it."""
         known = named(lengths)
         return (
-            all(LEAST <= n <= limit for n, limit in zip(lengths, self.limits, strict=True))
+            all(map(_within, self.lows, lengths, self.limits))
             and all(_number(size, known) >= LEAST for size in self.sizes)
             and all(_number(difference, known) for difference in self.differences)
         )
@@ -86,25 +89,31 @@ def named(lengths: Sequence[Any]) -> dict[str, Any]:
     return {f"L{number}": length for number, length in enumerate(lengths)}
 
 
+def _within(low: int, length: int, limit: int) -> bool:
+    return low <= length <= limit
+
+
 def _number(size: Any, lengths: Mapping[str, int]) -> int:
     return int(symbolic_sizes.evaluate(size, lengths))
 
 
 def build(
-    step: Recorded, found: Fit, sizes: Sequence[int], limits: tuple[int, ...], name: str
+    step: Recorded, found: Fit, sizes: Sequence[int], between: Range, name: str
 ) -> BoundProgram:
-    """Lower and compile the program of a step for all lengths up to ``limits``.
+    """Lower and compile the program of a step for all lengths ``between`` two bounds.
 
-    ``name`` is the program's. ``found`` says how its numbers depend on the lengths, ``sizes`` which of them are sizes. Raises
-    NotCoveredError, which names operator and line, where a length cannot vary, and what the compiler raises.
+    ``name`` is the program's. ``found`` says how its numbers depend on the lengths, ``sizes`` which of them are
+    sizes. Raises NotCoveredError, which names operator and line, where a length cannot vary, and what the
+    compiler raises.
     """
-    lowering = _BoundLowering(step, found, sizes, limits, name)
+    lowering = _BoundLowering(step, found, sizes, between, name)
     program = lowering.program()
     executable = compile_program(step.trace.backend.client, program)
     return BoundProgram(
         executable=executable,
         program=program,
-        limits=limits,
+        lows=between[0],
+        limits=between[1],
         inputs=lowering.input_shapes,
         outputs=lowering.output_sizes,
         aliases=lowering.aliases,
@@ -117,7 +126,7 @@ class _BoundLowering:
     """One step on its way to a program for all lengths up to a bound."""
 
     def __init__(
-        self, step: Recorded, found: Fit, sizes: Sequence[int], limits: tuple[int, ...], name: str
+        self, step: Recorded, found: Fit, sizes: Sequence[int], between: Range, name: str
     ) -> None:
         for operation in operations_of(step.entries):
             rule = operation.plan.rule
@@ -126,9 +135,9 @@ class _BoundLowering:
                 raise NotCoveredError(MSG_WHOLE.format(operator=operation.plan.name))
         self.step = step
         self.name = name
-        self.count = len(limits)
+        self.count = len(between[0])
         self.differences: dict[Any, None] = {}
-        numbers = _symbolic_numbers(found, sizes, limits)
+        numbers = _symbolic_numbers(found, sizes, *between)
         self.sizes = tuple(dict.fromkeys(numbers[p] for p in sizes if p in found.terms))
         self.metas, parts = skeletons.filled(step.entries, numbers)
         needed = {e.first for e in operations_of(needed_entries(step.entries, step.outputs))}
@@ -184,10 +193,12 @@ def _leaving(frame: Frame, value: Any) -> Any:
     return value
 
 
-def _symbolic_numbers(found: Fit, sizes: Sequence[int], limits: Sequence[int]) -> list[Any]:
-    """The step's numbers for symbolic lengths between ``LEAST`` and ``limits``, where all sizes are, too."""
+def _symbolic_numbers(
+    found: Fit, sizes: Sequence[int], lows: Sequence[int], limits: Sequence[int]
+) -> list[Any]:
+    """The step's numbers for symbolic lengths from ``lows`` to ``limits``, no size below ``LEAST``."""
     names = list(named(limits))
-    constraints = [f"{name} >= {LEAST}" for name in names]
+    constraints = [f"{name} >= {low}" for name, low in zip(names, lows, strict=True)]
     constraints += [f"{name} <= {limit}" for name, limit in zip(names, limits, strict=True)]
     numbers = list(found.predicted(symbolic_sizes.symbols(names, constraints)))
     varying = dict.fromkeys(numbers[position] for position in sizes if position in found.terms)
@@ -217,7 +228,15 @@ def _with_shape(spec: ArraySpec, shape: tuple[int, ...] | None) -> ArraySpec:
 class VaryingExecutable:
     """A program for a bound as the executable of steps of certain lengths: it pads, runs and cuts."""
 
-    __slots__ = ("_bound", "_client", "_lengths", "_numbers", "_placement", "_shapes", "program_name")
+    __slots__ = (
+        "_bound",
+        "_client",
+        "_lengths",
+        "_numbers",
+        "_placement",
+        "_shapes",
+        "program_name",
+    )
 
     def __init__(self, bound: BoundProgram, lengths: tuple[int, ...], backend: Any) -> None:
         self.program_name = bound.program.name

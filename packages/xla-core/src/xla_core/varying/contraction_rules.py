@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-
 from xla_core.varying.interpreter import bind, padding_rule
 from xla_core.varying.padded import Dim, Frame, NotCoveredError, Padded, common_dims
 
@@ -24,7 +23,10 @@ def dot_general(frame: Frame, equation: Any, values: list[Padded]) -> list[Padde
     left = frame.masked(left, left_summed, 0)
     right = frame.masked(right, right_summed, 0)
     dims = [left.dims[axis] for axis in left_batch]
-    for value, gone in ((left, (*left_summed, *left_batch)), (right, (*right_summed, *right_batch))):
+    for value, gone in (
+        (left, (*left_summed, *left_batch)),
+        (right, (*right_summed, *right_batch)),
+    ):
         dims += [dim for axis, dim in enumerate(value.dims) if axis not in gone]
     return [Padded(bind(equation, left.array, right.array), tuple(dims))]
 
@@ -77,5 +79,3 @@ def _enough(frame: Frame, equation: Any, left: Padded, right: Padded, dims: list
             raise NotCoveredError(MSG_SPATIAL)
         padding.append((low, high))
     return tuple(padding)
-
-

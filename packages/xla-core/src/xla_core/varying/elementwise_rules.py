@@ -103,7 +103,10 @@ def random_bits(frame: Frame, equation: Any, values: list[Padded]) -> list[Padde
     params = equation.params
     if key.dims:
         raise NotCoveredError(MSG_KEY_SHAPE)
-    if str(jax.random.key_impl(key.array)) != "fry" or not jax.config.jax_threefry_partitionable:
+    if (
+        str(jax.random.key_impl(key.array)) != "threefry2x32"
+        or not jax.config.jax_threefry_partitionable
+    ):
         raise NotCoveredError(MSG_KEY_KIND)
     dims = tuple(map(dim_of, params["shape"]))
     shape = frame.shape(dims)

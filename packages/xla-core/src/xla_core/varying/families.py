@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -25,14 +25,13 @@ from xla_core.compilation.program_table import StepProgram, make_room
 from xla_core.lowering.program_failures import largest_values
 from xla_core.lowering.step_program import input_specs
 from xla_core.lowering.step_verifier import verify
-from xla_core.operators.run_rule import LoweringError
 from xla_core.recording.entry import operations_of
 from xla_core.recording.trace import Trace
 from xla_core.support import caches, counters, flags
 from xla_core.varying import bound_program, skeletons
-from xla_core.varying.bound_program import LEAST, BoundProgram, Recorded, VaryingExecutable
+from xla_core.varying.bound_program import BoundProgram, Range, Recorded, VaryingExecutable
 from xla_core.varying.fit import Fit, fit
-from xla_core.varying.limits import candidates, suffices, wanted
+from xla_core.varying.limits import LEAST, candidates, suffices, wanted
 from xla_core.varying.padded import NotCoveredError
 
 logger = logging.getLogger(__name__)
@@ -67,10 +66,11 @@ class _Family:
         self.fit: Fit | None = None
         self.programs: list[BoundProgram] = []
         self.largest: list[int] = []
-        self.failed: set[tuple[int, ...]] = set()
+        self.smallest: list[int] = []
+        self.failed: set[Range] = set()
         self.refused = False
 
-    def lengths_of(self, numbers: np.ndarray, input_sizes: Sequence[int]) -> tuple[int, ...] | None:
+    def lengths_of(self, numbers: np.ndarray, sizes: Sequence[int]) -> tuple[int, ...] | None:
         """The lengths of a step with these numbers; None where there are too few steps, or no fit, to tell."""
         if self.fit is not None:
             lengths = self.fit.lengths_of(numbers)
@@ -80,12 +80,13 @@ class _Family:
             self.samples = [*self.samples, numbers][-_MOST_SAMPLES:]
         if len(self.samples) <= _COMPILED_FIRST:
             return None
-        found = fit(self.samples, input_sizes)
+        found = fit(self.samples, sizes)
         if found is None:
             return None
         # programs hold for the numbers that the fit predicted which they were made from
-        self.fit, self.programs, self.largest = found, [], [0] * len(found.lengths)
-        self.failed.clear()
+        self.fit, self.programs, self.failed = found, [], set()
+        seen = np.stack([known[list(found.lengths)] for known in self.samples])
+        self.largest, self.smallest = seen.max(axis=0).tolist(), seen.min(axis=0).tolist()
         return found.lengths_of(numbers)
 
     def program(self, lengths: Sequence[int]) -> BoundProgram | None:
@@ -140,10 +141,11 @@ def _serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     family = _family((wiped.skeleton, key))
     if family.refused or not all(_LEAST_NUMBER <= n <= _MOST_NUMBER for n in wiped.numbers):
         return None
-    lengths = family.lengths_of(np.array(wiped.numbers, dtype=np.int64), wiped.input_sizes)
+    lengths = family.lengths_of(np.array(wiped.numbers, dtype=np.int64), wiped.sizes)
     if lengths is None or min(lengths) < LEAST:
         return None
     family.largest = list(map(max, family.largest, lengths))
+    family.smallest = list(map(min, family.smallest, lengths))
     bound = family.program(lengths)
     limits = wanted(lengths, family.largest)
     if bound is None or not suffices(bound.limits, limits):
@@ -191,12 +193,14 @@ def _built(
     reason = MSG_DEVICES
     layout = step.layout
     if layout.num_replicas == layout.num_partitions == 1:
-        for tried in candidates(limits, lengths, fixed):
+        for tried in candidates(limits, lengths, family.smallest, fixed):
             if tried in family.failed:
                 continue
             try:
                 bound = _compiled(step, found, wiped.sizes, tried)
-            except Exception as error:  # the step is compiled for its own sizes, where errors are raised
+            except (
+                Exception
+            ) as error:  # the step is compiled for its own sizes, where errors are raised
                 family.failed.add(tried)
                 reason = str(error) if isinstance(error, NotCoveredError) else repr(error)
                 continue
@@ -208,14 +212,12 @@ def _built(
     return None
 
 
-def _compiled(
-    step: Recorded, found: Fit, sizes: Sequence[int], limits: tuple[int, ...]
-) -> BoundProgram:
-    name = f"varying_{next(_numbers)}_to_{'_'.join(map(str, limits))}"
+def _compiled(step: Recorded, found: Fit, sizes: Sequence[int], between: Range) -> BoundProgram:
+    name = f"varying_{next(_numbers)}_to_{'_'.join(map(str, between[1]))}"
     make_room(len(step.entries))
     started = time.perf_counter()
     with progress_line.watching(name, len(step.entries)):
-        bound = bound_program.build(step, found, sizes, limits, name)
+        bound = bound_program.build(step, found, sizes, between, name)
     counters.sample("CompileTime", (time.perf_counter() - started) * 1e9)
     counters.increment("UncachedCompile")
     counters.increment("CreateCompileHandles")
@@ -239,9 +241,7 @@ def _installed(
 ) -> StepProgram:
     """The step's program: a run of ``bound``."""
     entries, outputs = trace.cur.path(), key.what.outputs
-    sizes = {
-        e.first + i: m.nbytes for e in entries for i, m in enumerate(e.metas) if m is not None
-    }
+    sizes = {e.first + i: m.nbytes for e in entries for i, m in enumerate(e.metas) if m is not None}
     return StepProgram(
         name=bound.program.name,
         executable=VaryingExecutable(bound, lengths, trace.backend),

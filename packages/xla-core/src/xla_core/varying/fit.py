@@ -1,8 +1,9 @@
 """Which lengths the numbers of steps with one skeleton depend on, and how.
 
-A number is constant, or ``a + b * L``, ``a + b * L * M`` or ``a + b * L + c * M`` with whole ``a``, ``b`` and ``c``
-for one or two lengths ``L`` and ``M``, which are sizes of the step's inputs. What the numbers of further steps must
-be is predicted from that: a fit that is wrong predicts none of them.
+A number is constant, or ``a + b * L`` with whole ``a`` and ``b`` for a length ``L``, or
+``a + b * L + c * M + d * L * M``
+for two, which are sizes of the step's values. What the numbers of further steps must be is predicted from that: a
+fit that is wrong predicts none of them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 
 # Lengths are looked for among so many different columns of sizes.
 _MOST_CANDIDATES: Final = 8
+# Beyond that a float is no whole number any more.
+_LARGEST_FACTOR: Final = 2.0**52
 
 Term = tuple[int, tuple[int, ...]]
 """A factor, and the lengths (by number) that it is multiplied with."""
@@ -68,13 +71,12 @@ def fit(samples: Sequence[np.ndarray], candidates: Sequence[int]) -> Fit | None:
     columns = columns.T
     inverse = np.asarray(inverse).reshape(-1)
     possible: dict[bytes, int] = {}
-    for position in candidates:
-        column = table[:, position]
-        if (column != column[0]).any():
-            possible.setdefault(column.tobytes(), position)
+    allowed = np.intersect1d(np.asarray(candidates, np.int64), varying)
+    for position in allowed.tolist():
+        possible.setdefault(table[:, position].tobytes(), position)
     positions = sorted(possible.values(), key=lambda p: int(np.ptp(table[:, p])))
     positions = positions[:_MOST_CANDIDATES]
-    choices = [(position,) for position in positions]
+    choices: list[tuple[int, ...]] = [(position,) for position in positions]
     if len(samples) > 2:
         choices += list(itertools.combinations(positions, 2))
     for chosen in choices:
@@ -93,40 +95,31 @@ def fit(samples: Sequence[np.ndarray], candidates: Sequence[int]) -> Fit | None:
 def _explained(
     column: np.ndarray, lengths: Sequence[np.ndarray]
 ) -> tuple[int, tuple[Term, ...]] | None:
-    """A constant and terms that give a column of numbers, None where there are none."""
+    """A constant and terms that give a column of numbers, None where there are none.
+
+    As few terms as there can be are tried first, and never more than there are steps to tell.
+    """
     products: list[tuple[int, ...]] = [(number,) for number in range(len(lengths))]
     if len(lengths) == 2:
         products.append((0, 1))
-    for which in products:
-        found = _line(column, _product(lengths, which))
-        if found is not None:
-            return found[0], ((found[1], which),)
-    if len(lengths) == 2:
-        return _plane(column, lengths)
+    for count in range(1, min(len(products), len(column) - 1) + 1):
+        for chosen in itertools.combinations(products, count):
+            found = _solved(column, [_product(lengths, which) for which in chosen])
+            if found is not None:
+                start, *factors = found
+                return start, tuple(zip(factors, chosen, strict=True))
     return None
 
 
-def _line(column: np.ndarray, along: np.ndarray) -> tuple[int, int] | None:
-    """Whole ``a`` and ``b`` with ``column == a + b * along``."""
-    differs = np.flatnonzero(along != along[0])
-    if not len(differs):
-        return None
-    other = differs[0]
-    slope, rest = divmod(int(column[other] - column[0]), int(along[other] - along[0]))
-    start = int(column[0]) - slope * int(along[0])
-    return (start, slope) if not rest and (start + slope * along == column).all() else None
-
-
-def _plane(
-    column: np.ndarray, lengths: Sequence[np.ndarray]
-) -> tuple[int, tuple[Term, ...]] | None:
-    """Whole ``a``, ``b`` and ``c`` with ``column == a + b * first + c * second``."""
-    first, second = lengths
-    matrix = np.stack([np.ones_like(first), first, second], axis=1).astype(np.float64)
-    if np.linalg.matrix_rank(matrix) < 3:
+def _solved(column: np.ndarray, along: Sequence[np.ndarray]) -> list[int] | None:
+    """Whole numbers with ``column == first + second * along[0] + ...``; None unless there is one way."""
+    parts = [np.ones_like(column), *along]
+    matrix = np.stack(parts, axis=1).astype(np.float64)
+    if np.linalg.matrix_rank(matrix) < len(parts):
         return None
     solution = np.linalg.lstsq(matrix, column.astype(np.float64), rcond=None)[0]
-    start, left, right = (int(number) for number in np.rint(solution))
-    if not (start + left * first + right * second == column).all():
+    if np.abs(solution).max() > _LARGEST_FACTOR:
         return None
-    return start, ((left, (0,)), (right, (1,)))
+    factors = [int(number) for number in np.rint(solution)]
+    fitted = sum(factor * part for factor, part in zip(factors, parts, strict=True))
+    return factors if np.array_equal(fitted, column) else None

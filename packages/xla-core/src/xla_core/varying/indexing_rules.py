@@ -25,9 +25,7 @@ MSG_CLIP: Final = "writing to places that are clamped"
 _DROP: Final = lax.GatherScatterMode.FILL_OR_DROP
 
 
-def _as_one(
-    frame: Frame, values: Sequence[Padded], axes: Sequence[int]
-) -> list[Padded]:
+def _as_one(frame: Frame, values: Sequence[Padded], axes: Sequence[int]) -> list[Padded]:
     """Values whose dimensions at ``axes``, of one size, are laid out alike, each with a place for all."""
     column = [Padded(None, (value.dims[axis],)) for value, axis in zip(values, axes, strict=True)]
     wanted = Dim(common_dims(column)[0].factors)
@@ -41,7 +39,12 @@ def _spread(frame: Frame, value: Padded) -> Padded:
 
 
 def _placed(
-    frame: Frame, indices: Any, operand: Padded, dims: Sequence[int], parts: Sequence[Any], drop: bool
+    frame: Frame,
+    indices: Any,
+    operand: Padded,
+    dims: Sequence[int],
+    parts: Sequence[Any],
+    drop: bool,
 ) -> Any:
     """Indices into ``dims`` of ``operand`` that mean to its array what they mean to the value.
 
@@ -80,7 +83,9 @@ def gather(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
         if is_symbolic(sizes[axis]):
             raise NotCoveredError(MSG_WINDOW)
     whole = [
-        sizes[axis] if axis not in indexed and axis not in numbers.operand_batching_dims else dim.size
+        sizes[axis]
+        if axis not in indexed and axis not in numbers.operand_batching_dims
+        else dim.size
         for axis, dim in enumerate(operand.dims)
     ]
     operand = window(frame, operand, (0,) * len(whole), whole, (1,) * len(whole))
@@ -116,7 +121,7 @@ def scatter(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
     batching = numbers.operand_batching_dims
     gone = {*numbers.inserted_window_dims, *batching}
     kept = [axis for axis in range(len(operand.dims)) if axis not in gone]
-    parts = {axis: 1 for axis in written}
+    parts = dict.fromkeys(written, 1)
     for axis, at in zip(kept, numbers.update_window_dims, strict=True):
         size = updates.dims[at].size
         if same_size(size, operand.dims[axis].size) and axis not in written:

@@ -10,10 +10,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+from jax import lax
 
 from xla_core.jax_bridge import symbolic_sizes
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
-from xla_core.varying.padded import Frame, NotCoveredError, Padded, as_padded, unwrapped
+from xla_core.varying.padded import (
+    Dim,
+    Frame,
+    NotCoveredError,
+    Padded,
+    as_padded,
+    dim_of,
+    unwrapped,
+)
 
 PaddingRule: TypeAlias = Callable[[Frame, Any, list[Padded]], Sequence[Padded]]
 
@@ -110,6 +119,31 @@ def _check(frame: Frame, name: str, result: Padded, aval: Any) -> None:
         raise NotCoveredError(
             MSG_SHAPE.format(primitive=name, given=result.array.shape, dims=result.dims)
         )
+
+
+@padding_rule("cond")
+def cond(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+    """One of several functions: their results have their elements side by side, whatever each does."""
+    index, *operands = values
+    dims = [tuple(map(dim_of, variable.aval.shape)) for variable in equation.outvars]
+
+    def branch(closed: Any) -> Callable[..., list[Any]]:
+        def function(*arrays: Any) -> list[Any]:
+            given = [unwrapped(v.with_array(a)) for v, a in zip(operands, arrays, strict=True)]
+            results = run(frame, closed.jaxpr, closed.consts, given)
+            return [_laid(frame, as_padded(r), d).array for r, d in zip(results, dims, strict=True)]
+
+        return function
+
+    branches = list(map(branch, equation.params["branches"]))
+    arrays = lax.switch(index.array, branches, *(value.array for value in operands))
+    return [Padded(array, d) for array, d in zip(arrays, dims, strict=True)]
+
+
+def _laid(frame: Frame, value: Padded, dims: Sequence[Dim]) -> Padded:
+    for axis, dim in enumerate(dims):
+        value = frame.laid_out(value, axis, dim)
+    return value
 
 
 def _has_symbols(equation: Any) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+LEAST: Final = 2
+"""Sizes of 0 and 1 mean other things than larger ones (nothing, and broadcasting): they keep their own programs."""
 # Lengths below this part of the largest one that was seen share a program: they cost little anyway.
 _SMALLEST_PART: Final = 8
 # A program whose limits are so many times those that the lengths would get is used instead of a new one.
@@ -36,14 +38,18 @@ def suffices(limits: Sequence[int], others: Sequence[int]) -> bool:
 
 
 def candidates(
-    limits: tuple[int, ...], lengths: Sequence[int], sizes: Sequence[int]
-) -> list[tuple[int, ...]]:
-    """Limits to try one after the other: ``limits``, then those that a fixed size of the step allows.
+    limits: tuple[int, ...], lengths: Sequence[int], smallest: Sequence[int], sizes: Sequence[int]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Smallest and largest lengths to try one after the other, the widest first.
 
-    A table of 300 positions is no use beyond 300, where the limit would be 384.
+    A step that takes the first 5 elements does something else for lengths below that: none was below the
+    ``smallest`` that were seen. A table of 300 positions, one of the step's fixed ``sizes``, is no use beyond 300,
+    where the limit would be 384.
     """
     lower = tuple(
         max((s for s in sizes if n <= s < limit), default=limit)
         for n, limit in zip(lengths, limits, strict=True)
     )
-    return [limits] if lower == limits else [limits, lower]
+    least = (LEAST,) * len(limits)
+    seen = tuple(smallest)
+    return list(dict.fromkeys([(least, limits), (seen, limits), (least, lower), (seen, lower)]))

@@ -8,11 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xla_core.jax_bridge.symbolic_sizes import is_symbolic
 from xla_core.varying.elementwise_rules import aligned
 from xla_core.varying.interpreter import bind, padding_rule
-from xla_core.varying.padded import Frame, NotCoveredError, Padded
+from xla_core.varying.padded import Frame, NotCoveredError, Padded, dim_of
 
 MSG_COMPLEX: Final = "the smallest or largest of complex numbers"
+MSG_COUNT: Final = "as many elements as a length says"
+MSG_WINDOW: Final = "windows along a varying length"
 
 
 def lowest(dtype: Any) -> Any:
@@ -114,3 +117,49 @@ def sort(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
         keys = equation.params["num_keys"] + 1
         results = bind(equation, behind, *arrays, num_keys=keys)[1:]
     return [Padded(array, dims) for array in results]
+
+
+@padding_rule("top_k")
+def top_k(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+    """The padding is smaller than all elements, and behind those that are as small."""
+    (value,) = values
+    axis, count = equation.params["axis"], equation.params["k"]
+    if is_symbolic(count):
+        raise NotCoveredError(MSG_COUNT)
+    value = frame.plain(value, axis)
+    array, dtype = value.array, value.array.dtype
+    if jnp.issubdtype(dtype, jnp.floating):
+        array = _ordered(array)  # no float is smaller than every NaN on every device
+    value = frame.masked(value.with_array(array), (axis,), lowest(array.dtype))
+    largest, places = bind(equation, value.array)
+    if array.dtype != dtype:
+        largest = lax.bitcast_convert_type(_flipped(largest), dtype)
+    dims = (*value.dims[:axis], dim_of(count), *value.dims[axis + 1 :])
+    return [Padded(largest, dims), Padded(places, dims)]
+
+
+def _ordered(array: Any) -> Any:
+    """Integers in the order of floating-point numbers: negative NaN, minus infinity, ... infinity, NaN."""
+    bits = lax.bitcast_convert_type(array, np.dtype(f"int{8 * array.dtype.itemsize}"))
+    return _flipped(bits)
+
+
+def _flipped(bits: Any) -> Any:
+    return jnp.where(bits < 0, bits ^ bits.dtype.type(jnp.iinfo(bits.dtype).max), bits)
+
+
+@padding_rule("reduce_window_max", "reduce_window_min", "reduce_window_sum")
+def windows(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+    """Windows along fixed dimensions; those that vary are looked at element by element."""
+    (value,) = values
+    params = equation.params
+    dims = tuple(map(dim_of, equation.outvars[0].aval.shape))
+    kinds = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
+    for axis, dim in enumerate(value.dims):
+        if dim.varies:
+            single = all(params[kind][axis] == 1 for kind in kinds)
+            if not single or tuple(params["padding"][axis]) != (0, 0):
+                raise NotCoveredError(MSG_WINDOW)
+            value = frame.spread(value, axis)
+            dims = (*dims[:axis], value.dims[axis], *dims[axis + 1 :])
+    return [Padded(bind(equation, value.array), dims)]

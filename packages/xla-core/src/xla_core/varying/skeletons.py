@@ -6,13 +6,14 @@ operators, which operands, which dtypes and ranks. The *numbers* are those, in t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
 from xla_core.lowering.repeat_graph import Part
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
-from xla_core.recording.entry import Entry, Input, Operation
+from xla_core.recording.entry import Entry, Operation
 from xla_core.recording.step_key import Lift, Ref, references
 
 
@@ -24,18 +25,16 @@ _NUMBER = _Number()
 
 
 class Wiped(NamedTuple):
-    """A step's skeleton and numbers, and which of them (positions) are sizes of its inputs, and sizes at all."""
+    """A step's skeleton and numbers, and which of them (positions) are sizes of its values."""
 
     skeleton: Hashable
     numbers: list[int]
-    input_sizes: list[int]
     sizes: list[int]
 
 
 def wiped(entries: Sequence[Entry]) -> Wiped:
     """The skeleton and the numbers of a step."""
     numbers: list[int] = []
-    input_sizes: list[int] = []
     sizes: list[int] = []
     lines = []
     for entry in entries:
@@ -51,10 +50,8 @@ def wiped(entries: Sequence[Entry]) -> Wiped:
                 numbers.extend(meta.shape)
                 line += (meta.dtype, len(meta.shape))
         sizes.extend(range(start, len(numbers)))
-        if isinstance(entry, Input):
-            input_sizes.extend(range(start, len(numbers)))
         lines.append(line)
-    return Wiped(tuple(lines), numbers, input_sizes, sizes)
+    return Wiped(tuple(lines), numbers, sizes)
 
 
 def _wipe(operand: Any, numbers: list[int]) -> Hashable:
@@ -75,36 +72,32 @@ def _wipe(operand: Any, numbers: list[int]) -> Hashable:
     return type(operand), repr(operand)  # zeros of both signs, and NaN
 
 
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class VaryingPart(Part):
-    """An operation with symbolic sizes in place of some of its numbers; else as it was recorded."""
+    """An operation with symbolic sizes in place of some of its numbers, else as it was recorded.
 
-    __slots__ = ("_arguments", "_metas", "varies")
+    ``given`` are its arguments, ``promised`` the metas of its results; ``varies`` says whether a symbolic size is
+    in one of them.
+    """
 
-    def __init__(
-        self,
-        entry: Operation,
-        arguments: tuple[tuple[Any, ...], dict[str, Any]],
-        metas: tuple[TensorMeta | None, ...],
-        varies: bool,
-    ) -> None:
-        super().__init__(entry)
-        object.__setattr__(self, "_arguments", arguments)
-        object.__setattr__(self, "_metas", metas)
-        object.__setattr__(self, "varies", varies)
+    given: Arguments = ((), {})
+    promised: tuple[TensorMeta | None, ...] = ()
+    varies: bool = False
 
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self) -> Arguments:
         """Its arguments: references to values of symbolic sizes, symbolic sizes, and what else was recorded."""
-        arguments: tuple[tuple[Any, ...], dict[str, Any]] = self._arguments
-        return arguments
+        return self.given
 
     def metas(self) -> tuple[TensorMeta | None, ...]:
         """The metas of its results."""
-        metas: tuple[TensorMeta | None, ...] = self._metas
-        return metas
+        return self.promised
 
     def operands(self) -> list[Ref]:
         """The values that it reads, each once."""
-        args, kwargs = self._arguments
+        args, kwargs = self.given
         found = [*references(args), *references(tuple(kwargs.values()))]
         return list({ref.vid: ref for ref in found}.values())
 
@@ -129,7 +122,7 @@ def filled(entries: Sequence[Entry], numbers: Sequence[Any]) -> Filled:
         own = tuple(None if m is None else _meta(m, rest) for m in entry.metas)
         metas.update(zip(range(entry.first, entry.end), own, strict=True))
         if isinstance(entry, Operation):
-            parts.append(VaryingPart(entry, arguments, own, _varies(arguments, own)))
+            parts.append(VaryingPart(entry, None, arguments, own, _varies(arguments, own)))
     return Filled(metas, parts)
 
 
