@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torch_xla
-from xla_core.support import counters
+from xla_core.support import caches, counters
 from xla_core.varying import families
 from xla_core.varying.bound_program import VaryingExecutable
 
@@ -30,9 +30,9 @@ def varying(monkeypatch):
     """Varying shapes are on; padding is NaN, or a number that is no index, so that whatever reads it shows."""
     monkeypatch.setenv("XLA_VARYING_SHAPES", "1")
     monkeypatch.setattr(VaryingExecutable, "_padded", _padded_with_junk)
-    families._clear()
+    caches.clear_all()
     yield
-    families._clear()
+    caches.clear_all()
 
 
 def _counted(name):

@@ -48,8 +48,6 @@ PADDING: Final = "VaryingShapesPadding"
 # Steps of a family that are compiled for their own sizes before the next one is a program for a bound.
 _COMPILED_FIRST: Final = 2
 _MOST_SAMPLES: Final = 6
-_MOST_FAMILIES: Final = 256
-_MOST_REASONS: Final = 64
 # Numbers beyond these are never lengths, and not counted with.
 _LEAST_NUMBER: Final = -(2**63)
 _MOST_NUMBER: Final = 2**63 - 1
@@ -95,24 +93,10 @@ class _Family:
         return min(fitting, key=lambda p: p.limits, default=None)
 
 
-_families: dict[Hashable, _Family] = {}
-_reasons: Counter[str] = Counter()
+_families: caches.Bounded[Hashable, _Family] = caches.Bounded("steps of varying sizes", 256)
+_reasons: caches.Bounded[str, int] = caches.Bounded("reasons against varying sizes", 64)
 _numbers = itertools.count(1)
 _lock = threading.RLock()
-
-
-def _clear() -> None:
-    with _lock:
-        _families.clear()
-        _reasons.clear()
-
-
-caches.register(
-    "steps of varying sizes", bound=_MOST_FAMILIES, size=lambda: len(_families), clear=_clear
-)
-caches.register(
-    "reasons against varying sizes", bound=_MOST_REASONS, size=lambda: len(_reasons), clear=_clear
-)
 
 
 def kept_out() -> dict[str, int]:
@@ -161,12 +145,7 @@ def _serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
 def _family(key: Hashable) -> _Family:
     """The family with this key, the most recently used last."""
     family = _families.pop(key, None)
-    if family is None:
-        family = _Family()
-        if len(_families) >= _MOST_FAMILIES:
-            del _families[next(iter(_families))]
-    _families[key] = family
-    return family
+    return _families.keep(key, _Family() if family is None else family)
 
 
 def _recorded(trace: Trace, key: ProgramIdentity) -> Recorded:
@@ -227,8 +206,7 @@ def _compiled(step: Recorded, found: Fit, sizes: Sequence[int], between: Range) 
 
 def _keep_out(reason: str) -> None:
     counters.increment(KEPT_OUT)
-    if len(_reasons) < _MOST_REASONS or reason in _reasons:
-        _reasons[reason] += 1
+    _reasons.keep(reason, _reasons.get(reason, 0) + 1)
     logger.info(MSG_KEPT_OUT, reason)
 
 
