@@ -12,7 +12,7 @@ from torch import nn
 import torch_xla
 from xla_core.varying import families
 
-STEPS, LONGEST, WORDS, WIDTH, HEADS, CLASSES = 16, 48, 31, 16, 2, 3
+STEPS, LONGEST, WORDS, WIDTH, HEADS, CLASSES = 10, 48, 31, 16, 2, 3
 
 
 class Block(nn.Module):
@@ -97,16 +97,24 @@ def test_random_lengths_take_few_programs(kind, varying, counted, compile_count)
     found = losses(kind, "xla", batches)
     assert first == pytest.approx(wanted[:3], abs=1e-4)
     assert found == pytest.approx(wanted, abs=1e-4)
-    assert len(set(lengths) - seen) > 8
+    assert len(set(lengths) - seen) > 5
     assert compile_count() - before <= 6, families.kept_out()
     assert 0 < counted(families.PROGRAMS) - programs <= 6
 
 
-def test_the_last_batch_may_be_smaller_and_of_another_length(varying, counted):
+def test_the_last_batch_may_be_smaller_and_of_another_length(run_lengths):
     torch.manual_seed(3)
+    table, out = torch.randn(WORDS, WIDTH), torch.randn(WIDTH, WORDS)
+
+    def step(words, table, out):
+        rows = F.embedding(words, table).tanh()
+        scores = (rows + rows.mean(1, keepdim=True)) @ out
+        return F.cross_entropy(scores[:, :-1].flatten(0, 1), words[:, 1:].flatten())
+
     sizes = [(8, 20), (6, 33), (8, 41), (3, 29), (5, 40), (8, 38), (4, 22)]
-    batches = [batch(length, size) for size, length in sizes]
-    before = counted(families.SERVED)
-    assert losses("gpt", "xla", batches) == pytest.approx(losses("gpt", "cpu", batches), abs=1e-4)
+
+    def make(size):
+        return torch.randint(0, WORDS, size), table, out
+
     # two lengths and their product need four batches to be told apart
-    assert counted(families.SERVED) - before >= 2, families.kept_out()
+    assert run_lengths(step, make, sizes) >= 3, families.kept_out()

@@ -130,8 +130,11 @@ def cond(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
     def branch(closed: Any) -> Callable[..., list[Any]]:
         def function(*arrays: Any) -> list[Any]:
             given = [unwrapped(v.with_array(a)) for v, a in zip(operands, arrays, strict=True)]
-            results = run(frame, closed.jaxpr, closed.consts, given)
-            return [_laid(frame, as_padded(r), d).array for r, d in zip(results, dims, strict=True)]
+            within = frame.inside()
+            results = run(within, closed.jaxpr, closed.consts, given)
+            return [
+                _laid(within, as_padded(r), d).array for r, d in zip(results, dims, strict=True)
+            ]
 
         return function
 

@@ -122,6 +122,11 @@ class Frame:
     def __init__(self, lengths: Mapping[str, Any]) -> None:
         self.lengths = dict(lengths)
         self._bounds: dict[Any, int] = {}
+        self._numbers: dict[Any, Any] = {}
+
+    def inside(self) -> Frame:
+        """The same lengths in the body of an inner function, whose values the outer one has not."""
+        return Frame(self.lengths)
 
     # -- sizes ---------------------------------------------------------------------------------
 
@@ -151,7 +156,11 @@ class Frame:
             return int(size)
         if self.bound(size) >= 2**31:
             raise NotCoveredError(MSG_LARGE.format(size=size))
-        return jnp.asarray(symbolic_sizes.evaluate(size, self.lengths)).astype(np.int32)
+        known = self._numbers.get(size)
+        if known is None:
+            known = jnp.asarray(symbolic_sizes.evaluate(size, self.lengths)).astype(np.int32)
+            self._numbers[size] = known
+        return known
 
     # -- places --------------------------------------------------------------------------------
 
