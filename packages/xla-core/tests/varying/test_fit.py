@@ -58,6 +58,15 @@ def test_short_lengths_share_a_program():
     assert suffices((96,), (64,)) and not suffices((128,), (64,))
 
 
+def test_a_length_that_grows_gets_room():
+    assert [wanted([n], [n], growing=True) for n in (4, 30, 33, 66)] == [
+        (32,),
+        (48,),
+        (64,),
+        (128,),
+    ]
+
+
 def test_fixed_sizes_of_the_step_may_limit_a_length():
     tried = candidates((384,), (290,), (17,), [300, 64])
     assert tried == [((2,), (384,)), ((17,), (384,)), ((2,), (300,)), ((17,), (300,))]

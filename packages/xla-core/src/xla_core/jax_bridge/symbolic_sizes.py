@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -54,16 +55,30 @@ def evaluate(size: Any, lengths: Mapping[str, Any]) -> Any:
 
 def _watched_eq(left: Any, right: Any) -> bool:
     equal = _plain_eq(left, right)
-    found = getattr(_watch, "found", None)
-    if found is not None and not equal and not getattr(_watch, "inside", False):
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        if not caller.startswith(_TRUSTED) or caller.startswith("jax._src.numpy"):
-            _watch.inside = True
-            try:
-                _note(left, right, found)
-            finally:
-                _watch.inside = False
+    if not equal:
+        _look(left, right, sys._getframe(1))
     return equal
+
+
+def _watched_ne(left: Any, right: Any) -> bool:
+    equal = _plain_eq(left, right)
+    if not equal:
+        _look(left, right, sys._getframe(1))
+    return not equal
+
+
+def _look(left: Any, right: Any, caller: types.FrameType) -> None:
+    """Note a comparison that came out unequal, if this thread's comparisons are watched and it is not jax's own."""
+    found = getattr(_watch, "found", None)
+    if found is None or getattr(_watch, "inside", False):
+        return
+    name = caller.f_globals.get("__name__", "")
+    if not name.startswith(_TRUSTED) or name.startswith("jax._src.numpy"):
+        _watch.inside = True
+        try:
+            _note(left, right, found)
+        finally:
+            _watch.inside = False
 
 
 def _note(left: Any, right: Any, found: dict[Any, None]) -> None:
@@ -86,6 +101,7 @@ def watching_comparisons() -> Iterator[dict[Any, None]]:
     with _patched:
         # jax 0.10.2; the comparison stays as it is, and goes on being watched in threads that ask for it only
         _shape_poly._DimExpr.__eq__ = _watched_eq
+        _shape_poly._DimExpr.__ne__ = _watched_ne
     _watch.found = found
     try:
         yield found

@@ -147,10 +147,12 @@ class _BoundLowering:
         self.input_shapes = tuple(_shape(frame, self.metas[vid]) for vid in self.given)
         self.output_sizes = tuple(_sizes(self.metas[vid]) for vid in step.outputs)
         self.output_shapes = tuple(_shape(frame, self.metas[vid]) for vid in step.outputs)
+        # results that are cut when the program has run may be interrupted: nothing is given away till then
+        fixed = all(sizes is None for sizes in self.output_sizes)
         self.aliases = tuple(
             (slot, target)
             for slot, target in step.layout.aliases
-            if self.input_shapes[slot] is None and self.output_sizes[target] is None
+            if fixed and self.input_shapes[slot] is None
         )
 
     def program(self) -> Program:

@@ -65,6 +65,7 @@ class _Family:
         self.programs: list[BoundProgram] = []
         self.largest: list[int] = []
         self.smallest: list[int] = []
+        self.growing = False
         self.failed: set[Range] = set()
         self.refused = False
 
@@ -85,6 +86,7 @@ class _Family:
         self.fit, self.programs, self.failed = found, [], set()
         seen = np.stack([known[list(found.lengths)] for known in self.samples])
         self.largest, self.smallest = seen.max(axis=0).tolist(), seen.min(axis=0).tolist()
+        self.growing = len(found.lengths) == 1 and bool((np.diff(seen[:, 0]) == 1).all())
         return found.lengths_of(numbers)
 
     def program(self, lengths: Sequence[int]) -> BoundProgram | None:
@@ -113,7 +115,7 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     """
     if not flags.VARYING_SHAPES.get() or trace.one_by_one or key.layouts is not None:
         return None
-    if trace.backend.shapes_only:
+    if trace.backend.shapes_only or trace.backend.shard_count() > 1:
         return None
     with _lock:
         return _serve(trace, key)
@@ -131,7 +133,7 @@ def _serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     family.largest = list(map(max, family.largest, lengths))
     family.smallest = list(map(min, family.smallest, lengths))
     bound = family.program(lengths)
-    limits = wanted(lengths, family.largest)
+    limits = wanted(lengths, family.largest, family.growing)
     if bound is None or not suffices(bound.limits, limits):
         bound = _built(family, _recorded(trace, key), wiped, lengths, limits) or bound
     if bound is None or (key.what.taken and len(bound.aliases) < len(key.what.donations)):

@@ -9,6 +9,8 @@ LEAST: Final = 2
 """Sizes of 0 and 1 mean other things than larger ones (nothing, and broadcasting): they keep their own programs."""
 # Lengths below this part of the largest one that was seen share a program: they cost little anyway.
 _SMALLEST_PART: Final = 8
+# As far as a length is taken to grow at least.
+_GROWN: Final = 32
 # A program whose limits are so many times those that the lengths would get is used instead of a new one.
 _ENOUGH: Final = 1.5
 
@@ -20,8 +22,15 @@ def rounded(length: int) -> int:
     return half_more if half_more >= length else power
 
 
-def wanted(lengths: Sequence[int], largest: Sequence[int]) -> tuple[int, ...]:
-    """Limits for a program for ``lengths``; ``largest`` are the largest lengths that were seen."""
+def wanted(
+    lengths: Sequence[int], largest: Sequence[int], growing: bool = False
+) -> tuple[int, ...]:
+    """Limits for a program for ``lengths``; ``largest`` are the largest lengths that were seen.
+
+    Where a length is ``growing`` (default: False), one by one, the program is for what comes next, too.
+    """
+    if growing:
+        return tuple(rounded(max(_GROWN, n + n // 2)) for n in lengths)
     return tuple(
         rounded(max(n, -(-most // _SMALLEST_PART)))
         for n, most in zip(lengths, largest, strict=True)
