@@ -68,6 +68,13 @@ def test_a_length_beyond_the_bound_gets_another_program(run_lengths, counted):
     assert counted(families.PROGRAMS) - before == 2
 
 
+def test_the_user_says_up_to_which_lengths(run_lengths, counted, monkeypatch):
+    monkeypatch.setenv("XLA_VARYING_LIMITS", "100, 10")
+    before = counted(families.PROGRAMS)
+    assert run_lengths(lambda x: x.softmax(0).cosh(), rows, (5, 9, 7, 8, 200, 80, 101)) == 3
+    assert counted(families.PROGRAMS) - before == 2
+
+
 def test_a_table_that_ends_before_the_bound(run_lengths):
     table = torch.randn(13, 4)
 

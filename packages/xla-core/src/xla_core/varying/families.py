@@ -134,6 +134,8 @@ def _serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     family.smallest = list(map(min, family.smallest, lengths))
     bound = family.program(lengths)
     limits = wanted(lengths, family.largest, family.growing)
+    if limits is None:
+        return None
     if bound is None or not suffices(bound.limits, limits):
         bound = _built(family, _recorded(trace, key), wiped, lengths, limits) or bound
     if bound is None or (key.what.taken and len(bound.aliases) < len(key.what.donations)):

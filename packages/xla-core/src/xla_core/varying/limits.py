@@ -1,9 +1,11 @@
-"""Up to which lengths programs are made: powers of two and one and a half times them."""
+"""Up to which lengths programs are made: powers of two and one and a half times them, or what the user says."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
+
+from xla_core.support import flags
 
 LEAST: Final = 2
 """Sizes of 0 and 1 mean other things than larger ones (nothing, and broadcasting): they keep their own programs."""
@@ -24,11 +26,17 @@ def rounded(length: int) -> int:
 
 def wanted(
     lengths: Sequence[int], largest: Sequence[int], growing: bool = False
-) -> tuple[int, ...]:
+) -> tuple[int, ...] | None:
     """Limits for a program for ``lengths``; ``largest`` are the largest lengths that were seen.
 
-    Where a length is ``growing`` (default: False), one by one, the program is for what comes next, too.
+    Where a length is ``growing`` (default: False), one by one, the program is for what comes next, too. None where
+    the user's limits (``XLA_VARYING_LIMITS``) are lower than a length.
     """
+    chosen = flags.VARYING_LIMITS.get()
+    if chosen:
+        fitting = [min((c for c in chosen if c >= n), default=None) for n in lengths]
+        found = tuple(limit for limit in fitting if limit is not None)
+        return found if len(found) == len(fitting) else None
     if growing:
         return tuple(rounded(max(_GROWN, n + n // 2)) for n in lengths)
     return tuple(
