@@ -29,6 +29,7 @@ from xla_core.operators.run_rule import LoweringError
 from xla_core.recording.storage import MSG_PLACEHOLDER, NoValueError, Storage, binding
 from xla_core.recording.trace import Trace
 from xla_core.support import counters, flags, flight_ring, indivisible
+from xla_core.varying import families
 
 # References to a storage that nobody but the trace holds: the list, the loop variable, the argument.
 _TRACE_ONLY: Final = 3
@@ -203,8 +204,10 @@ def find_or_build(trace: Trace, key: ProgramIdentity) -> StepProgram:
             hold(program)  # another device's thread may have evicted it meanwhile
             counters.increment("CachedCompile")
             return program
-    metric = "EagerOpCompileTime" if trace.eager_flush else "CompileTime"
-    program = build_program.build(trace, results.outputs, results.donations, metric)
+    program = families.serve(trace, key)
+    if program is None:
+        metric = "EagerOpCompileTime" if trace.eager_flush else "CompileTime"
+        program = build_program.build(trace, results.outputs, results.donations, metric)
     trace.cur.keep(key, program)
     register(program)
     return program

@@ -79,7 +79,10 @@ def lower(
 
 
 class StepLowering:
-    """One step on its way to a program, or several: ``whole()`` or, if ``in_stages()``, ``stages()``."""
+    """One step on its way to a program, or several: ``whole()`` or, if ``in_stages()``, ``stages()``.
+
+    ``flat`` (default: False) makes no functions of what repeats.
+    """
 
     def __init__(
         self,
@@ -88,6 +91,7 @@ class StepLowering:
         outputs: tuple[int, ...],
         layout: Layout,
         name: str,
+        flat: bool = False,
     ) -> None:
         self.backend = trace.backend
         self.entries = entries
@@ -100,7 +104,7 @@ class StepLowering:
         self.marked = any(plan.name == MARK for plan in plans)
         rules = (plan.rule for plan in plans)
         one = any(isinstance(rule, Rule) and rule.whole_step for rule in rules)
-        self.outlining = None if one else outlining_of(trace.backend.client)
+        self.outlining = None if one or flat else outlining_of(trace.backend.client)
         self.repeats: tuple[Graph, Plan] | None = None
         if self.outlining is not None:
             sizes = (self.outlining.min_operations, self.outlining.min_saved)
@@ -142,8 +146,21 @@ class StepLowering:
             function = outlined_function(*self.repeats, self.outputs, *scalars, scope)
         else:
             function = step_function(self.needed, self.outputs, *scalars, scope)
-        inputs = input_specs(self.backend, self.entries)
-        outputs = tuple(_spec(self.backend, self.metas[vid]) for vid in self.outputs)
+        return self.program_of(
+            function, input_specs(self.backend, self.entries), self.output_specs()
+        )
+
+    def output_specs(self) -> tuple[ArraySpec, ...]:
+        """The program's results."""
+        return tuple(_spec(self.backend, self.metas[vid]) for vid in self.outputs)
+
+    def program_of(
+        self,
+        function: Callable[..., Any],
+        inputs: tuple[ArraySpec, ...],
+        outputs: tuple[ArraySpec, ...],
+    ) -> Program:
+        """One program of a jax function that computes the step, which takes ``inputs`` and gives ``outputs``."""
         shapes = {meta.shape for meta in self.metas.values() if meta is not None}
         largest = max(map(math.prod, shapes), default=0)
         return self._program(self.name, function, inputs, outputs, self.layout.aliases, largest)

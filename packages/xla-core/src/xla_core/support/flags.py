@@ -63,12 +63,15 @@ __all__ = [
     "USE_32BIT_LONG",
     "USE_BF16",
     "USE_SPMD",
+    "VARYING_LIMITS",
+    "VARYING_SHAPES",
     "XLA_FLAGS",
     "XPU_LIBRARY_PATH",
     "parse_auto",
     "parse_bool",
     "parse_effort",
     "parse_fractions",
+    "parse_limits",
     "parse_positive",
 ]
 
@@ -141,6 +144,14 @@ def parse_positive(text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
         raise ValueError("expected a whole number of at least 1")
     return int(text)
+
+
+def parse_limits(text: str) -> tuple[int, ...]:
+    """Whole numbers of at least 2, in ascending order: ``64,128,512``. Raises ValueError for the rest."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 1 for word in words):
+        raise ValueError("expected whole numbers of at least 2 with commas between them")
+    return tuple(sorted(set(map(int, words))))
 
 
 def parse_effort(text: str) -> str:
@@ -289,6 +300,22 @@ STEP_STAGES: Final = Flag(
     None,
     "`1` runs a step with repeats as several programs in a row, each compiled once; `0` always makes one program",
     shown="the plugin's choice",
+)
+VARYING_LIMITS: Final[Flag[tuple[int, ...]]] = Flag(
+    "XLA_VARYING_LIMITS",
+    parse_limits,
+    (),
+    "with `XLA_VARYING_SHAPES=1` the lengths up to which programs are made (`64,128,512`); longer ones are "
+    "compiled for themselves",
+    shown="powers of two and 1.5 times them",
+    see="docs/shapes.md",
+)
+VARYING_SHAPES: Final = Flag(
+    "XLA_VARYING_SHAPES",
+    parse_bool,
+    False,
+    "`1` makes one program for all lengths up to a bound where steps differ in their sizes only",
+    see="docs/shapes.md",
 )
 
 # -- steps and tensors --------------------------------------------------------------------------------

@@ -42,10 +42,11 @@ class Cause(enum.Enum):
 ADVICE: Final = {
     Cause.FIRST: "nothing to do: something has to be compiled once",
     Cause.NEW: "nothing to do if it happens once; a loop that does this every step never ends compiling",
-    Cause.BATCH: "keep the batch size: DataLoader(drop_last=True), or pad the last batch",
-    Cause.SHAPE: "keep shapes constant: pad to one length, or to a few (buckets such as 64, 128, 256)",
+    Cause.BATCH: "keep the batch size: DataLoader(drop_last=True), pad the last batch, or XLA_VARYING_SHAPES=1",
+    Cause.SHAPE: "keep shapes constant: pad to one length, or to a few (buckets such as 64, 128, 256), or let "
+    "XLA_VARYING_SHAPES=1 do that",
     Cause.DTYPE: "convert inputs to one dtype before they go to the device",
-    Cause.SIZE: "keep sizes constant, or mask instead of slicing: each size is a program of its own",
+    Cause.SIZE: "keep sizes constant, mask instead of slicing, or set XLA_VARYING_SHAPES=1",
     Cause.CONSTANT: "make it a tensor (torch.tensor(value, device=...)), whose value may change freely",
     Cause.MODE: "one program for each mode is normal; do not switch the mode inside a loop",
     Cause.BRANCH: "each way through Python is a program; torch.where does both in one",

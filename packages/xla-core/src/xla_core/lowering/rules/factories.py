@@ -16,6 +16,7 @@ from xla_core.lowering.rules.common import (
     output_dtype,
     output_shape,
     present,
+    scalar,
     where,
 )
 from xla_core.operators.lowering_registry import RuleContext, rule
@@ -65,12 +66,17 @@ def scalar_tensor(context: RuleContext, s: Any, **options: Any) -> Array:
     return convert(jnp.asarray(s), output_dtype(context))
 
 
+def _number(value: Any, dtype: np.dtype) -> Any:
+    """A number, or a size that is none yet, in ``dtype``."""
+    return dtype.type(value) if isinstance(value, (int, float)) else scalar(value, dtype)
+
+
 def _progression(context: RuleContext, start: Any, step: Any) -> Array:
     """``start + i * step``, computed exactly for whole numbers and in float64 otherwise."""
     dtype, shape = output_dtype(context), output_shape(context)
     if not is_float(dtype):
         dtype = dtype if dtype.itemsize >= 4 else np.dtype(np.int64)
-        return lax.iota(dtype, shape[0]) * dtype.type(step) + dtype.type(start)
+        return lax.iota(dtype, shape[0]) * _number(step, dtype) + _number(start, dtype)
     whole = float(start).is_integer() and float(step).is_integer()
     last = abs(start) + abs(step) * shape[0]
     compute = np.dtype(np.float32) if whole and last < 2**24 else np.dtype(np.float64)

@@ -1,0 +1,318 @@
+"""A program for all lengths up to a bound, and one step of certain lengths as a run of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from xla_core.compilation.build_program import compile_program
+from xla_core.compilation.program_table import execution
+from xla_core.contract.device_protocol import ArraySpec, Executable, Program
+from xla_core.jax_bridge import symbolic_sizes
+from xla_core.lowering.replay import needed_entries
+from xla_core.lowering.step_program import StepLowering, input_specs
+from xla_core.operators.lowering_registry import Rule
+from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.entry import Entry, inputs_of, operations_of
+from xla_core.recording.program_layout import Layout
+from xla_core.recording.trace import Trace
+from xla_core.support import indivisible
+from xla_core.torch_bridge.op_library import MARK
+from xla_core.varying import primitive_rules, skeletons
+from xla_core.varying.fit import Fit
+from xla_core.varying.limits import LEAST
+from xla_core.varying.padded import Frame, NotCoveredError, Padded, dim_of
+from xla_core.varying.scope import VaryingScope
+
+MSG_WHOLE: Final = "{operator} looks at the whole step"
+MSG_STORE: Final = "a program for varying lengths is not stored"
+
+assert primitive_rules.MODULES
+
+
+Range: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+"""The smallest lengths, and the largest."""
+
+
+class Recorded(NamedTuple):
+    """A recorded step: its entries, and the numbers of its wanted values."""
+
+    trace: Trace
+    entries: Sequence[Entry]
+    outputs: tuple[int, ...]
+    layout: Layout
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BoundProgram:
+    """A compiled program for all lengths from ``lows`` up to ``limits``.
+
+    ``inputs`` are the shapes that its varying inputs are padded to, None for those that do not vary; ``outputs``
+    the sizes of its varying results, None for others. It may be used for lengths for which none of ``differences``
+    is zero, and all of ``sizes`` are at least ``LEAST``.
+    """
+
+    executable: Executable
+    program: Program
+    lows: tuple[int, ...]
+    limits: tuple[int, ...]
+    inputs: tuple[tuple[int, ...] | None, ...]
+    outputs: tuple[tuple[Any, ...] | None, ...]
+    aliases: tuple[tuple[int, int], ...]
+    differences: tuple[Any, ...]
+    sizes: tuple[Any, ...]
+
+    def serves(self, lengths: Sequence[int]) -> bool:
+        """Whether steps of these lengths may be runs of it."""
+        known = named(lengths)
+        return (
+            all(map(_within, self.lows, lengths, self.limits))
+            and all(_number(size, known) >= LEAST for size in self.sizes)
+            and all(_number(difference, known) for difference in self.differences)
+        )
+
+    def output_shapes(self, lengths: Sequence[int]) -> tuple[tuple[int, ...] | None, ...]:
+        """The shapes that its varying results are cut to."""
+        known = named(lengths)
+        return tuple(
+            None if sizes is None else tuple(_number(size, known) for size in sizes)
+            for sizes in self.outputs
+        )
+
+
+def named(lengths: Sequence[Any]) -> dict[str, Any]:
+    """Lengths by the names that they have in sizes."""
+    return {f"L{number}": length for number, length in enumerate(lengths)}
+
+
+def _within(low: int, length: int, limit: int) -> bool:
+    return low <= length <= limit
+
+
+def _number(size: Any, lengths: Mapping[str, int]) -> int:
+    return int(symbolic_sizes.evaluate(size, lengths))
+
+
+def build(
+    step: Recorded, found: Fit, sizes: Sequence[int], between: Range, name: str
+) -> BoundProgram:
+    """Lower and compile the program of a step for all lengths ``between`` two bounds.
+
+    ``name`` is the program's. ``found`` says how its numbers depend on the lengths, ``sizes`` which of them are
+    sizes. Raises NotCoveredError, which names operator and line, where a length cannot vary, and what the
+    compiler raises.
+    """
+    lowering = _BoundLowering(step, found, sizes, between, name)
+    program = lowering.program()
+    executable = compile_program(step.trace.backend.client, program)
+    return BoundProgram(
+        executable=executable,
+        program=program,
+        lows=between[0],
+        limits=between[1],
+        inputs=lowering.input_shapes,
+        outputs=lowering.output_sizes,
+        aliases=lowering.aliases,
+        differences=tuple(lowering.differences),
+        sizes=lowering.sizes,
+    )
+
+
+class _BoundLowering:
+    """One step on its way to a program for all lengths up to a bound."""
+
+    def __init__(
+        self, step: Recorded, found: Fit, sizes: Sequence[int], between: Range, name: str
+    ) -> None:
+        for operation in operations_of(step.entries):
+            rule = operation.plan.rule
+            whole = isinstance(rule, Rule) and (rule.whole_step or rule.all_replicas)
+            if whole or operation.plan.name == MARK:
+                raise NotCoveredError(MSG_WHOLE.format(operator=operation.plan.name))
+        self.step = step
+        self.name = name
+        self.count = len(between[0])
+        self.differences: dict[Any, None] = {}
+        numbers = _symbolic_numbers(found, sizes, *between)
+        self.sizes = tuple(dict.fromkeys(numbers[p] for p in sizes if p in found.terms))
+        self.metas, parts = skeletons.filled(step.entries, numbers)
+        needed = {e.first for e in operations_of(needed_entries(step.entries, step.outputs))}
+        self.parts = [part for part in parts if part.entry.first in needed]
+        frame = Frame({})
+        self.given = [entry.first for entry in inputs_of(step.entries)]
+        self.input_shapes = tuple(_shape(frame, self.metas[vid]) for vid in self.given)
+        self.output_sizes = tuple(_sizes(self.metas[vid]) for vid in step.outputs)
+        self.output_shapes = tuple(_shape(frame, self.metas[vid]) for vid in step.outputs)
+        # results that are cut when the program has run may be interrupted: nothing is given away till then
+        fixed = all(sizes is None for sizes in self.output_sizes)
+        self.aliases = tuple(
+            (slot, target)
+            for slot, target in step.layout.aliases
+            if fixed and self.input_shapes[slot] is None
+        )
+
+    def program(self) -> Program:
+        """The program: inputs padded, lifted numbers, then the vector of lengths."""
+        step, backend = self.step, self.step.trace.backend
+        layout = dataclasses.replace(step.layout, aliases=self.aliases)
+        lowering = StepLowering(
+            step.trace, step.entries, step.outputs, layout, self.name, flat=True
+        )
+        exact = input_specs(backend, step.entries)
+        shapes = (*self.input_shapes, *(None for _ in exact[len(self.input_shapes) :]))
+        inputs = [*map(_with_shape, exact, shapes)]
+        inputs.append(ArraySpec((self.count,), backend.client.numpy_dtype(np.dtype(np.int32))))
+        outputs = map(_with_shape, lowering.output_specs(), self.output_shapes)
+        with symbolic_sizes.watching_comparisons() as self.differences:
+            return lowering.program_of(self._run, tuple(inputs), tuple(outputs))
+
+    def _run(self, *arrays: Any) -> tuple[Any, ...]:
+        *rest, lengths = arrays
+        last = self.step.entries[-1]
+        ints = rest.pop() if last.ints else None
+        floats = rest.pop() if last.floats else None
+        wide = lengths.astype(np.int64)
+        frame = Frame(named([wide[number] for number in range(lengths.shape[0])]))
+        scope = VaryingScope(frame, floats, ints)
+        for vid, array in zip(self.given, rest, strict=True):
+            sizes = _sizes(self.metas[vid])
+            scope.give(vid, array if sizes is None else Padded(array, tuple(map(dim_of, sizes))))
+        for part in self.parts:
+            scope.compute(part)
+        return tuple(_leaving(frame, scope[vid]) for vid in self.step.outputs)
+
+
+def _leaving(frame: Frame, value: Any) -> Any:
+    """The array of a result, its elements side by side along each dimension."""
+    if isinstance(value, Padded):
+        for axis in range(len(value.dims)):
+            value = frame.plain(value, axis)
+        return value.array
+    return value
+
+
+def _symbolic_numbers(
+    found: Fit, sizes: Sequence[int], lows: Sequence[int], limits: Sequence[int]
+) -> list[Any]:
+    """The step's numbers for symbolic lengths from ``lows`` to ``limits``, no size below ``LEAST``."""
+    names = list(named(limits))
+    constraints = [f"{name} >= {low}" for name, low in zip(names, lows, strict=True)]
+    constraints += [f"{name} <= {limit}" for name, limit in zip(names, limits, strict=True)]
+    numbers = list(found.predicted(symbolic_sizes.symbols(names, constraints)))
+    varying = dict.fromkeys(numbers[position] for position in sizes if position in found.terms)
+    small = [size for size in varying if symbolic_sizes.bounds(size)[0] < LEAST]
+    if not small:
+        return numbers
+    constraints += [f"{size} >= {LEAST}" for size in small]
+    return list(found.predicted(symbolic_sizes.symbols(names, constraints)))
+
+
+def _sizes(meta: TensorMeta | None) -> tuple[Any, ...] | None:
+    """The sizes of a value that varies, None for another."""
+    assert meta is not None
+    return meta.shape if any(map(symbolic_sizes.is_symbolic, meta.shape)) else None
+
+
+def _shape(frame: Frame, meta: TensorMeta | None) -> tuple[int, ...] | None:
+    """The shape of the array of a value that varies, None for another."""
+    sizes = _sizes(meta)
+    return None if sizes is None else tuple(map(frame.bound, sizes))
+
+
+def _with_shape(spec: ArraySpec, shape: tuple[int, ...] | None) -> ArraySpec:
+    return spec if shape is None else dataclasses.replace(spec, shape=shape)
+
+
+class VaryingExecutable:
+    """A program for a bound as the executable of steps of certain lengths: it pads, runs and cuts."""
+
+    __slots__ = (
+        "_bound",
+        "_client",
+        "_lengths",
+        "_numbers",
+        "_placement",
+        "_shapes",
+        "program_name",
+    )
+
+    def __init__(self, bound: BoundProgram, lengths: tuple[int, ...], backend: Any) -> None:
+        self.program_name = bound.program.name
+        self._bound = bound
+        self._client = backend.client
+        self._placement = bound.program.placement
+        self._lengths = lengths
+        self._shapes = bound.output_shapes(lengths)
+        self._numbers: Any = None
+
+    def execute(self, arguments: Sequence[Any]) -> list[Any]:
+        """Enqueue one run and return its results, cut to the lengths."""
+        results: list[Any] = []
+        indivisible.do(self.deferred(arguments, results))
+        return results
+
+    def deferred(
+        self, arguments: Sequence[Any], results: list[Any], known: bool = False
+    ) -> Iterable[Any]:
+        """What ``execute`` does, done when the iterable is exhausted; ``results`` is extended by the results."""
+        if self._numbers is None:
+            self._numbers = self._client.put(np.array(self._lengths, np.int32), self._placement)
+        shapes = self._bound.inputs
+        varying = [
+            a if shape is None else self._padded(a, shape)
+            for a, shape in zip(arguments, shapes, strict=False)
+        ]
+        given = [*varying, *arguments[len(shapes) :], self._numbers]
+        if not any(shape is not None for shape in self._shapes):
+            return execution(self._bound.executable, given, results)
+        raw: list[Any] = []
+        run = execution(self._bound.executable, given, raw)
+        return itertools.chain(run, map(results.extend, map(self._cut, (raw,))))
+
+    def _padded(self, buffer: Any, shape: tuple[int, ...]) -> Any:
+        array = np.asarray(self._client.get(buffer))
+        if array.shape == shape:
+            return buffer
+        whole = np.zeros(shape, array.dtype)
+        whole[tuple(map(slice, array.shape))] = array
+        return self._client.put(whole, self._placement)
+
+    def _cut(self, buffers: Sequence[Any]) -> list[Any]:
+        return list(map(self._first, buffers, self._shapes))
+
+    def _first(self, buffer: Any, shape: tuple[int, ...] | None) -> Any:
+        if shape is None:
+            return buffer
+        array = np.asarray(self._client.get(buffer))
+        if array.shape == shape:
+            return buffer
+        part = np.ascontiguousarray(array[tuple(map(slice, shape))])
+        return self._client.put(part, self._placement)
+
+    def serialize(self) -> bytes:
+        """Raise NotImplementedError: the program is made anew in each process."""
+        raise NotImplementedError(MSG_STORE)
+
+    def memory_analysis(self) -> Mapping[str, int]:
+        """Bytes by use, of the program for the bound."""
+        return self._bound.executable.memory_analysis()
+
+    def cost_analysis(self) -> Mapping[str, float]:
+        """The compiler's estimates for the bound."""
+        return self._bound.executable.cost_analysis()
+
+    def optimized_hlo(self) -> str:
+        """The compiled module for the bound as HLO text."""
+        return self._bound.executable.optimized_hlo()
+
+    def input_shardings(self) -> tuple[str | None, ...]:
+        """It runs on one device: None for each argument."""
+        return (None,) * (len(self._bound.program.inputs) - 1)
+
+    def output_shardings(self) -> tuple[str | None, ...]:
+        """It runs on one device: None for each result."""
+        return (None,) * len(self._shapes)

@@ -1,0 +1,240 @@
+"""Which steps differ in their sizes only, and the programs for a bound that serve them.
+
+Steps of one skeleton that want the same values are a *family*. Its first steps are compiled for their own sizes.
+What their numbers have in common is fitted; from then on a step whose numbers are all as the fit predicts is a run
+of a program for a bound, and any other is compiled as ever. All this happens where a step has no program yet: a
+step that has one is not looked at.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import Final
+
+import numpy as np
+
+from xla_core.compilation import progress_line
+from xla_core.compilation.program_identity import ProgramIdentity
+from xla_core.compilation.program_table import StepProgram, make_room
+from xla_core.lowering.program_failures import largest_values
+from xla_core.lowering.step_program import input_specs
+from xla_core.lowering.step_verifier import verify
+from xla_core.recording.entry import operations_of
+from xla_core.recording.trace import Trace
+from xla_core.support import caches, counters, flags
+from xla_core.varying import bound_program, skeletons
+from xla_core.varying.bound_program import BoundProgram, Range, Recorded, VaryingExecutable
+from xla_core.varying.fit import Fit, fit
+from xla_core.varying.limits import LEAST, candidates, suffices, wanted
+from xla_core.varying.padded import NotCoveredError
+
+logger = logging.getLogger(__name__)
+
+SERVED: Final = "VaryingShapesServed"
+"""Counts steps of new sizes that needed no compilation: a program for a bound runs them."""
+PROGRAMS: Final = "VaryingShapesPrograms"
+"""Counts programs that were compiled for all lengths up to a bound."""
+KEPT_OUT: Final = "VaryingShapesKeptOut"
+"""Counts families of steps that no program for a bound is made of: an operator lets no length vary."""
+PADDING: Final = "VaryingShapesPadding"
+"""Metric: how much of a program's varying lengths is padding, in percent, at each step of new lengths."""
+
+# Steps of a family that are compiled for their own sizes before the next one is a program for a bound.
+_COMPILED_FIRST: Final = 2
+_MOST_SAMPLES: Final = 6
+# Numbers beyond these are never lengths, and not counted with.
+_LEAST_NUMBER: Final = -(2**63)
+_MOST_NUMBER: Final = 2**63 - 1
+
+MSG_KEPT_OUT: Final = "this step is compiled for each of its lengths: %s"
+MSG_DEVICES: Final = "a program of several devices has fixed sizes"
+
+
+class _Family:
+    """Steps of one skeleton that want the same values: numbers of some, and their programs for bounds."""
+
+    def __init__(self) -> None:
+        self.samples: list[np.ndarray] = []
+        self.fit: Fit | None = None
+        self.programs: list[BoundProgram] = []
+        self.largest: list[int] = []
+        self.smallest: list[int] = []
+        self.growing = False
+        self.failed: set[Range] = set()
+        self.refused = False
+
+    def lengths_of(self, numbers: np.ndarray, sizes: Sequence[int]) -> tuple[int, ...] | None:
+        """The lengths of a step with these numbers; None where there are too few steps, or no fit, to tell."""
+        if self.fit is not None:
+            lengths = self.fit.lengths_of(numbers)
+            if lengths is not None:
+                return lengths
+        if not any(np.array_equal(numbers, known) for known in self.samples):
+            self.samples = [*self.samples, numbers][-_MOST_SAMPLES:]
+        if len(self.samples) <= _COMPILED_FIRST:
+            return None
+        found = fit(self.samples, sizes)
+        if found is None:
+            return None
+        # programs hold for the numbers that the fit predicted which they were made from
+        self.fit, self.programs, self.failed = found, [], set()
+        seen = np.stack([known[list(found.lengths)] for known in self.samples])
+        self.largest, self.smallest = seen.max(axis=0).tolist(), seen.min(axis=0).tolist()
+        self.growing = len(found.lengths) == 1 and bool((np.diff(seen[:, 0]) == 1).all())
+        return found.lengths_of(numbers)
+
+    def program(self, lengths: Sequence[int]) -> BoundProgram | None:
+        """The smallest program that there is for these lengths."""
+        fitting = [p for p in self.programs if p.serves(lengths)]
+        return min(fitting, key=lambda p: p.limits, default=None)
+
+
+_families: caches.Bounded[Hashable, _Family] = caches.Bounded("steps of varying sizes", 256)
+_reasons: caches.Bounded[str, int] = caches.Bounded("reasons against varying sizes", 64)
+_numbers = itertools.count(1)
+_lock = threading.RLock()
+
+
+def kept_out() -> dict[str, int]:
+    """Why steps have no program for a bound: operator, line and reason, and how many families there are."""
+    with _lock:
+        return dict(_reasons)
+
+
+def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
+    """A program for the pending step that is there, or compiled, for all lengths up to a bound.
+
+    ``key`` is the step's identity. None where the step is to be compiled for its own sizes: it is the first of
+    its kind, its sizes are no lengths that were fitted, or an operator lets none vary.
+    """
+    if not flags.VARYING_SHAPES.get() or trace.eager_flush or key.layouts is not None:
+        return None
+    if trace.backend.shapes_only or trace.backend.shard_count() > 1:
+        return None
+    with _lock:
+        return _serve(trace, key)
+
+
+def _serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
+    started = time.perf_counter()
+    wiped = skeletons.wiped(trace.cur.path())
+    family = _family((wiped.skeleton, key))
+    if family.refused or not all(_LEAST_NUMBER <= n <= _MOST_NUMBER for n in wiped.numbers):
+        return None
+    lengths = family.lengths_of(np.array(wiped.numbers, dtype=np.int64), wiped.sizes)
+    if lengths is None or min(lengths) < LEAST:
+        return None
+    family.largest = list(map(max, family.largest, lengths))
+    family.smallest = list(map(min, family.smallest, lengths))
+    bound = family.program(lengths)
+    limits = wanted(lengths, family.largest, family.growing)
+    if limits is None:
+        return None
+    if bound is None or not suffices(bound.limits, limits):
+        bound = _built(family, _recorded(trace, key), wiped, lengths, limits) or bound
+    if bound is None or (key.what.taken and len(bound.aliases) < len(key.what.donations)):
+        return None
+    counters.increment(SERVED)
+    used = math.prod(n / limit for n, limit in zip(lengths, bound.limits, strict=True))
+    counters.sample(PADDING, 100 * (1 - used), counters.render_number)
+    return _installed(trace, key, bound, lengths, time.perf_counter() - started)
+
+
+def _family(key: Hashable) -> _Family:
+    """The family with this key, the most recently used last."""
+    family = _families.pop(key, None)
+    return _families.keep(key, _Family() if family is None else family)
+
+
+def _recorded(trace: Trace, key: ProgramIdentity) -> Recorded:
+    outputs, donations = key.what.outputs, key.what.donations
+    entries = trace.cur.path()
+    index = {vid: i for i, vid in enumerate(outputs)}
+    aliases = tuple((slot, index[vid]) for slot, vid in donations)
+    verify(entries, outputs, aliases)
+    layout = trace.backend.layout(trace, entries, outputs, aliases)
+    return Recorded(trace, entries, outputs, layout)
+
+
+def _built(
+    family: _Family,
+    step: Recorded,
+    wiped: skeletons.Wiped,
+    lengths: tuple[int, ...],
+    limits: tuple[int, ...],
+) -> BoundProgram | None:
+    """A new program of a family for lengths up to ``limits``; None where there can be none, or none for these."""
+    found = family.fit
+    assert found is not None
+    fixed = [wiped.numbers[position] for position in wiped.sizes if position not in found.terms]
+    reason = MSG_DEVICES
+    layout = step.layout
+    if layout.num_replicas == layout.num_partitions == 1:
+        for tried in candidates(limits, lengths, family.smallest, fixed):
+            if tried in family.failed:
+                continue
+            try:
+                bound = _compiled(step, found, wiped.sizes, tried)
+            except (
+                Exception
+            ) as error:  # the step is compiled for its own sizes, where errors are raised
+                family.failed.add(tried)
+                reason = str(error) if isinstance(error, NotCoveredError) else repr(error)
+                continue
+            family.programs.append(bound)
+            return bound if bound.serves(lengths) else None
+    if not family.programs:
+        family.refused = True
+        _keep_out(reason)
+    return None
+
+
+def _compiled(step: Recorded, found: Fit, sizes: Sequence[int], between: Range) -> BoundProgram:
+    name = f"varying_{next(_numbers)}_to_{'_'.join(map(str, between[1]))}"
+    make_room(len(step.entries))
+    started = time.perf_counter()
+    with progress_line.watching(name, len(step.entries)):
+        bound = bound_program.build(step, found, sizes, between, name)
+    counters.sample("CompileTime", (time.perf_counter() - started) * 1e9)
+    counters.increment("UncachedCompile")
+    counters.increment("CreateCompileHandles")
+    counters.increment(PROGRAMS)
+    return bound
+
+
+def _keep_out(reason: str) -> None:
+    counters.increment(KEPT_OUT)
+    _reasons.keep(reason, _reasons.get(reason, 0) + 1)
+    logger.info(MSG_KEPT_OUT, reason)
+
+
+def _installed(
+    trace: Trace,
+    key: ProgramIdentity,
+    bound: BoundProgram,
+    lengths: tuple[int, ...],
+    seconds: float,
+) -> StepProgram:
+    """The step's program: a run of ``bound``."""
+    entries, outputs = trace.cur.path(), key.what.outputs
+    sizes = {e.first + i: m.nbytes for e in entries for i, m in enumerate(e.metas) if m is not None}
+    return StepProgram(
+        name=bound.program.name,
+        executable=VaryingExecutable(bound, lengths, trace.backend),
+        program=bound.program,
+        inputs=input_specs(trace.backend, entries),
+        output_index={vid: i for i, vid in enumerate(outputs)},
+        aliases=bound.aliases,
+        histogram=Counter(e.plan.name for e in operations_of(entries)),
+        compile_seconds=seconds,
+        from_cache=True,
+        output_bytes={vid: sizes[vid] for vid in outputs},
+        backend=trace.backend,
+        largest=largest_values(entries),
+    )

@@ -1,0 +1,125 @@
+"""Which lengths the numbers of steps with one skeleton depend on, and how.
+
+A number is constant, or ``a + b * L`` with whole ``a`` and ``b`` for a length ``L``, or
+``a + b * L + c * M + d * L * M``
+for two, which are sizes of the step's values. What the numbers of further steps must be is predicted from that: a
+fit that is wrong predicts none of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+# Lengths are looked for among so many different columns of sizes.
+_MOST_CANDIDATES: Final = 8
+# Beyond that a float is no whole number any more.
+_LARGEST_FACTOR: Final = 2.0**52
+
+Term = tuple[int, tuple[int, ...]]
+"""A factor, and the lengths (by number) that it is multiplied with."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fit:
+    """``lengths`` are the positions of numbers that are lengths, ``terms`` what each varying number is made of.
+
+    ``constants`` are the numbers, or what is added to the terms where a number varies.
+    """
+
+    lengths: tuple[int, ...]
+    constants: np.ndarray
+    terms: dict[int, tuple[Term, ...]]
+
+    def lengths_of(self, numbers: np.ndarray) -> tuple[int, ...] | None:
+        """The lengths of a step with these numbers, None unless each number is what they predict."""
+        lengths = tuple(int(numbers[position]) for position in self.lengths)
+        return lengths if np.array_equal(self.predicted(lengths), numbers) else None
+
+    def predicted(self, lengths: Sequence[Any]) -> np.ndarray:
+        """The numbers of a step of these lengths, as objects where the lengths are."""
+        plain = all(isinstance(length, int) for length in lengths)
+        numbers = self.constants.astype(np.int64 if plain else object)
+        known: dict[tuple[Term, ...], Any] = {}
+        for position, terms in self.terms.items():
+            if terms not in known:
+                known[terms] = sum(factor * _product(lengths, which) for factor, which in terms)
+            numbers[position] = numbers[position] + known[terms]
+        return numbers
+
+
+def _product(lengths: Sequence[Any], which: Sequence[int]) -> Any:
+    product = lengths[which[0]]
+    for number in which[1:]:
+        product = product * lengths[number]
+    return product
+
+
+def fit(samples: Sequence[np.ndarray], candidates: Sequence[int]) -> Fit | None:
+    """A fit of ``samples``, the numbers of several steps; None where none is found.
+
+    ``candidates`` are the positions of numbers that can be lengths. One length is tried first, then two, for
+    which three samples are needed.
+    """
+    table = np.stack(samples).astype(np.int64)
+    varying = np.flatnonzero((table != table[0]).any(axis=0))
+    columns, inverse = np.unique(table[:, varying], axis=1, return_inverse=True)
+    columns = columns.T
+    inverse = np.asarray(inverse).reshape(-1)
+    possible: dict[bytes, int] = {}
+    allowed = np.intersect1d(np.asarray(candidates, np.int64), varying)
+    for position in allowed.tolist():
+        possible.setdefault(table[:, position].tobytes(), position)
+    positions = sorted(possible.values(), key=lambda p: int(np.ptp(table[:, p])))
+    positions = positions[:_MOST_CANDIDATES]
+    choices: list[tuple[int, ...]] = [(position,) for position in positions]
+    if len(samples) > 2:
+        choices += list(itertools.combinations(positions, 2))
+    for chosen in choices:
+        found = [_explained(column, [table[:, p] for p in chosen]) for column in columns]
+        if all(f is not None for f in found):
+            constants = table[0].copy()
+            terms = {}
+            for position, kind in zip(varying.tolist(), inverse.tolist(), strict=True):
+                explained = found[kind]
+                assert explained is not None
+                constants[position], terms[position] = explained
+            return Fit(chosen, constants, terms)
+    return None
+
+
+def _explained(
+    column: np.ndarray, lengths: Sequence[np.ndarray]
+) -> tuple[int, tuple[Term, ...]] | None:
+    """A constant and terms that give a column of numbers, None where there are none.
+
+    As few terms as there can be are tried first, and never more than there are steps to tell.
+    """
+    products: list[tuple[int, ...]] = [(number,) for number in range(len(lengths))]
+    if len(lengths) == 2:
+        products.append((0, 1))
+    for count in range(1, min(len(products), len(column) - 1) + 1):
+        for chosen in itertools.combinations(products, count):
+            found = _solved(column, [_product(lengths, which) for which in chosen])
+            if found is not None:
+                start, *factors = found
+                return start, tuple(zip(factors, chosen, strict=True))
+    return None
+
+
+def _solved(column: np.ndarray, along: Sequence[np.ndarray]) -> list[int] | None:
+    """Whole numbers with ``column == first + second * along[0] + ...``; None unless there is one way."""
+    parts = [np.ones_like(column), *along]
+    matrix = np.stack(parts, axis=1).astype(np.float64)
+    if np.linalg.matrix_rank(matrix) < len(parts):
+        return None
+    solution = np.linalg.lstsq(matrix, column.astype(np.float64), rcond=None)[0]
+    if np.abs(solution).max() > _LARGEST_FACTOR:
+        return None
+    factors = [int(number) for number in np.rint(solution)]
+    fitted = sum(factor * part for factor, part in zip(factors, parts, strict=True))
+    return factors if np.array_equal(fitted, column) else None

@@ -1,0 +1,158 @@
+"""How varying lengths pass reading and writing by index.
+
+An index counts elements, not places: along a dimension that is indexed, elements lie side by side. One that is out
+of range for the length itself is treated as the exact program treats it, though the array goes on behind it; what
+is in the padding of the indices writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xla_core.jax_bridge.symbolic_sizes import is_symbolic
+from xla_core.varying.interpreter import bind, padding_rule
+from xla_core.varying.padded import Dim, Frame, NotCoveredError, Padded, common_dims
+from xla_core.varying.shaping_rules import same_size, window
+
+MSG_WINDOW: Final = "reading or writing varying parts at computed places"
+MSG_CLIP: Final = "writing to places that are clamped"
+
+_DROP: Final = lax.GatherScatterMode.FILL_OR_DROP
+
+
+def _as_one(frame: Frame, values: Sequence[Padded], axes: Sequence[int]) -> list[Padded]:
+    """Values whose dimensions at ``axes``, of one size, are laid out alike, each with a place for all."""
+    column = [Padded(None, (value.dims[axis],)) for value, axis in zip(values, axes, strict=True)]
+    wanted = Dim(common_dims(column)[0].factors)
+    return [frame.laid_out(v, axis, wanted) for v, axis in zip(values, axes, strict=True)]
+
+
+def _spread(frame: Frame, value: Padded) -> Padded:
+    for axis in range(len(value.dims)):
+        value = frame.spread(value, axis)
+    return value
+
+
+def _placed(
+    frame: Frame,
+    indices: Any,
+    operand: Padded,
+    dims: Sequence[int],
+    parts: Sequence[Any],
+    drop: bool,
+) -> Any:
+    """Indices into ``dims`` of ``operand`` that mean to its array what they mean to the value.
+
+    ``parts`` are the sizes of what is read or written there. Without ``drop`` an index that is too large is
+    taken for the largest; with it, it is one that is too large for the array, too.
+    """
+    if indices.dtype.itemsize < 4 or indices.dtype == np.uint32:
+        indices = indices.astype(np.int64 if indices.dtype == np.uint32 else np.int32)
+    columns = []
+    for position, (axis, part) in enumerate(zip(dims, parts, strict=True)):
+        column = indices[..., position]
+        dim = operand.dims[axis]
+        if dim.varies:
+            last = jnp.asarray(frame.number(dim.size) - int(part)).astype(column.dtype)
+            if drop:
+                column = jnp.where(column > last, column.dtype.type(frame.places(dim)), column)
+            else:
+                column = jnp.clip(column, 0, last)
+        columns.append(column)
+    return jnp.stack(columns, -1) if columns else indices
+
+
+@padding_rule("gather")
+def gather(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+    """The result varies with the indices, and where whole dimensions are read, with the operand."""
+    operand, indices = (_spread(frame, value) for value in values)
+    params = equation.params
+    numbers, sizes = params["dimension_numbers"], list(params["slice_sizes"])
+    indexed = numbers.start_index_map
+    for axis, other in zip(
+        numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
+    ):
+        operand, indices = _as_one(frame, (operand, indices), (axis, other))
+    for axis in indexed:
+        operand = frame.plain(operand, axis)
+        if is_symbolic(sizes[axis]):
+            raise NotCoveredError(MSG_WINDOW)
+    whole = [
+        sizes[axis]
+        if axis not in indexed and axis not in numbers.operand_batching_dims
+        else dim.size
+        for axis, dim in enumerate(operand.dims)
+    ]
+    operand = window(frame, operand, (0,) * len(whole), whole, (1,) * len(whole))
+    drop = params["mode"] == _DROP
+    parts = [sizes[axis] for axis in indexed]
+    placed = _placed(frame, indices.array, operand, indexed, parts, drop)
+    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    kept = [axis for axis in range(len(sizes)) if axis not in gone]
+    for axis in kept:
+        if axis not in indexed:
+            sizes[axis] = frame.places(operand.dims[axis])
+    dims: list[Any] = [None] * len(equation.outvars[0].aval.shape)
+    for at, axis in zip(numbers.offset_dims, kept, strict=True):
+        fixed = axis in indexed
+        dims[at] = Dim((sizes[axis],) if sizes[axis] != 1 else ()) if fixed else operand.dims[axis]
+    rest = iter(indices.dims[:-1])
+    dims = [next(rest) if dim is None else dim for dim in dims]
+    array = bind(
+        equation, operand.array, placed,
+        slice_sizes=tuple(sizes), indices_are_sorted=False, unique_indices=False,
+    )  # fmt: skip
+    return [Padded(array, tuple(dims))]
+
+
+@padding_rule("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul", "scatter-min",
+              "scatter_min", "scatter-max", "scatter_max", "scatter-sub", "scatter_sub")  # fmt: skip
+def scatter(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+    """What the padding of the indices would write goes to a place that is not there."""
+    operand, indices, updates = (_spread(frame, value) for value in values)
+    params = equation.params
+    numbers = params["dimension_numbers"]
+    written = numbers.scatter_dims_to_operand_dims
+    batching = numbers.operand_batching_dims
+    gone = {*numbers.inserted_window_dims, *batching}
+    kept = [axis for axis in range(len(operand.dims)) if axis not in gone]
+    parts = dict.fromkeys(written, 1)
+    for axis, at in zip(kept, numbers.update_window_dims, strict=True):
+        size = updates.dims[at].size
+        if same_size(size, operand.dims[axis].size) and axis not in written:
+            operand, updates = _as_one(frame, (operand, updates), (axis, at))
+        elif is_symbolic(size) or (axis not in written and operand.dims[axis].varies):
+            raise NotCoveredError(MSG_WINDOW)
+        else:
+            parts[axis] = size
+    lines = [at for at in range(len(updates.dims)) if at not in numbers.update_window_dims]
+    for line, at in enumerate(lines):
+        indices, updates = _as_one(frame, (indices, updates), (line, at))
+    for axis, line in zip(batching, numbers.scatter_indices_batching_dims, strict=True):
+        at = lines[line]
+        operand, indices, updates = _as_one(frame, (operand, indices, updates), (axis, line, at))
+    for axis in written:
+        operand = frame.plain(operand, axis)
+    if params["mode"] == lax.GatherScatterMode.CLIP:
+        raise NotCoveredError(MSG_CLIP)
+    sizes = [parts[axis] for axis in written]
+    placed = _placed(frame, indices.array, operand, written, sizes, drop=True)
+    nowhere = jnp.asarray([frame.places(operand.dims[axis]) for axis in written], placed.dtype)
+    for line, dim in enumerate(indices.dims[:-1]):
+        valid = frame.valid(dim)
+        if valid is not None:
+            if not written:
+                raise NotCoveredError(MSG_WINDOW)
+            shape = [1] * placed.ndim
+            shape[line] = -1
+            placed = jnp.where(valid.reshape(shape), placed, nowhere)
+    array = bind(
+        equation, operand.array, placed, updates.array,
+        mode=_DROP, indices_are_sorted=False, unique_indices=False,
+    )  # fmt: skip
+    return [Padded(array, operand.dims)]

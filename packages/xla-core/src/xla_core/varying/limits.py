@@ -1,0 +1,72 @@
+"""Up to which lengths programs are made: powers of two and one and a half times them, or what the user says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from xla_core.support import flags
+
+LEAST: Final = 2
+"""Sizes of 0 and 1 mean other things than larger ones (nothing, and broadcasting): they keep their own programs."""
+# Lengths below this part of the largest one that was seen share a program: they cost little anyway.
+_SMALLEST_PART: Final = 8
+# As far as a length is taken to grow at least.
+_GROWN: Final = 32
+# A program whose limits are so many times those that the lengths would get is used instead of a new one.
+_ENOUGH: Final = 1.5
+
+
+def rounded(length: int) -> int:
+    """The smallest power of two, or one and a half times one, that is not less than ``length``."""
+    power = 1 << max(length - 1, 1).bit_length()
+    half_more = power // 4 * 3
+    return half_more if half_more >= length else power
+
+
+def wanted(
+    lengths: Sequence[int], largest: Sequence[int], growing: bool = False
+) -> tuple[int, ...] | None:
+    """Limits for a program for ``lengths``; ``largest`` are the largest lengths that were seen.
+
+    Where a length is ``growing`` (default: False), one by one, the program is for what comes next, too. None where
+    the user's limits (``XLA_VARYING_LIMITS``) are lower than a length.
+    """
+    chosen = flags.VARYING_LIMITS.get()
+    if chosen:
+        fitting = [min((c for c in chosen if c >= n), default=None) for n in lengths]
+        found = tuple(limit for limit in fitting if limit is not None)
+        return found if len(found) == len(fitting) else None
+    if growing:
+        return tuple(rounded(max(_GROWN, n + n // 2)) for n in lengths)
+    return tuple(
+        rounded(max(n, -(-most // _SMALLEST_PART)))
+        for n, most in zip(lengths, largest, strict=True)
+    )
+
+
+def suffices(limits: Sequence[int], others: Sequence[int]) -> bool:
+    """Whether a program with ``limits`` is used where one with ``others`` would be made."""
+    product = other = 1
+    for limit, wish in zip(limits, others, strict=True):
+        product *= limit
+        other *= wish
+    return product <= _ENOUGH * other
+
+
+def candidates(
+    limits: tuple[int, ...], lengths: Sequence[int], smallest: Sequence[int], sizes: Sequence[int]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Smallest and largest lengths to try one after the other, the widest first.
+
+    A step that takes the first 5 elements does something else for lengths below that: none was below the
+    ``smallest`` that were seen. A table of 300 positions, one of the step's fixed ``sizes``, is no use beyond 300,
+    where the limit would be 384.
+    """
+    lower = tuple(
+        max((s for s in sizes if n <= s < limit), default=limit)
+        for n, limit in zip(lengths, limits, strict=True)
+    )
+    least = (LEAST,) * len(limits)
+    seen = tuple(smallest)
+    return list(dict.fromkeys([(least, limits), (seen, limits), (least, lower), (seen, lower)]))

@@ -1,0 +1,165 @@
+"""How varying lengths pass primitives that look along a dimension: sums, extremes, cumulative ones, sorting."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xla_core.jax_bridge.symbolic_sizes import is_symbolic
+from xla_core.varying.elementwise_rules import aligned
+from xla_core.varying.interpreter import bind, padding_rule
+from xla_core.varying.padded import Frame, NotCoveredError, Padded, dim_of
+
+MSG_COMPLEX: Final = "the smallest or largest of complex numbers"
+MSG_COUNT: Final = "as many elements as a length says"
+MSG_WINDOW: Final = "windows along a varying length"
+
+
+def lowest(dtype: Any) -> Any:
+    """What is no larger than any number of a type."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise NotCoveredError(MSG_COMPLEX)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -np.inf
+    return False if dtype == np.bool_ else jnp.iinfo(dtype).min
+
+
+def highest(dtype: Any) -> Any:
+    """What is no smaller than any number of a type."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise NotCoveredError(MSG_COMPLEX)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.inf
+    return True if dtype == np.bool_ else jnp.iinfo(dtype).max
+
+
+def _zero(dtype: Any) -> Any:
+    return 0
+
+
+def _one(dtype: Any) -> Any:
+    return 1
+
+
+def _all_ones(dtype: Any) -> Any:
+    return True if dtype == np.bool_ else np.array(-1).astype(dtype)
+
+
+# What the padding must be so that it changes nothing.
+_NEUTRAL: Final = {
+    "reduce_sum": _zero,
+    "reduce_prod": _one,
+    "reduce_max": lowest,
+    "reduce_min": highest,
+    "reduce_or": _zero,
+    "reduce_xor": _zero,
+    "reduce_and": _all_ones,
+    "cumsum": _zero,
+    "cumprod": _one,
+    "cummax": lowest,
+    "cummin": highest,
+    "cumlogsumexp": lowest,
+    "argmax": lowest,
+    "argmin": highest,
+}
+
+
+@padding_rule(*(name for name in _NEUTRAL if name.startswith("reduce_")))
+def reduction(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+    """The padding along the dimensions that go is replaced by what changes nothing."""
+    (value,) = values
+    axes = equation.params["axes"]
+    value = frame.masked(value, axes, _NEUTRAL[equation.primitive.name](value.array.dtype))
+    dims = tuple(dim for axis, dim in enumerate(value.dims) if axis not in axes)
+    return [Padded(bind(equation, value.array), dims)]
+
+
+@padding_rule("argmax", "argmin")
+def position(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+    """Where the first extreme element is: elements lie side by side, and before the padding."""
+    (value,) = values
+    (axis,) = equation.params["axes"]
+    value = frame.plain(value, axis)
+    value = frame.masked(value, (axis,), _NEUTRAL[equation.primitive.name](value.array.dtype))
+    dims = (*value.dims[:axis], *value.dims[axis + 1 :])
+    return [Padded(bind(equation, value.array), dims)]
+
+
+@padding_rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+def cumulative(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+    """Padding is behind the last element; from there backwards it is replaced by what changes nothing."""
+    (value,) = values
+    axis = equation.params["axis"]
+    value = frame.plain(value, axis)
+    if equation.params["reverse"]:
+        fill = _NEUTRAL[equation.primitive.name](value.array.dtype)
+        value = frame.masked(value, (axis,), fill)
+    return [value.with_array(bind(equation, value.array))]
+
+
+@padding_rule("sort")
+def sort(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+    """One more key before the others puts the padding behind all elements."""
+    axis = equation.params["dimension"]
+    values = [frame.plain(value, axis) for value in values]
+    arrays, dims = aligned(frame, values)
+    arrays = [jnp.broadcast_to(array, frame.shape(dims)) for array in arrays]
+    valid = frame.valid(dims[axis])
+    if valid is None:
+        results = bind(equation, *arrays)
+    else:
+        shape = [1] * len(dims)
+        shape[axis] = -1
+        behind = jnp.broadcast_to(~valid.reshape(shape), frame.shape(dims)).astype(np.int8)
+        keys = equation.params["num_keys"] + 1
+        results = bind(equation, behind, *arrays, num_keys=keys)[1:]
+    return [Padded(array, dims) for array in results]
+
+
+@padding_rule("top_k")
+def top_k(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+    """The padding is smaller than all elements, and behind those that are as small."""
+    (value,) = values
+    axis, count = equation.params["axis"], equation.params["k"]
+    if is_symbolic(count):
+        raise NotCoveredError(MSG_COUNT)
+    value = frame.plain(value, axis)
+    array, dtype = value.array, value.array.dtype
+    if jnp.issubdtype(dtype, jnp.floating):
+        array = _ordered(array)  # no float is smaller than every NaN on every device
+    value = frame.masked(value.with_array(array), (axis,), lowest(array.dtype))
+    largest, places = bind(equation, value.array)
+    if array.dtype != dtype:
+        largest = lax.bitcast_convert_type(_flipped(largest), dtype)
+    dims = (*value.dims[:axis], dim_of(count), *value.dims[axis + 1 :])
+    return [Padded(largest, dims), Padded(places, dims)]
+
+
+def _ordered(array: Any) -> Any:
+    """Integers in the order of floating-point numbers: negative NaN, minus infinity, ... infinity, NaN."""
+    bits = lax.bitcast_convert_type(array, np.dtype(f"int{8 * array.dtype.itemsize}"))
+    return _flipped(bits)
+
+
+def _flipped(bits: Any) -> Any:
+    return jnp.where(bits < 0, bits ^ bits.dtype.type(jnp.iinfo(bits.dtype).max), bits)
+
+
+@padding_rule("reduce_window_max", "reduce_window_min", "reduce_window_sum")
+def windows(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+    """Windows along fixed dimensions; those that vary are looked at element by element."""
+    (value,) = values
+    params = equation.params
+    dims = tuple(map(dim_of, equation.outvars[0].aval.shape))
+    kinds = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
+    for axis, dim in enumerate(value.dims):
+        if dim.varies:
+            single = all(params[kind][axis] == 1 for kind in kinds)
+            if not single or tuple(params["padding"][axis]) != (0, 0):
+                raise NotCoveredError(MSG_WINDOW)
+            value = frame.spread(value, axis)
+            dims = (*dims[:axis], value.dims[axis], *dims[axis + 1 :])
+    return [Padded(bind(equation, value.array), dims)]

@@ -1,0 +1,158 @@
+"""A recorded step without its numbers, the numbers, and the step with other numbers in their places.
+
+The *skeleton* of a step is all that stands in the keys of its entries but sizes and Python integers: which
+operators, which operands, which dtypes and ranks. The *numbers* are those, in the order in which they stand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from xla_core.jax_bridge.symbolic_sizes import is_symbolic
+from xla_core.lowering.repeat_graph import OpInstance
+from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
+from xla_core.recording.entry import Entry, Operation
+from xla_core.recording.step_key import Lift, Ref, references
+
+
+class _Number:
+    """Where a number stood."""
+
+
+_NUMBER = _Number()
+
+
+class Wiped(NamedTuple):
+    """A step's skeleton and numbers, and which of them (positions) are sizes of its values."""
+
+    skeleton: Hashable
+    numbers: list[int]
+    sizes: list[int]
+
+
+def wiped(entries: Sequence[Entry]) -> Wiped:
+    """The skeleton and the numbers of a step."""
+    numbers: list[int] = []
+    sizes: list[int] = []
+    lines = []
+    for entry in entries:
+        line: tuple[Any, ...] = ()
+        if isinstance(entry, Operation):
+            named = tuple((name, _wipe(a, numbers)) for name, a in entry.kwargs.items())
+            line = (entry.plan.number, _wipe(entry.args, numbers), named)
+        start = len(numbers)
+        for meta in entry.metas:
+            if meta is None:
+                line += (None,)
+            else:
+                numbers.extend(meta.shape)
+                line += (meta.dtype, len(meta.shape))
+        sizes.extend(range(start, len(numbers)))
+        lines.append(line)
+    return Wiped(tuple(lines), numbers, sizes)
+
+
+def _wipe(operand: Any, numbers: list[int]) -> Hashable:
+    """An operand as something that is equal for equal operands, its integers put behind ``numbers``."""
+    if type(operand) is int:
+        numbers.append(operand)
+        return _NUMBER
+    if isinstance(operand, Ref):
+        return Ref, operand.vid
+    if isinstance(operand, Lift):
+        example = operand.example
+        kind = example.dtype if isinstance(example, TensorMeta) else type(example)
+        return Lift, operand.is_float, operand.position, kind
+    if isinstance(operand, (list, tuple)):
+        return (type(operand), *(_wipe(item, numbers) for item in operand))
+    if isinstance(operand, Hashable) and not isinstance(operand, (float, complex)):
+        return type(operand), operand
+    return type(operand), repr(operand)  # zeros of both signs, and NaN
+
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class VaryingPart(OpInstance):
+    """An operation with symbolic sizes in place of some of its numbers, else as it was recorded.
+
+    ``given`` are its arguments, ``promised`` the metas of its results; ``varies`` says whether a symbolic size is
+    in one of them.
+    """
+
+    given: Arguments = ((), {})
+    promised: tuple[TensorMeta | None, ...] = ()
+    varies: bool = False
+
+    def arguments(self) -> Arguments:
+        """Its arguments: references to values of symbolic sizes, symbolic sizes, and what else was recorded."""
+        return self.given
+
+    def metas(self) -> tuple[TensorMeta | None, ...]:
+        """The metas of its results."""
+        return self.promised
+
+    def operands(self) -> list[Ref]:
+        """The values that it reads, each once."""
+        args, kwargs = self.given
+        found = [*references(args), *references(tuple(kwargs.values()))]
+        return list({ref.vid: ref for ref in found}.values())
+
+
+class Filled(NamedTuple):
+    """A step with other numbers: the metas of its values by number, and its operations."""
+
+    metas: dict[int, TensorMeta | None]
+    parts: list[VaryingPart]
+
+
+def filled(entries: Sequence[Entry], numbers: Sequence[Any]) -> Filled:
+    """The step with ``numbers`` in place of its own, in the order of ``wiped``; they may be symbolic sizes."""
+    rest = iter(numbers)
+    metas: dict[int, TensorMeta | None] = {}
+    parts = []
+    for entry in entries:
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        if isinstance(entry, Operation):
+            named = {name: _fill(a, rest, metas) for name, a in entry.kwargs.items()}
+            arguments = (tuple(_fill(a, rest, metas) for a in entry.args), named)
+        own = tuple(None if m is None else _meta(m, rest) for m in entry.metas)
+        metas.update(zip(range(entry.first, entry.end), own, strict=True))
+        if isinstance(entry, Operation):
+            parts.append(VaryingPart(entry, None, arguments, own, _varies(arguments, own)))
+    return Filled(metas, parts)
+
+
+def _fill(operand: Any, rest: Iterator[Any], metas: dict[int, TensorMeta | None]) -> Any:
+    if type(operand) is int:
+        return next(rest)
+    if isinstance(operand, Ref):
+        meta = metas[operand.vid]
+        assert meta is not None
+        return Ref(operand.vid, meta)
+    if isinstance(operand, (list, tuple)):
+        return [_fill(item, rest, metas) for item in operand]
+    return operand
+
+
+def _meta(meta: TensorMeta, rest: Iterator[Any]) -> TensorMeta:
+    return tensor_meta(tuple(next(rest) for _ in meta.shape), meta.dtype)
+
+
+def _varies(arguments: Any, metas: Sequence[TensorMeta | None]) -> bool:
+    args, kwargs = arguments
+    trees = (*args, *kwargs.values(), *(m for m in metas if m is not None))
+    return any(map(_mentions_symbols, trees))
+
+
+def _mentions_symbols(tree: Any) -> bool:
+    if isinstance(tree, (list, tuple)):
+        return any(map(_mentions_symbols, tree))
+    if isinstance(tree, Ref):
+        tree = tree.meta
+    if isinstance(tree, TensorMeta):
+        return not all(type(size) is int for size in tree.shape)
+    return not isinstance(tree, (int, float, str, bool, type(None))) and is_symbolic(tree)

@@ -1,0 +1,74 @@
+"""What the tests of varying shapes share: the feature turned on, and padding that shows where it is read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import torch_xla
+from xla_core.support import caches, counters
+from xla_core.varying import families
+from xla_core.varying.bound_program import VaryingExecutable
+
+
+def _junk(dtype):
+    if dtype == np.bool_:
+        return True
+    return np.nan if np.issubdtype(dtype, np.floating) else np.iinfo(dtype).max // 3
+
+
+def _padded_with_junk(self, buffer, shape):
+    array = np.asarray(self._client.get(buffer))
+    whole = np.full(shape, _junk(array.dtype), array.dtype)
+    whole[tuple(map(slice, array.shape))] = array
+    return self._client.put(whole, self._placement)
+
+
+@pytest.fixture
+def varying(monkeypatch):
+    """Varying shapes are on; padding is NaN, or a number that is no index, so that whatever reads it shows."""
+    monkeypatch.setenv("XLA_VARYING_SHAPES", "1")
+    monkeypatch.setattr(VaryingExecutable, "_padded", _padded_with_junk)
+    caches.clear_all()
+    yield
+    caches.clear_all()
+
+
+def _counted(name):
+    return counters.all_counters().get(name, 0)
+
+
+@pytest.fixture
+def counted():
+    """A function that says how often something was counted so far."""
+    return _counted
+
+
+@pytest.fixture
+def run_lengths(varying):
+    """A function that runs a step once per length, on the device and the CPU, and says how many were served.
+
+    ``make(length)`` gives the operands.
+    """
+
+    def run(step, make, lengths, tolerance=None):
+        before = _counted(families.SERVED)
+        for length in lengths:
+            operands = make(length)
+            wanted = step(*operands)
+            results = step(*(operand.to("xla") for operand in operands))
+            torch_xla.sync()
+            near = tolerance or {"rtol": 1e-4, "atol": 1e-5}
+            if isinstance(wanted, torch.Tensor) and not wanted.is_floating_point():
+                near = {"rtol": 0, "atol": 0}
+            torch.testing.assert_close(_on_cpu(results), wanted, **near)
+        return _counted(families.SERVED) - before
+
+    return run
+
+
+def _on_cpu(results):
+    if isinstance(results, torch.Tensor):
+        return results.cpu()
+    return type(results)(map(_on_cpu, results))

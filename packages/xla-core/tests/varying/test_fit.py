@@ -1,0 +1,72 @@
+"""Lengths are found in the numbers of steps, and what is predicted from them is exact or nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from xla_core.varying.fit import fit
+from xla_core.varying.limits import candidates, rounded, suffices, wanted
+
+
+def samples(*rows):
+    return [np.array(row) for row in rows]
+
+
+def test_a_number_may_be_a_multiple_of_a_length_and_more():
+    # length, the same times 3, one less, 10 minus it, constant
+    found = fit(samples([5, 15, 4, 5, 7], [9, 27, 8, 1, 7]), [0])
+    assert found is not None
+    assert found.predicted([6]).tolist() == [6, 18, 5, 4, 7]
+    assert found.lengths_of(np.array([6, 18, 5, 4, 7])) == (6,)
+    assert found.lengths_of(np.array([6, 18, 5, 4, 8])) is None
+    assert found.lengths_of(np.array([6, 18, 6, 4, 7])) is None
+
+
+def test_two_lengths_and_their_product():
+    found = fit(samples([2, 5, 10, 7], [3, 5, 15, 8], [3, 9, 27, 12]), [0, 1])
+    assert found is not None
+    assert found.predicted([4, 6]).tolist() == [4, 6, 24, 10]
+    assert found.lengths_of(np.array([4, 6, 24, 10])) == (4, 6)
+
+
+def test_two_lengths_that_were_equal_by_chance_are_told_apart_later():
+    rows = samples([5, 5], [9, 9], [7, 8])
+    assert fit(rows[:2], [0, 1]).lengths_of(rows[2]) is None
+    assert fit(rows, [0, 1]).lengths_of(np.array([3, 4])) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    "rows", [([4, 2], [7, 3], [9, 3]), ([4, 16], [7, 49], [9, 81]), ([4, 1], [7, 2], [8, 9])]
+)
+def test_what_is_no_whole_multiple_is_not_fitted(rows):
+    assert fit(samples(*rows), [0]) is None
+
+
+def test_only_sizes_are_lengths():
+    assert fit(samples([4, 8], [7, 14]), []) is None
+
+
+def test_limits_are_powers_of_two_and_half_more():
+    assert [rounded(n) for n in (2, 3, 4, 5, 7, 12, 13, 17, 25, 384, 385)] == [
+        2, 3, 4, 6, 8, 12, 16, 24, 32, 384, 512,
+    ]  # fmt: skip
+
+
+def test_short_lengths_share_a_program():
+    assert wanted([9], [512]) == wanted([60], [512]) == (64,)
+    assert suffices((96,), (64,)) and not suffices((128,), (64,))
+
+
+def test_a_length_that_grows_gets_room():
+    assert [wanted([n], [n], growing=True) for n in (4, 30, 33, 66)] == [
+        (32,),
+        (48,),
+        (64,),
+        (128,),
+    ]
+
+
+def test_fixed_sizes_of_the_step_may_limit_a_length():
+    tried = candidates((384,), (290,), (17,), [300, 64])
+    assert tried == [((2,), (384,)), ((17,), (384,)), ((2,), (300,)), ((17,), (300,))]
