@@ -19,6 +19,7 @@ OWNER = "goes with the object that it is about"
 ONCE = "one entry at most"
 LISTED = "listed with a bound by `caches.register`"
 CALLS = "what the user put there and takes away"
+RING = "a ring of so many records"
 # Containers at module level, empty when the module is imported, that are no `caches.Bounded`.
 REASONS = {
     "xla_core.api.compile_decorator": {"_known": OWNER},
@@ -39,6 +40,7 @@ REASONS = {
     "xla_core.execution.generator": {"_known": OWNER},
     "xla_core.execution.index_checks": {"pending": DEVICE},
     "xla_core.execution.op_by_op": {"_programs": "its programs are in the listed table of programs"},
+    "xla_core.execution.runtime": {"_followers": CODE},
     "xla_core.execution.step_closures": {"_pending": CALLS, "_async_pending": CALLS, "_runners": DEVICE},
     "xla_core.jax_bridge.jax_private": {"_shardings": "ways to split values; goes with its client"},
     "xla_core.operators.lowering_registry": dict.fromkeys(
@@ -59,6 +61,7 @@ REASONS = {
         "_followers": CALLS, "_sources": CODE,
     },
     "xla_core.support.flags": {"FLAGS": CODE},
+    "xla_core.support.flight_ring": {"_ends": RING, "_ring": RING},
     "xla_core.testing.interrupts": {"left_out": "one entry per function, in tests"},
     "xla_core.torch_bridge.device_guard": {"_keep_alive": CODE},
     "xla_core.torch_bridge.reference_kernels": {"_libraries": CODE, "keep_whole": OPERATOR},
@@ -76,6 +79,7 @@ REASONS = {
     "xla_dist.processes.rendezvous": {"_rounds": "one entry per set of replicas"},
     "xla_dist.processes.session": {"_sessions": ONCE},
     "xla_dist.processes.thread_replicas": {"_teams": CALLS},
+    "xla_dist.testing.faults": {"_told": "one entry per kind of fault"},
     "xla_pjrt_tpu.libtpu": {"_flags_in_force": ONCE},
     "xla_spmd.checkpoint.preemption": {"_former": ONCE},
     "xla_spmd.lowering.gradient_sharding": {"_leaves": OWNER},
