@@ -17,8 +17,8 @@ DEVICE = "one entry per device, at most"
 OWNER = "goes with the object that it is about"
 ONCE = "one entry at most"
 LISTED = "listed with a bound by `caches.register`"
-RING = "the oldest goes when a new one comes"
 CALLS = "what the user put there and takes away"
+RING = "a ring of so many records"
 # Containers at module level, empty when the module is imported, that are no `caches.Bounded`.
 REASONS = {
     "xla_core.api.compile_decorator": {"_known": OWNER},
@@ -39,8 +39,8 @@ REASONS = {
     "xla_core.execution.generator": {"_known": OWNER},
     "xla_core.execution.index_checks": {"pending": DEVICE},
     "xla_core.execution.op_by_op": {"_programs": "its programs are in the listed table of programs"},
-    "xla_core.execution.step_closures": {"_pending": CALLS, "_async_pending": CALLS, "_runners": DEVICE},
     "xla_core.execution.runtime": {"_followers": CODE},
+    "xla_core.execution.step_closures": {"_pending": CALLS, "_async_pending": CALLS, "_runners": DEVICE},
     "xla_core.jax_bridge.jax_private": {"_shardings": "ways to split values; goes with its client"},
     "xla_core.operators.lowering_registry": dict.fromkeys(
         ("_rules", "_views", "_multi_views", "_inspected", "_files", "_without_file"), CODE
