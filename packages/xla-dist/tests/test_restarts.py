@@ -105,7 +105,8 @@ def test_a_run_that_is_killed_ends_with_the_losses_of_one_that_was_not(
     assert all(wanted[step] == loss for _, step, loss in found)  # the repeated ones, too
     assert {attempt for attempt, _, _ in found} == {0, 1, 2}
     times = collections.Counter(step for _, step, _ in found)
-    assert len(found) <= steps + 2 and max(times.values()) <= 2, times
+    # of two kills: the step that is not saved yet, and, in the background, the one that is being written
+    assert len(found) <= steps + 2 * (1 + asynchronous) and max(times.values()) <= 2, times
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -178,7 +179,7 @@ def test_torchrun_starts_the_processes_again(job_environment, monkeypatch, tmp_p
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = losses(folder)
-    assert {attempt for attempt, _, _ in found} == {0, 1} and len(found) <= 6
+    assert {attempt for attempt, _, _ in found} == {0, 1} and len(found) <= 7
     assert all(wanted[step] == loss for _, step, loss in found)
     assert {step for _, step, _ in found} == set(wanted)
 
