@@ -1,0 +1,164 @@
+"""One candidate, measured: its step is built, recorded and compiled in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import resource
+import runpy
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+import torch_xla
+import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
+from xla_core.extension_api import programs, runtime
+from xla_core.extension_api.tensors import XLATensor, storage_of
+from xla_plan import hlo_module, hlo_work, optimizer_state
+from xla_plan.candidate import Candidate, find_step, is_script
+from xla_plan.collectives import by_kind, collectives
+from xla_plan.step_flops import StepFlops
+
+MSG_NO_PROGRAM: Final = (
+    "{step} recorded nothing: a step function returns (model, optimizer, step), and calling step() records one "
+    "training step; a script runs steps and calls torch_xla.sync()"
+)
+MSG_NOT_A_STEP: Final = (
+    "{step} returned {kind}; a step function takes a mesh and returns (model, optimizer, step), where the optimizer "
+    "may be None and a fourth element says the step's model FLOPs"
+)
+
+
+def measure(step: str, candidate: Candidate, arguments: Iterable[str] = ()) -> dict[str, Any]:
+    """Build, record and compile; everything that the compiler and its program say, as plain numbers.
+
+    The environment names the topology (``worker`` sees to it). ``arguments`` are a script's. Raises what
+    the step function raises, RuntimeError with the compiler's message for a program that it refuses.
+    """
+    began = time.perf_counter()
+    if is_script(step):
+        count = StepFlops()
+        kinds: dict[str, int] = {}
+        known_flops = None
+        with count:
+            _run_script(step, list(arguments))
+    else:
+        kinds, count, known_flops = _record(step, candidate)
+    known = programs.all_programs()
+    if not known:
+        raise RuntimeError(MSG_NO_PROGRAM.format(step=step))
+    # a script's training step is the one that runs most often, or the largest
+    program = max(known, key=lambda p: (p.runs, p.operations)) if is_script(step) else known[-1]
+    seconds = time.perf_counter() - began
+    return {
+        **of_program(program, candidate),
+        "parts": kinds,
+        "model_flops": known_flops or (count.model if not is_script(step) else None),
+        "recorded_flops": count.forward + count.backward if not is_script(step) else None,
+        "seconds": {"all": seconds, "compile": program.compile_seconds},
+        "from_cache": program.from_cache,
+        "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def _record(step: str, candidate: Candidate) -> tuple[dict[str, int], StepFlops, float | None]:
+    """Bytes on one chip by kind, FLOPs of the step that was recorded and compiled, and what it says of them."""
+    make = find_step(step)
+    mesh = None
+    if candidate.mesh:
+        xr.use_spmd()
+        devices = xr.global_runtime_device_count()
+        candidate.check(devices)
+        names, sizes = zip(*candidate.mesh, strict=True)
+        mesh = xs.Mesh(np.arange(devices), sizes, names)
+        xs.set_global_mesh(mesh)
+    made = make(mesh, **candidate.options)
+    if not isinstance(made, tuple) or len(made) not in (3, 4) or not callable(made[2]):
+        raise TypeError(MSG_NOT_A_STEP.format(step=step, kind=type(made).__name__))
+    model, optimizer, run = made[:3]
+    if optimizer is not None:
+        optimizer_state.fill(optimizer, mesh)
+    torch_xla.sync()
+    count = StepFlops()
+    kept = _counted(run, count)
+    torch_xla.sync()
+    del kept
+    return _bytes_by_kind(model, optimizer), count, made[3] if len(made) == 4 else None
+
+
+def _counted(run: Callable[[], object], count: StepFlops) -> object:
+    with count:
+        return run()
+
+
+def _bytes_by_kind(model: Any, optimizer: Any) -> dict[str, int]:
+    states = optimizer.state.values() if optimizer is not None else ()
+    values = [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return {
+        "parameters": _bytes_on_a_chip(model.parameters()),
+        "buffers": _bytes_on_a_chip(model.buffers()),
+        "optimizer state": _bytes_on_a_chip(values),
+        # a gradient lies as its parameter does
+        "gradients": _bytes_on_a_chip(trained) if optimizer is not None else 0,
+        "count": sum(p.numel() for p in model.parameters()),
+    }
+
+
+def _bytes_on_a_chip(tensors: Iterable[torch.Tensor]) -> int:
+    """Of the parts that the first device holds, without the padding of layouts."""
+    storages = {id(s): s for t in tensors if isinstance(t, XLATensor) for s in [storage_of(t)]}
+    total = 0
+    for storage in storages.values():
+        if storage.buffer is None:
+            continue
+        backend: Any = storage.trace.backend
+        shape = backend.client.shards(storage.buffer)[0][1].shape
+        total += math.prod(shape) * np.dtype(storage.buffer.dtype).itemsize
+    return total
+
+
+def of_program(program: programs.StepProgram, candidate: Candidate) -> dict[str, Any]:
+    """What one compiled program needs and does on one chip."""
+    memory = dict(program.executable.memory_analysis())
+    cost = dict(program.executable.cost_analysis())
+    text = program.executable.optimized_hlo()
+    module = hlo_module.parse(text)
+    devices = len(runtime.client().devices())
+    slices = int(candidate.topology.partition("*")[2] or 1)
+    between = collectives(module, devices // slices if slices > 1 else 0)
+    return {
+        "program": program.name,
+        "devices": devices,
+        "limit": runtime.client().memory_info(0).bytes_limit,
+        "memory": memory,
+        "cost": {k: cost[k] for k in ("flops", "bytes accessed", "estimated cycles") if k in cost},
+        "work": dataclasses.asdict(hlo_work.work(module)),
+        "collectives": by_kind(between),
+        "sent": {
+            "ici": sum(c.sent * c.times for c in between if not c.crosses),
+            "ici exposed": sum(c.sent * c.times for c in between if not c.crosses and not c.overlapped),
+            "dcn": sum(c.sent * c.times for c in between if c.crosses),
+        },
+        "operations": program.operations,
+        "instructions": sum(map(len, module.computations.values())),
+    }
+
+
+def _run_script(path: str, arguments: list[str]) -> None:
+    """Run a script as ``python script`` does; where it ends by itself does not matter."""
+    former = sys.argv, list(sys.path)
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    try:
+        with contextlib.suppress(SystemExit):
+            runpy.run_path(path, run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = former
