@@ -213,7 +213,11 @@ class Stacked(nn.Module):
             return torch.func.functional_call(self.one[0], named, (x, angles), strict=True)
 
         def body(x: torch.Tensor, weights: list[torch.Tensor]) -> tuple[torch.Tensor, None]:
-            return (checkpoint(layer, x, angles, *weights) if self.how.remat else layer(x, angles, *weights)), None
+            return (
+                checkpoint(layer, x, angles, *weights)
+                if self.how.remat
+                else layer(x, angles, *weights)
+            ), None
 
         return scan(body, x, list(self.weights))[0]
 
@@ -280,6 +284,7 @@ def training_step(
     size: str = "tiny",
     layers: int = 0,
     batch: int = 1,
+    sequences: int = 0,
     length: int = 2048,
     attention: str = "flash",
     remat: bool = True,
@@ -289,7 +294,7 @@ def training_step(
     """The model over ``mesh``, its optimizer, a function that records one training step, and its model FLOPs.
 
     ``size`` is one of ``SIZES``; ``layers`` of it, if not 0. ``batch`` sequences of ``length`` tokens for
-    each part that the batch is split into. ``attention`` is ``flash`` (a kernel) or ``plain``. With ``loop``
+    each part that the batch is split into, or ``sequences`` in all. ``attention`` is ``flash`` (a kernel) or ``plain``. With ``loop``
     the layers are a loop over stacked parameters, which compiles in a time that does not grow with them.
     """
     shape = SIZES[size]
@@ -307,7 +312,8 @@ def training_step(
     parts = 1
     for axis in BATCH:
         parts *= mesh.shape().get(axis, 1)
-    ids, targets = (on_device(batch * parts, length, dtype=torch.int64) for _ in range(2))
+    total = sequences or batch * parts
+    ids, targets = (on_device(total, length, dtype=torch.int64) for _ in range(2))
     how.mark(ids, BATCH, None)
     how.mark(targets, BATCH, None)
 
@@ -318,4 +324,4 @@ def training_step(
         optimizer.zero_grad()
         return loss.detach()
 
-    return model, optimizer, step, model_flops(shape, batch * parts, length)
+    return model, optimizer, step, model_flops(shape, total, length)

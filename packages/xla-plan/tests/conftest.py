@@ -14,13 +14,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 
-
-
 @pytest.fixture(scope="session")
 def command(tmp_path_factory):
     """``command(*arguments)`` runs ``xla-plan``; its finished process, with ``plans`` where it wrote any."""
     if util.find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed: its wheels are for Linux on x86-64 and CPython 3.11 to 3.14")
+        pytest.skip(
+            "libtpu is not installed: its wheels are for Linux on x86-64 and CPython 3.11 to 3.14"
+        )
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "TPU_", "PJRT_"))}
 
     def run(*arguments):

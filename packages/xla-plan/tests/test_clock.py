@@ -9,7 +9,13 @@ import pytest
 from xla_plan.chips import CHIPS, chip_of
 
 STEPS = Path(__file__).with_name("small_steps.py")
-TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "v7x": "v7x:2x2x1"}
+TOPOLOGIES = {
+    "v4": "v4:2x2x1",
+    "v5e": "v5e:2x2",
+    "v5p": "v5p:2x2x1",
+    "v6e": "v6e:2x2",
+    "v7x": "v7x:2x2x1",
+}
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,9 @@ def test_products_and_cycles_count_with_each_pass_of_a_loop(module):
 
 
 def test_a_loop_that_ends_at_a_value_counts_once():
-    unknown = MODULE.replace("%limit = u32[]{:T(128)} constant(10)", "%limit = u32[]{:T(128)} iota()")
+    unknown = MODULE.replace(
+        "%limit = u32[]{:T(128)} constant(10)", "%limit = u32[]{:T(128)} iota()"
+    )
     found = hlo_work.work(hlo_module.parse(unknown))
     assert (found.cycles, found.unknown_loops) == (140, 1)
 
@@ -88,7 +90,12 @@ def test_what_lies_on_the_chip_is_no_hbm_traffic(module):
 
 def test_collectives_have_kind_size_and_line(module):
     permute, gather = sorted(collectives(module), key=lambda c: c.kind, reverse=True)
-    assert (permute.kind, permute.bytes, permute.group, permute.times) == ("collective-permute", 512, 2, 5)
+    assert (permute.kind, permute.bytes, permute.group, permute.times) == (
+        "collective-permute",
+        512,
+        2,
+        5,
+    )
     assert permute.overlapped and permute.sent == 512 and permute.line == "model.py:31"
     assert (gather.kind, gather.bytes, gather.group, gather.times) == ("all-gather", 2048, 4, 1)
     assert not gather.overlapped and gather.sent == 1536 and gather.line == "train.py:7"

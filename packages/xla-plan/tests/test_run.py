@@ -66,10 +66,20 @@ def test_collectives_are_named_with_their_lines(mlp):
 
 def test_tables_and_page(mlp):
     done, page = mlp
-    for text in ("HBM of one chip", "one step on one chip", "between chips", "fsdp=2,rest=2", "MFU"):
+    for text in (
+        "HBM of one chip",
+        "one step on one chip",
+        "between chips",
+        "fsdp=2,rest=2",
+        "MFU",
+    ):
         assert text in done.stdout
     html = page.read_text()
-    assert "HBM of one chip, GiB" in html and "seconds of one step" in html and "Plotly.newPlot" in html
+    assert (
+        "HBM of one chip, GiB" in html
+        and "seconds of one step" in html
+        and "Plotly.newPlot" in html
+    )
     assert "cdn.plot.ly" not in html.split("Plotly.newPlot")[-1]
 
 
@@ -81,7 +91,16 @@ def test_programs_are_kept_with_a_manifest(mlp, command, cache):
     ]
     assert all(r["versions"]["libtpu"] and r["step"].endswith("small_steps.py:mlp") for r in rows)
     again = command(
-        "run", f"{STEPS}:mlp", "--topology", "v5e:2x2", "--mesh", "fsdp=4", "--set", f"width={WIDTH}", "--cache", cache
+        "run",
+        f"{STEPS}:mlp",
+        "--topology",
+        "v5e:2x2",
+        "--mesh",
+        "fsdp=4",
+        "--set",
+        f"width={WIDTH}",
+        "--cache",
+        cache,
     )
     first = mlp[0].plans[0]
     assert again.plans[0]["figures"]["from_cache"] and not first["figures"]["from_cache"]
@@ -91,7 +110,16 @@ def test_programs_are_kept_with_a_manifest(mlp, command, cache):
 
 def test_a_step_that_does_not_fit_is_refused_with_what_to_change(command):
     done = command(
-        "run", f"{STEPS}:mlp", "--topology", "v5e:2x2", "--mesh", "fsdp=4", "--set", "width=65536", "--set", "rows=64"
+        "run",
+        f"{STEPS}:mlp",
+        "--topology",
+        "v5e:2x2",
+        "--mesh",
+        "fsdp=4",
+        "--set",
+        "width=65536",
+        "--set",
+        "rows=64",
     )
     assert done.returncode == 1
     (plan,) = done.plans

@@ -16,9 +16,7 @@ MSG_MESH: Final = (
     "{text!r} is no mesh: write axes and their sizes, such as fsdp=16 or data=2,fsdp=4,tensor=2"
 )
 MSG_SIZE: Final = "the mesh {mesh} has {size} places, {topology} has {count} devices"
-MSG_STEP: Final = (
-    "{text!r} names no step: write package.module:function or path/to/file.py:function, or the path of a script"
-)
+MSG_STEP: Final = "{text!r} names no step: write package.module:function or path/to/file.py:function, or the path of a script"
 MSG_NO_FUNCTION: Final = "{home} has no function {name!r}; it has {known}"
 
 Mesh = tuple[tuple[str, int], ...]
@@ -62,7 +60,9 @@ class Candidate:
 def parse_mesh(text: str) -> Mesh:
     """``fsdp=8,tensor=2`` as pairs. Raises ValueError that shows the form."""
     pairs = [part.partition("=") for part in text.split(",")]
-    if any(not name.strip().isidentifier() or not size.strip().isdecimal() for name, _, size in pairs):
+    if any(
+        not name.strip().isidentifier() or not size.strip().isdecimal() for name, _, size in pairs
+    ):
         raise ValueError(MSG_MESH.format(text=text))
     return tuple((name.strip(), int(size)) for name, _, size in pairs)
 

@@ -15,11 +15,12 @@ from rich.console import Console
 from xla_plan import depths, html_page, manifest, tables
 from xla_plan.candidate import Candidate, Mesh, is_script, parse_mesh, parse_option
 from xla_plan.plans import Plan, plan
+from xla_plan.search import Guess, search
 
-DESCRIPTION: Final = "Plans a PyTorch training step on TPUs that are not here: memory, traffic, time, sharding."
-MSG_MESH_NEEDED: Final = (
-    "name a mesh for {step}, such as --mesh fsdp=16: its function is called with it (--mesh none: every device alone)"
+DESCRIPTION: Final = (
+    "Plans a PyTorch training step on TPUs that are not here: memory, traffic, time, sharding."
 )
+MSG_MESH_NEEDED: Final = "name a mesh for {step}, such as --mesh fsdp=16: its function is called with it (--mesh none: every device alone)"
 _WIDTH: Final = 160  # where the output is no terminal
 
 
@@ -29,17 +30,43 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="compile a step for candidates, and say what each needs")
     add_step(run)
-    run.add_argument("--mesh", action="append", default=[], help="axes and sizes: fsdp=16 or data=2,fsdp=8; repeat")
+    run.add_argument(
+        "--mesh",
+        action="append",
+        default=[],
+        help="axes and sizes: fsdp=16 or data=2,fsdp=8; repeat",
+    )
     run.add_argument("--cache", type=Path, help="keep the programs here, for hosts with such chips")
-    run.add_argument("--depth", help="compile few layers and extend: layers=4,8,32 (two numbers, and the wanted one)")
+    run.add_argument(
+        "--depth",
+        help="compile few layers and extend: layers=4,8,32 (two numbers, and the wanted one)",
+    )
     run.set_defaults(command=run_command)
+    find = commands.add_parser(
+        "search", help="find the mesh: rank all by arithmetic, compile the best"
+    )
+    add_step(find)
+    find.add_argument(
+        "--axes",
+        default="data,fsdp,tensor",
+        help="the axes that the step function knows (%(default)s)",
+    )
+    find.add_argument(
+        "--compile", type=int, default=3, help="how many meshes to compile (%(default)s)"
+    )
+    find.add_argument("--cache", type=Path, help="keep the programs here")
+    find.set_defaults(command=search_command)
     return made
 
 
 def add_step(command: argparse.ArgumentParser) -> None:
     """The arguments that say what is planned, and where the plans go."""
-    command.add_argument("step", help="module:function or file.py:function, called with a mesh; or a script")
-    command.add_argument("--topology", action="append", required=True, help="v5e:4x4, v5p:2x2x4, v6e:16x16*2; repeat")
+    command.add_argument(
+        "step", help="module:function or file.py:function, called with a mesh; or a script"
+    )
+    command.add_argument(
+        "--topology", action="append", required=True, help="v5e:4x4, v5p:2x2x4, v6e:16x16*2; repeat"
+    )
     command.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="options",
                          help="a keyword argument of the step function; NAME=A|B tries both")  # fmt: skip
     command.add_argument("--timeout", type=float, help="seconds that one compilation may take")
@@ -48,7 +75,9 @@ def add_step(command: argparse.ArgumentParser) -> None:
     command.add_argument("arguments", nargs="*", help="a script's own arguments, after --")
 
 
-def candidates(topologies: Sequence[str], meshes: Sequence[Mesh], options: Sequence[str]) -> list[Candidate]:
+def candidates(
+    topologies: Sequence[str], meshes: Sequence[Mesh], options: Sequence[str]
+) -> list[Candidate]:
     """All combinations; ``NAME=A|B`` in ``options`` stands for two."""
     varied = []
     for text in options:
@@ -56,7 +85,9 @@ def candidates(topologies: Sequence[str], meshes: Sequence[Mesh], options: Seque
         varied.append([parse_option(f"{name}={value}") for value in values.split("|")])
     return [
         Candidate(topology, mesh, dict(chosen))
-        for topology, mesh, chosen in itertools.product(topologies, meshes or [()], itertools.product(*varied))
+        for topology, mesh, chosen in itertools.product(
+            topologies, meshes or [()], itertools.product(*varied)
+        )
     ]
 
 
@@ -76,6 +107,29 @@ def run_command(chosen: argparse.Namespace) -> int:
         tell(f"manifest: {manifest.write(chosen.cache, chosen.step, found)}")
     report(found, chosen)
     return int(not any(p.fits for p in found))
+
+
+def search_command(chosen: argparse.Namespace) -> int:
+    """Search on every topology; the status is 1 if nothing fits."""
+    axes = [axis.strip() for axis in chosen.axes.split(",")]
+    compiled: list[Plan] = []
+    for one in candidates(chosen.topology, [], chosen.options):
+        found = search(
+            chosen.step, one.topology, axes, one.options, compiled=chosen.compile,
+            cache=chosen.cache, timeout=chosen.timeout, tell=tell,
+        )  # fmt: skip
+        for guess in found.guesses:
+            tell(f"  {guess.candidate.mesh_text}: {guess.out or _guessed(guess, found.guesses)}")
+        compiled += found.plans
+    if chosen.cache is not None:
+        tell(f"manifest: {manifest.write(chosen.cache, chosen.step, compiled)}")
+    report(compiled, chosen)
+    return int(not any(p.fits for p in compiled))
+
+
+def _guessed(guess: Guess, every: Sequence[Guess]) -> str:
+    best = min(g.seconds for g in every if not g.out)
+    return f"{guess.held / 2**30:.1f} GiB held, {guess.seconds / best:.2f} times the best guess"
 
 
 def report(found: Sequence[Plan], chosen: Any) -> None:

@@ -16,9 +16,13 @@ KINDS: Final = (
 )  # fmt: skip
 """The names by which HLO calls operations between devices."""
 _FUSION: Final = "fusion"
-_IOTA: Final = re.compile(r"\[(?P<groups>\d+),(?P<size>\d+)\]<=\[(?P<from>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?")
+_IOTA: Final = re.compile(
+    r"\[(?P<groups>\d+),(?P<size>\d+)\]<=\[(?P<from>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?"
+)
 
-_NAMED: Final = re.compile(r"replica_groups=mesh\[(?P<axes>[^\]]*)\](?:, device_ids=\S+)? \{(?P<names>[^}]*)\}")
+_NAMED: Final = re.compile(
+    r"replica_groups=mesh\[(?P<axes>[^\]]*)\](?:, device_ids=\S+)? \{(?P<names>[^}]*)\}"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,13 +94,17 @@ def _within(module: Module, one: Instruction) -> Iterator[tuple[Instruction, boo
 def _result_bytes(one: Instruction) -> int:
     sizes = [array.bytes for array in one.arrays if array.elements > 1 or len(one.arrays) == 1]
     # what is started returns its operands too, in front of its results
-    return sum(sizes[len(sizes) // 2 :] if one.opcode.endswith("-start") and len(sizes) > 1 else sizes)
+    return sum(
+        sizes[len(sizes) // 2 :] if one.opcode.endswith("-start") and len(sizes) > 1 else sizes
+    )
 
 
 def _groups(one: Instruction) -> Iterator[list[int]]:
     pairs = one.attribute("source_target_pairs")
     if pairs is not None:
-        yield from ([int(n) for n in pair.split(",")] for pair in re.findall(r"\{(\d+,\d+)\}", pairs))
+        yield from (
+            [int(n) for n in pair.split(",")] for pair in re.findall(r"\{(\d+,\d+)\}", pairs)
+        )
         return
     named = _NAMED.search(one.rest)
     if named is not None:
@@ -115,7 +123,9 @@ def _groups(one: Instruction) -> Iterator[list[int]]:
 def _iota_groups(found: re.Match[str]) -> Iterator[list[int]]:
     """Groups written as a reshaped, transposed range: ``[groups,size]<=[from]T(order)``."""
     sizes = [int(n) for n in found["from"].split(",")]
-    order = [int(n) for n in found["order"].split(",")] if found["order"] else list(range(len(sizes)))
+    order = (
+        [int(n) for n in found["order"].split(",")] if found["order"] else list(range(len(sizes)))
+    )
     strides = [1] * len(sizes)
     for n in reversed(range(len(sizes) - 1)):
         strides[n] = strides[n + 1] * sizes[n + 1]
@@ -128,7 +138,10 @@ def _iota_groups(found: re.Match[str]) -> Iterator[list[int]]:
 
 def _named_groups(found: re.Match[str]) -> Iterator[list[int]]:
     """Groups written as axes of a mesh: ``mesh['x'=2,'y'=4] {'y'}``, the devices in their order."""
-    axes = [(name.strip(" '"), int(size)) for name, _, size in (a.partition("=") for a in found["axes"].split(","))]
+    axes = [
+        (name.strip(" '"), int(size))
+        for name, _, size in (a.partition("=") for a in found["axes"].split(","))
+    ]
     chosen = [name.strip(" '").partition(":")[0] for name in found["names"].split(",")]
     strides, stride = {}, 1
     for name, size in reversed(axes):

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-MSG_DEPTH: Final = (
-    "{text!r}: write the option, two numbers of layers to compile, and the wanted one: layers=4,8,32"
-)
+MSG_DEPTH: Final = "{text!r}: write the option, two numbers of layers to compile, and the wanted one: layers=4,8,32"
 # What does not grow with the layers, and what is a property of one compilation.
-_KEPT: Final = frozenset({"program", "devices", "limit", "from_cache", "unknown_loops", "kind", "host_peak_bytes"})
+_KEPT: Final = frozenset(
+    {"program", "devices", "limit", "from_cache", "unknown_loops", "kind", "host_peak_bytes"}
+)
 
 
 @dataclasses.dataclass(frozen=True)

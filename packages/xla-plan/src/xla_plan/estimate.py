@@ -87,7 +87,9 @@ def advice(memory: Mapping[str, int], limit: int, found: Estimate | None) -> lis
     if total > limit:
         kinds = {k: memory.get(k, 0) for k in ("parameters", "optimizer state", "temporaries")}
         worst = max(kinds, key=lambda k: kinds[k])
-        said.append(f"{(total - limit) / 2**30:.1f} GiB too much, most of it {worst}: {_SMALLER[worst]}")
+        said.append(
+            f"{(total - limit) / 2**30:.1f} GiB too much, most of it {worst}: {_SMALLER[worst]}"
+        )
     elif total > 0.92 * limit:
         said.append("less than 8 % of HBM is free: the next change of the model may not fit")
     if found is None:

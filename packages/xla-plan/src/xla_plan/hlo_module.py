@@ -63,7 +63,9 @@ class Instruction:
 
     def attribute(self, name: str) -> str | None:
         """The text after ``name=``, up to the next comma outside of braces; None if there is none."""
-        found = re.search(rf"[ ,]{name}=(\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|\"[^\"]*\"|[^,\s]+)", self.rest)
+        found = re.search(
+            rf"[ ,]{name}=(\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|\"[^\"]*\"|[^,\s]+)", self.rest
+        )
         return found[1] if found else None
 
     def number(self, name: str) -> int | None:

@@ -65,7 +65,9 @@ def walk(module: Module) -> Iterator[Visit]:
                 waiting += [(c, times) for c in one.called if c in module.computations]
             elif one.opcode == "conditional":
                 # one branch runs; which, is known to nobody: the first stands for it
-                branches = re.findall(r"(?:branch_computations=\{|true_computation=)%([\w.-]+)", one.rest)
+                branches = re.findall(
+                    r"(?:branch_computations=\{|true_computation=)%([\w.-]+)", one.rest
+                )
                 waiting += [(c, times) for c in branches[:1] if c in module.computations]
 
 
@@ -274,7 +276,8 @@ def _step(body: Computation, name: str, index: int) -> int | None:
             return None
         sides = [(_constant(_followed(body, n)), n) for n in found.operands]
         added, rest = next(
-            ((c, o) for (c, _), (_, o) in itertools.permutations(sides, 2) if c is not None), (None, "")
+            ((c, o) for (c, _), (_, o) in itertools.permutations(sides, 2) if c is not None),
+            (None, ""),
         )
         if added is None:
             return None

@@ -80,7 +80,9 @@ def _times(plans: Sequence[Plan]) -> go.Figure:
     return _figure([*traces, step], "seconds of one step", len(plans), stacked=False)
 
 
-def _figure(traces: list[go.Bar | go.Scatter], title: str, rows: int, *, stacked: bool) -> go.Figure:
+def _figure(
+    traces: list[go.Bar | go.Scatter], title: str, rows: int, *, stacked: bool
+) -> go.Figure:
     made = go.Figure(traces)
     made.update_layout(
         barmode="stack" if stacked else "group", title=title, template="plotly_white",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import math
 import resource
 import runpy
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ import torch_xla.runtime as xr
 from xla_core.extension_api import programs, runtime
 from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_plan import hlo_module, hlo_work, optimizer_state
-from xla_plan.candidate import Candidate, find_step, is_script
+from xla_plan.candidate import Candidate, Mesh, find_step, is_script
 from xla_plan.collectives import by_kind, collectives
 from xla_plan.step_flops import StepFlops
 
@@ -68,8 +69,33 @@ def measure(step: str, candidate: Candidate, arguments: Iterable[str] = ()) -> d
     }
 
 
-def _record(step: str, candidate: Candidate) -> tuple[dict[str, int], StepFlops, float | None]:
-    """Bytes on one chip by kind, FLOPs of the step that was recorded and compiled, and what it says of them."""
+def shapes(
+    step: str, meshes: Iterable[Mesh], topology: str, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What is known of each mesh before anything is recorded: how the parameters are split, and their bytes.
+
+    ``parameters`` of each row are pairs: the shape of the whole, and that of one chip's part. A mesh that the
+    step function refuses has an ``error``.
+    """
+    xr.use_spmd()
+    rows = []
+    for axes in meshes:
+        try:
+            rows.append(_shapes_of(step, Candidate(topology, axes, options)))
+        except Exception as error:
+            rows.append({"error": f"{type(error).__name__}: {error}"})
+        gc.collect()
+    return {"limit": runtime.client().memory_info(0).bytes_limit, "rows": rows}
+
+
+def _shapes_of(step: str, candidate: Candidate) -> dict[str, Any]:
+    model, optimizer, _, flops = _built(step, candidate)
+    pairs = [(list(p.shape), list(_part(p))) for p in model.parameters()]
+    return {"parts": _bytes_by_kind(model, optimizer), "parameters": pairs, "model_flops": flops}
+
+
+def _built(step: str, candidate: Candidate) -> tuple[Any, Any, Callable[[], object], float | None]:
+    """What the step function made, its optimizer with the state of a later step."""
     make = find_step(step)
     mesh = None
     if candidate.mesh:
@@ -86,11 +112,17 @@ def _record(step: str, candidate: Candidate) -> tuple[dict[str, int], StepFlops,
     if optimizer is not None:
         optimizer_state.fill(optimizer, mesh)
     torch_xla.sync()
+    return model, optimizer, run, made[3] if len(made) == 4 else None
+
+
+def _record(step: str, candidate: Candidate) -> tuple[dict[str, int], StepFlops, float | None]:
+    """Bytes on one chip by kind, FLOPs of the step that was recorded and compiled, and what it says of them."""
+    model, optimizer, run, flops = _built(step, candidate)
     count = StepFlops()
     kept = _counted(run, count)
     torch_xla.sync()
     del kept
-    return _bytes_by_kind(model, optimizer), count, made[3] if len(made) == 4 else None
+    return _bytes_by_kind(model, optimizer), count, flops
 
 
 def _counted(run: Callable[[], object], count: StepFlops) -> object:
@@ -114,15 +146,18 @@ def _bytes_by_kind(model: Any, optimizer: Any) -> dict[str, int]:
 
 def _bytes_on_a_chip(tensors: Iterable[torch.Tensor]) -> int:
     """Of the parts that the first device holds, without the padding of layouts."""
-    storages = {id(s): s for t in tensors if isinstance(t, XLATensor) for s in [storage_of(t)]}
-    total = 0
-    for storage in storages.values():
-        if storage.buffer is None:
-            continue
-        backend: Any = storage.trace.backend
-        shape = backend.client.shards(storage.buffer)[0][1].shape
-        total += math.prod(shape) * np.dtype(storage.buffer.dtype).itemsize
-    return total
+    different = {id(storage_of(t)): t for t in tensors if isinstance(t, XLATensor)}
+    return sum(math.prod(_part(t)) * t.element_size() for t in different.values())
+
+
+def _part(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape of what the first device holds of a tensor; the whole where it is still to be computed."""
+    storage = storage_of(tensor) if isinstance(tensor, XLATensor) else None
+    if storage is None or storage.buffer is None:
+        return tuple(tensor.shape)
+    backend: Any = storage.trace.backend
+    shape: tuple[int, ...] = backend.client.shards(storage.buffer)[0][1].shape
+    return shape
 
 
 def of_program(program: programs.StepProgram, candidate: Candidate) -> dict[str, Any]:
@@ -144,7 +179,9 @@ def of_program(program: programs.StepProgram, candidate: Candidate) -> dict[str,
         "collectives": by_kind(between),
         "sent": {
             "ici": sum(c.sent * c.times for c in between if not c.crosses),
-            "ici exposed": sum(c.sent * c.times for c in between if not c.crosses and not c.overlapped),
+            "ici exposed": sum(
+                c.sent * c.times for c in between if not c.crosses and not c.overlapped
+            ),
             "dcn": sum(c.sent * c.times for c in between if c.crosses),
         },
         "operations": program.operations,

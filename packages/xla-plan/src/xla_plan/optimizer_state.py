@@ -28,7 +28,9 @@ def fill(optimizer: torch.optim.Optimizer, mesh: Any) -> None:
         }
 
 
-def _on_meta(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, list[tuple[Any, Any]]]:
+def _on_meta(
+    optimizer: torch.optim.Optimizer,
+) -> tuple[torch.optim.Optimizer, list[tuple[Any, Any]]]:
     """The optimizer with parameters and gradients that are shapes, and which stands for which."""
     pairs: list[tuple[Any, Any]] = []
     groups = []

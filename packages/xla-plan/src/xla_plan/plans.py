@@ -15,14 +15,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from xla_plan import depths
-from xla_plan.candidate import Candidate, is_script
+from xla_plan.candidate import Candidate
 from xla_plan.chips import chip_of
 from xla_plan.estimate import Estimate, advice, estimate
 
 # Of the process that measures: what it compiles for, that programs carry the user's lines, and that a
 # script's reads of values give zeros.
 _ENVIRONMENT: Final = {"PJRT_DEVICE": "TPU", "XLA_HLO_DEBUG": "1", "XLA_AOT_READS": "zeros"}
-_TOO_LARGE: Final = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT])i?B? ?hbm", re.I)
+# What libtpu 0.0.42 says of a program that is too large: its temporaries alone, or all that it needs.
+_TOO_LARGE: Final = re.compile(
+    r"(?:temporaries \(|Used )(?P<used>[\d.]+)(?P<of>[KMGT])\)?(?: exceeds available HBM \(| of )"
+    r"(?P<limit>[\d.]+)(?P<unit>[KMGT])"
+)
 _UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 MSG_DIED: Final = "the process that compiled it ended with status {status} and no result: {tail}"
 
@@ -112,13 +116,24 @@ def run_worker(
         "step": step, "topology": candidate.topology, "mesh": candidate.mesh,
         "options": dict(candidate.options), "arguments": list(arguments),
     }  # fmt: skip
-    environment = {**os.environ, **_ENVIRONMENT, "XLA_AOT_TOPOLOGY": candidate.topology}
+    tell(f"compiling {candidate.title}")
+    found = ask_worker(request, cache, timeout)
+    tell(
+        f"{candidate.title}: {found.get('error', 'compiled')[:300]} ({time.monotonic() - began:.0f} s)"
+    )
+    return found
+
+
+def ask_worker(
+    request: Mapping[str, Any], cache: Path | None, timeout: float | None
+) -> dict[str, Any]:
+    """What a process of its own answers to a request (see ``worker``)."""
+    environment = {**os.environ, **_ENVIRONMENT, "XLA_AOT_TOPOLOGY": request["topology"]}
     if cache is not None:
         environment["XLA_PERSISTENT_CACHE_PATH"] = str(cache.resolve())
     with tempfile.TemporaryDirectory() as folder:
         asked, told, log = (Path(folder) / name for name in ("request", "result", "log"))
         asked.write_text(json.dumps(request))
-        tell(f"compiling {candidate.title}")
         command = [sys.executable, "-m", "xla_plan.worker", str(asked), str(told)]
         status: int | str
         with log.open("w") as output:
@@ -134,7 +149,6 @@ def run_worker(
         else:
             tail = " ".join(log.read_text(errors="replace").split()[-60:])
             found = {"error": MSG_DIED.format(status=status, tail=tail)}
-    tell(f"{candidate.title}: {found.get('error', 'compiled')[:300]} ({time.monotonic() - began:.0f} s)")
     return found
 
 
@@ -154,8 +168,8 @@ def _refused(candidate: Candidate, figures: Mapping[str, Any]) -> Plan:
     memory, limit, said = {"total": 0}, chip_of(candidate.topology).hbm_bytes, []
     large = _TOO_LARGE.search(figures["error"])
     if large:
-        memory = {"total": int(float(large[1]) * _UNITS[large[2].upper()])}
-        limit = int(float(large[3]) * _UNITS[large[4].upper()])
+        memory = {"total": int(float(large["used"]) * _UNITS[large["of"]])}
+        limit = int(float(large["limit"]) * _UNITS[large["unit"]])
         memory["temporaries"] = memory["total"]
         said = advice(memory, limit, None)
     return Plan(candidate, figures, memory, limit, None, said, error=figures["error"])
@@ -180,8 +194,3 @@ def memory_by_kind(figures: Mapping[str, Any]) -> dict[str, int]:
         "code": compiled["code"],
     }
     return {**made, "temporaries": compiled["temporaries"], "total": sum(made.values())}
-
-
-def needs_mesh(step: str) -> bool:
-    """Whether candidates for ``step`` have a mesh: a script makes its own."""
-    return not is_script(step)

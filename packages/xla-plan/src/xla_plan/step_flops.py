@@ -49,7 +49,11 @@ class StepFlops(TorchDispatchMode):
         self._wholes: dict[tuple[int, ...], int] = {}
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run the operator, and count it."""
         result = func(*args, **(kwargs or {}))

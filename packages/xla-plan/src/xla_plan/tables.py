@@ -59,7 +59,19 @@ def percent(value: float | None) -> str:
 
 
 def _summary(plans: Sequence[Plan]) -> Table:
-    columns = ("topology", "mesh", "options", "HBM per chip", "of", "fits", "step", "from", "to", "MFU", "limit")
+    columns = (
+        "topology",
+        "mesh",
+        "options",
+        "HBM per chip",
+        "of",
+        "fits",
+        "step",
+        "from",
+        "to",
+        "MFU",
+        "limit",
+    )
     table = _table("plans", columns, ("topology", "mesh", "options", "fits", "limit"))
     for plan in plans:
         one, found = plan.candidate, plan.estimate
@@ -106,7 +118,9 @@ def _time(plan: Plan) -> Table:
 
 
 def _collectives(plan: Plan) -> Table:
-    table = _table("between chips", ("kind", "times", "results", "sent", "lines"), ("kind", "lines"))
+    table = _table(
+        "between chips", ("kind", "times", "results", "sent", "lines"), ("kind", "lines")
+    )
     for row in plan.figures["collectives"]:
         sizes = (render_bytes(int(row["bytes"])), render_bytes(int(row["sent"])))
         table.add_row(row["kind"], str(row["count"]), *sizes, Text(_lines(row)))
@@ -116,4 +130,6 @@ def _collectives(plan: Plan) -> Table:
 def _lines(row: dict[str, Any]) -> str:
     named = list(row["lines"].items())
     shown = [f"{line} ({render_bytes(int(size))})" for line, size in named[:_MOST_LINES]]
-    return ", ".join(shown) + (f", {len(named) - _MOST_LINES} more" if len(named) > _MOST_LINES else "")
+    return ", ".join(shown) + (
+        f", {len(named) - _MOST_LINES} more" if len(named) > _MOST_LINES else ""
+    )

@@ -1,4 +1,8 @@
-"""The process that measures one candidate: ``python -m xla_plan.worker REQUEST RESULT`` (two files of JSON)."""
+"""The process that measures: ``python -m xla_plan.worker REQUEST RESULT`` (two files of JSON).
+
+A request has a step, a topology, options, and either one ``mesh``, for which the step is compiled, or
+``meshes``, for which it is only looked at.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,33 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from xla_plan.candidate import Candidate
-from xla_plan.measure import measure
+from xla_plan.candidate import Candidate, Mesh
+from xla_plan.measure import measure, shapes
 
 
 def main(request: str, result: str) -> int:
     """Read what to measure, and write the figures, or what went wrong."""
     wanted: dict[str, Any] = json.loads(Path(request).read_text())
-    candidate = Candidate(
-        wanted["topology"], tuple((n, s) for n, s in wanted["mesh"]), wanted["options"]
-    )
     try:
-        found = measure(wanted["step"], candidate, wanted.get("arguments", ()))
+        found = _answer(wanted)
     except Exception as error:
         traceback.print_exc()
         found = {"error": f"{type(error).__name__}: {error}"}
     Path(result).write_text(json.dumps(found))
     return int("error" in found)
+
+
+def _answer(wanted: dict[str, Any]) -> dict[str, Any]:
+    step, topology, options = wanted["step"], wanted["topology"], wanted["options"]
+    if "meshes" in wanted:
+        return shapes(step, [_mesh(m) for m in wanted["meshes"]], topology, options)
+    return measure(
+        step, Candidate(topology, _mesh(wanted["mesh"]), options), wanted.get("arguments", ())
+    )
+
+
+def _mesh(pairs: list[list[Any]]) -> Mesh:
+    return tuple((name, size) for name, size in pairs)
 
 
 if __name__ == "__main__":
