@@ -24,7 +24,7 @@ def plans(command):
     chosen = [a for t in TOPOLOGIES.values() for a in ("--topology", t)]
     done = command("run", f"{STEPS}:product", *chosen, "--mesh", "none", "--set", "size=8192")
     assert done.returncode == 0, done.stderr
-    return {name: plan for name, plan in zip(TOPOLOGIES, done.plans, strict=True)}
+    return dict(zip(TOPOLOGIES, done.plans, strict=True))
 
 
 @pytest.mark.parametrize("name", CHIPS)
@@ -45,5 +45,5 @@ def test_a_devices_memory_is_what_the_chip_has_but_for_what_the_system_keeps(pla
 def test_names_of_topologies():
     assert chip_of("v5litepod-16").name == "v5e" and chip_of("v6e:16x16*2").name == "v6e"
     assert chip_of("v4-8").name == "v4"
-    with pytest.raises(ValueError, match="v2.* no figures|no figures for 'v2:2x2'"):
+    with pytest.raises(ValueError, match="no figures for 'v2:2x2'"):
         chip_of("v2:2x2")

@@ -7,6 +7,7 @@ import pytest
 from xla_plan import hlo_module, hlo_work
 from xla_plan.collectives import by_kind, collectives
 
+# ruff: noqa: E501  (instructions are as long as they are)
 MODULE = """HloModule step_1, is_scheduled=true
 
 FileNames

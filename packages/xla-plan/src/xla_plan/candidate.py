@@ -16,7 +16,10 @@ MSG_MESH: Final = (
     "{text!r} is no mesh: write axes and their sizes, such as fsdp=16 or data=2,fsdp=4,tensor=2"
 )
 MSG_SIZE: Final = "the mesh {mesh} has {size} places, {topology} has {count} devices"
-MSG_STEP: Final = "{text!r} names no step: write package.module:function or path/to/file.py:function, or the path of a script"
+MSG_STEP: Final = (
+    "{text!r} names no step: write package.module:function or path/to/file.py:function, or the path of a "
+    "script"
+)
 MSG_NO_FUNCTION: Final = "{home} has no function {name!r}; it has {known}"
 
 Mesh = tuple[tuple[str, int], ...]

@@ -20,7 +20,10 @@ from xla_plan.search import Guess, search
 DESCRIPTION: Final = (
     "Plans a PyTorch training step on TPUs that are not here: memory, traffic, time, sharding."
 )
-MSG_MESH_NEEDED: Final = "name a mesh for {step}, such as --mesh fsdp=16: its function is called with it (--mesh none: every device alone)"
+MSG_MESH_NEEDED: Final = (
+    "name a mesh for {step}, such as --mesh fsdp=16: its function is called with it (--mesh none: every "
+    "device alone)"
+)
 _WIDTH: Final = 160  # where the output is no terminal
 
 

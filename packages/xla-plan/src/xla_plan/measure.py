@@ -32,8 +32,8 @@ MSG_NO_PROGRAM: Final = (
     "training step; a script runs steps and calls torch_xla.sync()"
 )
 MSG_NOT_A_STEP: Final = (
-    "{step} returned {kind}; a step function takes a mesh and returns (model, optimizer, step), where the optimizer "
-    "may be None and a fourth element says the step's model FLOPs"
+    "{step} returned {kind}; a step function takes a mesh and returns (model, optimizer, step), where the "
+    "optimizer may be None and a fourth element says the step's model FLOPs"
 )
 
 

@@ -64,10 +64,11 @@ def search(
             MSG_NO_MESH.format(axes=", ".join(axes), topology=topology, reason=known["error"])
         )
     limit = known["limit"] or chip.hbm_bytes
-    guesses = sorted(
-        (_guess(Candidate(topology, m, options), row, chip, limit) for m, row in zip(meshes, known["rows"], strict=True)),
-        key=lambda g: (bool(g.out), g.seconds),
-    )  # fmt: skip
+    guesses = [
+        _guess(Candidate(topology, mesh, options), row, chip, limit)
+        for mesh, row in zip(meshes, known["rows"], strict=True)
+    ]
+    guesses.sort(key=lambda g: (bool(g.out), g.seconds))
     chosen = [g.candidate for g in guesses if not g.out][:compiled]
     if not chosen:
         raise ValueError(
