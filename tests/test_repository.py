@@ -30,6 +30,7 @@ LAYERS = {
         "settings", "operators", "job_health", "processes", "collectives", "data_parallel", "fsdp",
     ),
     "xla_spmd": ("sharding", "lowering", "tensors", "training", "reports", "checkpoint"),
+    "xla_plan": ("compiled", "steps", "planning", "reports"),
     "xla_debug": ("settings", "stacks", "steps", "recompile", "live", "run_report", "cli"),
 }  # fmt: skip
 MOST_MODULES_IN_A_FOLDER = 16

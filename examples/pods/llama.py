@@ -294,8 +294,10 @@ def training_step(
     """The model over ``mesh``, its optimizer, a function that records one training step, and its model FLOPs.
 
     ``size`` is one of ``SIZES``; ``layers`` of it, if not 0. ``batch`` sequences of ``length`` tokens for
-    each part that the batch is split into, or ``sequences`` in all. ``attention`` is ``flash`` (a
-    kernel) or ``plain``. With ``loop`` the layers are a loop over stacked parameters, which compiles in a time that does not grow with them.
+    each part that the batch is split into, or ``sequences`` in all. ``attention`` is ``flash`` (a kernel) or
+    ``plain``. With ``remat`` layers are computed again in the backward pass, the loss always, in
+    ``loss_chunks`` parts. With ``loop`` the layers are a loop over stacked parameters, which compiles in a
+    time that does not grow with them.
     """
     shape = SIZES[size]
     if layers:

@@ -6,15 +6,17 @@ import copy
 
 import pytest
 
-from xla_plan import depths, estimate, plans, search
-from xla_plan.candidate import Candidate, parse_mesh, parse_option
-from xla_plan.chips import CHIPS
+from xla_plan.planning import depths, estimate, plans, search
+from xla_plan.planning.chips import CHIPS
+from xla_plan.steps.candidate import Candidate, parse_mesh, parse_option
 
 FIGURES = {
     "program": "step_1",
     "devices": 4,
     "limit": 16 << 30,
-    "memory": {"arguments": 4 << 30, "outputs": 4 << 30, "aliased": 4 << 30, "temporaries": 2 << 30, "code": 1 << 20},
+    "memory": {
+        "arguments": 4 << 30, "outputs": 4 << 30, "aliased": 4 << 30, "temporaries": 2 << 30, "code": 1 << 20,
+    },
     "parts": {"parameters": 1 << 30, "optimizer state": 2 << 30, "gradients": 1 << 30, "buffers": 0, "count": 9},
     "work": {
         "flops": 197e12, "kernel_flops": 0.0, "kernel_bytes": 0.0, "cycles": 3e9, "hbm_bytes": 819e9,

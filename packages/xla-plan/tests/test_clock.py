@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from xla_plan.chips import CHIPS, chip_of
+from xla_plan.planning.chips import CHIPS, chip_of
 
 STEPS = Path(__file__).with_name("small_steps.py")
 TOPOLOGIES = {

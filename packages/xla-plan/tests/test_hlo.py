@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from xla_plan import hlo_module, hlo_work
-from xla_plan.collectives import by_kind, collectives
+from xla_plan.compiled import hlo_module, hlo_work
+from xla_plan.compiled.collectives import by_kind, collectives
 
-# ruff: noqa: E501  (instructions are as long as they are)
+# ruff: noqa: E501
 MODULE = """HloModule step_1, is_scheduled=true
 
 FileNames

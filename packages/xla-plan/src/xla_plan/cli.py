@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from xla_plan import depths, html_page, manifest, tables
-from xla_plan.candidate import Candidate, Mesh, is_script, parse_mesh, parse_option
-from xla_plan.plans import Plan, plan
-from xla_plan.search import Guess, search
+from xla_plan.planning import depths, manifest
+from xla_plan.planning.plans import Plan, plan
+from xla_plan.planning.search import Guess, search
+from xla_plan.reports import html_page, tables
+from xla_plan.steps.candidate import Candidate, Mesh, is_script, parse_mesh, parse_option
 
 DESCRIPTION: Final = (
     "Plans a PyTorch training step on TPUs that are not here: memory, traffic, time, sharding."

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from xla_plan.chips import Chip
+from xla_plan.planning.chips import Chip
 
 
 @dataclasses.dataclass(frozen=True)

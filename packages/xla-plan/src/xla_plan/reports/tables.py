@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xla_core.support.counters import render_bytes
-from xla_plan.plans import Plan
+from xla_plan.planning.plans import Plan
 
 _KINDS: Final = (
     "parameters", "optimizer state", "inputs and padding", "results", "gradients", "activations", "code",

@@ -22,10 +22,11 @@ import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from xla_core.extension_api import programs, runtime
 from xla_core.extension_api.tensors import XLATensor, storage_of
-from xla_plan import hlo_module, hlo_work, optimizer_state
-from xla_plan.candidate import Candidate, Mesh, find_step, is_script
-from xla_plan.collectives import by_kind, collectives
-from xla_plan.step_flops import StepFlops
+from xla_plan.compiled import hlo_module, hlo_work
+from xla_plan.compiled.collectives import by_kind, collectives
+from xla_plan.steps import optimizer_state
+from xla_plan.steps.candidate import Candidate, Mesh, find_step, is_script
+from xla_plan.steps.step_flops import StepFlops
 
 MSG_NO_PROGRAM: Final = (
     "{step} recorded nothing: a step function returns (model, optimizer, step), and calling step() records one "

@@ -1,4 +1,4 @@
-"""The process that measures: ``python -m xla_plan.worker REQUEST RESULT`` (two files of JSON).
+"""The process that measures: ``python -m xla_plan.steps.worker REQUEST RESULT`` (two files of JSON).
 
 A request has a step, a topology, options, and either one ``mesh``, for which the step is compiled, or
 ``meshes``, for which it is only looked at.
@@ -12,8 +12,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from xla_plan.candidate import Candidate, Mesh
-from xla_plan.measure import measure, shapes
+from xla_plan.steps.candidate import Candidate, Mesh
+from xla_plan.steps.measure import measure, shapes
 
 
 def main(request: str, result: str) -> int:

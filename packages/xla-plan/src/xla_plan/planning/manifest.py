@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from xla_plan.plans import Plan
+from xla_plan.planning.plans import Plan
 
 NAME: Final = "xla-plan.json"
 """The manifest's name in the cache's folder."""

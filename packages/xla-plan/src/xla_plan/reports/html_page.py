@@ -10,8 +10,8 @@ from typing import Final
 import plotly.graph_objects as go
 from rich.console import Console
 
-from xla_plan import tables
-from xla_plan.plans import Plan
+from xla_plan.planning.plans import Plan
+from xla_plan.reports import tables
 
 _KINDS: Final = (
     "parameters", "optimizer state", "inputs and padding", "results", "gradients", "activations", "code",

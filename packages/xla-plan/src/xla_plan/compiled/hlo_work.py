@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from xla_plan.hlo_module import Array, Computation, Instruction, Module, arrays_in
+from xla_plan.compiled.hlo_module import Array, Computation, Instruction, Module, arrays_in
 
 _FREE: Final = frozenset({
     "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "partition-id", "replica-id", "while",

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from xla_plan import depths
-from xla_plan.candidate import Candidate
-from xla_plan.chips import chip_of
-from xla_plan.estimate import Estimate, advice, estimate
+from xla_plan.planning import depths
+from xla_plan.planning.chips import chip_of
+from xla_plan.planning.estimate import Estimate, advice, estimate
+from xla_plan.steps.candidate import Candidate
 
 # Of the process that measures: what it compiles for, that programs carry the user's lines, and that a
 # script's reads of values give zeros.
@@ -134,7 +134,7 @@ def ask_worker(
     with tempfile.TemporaryDirectory() as folder:
         asked, told, log = (Path(folder) / name for name in ("request", "result", "log"))
         asked.write_text(json.dumps(request))
-        command = [sys.executable, "-m", "xla_plan.worker", str(asked), str(told)]
+        command = [sys.executable, "-m", "xla_plan.steps.worker", str(asked), str(told)]
         status: int | str
         with log.open("w") as output:
             try:

@@ -18,7 +18,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
-MSG_NO_CHIP: Final = "there are no figures for {name!r}; xla_plan.chips has {known}"
+MSG_NO_CHIP: Final = "there are no figures for {name!r}; xla_plan.planning.chips has {known}"
 
 _GIB: Final = 1 << 30
 

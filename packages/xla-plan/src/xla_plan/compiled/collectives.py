@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from xla_plan.hlo_module import Instruction, Module
-from xla_plan.hlo_work import walk
+from xla_plan.compiled.hlo_module import Instruction, Module
+from xla_plan.compiled.hlo_work import walk
 
 KINDS: Final = (
     "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute",

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from xla_plan import plans
-from xla_plan.candidate import Candidate, Mesh
-from xla_plan.chips import Chip, chip_of
-from xla_plan.plans import Plan
+from xla_plan.planning import plans
+from xla_plan.planning.chips import Chip, chip_of
+from xla_plan.planning.plans import Plan
+from xla_plan.steps.candidate import Candidate, Mesh
 
 MSG_NO_MESH: Final = "no mesh of {axes} over {topology}: {reason}"
 _GATHERS: Final = 2
