@@ -6,8 +6,9 @@ The published figures are those of MaxText's README (https://github.com/AI-Hyper
 print beside them (sequences per chip, the mesh) is taken as its recipes for v6e have it, with all of a layer
 computed again in the backward pass: an assumption, and named as such in the output. Those recipes keep the
 inputs of 70 and 405 billion parameters' layers in the hosts' memory meanwhile; here they stay in HBM, and two
-sequences of 8192 tokens per chip do not fit with 70 billion (libtpu: 39.9 of 31.25 GiB). ``--plans`` takes plans that
-``xla-plan run --json`` wrote before instead of compiling; they are matched by topology, mesh and options.
+sequences of 8192 tokens per chip do not fit with 70 billion (libtpu: 39.9 of 31.25 GiB). ``--plans`` takes
+plans that ``xla-plan run --json`` wrote before instead of compiling; they are matched by topology, mesh and
+options.
 """
 
 from __future__ import annotations
