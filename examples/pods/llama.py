@@ -28,7 +28,7 @@ BATCH: Final = ("data", "fsdp")
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The sizes of a transformer; ``experts`` 0: every layer has one MLP."""
+    """The sizes of a transformer."""
 
     layers: int
     width: int
@@ -37,8 +37,6 @@ class Shape:
     hidden: int
     vocabulary: int
     head: int = 128
-    experts: int = 0
-    chosen: int = 2
 
 
 SIZES: Final = {

@@ -45,6 +45,8 @@ def test_operations_of_a_body_have_their_own_lines(tmp_path):
         (name, lines[int(places[frames[frame]]) - 1].strip())
         for name, frame in re.findall(r'op_name="([^"]*)" stack_frame_id=(\d+)', done.stdout)
     }
-    assert any("while/body" in name and line == "return torch.sinh(y)" for name, line in found), found
+    assert any("while/body" in name and line == "return torch.sinh(y)" for name, line in found), (
+        found
+    )
     assert any("cosh" in name and "cosh()" in line for name, line in found)
     assert not any("@" in name for name, _ in found)

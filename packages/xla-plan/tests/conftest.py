@@ -25,8 +25,9 @@ def command(tmp_path_factory):
 
     def run(*arguments):
         target = tmp_path_factory.mktemp("plans") / "plans.json"
+        name, *rest = map(str, arguments)
         done = subprocess.run(
-            [sys.executable, "-m", "xla_plan.cli", *map(str, arguments), "--json", str(target)],
+            [sys.executable, "-m", "xla_plan.cli", name, "--json", str(target), *rest],
             env=clean, capture_output=True, text=True, timeout=600, cwd=ROOT,
         )  # fmt: skip
         done.plans = json.loads(target.read_text()) if target.is_file() else None

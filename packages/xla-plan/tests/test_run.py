@@ -149,6 +149,37 @@ def test_what_is_wrong_on_the_command_line(command):
     assert done.returncode == 1 and "--mesh fsdp=16" in done.stderr
 
 
+SCRIPT = """
+import sys
+import torch, torch_xla
+from torch import nn
+
+device = torch_xla.device()
+model = nn.Linear(512, int(sys.argv[1])).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    loss = model(torch.randn(64, 512).to(device)).square().mean()
+    loss.backward()
+    optimizer.step()
+    torch_xla.sync()
+print(loss.item())
+sys.exit(3)
+"""
+
+
+def test_a_script_is_planned_as_it_is(command, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    done = command("run", path, "--topology", "v5e:2x2", "--html", tmp_path / "p.html", "--", "256")
+    assert done.returncode == 0, done.stderr
+    (plan,) = done.plans
+    # the step that repeats: forward, and the weight's gradient
+    assert plan["figures"]["work"]["flops"] == 2 * 2 * 64 * 512 * 256
+    assert plan["fits"] and plan["estimate"]["mfu"] is None
+    assert plan["memory"]["inputs and padding"] > 4 * 512 * 256
+
+
 @pytest.fixture(scope="module")
 def llama(command):
     """The smallest of the steps in examples/pods, layer by layer and as a loop."""

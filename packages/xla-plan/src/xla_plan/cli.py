@@ -66,7 +66,8 @@ def parser() -> argparse.ArgumentParser:
 def add_step(command: argparse.ArgumentParser) -> None:
     """The arguments that say what is planned, and where the plans go."""
     command.add_argument(
-        "step", help="module:function or file.py:function, called with a mesh; or a script"
+        "step",
+        help="module:function or file.py:function, called with a mesh; or a script, its own arguments after --",
     )
     command.add_argument(
         "--topology", action="append", required=True, help="v5e:4x4, v5p:2x2x4, v6e:16x16*2; repeat"
@@ -76,7 +77,6 @@ def add_step(command: argparse.ArgumentParser) -> None:
     command.add_argument("--timeout", type=float, help="seconds that one compilation may take")
     command.add_argument("--json", type=Path, help="write everything here")
     command.add_argument("--html", type=Path, help="write a page with plots here")
-    command.add_argument("arguments", nargs="*", help="a script's own arguments, after --")
 
 
 def candidates(
@@ -154,7 +154,10 @@ def tell(line: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    chosen = parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    end = given.index("--") if "--" in given else len(given)
+    chosen = parser().parse_args(given[:end])
+    chosen.arguments = given[end + 1 :]
     try:
         status: int = chosen.command(chosen)
     except ValueError as error:

@@ -35,11 +35,8 @@ class Estimate:
 
     @property
     def bound(self) -> str:
-        """What limits the step: ``compute``, ``memory``, ``network``."""
-        parts = {
-            "compute": self.compute, "memory": max(self.hbm, self.cycles + self.kernels - self.compute),
-            "network": self.ici + self.dcn,
-        }  # fmt: skip
+        """What alone would take longest: ``compute``, ``memory`` or ``network``."""
+        parts = {"compute": self.compute, "memory": self.hbm, "network": self.ici + self.dcn}
         return max(parts, key=lambda name: parts[name])
 
 
