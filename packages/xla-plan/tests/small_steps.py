@@ -45,6 +45,13 @@ def nothing(mesh):
     return mesh
 
 
+def idle(mesh):
+    """A step that records nothing."""
+    layer = nn.Linear(4, 4, device="meta")
+    layer.to_empty(device="xla")
+    return layer, None, lambda: None
+
+
 def broken(mesh):
     """A step that fails when it is built."""
     raise RuntimeError("no such layer")

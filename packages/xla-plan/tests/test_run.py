@@ -132,6 +132,7 @@ def test_a_step_that_does_not_fit_is_refused_with_what_to_change(command):
     [
         ("nothing", "fsdp=4", "returned Mesh; a step function"),
         ("broken", "fsdp=4", "RuntimeError: no such layer"),
+        ("idle", "fsdp=4", "recorded nothing: a step function returns"),
         ("mlp", "fsdp=3", "has 3 places, v5e:2x2 has 4"),
         ("missing", "fsdp=4", "has no function 'missing'"),
     ],

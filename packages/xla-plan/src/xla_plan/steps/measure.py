@@ -45,26 +45,21 @@ def measure(step: str, candidate: Candidate, arguments: Iterable[str] = ()) -> d
     the step function raises, RuntimeError with the compiler's message for a program that it refuses.
     """
     began = time.perf_counter()
+    recorded: dict[str, Any] = {"parts": {}, "model_flops": None, "recorded_flops": None}
     if is_script(step):
-        count = StepFlops()
-        kinds: dict[str, int] = {}
-        known_flops = None
-        with count:
-            _run_script(step, list(arguments))
+        _run_script(step, list(arguments))
+        made = programs.all_programs()
     else:
-        kinds, count, known_flops = _record(step, candidate)
-    known = programs.all_programs()
-    if not known:
+        recorded, before = _record(step, candidate)
+        made = [p for p in programs.all_programs() if p not in before]
+    if not made:
         raise RuntimeError(MSG_NO_PROGRAM.format(step=step))
-    # a script's training step is the one that runs most often, or the largest
-    program = max(known, key=lambda p: (p.runs, p.operations)) if is_script(step) else known[-1]
-    seconds = time.perf_counter() - began
+    # a script's training step is the program that runs most often, or the largest of those
+    program = max(made, key=lambda p: (p.runs, p.operations))
     return {
         **of_program(program, candidate),
-        "parts": kinds,
-        "model_flops": known_flops or (count.model if not is_script(step) else None),
-        "recorded_flops": count.forward + count.backward if not is_script(step) else None,
-        "seconds": {"all": seconds, "compile": program.compile_seconds},
+        **recorded,
+        "seconds": {"all": time.perf_counter() - began, "compile": program.compile_seconds},
         "from_cache": program.from_cache,
         "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
@@ -116,14 +111,20 @@ def _built(step: str, candidate: Candidate) -> tuple[Any, Any, Callable[[], obje
     return model, optimizer, run, made[3] if len(made) == 4 else None
 
 
-def _record(step: str, candidate: Candidate) -> tuple[dict[str, int], StepFlops, float | None]:
-    """Bytes on one chip by kind, FLOPs of the step that was recorded and compiled, and what it says of them."""
+def _record(step: str, candidate: Candidate) -> tuple[dict[str, Any], list[programs.StepProgram]]:
+    """Record a step and compile it: its bytes on one chip by kind and its FLOPs, and the programs before it."""
     model, optimizer, run, flops = _built(step, candidate)
+    before = programs.all_programs()
     count = StepFlops()
     kept = _counted(run, count)
     torch_xla.sync()
     del kept
-    return _bytes_by_kind(model, optimizer), count, flops
+    found = {
+        "parts": _bytes_by_kind(model, optimizer),
+        "model_flops": flops or count.model,
+        "recorded_flops": count.forward + count.backward,
+    }
+    return found, before
 
 
 def _counted(run: Callable[[], object], count: StepFlops) -> object:
