@@ -39,6 +39,7 @@ RAW = {
     f"{CORE}api/script_utils.py": (2, "variables that the caller names"),
     f"{DEBUG}cli/doctor.py": (2, "looks for names that nothing reads"),
     f"{SPMD}sharding/mode.py": (1, "sets the variable of the mode for child processes"),
+    "packages/xla-plan/src/xla_plan/planning/plans.py": (1, "processes that measure inherit it"),
 }  # fmt: skip
 
 

@@ -40,6 +40,7 @@ LAYERS = {
         "testing",
     ),
     "xla_spmd": ("sharding", "lowering", "tensors", "training", "reports", "checkpoint"),
+    "xla_plan": ("compiled", "steps", "planning", "reports"),
     "xla_debug": ("settings", "stacks", "steps", "recompile", "live", "run_report", "cli"),
 }  # fmt: skip
 MOST_MODULES_IN_A_FOLDER = 16

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from xla_core.recording.entry import Entry, Operation
 from xla_core.recording.source_location import Detail, SourceLocation, detail
+from xla_core.support import caches
 
 MARK: Final = "@"
 _MARKED: Final = re.compile(MARK + r"(\d+)(?=/|$)")
 OPTIMIZER_SCOPE: Final = "optimizer"
 """Stands for the modules of what an optimizer's step records, outside of any."""
+_places: caches.Bounded[int, SourceLocation] = caches.Bounded(
+    "places of lowered operations", bound=65_536
+)
 _INDICES: Final = re.compile(r"\.\d+(?=[./]|$)")
 _NOT_IN_NAMES: Final = re.compile(r"\W+", re.ASCII)
 
@@ -23,8 +27,15 @@ def scope_name(entry: Operation) -> str:
     where: SourceLocation | None = entry.where
     name = entry.plan.name
     if detail() is Detail.LINES:
-        name = f"{name}{MARK}{entry.depth}"
+        name = f"{name}{MARK}{_number(where)}"
     return f"{where.scope}/{name}" if where is not None and where.scope else name
+
+
+def _number(where: SourceLocation | None) -> int:
+    """What stands for a place in a name; 0 for none."""
+    if where is not None:
+        _places.keep(id(where), where)
+    return 0 if where is None else id(where)
 
 
 def common_scope(entries: Iterable[Entry]) -> str:
@@ -40,28 +51,21 @@ def common_scope(entries: Iterable[Entry]) -> str:
     return _NOT_IN_NAMES.sub("_", common)
 
 
-def relocation(
-    entries: Sequence[Entry],
-) -> Callable[[str], tuple[str, str, int] | None] | None:
+def relocation() -> Callable[[str], tuple[str, str, int] | None] | None:
     """What turns the name of a lowered operation into name, file and line; None without detail.
 
     The function gives None for operations whose line is not known. An operation in the body of a
-    computation has the line of the computation, whose mark comes first.
+    computation has its own line, whose mark comes last.
     """
-    if detail() is Detail.NONE:
+    return None if detail() is Detail.NONE else _relocated
+
+
+def _relocated(name: str) -> tuple[str, str, int] | None:
+    marks = _MARKED.findall(name)
+    if not marks:
         return None
-
-    # a program may be made of some of a step's entries
-    places = {entry.depth: entry.where for entry in entries}
-
-    def place(name: str) -> tuple[str, str, int] | None:
-        first = _MARKED.search(name)
-        if first is None:
-            return None
-        where: SourceLocation | None = places[int(first[1])]
-        clean = _MARKED.sub("", name)
-        if where is None or not where.frames:
-            return clean, "", 0
-        return clean, where.frames[0].filename, where.frames[0].line
-
-    return place
+    where = _places.get(int(marks[-1]))
+    clean = _MARKED.sub("", name)
+    if where is None or not where.frames:
+        return clean, "", 0
+    return clean, where.frames[0].filename, where.frames[0].line

@@ -228,7 +228,7 @@ class StepLowering:
                 input_shardings=layout.input_annotations,
                 output_shardings=layout.output_annotations,
                 kept_prefix=KEPT_PREFIX if self.kept else None,
-                relocate=relocation(self.entries),
+                relocate=relocation(),
                 edit=build_composites if self.marked else None,
             )
         return Program(

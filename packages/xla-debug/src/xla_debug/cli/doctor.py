@@ -22,7 +22,15 @@ from xla_core.extension_api import plugins, runtime
 from xla_core.extension_api.programs import CacheRefusedError, PersistentCache
 from xla_core.support import flags
 
-OURS: Final = ("xla-core", "xla-pjrt-cpu", "xla-pjrt-tpu", "xla-dist", "xla-spmd", "xla-debug")
+OURS: Final = (
+    "xla-core",
+    "xla-pjrt-cpu",
+    "xla-pjrt-tpu",
+    "xla-dist",
+    "xla-spmd",
+    "xla-debug",
+    "xla-plan",
+)
 _OLDEST: Final = (3, 11)
 # A name so much like a variable's is a slip of the pen.
 _ALIKE: Final = 0.88

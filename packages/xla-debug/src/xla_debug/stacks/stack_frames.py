@@ -33,6 +33,7 @@ OURS: Final = (
     "xla_core",
     "xla_debug",
     "xla_dist",
+    "xla_plan",
     "xla_spmd",
     "torch_xla",
     "lazy_tensor_core",

@@ -1,0 +1,170 @@
+"""The command line ``xla-plan``."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from xla_plan.planning import depths, manifest
+from xla_plan.planning.plans import Plan, plan
+from xla_plan.planning.search import Guess, search
+from xla_plan.reports import html_page, tables
+from xla_plan.steps.candidate import Candidate, Mesh, is_script, parse_mesh, parse_option
+
+DESCRIPTION: Final = (
+    "Plans a PyTorch training step on TPUs that are not here: memory, traffic, time, sharding."
+)
+MSG_MESH_NEEDED: Final = (
+    "name a mesh for {step}, such as --mesh fsdp=16: its function is called with it (--mesh none: every "
+    "device alone)"
+)
+_WIDTH: Final = 160  # where the output is no terminal
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of all commands."""
+    made = argparse.ArgumentParser("xla-plan", description=DESCRIPTION)
+    commands = made.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="compile a step for candidates, and say what each needs")
+    add_step(run)
+    run.add_argument(
+        "--mesh",
+        action="append",
+        default=[],
+        help="axes and sizes: fsdp=16 or data=2,fsdp=8; repeat",
+    )
+    run.add_argument("--cache", type=Path, help="keep the programs here, for hosts with such chips")
+    run.add_argument(
+        "--depth",
+        help="compile few layers and extend: layers=4,8,32 (two numbers, and the wanted one)",
+    )
+    run.set_defaults(command=run_command)
+    find = commands.add_parser(
+        "search", help="find the mesh: rank all by arithmetic, compile the best"
+    )
+    add_step(find)
+    find.add_argument(
+        "--axes",
+        default="data,fsdp,tensor",
+        help="the axes that the step function knows (%(default)s)",
+    )
+    find.add_argument(
+        "--compile", type=int, default=3, help="how many meshes to compile (%(default)s)"
+    )
+    find.add_argument("--cache", type=Path, help="keep the programs here")
+    find.set_defaults(command=search_command)
+    return made
+
+
+def add_step(command: argparse.ArgumentParser) -> None:
+    """The arguments that say what is planned, and where the plans go."""
+    command.add_argument(
+        "step",
+        help="module:function or file.py:function, called with a mesh; or a script, its own arguments after --",
+    )
+    command.add_argument(
+        "--topology", action="append", required=True, help="v5e:4x4, v5p:2x2x4, v6e:16x16*2; repeat"
+    )
+    command.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="options",
+                         help="a keyword argument of the step function; NAME=A|B tries both")  # fmt: skip
+    command.add_argument("--timeout", type=float, help="seconds that one compilation may take")
+    command.add_argument("--json", type=Path, help="write everything here")
+    command.add_argument("--html", type=Path, help="write a page with plots here")
+
+
+def candidates(
+    topologies: Sequence[str], meshes: Sequence[Mesh], options: Sequence[str]
+) -> list[Candidate]:
+    """All combinations; ``NAME=A|B`` in ``options`` stands for two."""
+    varied = []
+    for text in options:
+        name, _, values = text.partition("=")
+        varied.append([parse_option(f"{name}={value}") for value in values.split("|")])
+    return [
+        Candidate(topology, mesh, dict(chosen))
+        for topology, mesh, chosen in itertools.product(
+            topologies, meshes or [()], itertools.product(*varied)
+        )
+    ]
+
+
+def run_command(chosen: argparse.Namespace) -> int:
+    """Measure the candidates; the status is 1 if none fits."""
+    script = is_script(chosen.step)
+    if not chosen.mesh and not script:
+        raise SystemExit(MSG_MESH_NEEDED.format(step=chosen.step))
+    meshes = [() if text == "none" else parse_mesh(text) for text in chosen.mesh]
+    wanted = candidates(chosen.topology, meshes, chosen.options)
+    depth = depths.parse_depth(chosen.depth) if chosen.depth else None
+    found = plan(
+        chosen.step, wanted, cache=chosen.cache, arguments=chosen.arguments, timeout=chosen.timeout,
+        depth=depth, tell=tell,
+    )  # fmt: skip
+    if chosen.cache is not None:
+        tell(f"manifest: {manifest.write(chosen.cache, chosen.step, found)}")
+    report(found, chosen)
+    return int(not any(p.fits for p in found))
+
+
+def search_command(chosen: argparse.Namespace) -> int:
+    """Search on every topology; the status is 1 if nothing fits."""
+    axes = [axis.strip() for axis in chosen.axes.split(",")]
+    compiled: list[Plan] = []
+    for one in candidates(chosen.topology, [], chosen.options):
+        found = search(
+            chosen.step, one.topology, axes, one.options, compiled=chosen.compile,
+            cache=chosen.cache, timeout=chosen.timeout, tell=tell,
+        )  # fmt: skip
+        for guess in found.guesses:
+            tell(f"  {guess.candidate.mesh_text}: {guess.out or _guessed(guess, found.guesses)}")
+        compiled += found.plans
+    if chosen.cache is not None:
+        tell(f"manifest: {manifest.write(chosen.cache, chosen.step, compiled)}")
+    report(compiled, chosen)
+    return int(not any(p.fits for p in compiled))
+
+
+def _guessed(guess: Guess, every: Sequence[Guess]) -> str:
+    best = min(g.seconds for g in every if not g.out)
+    return f"{guess.held / 2**30:.1f} GiB held, {guess.seconds / best:.2f} times the best guess"
+
+
+def report(found: Sequence[Plan], chosen: Any) -> None:
+    """Print the tables, and write what was asked for."""
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    tables.show(found, console)
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps([p.as_json() for p in found], indent=1) + "\n")
+    if chosen.html is not None:
+        chosen.html.write_text(html_page.render(found, f"xla-plan: {chosen.step}"), "utf-8")
+        console.print(f"page: {chosen.html.resolve()}")
+
+
+def tell(line: str) -> None:
+    """Progress, beside the tables."""
+    sys.stderr.write(f"xla-plan: {line}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    end = given.index("--") if "--" in given else len(given)
+    chosen = parser().parse_args(given[:end])
+    chosen.arguments = given[end + 1 :]
+    try:
+        status: int = chosen.command(chosen)
+    except ValueError as error:
+        sys.stderr.write(f"xla-plan: {error}\n")
+        return 2
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

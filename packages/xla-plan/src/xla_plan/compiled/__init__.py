@@ -1,0 +1,1 @@
+"""Compiled modules as text, and what is counted in them."""

@@ -1,0 +1,181 @@
+"""The operations between chips in a compiled module: kind, size, who takes part, and the user's line."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from xla_plan.compiled.hlo_module import Instruction, Module
+from xla_plan.compiled.hlo_work import walk
+
+KINDS: Final = (
+    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute",
+    "collective-broadcast", "ragged-all-to-all",
+)  # fmt: skip
+"""The names by which HLO calls operations between devices."""
+_FUSION: Final = "fusion"
+_IOTA: Final = re.compile(
+    r"\[(?P<groups>\d+),(?P<size>\d+)\]<=\[(?P<from>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?"
+)
+
+_NAMED: Final = re.compile(
+    r"replica_groups=mesh\[(?P<axes>[^\]]*)\](?:, device_ids=\S+)? \{(?P<names>[^}]*)\}"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One operation between chips.
+
+    ``bytes`` is its result on one chip, ``sent`` what one chip sends in it (by a ring), ``times`` how often
+    it runs in a step. ``group`` chips take part, ``crosses``: some of them are in another slice.
+    ``overlapped``: the compiler lets it run beside computation.
+    """
+
+    kind: str
+    bytes: int
+    group: int
+    times: int
+    line: str
+    overlapped: bool
+    crosses: bool = False
+
+    @property
+    def sent(self) -> float:
+        """Bytes that one chip sends in one run."""
+        n = self.group
+        if n <= 1:
+            return 0.0
+        if self.kind == "collective-permute":
+            return float(self.bytes)
+        share = (n - 1) / n
+        if self.kind == "reduce-scatter":
+            return self.bytes * n * share  # its result is one of n parts
+        return self.bytes * share * (2 if self.kind == "all-reduce" else 1)
+
+
+def collectives(module: Module, chips_per_slice: int = 0) -> list[Collective]:
+    """Every operation between chips of one run, each once, however many pieces the compiler cut it into.
+
+    ``chips_per_slice`` 0: there is one slice.
+    """
+    found: list[Collective] = []
+    seen: set[tuple[str, str]] = set()
+    for visit in walk(module):
+        for one, beside in _within(module, visit.instruction):
+            kind = one.opcode.removesuffix("-start")
+            channel = one.attribute("channel_id")
+            if channel is not None and (kind, channel) in seen:
+                continue
+            if channel is not None:
+                seen.add((kind, channel))
+            groups = list(_groups(one))
+            overlapped = beside or one.opcode.endswith("-start")
+            size, crosses = _members(groups, chips_per_slice)
+            line = module.source(one)
+            found.append(
+                Collective(kind, _result_bytes(one), size, visit.times, line, overlapped, crosses)
+            )
+    return found
+
+
+def _within(module: Module, one: Instruction) -> Iterator[tuple[Instruction, bool]]:
+    """The collectives that an instruction is or holds, with whether computation goes on beside them."""
+    if one.opcode.removesuffix("-start") in KINDS:
+        yield one, False
+    elif one.opcode in (_FUSION, "async-start"):
+        for name in one.called:
+            for inner in module.computations.get(name, {}).values():
+                yield from ((c, True) for c, _ in _within(module, inner))
+
+
+def _result_bytes(one: Instruction) -> int:
+    sizes = [array.bytes for array in one.arrays if array.elements > 1 or len(one.arrays) == 1]
+    # what is started returns its operands too, in front of its results
+    return sum(
+        sizes[len(sizes) // 2 :] if one.opcode.endswith("-start") and len(sizes) > 1 else sizes
+    )
+
+
+def _groups(one: Instruction) -> Iterator[list[int]]:
+    pairs = one.attribute("source_target_pairs")
+    if pairs is not None:
+        yield from (
+            [int(n) for n in pair.split(",")] for pair in re.findall(r"\{(\d+,\d+)\}", pairs)
+        )
+        return
+    named = _NAMED.search(one.rest)
+    if named is not None:
+        yield from _named_groups(named)
+        return
+    text = re.search(r"replica_groups=(\{\{.*?\}\}|\[[^\s]*?(?=,? [a-z]|, |$))", one.rest)
+    if text is None:
+        return
+    iota = _IOTA.match(text[1])
+    if iota is None:
+        yield from ([int(n) for n in g.split(",")] for g in re.findall(r"\{([\d,]+)\}", text[1]))
+        return
+    yield from _iota_groups(iota)
+
+
+def _iota_groups(found: re.Match[str]) -> Iterator[list[int]]:
+    """Groups written as a reshaped, transposed range: ``[groups,size]<=[from]T(order)``."""
+    sizes = [int(n) for n in found["from"].split(",")]
+    order = (
+        [int(n) for n in found["order"].split(",")] if found["order"] else list(range(len(sizes)))
+    )
+    strides = [1] * len(sizes)
+    for n in reversed(range(len(sizes) - 1)):
+        strides[n] = strides[n + 1] * sizes[n + 1]
+    numbers = [0]
+    for axis in order:
+        numbers = [n + k * strides[axis] for n in numbers for k in range(sizes[axis])]
+    size = int(found["size"])
+    yield from (numbers[n : n + size] for n in range(0, len(numbers), size))
+
+
+def _named_groups(found: re.Match[str]) -> Iterator[list[int]]:
+    """Groups written as axes of a mesh: ``mesh['x'=2,'y'=4] {'y'}``, the devices in their order."""
+    axes = [
+        (name.strip(" '"), int(size))
+        for name, _, size in (a.partition("=") for a in found["axes"].split(","))
+    ]
+    chosen = [name.strip(" '").partition(":")[0] for name in found["names"].split(",")]
+    strides, stride = {}, 1
+    for name, size in reversed(axes):
+        strides[name] = (size, stride)
+        stride *= size
+    starts, members = [0], [0]
+    for name, (size, step) in strides.items():
+        if name in chosen:
+            members = [n + k * step for n in members for k in range(size)]
+        else:
+            starts = [n + k * step for n in starts for k in range(size)]
+    yield from ([start + n for n in members] for start in starts)
+
+
+def _members(groups: list[list[int]], chips_per_slice: int) -> tuple[int, bool]:
+    """How many chips talk to each other, and whether some are in another slice."""
+    size = max(map(len, groups), default=1)
+    if not chips_per_slice:
+        return size, False
+    return size, any(len({n // chips_per_slice for n in group}) > 1 for group in groups)
+
+
+def by_kind(found: Iterable[Collective]) -> list[dict[str, Any]]:
+    """Kinds with their number of runs, bytes of results and bytes sent, and the lines they come from."""
+    rows: dict[str, dict[str, Any]] = {}
+    for one in found:
+        row = rows.setdefault(
+            one.kind, {"kind": one.kind, "count": 0, "bytes": 0, "sent": 0.0, "lines": {}}
+        )
+        row["count"] += one.times
+        row["bytes"] += one.times * one.bytes
+        row["sent"] += one.times * one.sent
+        if one.line:
+            row["lines"][one.line] = row["lines"].get(one.line, 0.0) + one.times * one.sent
+    for row in rows.values():
+        row["lines"] = dict(sorted(row["lines"].items(), key=lambda item: -item[1]))
+    return sorted(rows.values(), key=lambda row: -row["sent"])

@@ -1,0 +1,184 @@
+"""Compiled modules as text, read into instructions: what a plan counts is counted on these."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+MSG_NO_ENTRY: Final = "the text has no ENTRY computation: it is no compiled HLO module"
+
+_COMPUTATION: Final = re.compile(r"^(?P<entry>ENTRY )?%(?P<name>[^\s(]+) \(.*\{$")
+_HEAD: Final = re.compile(r"^ +(?P<root>ROOT )?%(?P<name>[^\s=]+) = ")
+_OPCODE: Final = re.compile(r" (?P<opcode>[a-z][\w-]*)\(")
+_OPERAND: Final = re.compile(r"%([^\s,)]+)")
+_ARRAY: Final = re.compile(r"(?P<type>[a-z]+\d*\w*)\[(?P<sizes>[\d,]*)\](?:\{(?P<layout>[^}]*)\})?")
+_TILES: Final = re.compile(r"T\(([\d,]+)\)")
+_SPACE: Final = re.compile(r"S\(\d+\)")
+_BITS: Final = re.compile(r"\d+")
+_FRAME: Final = re.compile(r"(?P<id>\d+) \{file_location_id=(?P<location>\d+)")
+_LOCATION: Final = re.compile(r"(?P<id>\d+) \{file_name_id=(?P<file>\d+) .*?line=(?P<line>\d+)")
+_FILE: Final = re.compile(r'(?P<id>\d+) "(?P<name>.*)"')
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Array:
+    """One array in the type of an instruction; ``on_chip``: it lies in another memory than HBM."""
+
+    kind: str
+    sizes: tuple[int, ...]
+    on_chip: bool = False
+
+    @property
+    def elements(self) -> int:
+        """How many there are."""
+        return math.prod(self.sizes)
+
+    @property
+    def bytes(self) -> int:
+        """Without the padding of its layout."""
+        bits = _BITS.search(self.kind)
+        return math.ceil(self.elements * (int(bits[0]) if bits else 8) / 8)  # no digits: pred
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation: what follows the operands is ``rest``, parsed when it is asked for."""
+
+    name: str
+    type: str
+    opcode: str
+    operands: tuple[str, ...]
+    arguments: str
+    rest: str
+    root: bool
+
+    @functools.cached_property
+    def arrays(self) -> tuple[Array, ...]:
+        """The arrays of the result."""
+        return tuple(arrays_in(self.type))
+
+    def attribute(self, name: str) -> str | None:
+        """The text after ``name=``, up to the next comma outside of braces; None if there is none."""
+        found = re.search(
+            rf"[ ,]{name}=(\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|\"[^\"]*\"|[^,\s]+)", self.rest
+        )
+        return found[1] if found else None
+
+    def number(self, name: str) -> int | None:
+        """A number in the compiler's own notes: ``"name":"12"``."""
+        found = re.search(rf'"{name}":"(\d+)"', self.rest)
+        return int(found[1]) if found else None
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """Computations that a fusion, call, condition or asynchronous operation runs once."""
+        found = re.findall(r"(?:calls|to_apply|called_computations)=\{?%([^\s,}]+)", self.rest)
+        return tuple(found)
+
+
+Computation = Mapping[str, Instruction]
+
+
+def arrays_in(text: str) -> Iterator[Array]:
+    """The arrays that a type names, in order."""
+    for found in _ARRAY.finditer(text):
+        sizes = tuple(int(n) for n in found["sizes"].split(",") if n)
+        yield Array(found["type"], sizes, _SPACE.search(found["layout"] or "") is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A module: its computations by name, and where in the user's program its instructions are from."""
+
+    name: str
+    entry: str
+    computations: Mapping[str, Computation]
+    lines: Mapping[int, str]
+
+    def source(self, instruction: Instruction) -> str:
+        """``file.py:12``, or an empty text where nobody knows."""
+        found = re.search(r"stack_frame_id=(\d+)", instruction.rest)
+        if found:
+            return self.lines.get(int(found[1]), "")
+        found = re.search(r'source_file="([^"]+)" source_line=(\d+)', instruction.rest)
+        return f"{found[1].rpartition('/')[2]}:{found[2]}" if found else ""
+
+
+def parse(text: str) -> Module:
+    """Read a module's text. Raises ValueError for what is none."""
+    computations: dict[str, dict[str, Instruction]] = {}
+    entry, current, section = "", None, ""
+    tables: dict[str, list[str]] = {"FileNames": [], "FileLocations": [], "StackFrames": []}
+    for line in text.splitlines():
+        if current is None:
+            started = _COMPUTATION.match(line)
+            if started:
+                current = computations[started["name"]] = {}
+                entry = started["name"] if started["entry"] else entry
+            elif line in tables:
+                section = line
+            elif not line.strip():
+                section = ""
+            elif section:
+                tables[section].append(line)
+        elif line.startswith("}"):
+            current = None
+        else:
+            found = _instruction(line)
+            if found is not None:
+                current[found.name] = found
+    if not entry:
+        raise ValueError(MSG_NO_ENTRY)
+    name = re.match(r"HloModule ([^\s,]+)", text)
+    return Module(name[1] if name else "", entry, computations, _lines(tables))
+
+
+def _instruction(line: str) -> Instruction | None:
+    head = _HEAD.match(line)
+    if head is None:
+        return None
+    opcode = _OPCODE.search(line, head.end() - 1)
+    if opcode is None:
+        return None
+    end = _closing(line, opcode.end())
+    arguments = line[opcode.end() : end]
+    return Instruction(
+        name=head["name"],
+        type=line[head.end() : opcode.start()],
+        opcode=opcode["opcode"],
+        operands=tuple(_OPERAND.findall(arguments)),
+        arguments=arguments,
+        rest=line[end + 1 :],
+        root=head["root"] is not None,
+    )
+
+
+def _closing(line: str, start: int) -> int:
+    """Where the parenthesis closes that was opened in front of ``start``."""
+    depth = 1
+    for found in re.compile(r"[()]").finditer(line, start):
+        depth += 1 if found[0] == "(" else -1
+        if not depth:
+            return found.start()
+    return len(line)
+
+
+def _lines(tables: Mapping[str, list[str]]) -> dict[int, str]:
+    files = {int(m["id"]): m["name"].rpartition("/")[2] for m in _rows(_FILE, tables["FileNames"])}
+    locations = {
+        int(m["id"]): f"{files.get(int(m['file']), '?')}:{m['line']}"
+        for m in _rows(_LOCATION, tables["FileLocations"])
+    }
+    return {
+        int(m["id"]): locations[int(m["location"])]
+        for m in _rows(_FRAME, tables["StackFrames"])
+        if int(m["location"]) in locations
+    }
+
+
+def _rows(pattern: re.Pattern[str], lines: list[str]) -> Iterator[re.Match[str]]:
+    return filter(None, map(pattern.match, lines))

@@ -1,0 +1,196 @@
+"""Plans: candidates measured one after the other, each in a process of its own, and what came out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from xla_plan.planning import depths
+from xla_plan.planning.chips import chip_of
+from xla_plan.planning.estimate import Estimate, advice, estimate
+from xla_plan.steps.candidate import Candidate
+
+# Of the process that measures: what it compiles for, that programs carry the user's lines, and that a
+# script's reads of values give zeros.
+_ENVIRONMENT: Final = {"PJRT_DEVICE": "TPU", "XLA_HLO_DEBUG": "1", "XLA_AOT_READS": "zeros"}
+# What libtpu 0.0.42 says of a program that is too large: its temporaries alone, or all that it needs.
+_TOO_LARGE: Final = re.compile(
+    r"(?:temporaries \(|Used )(?P<used>[\d.]+)(?P<of>[KMGT])\)?(?: exceeds available HBM \(| of )"
+    r"(?P<limit>[\d.]+)(?P<unit>[KMGT])"
+)
+_UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+MSG_DIED: Final = "the process that compiled it ended with status {status} and no result: {tail}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One candidate with its figures; ``error`` instead, where the compiler or the step refused it.
+
+    ``memory`` is bytes on one chip by kind, with their ``total``, and ``limit`` what the chip has.
+    ``scaled``: figures are of fewer layers, extended to the wanted number.
+    """
+
+    candidate: Candidate
+    figures: Mapping[str, Any]
+    memory: Mapping[str, int]
+    limit: int
+    estimate: Estimate | None
+    advice: Sequence[str]
+    error: str = ""
+    scaled: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether one chip's memory suffices."""
+        return not self.error and self.memory["total"] <= self.limit
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        made = dataclasses.asdict(self)
+        made["fits"] = self.fits
+        return made
+
+
+def plan(
+    step: str,
+    candidates: Iterable[Candidate],
+    *,
+    cache: Path | None = None,
+    arguments: Sequence[str] = (),
+    timeout: float | None = None,
+    depth: depths.Depth | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[Plan]:
+    """Measure every candidate of ``step`` (``module:function``, ``file.py:function``, or a script).
+
+    ``cache`` keeps the compiled programs for hosts with such chips. With ``depth`` fewer layers are compiled
+    and extended. ``timeout`` seconds are one compilation's. ``tell`` hears what is going on.
+    """
+    return [
+        _scaled(step, c, depth, cache, timeout, tell)
+        if depth
+        else plan_of(c, run_worker(step, c, cache, arguments, timeout, tell))
+        for c in candidates
+    ]
+
+
+def _scaled(
+    step: str,
+    candidate: Candidate,
+    depth: depths.Depth,
+    cache: Path | None,
+    timeout: float | None,
+    tell: Callable[[str], None],
+) -> Plan:
+    found = []
+    for layers in depth.compiled:
+        one = candidate.with_options(**{depth.option: layers})
+        figures = run_worker(step, one, cache, (), timeout, tell)
+        if "error" in figures:
+            return plan_of(one, figures)
+        found.append(figures)
+    whole = candidate.with_options(**{depth.option: depth.whole})
+    return dataclasses.replace(plan_of(whole, depth.extend(found)), scaled=depth.text)
+
+
+def run_worker(
+    step: str,
+    candidate: Candidate,
+    cache: Path | None,
+    arguments: Sequence[str],
+    timeout: float | None,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """The figures of one candidate, from a process of its own; ``error`` in them where there are none."""
+    began = time.monotonic()
+    request = {
+        "step": step, "topology": candidate.topology, "mesh": candidate.mesh,
+        "options": dict(candidate.options), "arguments": list(arguments),
+    }  # fmt: skip
+    tell(f"compiling {candidate.title}")
+    found = ask_worker(request, cache, timeout)
+    tell(
+        f"{candidate.title}: {found.get('error', 'compiled')[:300]} ({time.monotonic() - began:.0f} s)"
+    )
+    return found
+
+
+def ask_worker(
+    request: Mapping[str, Any], cache: Path | None, timeout: float | None
+) -> dict[str, Any]:
+    """What a process of its own answers to a request (see ``worker``)."""
+    environment = {**os.environ, **_ENVIRONMENT, "XLA_AOT_TOPOLOGY": request["topology"]}
+    if cache is not None:
+        environment["XLA_PERSISTENT_CACHE_PATH"] = str(cache.resolve())
+    with tempfile.TemporaryDirectory() as folder:
+        asked, told, log = (Path(folder) / name for name in ("request", "result", "log"))
+        asked.write_text(json.dumps(request))
+        command = [sys.executable, "-m", "xla_plan.steps.worker", str(asked), str(told)]
+        status: int | str
+        with log.open("w") as output:
+            try:
+                done = subprocess.run(
+                    command, env=environment, stdout=output, stderr=output, timeout=timeout
+                )
+                status = done.returncode
+            except subprocess.TimeoutExpired:
+                status = f"(stopped after {timeout:.0f} s)"
+        if told.is_file():
+            found: dict[str, Any] = json.loads(told.read_text())
+        else:
+            tail = " ".join(log.read_text(errors="replace").split()[-60:])
+            found = {"error": MSG_DIED.format(status=status, tail=tail)}
+    return found
+
+
+def plan_of(candidate: Candidate, figures: Mapping[str, Any]) -> Plan:
+    """A plan from measured figures."""
+    chip = chip_of(candidate.topology)
+    if "error" in figures:
+        return _refused(candidate, figures)
+    memory = memory_by_kind(figures)
+    found = estimate(figures, chip)
+    limit = figures["limit"] or chip.hbm_bytes
+    return Plan(candidate, figures, memory, limit, found, advice(memory, limit, found))
+
+
+def _refused(candidate: Candidate, figures: Mapping[str, Any]) -> Plan:
+    """What can be said of a program that the compiler would not make, as too large."""
+    memory, limit, said = {"total": 0}, chip_of(candidate.topology).hbm_bytes, []
+    large = _TOO_LARGE.search(figures["error"])
+    if large:
+        memory = {"total": int(float(large["used"]) * _UNITS[large["of"]])}
+        limit = int(float(large["limit"]) * _UNITS[large["unit"]])
+        memory["temporaries"] = memory["total"]
+        said = advice(memory, limit, None)
+    return Plan(candidate, figures, memory, limit, None, said, error=figures["error"])
+
+
+def memory_by_kind(figures: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes on one chip: parameters, state, what else comes in, results, temporaries, code, and their total.
+
+    ``gradients`` are within the temporaries, all of them if they are alive together: that is their bound, and
+    the rest is ``activations``. ``padding`` is what layouts add to parameters and state.
+    """
+    compiled, parts = figures["memory"], figures.get("parts") or {}
+    parameters, state = parts.get("parameters", 0), parts.get("optimizer state", 0)
+    gradients = min(parts.get("gradients", 0), compiled["temporaries"])
+    made = {
+        "parameters": parameters,
+        "optimizer state": state,
+        "inputs and padding": max(0, compiled["arguments"] - parameters - state),
+        "results": compiled["outputs"] - compiled["aliased"],
+        "gradients": gradients,
+        "activations": compiled["temporaries"] - gradients,
+        "code": compiled["code"],
+    }
+    return {**made, "temporaries": compiled["temporaries"], "total": sum(made.values())}

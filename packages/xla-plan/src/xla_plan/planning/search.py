@@ -1,0 +1,153 @@
+"""Which mesh: all ways to lay a slice's chips along axes, ranked by arithmetic, the best ones compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from xla_plan.planning import plans
+from xla_plan.planning.chips import Chip, chip_of
+from xla_plan.planning.plans import Plan
+from xla_plan.steps.candidate import Candidate, Mesh
+
+MSG_NO_MESH: Final = "no mesh of {axes} over {topology}: {reason}"
+_GATHERS: Final = 2
+"""A split parameter is gathered for the forward and for the backward pass."""
+_HALF: Final = 2
+"""Bytes of an element of what is gathered and of activations: steps compute in bfloat16."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Guess:
+    """One mesh by arithmetic: ``held`` bytes a chip has for sure, and ``seconds`` of a step; or why it is out."""
+
+    candidate: Candidate
+    held: int
+    seconds: float
+    out: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a search found: compiled plans, the best first, and every mesh's guess."""
+
+    plans: Sequence[Plan]
+    guesses: Sequence[Guess]
+
+
+def search(
+    step: str,
+    topology: str,
+    axes: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    compiled: int = 3,
+    cache: Path | None = None,
+    timeout: float | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Found:
+    """The ``compiled`` most promising meshes of ``axes`` over all chips of ``topology``, compiled.
+
+    ``step`` is a step function that takes a mesh with any of the axes. Raises ValueError where no mesh is left.
+    """
+    chip = chip_of(topology)
+    devices = devices_of(topology) * chip.devices
+    meshes = list(layouts(devices, axes))
+    tell(f"{len(meshes)} meshes of {devices} devices along {', '.join(axes)}")
+    request = {"step": step, "topology": topology, "options": dict(options), "meshes": meshes}
+    known = plans.ask_worker(request, None, timeout)
+    if "error" in known:
+        raise ValueError(
+            MSG_NO_MESH.format(axes=", ".join(axes), topology=topology, reason=known["error"])
+        )
+    limit = known["limit"] or chip.hbm_bytes
+    guesses = [
+        _guess(Candidate(topology, mesh, options), row, chip, limit)
+        for mesh, row in zip(meshes, known["rows"], strict=True)
+    ]
+    guesses.sort(key=lambda g: (bool(g.out), g.seconds))
+    chosen = [g.candidate for g in guesses if not g.out][:compiled]
+    if not chosen:
+        raise ValueError(
+            MSG_NO_MESH.format(axes=", ".join(axes), topology=topology, reason=guesses[0].out)
+        )
+    found = plans.plan(step, chosen, cache=cache, timeout=timeout, tell=tell)
+    return Found(sorted(found, key=_rank), guesses)
+
+
+def _rank(plan: Plan) -> tuple[bool, float]:
+    """What fits first, then what does most of the model's work in a second."""
+    if plan.estimate is None:
+        return True, math.inf
+    work = plan.figures.get("model_flops") or 1.0
+    return not plan.fits, plan.estimate.seconds / work
+
+
+def devices_of(topology: str) -> int:
+    """The number of chips that a topology names, ``v5e:4x4*2`` or ``v5litepod-16``."""
+    name, _, slices = topology.partition("*")
+    count = int(slices or 1)
+    if ":" in name:
+        return count * math.prod(int(n) for n in name.partition(":")[2].split("x"))
+    generation, _, number = name.rpartition("-")
+    # v4-8 and v5p-8 count cores, of which a chip has two
+    return count * int(number) // (2 if generation in ("v2", "v3", "v4", "v5p") else 1)
+
+
+def layouts(devices: int, axes: Sequence[str]) -> Iterator[Mesh]:
+    """Every way to write ``devices`` as a product of the axes' sizes; axes of size 1 are left out."""
+    if not axes:
+        if devices == 1:
+            yield ()
+        return
+    for size in (n for n in range(1, devices + 1) if devices % n == 0):
+        for rest in layouts(devices // size, axes[1:]):
+            yield (((axes[0], size),) if size > 1 else ()) + rest
+
+
+def _guess(candidate: Candidate, row: Mapping[str, Any], chip: Chip, limit: int) -> Guess:
+    if "error" in row:
+        return Guess(candidate, 0, math.inf, row["error"])
+    parts = row["parts"]
+    held = parts["parameters"] + parts["optimizer state"] + parts["gradients"]
+    devices = math.prod(size for _, size in candidate.mesh)
+    peak = chip.flops / chip.devices
+    flops = row["model_flops"] or 0.0
+    sent = _sent(row, candidate, flops)
+    seconds = flops / devices / peak + sent / (chip.ici / chip.devices)
+    out = ""
+    if held > limit:
+        out = f"parameters, their state and gradients alone are {held / limit:.0%} of HBM"
+    # by the work that is done: meshes may differ in the batch that a step has
+    return Guess(candidate, held, seconds / flops if flops else seconds, out)
+
+
+def _sent(row: Mapping[str, Any], candidate: Candidate, flops: float) -> float:
+    """Bytes that a chip sends in a step, by the shapes of parameters and of their parts.
+
+    A parameter's part is gathered over the axes that batches are split over too (``data`` has copies, whose
+    gradients are added up; ``fsdp`` parts). Over ``tensor`` activations are added up: for each weight that is
+    split, once in one of the two passes, as large as its unsplit side.
+    """
+    sizes = dict(candidate.mesh)
+    tensor, copies = sizes.get("tensor", 1), sizes.get("data", 1)
+    devices = math.prod(sizes.values())
+    parameters = sum(math.prod(whole) for whole, _ in row["parameters"]) or 1
+    tokens = flops / (6 * parameters) / (devices // tensor)
+    sent = 0.0
+    for whole, part in row["parameters"]:
+        gathered = math.prod(whole) / tensor if _split(whole, part) else math.prod(whole)
+        pieces = max(1.0, gathered / math.prod(part))
+        sent += (_GATHERS * _HALF + 4) * gathered * (1 - 1 / pieces)
+        sent += 2 * 4 * math.prod(part) * (1 - 1 / copies)
+        if tensor > 1 and len(whole) >= 2 and _split(whole, part):
+            layers = math.prod(whole[:-2])
+            sent += layers * 2 * _HALF * tokens * min(whole[-2:]) * (1 - 1 / tensor)
+    return sent
+
+
+def _split(whole: Sequence[int], part: Sequence[int]) -> bool:
+    return list(whole) != list(part)

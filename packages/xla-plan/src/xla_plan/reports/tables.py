@@ -1,0 +1,135 @@
+"""Plans as tables on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from xla_core.support.counters import render_bytes
+from xla_plan.planning.plans import Plan
+
+_KINDS: Final = (
+    "parameters", "optimizer state", "inputs and padding", "results", "gradients", "activations", "code",
+)  # fmt: skip
+_MOST_LINES: Final = 3
+
+
+def show(plans: Sequence[Plan], console: Console) -> None:
+    """A summary of all candidates, then memory, time and collectives of each that was compiled."""
+    console.print(_summary(plans))
+    for plan in plans:
+        console.print()
+        console.print(Text(plan.candidate.title, style="bold"))
+        if plan.scaled:
+            console.print(f"  {plan.scaled}")
+        if plan.error:
+            console.print(Text(f"  refused: {plan.error[:600]}"))
+        else:
+            console.print(_memory(plan))
+            console.print(_time(plan))
+            if plan.figures["collectives"]:
+                console.print(_collectives(plan))
+            console.print(f"  compiled in {plan.figures['seconds']['compile']:.0f} s, "
+                          f"{render_bytes(plan.figures['host_peak_bytes'])} of host memory")  # fmt: skip
+        for line in plan.advice:
+            console.print(Text(f"  change: {line}"))
+
+
+def _table(title: str, columns: Iterable[str], left: Iterable[str] = ()) -> Table:
+    table = Table(title=title, title_justify="left", show_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in left else "right", overflow="fold")
+    return table
+
+
+def seconds(value: float | None) -> str:
+    """A duration with three digits."""
+    if value is None:
+        return "?"
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def percent(value: float | None) -> str:
+    """A share, ``?`` where nobody knows."""
+    return "?" if value is None else f"{value:.1%}"
+
+
+def _summary(plans: Sequence[Plan]) -> Table:
+    columns = (
+        "topology",
+        "mesh",
+        "options",
+        "HBM per chip",
+        "of",
+        "fits",
+        "step",
+        "from",
+        "to",
+        "MFU",
+        "limit",
+    )
+    table = _table("plans", columns, ("topology", "mesh", "options", "fits", "limit"))
+    for plan in plans:
+        one, found = plan.candidate, plan.estimate
+        options = " ".join(f"{k}={v}" for k, v in one.options.items())
+        total = render_bytes(plan.memory["total"]) if plan.memory["total"] else "?"
+        fits = "yes" if plan.fits else "NO"
+        rest = ("?",) * 5 if found is None else (
+            seconds(found.seconds), seconds(found.low), seconds(found.high), percent(found.mfu), found.bound
+        )  # fmt: skip
+        table.add_row(
+            one.topology, one.mesh_text, options, total, render_bytes(plan.limit), fits, *rest
+        )
+    return table
+
+
+def _memory(plan: Plan) -> Table:
+    table = _table("HBM of one chip", (*_KINDS, "total", "of"))
+    row = [render_bytes(plan.memory[kind]) for kind in _KINDS]
+    table.add_row(*row, render_bytes(plan.memory["total"]), render_bytes(plan.limit))
+    return table
+
+
+def _time(plan: Plan) -> Table:
+    found, work = plan.estimate, plan.figures["work"]
+    assert found is not None
+    table = _table("one step on one chip", ("what", "amount", "alone it would take"), ("what",))
+    flops = work["flops"] + work["kernel_flops"]
+    sent = plan.figures["sent"]
+    rows: list[tuple[str, str, float]] = [
+        ("products", f"{flops / 1e12:.3g} TFLOP", found.compute),
+        ("HBM traffic", render_bytes(int(work["hbm_bytes"])), found.hbm),
+        ("sent over ICI", render_bytes(int(sent["ici"])), found.ici),
+        ("sent over DCN", render_bytes(int(sent["dcn"])), found.dcn),
+        ("compiler's cycles", f"{work['cycles']:.3g}", found.cycles),
+        ("kernels", f"{work['kernel_flops'] / 1e12:.3g} TFLOP", found.kernels),
+    ]
+    for name, amount, alone in rows:
+        table.add_row(name, amount, seconds(alone))
+    whole = f"{seconds(found.low)} to {seconds(found.high)}"
+    table.add_row("step, estimated", whole, seconds(found.seconds))
+    shares = f"{percent(found.mfu_low)} to {percent(found.mfu_high)}"
+    table.add_row("MFU, estimated", shares, percent(found.mfu))
+    return table
+
+
+def _collectives(plan: Plan) -> Table:
+    table = _table(
+        "between chips", ("kind", "times", "results", "sent", "lines"), ("kind", "lines")
+    )
+    for row in plan.figures["collectives"]:
+        sizes = (render_bytes(int(row["bytes"])), render_bytes(int(row["sent"])))
+        table.add_row(row["kind"], str(row["count"]), *sizes, Text(_lines(row)))
+    return table
+
+
+def _lines(row: dict[str, Any]) -> str:
+    named = list(row["lines"].items())
+    shown = [f"{line} ({render_bytes(int(size))})" for line, size in named[:_MOST_LINES]]
+    return ", ".join(shown) + (
+        f", {len(named) - _MOST_LINES} more" if len(named) > _MOST_LINES else ""
+    )

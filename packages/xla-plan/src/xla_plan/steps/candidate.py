@@ -1,0 +1,109 @@
+"""What is planned: a step function or a script, and the candidates (topology, mesh, options) to try it on."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+MSG_MESH: Final = (
+    "{text!r} is no mesh: write axes and their sizes, such as fsdp=16 or data=2,fsdp=4,tensor=2"
+)
+MSG_SIZE: Final = "the mesh {mesh} has {size} places, {topology} has {count} devices"
+MSG_STEP: Final = (
+    "{text!r} names no step: write package.module:function or path/to/file.py:function, or the path of a "
+    "script"
+)
+MSG_NO_FUNCTION: Final = "{home} has no function {name!r}; it has {known}"
+
+Mesh = tuple[tuple[str, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One topology, a mesh over all its devices (empty for a script, which makes its own), and options.
+
+    ``options`` are keyword arguments of the step function.
+    """
+
+    topology: str
+    mesh: Mesh = ()
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def mesh_text(self) -> str:
+        """``fsdp=16,tensor=2``."""
+        return ",".join(f"{name}={size}" for name, size in self.mesh)
+
+    @property
+    def title(self) -> str:
+        """Everything in one line."""
+        options = " ".join(f"{k}={v}" for k, v in self.options.items())
+        return " ".join(filter(None, (self.topology, self.mesh_text, options)))
+
+    def with_options(self, **options: Any) -> Candidate:
+        """The same with some options replaced."""
+        return dataclasses.replace(self, options={**self.options, **options})
+
+    def check(self, count: int) -> None:
+        """Raise ValueError if the mesh does not have ``count`` places."""
+        size = math.prod(n for _, n in self.mesh)
+        if self.mesh and size != count:
+            raise ValueError(
+                MSG_SIZE.format(mesh=self.mesh_text, size=size, topology=self.topology, count=count)
+            )
+
+
+def parse_mesh(text: str) -> Mesh:
+    """``fsdp=8,tensor=2`` as pairs. Raises ValueError that shows the form."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    if any(
+        not name.strip().isidentifier() or not size.strip().isdecimal() for name, _, size in pairs
+    ):
+        raise ValueError(MSG_MESH.format(text=text))
+    return tuple((name.strip(), int(size)) for name, _, size in pairs)
+
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """``batch=2`` as a name and a value: Python's literal where it is one, a text otherwise."""
+    name, _, value = text.partition("=")
+    try:
+        return name, ast.literal_eval(value)
+    except (SyntaxError, ValueError):
+        return name, value
+
+
+def is_script(step: str) -> bool:
+    """Whether ``step`` names a file to run and no function in it."""
+    return step.endswith(".py")
+
+
+def find_step(step: str) -> Callable[..., Any]:
+    """The function that ``module:function`` or ``file.py:function`` names. Raises ValueError if there is none."""
+    home, _, name = step.rpartition(":")
+    if not home:
+        raise ValueError(MSG_STEP.format(text=step))
+    module = _module_of_file(Path(home)) if home.endswith(".py") else _module(home)
+    found = getattr(module, name, None)
+    if not callable(found):
+        known = ", ".join(n for n, v in vars(module).items() if callable(v) and n[0] != "_")
+        raise ValueError(MSG_NO_FUNCTION.format(home=home, name=name, known=known))
+    return found  # type: ignore[no-any-return]
+
+
+def _module(name: str) -> Any:
+    sys.path.insert(0, str(Path.cwd()))
+    return importlib.import_module(name)
+
+
+def _module_of_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ValueError(MSG_STEP.format(text=str(path)))
+    sys.path.insert(0, str(path.resolve().parent))
+    return importlib.import_module(path.stem)

@@ -1,0 +1,203 @@
+"""One candidate, measured: its step is built, recorded and compiled in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import math
+import resource
+import runpy
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+import torch_xla
+import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
+from xla_core.extension_api import programs, runtime
+from xla_core.extension_api.tensors import XLATensor, storage_of
+from xla_plan.compiled import hlo_module, hlo_work
+from xla_plan.compiled.collectives import by_kind, collectives
+from xla_plan.steps import optimizer_state
+from xla_plan.steps.candidate import Candidate, Mesh, find_step, is_script
+from xla_plan.steps.step_flops import StepFlops
+
+MSG_NO_PROGRAM: Final = (
+    "{step} recorded nothing: a step function returns (model, optimizer, step), and calling step() records one "
+    "training step; a script runs steps and calls torch_xla.sync()"
+)
+MSG_NOT_A_STEP: Final = (
+    "{step} returned {kind}; a step function takes a mesh and returns (model, optimizer, step), where the "
+    "optimizer may be None and a fourth element says the step's model FLOPs"
+)
+
+
+def measure(step: str, candidate: Candidate, arguments: Iterable[str] = ()) -> dict[str, Any]:
+    """Build, record and compile; everything that the compiler and its program say, as plain numbers.
+
+    The environment names the topology (``worker`` sees to it). ``arguments`` are a script's. Raises what
+    the step function raises, RuntimeError with the compiler's message for a program that it refuses.
+    """
+    began = time.perf_counter()
+    recorded: dict[str, Any] = {"parts": {}, "model_flops": None, "recorded_flops": None}
+    if is_script(step):
+        _run_script(step, list(arguments))
+        made = programs.all_programs()
+    else:
+        recorded, before = _record(step, candidate)
+        made = [p for p in programs.all_programs() if p not in before]
+    if not made:
+        raise RuntimeError(MSG_NO_PROGRAM.format(step=step))
+    # a script's training step is the program that runs most often, or the largest of those
+    program = max(made, key=lambda p: (p.runs, p.operations))
+    return {
+        **of_program(program, candidate),
+        **recorded,
+        "seconds": {"all": time.perf_counter() - began, "compile": program.compile_seconds},
+        "from_cache": program.from_cache,
+        "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def shapes(
+    step: str, meshes: Iterable[Mesh], topology: str, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What is known of each mesh before anything is recorded: how the parameters are split, and their bytes.
+
+    ``parameters`` of each row are pairs: the shape of the whole, and that of one chip's part. A mesh that the
+    step function refuses has an ``error``.
+    """
+    xr.use_spmd()
+    rows = []
+    for axes in meshes:
+        try:
+            rows.append(_shapes_of(step, Candidate(topology, axes, options)))
+        except Exception as error:
+            rows.append({"error": f"{type(error).__name__}: {error}"})
+        gc.collect()
+    return {"limit": runtime.client().memory_info(0).bytes_limit, "rows": rows}
+
+
+def _shapes_of(step: str, candidate: Candidate) -> dict[str, Any]:
+    model, optimizer, _, flops = _built(step, candidate)
+    pairs = [(list(p.shape), list(_part(p))) for p in model.parameters()]
+    return {"parts": _bytes_by_kind(model, optimizer), "parameters": pairs, "model_flops": flops}
+
+
+def _built(step: str, candidate: Candidate) -> tuple[Any, Any, Callable[[], object], float | None]:
+    """What the step function made, its optimizer with the state of a later step."""
+    make = find_step(step)
+    mesh = None
+    if candidate.mesh:
+        xr.use_spmd()
+        devices = xr.global_runtime_device_count()
+        candidate.check(devices)
+        names, sizes = zip(*candidate.mesh, strict=True)
+        mesh = xs.Mesh(np.arange(devices), sizes, names)
+        xs.set_global_mesh(mesh)
+    made = make(mesh, **candidate.options)
+    if not isinstance(made, tuple) or len(made) not in (3, 4) or not callable(made[2]):
+        raise TypeError(MSG_NOT_A_STEP.format(step=step, kind=type(made).__name__))
+    model, optimizer, run = made[:3]
+    if optimizer is not None:
+        optimizer_state.fill(optimizer, mesh)
+    torch_xla.sync()
+    return model, optimizer, run, made[3] if len(made) == 4 else None
+
+
+def _record(step: str, candidate: Candidate) -> tuple[dict[str, Any], list[programs.StepProgram]]:
+    """Record a step and compile it: its bytes on one chip by kind and its FLOPs, and the programs before it."""
+    model, optimizer, run, flops = _built(step, candidate)
+    before = programs.all_programs()
+    count = StepFlops()
+    kept = _counted(run, count)
+    torch_xla.sync()
+    del kept
+    found = {
+        "parts": _bytes_by_kind(model, optimizer),
+        "model_flops": flops or count.model,
+        "recorded_flops": count.forward + count.backward,
+    }
+    return found, before
+
+
+def _counted(run: Callable[[], object], count: StepFlops) -> object:
+    with count:
+        return run()
+
+
+def _bytes_by_kind(model: Any, optimizer: Any) -> dict[str, int]:
+    states = optimizer.state.values() if optimizer is not None else ()
+    values = [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return {
+        "parameters": _bytes_on_a_chip(model.parameters()),
+        "buffers": _bytes_on_a_chip(model.buffers()),
+        "optimizer state": _bytes_on_a_chip(values),
+        # a gradient lies as its parameter does
+        "gradients": _bytes_on_a_chip(trained) if optimizer is not None else 0,
+        "count": sum(p.numel() for p in model.parameters()),
+    }
+
+
+def _bytes_on_a_chip(tensors: Iterable[torch.Tensor]) -> int:
+    """Of the parts that the first device holds, without the padding of layouts."""
+    different = {id(storage_of(t)): t for t in tensors if isinstance(t, XLATensor)}
+    return sum(math.prod(_part(t)) * t.element_size() for t in different.values())
+
+
+def _part(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape of what the first device holds of a tensor; the whole where it is still to be computed."""
+    storage = storage_of(tensor) if isinstance(tensor, XLATensor) else None
+    if storage is None or storage.buffer is None:
+        return tuple(tensor.shape)
+    backend: Any = storage.trace.backend
+    shape: tuple[int, ...] = backend.client.shards(storage.buffer)[0][1].shape
+    return shape
+
+
+def of_program(program: programs.StepProgram, candidate: Candidate) -> dict[str, Any]:
+    """What one compiled program needs and does on one chip."""
+    memory = dict(program.executable.memory_analysis())
+    cost = dict(program.executable.cost_analysis())
+    text = program.executable.optimized_hlo()
+    module = hlo_module.parse(text)
+    devices = len(runtime.client().devices())
+    slices = int(candidate.topology.partition("*")[2] or 1)
+    between = collectives(module, devices // slices if slices > 1 else 0)
+    return {
+        "program": program.name,
+        "devices": devices,
+        "limit": runtime.client().memory_info(0).bytes_limit,
+        "memory": memory,
+        "cost": {k: cost[k] for k in ("flops", "bytes accessed", "estimated cycles") if k in cost},
+        "work": dataclasses.asdict(hlo_work.work(module)),
+        "collectives": by_kind(between),
+        "sent": {
+            "ici": sum(c.sent * c.times for c in between if not c.crosses),
+            "ici exposed": sum(
+                c.sent * c.times for c in between if not c.crosses and not c.overlapped
+            ),
+            "dcn": sum(c.sent * c.times for c in between if c.crosses),
+        },
+        "operations": program.operations,
+        "instructions": sum(map(len, module.computations.values())),
+    }
+
+
+def _run_script(path: str, arguments: list[str]) -> None:
+    """Run a script as ``python script`` does; where it ends by itself does not matter."""
+    former = sys.argv, list(sys.path)
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    try:
+        with contextlib.suppress(SystemExit):
+            runpy.run_path(path, run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = former

@@ -1,0 +1,61 @@
+"""The optimizer's state of a later step, as shapes: the step that is planned is none that makes it."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from typing import Any
+
+import torch
+
+import torch_xla.distributed.spmd as xs
+
+
+def fill(optimizer: torch.optim.Optimizer, mesh: Any) -> None:
+    """Give ``optimizer`` the state that it has after one step; one that has some is left as it is.
+
+    What it makes is seen on ``meta`` tensors. State of its parameter's shape is split as the parameter is,
+    the rest lies whole on every device; numbers that the optimizer keeps on the CPU have their values.
+    """
+    if optimizer.state:
+        return
+    twin, pairs = _on_meta(optimizer)
+    twin.step()
+    for parameter, other in pairs:
+        made = twin.state.get(other, {})
+        optimizer.state[parameter] = {
+            name: _placed(value, parameter, mesh) for name, value in made.items()
+        }
+
+
+def _on_meta(
+    optimizer: torch.optim.Optimizer,
+) -> tuple[torch.optim.Optimizer, list[tuple[Any, Any]]]:
+    """The optimizer with parameters and gradients that are shapes, and which stands for which."""
+    pairs: list[tuple[Any, Any]] = []
+    groups = []
+    for group in optimizer.param_groups:
+        others = []
+        for parameter in group["params"]:
+            other = torch.nn.Parameter(
+                torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+            )
+            other.grad = torch.empty_like(other)
+            pairs.append((parameter, other))
+            others.append(other)
+        groups.append({**group, "params": others})
+    twin = copy.copy(optimizer)
+    twin.param_groups = groups
+    twin.state = defaultdict(dict)
+    return twin, pairs
+
+
+def _placed(value: Any, parameter: torch.Tensor, mesh: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or value.device.type != "meta":
+        return value
+    placed = value.to(parameter.device)
+    marked = xs.wrap_if_sharded(parameter)
+    spec = getattr(marked, "partition_spec", None)
+    if mesh is not None and spec is not None and value.shape == parameter.shape:
+        xs.mark_sharding(placed, mesh, spec)
+    return placed

@@ -1,0 +1,82 @@
+"""Floating-point work of a step as its model defines it, counted while it is recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from xla_core.extension_api.autograd import current_backward
+
+_BACKWARD_TIMES: Final = 2
+"""A product's backward pass has two products of its size: one for each operand's gradient."""
+
+
+def _attention(products: int) -> Callable[..., int]:
+    def flops(q: torch.Tensor, k: torch.Tensor, *_: Any, **__: Any) -> int:
+        # positions that a causal mask hides count, as in PaLM's and MaxText's figures
+        return products * 2 * math.prod(q.shape[:-2]) * q.shape[-2] * k.shape[-2] * q.shape[-1]
+
+    return flops
+
+
+_KERNELS: Final[Mapping[str, Callable[..., int]]] = {
+    "xla::flash_attention_forward": _attention(2),
+    "xla::splash_attention_forward": _attention(2),
+}
+"""Kernels of ``torch.ops.xla`` that torch's own registry does not know, by their forward operators."""
+
+
+_TO_PART: Final = "xla_spmd::to_shard"
+"""The operator after which kernels see one chip's part of a value."""
+
+
+class StepFlops(TorchDispatchMode):
+    """Counts, as a context, the products of a step: those before and those inside its backward pass.
+
+    ``model`` is what model FLOP utilisation is measured by: the forward pass three times. What is computed
+    again in the backward pass (rematerialization) is not in it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward = 0
+        self.backward = 0
+        self._wholes: dict[tuple[int, ...], int] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operator, and count it."""
+        result = func(*args, **(kwargs or {}))
+        packet = getattr(func, "overloadpacket", func)
+        name = getattr(packet, "_qualified_op_name", "")
+        if name == _TO_PART:
+            # what follows is recorded for the part that one chip has
+            self._wholes[tuple(result.shape)] = math.prod(args[0].shape) // max(1, result.numel())
+            return result
+        kernel = _KERNELS.get(name)
+        if kernel is not None:
+            count = kernel(*args) * self._wholes.get(tuple(args[0].shape), 1)
+        elif packet in flop_registry:
+            count = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
+        else:
+            return result
+        if current_backward() < 0:
+            self.forward += count
+        else:
+            self.backward += count
+        return result
+
+    @property
+    def model(self) -> int:
+        """FLOPs of the whole step on all chips; of the forward pass alone where nothing went backward."""
+        return self.forward * (1 + _BACKWARD_TIMES) if self.backward else self.forward

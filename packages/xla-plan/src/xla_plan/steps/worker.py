@@ -1,0 +1,45 @@
+"""The process that measures: ``python -m xla_plan.steps.worker REQUEST RESULT`` (two files of JSON).
+
+A request has a step, a topology, options, and either one ``mesh``, for which the step is compiled, or
+``meshes``, for which it is only looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from xla_plan.steps.candidate import Candidate, Mesh
+from xla_plan.steps.measure import measure, shapes
+
+
+def main(request: str, result: str) -> int:
+    """Read what to measure, and write the figures, or what went wrong."""
+    wanted: dict[str, Any] = json.loads(Path(request).read_text())
+    try:
+        found = _answer(wanted)
+    except Exception as error:
+        traceback.print_exc()
+        found = {"error": f"{type(error).__name__}: {error}"}
+    Path(result).write_text(json.dumps(found))
+    return int("error" in found)
+
+
+def _answer(wanted: dict[str, Any]) -> dict[str, Any]:
+    step, topology, options = wanted["step"], wanted["topology"], wanted["options"]
+    if "meshes" in wanted:
+        return shapes(step, [_mesh(m) for m in wanted["meshes"]], topology, options)
+    return measure(
+        step, Candidate(topology, _mesh(wanted["mesh"]), options), wanted.get("arguments", ())
+    )
+
+
+def _mesh(pairs: list[list[Any]]) -> Mesh:
+    return tuple((name, size) for name, size in pairs)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))
