@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
-from xla_core.compilation import program_identity, progress_line, stored_programs
+from xla_core.compilation import (
+    compile_threads,
+    program_identity,
+    progress_line,
+    stored_programs,
+)
 from xla_core.compilation.program_table import StepProgram, make_room
 from xla_core.compilation.staged_executable import StagedExecutable
 from xla_core.contract import events
-from xla_core.contract.device_protocol import DeviceClient, Executable, Program
+from xla_core.contract.device_protocol import (
+    DeviceClient,
+    Executable,
+    Program,
+    capabilities_of,
+)
 from xla_core.jax_bridge import jax_private
 from xla_core.lowering import program_failures
 from xla_core.lowering.call_alias_check import clashes, kept_functions
@@ -65,6 +76,7 @@ class Compilation:
     ) -> None:
         self.trace = trace
         self.backend = trace.backend
+        self.beside = capabilities_of(self.backend.client).compiles_beside
         self.entries = trace.cur.path()
         self.outputs = outputs
         self.index = {vid: i for i, vid in enumerate(outputs)}
@@ -117,9 +129,11 @@ class Compilation:
         counters.sample("LoweringTime", (self._lowered - self._started) * 1e9)
 
     def compile(self, notice: progress_line.Notice) -> None:
-        """Compile the modules, and put stages together to one executable."""
+        """Compile the modules, and put stages together to one executable; stages are compiled side by side."""
         notice.stage = "compiling"
-        compiled = [_compiled(self.backend, module, self.entries) for module in self.modules]
+        one = functools.partial(_compiled, self.backend, entries=self.entries)
+        works = [functools.partial(one, module) for module in self.modules]
+        compiled = compile_threads.run_each(works) if self.beside else [work() for work in works]
         self.modules = tuple(module for module, _ in compiled)
         if self._schedule is None:
             self.program, self.executable = compiled[0]

@@ -170,12 +170,14 @@ class Capabilities:
     compiler gains from repeats. ``rehearse(executable) -> bool``: runs what ``deserialize`` gave once, on
     arguments of its own, because a first run sets things up, and says whether it did. It is called ahead of
     the first use, on another thread; a program that may act on the outside, not end, or take much memory or
-    time is not to be run.
+    time is not to be run. ``compiles_beside``: several threads may call ``compile`` at once, and others run
+    programs meanwhile.
     """
 
     shapes_only: bool = False
     outlining: Outlining = Outlining()
     rehearse: Callable[[Executable], bool] | None = None
+    compiles_beside: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
