@@ -35,7 +35,7 @@ REASONS = {
     "xla_core.dispatch.cpu_fallback": {"_warned": OPERATOR},
     "xla_core.dispatch.random_numbers": {"_integers_of": "one entry per dtype"},
     "xla_core.dynamo.dynamo_backend": {"_to_tell": CODE},
-    "xla_core.execution.buffer_donation": {"_marked": OWNER},
+    "xla_core.launching.buffer_donation": {"_marked": OWNER},
     "xla_core.execution.generator": {"_known": OWNER},
     "xla_core.execution.index_checks": {"pending": DEVICE},
     "xla_core.execution.op_by_op": {"_programs": "its programs are in the listed table of programs"},

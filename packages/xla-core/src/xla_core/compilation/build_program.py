@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -15,7 +16,7 @@ from xla_core.compilation import (
     progress_line,
     stored_programs,
 )
-from xla_core.compilation.program_table import StepProgram, make_room
+from xla_core.compilation.program_table import Making, StepProgram, drop, make_room
 from xla_core.compilation.staged_executable import StagedExecutable
 from xla_core.contract import events
 from xla_core.contract.device_protocol import (
@@ -60,6 +61,30 @@ def build(
             compilation.compile(notice)
         compilation.store(metric)
     return compilation.install()
+
+
+def begin(
+    trace: Trace,
+    outputs: tuple[int, ...],
+    pairs: tuple[tuple[int, int], ...],
+    metric: str = "CompileTime",
+) -> StepProgram:
+    """``build``, but a program that is not stored is compiled in another thread, see ``StepProgram.making``.
+
+    Lowering is done when this returns, and raises what it raises in ``build``. Listeners hear of the program from
+    whoever calls ``Making.tell``.
+    """
+    compilation = Compilation(trace, outputs, pairs)
+    compilation.identify()
+    if compilation.look_up():
+        return compilation.install()
+    with contextlib.ExitStack() as watching:
+        notice = watching.enter_context(
+            progress_line.watching(compilation.name, len(compilation.entries))
+        )
+        compilation.lower(notice)
+        compilation.trace = trace.detached()
+        return compilation.compile_beside(notice, watching.pop_all(), metric)
 
 
 class Compilation:
@@ -152,17 +177,45 @@ class Compilation:
         counters.increment("UncachedCompile")
         stored_programs.store(self.key, self.executable)
 
+    def compile_beside(
+        self, notice: progress_line.Notice, watching: contextlib.ExitStack, metric: str
+    ) -> StepProgram:
+        """The step's program, for which a thread calls ``compile`` and ``store``; then it closes ``watching``."""
+        built = self._program()
+
+        def rest() -> None:
+            try:
+                with watching:
+                    self.compile(notice)
+                    self.store(metric)
+            except BaseException:
+                drop(built)
+                raise
+            built.made(self.executable, self.program, time.perf_counter() - self._started)
+
+        built.await_making(
+            Making(compile_threads.submit(rest), functools.partial(self._tell, built))
+        )
+        return built
+
     def install(self) -> StepProgram:
         """The step's program, with all that its runs and the reports need to know of it."""
+        built = self._program()
+        self._tell(built)
+        return built
+
+    def _program(self) -> StepProgram:
         aliases, executable = self.aliases, self.executable
-        if isinstance(executable, StagedExecutable):
+        if self._schedule is not None:
+            aliases = self._schedule.aliases
+        elif isinstance(executable, StagedExecutable):
             aliases = executable.aliases
         if self.layout.num_replicas > 1:
             with program_failures.costing():
                 executable = _over_replicas(
                     self.backend, executable, self.name, self.layout.collectives
                 )
-        built = StepProgram(
+        return StepProgram(
             name=self.name,
             executable=executable,
             program=self.program,
@@ -176,6 +229,9 @@ class Compilation:
             backend=self.backend,
             largest=program_failures.largest_values(self.entries),
         )
+
+    def _tell(self, built: StepProgram) -> None:
+        """Let listeners know of the program."""
         preparing = _ns(self._lowered - self._started)
         told: dict[str, Any] = {"trace": self.trace, "program": built, "digest": self._digest}
         if built.from_cache:
@@ -187,7 +243,6 @@ class Compilation:
                 lowering=preparing, compiling=_ns(self._compiled),
             )  # fmt: skip
             events.emit(compiled)
-        return built
 
 
 def _compiled(

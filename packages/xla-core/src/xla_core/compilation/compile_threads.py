@@ -97,8 +97,20 @@ def _begin_anew() -> None:
     _pool = _Pool()
 
 
+_first: list[Callable[[], None]] = []
+
+
+def before_closing(function: Callable[[], None]) -> None:
+    """Call ``function()`` when the process ends, before the threads are waited for."""
+    _first.append(function)
+
+
 def _close() -> None:
-    _pool.close()
+    try:
+        for function in _first:
+            function()
+    finally:
+        _pool.close()
 
 
 atexit.register(_close)

@@ -42,9 +42,10 @@ class Notice:
 def watching(name: str, operations: int, stream: TextIO | None = None) -> Iterator[Notice]:
     """Show a line about the program inside the ``with`` block if that takes more than three seconds.
 
-    Of several at once one is shown, and how many there are; the block may end in another thread. ``name`` and the number of ``operations`` are what it says; what the notice is told meanwhile is added.
-    The line is redrawn every second on ``stream`` (default: stderr), and replaced by a summary when it
-    took more than ten. Nothing is shown when the stream is no terminal or XLA_COMPILE_PROGRESS=0.
+    Of several at once one is shown, and how many there are; the block may end in another thread. ``name`` and
+    the number of ``operations`` are what it says; what the notice is told meanwhile is added. The line is redrawn
+    every second on ``stream`` (default: stderr), and replaced by a summary when it took more than ten. Nothing is
+    shown when the stream is no terminal or XLA_COMPILE_PROGRESS=0.
     """
     stream = stream or sys.stderr
     notice = Notice(name, operations)

@@ -274,8 +274,8 @@ COMPILE_THREADS: Final[Flag[int | None]] = Flag(
     "XLA_COMPILE_THREADS",
     parse_count,
     None,
-    "how many programs are compiled at once, beside the thread that records; `0`: `sync()` returns when its program "
-    "is compiled and enqueued",
+    "how many programs are compiled at once, beside the thread that records; with `0` `sync()` returns when its "
+    "program is compiled and enqueued",
     shown="the processor cores, at most 8; `0` with one core",
     see="docs/compiling.md",
 )
