@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
+import signal
 import threading
 
 import pytest
@@ -11,8 +11,7 @@ import torch
 import torch_xla
 from torch_xla.core import xla_model as xm
 from torch_xla.experimental import capture
-from xla_core.api import program_report
-from xla_core.compilation import compile_threads
+from xla_core.compilation import compile_threads, program_table
 from xla_core.contract import events
 from xla_core.execution import deferred_steps, runtime
 from xla_core.jax_bridge import jax_private
@@ -23,7 +22,8 @@ from xla_core.support import counters
 
 @pytest.fixture(autouse=True)
 def beside(monkeypatch):
-    """Every program is worth a second thread, and there are two."""
+    """Every program is new, and worth a second thread, of which there are two."""
+    program_table.clear()
     monkeypatch.setenv("XLA_COMPILE_THREADS", "2")
     monkeypatch.setattr(deferred_steps, "LEAST_OPERATIONS", 0)
     yield
@@ -148,7 +148,7 @@ def test_a_loop_that_waits_computes_what_it_would_and_copies_nothing(gate):
     torch.testing.assert_close(x.cpu(), mirror)
     torch.testing.assert_close(momentum.cpu(), mirrored)
     assert not queue.unsettled
-    program = program_report.program_table.all_programs()[-1]
+    program = program_table.all_programs()[-1]
     assert program.runs == 6 and program.donated and not program.copied_donations
 
 
@@ -324,7 +324,8 @@ def test_an_interrupt_while_a_value_is_awaited_leaves_it_awaited(gate):
     x.mul_(2.5)
     torch_xla.sync()
     gate.wait_for(1)
-    threading.Timer(0.2, _thread.interrupt_main).start()
+    main = threading.get_ident()
+    threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         x.tolist()
     x.add_(1)
