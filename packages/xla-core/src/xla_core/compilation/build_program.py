@@ -83,7 +83,6 @@ def begin(
             progress_line.watching(compilation.name, len(compilation.entries))
         )
         compilation.lower(notice)
-        compilation.trace = trace.detached()
         return compilation.compile_beside(notice, watching.pop_all(), metric)
 
 
@@ -181,6 +180,7 @@ class Compilation:
         self, notice: progress_line.Notice, watching: contextlib.ExitStack, metric: str
     ) -> StepProgram:
         """The step's program, for which a thread calls ``compile`` and ``store``; then it closes ``watching``."""
+        self.trace = self.trace.detached()
         built = self._program()
 
         def rest() -> None:

@@ -97,7 +97,7 @@ def _is_held(given: list[Any], slot: int) -> bool:
     if getrefcount(buffer) > INPUT_ONLY + 1:
         return True
     if type(buffer) is Awaited:
-        buffer = buffer.buffer
+        buffer = buffer.held
         return getrefcount(buffer) > INPUT_ONLY + 1
     return False
 
@@ -152,8 +152,8 @@ def _settle_first(trace: Trace) -> None:
     records = [step.record for step in trace.parked.values() if step.record is not None]
     for inputs in (trace.inputs, *(record.inputs for record in records)):
         for slot, buffer in enumerate(inputs):
-            if type(buffer) is Awaited and buffer.error is None and buffer.buffer is not None:
-                inputs[slot] = buffer.buffer
+            if type(buffer) is Awaited and buffer.error is None and buffer.held is not None:
+                inputs[slot] = buffer.held
     queue.unsettled.popleft()
 
 
@@ -163,10 +163,10 @@ def _unwrap(s: Storage) -> None:
     if type(awaited) is not Awaited:
         return
     if awaited.error is None:
-        if awaited.buffer is not None:
-            s.relocate(awaited.buffer)
-    elif awaited.buffer is not None:
-        s.replace(awaited.buffer)
+        if awaited.held is not None:
+            s.relocate(awaited.held)
+    elif awaited.held is not None:
+        s.replace(awaited.held)
     else:
         lose_value(s, awaited.error)
 
@@ -216,7 +216,7 @@ def _recover(run: DeferredRun) -> Exception | None:
     for result in run.results:
         awaited = result.awaited()
         if awaited is not None and result.vid in results:
-            awaited.buffer = results[result.vid]
+            awaited.held = results[result.vid]
     return told
 
 

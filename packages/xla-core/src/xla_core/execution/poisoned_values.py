@@ -88,8 +88,8 @@ def give_up(run: DeferredRun, lost: dict[int, Exception]) -> None:
             continue
         former = None if result.former is None else run.arguments[result.former]
         if type(former) is Awaited:
-            former = former.buffer
-        awaited.buffer = None if _is_gone(former) else former
+            former = former.held
+        awaited.held = None if _is_gone(former) else former
         awaited.error = error
 
 

@@ -36,16 +36,16 @@ class _Living:
 class Awaited:
     """In place of a buffer: the value that ``run`` will compute.
 
-    ``buffer`` is there when the run has started. With ``error`` the run has failed: then ``buffer`` is what the
+    ``held`` is its buffer, once the run has started. With ``error`` the run has failed: then ``held`` is what the
     tensor held before, or None.
     """
 
-    __slots__ = ("__weakref__", "buffer", "error", "run")
+    __slots__ = ("__weakref__", "error", "held", "run")
 
     def __init__(self, run: DeferredRun) -> None:
         _Living.count += 1
         self.run = run
-        self.buffer: Any = None
+        self.held: Any = None
         self.error: Exception | None = None
 
     def __del__(self) -> None:
@@ -53,11 +53,11 @@ class Awaited:
 
     def value(self) -> Any:
         """The buffer, waiting for it. Raises RuntimeError where it was never computed."""
-        if self.buffer is None and self.error is None:
+        if self.held is None and self.error is None:
             self.run.queue.settle(self.run)
         if self.error is not None:
             raise lost(self.error) from self.error
-        return self.buffer
+        return self.held
 
 
 def any_awaited() -> bool:
@@ -130,7 +130,7 @@ class DeferredRun:
         for result in self.results:
             awaited = result.awaited()
             if awaited is not None:
-                awaited.buffer = results[result.position]
+                awaited.held = results[result.position]
         self.arguments = []
 
 
