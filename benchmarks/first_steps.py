@@ -1,10 +1,10 @@
 """The first steps of a training loop, with programs compiled beside the work and one after another.
 
 ``python benchmarks/first_steps.py`` runs each workload in new processes, which take turns: with
-``XLA_COMPILE_THREADS`` at its default and at 0. A process records ``--steps`` steps, syncs each without waiting, and
-waits at the end. Figures are seconds from before the model is built until the first ``sync()`` has returned, until the
-last one has, and until all steps are done; the table has medians over the rounds, and medians of the ratios of
-two neighbouring processes, which a busy machine disturbs less. The exit status is 1 if losses differ.
+``XLA_COMPILE_THREADS`` at its default and at 0. A process records ``--steps`` steps, syncs each without waiting,
+and waits at the end. Figures are seconds from before the model is built until the first ``sync()`` has returned,
+until the last one has, and until all steps are done; the table has medians over the rounds, and medians of the
+ratios of two neighbouring processes, which a busy machine disturbs less. The exit status is 1 if losses differ.
 """
 
 from __future__ import annotations

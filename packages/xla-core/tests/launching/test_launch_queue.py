@@ -307,14 +307,14 @@ def test_a_launch_that_fails_is_told_later_and_gives_back_what_was(monkeypatch, 
 
 
 def test_out_of_memory_names_the_lines(gate):
-    weight, row = torch.ones(3).to("xla"), torch.ones(1, 1 << 22).to("xla")
+    weight, row = torch.ones(5).to("xla"), torch.ones(1, (1 << 22) + 8).to("xla")
     weight.add_(1)
     big = row.t() + row
     torch_xla.sync()
     gate.open()
     with pytest.raises(torch.OutOfMemoryError, match=r"(?s)RESOURCE_EXHAUSTED.*What helps"):
         torch_xla.sync(wait=True)
-    assert weight.tolist() == [1, 1, 1]
+    assert weight.tolist() == [1] * 5
     with pytest.raises(RuntimeError, match="never computed"):
         big.tolist()
 
