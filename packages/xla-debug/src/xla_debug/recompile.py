@@ -206,6 +206,9 @@ def on_forgotten(trace: Any) -> None:
         left = [known for known in _history.known if _root(known.last) is not trace.root]
         _history.known.clear()
         _history.known.extend(left)
+        for key, (known, _) in list(_history.pending.items()):
+            if _root(known.last) is trace.root:
+                del _history.pending[key]
 
 
 def _root(entry: Entry) -> Entry:
