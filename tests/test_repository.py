@@ -31,8 +31,8 @@ JAX_PRIVATE_HOME = "xla_core/jax_bridge"
 LAYERS = {
     "xla_core": (
         "contract", "support", "jax_bridge", "torch_bridge", "multiprocess", "plugins", "operators",
-        "recording", "lowering", "lowering.rules", "compilation", "varying", "pjrt", "execution", "dispatch",
-        "dynamo", "torch_features", "capture", "computations", "builder", "kernels", "export", "api",
+        "recording", "lowering", "lowering.rules", "compilation", "varying", "pjrt", "launching", "execution",
+        "dispatch", "dynamo", "torch_features", "capture", "computations", "builder", "kernels", "export", "api",
         "extension_api", "attach", "testing",
     ),
     "xla_dist": (

@@ -86,6 +86,7 @@ def test_all_events_of_a_step_in_their_order():
     assert [k for k in made if k is not events.TransferToDevice] == [
         events.ProgramMissing,
         events.ProgramCompiled,
+        events.RunRequested,
         events.ProgramExecuted,
         events.Flushed,
         events.StepMarked,

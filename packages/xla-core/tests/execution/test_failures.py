@@ -10,8 +10,9 @@ import torch
 from jax.extend.core import Primitive
 
 import torch_xla
-from xla_core.execution import run_step, runtime
+from xla_core.execution import runtime
 from xla_core.jax_bridge import jax_private
+from xla_core.launching import program_launch
 from xla_core.operators import lowering_registry
 from xla_core.recording import xla_tensor
 
@@ -80,7 +81,7 @@ def test_a_launch_that_fails_costs_only_its_step(weight, monkeypatch):
         raise RuntimeError("INTERNAL: the device is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_step, "execution", lambda *_: map(fail, (1,)))
+        patch.setattr(program_launch, "execution", lambda *_: map(fail, (1,)))
         with pytest.raises(RuntimeError, match="the device is gone"):
             torch_xla.sync()
     with pytest.raises(RuntimeError, match=r"never computed.*the device is gone"):

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from xla_core.extension_api import runtime
 from xla_core.extension_api.source_location import Frame, SourceLocation
 from xla_core.extension_api.steps import Entry, operations_of
 from xla_core.support import caches
@@ -27,8 +28,9 @@ logger = logging.getLogger(__name__)
 
 # The programs that a new one is compared with; in a loop that always recompiles, the latest do.
 COMPARED: Final = 64
-# Explanations, and names of programs that were forgotten, that are kept.
+# Explanations, names of programs that were forgotten, and programs in the making that are kept.
 KEPT: Final = 4096
+IN_THE_MAKING: Final = 32
 # Less in common than this part of both, and two programs have nothing to do with each other.
 ALIKE: Final = 0.5
 # So many operators at its end show that a step is the rest of another.
@@ -76,7 +78,8 @@ class _History:
         self.evicted: dict[str, None] = {}
         # Per device index: the line that ran the beginning of the step in hand.
         self.split: dict[int, Frame | None] = {}
-        self.pending: dict[int, tuple[Known, Explanation]] = {}
+        # By the names of programs and the indices of devices; several may be in the making.
+        self.pending: dict[tuple[str, int], tuple[Known, Explanation]] = {}
         self.limits: list[list[int]] = []
 
 
@@ -84,18 +87,24 @@ _history = _History()
 
 
 def explanations() -> list[Explanation]:
-    """Why each program of this process was made (the last ``KEPT`` of them), oldest first."""
+    """Why each program of this process was made (the last ``KEPT`` of them), oldest first.
+
+    Programs are waited for that are still being compiled.
+    """
+    runtime.settle()
     return list(_history.explanations)
 
 
 def summary() -> dict[Cause, int]:
-    """How many programs were made for each cause, the most frequent first."""
+    """How many programs were made for each cause, the most frequent first; waits as ``explanations``."""
+    runtime.settle()
     counted = Counter(e.cause for e in _history.explanations)
     return dict(counted.most_common())
 
 
 def report() -> str:
     """The summary by cause, then every explanation; empty if nothing was compiled."""
+    runtime.settle()
     if not _history.explanations:
         return ""
     lines = [f"{count:5} {cause.value}" for cause, count in summary().items()]
@@ -148,14 +157,16 @@ def on_missing(
                 )
                 raise RecompilationError(text, explanation)
             mine[1] += 1
-        _history.pending[index] = (known, explanation)
+        _history.pending[name, index] = (known, explanation)
+        while len(_history.pending) > IN_THE_MAKING:  # those of which nothing became
+            del _history.pending[next(iter(_history.pending))]
     return explanation
 
 
 def on_made(trace: Any, program: Any) -> None:
     """The missing program is there: keep why it was made."""
     with _history.lock:
-        found = _history.pending.pop(trace.device.index, None)
+        found = _history.pending.pop((program.name, trace.device.index), None)
         if found is None:
             return
         known, explanation = found
@@ -174,7 +185,7 @@ def on_made(trace: Any, program: Any) -> None:
         logger.warning(MSG_AGAIN, count, cause, where, explanation.text, advice)
 
 
-def on_executed(trace: Any, program: Any) -> None:
+def on_requested(trace: Any, program: Any) -> None:
     """A program runs; what follows one that a value was read from is the rest of a step."""
     if program.name in _history.early:
         _history.split[trace.device.index] = _history.early[program.name]
@@ -195,6 +206,9 @@ def on_forgotten(trace: Any) -> None:
         left = [known for known in _history.known if _root(known.last) is not trace.root]
         _history.known.clear()
         _history.known.extend(left)
+        for key, (known, _) in list(_history.pending.items()):
+            if _root(known.last) is trace.root:
+                del _history.pending[key]
 
 
 def _root(entry: Entry) -> Entry:
@@ -236,11 +250,17 @@ def _alike(a: Counter[str], b: Counter[str]) -> float:
     return (a & b).total() / total if total else 1.0
 
 
+def _compared(name: str) -> list[Known]:
+    """The programs that the one called ``name`` is compared with, oldest first: those in the making, too."""
+    making = [known for known, _ in _history.pending.values() if known.name != name]
+    return [*_history.known, *making]
+
+
 def _nearest(mine: Known, entries: Sequence[Entry]) -> Known | None:
     """The known program most like this one; one whose beginning this is, or the reverse, first."""
     best: tuple[Any, ...] | None = None
     chosen = None
-    for age, known in enumerate(reversed(_history.known)):
+    for age, known in enumerate(reversed(_compared(mine.name))):
         path = known.last.path()
         shared = common_length(path, entries)
         alike = _alike(mine.histogram, known.histogram)
@@ -254,7 +274,7 @@ def _nearest(mine: Known, entries: Sequence[Entry]) -> Known | None:
 
 
 def _without_peer(mine: Known, entries: Sequence[Entry], stack: tuple[Frame, ...]) -> Explanation:
-    first = not _history.known
+    first = not _compared(mine.name)
     operator = next(iter(operations_of(entries) or entries))
     text = (
         "nothing was compiled before"

@@ -12,7 +12,7 @@ from xla_core.dynamo.compiled_graph import (
     partition_fx_graph_for_cpu_fallback as partition_fx_graph_for_cpu_fallback,
 )
 from xla_core.dynamo.graph_inputs import GraphInputMatcher as GraphInputMatcher
-from xla_core.execution.buffer_donation import (
+from xla_core.launching.buffer_donation import (
     alias_with_buffer_donor_config as alias_with_buffer_donor_config,
 )
 

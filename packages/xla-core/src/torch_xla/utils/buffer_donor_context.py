@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from xla_core.execution.buffer_donation import (
+from xla_core.launching.buffer_donation import (
     alias_with_buffer_donor_config as alias_with_buffer_donor_config,
 )

@@ -144,6 +144,7 @@ def memory_info(device: torch.device | str | None = None) -> MemoryInfo:
     Also ``kb_total`` and ``kb_free``, the names of releases before 2.3. The limit is None, and with it
     those two, where the device tells none.
     """
+    runtime.settle()
     info = runtime.client().memory_info(runtime.trace_of(device).device.index)
     limit = info.bytes_limit
     return {

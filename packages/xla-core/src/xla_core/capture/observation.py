@@ -21,7 +21,8 @@ from xla_core.capture.optimizer_steps import OptimizerSteps, Window
 from xla_core.capture.random_numbers import Drawn, drawn_in
 from xla_core.compilation.program_table import StepProgram
 from xla_core.contract import events
-from xla_core.execution import buffer_donation, eager_mode, run_step, runtime, step_closures
+from xla_core.execution import deferred_steps, eager_mode, run_step, runtime, step_closures
+from xla_core.launching import buffer_donation
 from xla_core.operators.error_messages import Refusal, ValueNeededError
 from xla_core.operators.extensions import extensions
 from xla_core.recording import random_state, source_location
@@ -140,6 +141,7 @@ class Observer:
             raise refuse(errors.MSG_DONATION, name=self.name)
         with trace.lock:
             trace.flush(trace)
+            deferred_steps.finish(trace)
             self._before = random_state.get_state(trace.device.index)
         closures = step_closures.waiting(trace.device)
         with ExitStack() as stack:
@@ -179,6 +181,7 @@ class Observer:
             values = [(s, value) for s, value in values if id(s) not in ignored]
             del kept
             trace.flush(trace)
+            deferred_steps.finish(trace)
             program: Any = trace.backend.last_program
         if not alive:
             raise refuse(errors.MSG_NO_PROGRAM, name=self.name, device=trace.device)

@@ -26,7 +26,7 @@ from xla_core.capture.matching import Result, Wiring, check_numbers, viewed
 from xla_core.capture.observation import Observation, Value
 from xla_core.capture.optimizer_replay import Numbers
 from xla_core.compilation.staged_executable import StagedExecutable
-from xla_core.execution import run_step
+from xla_core.execution import deferred_steps, run_step
 from xla_core.execution.device_backend import DeviceBackend
 from xla_core.recording import random_state
 from xla_core.recording.storage import Storage, View, binding, leaving, poison
@@ -216,6 +216,7 @@ class Replay:
         trace = self.trace
         with trace.lock:
             trace.flush(trace)
+            deferred_steps.finish(trace)
             self._check(arguments)
             buffers = self._collect(arguments)
             for slot in self.donated:
@@ -264,6 +265,7 @@ class Replay:
                 trace.turns.take()
             if trace.cur.depth:
                 trace.flush(trace)
+            deferred_steps.finish(trace)
             self._check(arguments)
             program = self.program
             numbers = self._numbers

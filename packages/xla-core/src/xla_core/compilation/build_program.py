@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
-from xla_core.compilation import program_identity, progress_line, stored_programs
-from xla_core.compilation.program_table import StepProgram, make_room
+from xla_core.compilation import (
+    compile_threads,
+    program_identity,
+    progress_line,
+    stored_programs,
+)
+from xla_core.compilation.program_table import Making, StepProgram, drop, make_room
 from xla_core.compilation.staged_executable import StagedExecutable
 from xla_core.contract import events
-from xla_core.contract.device_protocol import DeviceClient, Executable, Program
+from xla_core.contract.device_protocol import (
+    DeviceClient,
+    Executable,
+    Program,
+    capabilities_of,
+)
 from xla_core.jax_bridge import jax_private
 from xla_core.lowering import program_failures
 from xla_core.lowering.call_alias_check import clashes, kept_functions
@@ -55,6 +67,29 @@ def build(
         flight_ring.end(record)
 
 
+def begin(
+    trace: Trace,
+    outputs: tuple[int, ...],
+    pairs: tuple[tuple[int, int], ...],
+    metric: str = "CompileTime",
+) -> StepProgram:
+    """``build``, but a program that is not stored is compiled in another thread, see ``StepProgram.making``.
+
+    Lowering is done when this returns, and raises what it raises in ``build``. Listeners hear of the program from
+    whoever calls ``Making.tell``.
+    """
+    compilation = Compilation(trace, outputs, pairs)
+    compilation.identify()
+    if compilation.look_up():
+        return compilation.install()
+    with contextlib.ExitStack() as watching:
+        notice = watching.enter_context(
+            progress_line.watching(compilation.name, len(compilation.entries))
+        )
+        compilation.lower(notice)
+        return compilation.compile_beside(notice, watching.pop_all(), metric)
+
+
 class Compilation:
     """One step on its way to a program; the methods are called in the order in which they stand here."""
 
@@ -69,6 +104,7 @@ class Compilation:
     ) -> None:
         self.trace = trace
         self.backend = trace.backend
+        self.beside = capabilities_of(self.backend.client).compiles_beside
         self.entries = trace.cur.path()
         self.outputs = outputs
         self.index = {vid: i for i, vid in enumerate(outputs)}
@@ -121,9 +157,11 @@ class Compilation:
         counters.sample("LoweringTime", (self._lowered - self._started) * 1e9)
 
     def compile(self, notice: progress_line.Notice) -> None:
-        """Compile the modules, and put stages together to one executable."""
+        """Compile the modules, and put stages together to one executable; stages are compiled side by side."""
         notice.stage = "compiling"
-        compiled = [_compiled(self.backend, module, self.entries) for module in self.modules]
+        one = functools.partial(_compiled, self.backend, entries=self.entries)
+        works = [functools.partial(one, module) for module in self.modules]
+        compiled = compile_threads.run_each(works) if self.beside else [work() for work in works]
         self.modules = tuple(module for module, _ in compiled)
         if self._schedule is None:
             self.program, self.executable = compiled[0]
@@ -142,17 +180,46 @@ class Compilation:
         counters.increment("UncachedCompile")
         stored_programs.store(self.key, self.executable)
 
+    def compile_beside(
+        self, notice: progress_line.Notice, watching: contextlib.ExitStack, metric: str
+    ) -> StepProgram:
+        """The step's program, for which a thread calls ``compile`` and ``store``; then it closes ``watching``."""
+        self.trace = self.trace.detached()
+        built = self._program()
+
+        def rest() -> None:
+            try:
+                with watching:
+                    self.compile(notice)
+                    self.store(metric)
+            except BaseException:
+                drop(built)
+                raise
+            built.made(self.executable, self.program, time.perf_counter() - self._started)
+
+        built.await_making(
+            Making(compile_threads.submit(rest), functools.partial(self._tell, built))
+        )
+        return built
+
     def install(self) -> StepProgram:
         """The step's program, with all that its runs and the reports need to know of it."""
+        built = self._program()
+        self._tell(built)
+        return built
+
+    def _program(self) -> StepProgram:
         aliases, executable = self.aliases, self.executable
-        if isinstance(executable, StagedExecutable):
+        if self._schedule is not None:
+            aliases = self._schedule.aliases
+        elif isinstance(executable, StagedExecutable):
             aliases = executable.aliases
         if self.layout.num_replicas > 1:
             with program_failures.costing():
                 executable = _over_replicas(
                     self.backend, executable, self.name, self.layout.collectives
                 )
-        built = StepProgram(
+        return StepProgram(
             name=self.name,
             executable=executable,
             program=self.program,
@@ -166,6 +233,9 @@ class Compilation:
             backend=self.backend,
             largest=program_failures.largest_values(self.entries),
         )
+
+    def _tell(self, built: StepProgram) -> None:
+        """Let listeners know of the program."""
         preparing = _ns(self._lowered - self._started)
         facts: dict[str, Any] = {"trace": self.trace, "program": built, "digest": self._digest}
         if built.from_cache:
@@ -177,7 +247,6 @@ class Compilation:
                 lowering=preparing, compiling=_ns(self._compiled),
             )  # fmt: skip
             events.emit(compiled)
-        return built
 
 
 def _compiled(

@@ -15,7 +15,8 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Any, Final
 
 from xla_core.contract import events
@@ -63,18 +64,37 @@ def execution(
     return map(results.extend, map(executable.execute, (arguments,)))
 
 
+class Making:
+    """How the making of a program goes that another thread compiles.
+
+    ``future`` is done when that has ended. ``tell()`` lets listeners know of the program.
+    """
+
+    __slots__ = ("future", "tell")
+
+    def __init__(self, future: Future[None], tell: Callable[[], None]) -> None:
+        self.future = future
+        self.tell = tell
+
+
 class StepProgram(Kept):
     """One compiled program of a step.
 
     ``output_index`` maps value numbers to positions among the results; ``aliases`` pairs inputs with
     the results that take over their memory. ``histogram`` counts the operators recorded in it.
+
+    While another thread compiles it, ``making`` is how that goes, and whoever asks for ``executable``, ``program``
+    or ``compile_seconds`` waits; they raise what compiling has failed with.
     """
 
     __slots__ = (
         "name", "program", "inputs", "output_index", "aliases", "donated", "operations", "histogram",
         "runs", "tally", "copied_donations", "compile_seconds", "from_cache", "output_bytes",
-        "backend", "largest", "_needed",
+        "backend", "largest", "making", "_needed",
     )  # fmt: skip
+    executable: Any
+    program: Any
+    compile_seconds: float
 
     def __init__(
         self,
@@ -110,7 +130,41 @@ class StepProgram(Kept):
         self.output_bytes = output_bytes
         self.backend = backend
         self.largest = largest
+        self.making: Making | None = None
         self._needed: int | None = None
+
+    def await_making(self, making: Making) -> None:
+        """Have no executable until ``making`` has given one, see ``made``."""
+        self.making = making
+        del self.executable, self.program, self.compile_seconds
+
+    def made(self, executable: Any, program: Any, seconds: float) -> None:
+        """Have an executable from now on."""
+        self.program, self.compile_seconds = program, seconds
+        self.executable = executable
+
+    def is_made(self) -> bool:
+        """Whether there is an executable, so that nobody waits."""
+        making = self.making
+        return making is None or making.future.done()
+
+    def has_failed(self) -> bool:
+        """Whether it could not be compiled."""
+        making = self.making
+        return making is not None and making.future.done() and making.future.exception() is not None
+
+    def wait_until_made(self) -> None:
+        """Wait for the executable. Raises what compiling has failed with."""
+        making = self.making
+        if making is not None:
+            making.future.result()
+
+    def __getattr__(self, name: str) -> Any:
+        # only what is not set comes here: what ``await_making`` took away
+        if name not in ("executable", "program", "compile_seconds"):
+            raise AttributeError(name)
+        self.wait_until_made()
+        return object.__getattribute__(self, name)
 
     def memory_needed(self) -> int:
         """Bytes that a run takes besides its arguments; 0 where the compiler does not tell."""
@@ -156,6 +210,14 @@ def hold(kept: Kept) -> None:
         excess = len(_programs) - flags.COMPILATION_CACHE_SIZE.get()
         old = sorted(_programs, key=_last_use)[:excess] if excess > 0 else []
     _evict(old)
+
+
+def drop(program: StepProgram) -> None:
+    """Forget a program that could not be compiled."""
+    with _lock:
+        if program in _programs:
+            _programs.remove(program)
+    program.leave()
 
 
 class _Room:

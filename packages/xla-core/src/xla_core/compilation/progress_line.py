@@ -16,6 +16,7 @@ EVERY_SECONDS: Final = 1.0
 SUMMARY_SECONDS: Final = 10.0
 
 _lock = threading.Lock()  # one line at a time, whatever compiles in other threads
+_under_way: list[Notice] = []
 
 
 class Notice:
@@ -29,38 +30,46 @@ class Notice:
         self.started = time.monotonic()
 
     def text(self) -> str:
-        """One line without a line break."""
+        """One line without a line break; of several programs it says how many there are."""
         seconds = time.monotonic() - self.started
         functions = f" in {self.functions} functions" if self.functions > 1 else ""
-        return f"xla: {self.stage} {self.name}: {self.operations} operations{functions}, {seconds:.0f} s"
+        text = f"xla: {self.stage} {self.name}: {self.operations} operations{functions}, {seconds:.0f} s"
+        several = len(_under_way)
+        return f"{text} ({several} under way)" if several > 1 and self in _under_way else text
 
 
 @contextlib.contextmanager
 def watching(name: str, operations: int, stream: TextIO | None = None) -> Iterator[Notice]:
     """Show a line about the program inside the ``with`` block if that takes more than three seconds.
 
-    ``name`` and the number of ``operations`` are what it says; what the notice is told meanwhile is added.
-    The line is redrawn every second on ``stream`` (default: stderr), and replaced by a summary when it
-    took more than ten. Nothing is shown when the stream is no terminal or XLA_COMPILE_PROGRESS=0.
+    Of several at once one is shown, and how many there are; the block may end in another thread. ``name`` and
+    the number of ``operations`` are what it says; what the notice is told meanwhile is added. The line is redrawn
+    every second on ``stream`` (default: stderr), and replaced by a summary when it took more than ten. Nothing is
+    shown when the stream is no terminal or XLA_COMPILE_PROGRESS=0.
     """
     stream = stream or sys.stderr
     notice = Notice(name, operations)
-    if not (flags.COMPILE_PROGRESS.get() and stream.isatty()):
-        yield notice
-        return
     done = threading.Event()
-    drawer = threading.Thread(target=_draw, args=(notice, stream, done), daemon=True)
-    drawer.start()
+    drawer: threading.Thread | None = None
+    if flags.COMPILE_PROGRESS.get() and stream.isatty():
+        drawer = threading.Thread(target=_draw, args=(notice, stream, done), daemon=True)
+        drawer.start()
+    _under_way.append(notice)
     try:
         yield notice
     finally:
+        _under_way.remove(notice)
         done.set()
-        drawer.join()
+        if drawer is not None:
+            drawer.join()
 
 
 def _draw(notice: Notice, stream: TextIO, done: threading.Event) -> None:
-    if done.wait(AFTER_SECONDS) or not _lock.acquire(timeout=0):
+    if done.wait(AFTER_SECONDS):
         return
+    while not _lock.acquire(blocking=False):
+        if done.wait(EVERY_SECONDS):
+            return
     try:
         while True:
             stream.write(f"\r\x1b[K{notice.text()}")

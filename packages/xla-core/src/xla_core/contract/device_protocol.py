@@ -172,12 +172,14 @@ class Capabilities:
     the first use, on another thread; a program that may act on the outside, not end, or take much memory or
     time is not to be run. ``unordered_scatter``: it adds values that go into one element in any order, so that two
     runs may differ: such operators are refused under ``torch.use_deterministic_algorithms(True)``.
+    ``compiles_beside``: several threads may call ``compile`` at once, and others run programs meanwhile.
     """
 
     shapes_only: bool = False
     outlining: Outlining = Outlining()
     rehearse: Callable[[Executable], bool] | None = None
     unordered_scatter: bool = False
+    compiles_beside: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ __all__ = [
     "ProgramExecuted",
     "ProgramLoaded",
     "ProgramMissing",
+    "RunRequested",
     "StepMarked",
     "StepsForgotten",
     "TransferFromDevice",
@@ -100,8 +101,16 @@ class StepsForgotten(Event):
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class RunRequested(Event):
+    """A run was asked for: it is enqueued now, or waits for its program, which is still being compiled."""
+
+    trace: Any
+    program: Any
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class ProgramExecuted(Event):
-    """A run was enqueued.
+    """A run was enqueued. While anybody listens to this, no run waits for its program.
 
     ``trace`` is a copy, as it was before: its tensors have their values, and what is recorded now is no part of
     it. ``results`` are the buffers.

@@ -10,7 +10,9 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from xla_core.dispatch.functional import find_trace
+from xla_core.execution import deferred_steps
 from xla_core.execution.runtime import trace_of
+from xla_core.launching import launch_queue
 from xla_core.operators import error_messages
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording import uninitialized
@@ -69,6 +71,11 @@ def materialise(trace: Trace, s: Any) -> Any:
         raise_if_poisoned(s)
     elif s.buffer is PLACEHOLDER:
         raise NoValueError(MSG_PLACEHOLDER)
+    elif launch_queue.any_awaited():
+        held = deferred_steps.held_by(trace, s)
+        if s.buffer is None:
+            raise_if_poisoned(s)
+        return held
     return s.buffer
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from xla_core.execution import buffer_donation
+from xla_core.launching import buffer_donation
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import counters
 from xla_core.torch_bridge import torch_private

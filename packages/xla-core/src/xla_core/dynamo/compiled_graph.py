@@ -26,7 +26,7 @@ from xla_core.compilation.program_table import StepProgram
 from xla_core.dynamo import lost_order, settings
 from xla_core.dynamo.graph_inputs import GraphInputMatcher
 from xla_core.dynamo.graph_partition import MSG_UNREADABLE, one_part, partition
-from xla_core.execution import eager_mode, operator_counts, run_step, runtime
+from xla_core.execution import deferred_steps, eager_mode, operator_counts, run_step, runtime
 from xla_core.operators.error_messages import ValueNeededError
 from xla_core.operators.plan import SEED
 from xla_core.operators.tensor_meta import TensorMeta
@@ -150,6 +150,7 @@ class CompiledGraph:
     ) -> _Recorded | Callable[..., Any]:
         """The graph as one program, or as several and what lies between, or as it is."""
         counters.increment("DynamoExtractCompiledGraph")
+        deferred_steps.finish(trace)
         # a program would keep what a tensor on the host holds now; its nodes are run on every call
         on_host = any(isinstance(a, torch.Tensor) and not isinstance(a, XLATensor) for a in args)
         with without_dispatch_modes():
@@ -389,6 +390,7 @@ def _buffers(args: Sequence[Any], trace: Trace) -> None:
             raise RuntimeError(MSG_PENDING)
         counters.increment("DynamoSyncInputExecuteTime")
         trace.flush(trace)
+    deferred_steps.finish(trace)
 
 
 def _run(recorded: _Recorded, args: tuple[Any, ...], trace: Trace) -> Any:

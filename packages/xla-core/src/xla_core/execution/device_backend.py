@@ -13,6 +13,7 @@ from xla_core.compilation.program_table import StepProgram
 from xla_core.contract import events
 from xla_core.contract.device_protocol import ArraySpec, DeviceClient, Placement, capabilities_of
 from xla_core.execution import replica_programs
+from xla_core.launching.launch_queue import LaunchQueue, value_of
 from xla_core.lowering import program_failures
 from xla_core.operators.target import target_of
 from xla_core.operators.tensor_meta import TensorMeta
@@ -67,6 +68,11 @@ class DeviceBackend(Backend):
         self._last: list[weakref.ref[Any]] = []
         self.last_program: StepProgram | None = None
         self._has_limit = True
+        self.queue = LaunchQueue()
+        # a mesh's values move as they are used, and processes must not wait for each other's compilers
+        self.may_defer: bool = (
+            type(self) is DeviceBackend and capabilities_of(client).compiles_beside
+        )
         self._numbers: dict[tuple[str, bytes], Any] = {}
 
     def put(self, array: np.ndarray) -> Any:
@@ -120,6 +126,7 @@ class DeviceBackend(Backend):
         Raises RuntimeError, or torch.OutOfMemoryError, where the program that computes it failed.
         """
         record = flight_ring.begin(flight_ring.FETCH, None)
+        buffer = value_of(buffer)
         started = ready = time.perf_counter_ns()
         if events.listening(
             events.TransferFromDevice
@@ -167,7 +174,7 @@ class DeviceBackend(Backend):
 
     def device_buffer(self, storage: Storage) -> Any:
         """The buffer of a tensor that has a value, as programs take it."""
-        return storage.buffer
+        return value_of(storage.buffer)
 
     def buffer_for_copy(self, storage: Storage, buffer: Any) -> Any:
         """The buffer for a tensor that just takes over another one's value (``copy_``)."""
@@ -193,11 +200,11 @@ class DeviceBackend(Backend):
 
     def copy(self, buffer: Any) -> Any:
         """A second buffer with the same value on this device."""
-        return self.client.copy(buffer, self.placement)
+        return self.client.copy(value_of(buffer), self.placement)
 
     def copy_from(self, buffer: Any, origin: Backend) -> Any:
         """The value of another device's buffer, on this device."""
-        return self.client.copy(buffer, self.placement)
+        return self.client.copy(value_of(buffer), self.placement)
 
     def has_room(self, nbytes: int) -> bool:
         """Whether the device has so much memory left, as far as it tells; little is always there."""
@@ -221,8 +228,9 @@ class DeviceBackend(Backend):
     def wait(self) -> None:
         """Block until the last program has finished.
 
-        Raises RuntimeError, or torch.OutOfMemoryError, where it failed.
+        Raises RuntimeError, or torch.OutOfMemoryError, where it failed, or one that waited for its program.
         """
+        self.queue.finish()
         alive = [b for b in (ref() for ref in self._last) if b is not None]
         if alive:
             record = flight_ring.begin(flight_ring.WAIT, None)

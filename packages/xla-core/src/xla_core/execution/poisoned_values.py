@@ -7,9 +7,11 @@ A tensor that had a value when the step began gets that one back, as if the oper
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from xla_core.launching.launch_queue import Awaited, DeferredRun
+from xla_core.lowering import program_failures
 from xla_core.operators.plan import Plan
 from xla_core.operators.run_rule import LoweringError
 from xla_core.recording.entry import Entry, Input, Operation
@@ -19,6 +21,11 @@ from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
 
 
+def costs_values(error: Exception) -> bool:
+    """Whether values of the step that ``error`` comes from cannot be computed, now or later."""
+    return isinstance(error, LoweringError) or program_failures.costs_step(error)
+
+
 def poison_dependents(trace: Trace, error: LoweringError) -> bool:
     """Poison the pending values that depend on the operation that ``error`` names.
 
@@ -26,14 +33,72 @@ def poison_dependents(trace: Trace, error: LoweringError) -> bool:
     it, because of operations that repeat only one is lowered. Where there is none of its kind, all operations
     of its operator are.
     """
+    return any(_poison(trace, is_culprit, error) for is_culprit in _culprits(error))
+
+
+def _culprits(error: LoweringError) -> Iterator[Callable[[Entry], bool]]:
+    """What tells the operations that cannot be computed from others: the narrowest way first."""
     failed, plan = error.entry, error.plan
     if error.only_here:
-        return _poison(trace, lambda e: e is failed, error)
+        yield lambda e: e is failed
+        return
     if failed is not None:
         kind = _kind(failed)
-        if _poison(trace, lambda e: _runs(e, failed.plan) and _kind(e) == kind, error):
-            return True
-    return plan is not None and _poison(trace, lambda e: _runs(e, plan), error)
+        yield lambda e: _runs(e, failed.plan) and _kind(e) == kind
+    if plan is not None:
+        yield lambda e: _runs(e, plan)
+
+
+def depending(entries: Sequence[Entry], error: LoweringError) -> set[int]:
+    """The numbers of the values in ``entries`` that depend on the operation that ``error`` names."""
+    found = (_depending(entries, is_culprit) for is_culprit in _culprits(error))
+    return next(filter(None, found), set())
+
+
+def _depending(entries: Iterable[Entry], is_gone: Callable[[Entry], bool]) -> set[int]:
+    gone: set[int] = set()
+    for entry in entries:
+        if is_gone(entry) or any(ref.vid in gone for ref in entry.references()):
+            gone.update(range(entry.first, entry.end))
+    return gone
+
+
+def depending_on_failed(run: DeferredRun) -> dict[int, Exception]:
+    """The values of a run that depend on arguments whose own runs have failed, with the errors."""
+    failed = {
+        vid: argument.error
+        for vid, slot in run.trace.input_vids.items()
+        if type(argument := run.arguments[slot]) is Awaited and argument.error is not None
+    }
+    lost: dict[int, Exception] = {}
+    entries = run.trace.cur.path() if failed else []
+    for source, error in failed.items():
+        lost |= dict.fromkeys(_depending(entries, lambda e: e.first == source), error)  # noqa: B023
+    return lost
+
+
+def give_up(run: DeferredRun, lost: dict[int, Exception]) -> None:
+    """Let those who await values of ``run`` that are ``lost`` hold what they held before, if anything."""
+    for result in run.results:
+        awaited = result.awaited()
+        error = lost.get(result.vid)
+        if awaited is None or error is None:
+            continue
+        former = None if result.former is None else run.arguments[result.former]
+        if type(former) is Awaited:
+            former = former.held
+        awaited.held = None if _is_gone(former) else former
+        awaited.error = error
+
+
+def poison_failed(trace: Trace) -> None:
+    """Give up what the pending step computes from values of runs that have failed."""
+    for vid, slot in trace.input_vids.items():
+        awaited = trace.inputs[slot]
+        if type(awaited) is Awaited and awaited.error is not None:
+            _poison(trace, lambda e: e.first == vid, awaited.error)  # noqa: B023
+            meta = trace.touched[trace.input_storages[slot]].meta
+            trace.inputs[slot] = trace.backend.allocate(meta)
 
 
 def poison_step(trace: Trace, error: Exception) -> None:
@@ -74,11 +139,8 @@ def _shaped(a: Any) -> Any:
     return list(map(_shaped, a)) if isinstance(a, (list, tuple)) else repr(a)
 
 
-def _poison(trace: Trace, is_the_cause: Callable[[Entry], bool], error: Exception) -> bool:
-    poisoned: set[int] = set()
-    for entry in trace.cur.path():
-        if is_the_cause(entry) or any(ref.vid in poisoned for ref in entry.references()):
-            poisoned.update(range(entry.first, entry.end))
+def _poison(trace: Trace, is_gone: Callable[[Entry], bool], error: Exception) -> bool:
+    poisoned = _depending(trace.cur.path(), is_gone)
     epoch = trace.epoch
     storages = [s for s in trace.touched if s.is_pending_in(epoch) and s.vid in poisoned]
     former = _former(trace)
@@ -96,10 +158,15 @@ def _former(trace: Trace) -> dict[int, Any]:
     buffers = {}
     for slot, position in enumerate(trace.input_storages):
         buffer = trace.inputs[slot]
-        deleted = getattr(buffer, "is_deleted", None)  # a launch that failed may have taken it
-        if buffer is not PLACEHOLDER and not (deleted is not None and deleted()):
+        if buffer is not PLACEHOLDER and not _is_gone(buffer):
             buffers[id(trace.touched[position])] = buffer
     return buffers
+
+
+def _is_gone(buffer: Any) -> bool:
+    """Whether there is no value: a launch that failed may have taken it."""
+    deleted = getattr(buffer, "is_deleted", None)
+    return type(buffer) is Awaited or (deleted is not None and deleted())
 
 
 def revoke(tensor: XLATensor, error: NoValueError) -> None:

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import time
 from collections.abc import Iterable
 from sys import getrefcount
 from typing import Any, Final
 
-import numpy as np
-
 from xla_core.compilation import build_program
 from xla_core.compilation.program_identity import ProgramIdentity, of_results
-from xla_core.compilation.program_table import StepProgram, execution, hold, register
+from xla_core.compilation.program_table import StepProgram, hold, register
 from xla_core.contract import events
 from xla_core.execution import (
-    buffer_donation,
     culprits,
+    deferred_steps,
     index_checks,
     op_by_op,
     operator_counts,
     poisoned_values,
 )
-from xla_core.lowering import program_failures
+from xla_core.launching import buffer_donation, launch_queue
+from xla_core.launching.program_launch import INPUT_ONLY, keep_donated, launch
 from xla_core.operators.error_messages import ValueNeededError
 from xla_core.operators.run_rule import LoweringError
 from xla_core.recording.storage import MSG_PLACEHOLDER, NoValueError, Storage, binding
 from xla_core.recording.trace import Trace
-from xla_core.support import counters, flags, flight_ring, indivisible
+from xla_core.support import counters, flags, indivisible
 from xla_core.varying import families
 
 # References to a storage that nobody but the trace holds: the list, the loop variable, the argument.
 _TRACE_ONLY: Final = 3
-# References to a buffer that nobody but the step's inputs hold: the list, the argument.
-_INPUT_ONLY: Final = 2
 
 
 def flush(trace: Trace, reading: bool = False) -> None:
@@ -52,15 +48,18 @@ def flush(trace: Trace, reading: bool = False) -> None:
             events.emit(events.ExecutionRefused(trace=trace))
             raise ValueNeededError(trace.forbidden)
         started = time.perf_counter_ns()
+        if launch_queue.any_awaited():
+            deferred_steps.catch_up(trace)
         last, epoch = trace.cur, trace.epoch
         operations = last.depth
         one_by_one = (flags.GET_OPBYOP if reading else flags.SYNC_OPBYOP).get()
         unknown = trace.has_placeholders and poisoned_values.poison_placeholders(trace)
         try:
-            _flush(trace, one_by_one)
+            _flush(trace, one_by_one, reading)
         except Exception as error:
-            if not _costs_values(error):
+            if not poisoned_values.costs_values(error):
                 raise
+            deferred_steps.settle(trace)
             named = _give_up(trace, one_by_one, error, culprits.Search(trace))
             if named is error:
                 raise
@@ -79,10 +78,6 @@ def flush(trace: Trace, reading: bool = False) -> None:
             index_checks.look(trace)
 
 
-def _costs_values(error: Exception) -> bool:
-    return isinstance(error, LoweringError) or program_failures.costs_step(error)
-
-
 def _give_up(
     trace: Trace, one_by_one: bool, error: Exception, search: culprits.Search
 ) -> Exception:
@@ -96,16 +91,21 @@ def _give_up(
     try:
         _flush(trace, one_by_one)
     except Exception as another:
-        if not _costs_values(another):
+        if not poisoned_values.costs_values(another):
             raise
         _give_up(trace, one_by_one, another, search)  # less is pending each time
     return error
 
 
-def _flush(trace: Trace, one_by_one: bool) -> None:
+def _flush(trace: Trace, one_by_one: bool, reading: bool = False) -> None:
+    waiting = trace.backend.queue.unsettled
+    if waiting and (one_by_one or trace.eager_flush or deferred_steps.is_watched()):
+        deferred_steps.settle(trace)
     alive, passed, outputs = wanted(trace)
     adopted = [trace.backend.buffer_for_copy(s, trace.inputs[slot]) for s, slot in passed]
     taken = binding([s for s, _ in passed], adopted)
+    if launch_queue.any_awaited():
+        deferred_steps.note_adopted([s for s, _ in passed], adopted)
     if not outputs:
         indivisible.do(taken, trace.renewal())
     elif one_by_one:
@@ -117,9 +117,15 @@ def _flush(trace: Trace, one_by_one: bool) -> None:
         counters.sample("TensorsGraphSize", trace.cur.depth, counters.render_number)
         program = trace.cur.programs.get(key)
         if program is None:
-            program = find_or_build(trace, key)
+            beside = not given and (
+                bool(waiting) or (not reading and deferred_steps.may_wait(trace))
+            )
+            program = find_or_build(trace, key, beside)
         else:
             counters.increment("CachedCompile")
+        if waiting or not program.is_made():
+            deferred_steps.defer(trace, program, alive, taken)
+            return
         _run(trace, program, alive, taken, buffer_donation.holders(trace, given) if given else {})
 
 
@@ -187,8 +193,10 @@ def program_key(
     return of_results(trace, outputs, pairs, taken)
 
 
-def find_or_build(trace: Trace, key: ProgramIdentity) -> StepProgram:
+def find_or_build(trace: Trace, key: ProgramIdentity, beside: bool = False) -> StepProgram:
     """A known program that computes at least the wanted values, or a new one.
+
+    With ``beside`` (default: False) a new one may still be compiled when this returns.
 
     A reference cycle that the garbage collector has not met yet keeps values alive; a program
     that computes more than is wanted is as good, and saves a compilation.
@@ -207,7 +215,8 @@ def find_or_build(trace: Trace, key: ProgramIdentity) -> StepProgram:
     program = families.serve(trace, key)
     if program is None:
         metric = "EagerOpCompileTime" if trace.eager_flush else "CompileTime"
-        program = build_program.build(trace, results.outputs, results.donations, metric)
+        make = build_program.begin if beside else build_program.build
+        program = make(trace, results.outputs, results.donations, metric)
     trace.cur.keep(key, program)
     register(program)
     return program
@@ -226,15 +235,12 @@ def _run(
     safe = not program.donated or trace.backend.has_room(program.memory_needed())
     for slot in program.donated:
         # The trace's list and ``arguments`` hold it; whoever else does still wants the old value.
-        if getrefcount(trace.inputs[slot]) > _INPUT_ONLY + 1 + (slot in held):
+        if getrefcount(trace.inputs[slot]) > INPUT_ONLY + 1 + (slot in held):
             arguments[slot] = trace.backend.copy(arguments[slot])
             program.copied_donations += 1
     if not safe:
-        _keep_donated(trace, program, arguments)
-    if trace.floats:
-        arguments.append(trace.backend.put_numbers(np.array(trace.floats, np.float64)))
-    if trace.ints:
-        arguments.append(trace.backend.put_numbers(np.array(trace.ints, np.int64)))
+        keep_donated(trace, program, arguments, trace.inputs)
+    arguments += deferred_steps.numbers_of(trace)
     index = program.output_index
     results: list[Any] = []
     computed = map(results.__getitem__, [index[s.vid] for s in alive])
@@ -242,65 +248,3 @@ def _run(
     released = buffer_donation.releasing(held) if held else ()
     work = itertools.chain(taken, released, bound, trace.renewal())
     launch(trace, program, arguments, results, work, wait=not safe)
-
-
-def _keep_donated(trace: Trace, program: StepProgram, arguments: list[Any]) -> None:
-    """Donate copies instead, so that the tensors keep their values should the launch fail."""
-    try:
-        for slot in program.donated:
-            if arguments[slot] is trace.inputs[slot]:
-                arguments[slot] = trace.backend.copy(arguments[slot])
-    except RuntimeError as error:
-        if not program_failures.is_out_of_memory(error):
-            raise
-
-
-def launch(
-    trace: Trace,
-    program: StepProgram,
-    arguments: list[Any],
-    results: list[Any],
-    work: Iterable[Any],
-    wait: bool = False,
-    recorded: Trace | None = None,
-    watched: int | None = None,
-) -> None:
-    """Enqueue one run of a program on ``arguments``, and count it; with ``wait`` it has ended when this returns.
-
-    ``recorded`` is what listeners are told that recorded it; default: a copy of ``trace``. ``watched`` is the
-    number of a result that is sure to live on, to wait for; default: all are kept in mind.
-
-    The list ``results`` gets its results, and then ``work`` is done, which gives them to their
-    tensors: no exception comes between, since what was donated exists in ``results`` only. Raises what the
-    launch raises, torch.OutOfMemoryError for want of memory.
-    """
-    if recorded is None:
-        recorded = copy.copy(trace) if events.listening(events.ProgramExecuted) else trace
-    record = flight_ring.begin(flight_ring.LAUNCH, program.name)
-    run = execution(program.executable, arguments, results)
-    try:
-        if wait:  # nothing is donated, and what fails later is known before it is bound
-            indivisible.do(run)
-            ended = results[:]
-            results.clear()
-            trace.backend.client.wait(ended)
-            run = map(results.extend, (ended,))
-        indivisible.do(run, work)
-    except Exception as error:
-        flight_ring.waited(record)
-        if results:  # an exception of somebody else's, set once all was done
-            raise
-        explained = program_failures.explained(error, program.name, program.largest)
-        raise program_failures.costing_step(explained) from (None if explained is error else error)
-    trace.backend.last_program = program
-    elapsed = flight_ring.waited(record)
-    trace.backend.launched(results if watched is None else (results[watched],))
-    counters.sample(
-        "EagerOpExecuteTime" if trace.eager_flush else trace.backend.runs_metric, elapsed
-    )
-    program.count_run()
-    if events.listening(events.ProgramExecuted):
-        executed = events.ProgramExecuted(
-            trace=recorded, program=program, results=results, nanoseconds=elapsed
-        )
-        events.emit(executed)

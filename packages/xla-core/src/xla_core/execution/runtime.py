@@ -14,7 +14,7 @@ from xla_core.compilation import disk_cache, program_identity, warm_start
 from xla_core.contract.device_protocol import (
     DeviceClient,
 )
-from xla_core.execution import operator_counts, run_step, spmd_mode
+from xla_core.execution import deferred_steps, operator_counts, run_step, spmd_mode
 from xla_core.execution.device_backend import DeviceBackend
 from xla_core.operators.extensions import extensions
 from xla_core.plugins import discovery
@@ -99,6 +99,8 @@ def _start() -> DeviceClient:
 
 
 def _count_pending() -> None:
+    for trace in _Runtime.traces:
+        trace.backend.queue.wait(own=True)  # what the reader's own steps count is counted
     operator_counts.count_pending(_Runtime.traces)
 
 
@@ -149,6 +151,7 @@ def reattach() -> None:
         for trace in _Runtime.traces:
             with trace.lock:
                 trace.turns.run_all()
+                deferred_steps.finish(trace)
                 trace.forget()
         _attach(_backends(_Runtime.client))
 
@@ -175,6 +178,7 @@ def set_replicas(device_ids: Sequence[int]) -> None:
     Programs that talk to other replicas run on all of them at once, from now on.
     """
     replicas = tuple(device_ids)
+    settle()
     processes = replicas == process_replicas()
     for trace in traces():
         # a further device of a process is no replica, and must not pass for one that is alone
@@ -215,6 +219,12 @@ def sync(device: torch.device | None = None, wait: bool = False) -> None:
         trace.turns.run_ended()
     if wait:
         trace.backend.wait()
+
+
+def settle() -> None:
+    """Wait until every run has started that waits for its program; errors are left for the next sync or read."""
+    for trace in _Runtime.traces:
+        deferred_steps.settle(trace)
 
 
 def wait(devices: Sequence[torch.device] = ()) -> None:

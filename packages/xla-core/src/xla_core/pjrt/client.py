@@ -54,7 +54,11 @@ class PjrtClient:
     @property
     def capabilities(self) -> Capabilities:
         """What this client can do besides the contract's methods."""
-        return Capabilities(outlining=self.outlining, rehearse=getattr(self, "rehearse", None))
+        return Capabilities(
+            outlining=self.outlining,
+            rehearse=getattr(self, "rehearse", None),
+            compiles_beside=True,
+        )
 
     plugin: ClassVar[str] = ""
     version: ClassVar[str] = ""

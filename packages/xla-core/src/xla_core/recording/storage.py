@@ -37,7 +37,7 @@ class Storage:
     there unless an extension sets it: what it knows of this one tensor.
     """
 
-    __slots__ = ("trace", "meta", "vid", "epoch", "buffer", "version", "annotation")
+    __slots__ = ("trace", "meta", "vid", "epoch", "buffer", "version", "annotation", "__weakref__")
     annotation: Any
 
     # Any: a Trace, which is made of storages
@@ -160,7 +160,12 @@ def raise_if_poisoned(storage: Storage) -> None:
         error = storage.vid.error
         if isinstance(error, NoValueError):
             raise NoValueError(str(error))
-        raise RuntimeError(MSG_NEVER_COMPUTED.format(error=error)) from error
+        raise never_computed(error) from error
+
+
+def never_computed(error: Exception) -> RuntimeError:
+    """The error of reading a value that was never computed because of ``error``."""
+    return RuntimeError(MSG_NEVER_COMPUTED.format(error=error))
 
 
 class View:
@@ -251,6 +256,7 @@ class Backend(Protocol):
 
     Buffers are the client's objects. ``replicas`` are the ids of the job's replicas in ordinal order, empty
     where this one is alone; ``shapes_only`` says that buffers have no values (ahead of time).
+    ``may_defer`` says that steps may wait in ``queue`` for their programs.
     ``runs_counter`` and ``runs_metric`` count its programs' runs and their times. ``virtual_name`` is what a
     mesh is called as a device.
     """
@@ -265,6 +271,8 @@ class Backend(Protocol):
     formats: Mapping[np.dtype, np.dtype]
     numpy_dtype: Callable[[np.dtype], np.dtype]
     last_program: Any
+    queue: Any
+    may_defer: bool
     runs_counter: str
     runs_metric: str
     virtual_name: str | None

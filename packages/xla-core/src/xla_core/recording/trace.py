@@ -107,6 +107,12 @@ class Trace(StepState):
         copied.eager_flush = single or self.eager_flush
         return copied
 
+    def detached(self) -> Trace:
+        """A copy that stands where this one does, and holds none of the step's tensors and buffers."""
+        copied = self.standing_at(self.cur, inputs=0)
+        copied.touched = []
+        return copied
+
     @contextlib.contextmanager
     def looking(self, views: Sequence[View] = ()) -> Iterator[None]:
         """Undo, at the end of the block, what reading values in it recorded.

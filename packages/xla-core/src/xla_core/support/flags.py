@@ -26,6 +26,7 @@ __all__ = [
     "COMPILATION_CACHE_SIZE",
     "COMPILE_EFFORT",
     "COMPILE_PROGRESS",
+    "COMPILE_THREADS",
     "COORDINATOR_ADDRESS",
     "COORDINATOR_IS_LAUNCHER",
     "COPY_CPU_OPERANDS",
@@ -69,6 +70,7 @@ __all__ = [
     "XPU_LIBRARY_PATH",
     "parse_auto",
     "parse_bool",
+    "parse_count",
     "parse_effort",
     "parse_fractions",
     "parse_limits",
@@ -137,6 +139,13 @@ def parse_bool(text: str) -> bool:
 def parse_auto(text: str) -> bool | None:
     """``auto`` is None, else as ``parse_bool``. Raises ValueError for the rest."""
     return None if text.strip().lower() == "auto" else parse_bool(text)
+
+
+def parse_count(text: str) -> int:
+    """A whole number, 0 included. Raises ValueError for the rest."""
+    if not text.strip().isdecimal():
+        raise ValueError("expected a whole number")
+    return int(text)
 
 
 def parse_positive(text: str) -> int:
@@ -286,6 +295,15 @@ COMPILE_EFFORT: Final = Flag(
     "auto",
     "on the CPU, `fast` and `medium` make code that is compiled soon, `full` code that runs fast; `auto` goes by "
     "what a program computes",
+)
+COMPILE_THREADS: Final[Flag[int | None]] = Flag(
+    "XLA_COMPILE_THREADS",
+    parse_count,
+    None,
+    "how many programs are compiled at once, beside the thread that records; with `0` `sync()` returns when its "
+    "program is compiled and enqueued",
+    shown="the processor cores, at most 8; `0` with one core",
+    see="docs/compiling.md",
 )
 OUTLINE_REPEATS: Final = Flag(
     "XLA_OUTLINE_REPEATS",

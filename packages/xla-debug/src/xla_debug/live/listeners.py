@@ -24,10 +24,10 @@ def _made(event: Made) -> None:
     recompile.on_made(event.trace, event.program)
 
 
-def _executed(event: events.ProgramExecuted) -> None:
+def _requested(event: events.RunRequested) -> None:
     if event.trace.eager_flush:
         return
-    recompile.on_executed(event.trace, event.program)
+    recompile.on_requested(event.trace, event.program)
 
 
 def _step_marked(event: events.StepMarked) -> None:
@@ -53,7 +53,7 @@ def start() -> None:
     _listen(events.ProgramMissing, _missing)
     _listen(events.ProgramCompiled, _made)
     _listen(events.ProgramLoaded, _made)
-    _listen(events.ProgramExecuted, _executed)
+    _listen(events.RunRequested, _requested)
     _listen(events.StepMarked, _step_marked)
     _listen(events.ProgramEvicted, _evicted)
     _listen(events.StepsForgotten, _forgotten)

@@ -13,7 +13,8 @@ from xla_core.api.xla_model import wait_device_ops as _xla_wait_device_ops
 from xla_core.builder.hlo import XlaComputation
 from xla_core.compilation import program_table
 from xla_core.dispatch.transfers import materialise
-from xla_core.execution import buffer_donation, runtime
+from xla_core.execution import deferred_steps, runtime
+from xla_core.launching import buffer_donation
 from xla_core.lowering.compile_settings import get_mat_mul_precision as _xla_get_mat_mul_precision
 from xla_core.lowering.compile_settings import set_mat_mul_precision as _xla_set_mat_mul_precision
 from xla_core.recording.storage import PLACEHOLDER
@@ -124,12 +125,16 @@ def _is_placecholder(tensor: torch.Tensor) -> bool:
 def _set_buffer_donation(tensor: torch.Tensor, should_donate: bool) -> bool:
     """Mark the value of a tensor as given away, see ``buffer_donation``; False while it is pending."""
     counters.increment("XlaSetBufferDonation")
-    return buffer_donation.mark(_on_xla(tensor)._s, bool(should_donate))
+    storage = _on_xla(tensor)._s
+    deferred_steps.finish(storage.trace)
+    return buffer_donation.mark(storage, bool(should_donate))
 
 
 def _get_buffer_donation(tensor: torch.Tensor) -> bool:
     """Whether the value of a tensor is marked as given away."""
-    return buffer_donation.is_marked(_on_xla(tensor)._s.buffer)
+    storage = _on_xla(tensor)._s
+    deferred_steps.finish(storage.trace)
+    return buffer_donation.is_marked(storage.buffer)
 
 
 def _unsafe_buffer_pointer(tensor: torch.Tensor) -> int:

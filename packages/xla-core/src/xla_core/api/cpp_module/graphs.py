@@ -19,7 +19,7 @@ from xla_core.api.stablehlo_text import stablehlo_bytecode, stablehlo_text
 from xla_core.builder.hlo import from_module
 from xla_core.compilation.program_table import StepProgram
 from xla_core.dispatch.transfers import materialise
-from xla_core.execution import run_step, runtime
+from xla_core.execution import deferred_steps, run_step, runtime
 from xla_core.execution.pending_graph import graph_of, read_inputs
 from xla_core.jax_bridge import hlo_primitives
 from xla_core.lowering.replay import needed_entries
@@ -274,6 +274,7 @@ def _run_cached_graph(hash: bytes, graph_inputs: Sequence[torch.Tensor]) -> list
         tensors.append(whole)
     trace = known.trace
     with trace.lock:
+        deferred_steps.finish(trace)
         arguments = known.arguments(tensors)
         counters.sample("RunCachedGraphInputData", len(arguments), counters.render_number)
         results = known.program.executable.execute(arguments)

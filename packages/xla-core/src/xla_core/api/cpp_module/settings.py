@@ -6,9 +6,10 @@ from typing import Final
 
 import torch
 
-from xla_core.execution import buffer_donation, eager_mode, runtime
+from xla_core.execution import eager_mode, runtime
 from xla_core.execution.device_backend import keep_numbers as _set_xla_enable_device_data_cache
 from xla_core.execution.device_backend import keeps_numbers as _get_xla_enable_device_data_cache
+from xla_core.launching import buffer_donation
 from xla_core.operators import plan
 from xla_core.recording import source_location
 from xla_core.recording.entry import Entry, Operation

@@ -1,0 +1,151 @@
+"""Threads in which programs are compiled beside the thread that records.
+
+Lowering is Python and holds its lock; the compiler behind ``DeviceClient.compile`` lets go of it. Threads begin
+when there is something for them, and are waited for when the process ends: one that is inside the compiler then
+would end it with an error.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, Final, TypeVar
+
+from xla_core.support import flags
+
+MOST_THREADS: Final = 8
+"""More than this nobody gets without asking: every compilation takes memory of its own."""
+
+_T = TypeVar("_T")
+
+
+def wanted() -> int:
+    """How many programs may be compiled at once; 0 where each is waited for at once."""
+    asked = flags.COMPILE_THREADS.get()
+    if asked is not None:
+        return asked
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(cores or 1, MOST_THREADS) if (cores or 1) > 1 else 0
+
+
+class _Job:
+    """A function to call, and what it gives or raises."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._mine = threading.Lock()
+        self.future: Future[Any] = Future()
+
+    def run(self) -> None:
+        """Call the function, unless another thread does or the job was given up."""
+        if not self._mine.acquire(blocking=False) or not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self._function()
+        except BaseException as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+
+class _Pool:
+    """The threads, and what waits for them."""
+
+    def __init__(self) -> None:
+        self.jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self.lock = threading.Lock()
+        self.threads = 0
+        self.unfinished: set[Future[Any]] = set()
+        self.closed = False
+
+    def submit(self, job: _Job) -> None:
+        """Let a thread run ``job``; the calling one does where the process ends."""
+        if self.closed:
+            job.run()
+            return
+        with self.lock:
+            self.unfinished.add(job.future)
+            begins = self.threads < min(wanted(), len(self.unfinished))
+            self.threads += begins
+        job.future.add_done_callback(self.unfinished.discard)
+        self.jobs.put(job)
+        if begins:
+            threading.Thread(target=self._work, name="xla-compile", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            job = self.jobs.get()
+            job.run()
+            del job
+
+    def close(self) -> None:
+        """Take no more jobs, and wait for those that there are."""
+        self.closed = True
+        wait(list(self.unfinished))
+
+
+_pool = _Pool()
+
+
+def _begin_anew() -> None:
+    """In the child of a fork, which has none of its parent's threads."""
+    global _pool
+    _pool = _Pool()
+
+
+_first: list[Callable[[], None]] = []
+
+
+def before_closing(function: Callable[[], None]) -> None:
+    """Call ``function()`` when the process ends, before the threads are waited for."""
+    _first.append(function)
+
+
+def _close() -> None:
+    try:
+        for function in _first:
+            function()
+    finally:
+        _pool.close()
+
+
+atexit.register(_close)
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+def is_closed() -> bool:
+    """Whether the process ends: nothing is compiled beside it any more."""
+    return _pool.closed
+
+
+def submit(function: Callable[[], _T]) -> Future[_T]:
+    """Call ``function()`` in one of the threads; what it gives or raises is the future's.
+
+    The caller has found that ``wanted()`` is not 0.
+    """
+    job = _Job(function)
+    _pool.submit(job)
+    return job.future
+
+
+def run_each(functions: Sequence[Callable[[], _T]]) -> list[_T]:
+    """What the functions give, in their order: called side by side, the calling thread taking part.
+
+    Raises what the first of them raises that fails; those that have not begun by then are not called.
+    """
+    if len(functions) < 2 or wanted() < 2:
+        return [function() for function in functions]
+    jobs = [_Job(function) for function in functions]
+    for job in jobs[1:]:
+        _pool.submit(job)
+    try:
+        for job in jobs:
+            job.run()
+        return [job.future.result() for job in jobs]
+    finally:
+        for job in jobs:
+            job.future.cancel()

@@ -1,0 +1,234 @@
+"""The runs of one device that wait for their programs, and the thread that starts them in their order.
+
+A step whose program is still being compiled is put into the queue, and its tensors hold ``Awaited`` objects in
+place of buffers. Steps that follow it wait behind it, whether they have a program or not: what a device is given
+to do comes in the order in which it was asked for. Whoever syncs or reads *settles* what has ended: gives the
+tensors their buffers, and finds out about what failed. Until then nothing behind a failure starts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from threading import get_ident
+from typing import Any, Final
+
+from xla_core.compilation import compile_threads
+from xla_core.compilation.program_table import StepProgram
+from xla_core.recording.storage import Storage, never_computed
+from xla_core.recording.trace import Trace
+
+MOST_WAITING: Final = 8
+"""Runs that wait at once: each holds its arguments, so the next sync waits for the first of them."""
+
+
+class _Living:
+    """How many awaited values there are: mostly none, and nobody needs to look for them."""
+
+    count = 0
+
+
+class Awaited:
+    """In place of a buffer: the value that ``run`` will compute.
+
+    ``held`` is its buffer, once the run has started. With ``error`` the run has failed: then ``held`` is what the
+    tensor held before, or None.
+    """
+
+    __slots__ = ("__weakref__", "error", "held", "run")
+
+    def __init__(self, run: DeferredRun) -> None:
+        _Living.count += 1
+        self.run = run
+        self.held: Any = None
+        self.error: Exception | None = None
+
+    def __del__(self) -> None:
+        _Living.count -= 1
+
+    def value(self) -> Any:
+        """The buffer, waiting for it. Raises RuntimeError where it was never computed."""
+        if self.held is None and self.error is None:
+            self.run.queue.settle(self.run)
+        if self.error is not None:
+            raise never_computed(self.error) from self.error
+        return self.held
+
+
+def any_awaited() -> bool:
+    """Whether tensors or steps hold awaited values."""
+    return _Living.count > 0
+
+
+def value_of(buffer: Any) -> Any:
+    """``buffer``, or what it awaits."""
+    return buffer.value() if type(buffer) is Awaited else buffer
+
+
+class Result:
+    """One result of a run: which value of the step, which result of the program, and who awaits it.
+
+    ``former`` is the slot of the input that the tensor's value was before the step, or None.
+    """
+
+    __slots__ = ("awaited", "former", "position", "vid")
+
+    def __init__(self, awaited: Awaited, vid: int, position: int, former: int | None) -> None:
+        self.awaited = weakref.ref(awaited)
+        self.vid = vid
+        self.position = position
+        self.former = former
+
+
+class DeferredRun:
+    """One run of ``program`` on ``arguments``, among which are awaited values.
+
+    ``trace`` is a copy of the trace that stands at the step and holds none of its tensors; ``start`` launches the
+    run and returns the program's results. ``thread`` is who asked for it.
+    """
+
+    def __init__(
+        self,
+        queue: LaunchQueue,
+        trace: Trace,
+        program: StepProgram,
+        arguments: list[Any],
+        start: Callable[[DeferredRun], Sequence[Any]],
+    ) -> None:
+        self.queue = queue
+        self.trace = trace
+        self.program = program
+        self.arguments = arguments
+        self.results: list[Result] = []
+        self.storages: list[weakref.ref[Storage]] = []
+        self.thread = get_ident()
+        self.error: Exception | None = None
+        self.ended = threading.Event()
+        self.handled = threading.Event()
+        self._start = start
+
+    def go(self) -> None:
+        """Wait for the program, and start the run; what fails is kept in ``error``."""
+        try:
+            self.program.wait_until_made()
+            for argument in self.arguments:
+                if type(argument) is Awaited and argument.error is not None:
+                    raise argument.error
+            self.fill(self._start(self))
+        except Exception as error:
+            self.error = error
+        finally:
+            self.ended.set()
+
+    def fill(self, results: Sequence[Any]) -> None:
+        """Give those who await them the program's results, and let go of its arguments."""
+        for result in self.results:
+            awaited = result.awaited()
+            if awaited is not None:
+                awaited.held = results[result.position]
+        self.arguments = []
+
+
+class LaunchQueue:
+    """What waits on one device. Everything but the launching thread's work is done under the trace's lock.
+
+    ``unsettled`` are the runs whose tensors still hold awaited values, oldest first. ``untold`` is an error that
+    was not raised yet. ``failed`` says that some run has failed, ever.
+    """
+
+    def __init__(self) -> None:
+        self.unsettled: deque[DeferredRun] = deque()
+        self.untold: Exception | None = None
+        self.failed = False
+        self._settle: Callable[[DeferredRun], None] | None = None
+        self._jobs: queue.SimpleQueue[DeferredRun] = queue.SimpleQueue()
+        self._begun = False
+        _queues.add(self)
+
+    def open(self, settle: Callable[[DeferredRun], None]) -> None:
+        """Get ready for runs. ``settle(run)`` waits until ``run`` has ended, and settles it."""
+        self._settle = settle
+        if not self._begun:
+            self._begin()
+
+    def _begin(self) -> None:
+        thread = threading.Thread(
+            target=_launch, args=(self._jobs,), name="xla-launch", daemon=True
+        )
+        thread.start()
+        self._begun = True
+
+    def adding(self, run: DeferredRun) -> Iterator[Any]:
+        """For ``indivisible.do``: let ``run`` be the last of those that wait."""
+        return itertools.chain(map(self.unsettled.append, (run,)), map(self._jobs.put, (run,)))
+
+    def settle(self, run: DeferredRun) -> None:
+        """Wait until ``run`` has ended, and settle it and those before it."""
+        assert self._settle is not None
+        self._settle(run)
+
+    def finish(self) -> None:
+        """Wait until all runs have started, and settle them. Raises what one of them has failed with."""
+        if self.unsettled:
+            self.settle(self.unsettled[-1])
+        self.tell()
+
+    def tell(self) -> None:
+        """Raise the error that was not raised yet, if there is one."""
+        error, self.untold = self.untold, None
+        if error is not None:
+            raise error
+
+    def wait(self, own: bool = False) -> None:
+        """Wait until all runs have started, or one has failed; with ``own`` those of the calling thread only.
+
+        Raises nothing and settles nothing.
+        """
+        for run in list(self.unsettled):
+            if own and run.thread != get_ident():
+                continue
+            run.ended.wait()
+            if run.error is not None and not run.handled.is_set():
+                return
+
+    def begin_anew(self) -> None:
+        """Go on in the child of a fork, which has none of its parent's threads."""
+        self._jobs = queue.SimpleQueue()
+        self._begun = False
+        left = [run for run in self.unsettled if not run.ended.is_set()]
+        if left:  # behind one that has failed
+            self._begin()
+            for run in left:
+                self._jobs.put(run)
+
+
+_queues: weakref.WeakSet[LaunchQueue] = weakref.WeakSet()
+
+
+def _launch(jobs: queue.SimpleQueue[DeferredRun]) -> None:
+    while True:
+        run = jobs.get()
+        run.go()
+        if run.error is not None:
+            run.handled.wait()
+        del run
+
+
+def _wait_for_all() -> None:
+    """Before the process ends or forks: a thread of the compiler's must not be in the middle of something."""
+    for one in list(_queues):
+        one.wait()
+
+
+def _begin_anew() -> None:
+    for one in list(_queues):
+        one.begin_anew()
+
+
+compile_threads.before_closing(_wait_for_all)
+os.register_at_fork(before=_wait_for_all, after_in_child=_begin_anew)
