@@ -24,10 +24,16 @@ def test_a_number_may_be_a_multiple_of_a_length_and_more():
 
 
 def test_two_lengths_and_their_product():
-    found = fit(samples([2, 5, 10, 7], [3, 5, 15, 8], [3, 9, 27, 12]), [0, 1])
+    found = fit(samples([2, 5, 10, 7], [3, 5, 15, 8], [3, 9, 27, 12], [7, 4, 28, 11]), [0, 1])
     assert found is not None
     assert found.predicted([4, 6]).tolist() == [4, 6, 24, 10]
     assert found.lengths_of(np.array([4, 6, 24, 10])) == (4, 6)
+
+
+def test_three_steps_are_too_few_for_two_lengths_and_their_product():
+    rows = samples([8, 20, 152], [6, 33, 192], [8, 41, 320], [3, 29, 84])  # the last: L * (M - 1)
+    assert fit(rows[:3], [0, 1]) is None
+    assert fit(rows, [0, 1]).predicted([5, 40]).tolist() == [5, 40, 195]
 
 
 def test_two_lengths_that_were_equal_by_chance_are_told_apart_later():

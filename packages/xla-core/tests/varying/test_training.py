@@ -118,3 +118,23 @@ def test_the_last_batch_may_be_smaller_and_of_another_length(run_lengths):
 
     # two lengths and their product need four batches to be told apart
     assert run_lengths(step, make, sizes) >= 3, families.kept_out()
+
+
+def test_a_convolutional_net_takes_batches_of_any_size(run_lengths):
+    torch.manual_seed(4)
+    kernel, scale, out = torch.randn(4, 3, 3, 3), torch.rand(4), torch.randn(5, 16)
+
+    def step(images, kernel, scale, out):
+        kernel = kernel.detach().requires_grad_()
+        x = F.conv2d(images, kernel, padding=1)
+        x = F.max_pool2d(F.batch_norm(x, None, None, scale, training=True).relu(), 2)
+        classes = torch.arange(images.shape[0], device=images.device) % 5
+        loss = F.cross_entropy(F.linear(x.flatten(1), out), classes)
+        loss.backward()
+        return loss.detach(), kernel.grad
+
+    def make(size):
+        return torch.randn(size, 3, 4, 4), kernel, scale, out
+
+    near = {"rtol": 1e-3, "atol": 1e-3}
+    assert run_lengths(step, make, (8, 5, 7, 3, 6), near) == 3, families.kept_out()

@@ -37,10 +37,16 @@ def convolution(frame: Frame, equation: Any, values: list[Padded]) -> list[Padde
     left, right = values
     params = equation.params
     numbers = params["dimension_numbers"]
-    if right.varies:
-        raise NotCoveredError(MSG_SPATIAL)
     batch, features, *spatial = numbers.lhs_spec
-    if left.dims[features].varies or params["batch_group_count"] != 1:
+    grouped = params["batch_group_count"] != 1 or params["feature_group_count"] != 1
+    others = (axis for axis in range(len(right.dims)) if axis != numbers.rhs_spec[1])
+    if any(right.dims[axis].varies for axis in others):
+        raise NotCoveredError(MSG_SPATIAL)
+    if left.dims[features].varies:  # summed over, as in the gradient of a kernel over the batch
+        if grouped:
+            raise NotCoveredError(MSG_SPATIAL)
+        left, right = _summed(frame, left, features, right, numbers.rhs_spec[1])
+    elif params["batch_group_count"] != 1 and left.dims[batch].varies:
         raise NotCoveredError(MSG_SPATIAL)
     left = frame.spread(left, batch)
     sizes = equation.outvars[0].aval.shape
@@ -54,6 +60,17 @@ def convolution(frame: Frame, equation: Any, values: list[Padded]) -> list[Padde
     for axis, places in enumerate(frame.shape(dims)):
         array = frame.cut(array, axis, places)
     return [Padded(array, tuple(dims))]
+
+
+def _summed(
+    frame: Frame, left: Padded, axis: int, right: Padded, other: int
+) -> tuple[Padded, Padded]:
+    """Both operands laid out alike along what is summed over, with zeros in its padding."""
+    pair = [Padded(None, (left.dims[axis],)), Padded(None, (right.dims[other],))]
+    wanted = Dim(common_dims(pair)[0].factors)
+    left = frame.laid_out(left, axis, wanted)
+    right = frame.laid_out(right, other, wanted)
+    return frame.masked(left, (axis,), 0), frame.masked(right, (other,), 0)
 
 
 def _factors(size: Any) -> tuple[Any, ...]:

@@ -83,7 +83,7 @@ class _Family:
         if found is None:
             return None
         # programs hold for the numbers that the fit predicted which they were made from
-        self.fit, self.programs, self.failed = found, [], set()
+        self.fit, self.programs, self.failed, self.refused = found, [], set(), False
         seen = np.stack([known[list(found.lengths)] for known in self.samples])
         self.largest, self.smallest = seen.max(axis=0).tolist(), seen.min(axis=0).tolist()
         self.growing = len(found.lengths) == 1 and bool((np.diff(seen[:, 0]) == 1).all())
@@ -125,10 +125,10 @@ def _serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     started = time.perf_counter()
     wiped = skeletons.wiped(trace.cur.path())
     family = _family((wiped.skeleton, key))
-    if family.refused or not all(_LEAST_NUMBER <= n <= _MOST_NUMBER for n in wiped.numbers):
+    if not all(_LEAST_NUMBER <= n <= _MOST_NUMBER for n in wiped.numbers):
         return None
     lengths = family.lengths_of(np.array(wiped.numbers, dtype=np.int64), wiped.sizes)
-    if lengths is None or min(lengths) < LEAST:
+    if lengths is None or family.refused or min(lengths) < LEAST:
         return None
     family.largest = list(map(max, family.largest, lengths))
     family.smallest = list(map(min, family.smallest, lengths))

@@ -97,12 +97,14 @@ def _explained(
 ) -> tuple[int, tuple[Term, ...]] | None:
     """A constant and terms that give a column of numbers, None where there are none.
 
-    As few terms as there can be are tried first, and never more than there are steps to tell.
+    As few terms as there can be are tried first. With two lengths one step more than terms and constant must agree:
+    any three numbers are something of two lengths.
     """
     products: list[tuple[int, ...]] = [(number,) for number in range(len(lengths))]
     if len(lengths) == 2:
         products.append((0, 1))
-    for count in range(1, min(len(products), len(column) - 1) + 1):
+    most = 1 if len(lengths) == 1 else len(column) - 2
+    for count in range(1, min(len(products), most) + 1):
         for chosen in itertools.combinations(products, count):
             found = _solved(column, [_product(lengths, which) for which in chosen])
             if found is not None:

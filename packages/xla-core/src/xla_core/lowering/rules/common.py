@@ -72,8 +72,8 @@ def scalar(value: Any, dtype: np.dtype) -> Array:
 
 
 def count_as(count: Any, dtype: np.dtype) -> Any:
-    """A number of elements as a number of ``dtype``; a product of symbolic sizes as a 0-d array."""
-    return dtype.type(count) if isinstance(count, int) else scalar(count, dtype)
+    """A number of elements, or made of one, as a number of ``dtype``; of symbolic sizes as a 0-d array."""
+    return dtype.type(count) if isinstance(count, (int, float)) else scalar(count, dtype)
 
 
 def is_one(value: Any) -> bool:

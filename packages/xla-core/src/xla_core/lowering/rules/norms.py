@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from jax import Array, lax
 
-from xla_core.lowering.rules.common import is_one, opmath, output_shape
+from xla_core.lowering.rules.common import count_as, is_one, opmath, output_shape
 from xla_core.operators.lowering_registry import RuleContext, aten, rule
 
 
@@ -133,7 +133,7 @@ def _batch_norm(
         return saved, running
     count = x.size // max(x.shape[1], 1)
     # The running variance is the unbiased one; one element per channel gives inf or NaN as in C.
-    unbiased = var * np.asarray(count / (count - 1) if count > 1 else np.nan, wide.dtype)
+    unbiased = var * count_as(count / (count - 1) if count > 1 else np.nan, wide.dtype)
     return saved, (_mix(running[0], mean, momentum), _mix(running[1], unbiased, momentum))
 
 
