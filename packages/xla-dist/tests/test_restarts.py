@@ -18,7 +18,7 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 import torch_xla
 from torch_xla.experimental.resume import restart_count
-from xla_core.multiprocess.job_setup import free_port
+from xla_core.testing.internals import free_port
 
 
 @pytest.fixture

@@ -491,9 +491,9 @@ def test_a_missing_header(unregistered, monkeypatch):
     assert names_the_version(caught.value)
 
 
-def test_methods_in_another_order(run_python):
+def test_methods_in_another_order(run_interpreter):
     """The Meta guard is asked through the table, and its answers do not fit: the process goes on."""
-    output = run_python(
+    output = run_interpreter(
         """
         import torch
         from xla_core.torch_bridge import device_guard

@@ -61,10 +61,10 @@ def package(tmp_path):
     return folder
 
 
-def test_an_edited_rule_of_another_package_misses(run_python, package, tmp_path):
+def test_an_edited_rule_of_another_package_misses(run_interpreter, package, tmp_path):
     def outcome(folder=package.parent):
         cache = str(tmp_path / "cache")
-        said = run_python(
+        said = run_interpreter(
             SCRIPT.format(folder=str(folder)),
             XLA_PERSISTENT_CACHE_PATH=cache,
             PYTHONDONTWRITEBYTECODE="1",

@@ -17,6 +17,7 @@ from xla_core.execution import index_checks
 from xla_core.execution.device_backend import keep_numbers
 from xla_core.kernels import flash_attention, grouped_matmul, paged_attention, splash_attention
 from xla_core.lowering.outline_functions import KEPT_PREFIX
+from xla_core.multiprocess.job_setup import free_port
 from xla_core.operators import lowering_registry
 from xla_core.operators.target import lowering_for, target_of
 from xla_core.recording import xla_tensor
@@ -29,6 +30,7 @@ __all__ = [
     "checking_indices",
     "count_memory_mappings",
     "flash_attention",
+    "free_port",
     "grouped_matmul",
     "keep_numbers",
     "key_text",
