@@ -47,7 +47,7 @@ class States:
         self._followers: list[Any] = []
         self._path = path
         self._undo: list[Any] = []
-        if not events.listening(events.ProgramExecuted):
+        if not events.listening(events.RunRequested):
             raise RuntimeError("xla-debug is not installed: nobody listens to the core")
         listeners.stop()
         source_location.set_locator(None)

@@ -142,6 +142,7 @@ def test_the_cost_of_xla_debug_is_measured(tmp_path):
         timeout=120,
     )
     assert done.returncode in (0, 1), done.stderr  # 1: too slow, which three rounds cannot tell
+    assert "Traceback" not in done.stderr, done.stderr
     figures = json.loads(target.read_text())["workloads"]["mlp_adam"]
     assert set(figures["step_ms"]) == {"without", "installed", "metrics_file"}
     assert 0.2 < figures["installed"]["ratio"] < 5
