@@ -86,6 +86,6 @@ def _figure(
     made = go.Figure(traces)
     made.update_layout(
         barmode="stack" if stacked else "group", title=title, template="plotly_white",
-        height=200 + rows * (50 if stacked else 110), yaxis={"autorange": "reversed"},
+        height=290 + rows * (50 if stacked else 110), yaxis={"autorange": "reversed"},
     )  # fmt: skip
     return made

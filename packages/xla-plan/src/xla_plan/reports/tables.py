@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -16,6 +17,13 @@ _KINDS: Final = (
     "parameters", "optimizer state", "inputs and padding", "results", "gradients", "activations", "code",
 )  # fmt: skip
 _MOST_LINES: Final = 3
+
+
+def _bytes(size: float) -> str:
+    """Bytes in powers of 1024, as the chip's memory is given."""
+    return re.sub(
+        r"([KMGTP]?)B$", lambda unit: f" {unit[1]}iB" if unit[1] else " B", render_bytes(size)
+    )
 
 
 def show(plans: Sequence[Plan], console: Console) -> None:
@@ -34,7 +42,7 @@ def show(plans: Sequence[Plan], console: Console) -> None:
             if plan.figures["collectives"]:
                 console.print(_collectives(plan))
             console.print(f"  compiled in {plan.figures['seconds']['compile']:.0f} s, "
-                          f"{render_bytes(plan.figures['host_peak_bytes'])} of host memory")  # fmt: skip
+                          f"{_bytes(plan.figures['host_peak_bytes'])} of host memory")  # fmt: skip
         for line in plan.advice:
             console.print(Text(f"  change: {line}"))
 
@@ -76,21 +84,19 @@ def _summary(plans: Sequence[Plan]) -> Table:
     for plan in plans:
         one, found = plan.candidate, plan.estimate
         options = " ".join(f"{k}={v}" for k, v in one.options.items())
-        total = render_bytes(plan.memory["total"]) if plan.memory["total"] else "?"
+        total = _bytes(plan.memory["total"]) if plan.memory["total"] else "?"
         fits = "yes" if plan.fits else "NO"
         rest = ("?",) * 5 if found is None else (
             seconds(found.seconds), seconds(found.low), seconds(found.high), percent(found.mfu), found.bound
         )  # fmt: skip
-        table.add_row(
-            one.topology, one.mesh_text, options, total, render_bytes(plan.limit), fits, *rest
-        )
+        table.add_row(one.topology, one.mesh_text, options, total, _bytes(plan.limit), fits, *rest)
     return table
 
 
 def _memory(plan: Plan) -> Table:
     table = _table("HBM of one chip", (*_KINDS, "total", "of"))
-    row = [render_bytes(plan.memory[kind]) for kind in _KINDS]
-    table.add_row(*row, render_bytes(plan.memory["total"]), render_bytes(plan.limit))
+    row = [_bytes(plan.memory[kind]) for kind in _KINDS]
+    table.add_row(*row, _bytes(plan.memory["total"]), _bytes(plan.limit))
     return table
 
 
@@ -102,9 +108,9 @@ def _time(plan: Plan) -> Table:
     sent = plan.figures["sent"]
     rows: list[tuple[str, str, float]] = [
         ("products", f"{flops / 1e12:.3g} TFLOP", found.compute),
-        ("HBM traffic", render_bytes(int(work["hbm_bytes"])), found.hbm),
-        ("sent over ICI", render_bytes(int(sent["ici"])), found.ici),
-        ("sent over DCN", render_bytes(int(sent["dcn"])), found.dcn),
+        ("HBM traffic", _bytes(int(work["hbm_bytes"])), found.hbm),
+        ("sent over ICI", _bytes(int(sent["ici"])), found.ici),
+        ("sent over DCN", _bytes(int(sent["dcn"])), found.dcn),
         ("compiler's cycles", f"{work['cycles']:.3g}", found.cycles),
         ("kernels", f"{work['kernel_flops'] / 1e12:.3g} TFLOP", found.kernels),
     ]
@@ -122,14 +128,14 @@ def _collectives(plan: Plan) -> Table:
         "between chips", ("kind", "times", "results", "sent", "lines"), ("kind", "lines")
     )
     for row in plan.figures["collectives"]:
-        sizes = (render_bytes(int(row["bytes"])), render_bytes(int(row["sent"])))
+        sizes = (_bytes(int(row["bytes"])), _bytes(int(row["sent"])))
         table.add_row(row["kind"], str(row["count"]), *sizes, Text(_lines(row)))
     return table
 
 
 def _lines(row: dict[str, Any]) -> str:
     named = list(row["lines"].items())
-    shown = [f"{line} ({render_bytes(int(size))})" for line, size in named[:_MOST_LINES]]
+    shown = [f"{line} ({_bytes(int(size))})" for line, size in named[:_MOST_LINES]]
     return ", ".join(shown) + (
         f", {len(named) - _MOST_LINES} more" if len(named) > _MOST_LINES else ""
     )
