@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 import torch_xla
 import torch_xla.core.xla_model as xm
-import torch_xla.debug.metrics as met
 from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel as FSDP
 from torch_xla.experimental.distributed_checkpoint import CheckpointManager
 from torch_xla.experimental.resume import ResumableLoader, RunCheckpoints, restart_count
+from xla_core.support import counters
 
 
 def note(folder, index, text):
@@ -32,7 +32,7 @@ def dies(index, folder, attempts, how):
     x = torch.ones(3, device="xla") * 2
     torch_xla.sync()
     total = xm.all_reduce("sum", x).cpu().tolist()
-    note(folder, index, f"{total} {met.counter_value('PersistentCacheHit') or 0}")
+    note(folder, index, f"{total} {counters.all_counters().get('PersistentCacheHit', 0)}")
     if restart_count() < attempts and index == 1:
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)

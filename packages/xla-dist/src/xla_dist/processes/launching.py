@@ -42,6 +42,7 @@ from xla_dist.job_health.local_processes import is_frozen
 from xla_dist.processes import restarts
 from xla_dist.processes.child_process import Report, run_child
 from xla_dist.processes.thread_replicas import run_threads
+from xla_dist.settings import RESTART_COUNT
 
 # After the first process has ended badly the others may still say why; then they are ended.
 _GRACE_SECONDS: Final = 1.5
@@ -233,14 +234,22 @@ def local_environments(options: Mapping[str, str]) -> list[dict[str, str]]:
     return [dict(one) for one in found(options)] if found is not None else [{}]
 
 
-def _plan(options: Mapping[str, str], local: Sequence[Mapping[str, str]]) -> list[Job]:
-    """The jobs' places of this host's processes: of one host, or of one among several."""
+def _plan(
+    options: Mapping[str, str], local: Sequence[Mapping[str, str]], attempt: int
+) -> list[Job]:
+    """The jobs' places of this host's processes: of one host, or of one among several.
+
+    With several hosts each attempt meets at a port of its own, the first one's plus ``attempt``: a host that
+    begins again before the others have seen the end would join the job that is ending.
+    """
     hosts = job_from_environment(options, runtime.device_type())
     count = len(local)
     if hosts is None:
         return [Job(i, count, "", i, count, served=True) for i in range(count)]
+    host, _, port = hosts.address.rpartition(":")
+    address = f"{host}:{int(port) + attempt}" if port else hosts.address
     return [
-        Job(hosts.index * count + i, hosts.count * count, hosts.address, i, count, served=True)
+        Job(hosts.index * count + i, hosts.count * count, address, i, count, served=True)
         for i in range(count)
     ]
 
@@ -274,7 +283,7 @@ def start(
     if runtime.started():
         raise RuntimeError(MSG_STARTED)
     local = local_environments(os.environ)
-    jobs = _plan(os.environ, local)
+    jobs = _plan(os.environ, local, int((variables or {}).get(RESTART_COUNT.name, "0")))
     context = torch.multiprocessing.get_context(start_method)
     # a fork server has the environment of the moment when it was started
     inherited = dict(os.environ) if start_method == "forkserver" else {}
