@@ -56,6 +56,7 @@ REASONS = {
     "xla_core.recording.builtin_plans": {"_plans": CODE},
     "xla_core.recording.random_state": {"_states": DEVICE, "_common": ONCE},
     "xla_core.recording.step_key": {"_SPELLED": CODE},
+    "xla_core.recording.untyped_storage": {"_stand_ins": OWNER},
     "xla_core.recording.xla_tensor": {"handlers": OPERATOR, "_plain": OPERATOR},
     "xla_core.support.caches": {"_registered": CODE},
     "xla_core.support.counters": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
+import torch_xla
 import torch_xla.core.xla_model as xm
 from xla_core.recording.xla_tensor import XLATensor
 
@@ -450,3 +453,16 @@ def test_load_of_a_device_that_is_not_there_names_those_that_are(run_python, tmp
     )
     with pytest.raises(RuntimeError, match="there is no device xla:2; this process has xla:0"):
         torch.load(tmp_path / "x.pt")
+
+
+def test_weak_references_to_storages_tell_aliases_apart():
+    """torch.multiprocessing's, which torch 2.11 asks of the arguments of compiled functions."""
+    x, other = torch.zeros(4, device="xla"), torch.zeros(4, device="xla")
+    mine, part = (StorageWeakRef(t.untyped_storage()) for t in (x, x[1:]))
+    assert mine == part and hash(mine) == hash(part)
+    assert mine != StorageWeakRef(other.untyped_storage())
+    assert not mine.expired()
+    torch_xla.sync()
+    del x
+    gc.collect()
+    assert mine.expired()

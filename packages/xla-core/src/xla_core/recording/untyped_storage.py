@@ -8,6 +8,7 @@ one.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Final
 
 import torch
@@ -17,6 +18,11 @@ from xla_core.recording.storage import Storage, View
 
 # id() of a storage is unique while it lives; each gets room for 2**48 bytes.
 _ROOM: Final = 48
+
+# Storages of PyTorch's own, without bytes, that live as long as those of ours that they stand for.
+_stand_ins: Final[weakref.WeakKeyDictionary[Storage, torch.UntypedStorage]] = (
+    weakref.WeakKeyDictionary()
+)
 
 MSG_NO_MEMORY: Final = (
     "the storage of a tensor on {device} has no memory that can be {what}; "
@@ -54,6 +60,13 @@ class StorageHandle:
         return self.nbytes()
 
     __len__ = size
+
+    def _weak_ref(self) -> int:
+        """For torch.multiprocessing's StorageWeakRef, by which torch 2.11 tells arguments that share memory."""
+        stand_in = _stand_ins.get(self._storage)
+        if stand_in is None:
+            stand_in = _stand_ins.setdefault(self._storage, torch.UntypedStorage(0))
+        return stand_in._weak_ref()  # type: ignore[no-any-return, attr-defined]
 
     def is_shared(self) -> bool:
         """False: other processes cannot see it."""
