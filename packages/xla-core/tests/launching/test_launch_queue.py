@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from xla_core.execution import deferred_steps, runtime
 from xla_core.jax_bridge import jax_private
 from xla_core.launching import launch_queue, program_launch
 from xla_core.launching.launch_queue import Awaited
-from xla_core.support import counters
+from xla_core.support import counters, flight_ring
 
 
 @pytest.fixture(autouse=True)
@@ -457,3 +458,20 @@ def test_a_process_may_fork_while_it_compiles(run_python):
 """
     )
     assert "True" in run_python(code, XLA_COMPILE_THREADS="2")
+
+
+def test_a_compilation_beside_the_work_is_in_the_flight_record(gate):
+    def nanoseconds():
+        records = [r for r in flight_ring.records() if r[0] == flight_ring.COMPILE]
+        return [r[2] for r in records if r[4] == name][-1]  # other tests compile the same step
+
+    x = torch.arange(3.0).to("xla") * 1.5
+    torch_xla.sync()
+    name = x._s.buffer.run.program.name
+    assert nanoseconds() == flight_ring.RUNNING
+    gate.open()
+    assert x.tolist() == [0, 1.5, 3]
+    deadline = time.monotonic() + 60
+    while nanoseconds() == flight_ring.RUNNING and time.monotonic() < deadline:
+        time.sleep(0.01)  # the thread is done with the program before it is with the record
+    assert nanoseconds() > 0

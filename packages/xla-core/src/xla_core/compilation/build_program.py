@@ -46,48 +46,31 @@ def build(
     outputs: tuple[int, ...],
     pairs: tuple[tuple[int, int], ...],
     metric: str = "CompileTime",
+    beside: bool = False,
 ) -> StepProgram:
     """The program that computes ``outputs`` of the step that ends at the trace's current entry.
 
     ``pairs`` are donations: the slot of an input, and the number of the wanted value that may have its
     memory. ``metric`` gets the time that compiling takes. Raises InvalidStepError for a step that breaks an
     invariant, LoweringError where a rule fails, and RuntimeError with the compiler's message.
+
+    With ``beside`` (default: False) a program that is not stored is lowered when this returns, and compiled in
+    another thread, see ``StepProgram.making``; listeners hear of it from whoever calls ``Making.tell``.
     """
     compilation = Compilation(trace, outputs, pairs)
     compilation.identify()
-    record = flight_ring.begin(flight_ring.COMPILE, compilation.name, len(compilation.entries))
-    try:
+    name, operations = compilation.name, len(compilation.entries)
+    with contextlib.ExitStack() as watching:
+        record = flight_ring.begin(flight_ring.COMPILE, name, operations)
+        watching.callback(flight_ring.end, record)
         if not compilation.look_up():
-            with progress_line.watching(compilation.name, len(compilation.entries)) as notice:
-                compilation.lower(notice)
-                compilation.compile(notice)
+            notice = watching.enter_context(progress_line.watching(name, operations))
+            compilation.lower(notice)
+            if beside:
+                return compilation.compile_beside(notice, watching.pop_all(), metric)
+            compilation.compile(notice)
             compilation.store(metric)
         return compilation.install()
-    finally:
-        flight_ring.end(record)
-
-
-def begin(
-    trace: Trace,
-    outputs: tuple[int, ...],
-    pairs: tuple[tuple[int, int], ...],
-    metric: str = "CompileTime",
-) -> StepProgram:
-    """``build``, but a program that is not stored is compiled in another thread, see ``StepProgram.making``.
-
-    Lowering is done when this returns, and raises what it raises in ``build``. Listeners hear of the program from
-    whoever calls ``Making.tell``.
-    """
-    compilation = Compilation(trace, outputs, pairs)
-    compilation.identify()
-    if compilation.look_up():
-        return compilation.install()
-    with contextlib.ExitStack() as watching:
-        notice = watching.enter_context(
-            progress_line.watching(compilation.name, len(compilation.entries))
-        )
-        compilation.lower(notice)
-        return compilation.compile_beside(notice, watching.pop_all(), metric)
 
 
 class Compilation:
@@ -229,7 +212,7 @@ class Compilation:
             histogram=Counter(e.plan.name for e in operations_of(self.entries)),
             compile_seconds=time.perf_counter() - self._started,
             from_cache=not self.modules,
-            output_bytes=_sizes(self.entries, self.outputs),
+            output_bytes=output_bytes(self.entries, self.outputs),
             backend=self.backend,
             largest=program_failures.largest_values(self.entries),
         )
@@ -315,7 +298,7 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _sizes(entries: Sequence[Entry], outputs: Sequence[int]) -> dict[int, int]:
+def output_bytes(entries: Sequence[Entry], outputs: Sequence[int]) -> dict[int, int]:
     """Bytes of the values ``outputs``, by their numbers."""
     sizes = {
         e.first + i: meta.nbytes

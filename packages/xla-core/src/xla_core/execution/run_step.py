@@ -215,8 +215,7 @@ def find_or_build(trace: Trace, key: ProgramIdentity, beside: bool = False) -> S
     program = families.serve(trace, key)
     if program is None:
         metric = "EagerOpCompileTime" if trace.eager_flush else "CompileTime"
-        make = build_program.begin if beside else build_program.build
-        program = make(trace, results.outputs, results.donations, metric)
+        program = build_program.build(trace, results.outputs, results.donations, metric, beside)
     trace.cur.keep(key, program)
     register(program)
     return program

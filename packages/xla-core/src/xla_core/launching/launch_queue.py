@@ -27,10 +27,9 @@ MOST_WAITING: Final = 8
 """Runs that wait at once: each holds its arguments, so the next sync waits for the first of them."""
 
 
-class _Living:
-    """How many awaited values there are: mostly none, and nobody needs to look for them."""
-
-    count = 0
+# The ids of awaited values: mostly there are none, and nobody needs to look for them. A set, since several
+# threads make and drop them: adding to one and removing from it are indivisible.
+_living: Final[set[int]] = set()
 
 
 class Awaited:
@@ -43,13 +42,13 @@ class Awaited:
     __slots__ = ("__weakref__", "error", "held", "run")
 
     def __init__(self, run: DeferredRun) -> None:
-        _Living.count += 1
+        _living.add(id(self))
         self.run = run
         self.held: Any = None
         self.error: Exception | None = None
 
     def __del__(self) -> None:
-        _Living.count -= 1
+        _living.discard(id(self))
 
     def value(self) -> Any:
         """The buffer, waiting for it. Raises RuntimeError where it was never computed."""
@@ -62,7 +61,7 @@ class Awaited:
 
 def any_awaited() -> bool:
     """Whether tensors or steps hold awaited values."""
-    return _Living.count > 0
+    return bool(_living)
 
 
 def value_of(buffer: Any) -> Any:

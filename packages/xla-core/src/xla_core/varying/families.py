@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from xla_core.compilation import progress_line
+from xla_core.compilation import build_program, progress_line
 from xla_core.compilation.program_identity import ProgramIdentity
 from xla_core.compilation.program_table import StepProgram, make_room
 from xla_core.lowering.program_failures import largest_values
@@ -27,7 +27,7 @@ from xla_core.lowering.step_program import input_specs
 from xla_core.lowering.step_verifier import verify
 from xla_core.recording.entry import operations_of
 from xla_core.recording.trace import Trace
-from xla_core.support import caches, counters, flags
+from xla_core.support import caches, counters, flags, flight_ring
 from xla_core.varying import bound_program, skeletons
 from xla_core.varying.bound_program import BoundProgram, Range, Recorded, VaryingExecutable
 from xla_core.varying.fit import Fit, fit
@@ -199,8 +199,12 @@ def _compiled(step: Recorded, found: Fit, sizes: Sequence[int], between: Range) 
     name = f"varying_{next(_numbers)}_to_{'_'.join(map(str, between[1]))}"
     make_room(len(step.entries))
     started = time.perf_counter()
-    with progress_line.watching(name, len(step.entries)):
-        bound = bound_program.build(step, found, sizes, between, name)
+    record = flight_ring.begin(flight_ring.COMPILE, name, len(step.entries))
+    try:
+        with progress_line.watching(name, len(step.entries)):
+            bound = bound_program.build(step, found, sizes, between, name)
+    finally:
+        flight_ring.end(record)
     counters.sample("CompileTime", (time.perf_counter() - started) * 1e9)
     counters.increment("UncachedCompile")
     counters.increment("CreateCompileHandles")
@@ -223,7 +227,6 @@ def _installed(
 ) -> StepProgram:
     """The step's program: a run of ``bound``."""
     entries, outputs = trace.cur.path(), key.what.outputs
-    sizes = {e.first + i: m.nbytes for e in entries for i, m in enumerate(e.metas) if m is not None}
     return StepProgram(
         name=bound.program.name,
         executable=VaryingExecutable(bound, lengths, trace.backend),
@@ -234,7 +237,7 @@ def _installed(
         histogram=Counter(e.plan.name for e in operations_of(entries)),
         compile_seconds=seconds,
         from_cache=True,
-        output_bytes={vid: sizes[vid] for vid in outputs},
+        output_bytes=build_program.output_bytes(entries, outputs),
         backend=trace.backend,
         largest=largest_values(entries),
     )
