@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,3 +30,20 @@ def program_servers() -> Iterator[Iterator[forked_programs.Server]]:
     """Processes that have imported torch and jax, in turns: programs are forked from them."""
     with forked_programs.servers() as in_turns:
         yield in_turns
+
+
+@pytest.fixture
+def run_tool() -> Callable[..., str]:
+    """Run a script of ``tools/`` with arguments, without settings of this project; what it printed."""
+
+    def run(name: str, *arguments: Any) -> str:
+        tool = Path(__file__).parent / "tools" / name
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("XLA_")}
+        done = subprocess.run(
+            [sys.executable, tool, *map(str, arguments)],
+            capture_output=True, text=True, timeout=300, env=environment,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run

@@ -11,6 +11,7 @@ STEPS = Path(__file__).with_name("small_steps.py")
 PODS = Path(__file__).resolve().parents[3] / "examples" / "pods"
 WIDTH, ROWS, LAYERS = 512, 256, 2
 WEIGHTS = LAYERS * (WIDTH * WIDTH + WIDTH)
+MLP_ON_FOUR = ("run", f"{STEPS}:mlp", "--topology", "v5e:2x2", "--mesh", "fsdp=4")
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +92,7 @@ def test_programs_are_kept_with_a_manifest(mlp, command, cache):
     ]
     assert all(r["versions"]["libtpu"] and r["step"].endswith("small_steps.py:mlp") for r in rows)
     again = command(
-        "run",
-        f"{STEPS}:mlp",
-        "--topology",
-        "v5e:2x2",
-        "--mesh",
-        "fsdp=4",
+        *MLP_ON_FOUR,
         "--set",
         f"width={WIDTH}",
         "--cache",
@@ -110,12 +106,7 @@ def test_programs_are_kept_with_a_manifest(mlp, command, cache):
 
 def test_a_step_that_does_not_fit_is_refused_with_what_to_change(command):
     done = command(
-        "run",
-        f"{STEPS}:mlp",
-        "--topology",
-        "v5e:2x2",
-        "--mesh",
-        "fsdp=4",
+        *MLP_ON_FOUR,
         "--set",
         "width=65536",
         "--set",

@@ -6,11 +6,7 @@ import contextlib
 import fcntl
 import json
 import logging
-import os
 import resource
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -144,16 +140,9 @@ def test_a_record_says_what_the_files_are(tmp_path):
     assert size == (tmp_path / "1" / "__0_0.distcp").stat().st_size
 
 
-def test_kills_at_any_moment_of_saving(tmp_path):
+def test_kills_at_any_moment_of_saving(run_tool, tmp_path):
     """The tool that does it two hundred times: here a few of each kind."""
-    tool = Path(__file__).parents[3] / "tools" / "checkpoint_kills.py"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("XLA_")}
-    done = subprocess.run(
-        [sys.executable, tool, "--kills", "9", "--folder", tmp_path],
-        capture_output=True, text=True, timeout=300, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
+    lines = run_tool("checkpoint_kills.py", "--kills", 9, "--folder", tmp_path).splitlines()
     assert [line.partition(",")[0] for line in lines] == [
         "whole: 3 kills", "async: 3 kills", "sharded: 3 kills",
     ]  # fmt: skip

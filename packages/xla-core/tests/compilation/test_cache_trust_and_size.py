@@ -6,10 +6,7 @@ import logging
 import multiprocessing
 import os
 import random
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -200,13 +197,7 @@ def test_eight_processes_keep_one_folder_below_its_bound(bounded, caplog):
     assert kept and not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-def test_damaged_entries_crash_nothing_and_change_no_result(tmp_path):
+def test_damaged_entries_crash_nothing_and_change_no_result(run_tool, tmp_path):
     """The tool that damages a thousand: here each of 25 once. It fails if undamaged ones are not used."""
-    tool = Path(__file__).parents[4] / "tools" / "cache_damage.py"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("XLA_")}
-    done = subprocess.run(
-        [sys.executable, tool, "--entries", "25", "--folder", tmp_path],
-        capture_output=True, text=True, timeout=300, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 crashes, 0 processes with wrong results, 0 of the entries" in done.stdout
+    said = run_tool("cache_damage.py", "--entries", 25, "--folder", tmp_path)
+    assert "0 crashes, 0 processes with wrong results, 0 of the entries" in said

@@ -36,81 +36,18 @@ def torch_save(state, path):
 SAVES = {"xm.save": xm.save, "torch.save": torch_save}
 
 
-@pytest.mark.filterwarnings("ignore:.*unclosed file:pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-@pytest.mark.parametrize("name", SAVES)
-def test_saving_what_is_pending(name, tmp_path):
-    """At each bytecode of what is ours: the writing of the file, or with torch.save the reading of tensors."""
-    path, save = tmp_path / "state.pt", SAVES[name]
-    weight = torch.arange(4.0).to("xla")
-
-    def step():
-        weight.add_(1)
-        save({"weight": weight, "view": weight[1:], "step": 3}, path)
-
-    for _ in range(3):
-        step()
-    with Passed() as passed:
-        step()
-    places = [
-        place
-        for place in passed.places(("first",))
-        if place[0].co_filename.endswith(
-            ("saving.py", "atomic_file.py") if name == "xm.save" else "transfers.py"
-        )
-    ]
-    assert len(places) > 20
-    files, rights = open_files(), mask()
-    for place in places:
-        before = weight.cpu()
-        stored = torch.load(path)["weight"].cpu()
-        try:
-            with Interrupt(*place, lines=False):
-                step()
-        except Interrupted as interrupted:
-            where = str(interrupted)
-        else:
-            continue
-        assert any(torch.equal(weight.cpu(), one) for one in (before, before + 1)), where
-        found = torch.load(path)["weight"].cpu()
-        assert any(torch.equal(found, one) for one in (stored, before + 1)), where
-        assert mask() == rights, where
-        step()
-        assert torch.equal(torch.load(path)["view"].cpu(), weight.cpu()[1:]), where
-        assert [p.name for p in tmp_path.iterdir()] == ["state.pt"], where
-    assert open_files() <= files + 1
-
-
-@pytest.mark.parametrize("load", [torch.load, xser.load], ids=["torch", "xser"])
-def test_loading_into_tensors_that_are_there(load, tmp_path):
-    """Each parameter is old or new; what is loaded next is all there."""
-    path = tmp_path / "state.pt"
-    net = torch.nn.Linear(3, 2).to("xla")
-    old = {name: value.cpu().clone() for name, value in net.state_dict().items()}
-    new = {name: value + 1 for name, value in old.items()}
-    xm.save(new, path)
-
-    def step():
-        net.load_state_dict(load(path))
-        torch_xla.sync()
-
-    step()
-    with Passed(lines=True) as passed:
-        step()
+def interrupted_once(step, places, prepare, check, lines):
+    """Interrupt ``step`` at each place, a line (``lines``) or a bytecode; how often that came out of it."""
     fired = 0
-    for place in passed.places():
-        net.load_state_dict(old)
+    for place in places:
+        before, where = prepare(), "not passed"
         try:
-            with Interrupt(*place, lines=True):
+            with Interrupt(*place, lines):
                 step()
         except Interrupted as interrupted:
-            fired += 1
-            for name, value in net.state_dict().items():
-                known = old[name], new[name]
-                assert any(torch.equal(value.cpu(), one) for one in known), (interrupted, name)
-        step()
-        assert all(torch.equal(value.cpu(), new[name]) for name, value in net.state_dict().items())
-    assert fired > 20
+            fired, where = fired + 1, str(interrupted)
+        check(before, where)
+    return fired
 
 
 def interrupted_twice(step, places, prepare, check):
@@ -132,63 +69,108 @@ def interrupted_twice(step, places, prepare, check):
     return fired
 
 
+class Saving:
+    """``step()`` changes a tensor and saves it; ``check`` says that both are old or new, and saves again."""
+
+    def __init__(self, save, folder):
+        self.save, self.folder, self.path = save, folder, folder / "state.pt"
+        self.weight = torch.arange(4.0).to("xla")
+        self.rights = mask()
+        for _ in range(3):
+            self.step()
+
+    def step(self):
+        self.weight.add_(1)
+        self.save({"weight": self.weight, "view": self.weight[1:], "step": 3}, self.path)
+
+    def before(self):
+        return self.weight.cpu(), self.stored("weight")
+
+    def stored(self, name):
+        return torch.load(self.path)[name].cpu()
+
+    def check(self, before, where):
+        value, stored = before
+        assert any(torch.equal(self.weight.cpu(), one) for one in (value, value + 1)), where
+        assert any(torch.equal(self.stored("weight"), one) for one in (stored, value + 1)), where
+        assert mask() == self.rights, where
+        self.step()
+        assert torch.equal(self.stored("view"), self.weight.cpu()[1:]), where
+        assert [p.name for p in self.folder.iterdir()] == ["state.pt"], where
+
+
+class Loading:
+    """``step()`` loads into the parameters of a module; ``check`` says that each is old or new, and loads again."""
+
+    def __init__(self, load, folder):
+        self.load, self.path = load, folder / "state.pt"
+        self.net = torch.nn.Linear(3, 2).to("xla")
+        self.old = {name: value.cpu().clone() for name, value in self.net.state_dict().items()}
+        self.new = {name: value + 1 for name, value in self.old.items()}
+        xm.save(self.new, self.path)
+        self.step()
+
+    def step(self):
+        self.net.load_state_dict(self.load(self.path))
+        torch_xla.sync()
+
+    def before(self):
+        self.net.load_state_dict(self.old)
+
+    def check(self, _before, where):
+        for name, value in self.net.state_dict().items():
+            known = self.old[name], self.new[name]
+            assert any(torch.equal(value.cpu(), one) for one in known), (where, name)
+        self.step()
+        for name, value in self.net.state_dict().items():
+            assert torch.equal(value.cpu(), self.new[name]), (where, name)
+
+
+@pytest.mark.filterwarnings("ignore:.*unclosed file:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.parametrize("name", SAVES)
+def test_saving_what_is_pending(name, tmp_path):
+    """At each bytecode of what is ours: the writing of the file, or with torch.save the reading of tensors."""
+    saving = Saving(SAVES[name], tmp_path)
+    with Passed() as passed:
+        saving.step()
+    ours = ("saving.py", "atomic_file.py") if name == "xm.save" else "transfers.py"
+    places = [p for p in passed.places(("first",)) if p[0].co_filename.endswith(ours)]
+    assert len(places) > 20
+    files = open_files()
+    interrupted_once(saving.step, places, saving.before, saving.check, lines=False)
+    assert open_files() <= files + 1
+
+
+@pytest.mark.parametrize("load", [torch.load, xser.load], ids=["torch", "xser"])
+def test_loading_into_tensors_that_are_there(load, tmp_path):
+    """Each parameter is old or new; what is loaded next is all there."""
+    loading = Loading(load, tmp_path)
+    with Passed(lines=True) as passed:
+        loading.step()
+    places = passed.places()
+    assert interrupted_once(loading.step, places, loading.before, loading.check, lines=True) > 20
+
+
 @pytest.mark.filterwarnings("ignore:.*unclosed file:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize("name", SAVES)
 def test_a_second_interrupt_on_the_way_out_of_saving(name, tmp_path):
-    path, save = tmp_path / "state.pt", SAVES[name]
-    weight = torch.arange(4.0).to("xla")
-
-    def step():
-        weight.add_(1)
-        save({"weight": weight, "view": weight[1:], "step": 3}, path)
-
-    def check(before, where):
-        value, stored = before
-        assert any(torch.equal(weight.cpu(), one) for one in (value, value + 1)), where
-        found = torch.load(path)["weight"].cpu()
-        assert any(torch.equal(found, one) for one in (stored, value + 1)), where
-        assert mask() == rights, where
-        step()
-        assert torch.equal(torch.load(path)["view"].cpu(), weight.cpu()[1:]), where
-        assert [p.name for p in tmp_path.iterdir()] == ["state.pt"], where
-
-    for _ in range(3):
-        step()
+    saving = Saving(SAVES[name], tmp_path)
     with Passed(lines=True) as passed:
-        step()
-    files, rights = open_files(), mask()
+        saving.step()
+    files = open_files()
     places = passed.places(("first",))
-    fired = interrupted_twice(
-        step, places, lambda: (weight.cpu(), torch.load(path)["weight"].cpu()), check
-    )
-    assert fired > 20
+    assert interrupted_twice(saving.step, places, saving.before, saving.check) > 20
     assert open_files() <= files + 1
 
 
 @pytest.mark.parametrize("load", [torch.load, xser.load], ids=["torch", "xser"])
 def test_a_second_interrupt_on_the_way_out_of_loading(load, tmp_path):
-    path = tmp_path / "state.pt"
-    net = torch.nn.Linear(3, 2).to("xla")
-    old = {name: value.cpu().clone() for name, value in net.state_dict().items()}
-    new = {name: value + 1 for name, value in old.items()}
-    xm.save(new, path)
-
-    def step():
-        net.load_state_dict(load(path))
-        torch_xla.sync()
-
-    def check(_before, where):
-        for name, value in net.state_dict().items():
-            known = old[name], new[name]
-            assert any(torch.equal(value.cpu(), one) for one in known), (where, name)
-        step()
-        assert all(torch.equal(value.cpu(), new[name]) for name, value in net.state_dict().items())
-
-    step()
+    loading = Loading(load, tmp_path)
     with Passed(lines=True) as passed:
-        step()
+        loading.step()
     files = open_files()
     places = passed.places(("first",))
-    assert interrupted_twice(step, places, lambda: net.load_state_dict(old), check) > 5
+    assert interrupted_twice(loading.step, places, loading.before, loading.check) > 5
     assert open_files() <= files + 1
