@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-_DESCRIPTORS = "torch._functorch._aot_autograd.descriptors"  # torch 2.13
+_DESCRIPTORS = "torch._functorch._aot_autograd.descriptors"  # torch 2.11 to 2.15
 
 
 def merged_arguments(model: fx.GraphModule) -> list[str]:
@@ -49,7 +49,7 @@ def run_plainly_after(
     After ``of_graph``, a kind of it, the compiled form is not tried again. ``told()`` is called before each such
     run. Dynamo's graph has the operators in the order of the user's function, writes in place included.
     """
-    # torch 2.13: an object, which the registry of backends and the module share
+    # torch 2.11 to 2.15: an object, which the registry of backends and the module share
     backend = importlib.import_module("torch._dynamo.backends.torchxla").openxla
 
     class WithPlainRuns(type(backend)):  # type: ignore[misc]

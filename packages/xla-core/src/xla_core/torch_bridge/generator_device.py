@@ -16,7 +16,7 @@ MSG_UNKNOWN_LAYOUT: Final = (
 )
 
 _CPU: Final = b"\x00\xff"  # c10::Device: the type, and an index of -1
-# torch 2.13: c10::GeneratorImpl has a table of methods, a count of references, a mutex, and then the
+# torch 2.11 to 2.15: c10::GeneratorImpl has a table of methods, a count of references, a mutex, and then the
 # device. How long the count and the mutex are depends on version and platform.
 _OFFSETS: Final = range(16, 104, 8)
 
