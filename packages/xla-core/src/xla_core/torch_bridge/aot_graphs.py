@@ -1,14 +1,18 @@
-"""What AOTAutograd says of the graphs that it makes, and how the backend ``openxla`` runs a graph without it."""
+"""What AOTAutograd says of the graphs that it makes, and how graphs run on ``xla`` tensors, with it and without."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 _DESCRIPTORS = "torch._functorch._aot_autograd.descriptors"  # torch 2.11 to 2.15
+_CHECK: Final = "aten::_linalg_check_errors"
 
 
 def merged_arguments(model: fx.GraphModule) -> list[str]:
@@ -71,3 +75,45 @@ def run_plainly_after(
             return run
 
     backend.__class__ = WithPlainRuns
+
+
+def run_effects_in_order(tensor_class: type) -> None:
+    """Let operators with side effects (a check of a result) run in graphs on tensors of a class."""
+    # torch 2.11 to 2.15: graphs pass a token from one such operator to the next
+    effects: Any = importlib.import_module("torch._higher_order_ops.effects")
+    if (
+        effects._get_effect(_CHECK) is None
+    ):  # torch 2.11: a graph loses it, because it has no result
+        effects._register_effectful_op(_CHECK, effects._EffectType.ORDERED)
+
+    def run(token: Any, op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        results = op(*args, **kwargs)
+        several = isinstance(results, tuple)
+        return (token, *results) if several else (token, results)
+
+    effects.with_effects.py_impl(tensor_class)(run)
+
+
+def let_first_runs_pass(tensor_class: type) -> None:
+    """Let operators of higher order reach tensors of a class in the first run of a compiled graph.
+
+    A mode is on then that looks for aliases among the results of custom operators. It leaves subclasses that
+    it does not know to themselves, by NotImplemented, which is taken for the result of these operators.
+    """
+    wrappers = importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
+    mode = getattr(wrappers, "_AnalyzeCustomOpInputOutputMode", None)  # torch 2.11 to 2.15
+    if mode is None:
+        return
+    dispatch = mode.__torch_dispatch__
+
+    @functools.wraps(dispatch)
+    def __torch_dispatch__(
+        self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if isinstance(func, torch._ops.HigherOrderOperator) and any(
+            isinstance(a, tensor_class) for a in pytree.tree_leaves((args, kwargs))
+        ):
+            return func(*args, **(kwargs or {}))  # the mode is off while it is asked
+        return dispatch(self, func, types, args, kwargs)
+
+    mode.__torch_dispatch__ = __torch_dispatch__
