@@ -81,9 +81,7 @@ def run_effects_in_order(tensor_class: type) -> None:
     """Let operators with side effects (a check of a result) run in graphs on tensors of a class."""
     # torch 2.11 to 2.15: graphs pass a token from one such operator to the next
     effects: Any = importlib.import_module("torch._higher_order_ops.effects")
-    if (
-        effects._get_effect(_CHECK) is None
-    ):  # torch 2.11: a graph loses it, because it has no result
+    if effects._get_effect(_CHECK) is None:  # torch 2.11: graphs lose it, as it has no result
         effects._register_effectful_op(_CHECK, effects._EffectType.ORDERED)
 
     def run(token: Any, op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
