@@ -14,6 +14,13 @@ from torch.utils import _pytree as pytree
 _DESCRIPTORS = "torch._functorch._aot_autograd.descriptors"  # torch 2.11 to 2.15
 _CHECK: Final = "aten::_linalg_check_errors"
 
+MSG_NOT_RECORDED: Final = (
+    "{operator} of an xla tensor was called while __torch_dispatch__ is turned off, so nothing can record it; "
+    "call it outside of torch._C._DisableTorchDispatch()"
+)
+
+_libraries: list[torch.library.Library] = []  # a library's registrations end with the object
+
 
 def merged_arguments(model: fx.GraphModule) -> list[str]:
     """The inputs of a graph that stand for several arguments, which share memory and are written to."""
@@ -115,3 +122,27 @@ def let_first_runs_pass(tensor_class: type) -> None:
         return dispatch(self, func, types, args, kwargs)
 
     mode.__torch_dispatch__ = __torch_dispatch__
+
+
+def let_stand_ins_change_shape(tensor_class: type) -> None:
+    """Let views in place (``t_``, ``unsqueeze_``, ...) reach the stand-ins with which graphs are made.
+
+    AOTAutograd's functional tensors call ``as_strided_`` of themselves, below the key of ``__torch_dispatch__``,
+    to get a new shape. PyTorch has a kernel for that which changes sizes and strides alone, for the keys of all
+    devices but this one. Tensors of ``tensor_class`` have memory, and are refused.
+    """
+    if _libraries:
+        return
+    change = torch.ops.aten.as_strided_.default
+    key_with_kernel = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # torch 2.11 to 2.15
+
+    def as_strided_(
+        tensor: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None
+    ) -> torch.Tensor:
+        if isinstance(tensor, tensor_class):
+            raise RuntimeError(MSG_NOT_RECORDED.format(operator="as_strided_"))
+        return change.redispatch(key_with_kernel, tensor, size, stride, storage_offset)  # type: ignore[no-any-return]
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl(change, as_strided_, "XLA")
+    _libraries.append(library)
