@@ -13,7 +13,7 @@ import torch
 from xla_core.dynamo import lost_order
 from xla_core.recording.xla_tensor import XLATensor, XLATensorType
 from xla_core.support.once import Once
-from xla_core.torch_bridge import torch_private
+from xla_core.torch_bridge import aot_graphs, torch_private
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,8 +28,9 @@ def prepare() -> None:
     if not _prepared.begin():
         return
     torch_private.let_dynamo_take(XLATensorType, ("xla_core", "torch_xla"), _TRACED)
-    torch_private.run_effects_in_order(XLATensor)
-    torch_private.let_first_runs_pass(XLATensor)
+    aot_graphs.run_effects_in_order(XLATensor)
+    aot_graphs.let_first_runs_pass(XLATensor)
+    aot_graphs.let_stand_ins_change_shape(XLATensor)
     lost_order.prepare()
     for tell in _to_tell:
         tell()

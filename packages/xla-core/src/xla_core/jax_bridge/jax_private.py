@@ -51,7 +51,7 @@ from xla_core.jax_bridge import (
     pallas_kernels,
     partitioner_repairs,
 )
-from xla_core.jax_bridge.jax_versions import SINCE_0_11
+from xla_core.jax_bridge.jax_versions import HOST_VIEWS_STAY, SINCE_0_11
 from xla_core.support import caches
 from xla_core.support.protobuf_wire import bytes_field
 
@@ -492,6 +492,11 @@ def to_host(array: Array) -> np.ndarray:
     """Wait for a single-device array and copy it to fresh, writable host memory."""
     # jaxlib 0.10.2: does not keep the host copy in the array as numpy.asarray would. A view of
     # the device memory must not leave: it would keep the buffer from being donated.
+    if HOST_VIEWS_STAY and array.dtype.isbuiltin == 1 and array.platform() == "cpu":
+        # jaxlib 0.11.2: a view by DLPack ends when it is dropped. NumPy has none of ml_dtypes' types: an array
+        # of those is copied, not donated, after it was read.
+        array.block_until_ready()  # raises what its computation failed with
+        return np.array(np.from_dlpack(array), order="C", copy=True)
     host, copied = array._single_device_array_to_np_array_did_copy()
     return host if copied and host.flags.writeable else np.array(host, order="C", copy=True)
 

@@ -35,6 +35,9 @@ JAXLIB: Final = parsed(jaxlib.version.__version__)
 SINCE_0_11: Final = JAX >= (0, 11)
 """jax 0.11.2 and 0.12.0 have the same private parts where they differ from 0.10.2."""
 
+HOST_VIEWS_STAY: Final = (0, 11) <= JAXLIB < (0, 12)
+"""jaxlib 0.11.2 keeps its view of an array on the CPU for as long as the array lives; 0.10.2 and 0.12.0 do not."""
+
 
 def check() -> None:
     """Raise ImportError, naming the range that is known, when jax or jaxlib is outside of it."""

@@ -1,14 +1,25 @@
-"""What AOTAutograd says of the graphs that it makes, and how the backend ``openxla`` runs a graph without it."""
+"""What AOTAutograd says of the graphs that it makes, and how graphs run on ``xla`` tensors, with it and without."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 _DESCRIPTORS = "torch._functorch._aot_autograd.descriptors"  # torch 2.11 to 2.15
+_CHECK: Final = "aten::_linalg_check_errors"
+
+MSG_NOT_RECORDED: Final = (
+    "{operator} of an xla tensor was called while __torch_dispatch__ is turned off, so nothing can record it; "
+    "call it outside of torch._C._DisableTorchDispatch()"
+)
+
+_libraries: list[torch.library.Library] = []  # a library's registrations end with the object
 
 
 def merged_arguments(model: fx.GraphModule) -> list[str]:
@@ -71,3 +82,67 @@ def run_plainly_after(
             return run
 
     backend.__class__ = WithPlainRuns
+
+
+def run_effects_in_order(tensor_class: type) -> None:
+    """Let operators with side effects (a check of a result) run in graphs on tensors of a class."""
+    # torch 2.11 to 2.15: graphs pass a token from one such operator to the next
+    effects: Any = importlib.import_module("torch._higher_order_ops.effects")
+    if effects._get_effect(_CHECK) is None:  # torch 2.11: graphs lose it, as it has no result
+        effects._register_effectful_op(_CHECK, effects._EffectType.ORDERED)
+
+    def run(token: Any, op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        results = op(*args, **kwargs)
+        several = isinstance(results, tuple)
+        return (token, *results) if several else (token, results)
+
+    effects.with_effects.py_impl(tensor_class)(run)
+
+
+def let_first_runs_pass(tensor_class: type) -> None:
+    """Let operators of higher order reach tensors of a class in the first run of a compiled graph.
+
+    A mode is on then that looks for aliases among the results of custom operators. It leaves subclasses that
+    it does not know to themselves, by NotImplemented, which is taken for the result of these operators.
+    """
+    wrappers = importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
+    mode = getattr(wrappers, "_AnalyzeCustomOpInputOutputMode", None)  # torch 2.11 to 2.15
+    if mode is None:
+        return
+    dispatch = mode.__torch_dispatch__
+
+    @functools.wraps(dispatch)
+    def __torch_dispatch__(
+        self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if isinstance(func, torch._ops.HigherOrderOperator) and any(
+            isinstance(a, tensor_class) for a in pytree.tree_leaves((args, kwargs))
+        ):
+            return func(*args, **(kwargs or {}))  # the mode is off while it is asked
+        return dispatch(self, func, types, args, kwargs)
+
+    mode.__torch_dispatch__ = __torch_dispatch__
+
+
+def let_stand_ins_change_shape(tensor_class: type) -> None:
+    """Let views in place (``t_``, ``unsqueeze_``, ...) reach the stand-ins with which graphs are made.
+
+    AOTAutograd's functional tensors call ``as_strided_`` of themselves, below the key of ``__torch_dispatch__``,
+    to get a new shape. PyTorch has a kernel for that which changes sizes and strides alone, for the keys of all
+    devices but this one. Tensors of ``tensor_class`` have memory, and are refused.
+    """
+    if _libraries:
+        return
+    change = torch.ops.aten.as_strided_.default
+    key_with_kernel = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # torch 2.11 to 2.15
+
+    def as_strided_(
+        tensor: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None
+    ) -> torch.Tensor:
+        if isinstance(tensor, tensor_class):
+            raise RuntimeError(MSG_NOT_RECORDED.format(operator="as_strided_"))
+        return change.redispatch(key_with_kernel, tensor, size, stride, storage_offset)  # type: ignore[no-any-return]
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl(change, as_strided_, "XLA")
+    _libraries.append(library)

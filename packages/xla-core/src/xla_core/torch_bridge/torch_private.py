@@ -357,44 +357,6 @@ def when_dynamo_is_used(prepare: Callable[[], None]) -> None:
     torch.compile = compile
 
 
-def run_effects_in_order(tensor_class: type) -> None:
-    """Let operators with side effects (a check of a result) run in graphs on tensors of a class."""
-    # torch 2.13: graphs pass a token from one such operator to the next
-    effects: Any = importlib.import_module("torch._higher_order_ops.effects")
-
-    def run(token: Any, op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        results = op(*args, **kwargs)
-        several = isinstance(results, tuple)
-        return (token, *results) if several else (token, results)
-
-    effects.with_effects.py_impl(tensor_class)(run)
-
-
-def let_first_runs_pass(tensor_class: type) -> None:
-    """Let operators of higher order reach tensors of a class in the first run of a compiled graph.
-
-    A mode is on then that looks for aliases among the results of custom operators. It leaves subclasses that
-    it does not know to themselves, by NotImplemented, which is taken for the result of these operators.
-    """
-    wrappers = importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
-    mode = getattr(wrappers, "_AnalyzeCustomOpInputOutputMode", None)  # torch 2.13 and 2.15
-    if mode is None:
-        return
-    dispatch = mode.__torch_dispatch__
-
-    @functools.wraps(dispatch)
-    def __torch_dispatch__(
-        self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if isinstance(func, torch._ops.HigherOrderOperator) and any(
-            isinstance(a, tensor_class) for a in torch.utils._pytree.tree_leaves((args, kwargs))
-        ):
-            return func(*args, **(kwargs or {}))  # the mode is off while it is asked
-        return dispatch(self, func, types, args, kwargs)
-
-    mode.__torch_dispatch__ = __torch_dispatch__
-
-
 def let_dynamo_take(tensor_type: type, packages: Sequence[str], traced: Sequence[str]) -> None:
     """Let Dynamo trace tensors of a class with the metaclass ``tensor_type`` like torch's own.
 
