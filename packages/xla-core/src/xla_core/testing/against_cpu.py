@@ -163,11 +163,12 @@ def gradients(result: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor 
     ]
     if not outputs:
         return []
-    weights = [_weights(r) for r in outputs]
-    return list(torch.autograd.grad(outputs, inputs, weights, allow_unused=True))
+    weighting = [weights(r) for r in outputs]
+    return list(torch.autograd.grad(outputs, inputs, weighting, allow_unused=True))
 
 
-def _weights(like: torch.Tensor) -> torch.Tensor:
+def weights(like: torch.Tensor) -> torch.Tensor:
+    """Fixed numbers of the shape and dtype of ``like``, to weight results or to go along."""
     # No symmetry and no sum of zero: a gradient that is permuted or dropped shows.
     flat = torch.arange(like.numel(), dtype=torch.float64)
     values = 0.5 + 0.5 * torch.cos(flat * 1.7 + 0.3)
