@@ -124,8 +124,11 @@ def _as_near(got: torch.Tensor, expected: torch.Tensor, truth: torch.Tensor) -> 
         return got.shape == expected.shape and got.dtype == expected.dtype
     if not (got.is_floating_point() or got.is_complex()):
         return torch.equal(got, expected)
-    finite = truth.to(got.dtype).isfinite()
-    if not torch.equal(got[~finite].nan_to_num(), expected[~finite].nan_to_num()):
+    rounded = truth.to(got.dtype)
+    finite = rounded.isfinite()
+    # Where only the CPU overflows on the way, the truth is what there should be.
+    wanted = torch.where(expected.isnan(), rounded, expected)
+    if not torch.equal(got[~finite].nan_to_num(), wanted[~finite].nan_to_num()):
         return False
     exact = truth[finite]
     if not exact.numel():

@@ -46,7 +46,32 @@ def cumprod(context: RuleContext, self: Array, dim: int, *, dtype: Any = None) -
 @rule(*present("logcumsumexp", "_logcumsumexp"))
 def logcumsumexp(self: Array, dim: int) -> Array:
     """The logarithm of the running sum of exponentials along ``dim``."""
-    return _scan(lax.cumlogsumexp, opmath(self), dim)
+    operation = _complex_cumlogsumexp if np.iscomplexobj(self) else lax.cumlogsumexp
+    return _scan(operation, opmath(self), dim)
+
+
+def _complex_cumlogsumexp(array: Array, axis: int) -> Array:
+    """The running sum from first to last: the angles, whose sums PyTorch does not wrap, depend on the order."""
+
+    def step(total: Array, value: Array) -> tuple[Array, Array]:
+        total = _complex_log_add_exp(value, total)
+        return total, total
+
+    rows = jnp.moveaxis(array, axis, 0)
+    nothing = jnp.full(rows.shape[1:], -np.inf, array.dtype)
+    return jnp.moveaxis(lax.scan(step, nothing, rows)[1], 0, axis)
+
+
+def _complex_log_add_exp(value: Array, total: Array) -> Array:
+    """``log(exp(value) + exp(total))``, by the larger of both (ATen/native/cpu/LogAddExp.h)."""
+    smaller = where(lax.real(value) < lax.real(total), value, total)
+    larger = where(lax.real(value) >= lax.real(total), value, total)
+    low, high = lax.real(smaller), lax.real(larger)
+    added = larger + jnp.log1p(jnp.exp(smaller - larger))
+    same = ~jnp.isfinite(high) & (low == high)
+    of_infinities = where(low < 0, smaller, jnp.log1p(jnp.exp(smaller) + jnp.exp(larger) - 1))
+    missing = lax.complex(jnp.full_like(low, np.nan), jnp.full_like(low, np.nan))
+    return where(is_nan(value) | is_nan(total), missing, where(same, of_infinities, added))
 
 
 def _running_extreme(operation: Callable[..., Array], self: Array, dim: int) -> tuple[Array, Array]:
