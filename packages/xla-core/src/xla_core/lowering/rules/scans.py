@@ -19,6 +19,7 @@ from xla_core.lowering.rules.common import (
     where,
 )
 from xla_core.lowering.rules.reductions import finite_maximum, sum_over
+from xla_core.lowering.rules.ternary import complex_log_add_exp
 from xla_core.operators.lowering_registry import RuleContext, rule
 
 
@@ -54,24 +55,12 @@ def _complex_cumlogsumexp(array: Array, axis: int) -> Array:
     """The running sum from first to last: the angles, whose sums PyTorch does not wrap, depend on the order."""
 
     def step(total: Array, value: Array) -> tuple[Array, Array]:
-        total = _complex_log_add_exp(value, total)
+        total = complex_log_add_exp(value, total)
         return total, total
 
     rows = jnp.moveaxis(array, axis, 0)
     nothing = jnp.full(rows.shape[1:], -np.inf, array.dtype)
     return jnp.moveaxis(lax.scan(step, nothing, rows)[1], 0, axis)
-
-
-def _complex_log_add_exp(value: Array, total: Array) -> Array:
-    """``log(exp(value) + exp(total))``, by the larger of both (ATen/native/cpu/LogAddExp.h)."""
-    smaller = where(lax.real(value) < lax.real(total), value, total)
-    larger = where(lax.real(value) >= lax.real(total), value, total)
-    low, high = lax.real(smaller), lax.real(larger)
-    added = larger + jnp.log1p(jnp.exp(smaller - larger))
-    same = ~jnp.isfinite(high) & (low == high)
-    of_infinities = where(low < 0, smaller, jnp.log1p(jnp.exp(smaller) + jnp.exp(larger) - 1))
-    missing = lax.complex(jnp.full_like(low, np.nan), jnp.full_like(low, np.nan))
-    return where(is_nan(value) | is_nan(total), missing, where(same, of_infinities, added))
 
 
 def _running_extreme(operation: Callable[..., Array], self: Array, dim: int) -> tuple[Array, Array]:
