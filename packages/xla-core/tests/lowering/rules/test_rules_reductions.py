@@ -294,6 +294,10 @@ FACTORY_CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("linspace", (3, 3, 1), {}),
     ("linspace", (0, 10, 5), {"dtype": torch.int64}),
     ("logspace", (-2, 2, 5), {}),
+    # Of whole numbers the ends are whole, the exponents between them are not.
+    ("logspace", (0, 4, 6, 2.0), {"dtype": torch.int64}),
+    ("logspace", (1.9, 4, 4, 3.0), {"dtype": torch.uint8}),
+    ("logspace", (2.5, 4, 1, 3.0), {"dtype": torch.int32}),
     ("eye", (3,), {}),
     ("eye.m", (2, 4), {"dtype": torch.int64}),
     ("tril_indices", (4, 3, 1), {}),
