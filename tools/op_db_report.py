@@ -3,7 +3,8 @@
 ``python tools/op_db_report.py report.json`` adds what ``report.json`` does not have yet, so that a run
 which was stopped goes on, and prints a summary. A row is an operator with its variant, a dtype and a
 mode (forward, in-place, ``out=``, backward, and errors: all calls of the operator that the database
-expects to fail, a row for each operator); a verdict is one of
+expects to fail, a row for each operator; when asked for, jvp, grad and vmap: what these transforms of
+``torch.func`` make of it); a verdict is one of
 
 right       values, shapes and dtypes are the CPU's; of errors: the CPU's exception type, when recorded
 fallback    so they are, but an operator ran on the CPU
@@ -33,6 +34,7 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 import torch_xla
 from xla_core.testing import op_db as compare
+from xla_core.testing import op_db_transforms as transforms
 from xla_core.testing.against_cpu import Outcome, attempt, fallbacks, forget_pending
 
 DTYPES: Final = (torch.float32, torch.int64, torch.bool, torch.bfloat16)
@@ -53,7 +55,7 @@ def rows(
 ) -> Iterator[Row]:
     """Every row of the database, of the operators named in ``only`` if there are any.
 
-    ``gradients`` are the dtypes that have rows of mode backward.
+    ``gradients`` are the dtypes that have rows of the modes backward, grad and jvp.
     """
     for op in op_db:
         if only and not {op.name, compare.name_of(op)} & only:
@@ -68,8 +70,12 @@ def rows(
                 yield op, dtype, "inplace"
             if op.supports_out:
                 yield op, dtype, "out"
+            yield op, dtype, "vmap"
             if dtype in gradients and op.supports_autograd:
                 yield op, dtype, "backward"
+                yield op, dtype, "grad"
+            if dtype in gradients and op.supports_forward_ad:
+                yield op, dtype, "jvp"
 
 
 def key_of(row: Row) -> str:
@@ -87,6 +93,8 @@ def invoke(op: OpInfo, sample: SampleInput, device: str, mode: str, turn: int) -
         if outcome.error is not None:
             raise outcome.error
         return outcome.value
+    if mode in transforms.MODES:
+        return transforms.transformed(op, sample, device, mode)
     source, args, kwargs = compare.operands(op, sample, device)
     if mode == "inplace":
         result = op.inplace_variant(source, *args, **kwargs)
@@ -122,7 +130,7 @@ def judge(row: Row, count: int) -> tuple[str, str]:
     if mode == "errors":
         return judge_errors(op)
     name = compare.name_of(op)
-    backward = mode == "backward"
+    backward = mode in ("backward", "grad", "jvp")
     if backward and name in compare.NO_GRADIENTS:
         return "cpu cannot", compare.NO_GRADIENTS[name]
     drawn = attempt(partial(compare.chosen, op, dtype, count, requires_grad=backward))
@@ -186,7 +194,9 @@ def compare_results(row: Row, sample: SampleInput, expected: Any, got: Any) -> N
     """Raise AssertionError where the results differ."""
     op, dtype, mode = row
     if mode == "backward":
-        compare.assert_gradients_agree(op, sample, expected, got)
+        compare.assert_gradients_agree(op, sample, dtype, expected, got)
+    elif mode in transforms.MODES:
+        transforms.assert_agrees(op, sample, dtype, mode, expected, got)
     elif mode == "forward":
         compare.assert_agrees(op, sample, dtype, expected, got)
     else:
@@ -237,11 +247,12 @@ def main() -> None:
     parser.add_argument("report", type=Path)
     parser.add_argument("--only", default="", help="names of operators, separated by commas")
     parser.add_argument("--samples", type=int, default=4, help="of each row, at most")
-    parser.add_argument("--modes", default=",".join(MODES), help="separated by commas")
+    every = ",".join((*MODES, *transforms.MODES))
+    parser.add_argument("--modes", default=",".join(MODES), help=f"some of {every}")
     parser.add_argument(
         "--dtypes", default="", help="instead of the usual ones, such as int32,float64"
     )
-    parser.add_argument("--gradients", default="float32", help="dtypes whose backward is a row")
+    parser.add_argument("--gradients", default="float32", help="dtypes with derivatives")
     parser.add_argument("--part", default="0/1", help="2/5: the third fifth of the rows")
     parser.add_argument("--again", default="", help="verdicts whose rows are run again")
     given = parser.parse_args()

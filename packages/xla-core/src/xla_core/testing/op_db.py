@@ -25,7 +25,12 @@ from xla_core.testing.against_cpu import (
 )
 
 # In which dtype the truth is computed when a result is not near the CPU's in the dtype itself.
-REFERENCE = {torch.float32: torch.float64, torch.bfloat16: torch.float32}
+REFERENCE = {
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.complex64: torch.complex128,
+}
 
 # Whose elements nobody has written to: shape and dtype are all there is.
 UNWRITTEN = {
@@ -185,14 +190,18 @@ def gradients_of(op: OpInfo, sample: SampleInput, device: str) -> Outcome:
     return attempt(backward)
 
 
-def assert_gradients_agree(op: OpInfo, sample: SampleInput, expected: Any, got: Any) -> None:
-    """Raise AssertionError unless ``gradients_of`` gave the same on both devices, in float32."""
+def assert_gradients_agree(
+    op: OpInfo, sample: SampleInput, dtype: torch.dtype, expected: Any, got: Any
+) -> None:
+    """Raise AssertionError unless ``gradients_of`` gave the same on both devices, in ``dtype``."""
     assert [x is None for x in got] == [x is None for x in expected]
     if is_random(op, sample):
         assert_same_metas(got, expected)
         return
-    wide = lambda: gradients_of(op, widened(sample, torch.float32), "cpu").value  # noqa: E731
-    assert_as_accurate(got, expected, wide)
+    reference = None
+    if dtype in REFERENCE:
+        reference = lambda: gradients_of(op, widened(sample, dtype), "cpu").value  # noqa: E731
+    assert_as_accurate(got, expected, reference)
 
 
 def errors_compared(op: OpInfo) -> tuple[int, str]:

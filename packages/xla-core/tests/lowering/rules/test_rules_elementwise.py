@@ -271,6 +271,20 @@ def test_binary_functions(name: str) -> None:
     check_all([Call(overload, values(dtype)[0], values(dtype, 1)) for dtype in dtypes])
 
 
+def test_log_sums_of_complex_numbers_neither_wrap_nor_overflow() -> None:
+    parts = torch.linspace(-7, 9, 12), torch.linspace(-8, 6, 12)
+    left, right = torch.complex(parts[0], parts[1]), torch.complex(parts[1].flip(0), parts[0])
+    far = torch.tensor([200 + 4j, -300 - 5j, complex("-inf+1j"), complex("inf")])
+    check_all(
+        [
+            Call(aten.logaddexp.default, left, right),
+            Call(aten.logaddexp.default, left * 40, right),
+            Call(aten.logaddexp.default, far, far.flip(0)),
+            Call(aten.logaddexp.default, far, far),
+        ]
+    )
+
+
 def test_more_binary_functions() -> None:
     whole = values(torch.int64), values(torch.int64, 1)
     check_all(

@@ -58,6 +58,25 @@ def test_fractional_pooling() -> Iterator[Call]:
         yield Call(backward, torch.randn_like(values), x, *settings, places)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "upsample_bilinear2d",
+        "upsample_bicubic2d",
+        "_upsample_bilinear2d_aa",
+        "_upsample_bicubic2d_aa",
+    ],
+)
+@pytest.mark.parametrize("align_corners", [False, True])
+@together
+def test_resized_images_are_the_same_bytes(name: str, align_corners: bool) -> Iterator[Call]:
+    # The CPU has one kernel for up to four channels and one for more.
+    for channels, size in ((3, [5, 20]), (5, [17, 3]), (1, [11, 9])):
+        generator = torch.Generator().manual_seed(channels)
+        image = torch.randint(0, 256, (2, channels, 11, 8), generator=generator).to(torch.uint8)
+        yield Call(getattr(aten, name).default, image, size, align_corners)
+
+
 @pytest.mark.parametrize("kind", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("align_corners", [False, True])
 @together

@@ -197,6 +197,9 @@ def test_interpolation(
     grad = torch.randn_like(forward(x, output, align, *scales))
     backward = getattr(aten, f"{name}_backward").default
     yield Call(backward, grad, output, list(shape), align, *scales, tolerance=(1e-4, 1e-5))
+    # Of float64 in float64.
+    yield Call(forward, x.double(), output, align, *scales)
+    yield Call(backward, grad.double(), output, list(shape), align, *scales)
 
 
 @pytest.mark.parametrize("mode", ["reflection", "replication"])

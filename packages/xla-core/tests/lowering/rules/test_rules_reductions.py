@@ -219,6 +219,16 @@ def test_running_sums(dtype: torch.dtype) -> None:
         check(aten.logcumsumexp.default, values(dtype), 1)
 
 
+def test_the_running_sum_of_complex_exponentials_does_not_wrap_its_angles() -> None:
+    # The larger of two is added to, so that angles stay near those of the operands, beyond pi.
+    angles = torch.tensor([3.0, 5.0, -7.0, 9.0, 2.0, -4.0])
+    value = torch.complex(torch.tensor([-1.0, 2.0, 0.5, 3.0, 2.9, -8.0]), angles)
+    rows = torch.stack([value, value * 0.3, value.flip(0) * 2])
+    check_all([Call(aten.logcumsumexp.default, rows, dim) for dim in (0, 1)])
+    ends = torch.tensor([complex(-INFINITY, 1.0), complex(-INFINITY, 2.0), 1j, complex(NAN, 0)])
+    check(aten.logcumsumexp.default, ends, 0)
+
+
 def test_running_extremes_keep_nan() -> None:
     value = torch.tensor([1.0, 3.0, 3.0, NAN, 5.0, NAN])
     check_all(
@@ -284,6 +294,10 @@ FACTORY_CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("linspace", (3, 3, 1), {}),
     ("linspace", (0, 10, 5), {"dtype": torch.int64}),
     ("logspace", (-2, 2, 5), {}),
+    # Of whole numbers the ends are whole, the exponents between them are not.
+    ("logspace", (0, 4, 6, 2.0), {"dtype": torch.int64}),
+    ("logspace", (1.9, 4, 4, 3.0), {"dtype": torch.uint8}),
+    ("logspace", (2.5, 4, 1, 3.0), {"dtype": torch.int32}),
     ("eye", (3,), {}),
     ("eye.m", (2, 4), {"dtype": torch.int64}),
     ("tril_indices", (4, 3, 1), {}),

@@ -95,8 +95,8 @@ def arange_from(context: RuleContext, start: Any, end: Any, step: Any = 1, **opt
     return _progression(context, start, step)
 
 
-def _linspace(context: RuleContext, start: Any, end: Any, steps: int) -> Array:
-    """``steps`` even steps, counted from the nearer end so that both ends are exact."""
+def _even_steps(context: RuleContext, start: Any, end: Any, steps: int) -> Array:
+    """``steps`` even steps, counted from the nearer end so that both ends are exact; never rounded."""
     dtype = output_dtype(context)
     compute = opmath_dtype(dtype) if is_float(dtype) else np.dtype(np.float64)
     if not is_float(dtype):
@@ -109,8 +109,7 @@ def _linspace(context: RuleContext, start: Any, end: Any, steps: int) -> Array:
     step = (end - start) / (steps - 1)
     forward = start + step * index.astype(compute)
     backward = end - step * (steps - 1 - index).astype(compute)
-    value = where(index < steps // 2, forward, backward)
-    return value if is_float(dtype) else convert(value, dtype)
+    return where(index < steps // 2, forward, backward)
 
 
 _SPAN_KINDS = ("", ".Tensor_Tensor", ".Tensor_Scalar", ".Scalar_Tensor")
@@ -119,7 +118,7 @@ _SPAN_KINDS = ("", ".Tensor_Tensor", ".Tensor_Scalar", ".Scalar_Tensor")
 @rule(*present(*(f"linspace{kind}" for kind in _SPAN_KINDS)), context=True)
 def linspace(context: RuleContext, start: Any, end: Any, steps: int, **options: Any) -> Array:
     """``steps`` numbers from ``start`` to ``end``, both included."""
-    return _linspace(context, start, end, steps)
+    return convert(_even_steps(context, start, end, steps), output_dtype(context))
 
 
 @rule(*present(*(f"logspace{kind}" for kind in _SPAN_KINDS)), context=True)
@@ -127,7 +126,9 @@ def logspace(
     context: RuleContext, start: Any, end: Any, steps: int, base: float = 10.0, **options: Any
 ) -> Array:
     """``base`` to the power of ``steps`` even steps from ``start`` to ``end``."""
-    exponent = _linspace(context, start, end, steps).astype(np.float64)
+    # A single exponent is taken as it is; several are between whole ends where the result is whole.
+    exponent = jnp.reshape(start, 1) if steps == 1 else _even_steps(context, start, end, steps)
+    exponent = exponent.astype(np.float64)
     return convert(lax.pow(jnp.full_like(exponent, base), exponent), output_dtype(context))
 
 

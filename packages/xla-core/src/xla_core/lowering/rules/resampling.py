@@ -29,34 +29,49 @@ _Taps = tuple[np.ndarray, np.ndarray]
 _CUBIC_A = -0.75
 
 
-def _step(size: int, count: int, scale: float | None) -> np.float32:
-    """How far apart two neighbours' sources are; PyTorch computes in float32."""
-    return np.float32(1 / scale) if scale else np.float32(size) / np.float32(count)
+_Precision = type[np.float32] | type[np.float64]
+
+
+def _precision_of(array: Array) -> _Precision:
+    """What PyTorch computes the places of sources in, of ``array`` after ``opmath``."""
+    return np.float64 if array.dtype == np.float64 else np.float32
+
+
+def _step(size: int, count: int, scale: float | None, precision: _Precision) -> Any:
+    """How far apart two neighbours' sources are."""
+    return precision(1 / scale) if scale else precision(size) / precision(count)
 
 
 def _nearest_places(size: int, count: int, scale: float | None, shift: float) -> np.ndarray:
     place = np.arange(count, dtype=np.float32)
-    source = np.floor((place + np.float32(shift)) * _step(size, count, scale))
+    # In float32 whatever the operand is.
+    source = np.floor((place + np.float32(shift)) * _step(size, count, scale, np.float32))
     return np.minimum(source, size - 1).astype(np.int32)
 
 
-def _sources(size: int, count: int, align_corners: bool, scale: float | None) -> np.ndarray:
+def _sources(
+    size: int, count: int, align_corners: bool, scale: float | None, precision: _Precision
+) -> np.ndarray:
     place = np.arange(count, dtype=np.float64)
     if align_corners:
         return place * ((size - 1) / (count - 1) if count > 1 else 0.0)
-    return float(_step(size, count, scale)) * (place + 0.5) - 0.5
+    return float(_step(size, count, scale, precision)) * (place + 0.5) - 0.5
 
 
-def _linear_taps(size: int, count: int, align_corners: bool, scale: float | None) -> _Taps:
-    source = np.maximum(_sources(size, count, align_corners, scale), 0)
+def _linear_taps(
+    size: int, count: int, align_corners: bool, scale: float | None, precision: _Precision
+) -> _Taps:
+    source = np.maximum(_sources(size, count, align_corners, scale, precision), 0)
     low = np.minimum(np.floor(source), size - 1).astype(np.int64)
     share = np.clip(source - low, 0, 1)
     high = np.minimum(low + 1, size - 1)
     return np.stack([low, high], 1), np.stack([1 - share, share], 1)
 
 
-def _cubic_taps(size: int, count: int, align_corners: bool, scale: float | None) -> _Taps:
-    source = _sources(size, count, align_corners, scale)
+def _cubic_taps(
+    size: int, count: int, align_corners: bool, scale: float | None, precision: _Precision
+) -> _Taps:
+    source = _sources(size, count, align_corners, scale, precision)
     low = np.floor(source)
     distances = np.abs((source - low)[:, None] - np.arange(-1, 3))
     near = ((_CUBIC_A + 2) * distances - (_CUBIC_A + 3)) * distances**2 + 1
@@ -71,7 +86,7 @@ def _matrix(size: int, count: int, taps: _Taps) -> np.ndarray:
     return matrix
 
 
-_Interpolation = Callable[[int, int, bool, float | None], _Taps]
+_Interpolation = Callable[[int, int, bool, float | None, _Precision], _Taps]
 
 
 def _matrices(
@@ -80,9 +95,10 @@ def _matrices(
     counts: Sequence[int],
     align_corners: bool,
     scales: Sequence[float | None],
+    precision: _Precision,
 ) -> list[np.ndarray | None]:
     return [
-        None if n == m else _matrix(n, m, taps(n, m, align_corners, s))
+        None if n == m else _matrix(n, m, taps(n, m, align_corners, s, precision))
         for n, m, s in zip(sizes, counts, scales, strict=True)
     ]
 
@@ -103,7 +119,9 @@ def _register_interpolation(
     ) -> Array:
         steps = _all_scales([*scales, *named.values()], rank)
         sizes = self.shape[self.ndim - rank :]
-        return separable(opmath(self), _matrices(taps, sizes, output_size, align_corners, steps))
+        x = opmath(self)
+        precision = _precision_of(x)
+        return separable(x, _matrices(taps, sizes, output_size, align_corners, steps, precision))
 
     def resize_backward(
         grad_output: Array,
@@ -115,8 +133,10 @@ def _register_interpolation(
     ) -> Array:
         steps = _all_scales([*scales, *named.values()], rank)
         sizes = input_size[len(input_size) - rank :]
-        matrices = _matrices(taps, sizes, output_size, align_corners, steps)
-        return separable(opmath(grad_output), transposed(matrices))
+        grad = opmath(grad_output)
+        precision = _precision_of(grad)
+        matrices = _matrices(taps, sizes, output_size, align_corners, steps, precision)
+        return separable(grad, transposed(matrices))
 
     rule(forward)(resize)
     rule(backward)(resize_backward)

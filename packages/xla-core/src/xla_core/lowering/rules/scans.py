@@ -19,6 +19,7 @@ from xla_core.lowering.rules.common import (
     where,
 )
 from xla_core.lowering.rules.reductions import finite_maximum, sum_over
+from xla_core.lowering.rules.ternary import complex_log_add_exp
 from xla_core.operators.lowering_registry import RuleContext, rule
 
 
@@ -46,7 +47,20 @@ def cumprod(context: RuleContext, self: Array, dim: int, *, dtype: Any = None) -
 @rule(*present("logcumsumexp", "_logcumsumexp"))
 def logcumsumexp(self: Array, dim: int) -> Array:
     """The logarithm of the running sum of exponentials along ``dim``."""
-    return _scan(lax.cumlogsumexp, opmath(self), dim)
+    operation = _complex_cumlogsumexp if np.iscomplexobj(self) else lax.cumlogsumexp
+    return _scan(operation, opmath(self), dim)
+
+
+def _complex_cumlogsumexp(array: Array, axis: int) -> Array:
+    """The running sum from first to last: the angles, whose sums PyTorch does not wrap, depend on the order."""
+
+    def step(total: Array, value: Array) -> tuple[Array, Array]:
+        total = complex_log_add_exp(value, total)
+        return total, total
+
+    rows = jnp.moveaxis(array, axis, 0)
+    nothing = jnp.full(rows.shape[1:], -np.inf, array.dtype)
+    return jnp.moveaxis(lax.scan(step, nothing, rows)[1], 0, axis)
 
 
 def _running_extreme(operation: Callable[..., Array], self: Array, dim: int) -> tuple[Array, Array]:

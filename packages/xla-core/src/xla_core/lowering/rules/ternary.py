@@ -57,9 +57,19 @@ def xlog1py(self: Array, other: Array) -> Array:
     return where(is_nan(other), other, where(self == 0, 0, product))
 
 
+def complex_log_add_exp(value: Array, total: Array) -> Array:
+    """``log(exp(value) + exp(total))``: the larger plus a logarithm, whose angles PyTorch does not wrap."""
+    smaller = where(lax.real(value) < lax.real(total), value, total)
+    larger = where(lax.real(value) >= lax.real(total), value, total)
+    low, high = lax.real(smaller), lax.real(larger)
+    added = larger + jnp.log1p(jnp.exp(smaller - larger))
+    same = ~jnp.isfinite(high) & (low == high)
+    of_infinities = where(low < 0, smaller, jnp.log1p(jnp.exp(smaller) + jnp.exp(larger) - 1))
+    missing = lax.complex(jnp.full_like(low, np.nan), jnp.full_like(low, np.nan))
+    return where(is_nan(value) | is_nan(total), missing, where(same, of_infinities, added))
+
+
 def _log_add(self: Array, other: Array, exponential: Any, log1p: Any) -> Array:
-    if is_complex(self.dtype):
-        return lax.log(lax.exp(self) + lax.exp(other))
     largest = pair(lax.max)(self, other)
     value = largest + log1p(exponential(-lax.abs(self - other)))
     return where((self == other) & (lax.abs(self) == np.inf), self, value)
@@ -68,12 +78,17 @@ def _log_add(self: Array, other: Array, exponential: Any, log1p: Any) -> Array:
 @rule(*present("logaddexp"), promotion=INT_TO_FLOAT)
 def logaddexp(self: Array, other: Array) -> Array:
     """``log(exp(self) + exp(other))`` without overflow."""
+    if is_complex(self.dtype):
+        return complex_log_add_exp(self, other)
     return _log_add(self, other, lax.exp, lax.log1p)
 
 
 @rule(*present("logaddexp2"), promotion=INT_TO_FLOAT)
 def logaddexp2(self: Array, other: Array) -> Array:
     """``log2(2**self + 2**other)`` without overflow."""
+    if is_complex(self.dtype):
+        natural = np.log(2).astype(self.dtype)
+        return complex_log_add_exp(self * natural, other * natural) / natural
     return _log_add(self, other, lax.exp2, lambda x: lax.log1p(x) / np.log(2).astype(x.dtype))
 
 

@@ -252,6 +252,8 @@ def window_sum(x: Array, axes: Sequence[Axis]) -> Array:
 
 def separable(x: Array, matrices: Sequence[np.ndarray | None]) -> Array:
     """One ``[out, in]`` matrix applied along each of the last dimensions; None leaves it alone."""
+    if x.dtype == np.uint8:
+        return _separable_bytes(x, matrices)
     for offset, matrix in enumerate(matrices):
         if matrix is None:
             continue
@@ -263,6 +265,25 @@ def separable(x: Array, matrices: Sequence[np.ndarray | None]) -> Array:
             precision=lax.Precision.HIGHEST,
         )
         x = jnp.moveaxis(moved, -1, axis)
+    return x
+
+
+def _separable_bytes(x: Array, matrices: Sequence[np.ndarray | None]) -> Array:
+    """``separable`` of bytes as PyTorch has it of Pillow: the last dimension first, a byte after each.
+
+    The weights are whole numbers of 16 bits over the largest power of two that they allow.
+    """
+    for offset, matrix in reversed(list(enumerate(matrices))):
+        if matrix is None:
+            continue
+        largest = float(matrix.max(initial=0))
+        fits = [p for p in range(1, 23) if int(0.5 + largest * 2**p) < 2**15]
+        bits = max(fits, default=0)
+        weights = np.trunc(np.copysign(0.5, matrix) + matrix * 2**bits).astype(np.int32)
+        axis = x.ndim - len(matrices) + offset
+        sums = lax.dot_general(x.astype(np.int32), weights, (((axis,), (1,)), ((), ())))
+        rounded = (sums + np.int32(2**bits // 2)) >> np.int32(bits)
+        x = jnp.moveaxis(jnp.clip(rounded, 0, 255).astype(np.uint8), -1, axis)
     return x
 
 
