@@ -67,6 +67,7 @@ class _Family:
         self.smallest: list[int] = []
         self.growing = False
         self.failed: set[Range] = set()
+        self.made: set[Range] = set()
         self.refused = False
 
     def lengths_of(self, numbers: np.ndarray, sizes: Sequence[int]) -> tuple[int, ...] | None:
@@ -83,7 +84,8 @@ class _Family:
         if found is None:
             return None
         # programs hold for the numbers that the fit predicted which they were made from
-        self.fit, self.programs, self.failed, self.refused = found, [], set(), False
+        self.fit, self.programs, self.refused = found, [], False
+        self.failed, self.made = set(), set()
         seen = np.stack([known[list(found.lengths)] for known in self.samples])
         self.largest, self.smallest = seen.max(axis=0).tolist(), seen.min(axis=0).tolist()
         self.growing = len(found.lengths) == 1 and bool((np.diff(seen[:, 0]) == 1).all())
@@ -177,6 +179,8 @@ def _built(
     layout = step.layout
     if layout.num_replicas == layout.num_partitions == 1:
         for tried in candidates(limits, lengths, family.smallest, fixed):
+            if tried in family.made:
+                return None  # and it does not serve these lengths
             if tried in family.failed:
                 continue
             try:
@@ -188,6 +192,7 @@ def _built(
                 reason = str(error) if isinstance(error, NotCoveredError) else repr(error)
                 continue
             family.programs.append(bound)
+            family.made.add(tried)
             return bound if bound.serves(lengths) else None
     if not family.programs:
         family.refused = True
