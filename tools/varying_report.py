@@ -19,6 +19,7 @@ import collections
 import json
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any, Final
@@ -74,7 +75,7 @@ def run_operators(path: Path, every: bool, only: set[str]) -> bool:
                 continue
             found = operators.verdict(op, mode == "backward")
             report[key] = vars(found)
-            print(key, *vars(found).values(), flush=True)
+            print(key, *vars(found).values(), f"{time.process_time():.0f} s", flush=True)
             caches.clear_all()
             path.write_text(json.dumps(report, indent=1))
     return summarize(report)
@@ -115,6 +116,7 @@ def _print_reasons(reasons: collections.Counter[str]) -> None:
 def main() -> int:
     """Run what the command line says."""
     os.environ["XLA_VARYING_SHAPES"] = "1"
+    os.environ.setdefault("XLA_VARYING_LIMITS", programs.LIMITS)
     os.environ.setdefault("XLA_FLAGS", _XLA_FLAGS)
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])

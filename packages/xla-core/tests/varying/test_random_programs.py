@@ -14,6 +14,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 NORMAL, SWEEP = 40, 2000
 
 
+@pytest.fixture(autouse=True)
+def few_limits(monkeypatch):
+    monkeypatch.setenv("XLA_VARYING_LIMITS", programs.LIMITS)
+
+
 def check(seeds):
     served = 0
     for seed in seeds:

@@ -32,6 +32,8 @@ _ONE: Final = ((7,), (11,), (9,), (13,), (6,))
 _TWO: Final = ((7, 5), (11, 9), (9, 12), (6, 8), (13, 6), (10, 11), (8, 7))
 _TRAPS: Final = ((0,), (1,), (2,), (3,), (4,), (40,), (5,))
 _TWO_TRAPS: Final = ((0, 6), (6, 1), (9, 9), (8, 4), (3, 10), (30, 7), (6, 40), (2, 2))
+LIMITS: Final = "16,64"
+"""What ``XLA_VARYING_LIMITS`` may be so that few programs are compiled: one for all lengths but a trap."""
 _MOST_ELEMENTS: Final = 2000
 _LARGE: Final = 50.0
 # Sums are associated otherwise, and what follows may enlarge the difference.
