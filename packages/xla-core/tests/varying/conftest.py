@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 import torch_xla
 from xla_core.support import caches, counters
+from xla_core.testing.lengths.programs import junk_as_padding
 from xla_core.varying import families
-from xla_core.varying.bound_program import VaryingExecutable
-
-
-def _junk(dtype):
-    if dtype == np.bool_:
-        return True
-    return np.nan if np.issubdtype(dtype, np.floating) else np.iinfo(dtype).max // 3
-
-
-def _padded_with_junk(self, buffer, shape):
-    array = np.asarray(self._client.get(buffer))
-    whole = np.full(shape, _junk(array.dtype), array.dtype)
-    whole[tuple(map(slice, array.shape))] = array
-    return self._client.put(whole, self._placement)
 
 
 @pytest.fixture
 def varying(monkeypatch):
     """Varying shapes are on; padding is NaN, or a number that is no index, so that whatever reads it shows."""
     monkeypatch.setenv("XLA_VARYING_SHAPES", "1")
-    monkeypatch.setattr(VaryingExecutable, "_padded", _padded_with_junk)
     caches.clear_all()
-    yield
+    with junk_as_padding():
+        yield
     caches.clear_all()
 
 

@@ -36,6 +36,15 @@ def test_three_steps_are_too_few_for_two_lengths_and_their_product():
     assert fit(rows, [0, 1]).predicted([5, 40]).tolist() == [5, 40, 195]
 
 
+def test_a_number_may_be_made_of_a_square():
+    rows = samples([4, 48, 21], [7, 147, 57], [9, 243, 91], [5, 75, 31])
+    assert (
+        fit(rows[:3], [0]) is None
+    )  # of three numbers each is something of a length and its square
+    assert fit([row[:2] for row in rows[:3]], [0]).predicted([6]).tolist() == [6, 108]
+    assert fit(rows, [0]).predicted([6]).tolist() == [6, 108, 43]
+
+
 def test_two_lengths_that_were_equal_by_chance_are_told_apart_later():
     rows = samples([5, 5], [9, 9], [7, 8])
     assert fit(rows[:2], [0, 1]).lengths_of(rows[2]) is None
@@ -43,7 +52,7 @@ def test_two_lengths_that_were_equal_by_chance_are_told_apart_later():
 
 
 @pytest.mark.parametrize(
-    "rows", [([4, 2], [7, 3], [9, 3]), ([4, 16], [7, 49], [9, 81]), ([4, 1], [7, 2], [8, 9])]
+    "rows", [([4, 2], [7, 3], [9, 3]), ([4, 64], [7, 343], [9, 729]), ([4, 1], [7, 2], [8, 9])]
 )
 def test_what_is_no_whole_multiple_is_not_fitted(rows):
     assert fit(samples(*rows), [0]) is None

@@ -1,64 +1,77 @@
-"""Random programs with one varying length give what PyTorch gives, whatever is in the padding."""
+"""Random programs with one or two varying dimensions give what PyTorch gives, whatever is in the padding."""
 
 from __future__ import annotations
 
-import random
-
 import pytest
-import torch
-import torch.nn.functional as F
 
-from xla_core.varying import families
+from xla_core.support import caches
+from xla_core.testing.lengths import operations, programs
+from xla_core.varying.padded import Frame
 
-LENGTHS = (6, 9, 7, 5, 12)
+# Programs of random operations take the variance of one number, and the like; what they give is compared.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
-# From a matrix of (length, 4) to another.
-_SAME = (
-    lambda x, d: x.sin() + d.choice((0.5, 2.0)),
-    lambda x, d: x * x.mean(d.choice((0, 1)), keepdim=True),
-    lambda x, d: x.softmax(d.choice((0, 1))),
-    lambda x, d: x.flip(d.choice((0, 1))),
-    lambda x, d: x.cumsum(d.choice((0, 1))) / 4,
-    lambda x, d: torch.where(x > x.amax(0) / 2, x, -x),
-    lambda x, d: F.layer_norm(x, (4,)),
-    lambda x, d: F.layer_norm(x.t(), (x.shape[0],)).t(),
-    lambda x, d: (x @ x.t()).tril(d.choice((-1, 0, 1))).softmax(1) @ x,
-    lambda x, d: F.scaled_dot_product_attention(*[x[None]] * 3, is_causal=d.random() < 0.5)[0],
-    lambda x, d: x.t().reshape(-1).reshape(4, -1).t() + x,
-    lambda x, d: x.reshape(-1).roll(d.choice((1, -2))).reshape(-1, 4),
-    lambda x, d: torch.cat([x[1:], x[:1]]) - x,
-    lambda x, d: torch.cat([x, x])[: x.shape[0]] * 0.5,
-    lambda x, d: F.pad(x[1:-1], (0, 0, 1, 1), value=0.25),
-    lambda x, d: x.gather(0, (x.abs() * 2).long().clamp(max=4)),
-    lambda x, d: x[(x[:, 0].abs() * 2).long().clamp(max=4)],
-    lambda x, d: x.sort(0).values,
-    lambda x, d: x + torch.arange(x.shape[0], device=x.device)[:, None] / x.shape[0],
-    lambda x, d: x[None].expand(3, -1, -1).transpose(1, 2).reshape(12, -1).sum(0)[:, None] + x,
-    lambda x, d: x.index_add(0, torch.tensor([0, 2], device=x.device), x[-2:]),
-    lambda x, d: torch.stack([x, x.exp()], 1).flatten(0, 1)[x.shape[0] :] / 3,
-    lambda x, d: x * F.one_hot(x.argmax(1), 4) + x.argmax(0),
-    lambda x, d: torch.logsumexp(x, 0) - x,
-)  # fmt: skip
+NORMAL, SWEEP = 40, 2000
 
 
-def program(seed):
-    """A function of a matrix, the same each time it is called."""
-
-    def function(x):
-        draw = random.Random(seed)
-        values = [x]
-        for _ in range(draw.randint(3, 6)):
-            new = draw.choice(_SAME)(draw.choice(values), draw)
-            values.append(new.clamp(-9, 9) + draw.choice(values))
-        ending = draw.choice((lambda v: v, lambda v: v.sum(0), lambda v: v.flatten(), torch.var))
-        return ending(values[-1])
-
-    return function
+@pytest.fixture(autouse=True)
+def few_limits(monkeypatch):
+    monkeypatch.setenv("XLA_VARYING_LIMITS", programs.LIMITS)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_random_program_is_served_exactly(seed, run_lengths):
-    torch.manual_seed(seed)
-    near = {"rtol": 1e-3, "atol": 1e-3}
-    served = run_lengths(program(seed), lambda n: (torch.rand(n, 4) * 2 - 1,), LENGTHS, near)
-    assert served == len(LENGTHS) - 2, families.kept_out()
+def check(seeds):
+    served = 0
+    for seed in seeds:
+        program = programs.make_program(seed)
+        found = programs.outcome(program)
+        caches.clear_all()
+        served += found.served
+        if found.difference is not None:
+            pytest.fail(f"{programs.smaller(program)}\n{found.difference}")
+    return served
+
+
+@pytest.mark.parametrize("first", range(0, NORMAL, 10))
+def test_random_programs_are_served_exactly(first, varying):
+    with programs.only_served():
+        assert check(range(first, first + 10)) > 15
+
+
+def test_steps_that_are_compiled_for_themselves_are_exact_too(varying):
+    assert check(range(10_000, 10_005)) > 5
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("first", range(NORMAL, SWEEP, 40))
+def test_many_random_programs_are_served_exactly(first, varying):
+    with programs.only_served():
+        check(range(first, first + 40))
+
+
+def test_a_seed_is_a_program():
+    assert programs.make_program(7) == programs.make_program(7)
+    assert programs.make_program(7) != programs.make_program(8)
+
+
+def test_the_programs_cover_what_they_are_for():
+    made = [programs.make_program(seed) for seed in range(400)]
+    used = {line.name for program in made for line in program.lines}
+    assert not {*operations.UNARY, *operations.BINARY} - used
+    assert any(program.backward for program in made)
+    two = [p for p in made if len(p.assignments()[0]) == 2]
+    assert 60 < len(two) < 240
+
+
+def test_reading_the_padding_is_found_and_made_small(varying, monkeypatch):
+    monkeypatch.setattr(Frame, "masked", lambda self, value, axes, fill: value)
+    with programs.only_served():
+        failing = next(p for p in map(programs.make_program, range(40)) if differs(p))
+        small = programs.smaller(failing)
+        assert differs(small)
+    assert len(small.lines) <= len(failing.lines)
+    assert len(small.results) == 1
+
+
+def differs(program):
+    caches.clear_all()
+    return programs.outcome(program).difference is not None

@@ -13,6 +13,13 @@ from xla_core.varying import families
 
 LENGTHS = (5, 9, 7, 12, 6, 11)
 
+
+def written(x, where):
+    y = x * 2
+    y[where] = x[where]
+    return y
+
+
 STEPS = {
     "elementwise": lambda x: x.sin() * 2 + x,
     "broadcast": lambda x: x + x[:1] * x[:, :1],
@@ -82,9 +89,24 @@ STEPS = {
         *[x[None, None]] * 3, attn_mask=(x[:, 0] > x.min())[None, None, None]
     ),
     "a write into a part": lambda x: x.clone().index_fill_(1, torch.tensor([1], device=x.device), 0.0),
+    "a write at the end": lambda x: written(x, slice(-2, None)),
+    "a write up to the end": lambda x: written(x, slice(1, -1)),
+    "stack in the middle": lambda x: torch.stack([x, x + 1], 1).sum(0),
+    "padding that repeats": lambda x: F.pad(x[None], (0, 0, 2, 1), mode="replicate"),
+    "padding that goes round": lambda x: F.pad(x.t()[None], (2, 1), mode="circular"),
     "convolution of a batch": lambda x: F.conv1d(x[:, None], x[:2, None, :2]),
     "convolution along": lambda x: F.conv1d(x.t()[None], x[:3].t()[None], padding=1),
+    "convolution along, dilated": lambda x: F.conv1d(x.t()[None], x[:2].t()[None], padding=2, dilation=2),
     "pooling of a batch": lambda x: F.max_pool1d(x[:, None], 2),
+    "pooling along": lambda x: F.max_pool1d(x.t()[None], 3, 1, 1),
+    "pooling along, without padding": lambda x: F.max_pool1d(x.t()[None], 2, 1),
+    "pooling of images": lambda x: F.max_pool2d(x[None].expand(2, -1, -1), 3, 1, 1),
+    "averages along": lambda x: F.avg_pool1d(x.t()[None], 3, 1),
+    "averages along, with padding": lambda x: F.avg_pool1d(x.t()[None], 3, 1, 1),
+    "averages of what is there": lambda x: F.avg_pool1d(x.t()[None], 3, 1, 1, count_include_pad=False),
+    "average of all": lambda x: F.adaptive_avg_pool1d(x.t()[None], 1),
+    "the square of a length": lambda x: (x @ x.t()).flatten().cumsum(0),
+    "parts of squares": lambda x: (x @ x.t()).repeat(2, 3).flatten().view(-1, x.shape[0]).sum(0),
 }  # fmt: skip
 
 
@@ -107,6 +129,11 @@ GRADIENTS = {
     "gather": lambda x: x.gather(0, (x.detach().abs() * 2).long().clamp(max=4)),
     "cumsum": lambda x: x.cumsum(0),
     "gelu": lambda x: F.gelu(x.reshape(-1)),
+    "padding that reflects": lambda x: F.pad(x.t()[None], (2, 1), mode="reflect"),
+    "a part from a varying place on": lambda x: torch.cat([x, x])[x.shape[0] - 1 :],
+    "pooling along": lambda x: F.max_pool1d(x.t()[None], 3, 1, 1),
+    "averages along": lambda x: F.avg_pool1d(x.t()[None], 3, 1, 1, count_include_pad=False),
+    "convolution along": lambda x: F.conv1d(x.t()[None], x[:3].t()[None], padding=1),
 }
 
 

@@ -153,3 +153,43 @@ def test_random_numbers_are_those_of_the_length_itself(varying, monkeypatch, p, 
     for one, other in zip(served, steps(), strict=True):
         for a, b in zip(one[1:], other[1:], strict=True):
             assert torch.equal(a, b)
+
+
+def test_other_steps_do_not_wait_while_a_program_is_compiled(run_python):
+    # one device's program is not compiled before another device's, of another family, is there
+    out = run_python(
+        """
+        import threading
+        import torch, torch_xla
+        from xla_core.execution import runtime
+        from xla_core.varying import bound_program, families
+
+        begun, done = threading.Event(), threading.Event()
+        build = bound_program.build
+
+        def slowly(step, *rest):
+            if step.trace is waiting:
+                begun.set()
+                print(done.wait(100))
+            return build(step, *rest)
+
+        bound_program.build = slowly
+        waiting = runtime.trace_of(torch.device("xla:0"))
+
+        def run(device):
+            for length in (5, 9, 7):
+                x = torch.ones(length, 4, device=device).cumsum(0)
+                runtime.sync(torch.device(device))
+            print(float(x.sum()))
+
+        thread = threading.Thread(target=run, args=("xla:0",))
+        thread.start()
+        begun.wait(100)
+        run("xla:1")
+        done.set()
+        thread.join()
+        """,
+        CPU_NUM_DEVICES="2",
+        XLA_VARYING_SHAPES="1",
+    )
+    assert out.split() == ["112.0", "True", "112.0"]

@@ -42,6 +42,8 @@ def is_symbolic(size: Any) -> bool:
 
 def bounds(size: Any) -> tuple[float, float]:
     """Numbers that a size is never below and never above; infinite where nothing is known."""
+    if not is_symbolic(size):
+        return float(size), float(size)
     # jax 0.10.2
     low, high = _shape_poly._bounds_decision(size, _shape_poly.BoundsPrecision.BEST)
     return float(low), float(high)

@@ -39,9 +39,11 @@ def convolution(frame: Frame, equation: Any, values: list[Padded]) -> list[Padde
     numbers = params["dimension_numbers"]
     batch, features, *spatial = numbers.lhs_spec
     grouped = params["batch_group_count"] != 1 or params["feature_group_count"] != 1
-    others = (axis for axis in range(len(right.dims)) if axis != numbers.rhs_spec[1])
-    if any(right.dims[axis].varies for axis in others):
+    if right.dims[numbers.rhs_spec[0]].varies:
         raise NotCoveredError(MSG_SPATIAL)
+    for axis in numbers.rhs_spec[2:]:  # a kernel's gradient: the result's gradient is as long
+        right = frame.plain(right, axis)
+    right = frame.masked(right, numbers.rhs_spec[2:], 0)
     if left.dims[features].varies:  # summed over, as in the gradient of a kernel over the batch
         if grouped:
             raise NotCoveredError(MSG_SPATIAL)
@@ -86,7 +88,7 @@ def _enough(frame: Frame, equation: Any, left: Padded, right: Padded, dims: list
         axis, kernel = numbers.lhs_spec[at + 2], numbers.rhs_spec[at + 2]
         if not isinstance(low, int):
             raise NotCoveredError(MSG_SPATIAL)
-        if left.dims[axis].varies:
+        if left.dims[axis].varies or right.dims[kernel].varies:
             wanted = frame.places(dims[numbers.out_spec[at + 2]])
             inside = (left.array.shape[axis] - 1) * params["lhs_dilation"][at] + 1
             reach = (right.array.shape[kernel] - 1) * params["rhs_dilation"][at] + 1

@@ -57,9 +57,13 @@ MSG_DEVICES: Final = "a program of several devices has fixed sizes"
 
 
 class _Family:
-    """Steps of one skeleton that want the same values: numbers of some, and their programs for bounds."""
+    """Steps of one skeleton that want the same values: numbers of some, and their programs for bounds.
+
+    Whoever holds ``lock`` looks at it, and compiles for it: other families' steps do not wait.
+    """
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
         self.samples: list[np.ndarray] = []
         self.fit: Fit | None = None
         self.programs: list[BoundProgram] = []
@@ -67,6 +71,7 @@ class _Family:
         self.smallest: list[int] = []
         self.growing = False
         self.failed: set[Range] = set()
+        self.made: set[Range] = set()
         self.refused = False
 
     def lengths_of(self, numbers: np.ndarray, sizes: Sequence[int]) -> tuple[int, ...] | None:
@@ -83,7 +88,8 @@ class _Family:
         if found is None:
             return None
         # programs hold for the numbers that the fit predicted which they were made from
-        self.fit, self.programs, self.failed, self.refused = found, [], set(), False
+        self.fit, self.programs, self.refused = found, [], False
+        self.failed, self.made = set(), set()
         seen = np.stack([known[list(found.lengths)] for known in self.samples])
         self.largest, self.smallest = seen.max(axis=0).tolist(), seen.min(axis=0).tolist()
         self.growing = len(found.lengths) == 1 and bool((np.diff(seen[:, 0]) == 1).all())
@@ -98,7 +104,7 @@ class _Family:
 _families: caches.Bounded[Hashable, _Family] = caches.Bounded("steps of varying sizes", 256)
 _reasons: caches.Bounded[str, int] = caches.Bounded("reasons against varying sizes", 64)
 _numbers = itertools.count(1)
-_lock = threading.RLock()
+_lock = threading.Lock()
 
 
 def kept_out() -> dict[str, int]:
@@ -117,27 +123,13 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
         return None
     if trace.backend.shapes_only or trace.backend.shard_count() > 1:
         return None
-    with _lock:
-        return _serve(trace, key)
-
-
-def _serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     started = time.perf_counter()
     wiped = skeletons.wiped(trace.cur.path())
-    family = _family((wiped.skeleton, key))
     if not all(_LEAST_NUMBER <= n <= _MOST_NUMBER for n in wiped.numbers):
         return None
-    lengths = family.lengths_of(np.array(wiped.numbers, dtype=np.int64), wiped.sizes)
-    if lengths is None or family.refused or min(lengths) < LEAST:
-        return None
-    family.largest = list(map(max, family.largest, lengths))
-    family.smallest = list(map(min, family.smallest, lengths))
-    bound = family.program(lengths)
-    limits = wanted(lengths, family.largest, family.growing)
-    if limits is None:
-        return None
-    if bound is None or not suffices(bound.limits, limits):
-        bound = _built(family, _recorded(trace, key), wiped, lengths, limits) or bound
+    family = _family((wiped.skeleton, key))
+    with family.lock:
+        bound, lengths = _bound_for(trace, key, wiped, family)
     if bound is None or (key.what.taken and len(bound.aliases) < len(key.what.donations)):
         return None
     counters.increment(SERVED)
@@ -146,10 +138,29 @@ def _serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     return _installed(trace, key, bound, lengths, time.perf_counter() - started)
 
 
+def _bound_for(
+    trace: Trace, key: ProgramIdentity, wiped: skeletons.Wiped, family: _Family
+) -> tuple[BoundProgram | None, tuple[int, ...]]:
+    """The program of a family for a step of it, and the step's lengths; none where it is to have its own."""
+    lengths = family.lengths_of(np.array(wiped.numbers, dtype=np.int64), wiped.sizes)
+    if lengths is None or family.refused or min(lengths) < LEAST:
+        return None, ()
+    family.largest = list(map(max, family.largest, lengths))
+    family.smallest = list(map(min, family.smallest, lengths))
+    bound = family.program(lengths)
+    limits = wanted(lengths, family.largest, family.growing)
+    if limits is None:
+        return None, ()
+    if bound is None or not suffices(bound.limits, limits):
+        bound = _built(family, _recorded(trace, key), wiped, lengths, limits) or bound
+    return bound, lengths
+
+
 def _family(key: Hashable) -> _Family:
     """The family with this key, the most recently used last."""
-    family = _families.pop(key, None)
-    return _families.keep(key, _Family() if family is None else family)
+    with _lock:
+        family = _families.pop(key, None)
+        return _families.keep(key, _Family() if family is None else family)
 
 
 def _recorded(trace: Trace, key: ProgramIdentity) -> Recorded:
@@ -177,6 +188,8 @@ def _built(
     layout = step.layout
     if layout.num_replicas == layout.num_partitions == 1:
         for tried in candidates(limits, lengths, family.smallest, fixed):
+            if tried in family.made:
+                return None  # and it does not serve these lengths
             if tried in family.failed:
                 continue
             try:
@@ -188,6 +201,7 @@ def _built(
                 reason = str(error) if isinstance(error, NotCoveredError) else repr(error)
                 continue
             family.programs.append(bound)
+            family.made.add(tried)
             return bound if bound.serves(lengths) else None
     if not family.programs:
         family.refused = True
@@ -214,7 +228,8 @@ def _compiled(step: Recorded, found: Fit, sizes: Sequence[int], between: Range) 
 
 def _keep_out(reason: str) -> None:
     counters.increment(KEPT_OUT)
-    _reasons.keep(reason, _reasons.get(reason, 0) + 1)
+    with _lock:
+        _reasons.keep(reason, _reasons.get(reason, 0) + 1)
     logger.info(MSG_KEPT_OUT, reason)
 
 

@@ -1,9 +1,8 @@
 """Which lengths the numbers of steps with one skeleton depend on, and how.
 
-A number is constant, or ``a + b * L`` with whole ``a`` and ``b`` for a length ``L``, or
-``a + b * L + c * M + d * L * M``
-for two, which are sizes of the step's values. What the numbers of further steps must be is predicted from that: a
-fit that is wrong predicts none of them.
+A number is constant, or ``a + b * L + c * L * L`` with whole factors for a length ``L``, or made of ``L``, ``M``
+and products of them for two lengths, which are sizes of the step's values. What the numbers of further steps must
+be is predicted from that: a fit that is wrong predicts none of them.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ import numpy as np
 
 # Lengths are looked for among so many different columns of sizes.
 _MOST_CANDIDATES: Final = 8
+# A number is the sum of so many products of lengths, and a constant.
+_MOST_TERMS: Final = 3
 # Beyond that a float is no whole number any more.
 _LARGEST_FACTOR: Final = 2.0**52
 
@@ -80,16 +81,33 @@ def fit(samples: Sequence[np.ndarray], candidates: Sequence[int]) -> Fit | None:
     if len(samples) > 2:
         choices += list(itertools.combinations(positions, 2))
     for chosen in choices:
-        found = [_explained(column, [table[:, p] for p in chosen]) for column in columns]
-        if all(f is not None for f in found):
+        found = _all_explained(columns, [table[:, p] for p in chosen])
+        if found is not None:
             constants = table[0].copy()
             terms = {}
             for position, kind in zip(varying.tolist(), inverse.tolist(), strict=True):
-                explained = found[kind]
-                assert explained is not None
-                constants[position], terms[position] = explained
+                constants[position], terms[position] = found[kind]
             return Fit(chosen, constants, terms)
     return None
+
+
+def _all_explained(
+    columns: Sequence[np.ndarray], lengths: Sequence[np.ndarray]
+) -> list[tuple[int, tuple[Term, ...]]] | None:
+    found = []
+    for column in columns:
+        explained = _explained(column, lengths)
+        if explained is None:
+            return None
+        found.append(explained)
+    return found
+
+
+# What the numbers of steps with one length, and with two, are made of; the frequent ones first.
+_PRODUCTS: Final[dict[int, tuple[tuple[int, ...], ...]]] = {
+    1: ((0,), (0, 0)),
+    2: ((0,), (1,), (0, 1), (0, 0), (1, 1), (0, 1, 1), (0, 0, 1)),
+}
 
 
 def _explained(
@@ -97,14 +115,14 @@ def _explained(
 ) -> tuple[int, tuple[Term, ...]] | None:
     """A constant and terms that give a column of numbers, None where there are none.
 
-    As few terms as there can be are tried first. With two lengths one step more than terms and constant must agree:
-    any three numbers are something of two lengths.
+    As few terms as there can be are tried first. One step more than terms and constant must agree: any three
+    numbers are something of two lengths, or of a length and its square.
     """
-    products: list[tuple[int, ...]] = [(number,) for number in range(len(lengths))]
-    if len(lengths) == 2:
-        products.append((0, 1))
-    most = 1 if len(lengths) == 1 else len(column) - 2
-    for count in range(1, min(len(products), most) + 1):
+    products = _PRODUCTS[len(lengths)]
+    if len(lengths) == 1 and len(column) < 3:
+        products = products[:1]
+    most = max(len(column) - 2, 1 if len(lengths) == 1 else 0)
+    for count in range(1, min(len(products), most, _MOST_TERMS) + 1):
         for chosen in itertools.combinations(products, count):
             found = _solved(column, [_product(lengths, which) for which in chosen])
             if found is not None:

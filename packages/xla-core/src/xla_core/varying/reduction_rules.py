@@ -15,7 +15,7 @@ from xla_core.varying.padded import Frame, NotCoveredError, Padded, dim_of
 
 MSG_COMPLEX: Final = "the smallest or largest of complex numbers"
 MSG_COUNT: Final = "as many elements as a length says"
-MSG_WINDOW: Final = "windows along a varying length"
+MSG_WINDOW: Final = "windows as large as a length says"
 
 
 def lowest(dtype: Any) -> Any:
@@ -148,18 +148,39 @@ def _flipped(bits: Any) -> Any:
     return jnp.where(bits < 0, bits ^ bits.dtype.type(jnp.iinfo(bits.dtype).max), bits)
 
 
-@padding_rule("reduce_window_max", "reduce_window_min", "reduce_window_sum")
+# What the padding of windows must be so that it changes nothing.
+_NEUTRAL_IN_WINDOWS: Final = {
+    "reduce_window_max": lowest,
+    "reduce_window_min": highest,
+    "reduce_window_sum": _zero,
+}
+
+
+@padding_rule(*_NEUTRAL_IN_WINDOWS)
 def windows(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
-    """Windows along fixed dimensions; those that vary are looked at element by element."""
+    """Windows look at padding only as they look at what is around a value; there are as many as there may be."""
     (value,) = values
     params = equation.params
-    dims = tuple(map(dim_of, equation.outvars[0].aval.shape))
+    dims = list(map(dim_of, equation.outvars[0].aval.shape))
     kinds = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
+    padding = list(params["padding"])
+    fill = _NEUTRAL_IN_WINDOWS[equation.primitive.name](value.array.dtype)
     for axis, dim in enumerate(value.dims):
-        if dim.varies:
-            single = all(params[kind][axis] == 1 for kind in kinds)
-            if not single or tuple(params["padding"][axis]) != (0, 0):
-                raise NotCoveredError(MSG_WINDOW)
+        if not dim.varies:
+            continue
+        window, stride, base, dilation = (params[kind][axis] for kind in kinds)
+        low, high = padding[axis]
+        if (window, stride, base, dilation, low, high) == (1, 1, 1, 1, 0, 0):
             value = frame.spread(value, axis)
-            dims = (*dims[:axis], value.dims[axis], *dims[axis + 1 :])
-    return [Padded(bind(equation, value.array), dims)]
+            dims[axis] = value.dims[axis]
+            continue
+        if is_symbolic(window) or is_symbolic(low):
+            raise NotCoveredError(MSG_WINDOW)
+        value = frame.masked(frame.plain(value, axis), (axis,), fill)
+        inside = (value.array.shape[axis] - 1) * base + 1
+        needed = (frame.places(dims[axis]) - 1) * stride + (window - 1) * dilation + 1
+        padding[axis] = (low, max(needed - inside - low, 0))
+    array = bind(equation, value.array, padding=tuple(padding))
+    for axis, places in enumerate(frame.shape(dims)):
+        array = frame.cut(array, axis, places)
+    return [Padded(array, tuple(dims))]

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xla_core.jax_bridge import symbolic_sizes
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
+from xla_core.varying.elementwise_rules import aligned
 from xla_core.varying.interpreter import bind, padding_rule
 from xla_core.varying.padded import (
     Dim,
@@ -24,7 +26,9 @@ from xla_core.varying.padded import (
 MSG_RESHAPE: Final = "sizes {given} cannot be seen as {wanted} for every length"
 MSG_ORDER: Final = "a reshape that reads dimensions in another order"
 MSG_STRIDE: Final = "a slice with steps that begins at a varying place"
-MSG_SPREAD_PADDING: Final = "padding before a dimension that depends on a length"
+MSG_SPREAD_PADDING: Final = (
+    "padding before a dimension that depends on a length, and may be negative"
+)
 
 
 @padding_rule("broadcast_in_dim")
@@ -68,6 +72,9 @@ def reshape(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
     if equation.params.get("dimensions") is not None:
         raise NotCoveredError(MSG_ORDER)
     wanted = equation.params["new_sizes"]
+    if any(same_size(size, 0) for size in wanted):
+        dims = [dim_of(size) for size in wanted]
+        return [Padded(jnp.zeros(frame.shape(dims), value.array.dtype), tuple(dims))]
     for axis in range(len(value.dims)):
         value = frame.spread(value, axis)
     for _ in range(len(value.dims) + 1):
@@ -275,6 +282,14 @@ def concatenate(frame: Frame, equation: Any, values: list[Padded]) -> list[Padde
     return [Padded(frame.cut(array, along, frame.places(total)), result)]
 
 
+@padding_rule("stack")
+def stack(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+    """Values side by side along a new dimension."""
+    along = equation.params["axis"]
+    arrays, dims = aligned(frame, values)
+    return [Padded(bind(equation, *arrays), (*dims[:along], Dim((len(values),)), *dims[along:]))]
+
+
 @padding_rule("split")
 def split(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
     """Parts one after the other along one dimension."""
@@ -299,9 +314,11 @@ def pad(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
     for axis, (low, high, between) in enumerate(config):
         if not is_symbolic(low) and not is_symbolic(high) and (low, high, between) == (0, 0, 0):
             continue
-        if is_symbolic(low):
-            raise NotCoveredError(MSG_SPREAD_PADDING)
         laid = frame.plain(Padded(value.array, tuple(dims)), axis)
+        if is_symbolic(low):
+            dims[axis] = dim_of(sizes[axis])
+            value = Padded(_placed_at(frame, laid, axis, config[axis], filling), tuple(dims))
+            continue
         whole = laid.dims[axis].size
         dims[axis] = dim_of(sizes[axis])
         places = frame.bound(sizes[axis])
@@ -314,6 +331,22 @@ def pad(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
         filled = jnp.broadcast_to(filling.array, array.shape)
         value = Padded(lax.select(inside, array, filled), tuple(dims))
     return [Padded(value.array, tuple(dims))]
+
+
+def _placed_at(
+    frame: Frame, value: Padded, axis: int, config: tuple[Any, Any, Any], filling: Padded
+) -> Any:
+    """The array with elements before it along ``axis``, as many as a length says."""
+    low, high, between = config
+    if between != 0 or min(symbolic_sizes.bounds(low)[0], symbolic_sizes.bounds(high)[0]) < 0:
+        raise NotCoveredError(MSG_SPREAD_PADDING)
+    places = frame.bound(value.dims[axis].size + low + high)
+    inside = frame.masked(value, (axis,), filling.array).array
+    shape = list(inside.shape)
+    shape[axis] = max(places, frame.bound(low) + inside.shape[axis])
+    array = jnp.broadcast_to(filling.array, shape)
+    array = lax.dynamic_update_slice_in_dim(array, inside, frame.number(low), axis)
+    return frame.cut(array, axis, places)
 
 
 @padding_rule("rev")

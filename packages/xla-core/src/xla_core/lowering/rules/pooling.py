@@ -124,12 +124,14 @@ def max_pool3d_backward(
     return _max_pool_backward(3, grad_output, self, indices, *settings)
 
 
-def _divisor(axes: Sequence[Axis], include: bool, override: int | None) -> np.ndarray:
+def _divisor(axes: Sequence[Axis], include: bool, override: int | None) -> Any:
     if override is not None:
         return np.asarray(override)
-    total = np.ones((1,) * len(axes))
+    total: Any = np.ones((1,) * len(axes))
     for place, axis in enumerate(axes):
         total = total * along_axis(axis.lengths(include), len(axes), place)
+    if not isinstance(total, np.ndarray):
+        return total
     # One number is cheaper than a table where all windows are whole.
     return total.reshape(-1)[0] if total.size and (total == total.reshape(-1)[0]).all() else total
 
@@ -146,7 +148,7 @@ def _avg_pool(
 ) -> Array:
     axes = _axes(x.shape, rank, kernel_size, stride, padding, 1, ceil_mode)
     total = window_sum(opmath(x), axes)
-    divisor = np.asarray(_divisor(axes, count_include_pad, divisor_override))
+    divisor = _divisor(axes, count_include_pad, divisor_override)
     if jnp.issubdtype(total.dtype, jnp.integer):
         # towards zero, as integers divide in C++
         return lax.div(total, jnp.broadcast_to(divisor.astype(total.dtype), total.shape))

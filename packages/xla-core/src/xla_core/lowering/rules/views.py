@@ -19,7 +19,7 @@ import torch
 from jax import Array, lax
 from torch._ops import OpOverload
 
-from xla_core.lowering.rules.common import opmath
+from xla_core.lowering.rules.common import count_as, opmath
 from xla_core.operators.lowering_registry import aten, multi_view_rule, view_rule
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.torch_bridge.dtypes import numpy_dtype
@@ -135,8 +135,8 @@ def _put_slice(
 def _put_range(base: Array, value: Array, dim: int, low: int) -> Array:
     if value.shape == base.shape:
         return value
-    starts = [np.int32(0)] * base.ndim
-    starts[dim] = np.int32(low)
+    starts: list[Any] = [np.int32(0)] * base.ndim
+    starts[dim] = count_as(low, np.dtype(np.int32))
     return lax.dynamic_update_slice(base, value, starts)
 
 

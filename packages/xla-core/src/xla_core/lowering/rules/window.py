@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.rules.common import is_float
+from xla_core.lowering.rules.common import count_as, is_float
 from xla_core.lowering.rules.common import where as select
+
+_PLACE: Final = np.dtype(np.int32)
 
 
 def spread(value: int | Sequence[int] | None, rank: int, default: Sequence[int] = ()) -> list[int]:
@@ -54,24 +56,31 @@ class Axis:
         high = low + (self.count - 1) * self.stride + 1
         return lax.slice_in_dim(x, low, high, self.stride, axis)
 
-    def starts(self) -> np.ndarray:
+    def starts(self) -> Any:
         """The first entry of every window, negative in the padding."""
-        return np.arange(self.count) * self.stride - self.padding
+        numbers = np.arange if isinstance(self.count, int) else jnp.arange
+        return numbers(self.count) * self.stride - self.padding
 
-    def first_inside(self) -> np.ndarray:
+    def first_inside(self) -> Any:
         """The place in each window of its first entry that is not padding."""
-        return np.maximum(-(self.starts() // self.dilation), 0)
+        place = -(self.starts() // self.dilation)
+        return place.clip(min=0)
 
-    def lengths(self, include_padding: bool) -> np.ndarray:
+    def most_outside(self) -> int:
+        """How many entries of the first window are padding at most."""
+        return -(-self.padding // self.dilation)
+
+    def lengths(self, include_padding: bool) -> Any:
         """How many entries of each window count for an average."""
         low = self.starts()
-        high = np.minimum(low + self.kernel, self.size + self.padding)
+        size = count_as(self.size, low.dtype)
+        high = (low + self.kernel).clip(max=size + self.padding)
         if not include_padding:
-            low, high = np.maximum(low, 0), np.minimum(high, self.size)
+            low, high = low.clip(min=0), high.clip(max=size)
         return high - low
 
 
-def along_axis(numbers: np.ndarray, rank: int, axis: int) -> np.ndarray:
+def along_axis(numbers: Any, rank: int, axis: int) -> Any:
     """A vector shaped to broadcast along one of ``rank`` dimensions."""
     return numbers.reshape([-1 if a == axis else 1 for a in range(rank)])
 
@@ -135,7 +144,7 @@ def _max_packed(x: Array, axes: Sequence[Axis]) -> tuple[Array, Array]:
     place: Any = np.int32(0)
     for offset, window in enumerate(axes):
         step = lax.broadcasted_iota(np.int32, x.shape, lead + offset)
-        place = place * np.int32(window.size) + step
+        place = place * count_as(window.size, _PLACE) + step
     high, low = _sortable(x, place)
     packed = (high.astype(np.int64) << 32) | low.astype(np.int64)
     ones = (1,) * lead
@@ -177,7 +186,7 @@ def _max_by_axis(x: Array, axes: Sequence[Axis]) -> tuple[Array, Array]:
         found = [place * np.int32(window.dilation) + starts, *kept]
     flat = found[0]
     for window, places in zip(axes[1:], found[1:], strict=True):
-        flat = flat * np.int32(window.size) + places
+        flat = flat * count_as(window.size, _PLACE) + places
     return x, flat
 
 
@@ -189,7 +198,7 @@ def _carried(window: Axis, places: Array, axis: int) -> list[Array]:
 def _at_first(window: Axis, held: Array, parts: Sequence[Array], place: Array, axis: int) -> Array:
     # Only a window whose values are all the lowest keeps its initial place; where that place lies
     # behind padding, what is carried must come from it too.
-    for number in range(1, int(window.first_inside().max(initial=0)) + 1):
+    for number in range(1, window.most_outside() + 1):
         held = select(place == number, parts[number], held)
     return held
 
@@ -204,7 +213,7 @@ def max_pool_backward(grad: Array, flat: Array, like: Sequence[int], axes: Seque
     own: Any = None
     for offset, window in enumerate(axes):
         step = lax.broadcasted_iota(flat.dtype, tuple(like), lead + offset)
-        own = step if own is None else own * np.asarray(window.size, flat.dtype) + step
+        own = step if own is None else own * count_as(window.size, flat.dtype) + step
     overlaps = [-(-(w.dilation * (w.kernel - 1) + 1) // w.stride) for w in axes]
     total: Any = None
     for shift in np.ndindex(*overlaps):

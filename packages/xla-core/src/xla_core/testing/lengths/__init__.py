@@ -1,0 +1,1 @@
+"""Random programs and operators with dimensions that vary: what the tests of varying shapes run."""
