@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
 import xla_pjrt_cuda.installation as installation
 import xla_pjrt_cuda.settings as settings
-from xla_core.contract.device_protocol import INTERFACE_VERSION, DeviceClient, Topology
+from xla_core.contract.device_protocol import (
+    INTERFACE_VERSION,
+    Capabilities,
+    DeviceClient,
+    Exchange,
+    Executable,
+    Program,
+    Topology,
+)
 from xla_core.pjrt import gpu_runtime
 from xla_core.pjrt.client import PjrtClient
 from xla_core.pjrt.topology_client import TopologyClient
 from xla_core.support import flags
+from xla_pjrt_cuda.compiling import Tuning, of_gpus
 from xla_pjrt_cuda.topology import GpuTopology, parse_topology
 
 PLUGIN: Final = "xla-pjrt-cuda"
@@ -81,6 +91,7 @@ class CudaClient(PjrtClient):
     missing_device = ": CUDA_VISIBLE_DEVICES sets which each process has"
 
     def __init__(self, topology: Topology, options: Mapping[str, str]) -> None:
+        self._tuning = Tuning()
         created = create_options(options)
         found = installation.checked_plugin()
         installation.check_driver(found.cuda)
@@ -95,6 +106,19 @@ class CudaClient(PjrtClient):
             text = MSG_NOT_STARTED.format(error=error, driver=driver, gpus=gpus)
             raise RuntimeError(text) from error
         super().__init__(client, process_index=topology.process_index)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What GPUs are, the folder of measurements, and copies from and to CUDA PyTorch."""
+        exchange = Exchange("cuda", self.take_dlpack, lambda buffer: buffer)
+        common = dataclasses.replace(
+            super().capabilities, keep_tuning=self._tuning.keep, exchange=exchange
+        )
+        return of_gpus(common)
+
+    def compile(self, program: Program) -> Executable:
+        """Compile for the program's placement; see ``PjrtClient.compile``. Measurements are kept."""
+        return super().compile(self._tuning.added_to(program))
 
     def fingerprint(self) -> Mapping[str, str]:
         """Versions of plugin, jaxlib and CUDA, the kinds of the GPUs, XLA's flags."""
@@ -115,6 +139,11 @@ class CudaTopologyClient(TopologyClient):
     device_type = "CUDA"
     plugin = PLUGIN
     platform = "cuda"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What GPUs are, and that buffers have no values."""
+        return of_gpus(super().capabilities)
 
     def __init__(self, topology: GpuTopology, *, reads: str = "error") -> None:
         found = installation.checked_plugin()

@@ -19,6 +19,7 @@ from jax._src import xla_bridge as _xla_bridge
 
 # jax 0.10.2: a context in which all dialects that XLA accepts are loaded
 from jax._src.interpreters import mlir as _mlir
+from jaxlib import _jax as _jaxlib
 
 # jaxlib 0.10.2: the registry of loaded libraries, clients and topologies.
 from jaxlib import xla_client as _xla_client
@@ -170,6 +171,26 @@ def padded_shape(sharding: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     parts, _ = _op_shardings.get_num_ways_dim_sharded(sharding._to_xla_hlo_sharding(len(shape)))
     parts = [*parts, *[1] * (len(shape) - len(parts))]
     return tuple(-(-n // count) * count for n, count in zip(shape, parts, strict=True))
+
+
+def from_dlpack(array: Any, device: Device) -> Any:
+    """A buffer that shows the memory of an object with ``__dlpack__``, which is on ``device``.
+
+    What the object's owner has in hand comes first. Raises BufferError where the runtime does not take it.
+    """
+    try:
+        # jaxlib 0.10.2: an error on devices without streams
+        stream = device.get_stream_for_external_ready_events()
+    except RuntimeError as error:
+        if not is_unimplemented(error):
+            raise
+        stream = None
+    try:
+        capsule = array.__dlpack__(stream=stream)
+        # jaxlib 0.10.2
+        return _jaxlib.dlpack_managed_tensor_to_buffer(capsule, device, stream)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise BufferError(str(error)) from error
 
 
 def memory_stats(device: Device) -> Mapping[str, int] | None:
