@@ -77,7 +77,7 @@ def test_every_device_is_found_by_its_entry_point():
     points = metadata.entry_points(group="xla_core.devices")
     found = {point.name: point.dist.name for point in points}
     assert found == {
-        "acme": "xla-pjrt-acme", "cpu": "xla-pjrt-cpu", "cuda": "xla-core",
+        "acme": "xla-pjrt-acme", "cpu": "xla-pjrt-cpu", "cuda": "xla-pjrt-cuda",
         "null": "xla-core", "tpu": "xla-pjrt-tpu",
     }  # fmt: skip
 

@@ -20,6 +20,7 @@ HOMES: Final[Mapping[str, str]] = {
     "xla-core": "xla_core.support.flags",
     "xla-pjrt-cpu": "xla_pjrt_cpu.settings",
     "xla-pjrt-tpu": "xla_pjrt_tpu.settings",
+    "xla-pjrt-cuda": "xla_pjrt_cuda.settings",
     "xla-dist": "xla_dist.settings",
     "xla-debug": "xla_debug.settings",
 }

@@ -27,4 +27,5 @@ def test_it_depends_on_the_whole_set():
     required = importlib.metadata.requires("torch_xla") or []
     plain = {line.split("==")[0] for line in required if "extra" not in line}
     assert plain == {"xla-core", "xla-pjrt-cpu", "xla-dist", "xla-spmd", "xla-debug"}
-    assert any(line.startswith("xla-pjrt-tpu==") and "tpu" in line for line in required)
+    for device in ("tpu", "cuda"):
+        assert any(line.startswith(f"xla-pjrt-{device}==") and device in line for line in required)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,6 +23,7 @@ __all__ = [
     "DeferredExecutable",
     "DeviceClient",
     "DeviceDescription",
+    "Exchange",
     "Executable",
     "INTERFACE_VERSION",
     "MemoryInfo",
@@ -163,6 +165,22 @@ class Outlining:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Exchange:
+    """Copies between buffers and the tensors of another library in the memory of the same hardware.
+
+    ``device`` is PyTorch's name of those tensors' device (``cuda``). ``take(array, placement)`` makes a buffer with
+    the values of an object with ``__dlpack__``, which may be changed or freed once this returns. ``give(buffer)``
+    is an object with ``__dlpack__`` that shows the buffer's memory: it is only read, and not after a run to which
+    the buffer is donated. Either puts its work after what is pending on the other side. Where they cannot, ``take``
+    raises BufferError and ``give`` makes an object whose ``__dlpack__`` does; values then go through the host.
+    """
+
+    device: str
+    take: Callable[[Any, Placement], Buffer]
+    give: Callable[[Buffer], Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a client is and can besides the methods of ``DeviceClient``; by default nothing special.
 
@@ -173,6 +191,10 @@ class Capabilities:
     time is not to be run. ``unordered_scatter``: it adds values that go into one element in any order, so that two
     runs may differ: such operators are refused under ``torch.use_deterministic_algorithms(True)``.
     ``compiles_beside``: several threads may call ``compile`` at once, and others run programs meanwhile.
+    ``tf32``: at XLA's default precision it multiplies float32 as TF32, so that PyTorch's switches for that decide
+    the precision of products and convolutions. ``keep_tuning(folder, readonly)``: is told the folder of the
+    persistent cache as soon as there is one; what its compiler finds out by measuring may be kept there, in a
+    folder of its own. ``exchange``: copies to and from another library's tensors that never go through the host.
     """
 
     shapes_only: bool = False
@@ -180,6 +202,9 @@ class Capabilities:
     rehearse: Callable[[Executable], bool] | None = None
     unordered_scatter: bool = False
     compiles_beside: bool = False
+    tf32: bool = False
+    keep_tuning: Callable[[Path, bool], None] | None = None
+    exchange: Exchange | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

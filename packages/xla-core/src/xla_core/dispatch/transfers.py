@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from xla_core.dispatch.functional import find_trace
 from xla_core.execution import deferred_steps
 from xla_core.execution.runtime import trace_of
-from xla_core.launching import launch_queue
+from xla_core.launching import device_memory, launch_queue
 from xla_core.operators import error_messages
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording import uninitialized
@@ -80,11 +80,16 @@ def materialise(trace: Trace, s: Any) -> Any:
 
 
 def upload(tensor: torch.Tensor, trace: Trace, dtype: torch.dtype | None = None) -> XLATensor:
-    """A new ``xla`` tensor with the values of a CPU tensor, in ``dtype`` if given."""
+    """A new ``xla`` tensor with the values of another device's tensor, in ``dtype`` if given."""
     dtype = dtype or tensor.dtype
     meta = tensor_meta(tuple(tensor.shape), dtype)
     if _only_shape(tensor, trace):
         return trace.from_buffer(trace.backend.allocate(meta), meta)
+    if not tensor.is_cpu:
+        taken = device_memory.take(tensor.to(dtype), trace.backend)
+        if taken is not None:
+            return trace.from_buffer(taken, meta)
+        tensor = tensor.cpu()
     array = dtypes.to_numpy(tensor if tensor.dtype == dtype else tensor.to(dtype))
     return trace.from_buffer(trace.backend.put(array), meta)
 
@@ -102,6 +107,19 @@ def across(tensor: XLATensor, trace: Trace) -> XLATensor:
         buffer = materialise(origin, source._s)
     moved = None if buffer is None else trace.backend.copy_from(buffer, origin.backend)
     return trace.from_buffer(moved, source._s.meta)
+
+
+def leave(tensor: XLATensor, device: torch.device) -> torch.Tensor:
+    """The values of ``tensor`` on ``device`` where its memory can be copied there, else on the CPU."""
+    if device.type != "cpu" and device_memory.reaches(tensor._s.trace.backend, device):
+        source = tensor if tensor._v is None else tensor.clone()
+        trace = source._s.trace
+        with trace.lock:
+            buffer = materialise(trace, source._s)
+        left = None if buffer is None else device_memory.give(buffer, source.dtype, trace.backend)
+        if left is not None:
+            return left
+    return read(tensor)
 
 
 def to_copy_handler(cast: Handler) -> Handler:
@@ -126,7 +144,7 @@ def to_copy_handler(cast: Handler) -> Handler:
         uninitialized.check_staying(source, device)
         counters.increment("xla::_to_copy")
         asked_for = named.get("memory_format") or torch.preserve_format
-        return read(source).to(device=device, dtype=dtype, memory_format=asked_for)
+        return leave(source, device).to(device=device, dtype=dtype, memory_format=asked_for)
 
     return to_copy
 
@@ -135,7 +153,7 @@ def copy_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
     """``copy_``: between devices, or on one. A whole tensor of equal dtype just takes the value."""
     target, source = args[0], args[1]
     if not isinstance(target, XLATensor):
-        return target.copy_(read(source))
+        return target.copy_(leave(source, target.device))
     trace = target._s.trace
     meta = target._v.meta if target._v is not None else target._s.meta
     if not isinstance(source, XLATensor):
@@ -170,10 +188,8 @@ def copy_from(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
 def _copy_from_host(
     target: XLATensor, source: torch.Tensor, meta: TensorMeta, trace: Trace
 ) -> None:
-    if source.device.type != "cpu" and not _only_shape(source, trace):
-        if source.device.type == "meta":
-            raise NotImplementedError(MSG_META)
-        raise error_messages.not_an_xla_tensor(source, "aten.copy_", trace.device)
+    if source.device.type == "meta" and not trace.backend.shapes_only:
+        raise NotImplementedError(MSG_META)
     if is_lazy(source):
         uninitialized.arrive(target, source)
         return

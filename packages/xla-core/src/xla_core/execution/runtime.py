@@ -13,9 +13,11 @@ import torch
 from xla_core.compilation import disk_cache, program_identity, warm_start
 from xla_core.contract.device_protocol import (
     DeviceClient,
+    capabilities_of,
 )
 from xla_core.execution import deferred_steps, operator_counts, run_step, spmd_mode
 from xla_core.execution.device_backend import DeviceBackend
+from xla_core.lowering import compile_settings
 from xla_core.operators.extensions import extensions
 from xla_core.plugins import discovery
 from xla_core.recording.storage import Backend
@@ -91,11 +93,20 @@ def _start() -> DeviceClient:
             new = discovery.start_client(device_type(), extensions(), options)
             _attach(_backends(new))
             _Runtime.client = new
+            compile_settings.follow_torch(capabilities_of(new).tf32)
             counters.before_looking(_count_pending)
             for follow in _followers:
                 follow(new)
+            _keep_tuning(new)
             warm_start.start(new, functools.partial(program_identity.environment, new))
         return _Runtime.client
+
+
+def _keep_tuning(running: DeviceClient) -> None:
+    """Tell the device where its compiler's measurements may be kept, if there is a persistent cache."""
+    keep, cache = capabilities_of(running).keep_tuning, disk_cache.current()
+    if keep is not None and cache is not None:
+        keep(cache.path, cache.readonly)
 
 
 def _count_pending() -> None:
@@ -136,6 +147,7 @@ def initialize_cache(path: str | os.PathLike[str], readonly: bool = False) -> No
     with _lock:
         running = _Runtime.client
         if running is not None:
+            _keep_tuning(running)
             warm_start.start(running, functools.partial(program_identity.environment, running))
 
 

@@ -470,6 +470,12 @@ def device_put(
     )
 
 
+def hardware_id(device: Device) -> int:
+    """The number that other libraries in this process have for a device."""
+    # jaxlib 0.10.2: none on the CPU
+    return device.local_hardware_id or 0
+
+
 def assemble(aval: Any, sharding: Any, shards: Sequence[Array]) -> Array:
     """One logical array of single-device arrays, in the order of the addressable devices."""
     # jaxlib 0.10.2: _skip_checks, as jax would compare values' types with its own configuration

@@ -5,6 +5,8 @@ The rest of what this project uses of jax and jaxlib is in ``jax_private``.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -17,6 +19,7 @@ from jax._src import xla_bridge as _xla_bridge
 
 # jax 0.10.2: a context in which all dialects that XLA accepts are loaded
 from jax._src.interpreters import mlir as _mlir
+from jaxlib import _jax as _jaxlib
 
 # jaxlib 0.10.2: the registry of loaded libraries, clients and topologies.
 from jaxlib import xla_client as _xla_client
@@ -63,16 +66,49 @@ def load_jax_plugins() -> None:
     _xla_bridge._discover_and_register_pjrt_plugins()
 
 
-def gpu_options() -> CreateOptions:
-    """What jax tells a GPU's client: the allocator's settings from the environment."""
-    # jaxlib 0.10.2
-    return _xla_client.generate_pjrt_gpu_plugin_options()
-
-
 def library_loaded(name: str) -> bool:
     """Whether a library is loaded under ``name``, by us or by jax."""
     # jaxlib 0.10.2
     return bool(_xla_client.pjrt_plugin_loaded(name))
+
+
+def load_gpu_compiler(name: str, path: str, kernels: str, platform: str) -> None:
+    """Load a GPU's library without asking for a GPU, with the kernels that its programs call by name.
+
+    ``kernels`` is the package of jax that has them, ``platform`` the library's own name of its platform.
+    What is loaded already, by us or by jax, is used. Raises RuntimeError as ``load_library`` does.
+    """
+    with _lock:
+        if not library_loaded(name):
+            # jaxlib 0.10.2: all names below; what jax's own loading does, which refuses to without a GPU
+            api = _xla_client.load_pjrt_plugin_dynamically(name, path)
+            found = importlib.import_module(f"{kernels}.cuda_plugin_extension")
+            _xla_client.register_custom_type_handler(
+                platform, functools.partial(found.register_custom_type, api)
+            )
+            _xla_client.register_custom_call_handler(
+                platform, functools.partial(found.register_custom_call_target, api)
+            )
+            for each, value in found.ffi_types().items():
+                _xla_client.register_custom_type(each, value, platform=platform)
+            for each, value in found.ffi_handlers().items():
+                _xla_client.register_custom_call_target(
+                    each, value, platform=platform, api_version=1
+                )
+        initialize_library(name)
+
+
+def check_cuda_libraries(plugin: str) -> None:
+    """Load NVIDIA's libraries as jax's module ``plugin`` does.
+
+    Raises RuntimeError that names the one which is missing or too old.
+    """
+    module = importlib.import_module(f"jax_plugins.{plugin}")
+    # jax-cuda13-pjrt 0.10.2: all three names; jax itself writes what they raise to the log
+    module._load_nvidia_libraries()
+    module._import_extensions()
+    if module.cuda_versions is not None:
+        module._check_cuda_versions(raise_on_first_error=True)
 
 
 def make_client(name: str, options: CreateOptions, distributed_client: Any = None) -> Client:
@@ -135,6 +171,26 @@ def padded_shape(sharding: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     parts, _ = _op_shardings.get_num_ways_dim_sharded(sharding._to_xla_hlo_sharding(len(shape)))
     parts = [*parts, *[1] * (len(shape) - len(parts))]
     return tuple(-(-n // count) * count for n, count in zip(shape, parts, strict=True))
+
+
+def from_dlpack(array: Any, device: Device) -> Any:
+    """A buffer that shows the memory of an object with ``__dlpack__``, which is on ``device``.
+
+    What the object's owner has in hand comes first. Raises BufferError where the runtime does not take it.
+    """
+    try:
+        # jaxlib 0.10.2: an error on devices without streams
+        stream = device.get_stream_for_external_ready_events()
+    except RuntimeError as error:
+        if not is_unimplemented(error):
+            raise
+        stream = None
+    try:
+        capsule = array.__dlpack__(stream=stream)
+        # jaxlib 0.10.2
+        return _jaxlib.dlpack_managed_tensor_to_buffer(capsule, device, stream)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise BufferError(str(error)) from error
 
 
 def memory_stats(device: Device) -> Mapping[str, int] | None:

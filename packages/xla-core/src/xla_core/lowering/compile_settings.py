@@ -12,8 +12,10 @@ from typing import Any, Final
 
 import jax
 import numpy as np
+from jax import lax
 
 from xla_core.support import indivisible
+from xla_core.torch_bridge import float32_precision
 
 PRECISIONS: Final = ("default", "high", "highest")
 
@@ -29,6 +31,12 @@ class _Chosen:
     precision: str = "default"
     options: _Options = {}
     token: str = ""
+    by_torch: bool = False
+
+
+def follow_torch(wanted: bool) -> None:
+    """Whether PyTorch's switches for TF32 decide where the user says nothing here; the device says it."""
+    _Chosen.by_torch = wanted
 
 
 def _choose(precision: str, options: _Options) -> None:
@@ -40,15 +48,23 @@ def _choose(precision: str, options: _Options) -> None:
 
 def token() -> str:
     """A text that is equal for equal choices; empty for the defaults."""
-    return _Chosen.token
+    return f"{_Chosen.token} tf32 {_tf32()}" if _Chosen.by_torch else _Chosen.token
+
+
+def _tf32() -> tuple[bool, bool] | None:
+    """Whether products and convolutions may be TF32, where that is PyTorch's to say; None where it is not."""
+    if not _Chosen.by_torch or _Chosen.precision != "default":
+        return None
+    return float32_precision.tf32_allowed()
 
 
 def set_mat_mul_precision(precision: str) -> None:
     """How exactly float32 matrix products and convolutions are computed on the device.
 
     ``'default'``: as the hardware likes best (one bfloat16 pass on a TPU); ``'high'``: three
-    bfloat16 passes; ``'highest'``: float32. The CPU always computes in float32. Raises ValueError
-    for anything else.
+    bfloat16 passes; ``'highest'``: float32. The CPU always computes in float32. On a GPU, PyTorch's
+    switches (``torch.backends.cuda.matmul.allow_tf32``) decide while this is ``'default'``. Raises
+    ValueError for anything else.
     """
     if precision not in PRECISIONS:
         raise ValueError(MSG_PRECISION.format(got=precision, known=", ".join(PRECISIONS)))
@@ -94,12 +110,22 @@ def compile_options(options: Mapping[str, Any]) -> Iterator[None]:
 @contextlib.contextmanager
 def matmul_precision() -> Iterator[None]:
     """Lower matrix products with the chosen precision inside; jax's own setting stays the user's."""
-    chosen = _Chosen.precision
+    chosen, allowed = _Chosen.precision, _tf32()
+    if allowed is not None and not allowed[0]:
+        chosen = "highest"
     with jax.default_matmul_precision(None if chosen == "default" else chosen):
         yield
+
+
+def convolution_precision() -> lax.Precision | None:
+    """The precision of a convolution where it is another switch than that of products; None: the same."""
+    allowed = _tf32()
+    if allowed is None:
+        return None
+    return lax.Precision.DEFAULT if allowed[1] else lax.Precision.HIGHEST
 
 
 def key_text(formats: Mapping[np.dtype, np.dtype]) -> bytes:
     """The choices, and the number formats of the device, as part of a program's cache key."""
     changed = sorted((source.name, kept.name) for source, kept in formats.items())
-    return f"\nsettings {_Chosen.token} formats {changed}".encode()
+    return f"\nsettings {token()} formats {changed}".encode()

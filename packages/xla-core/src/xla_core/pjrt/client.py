@@ -189,6 +189,23 @@ class PjrtClient:
         # through the host: jaxlib copies between layouts only inside its own backends
         return self.put(self.get(buffer), placement)
 
+    def take_dlpack(self, array: Any, placement: Placement) -> Any:
+        """A buffer with the values of an object with ``__dlpack__`` in the memory of one of this process's devices.
+
+        They are copied by the device. Raises BufferError where that memory, or its number format, is not the
+        runtime's.
+        """
+        _, number = array.__dlpack_device__()
+        origin = next((d for d in self._local if compat.hardware_id(d) == number), None)
+        if origin is None:
+            raise BufferError(
+                f"no {self.device_type} device of this process has the number {number}"
+            )
+        copied = self.copy(pjrt_c_api.from_dlpack(array, origin), placement)
+        # the owner may free the memory as soon as this returns, and does not know of the copy
+        compat.block_until_ready([copied])
+        return copied
+
     def allocate(self, spec: ArraySpec, placement: Placement) -> Any:
         """A zero-filled buffer; the host array it comes from is untouched zero pages."""
         return self.put(np.zeros(spec.shape, spec.dtype), placement)

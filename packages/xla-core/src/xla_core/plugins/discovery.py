@@ -40,6 +40,7 @@ _FALLBACK: Final = "cpu"
 
 INSTALL_HINTS: Final[Mapping[str, str]] = {
     "cpu": "xla-pjrt-cpu",
+    "cuda": "xla-pjrt-cuda",
     "tpu": "xla-pjrt-tpu",
     "null": "xla-core",
 }

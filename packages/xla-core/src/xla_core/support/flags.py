@@ -202,7 +202,7 @@ AOT_TOPOLOGY: Final = Flag(
     "XLA_AOT_TOPOLOGY",
     str,
     "",
-    "compile for this topology (`v5e:4x4`) without a chip",
+    "compile for this topology (`v5e:4x4`, `h200:8`) without a chip",
     see="packages/xla-pjrt-tpu/README.md",
 )
 AOT_READS: Final = Flag(

@@ -26,6 +26,7 @@ OURS: Final = (
     "xla-core",
     "xla-pjrt-cpu",
     "xla-pjrt-tpu",
+    "xla-pjrt-cuda",
     "xla-dist",
     "xla-spmd",
     "xla-debug",
@@ -163,7 +164,7 @@ def _asked_for(name: str, extra: str = "") -> Iterator[Requirement]:
 def _plugins() -> Iterator[Check]:
     names = plugins.installed_devices()
     real = [n for n in names if n != "NULL"]
-    mend = "" if real else "pip install xla-pjrt-cpu (or xla-pjrt-tpu)"
+    mend = "" if real else "pip install xla-pjrt-cpu (or xla-pjrt-tpu, xla-pjrt-cuda)"
     yield Check("devices installed", ", ".join(names) or "none", mend)
     for name in real:
         try:

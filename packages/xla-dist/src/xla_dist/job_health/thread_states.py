@@ -40,7 +40,7 @@ that of another library, which the user's program may wait for."""
 FLIGHT_THREAD: Final = "xla-flight"
 _OWN_THREADS: Final = ("xla-dist-watchdog", heartbeats.THREAD, "xla-launcher", FLIGHT_THREAD)
 _OWN_PACKAGES: Final = (
-    "xla_core", "xla_dist", "xla_pjrt_cpu", "xla_pjrt_tpu", "torch_xla", "jax", "jaxlib",
+    "xla_core", "xla_dist", "xla_pjrt_cpu", "xla_pjrt_tpu", "xla_pjrt_cuda", "torch_xla", "jax", "jaxlib",
 )  # fmt: skip
 _LIBRARY: Final = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib"))
 _FRAMES: Final = 25

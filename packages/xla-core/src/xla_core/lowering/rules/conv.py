@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from xla_core.lowering import compile_settings
 from xla_core.lowering.rules.common import is_integer
 from xla_core.operators import target
 from xla_core.operators.lowering_registry import RuleContext, aten, rule
@@ -56,6 +57,7 @@ def _direct(
         rhs_dilation=tuple(dilation),
         dimension_numbers=_layout(x.ndim - 2),
         feature_group_count=groups,
+        precision=compile_settings.convolution_precision(),
     )
 
 
@@ -161,7 +163,8 @@ class _Geometry:
             limits = (*x.shape[:2], *high)
             window = lax.slice(padded, (0, 0, *low), limits, (1, 1, *self.stride))
             window = window.reshape(x.shape[0], self.groups, -1, *spatial)
-            taps.append(lax.dot_general(grads, window, numbers))
+            precision = compile_settings.convolution_precision()
+            taps.append(lax.dot_general(grads, window, numbers, precision))
         return jnp.stack(taps, -1).reshape(w.shape)
 
 

@@ -1,0 +1,76 @@
+"""Copies between ``xla`` tensors and another library's in the same memory, by DLPack: no host, no serialization.
+
+CUDA PyTorch beside this one's GPUs is the case it is made for. Both have an allocator of their own, so values are
+copied; the device's own copy costs a thousandth of the way over the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from xla_core.contract.device_protocol import Exchange, capabilities_of
+from xla_core.launching.launch_queue import value_of
+from xla_core.recording.storage import Backend
+from xla_core.support import counters
+from xla_core.torch_bridge import dtypes
+
+# What DLPack has a code for, and both PyTorch and XLA read.
+_EXCHANGED: Final = frozenset({
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64, torch.complex64, torch.complex128,
+})  # fmt: skip
+
+
+def reaches(backend: Backend, device: torch.device) -> bool:
+    """Whether values of ``backend`` can be copied to ``device`` within the hardware's memory."""
+    return _exchange(backend, device) is not None
+
+
+def take(tensor: torch.Tensor, backend: Backend) -> Any:
+    """A buffer with the values of a tensor of another device; None where they must go through the host."""
+    exchange = _exchange(backend, tensor.device)
+    if exchange is None or not _same_format(tensor.dtype, backend):
+        return None
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    try:
+        buffer = exchange.take(plain, backend.placement)
+    except BufferError:
+        return None
+    counters.increment("DlpackToDevice")
+    return buffer
+
+
+def give(buffer: Any, dtype: torch.dtype, backend: Backend) -> torch.Tensor | None:
+    """A tensor with a buffer's values in memory of PyTorch's own; None where they must go through the host."""
+    exchange = capabilities_of(backend.client).exchange
+    if exchange is None or not _same_format(dtype, backend):
+        return None
+    try:
+        shown = torch.from_dlpack(exchange.give(value_of(buffer)))
+    except BufferError:
+        return None
+    copied = shown.clone()
+    # XLA may reuse the memory as soon as nothing shows it, and does not know of PyTorch's copy
+    stream = torch.get_device_module(copied.device).current_stream(copied.device)
+    finish = getattr(stream, "synchronize", None)  # the CPU's streams have none
+    if finish is not None:
+        finish()
+    counters.increment("DlpackFromDevice")
+    return copied
+
+
+def _exchange(backend: Backend, device: torch.device) -> Exchange | None:
+    """The exchange of a backend that is one device, if it is with tensors on ``device``."""
+    found = capabilities_of(backend.client).exchange
+    one = len(backend.placement.devices) == 1 and backend.placement.sharding is None
+    return found if found is not None and found.device == device.type and one else None
+
+
+def _same_format(dtype: torch.dtype, backend: Backend) -> bool:
+    """Whether the device keeps ``dtype`` as it is, and DLPack has a code for it."""
+    if dtype not in _EXCHANGED:
+        return False
+    kept = dtypes.numpy_dtype(dtype)
+    return bool(backend.numpy_dtype(kept) == kept)

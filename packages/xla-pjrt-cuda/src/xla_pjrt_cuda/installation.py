@@ -1,0 +1,147 @@
+"""What a machine needs before a GPU computes: jax's CUDA plugin, its kernels, and NVIDIA's driver.
+
+Nothing is loaded here, so that each of them that is missing or does not fit is named, with the next step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from xla_core.pjrt.gpu_runtime import JAXLIB_VERSION
+
+MSG_NO_PLUGIN: Final = (
+    "jax's CUDA plugin is not installed. Run: pip install 'xla-pjrt-cuda[cuda13]' (NVIDIA driver 580 or "
+    "newer) or 'xla-pjrt-cuda[cuda12]' (525 or newer); either brings the plugin that is made for jaxlib "
+    "{jaxlib}"
+)
+MSG_VERSION: Final = (
+    "{package} is {found}, and jaxlib is {jaxlib}: they must be of one version. Run: pip install "
+    "'jax[cuda{cuda}]=={jaxlib}'"
+)
+MSG_NO_KERNELS: Final = (
+    "{package} is not installed, which has the kernels that programs call (linear algebra, random "
+    "numbers). Run: pip install 'jax[cuda{cuda}]=={jaxlib}'"
+)
+MSG_NO_DRIVER: Final = (
+    "NVIDIA's driver is not here: there is no {nodes}. Install the driver (nvidia-smi must list a GPU); "
+    "in a container, start it with --gpus all. On a machine without a GPU set XLA_AOT_TOPOLOGY (for "
+    "example h100:1) to compile for one, or PJRT_DEVICE=CPU to compute"
+)
+MSG_OLD_DRIVER: Final = (
+    "NVIDIA's driver is {found}, and CUDA {cuda} needs {oldest} or newer. Update the driver{other}"
+)
+
+OLDEST_DRIVER: Final[Mapping[int, int]] = {12: 525, 13: 580}
+"""By CUDA's major version, as NVIDIA's table of minor version compatibility has it."""
+_NODES: Final = (
+    Path("/dev/nvidiactl"),
+    Path("/dev/dxg"),
+)  # the second: Windows' subsystem for Linux
+_DRIVER_VERSION: Final = Path("/proc/driver/nvidia/version")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plugin:
+    """jax's CUDA plugin as it is installed: its library, and CUDA's major version."""
+
+    cuda: int
+    library: Path
+
+    @property
+    def module(self) -> str:
+        """The module that loads it for jax."""
+        return f"xla_cuda{self.cuda}"
+
+    @property
+    def kernels(self) -> str:
+        """The module of the kernels that programs call by name."""
+        return f"jax_cuda{self.cuda}_plugin"
+
+    @property
+    def packages(self) -> tuple[str, str]:
+        """The distributions that it consists of: the runtime, and the kernels."""
+        return f"jax-cuda{self.cuda}-pjrt", f"jax-cuda{self.cuda}-plugin"
+
+
+def find_plugin() -> Plugin | None:
+    """The installed CUDA plugin of jax, the newer CUDA first; None without one. Imports none of it."""
+    for cuda in sorted(OLDEST_DRIVER, reverse=True):
+        try:
+            spec = importlib.util.find_spec(f"jax_plugins.xla_cuda{cuda}")
+        except ModuleNotFoundError:
+            return None
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            path = Path(folder) / "xla_cuda_plugin.so"
+            if path.is_file():
+                return Plugin(cuda, path)
+    return None
+
+
+def checked_plugin() -> Plugin:
+    """The installed plugin. Raises RuntimeError if there is none, or if it does not fit jaxlib."""
+    plugin = find_plugin()
+    if plugin is None:
+        raise RuntimeError(MSG_NO_PLUGIN.format(jaxlib=JAXLIB_VERSION))
+    for package in plugin.packages:
+        found = _version(package)
+        names = {"package": package, "found": found, "cuda": plugin.cuda, "jaxlib": JAXLIB_VERSION}
+        if found is None:
+            raise RuntimeError(MSG_NO_KERNELS.format(**names))
+        if _release(found) != _release(JAXLIB_VERSION):
+            raise RuntimeError(MSG_VERSION.format(**names))
+    return plugin
+
+
+def has_driver() -> bool:
+    """Whether NVIDIA's driver is loaded here; opens nothing."""
+    return any(node.exists() for node in _NODES)
+
+
+def driver_version() -> str | None:
+    """The driver's version as the kernel's module tells it; None where it tells none."""
+    try:
+        text = _DRIVER_VERSION.read_text()
+    except OSError:
+        return None
+    found = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", text)
+    return found[1] if found else None
+
+
+def check_driver(cuda: int) -> None:
+    """Raise RuntimeError if NVIDIA's driver is missing, or too old for CUDA ``cuda``."""
+    if not has_driver():
+        raise RuntimeError(MSG_NO_DRIVER.format(nodes=" and no ".join(map(str, _NODES))))
+    found, oldest = driver_version(), OLDEST_DRIVER[cuda]
+    if found is None or int(found.split(".")[0]) >= oldest:
+        return
+    older = [n for n, wanted in OLDEST_DRIVER.items() if wanted <= int(found.split(".")[0])]
+    other = f", or run: pip install 'xla-pjrt-cuda[cuda{max(older)}]'" if older else ""
+    raise RuntimeError(MSG_OLD_DRIVER.format(found=found, cuda=cuda, oldest=oldest, other=other))
+
+
+def visible_gpus(options: Mapping[str, str]) -> list[str]:
+    """The names of this process's GPUs, as ``CUDA_VISIBLE_DEVICES`` has them; asks no driver."""
+    named = options.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name.strip() for name in named.split(",") if name.strip()]
+    nodes = [node.name for node in Path("/dev").glob("nvidia[0-9]*")]
+    return [str(number) for number in sorted(int(name.removeprefix("nvidia")) for name in nodes)]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _release(version: str) -> str:
+    """``0.10.2`` of ``0.10.2.dev1+cuda``."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return found[0] if found else version
