@@ -26,6 +26,8 @@ LANGUAGES: Final = {".py": "python", ".toml": "toml", ".json": "json", ".yml": "
 MSG_BROKEN: Final = "{page}: the link {target} leads to nothing"
 
 _LINK: Final = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)((?:#[^)\s]*)?)(?=\))")
+# What tests/page_programs.py reads, and marks of what tools write.
+_COMMENT: Final = re.compile(r"^<!-- .*?-->\n", re.M | re.S)
 _FENCE: Final = re.compile(r"^(```.*?^```)$", re.M | re.S)
 
 
@@ -49,7 +51,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_others: Any) -> str:
-    """Let links lead to the site's pages."""
+    """Let links lead to the site's pages; leave out what is for tests."""
     original = original_of(page.file.src_uri)
     if original.suffix != ".md":
         return markdown
@@ -59,7 +61,7 @@ def on_page_markdown(markdown: str, page: Any, **_others: Any) -> str:
         target = _resolved(original, match[1])
         return posixpath.relpath(site_uri(target), here or ".") + match[2]
 
-    return _outside_of_code(markdown, lambda text: _LINK.sub(moved, text))
+    return _outside_of_code(markdown, lambda text: _LINK.sub(moved, _COMMENT.sub("", text)))
 
 
 def linked(page: Path) -> Iterator[Path]:
