@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import doctest
 import importlib.util
+import json
 import os
 
 import page_programs
@@ -58,6 +59,19 @@ def test_every_block_has_its_place():
 def test_what_is_not_run_says_why():
     reasons = [reason for page in READ.values() for reason in page.not_run.values()]
     assert all(len(reason.split()) > 2 for reason in reasons)
+
+
+def test_notebooks_are_their_pages():
+    """Their cells are the blocks that ran above, in one process, in the page's order."""
+    spec = importlib.util.spec_from_file_location("notebooks", ROOT / "tools" / "notebooks.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    for path, text in tool.written().items():
+        assert path.read_text("utf-8") == text, "python tools/notebooks.py"
+        (program,) = READ[ROOT / "docs" / f"{path.stem}.md"].programs
+        assert not any(block.before for block in program.blocks)
+        found = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+        assert ["".join(c["source"]) for c in found] == [b.code.strip() for b in program.blocks]
 
 
 def test_another_output_is_noticed():
