@@ -34,12 +34,17 @@ def notebook(text: str) -> str:
     listed: list[dict[str, Any]] = []
     for number, (kind, part) in enumerate(cells(text)):
         shown = part if kind == "code" else _LINK.sub(r"../\1", part)
-        cell = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}}
+        cell: dict[str, Any] = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}}
         if kind == "code":
             cell |= {"execution_count": None, "outputs": []}
         listed.append(cell | {"source": shown.splitlines(keepends=True)})
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    whole = {"cells": listed, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    whole = {
+        "cells": listed,
+        "metadata": {"kernelspec": kernel},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
 
 
