@@ -101,18 +101,19 @@ def _add(
 def source_of(program: Program, separator: str) -> str:
     """The text of a Python program: the blocks, with ``separator`` printed behind each.
 
-    A job's processes are forked, which spares each of them the import of torch; the page's own lines are
-    what errors and reports show.
+    A job's processes are forked, which spares each of them the import of torch. Errors and reports name the
+    line of a block in ``example.py``, as the pages show them.
     """
-    parts = [(block.before, block.line, block.code) for block in program.blocks]
+    parts = [(block.before, block.code) for block in program.blocks]
     return f"""
 def _run(names):
-    import functools, torch, torch_xla
+    import functools, linecache, torch, torch_xla
     torch.set_num_threads(1)
     torch_xla.launch = functools.partial(torch_xla.launch, start_method="fork")
-    for before, line, code in {parts!r}:
+    for before, code in {parts!r}:
         exec(before, names)
-        exec(compile("\\n" * line + code, {str(program.page)!r}, "exec"), names)
+        linecache.cache["example.py"] = (len(code), None, code.splitlines(True), "example.py")
+        exec(compile(code, "example.py", "exec"), names)
         print({separator!r}, flush=True)
 _run(globals())
 """

@@ -9,6 +9,7 @@ import doctest
 import importlib.util
 import json
 import os
+import re
 
 import page_programs
 import pytest
@@ -18,6 +19,7 @@ from source_tree import ROOT
 CLEARED = ("XLA_", "PT_XLA_", "CPU_NUM_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 READ = {path: page_programs.read(path) for path in PAGES}
 PROGRAMS = [program for page in READ.values() for program in page.programs]
+GLOO = re.compile(r"^\[Gloo\] Rank .*\n", re.M)  # what gloo prints where processes meet
 SEPARATOR = "-- end of block --\n"
 
 
@@ -42,7 +44,7 @@ def test_a_page_runs(program, program_servers, tmp_path):
         cwd=str(tmp_path), environment=environment(program), timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    printed = done.stdout.split(SEPARATOR)
+    printed = GLOO.sub("", done.stdout).split(SEPARATOR)
     for block, text in zip(program.blocks, printed, strict=False):
         if block.output is not None:
             place = f"{program.page.relative_to(ROOT)}:{block.line}"
