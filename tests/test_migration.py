@@ -1,18 +1,11 @@
-"""docs/migration.md: its Python blocks run, and what it names is there."""
+"""docs/migration.md: what its tables name is there; its blocks are run by ``test_pages.py``."""
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
-
-import pytest
-
-PAGE = (Path(__file__).resolve().parents[1] / "docs" / "migration.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
 
 
 def run(script: str) -> None:
@@ -25,11 +18,6 @@ def run(script: str) -> None:
         env={**os.environ, "PJRT_DEVICE": "CPU"},
     )
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda text: text.strip().splitlines()[-1][:40])
-def test_a_block_runs(block):
-    run(block)
 
 
 def test_the_names_in_its_tables_exist():

@@ -106,9 +106,24 @@ def test_the_peak_of_a_step_and_what_held_it():
     assert len(memory.step_peak(largest=1).held) == 1
 
 
-def test_a_peak_needs_a_step():
+def test_the_timeline_of_a_step_has_its_peak():
+    x = torch.ones(256, 256).to("xla")
+    wide = x.repeat(8, 1).sin()
+    y = wide.sum()
+    del wide
+    torch_xla.sync()
+    timeline = memory.step_timeline()
+    assert [text for text, _ in timeline][-2:] == ["aten.sin", "aten.sum"]
+    sizes = [nbytes for _, nbytes in timeline]
+    assert sizes[-2] == max(sizes) == memory.step_peak().unfused == SIZE + 2 * 8 * SIZE
+    assert sizes[0] >= 2 * SIZE and sizes[-1] == SIZE + 8 * SIZE + 4  # the result is one number
+    assert y.shape == ()
+
+
+@pytest.mark.parametrize("function", [memory.step_peak, memory.step_timeline])
+def test_a_peak_needs_a_step(function):
     with pytest.raises(RuntimeError, match=r"no program has run since memory.track\(\)"):
-        memory.step_peak()
+        function()
 
 
 def test_a_donation_is_missed_because_something_holds_the_old_value():

@@ -254,12 +254,7 @@ def step_peak(program: programs.StepProgram | None = None, largest: int = 10) ->
 
     Needs ``track()`` before the program runs. Raises RuntimeError when none was seen.
     """
-    if program is None:
-        seen = [p for p in programs.all_programs() if p.name in _last_entries]
-        if not seen:
-            raise RuntimeError("no program has run since memory.track(); call it before the step")
-        program = max(seen, key=_compiled_peak)
-    entries = needed_entries(_last_entries[program.name], tuple(program.output_index))
+    program, entries = _step_of(program)
     unfused, at, alive = _peak_of(entries, set(program.output_index))
     held = sorted((_held(e, nbytes) for e, nbytes in alive), key=lambda h: -h.nbytes)
     return StepPeak(
@@ -286,17 +281,46 @@ def _held(entry: Entry, nbytes: int) -> Held:
     return Held(f"{what} {shape}", nbytes, f"{frame.filename}:{frame.line}" if frame else UNKNOWN)
 
 
-def _peak_of(
+def step_timeline(program: programs.StepProgram | None = None) -> list[tuple[str, int]]:
+    """What each operation of a step is, and how many bytes are alive when it has its result.
+
+    Inputs count from the beginning to the end, results from their operation to their last use. This is before
+    the compiler fuses operations: an upper bound, whose form tells where a step needs its memory. Takes
+    ``program``, and raises, as ``step_peak`` does.
+    """
+    program, entries = _step_of(program)
+    missing = sum(m.nbytes for e in inputs_of(entries) for m in e.metas if m is not None)
+    found: list[tuple[str, int]] = []
+    for entry, total, _alive in _alive_over(entries, set(program.output_index)):
+        if isinstance(entry, Operation):
+            found.append((operator_text(entry), total + missing))
+        else:
+            missing -= sum(m.nbytes for m in entry.metas if m is not None)
+    return found
+
+
+def _step_of(
+    program: programs.StepProgram | None,
+) -> tuple[programs.StepProgram, Sequence[Entry]]:
+    """A program, by default the one that needs most, and what it computes."""
+    if program is None:
+        seen = [p for p in programs.all_programs() if p.name in _last_entries]
+        if not seen:
+            raise RuntimeError("no program has run since memory.track(); call it before the step")
+        program = max(seen, key=_compiled_peak)
+    return program, needed_entries(_last_entries[program.name], tuple(program.output_index))
+
+
+def _alive_over(
     entries: Sequence[Entry], outputs: set[int]
-) -> tuple[int, Entry, list[tuple[Entry, int]]]:
-    """Bytes alive at the operation where most are, that operation, and the values with their sizes."""
+) -> Iterator[tuple[Entry, int, dict[int, tuple[Entry, int]]]]:
+    """After each entry: the bytes that are alive, and the values with their sizes (one dict, which changes)."""
     last_use: dict[int, int] = {}
     for position, entry in enumerate(entries):
         for ref in entry.references():
             last_use[ref.vid] = position
     for vid in outputs:
         last_use[vid] = len(entries)
-    best, best_at, best_alive = -1, entries[0], dict[int, tuple[Entry, int]]()
     alive: dict[int, tuple[Entry, int]] = {}
     total = 0
     for position, entry in enumerate(entries):
@@ -304,8 +328,7 @@ def _peak_of(
             if meta is not None:
                 alive[entry.first + offset] = (entry, meta.nbytes)
                 total += meta.nbytes
-        if total > best:
-            best, best_at, best_alive = total, entry, dict(alive)
+        yield entry, total, alive
         # the caller holds inputs to the end of the step
         over = [
             v
@@ -314,7 +337,17 @@ def _peak_of(
         ]
         for vid in over:
             total -= alive.pop(vid)[1]
-    return best, best_at, list(best_alive.values())
+
+
+def _peak_of(
+    entries: Sequence[Entry], outputs: set[int]
+) -> tuple[int, Entry, list[tuple[Entry, int]]]:
+    """Bytes alive at the operation where most are, that operation, and the values with their sizes."""
+    best, best_at, best_alive = -1, entries[0], list[tuple[Entry, int]]()
+    for entry, total, alive in _alive_over(entries, outputs):
+        if total > best:
+            best, best_at, best_alive = total, entry, list(alive.values())
+    return best, best_at, best_alive
 
 
 def missed_donations(least: int = 1024) -> list[MissedDonation]:
