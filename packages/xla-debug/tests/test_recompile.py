@@ -126,9 +126,9 @@ def test_a_branch():
     x = torch.rand(8).to(DEVICE)
     for flag in (False, False, True):
         y = x + x
+        here = line(1)
         if flag:
             y = y.sin()
-            here = line(-1)
         y = y * x
         z = (y - x).exp()
         torch_xla.sync()

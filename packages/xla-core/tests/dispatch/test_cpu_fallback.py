@@ -120,8 +120,14 @@ def test_errors_of_the_cpu_come_through():
         raise ValueError("not this one")
 
     LIBRARY.impl("refuse", refuse, "CPU")
-    with pytest.warns(FallbackWarning), pytest.raises(ValueError, match="not this one"):
-        OPS.refuse(torch.ones(1, device="xla"))
+    seen = []
+    unsubscribe = events.subscribe(events.Fallback, seen.append)
+    try:
+        with pytest.warns(FallbackWarning), pytest.raises(ValueError, match="not this one"):
+            OPS.refuse(torch.ones(1, device="xla"))
+    finally:
+        unsubscribe()
+    assert [told.operator for told in seen] == ["xla_core_tests::refuse"]
 
 
 def test_listeners_are_told():
@@ -135,6 +141,7 @@ def test_listeners_are_told():
     (told,) = seen
     assert told.operator == "xla_core_tests::halves"
     assert told.filename == __file__
+    assert told.nanoseconds > 0
 
 
 def test_an_operator_of_pytorch_is_counted_under_its_name(fallbacks):

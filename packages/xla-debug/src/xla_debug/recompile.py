@@ -13,15 +13,23 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from xla_core.extension_api import runtime
+from xla_core.extension_api import programs, runtime
 from xla_core.extension_api.source_location import Frame, SourceLocation
 from xla_core.extension_api.steps import Entry, operations_of
 from xla_core.support import caches
 from xla_debug.stacks import sync_causes
 from xla_debug.stacks.sync_causes import SyncCause
-from xla_debug.steps.differences import Kind, common_length, compare, count_operations, name_of
+from xla_debug.steps import statement_causes
+from xla_debug.steps.differences import (
+    Difference,
+    Kind,
+    common_length,
+    compare,
+    count_operations,
+    name_of,
+)
 from xla_debug.steps.recompile_text import Cause, Explanation, operator_text, place_of, words
 
 logger = logging.getLogger(__name__)
@@ -42,6 +50,11 @@ MSG_AGAIN: Final = (
     "compiled %d programs for one reason: %s at %s. The last: %s. Advice: %s. All of them: "
     "xla_debug.recompile.report()"
 )
+TEXT_EARLY: Final = (
+    "a value was needed here, so the {count} operations recorded before it ran as a program of "
+    "their own"
+)
+TEXT_REST: Final = "the rest of a step whose beginning ran at this line, where a value was needed"
 MSG_LIMIT: Final = "this block may make {limit} new program{s} and needs one more. {report}"
 
 
@@ -61,8 +74,15 @@ class Known:
     last: Entry
     outputs: tuple[int, ...]
     histogram: Counter[str]
-    after: Frame | None
+    after: Cut | None
     line: Frame | None
+
+
+class Cut(NamedTuple):
+    """What ran the beginning of a step before its end: the line that read something, and what it read."""
+
+    line: Frame | None
+    cause: SyncCause
 
 
 class _History:
@@ -74,10 +94,12 @@ class _History:
         self.explanations: collections.deque[Explanation] = collections.deque(maxlen=KEPT)
         self.counts: caches.Bounded[tuple[Cause, str, int], int] = caches.Bounded("told causes")
         # Programs that reading a value in the middle of a step made, with the line that read it.
-        self.early: dict[str, Frame | None] = {}
+        self.early: dict[str, Cut] = {}
         self.evicted: dict[str, None] = {}
-        # Per device index: the line that ran the beginning of the step in hand.
-        self.split: dict[int, Frame | None] = {}
+        # Per device index: what ran the beginning of the step in hand.
+        self.split: dict[int, Cut] = {}
+        # Whether the user has ended a step: without that there is no middle of one.
+        self.marked = False
         # By the names of programs and the indices of devices; several may be in the making.
         self.pending: dict[tuple[str, int], tuple[Known, Explanation]] = {}
         self.limits: list[list[int]] = []
@@ -219,6 +241,7 @@ def _root(entry: Entry) -> Entry:
 
 def on_step_marked(index: int) -> None:
     """The user ended a step."""
+    _history.marked = True
     _history.split.pop(index, None)
 
 
@@ -234,12 +257,12 @@ def _explain(
     histogram = Counter(name_of(e) for e in entries)
     mine = Known(name, entries[-1], outputs, histogram, after, line)
     if not cause.ends_step:
-        _history.early[name] = line
+        _history.early[name] = Cut(line, cause)
     if name in _history.evicted:
         return mine, _again(mine, entries, stack)
     nearest = _nearest(mine, entries)
     if nearest is None:
-        return mine, _without_peer(mine, entries, stack)
+        return mine, _without_peer(mine, entries, cause, stack)
     found = _against(mine, entries, nearest, cause, stack)
     return mine, found
 
@@ -273,7 +296,9 @@ def _nearest(mine: Known, entries: Sequence[Entry]) -> Known | None:
     return chosen
 
 
-def _without_peer(mine: Known, entries: Sequence[Entry], stack: tuple[Frame, ...]) -> Explanation:
+def _without_peer(
+    mine: Known, entries: Sequence[Entry], cause: SyncCause, stack: tuple[Frame, ...]
+) -> Explanation:
     first = not _compared(mine.name)
     operator = next(iter(operations_of(entries) or entries))
     text = (
@@ -281,14 +306,26 @@ def _without_peer(mine: Known, entries: Sequence[Entry], stack: tuple[Frame, ...
         if first
         else f"it begins with {operator_text(operator)} and is like no program before"
     )
-    cause = Cause.FIRST if first else Cause.NEW
+    result = Cause.FIRST if first else Cause.NEW
     place = place_of(operator)
     frames = place.frames if place is not None and place.frames else stack[:1]
+    if cause is SyncCause.SIZE:
+        result, frames = Cause.DATA_SIZE, stack[:4]
+        text = TEXT_EARLY.format(count=count_operations(entries))
+    elif not (first or cause.ends_step) and _history.marked and stack:
+        result, frames = Cause.EARLY_SYNC, stack[:4]
+        text = TEXT_EARLY.format(count=count_operations(entries))
+    elif cause.ends_step and mine.after is not None and mine.after.line is not None:
+        result, frames, text = _cut_cause(mine.after), (mine.after.line,), TEXT_REST
     return Explanation(
-        program=mine.name, cause=cause, text=text, frames=frames,
+        program=mine.name, cause=result, text=text, frames=frames,
         scope=place.scope if place is not None else "", operator=name_of(operator),
         operations=count_operations(entries), position=0, nearest=None,
     )  # fmt: skip
+
+
+def _cut_cause(cut: Cut) -> Cause:
+    return Cause.DATA_SIZE if cut.cause is SyncCause.SIZE else Cause.EARLY_SYNC
 
 
 def _again(mine: Known, entries: Sequence[Entry], stack: tuple[Frame, ...]) -> Explanation:
@@ -308,27 +345,33 @@ def _against(
     cause: SyncCause,
     stack: tuple[Frame, ...],
 ) -> Explanation:
-    difference = compare(nearest.last.path(), entries)
+    old = nearest.last.path()
+    difference = compare(old, entries)
     told = words(difference)
     subject = told.entry
     place = place_of(subject)
     frames = place.frames if place is not None and place.frames else stack[:1]
     result, text = told.cause, told.text
     early = not cause.ends_step and difference.kind in (Kind.ENDS, Kind.RESULTS)
+    after = mine.after
     if early and stack:
-        result, frames = Cause.EARLY_SYNC, stack[:4]
-        text = (
-            f"a value was needed here, so the {count_operations(entries)} operations recorded before "
-            f"it ran as a program of their own; {operator_text(subject)} would have come next"
-        )
-    elif mine.after is not None and nearest.after is None and _is_rest(entries, nearest):
-        result, frames = Cause.EARLY_SYNC, (mine.after,)
-        text = (
-            "the rest of a step whose beginning ran at this line, where a value was needed; it is "
-            f"compared with a whole step: {text}"
-        )
+        result, frames = _cut_cause(Cut(stack[0], cause)), stack[:4]
+        text = TEXT_EARLY.format(count=count_operations(entries))
+        text += f"; {operator_text(subject)} would have come next"
+    elif (
+        after is not None
+        and after.line is not None
+        and _is_cut(entries, after, nearest, difference, result)
+    ):
+        result, frames = _cut_cause(after), (after.line, *frames[:3])
+        text = f"{TEXT_REST}; compared with another: {text}"
     elif difference.kind is Kind.RESULTS:
         text, frames = _results_text(mine, nearest, entries, stack)
+    else:
+        ran_once = _runs(nearest.name) == 1
+        found = statement_causes.find(old, entries, difference, told, stack, ran_once)
+        if found is not None:
+            result, text, frames = found
     return Explanation(
         program=mine.name, cause=result, text=text, frames=frames,
         scope=place.scope if place is not None else "",
@@ -336,6 +379,24 @@ def _against(
         operations=count_operations(entries),
         position=count_operations(entries[: difference.position]), nearest=nearest.name,
     )  # fmt: skip
+
+
+def _is_cut(
+    entries: Sequence[Entry], after: Cut, nearest: Known, difference: Difference, cause: Cause
+) -> bool:
+    """Whether the program is another one because a value was read in the step that it ends."""
+    if after.cause is SyncCause.SIZE:
+        return cause is Cause.SIZE
+    if nearest.after is not None:
+        return False
+    # the nearest may be a beginning that was cut off, with which the rest has nothing in common
+    apart = not count_operations(entries[: difference.position])
+    return (apart and nearest.name in _history.early) or _is_rest(entries, nearest)
+
+
+def _runs(name: str) -> int:
+    """How often the program with this name has run."""
+    return next((p.runs for p in programs.all_programs() if p.name == name), 0)
 
 
 def _is_rest(entries: Sequence[Entry], whole: Known) -> bool:

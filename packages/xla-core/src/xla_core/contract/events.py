@@ -143,9 +143,10 @@ class Flushed(Event):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class TransferToDevice(Event):
-    """A host array became a buffer."""
+    """A host array became a buffer; ``array`` is what was sent, which a listener must not keep."""
 
     buffer: Any
+    array: Any
     nbytes: int
     nanoseconds: int
 
@@ -168,11 +169,16 @@ class Waited(Event):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Fallback(Event):
-    """An operator runs on the CPU, asked for at the user's ``filename`` and ``line``."""
+    """An operator ran on the CPU, asked for at the user's ``filename`` and ``line``.
+
+    ``nanoseconds`` are all that it took: computing and fetching its operands, the operator itself, sending its
+    results. It is told of when it raised, too.
+    """
 
     operator: str
     filename: str
     line: int
+    nanoseconds: int
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)

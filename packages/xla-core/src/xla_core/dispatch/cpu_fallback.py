@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from typing import Any, Final
 
@@ -39,14 +40,20 @@ def fallback_handler(overload: Any, signature: Signature) -> Handler:
         trace = find_trace(args, kwargs)
         named = kwargs or {}
         hosts: dict[int, torch.Tensor] = {}
-        host_args, host_named = _on_host(args, named, hosts)
-        note_fallback(counter_name(overload))
-        result = overload(*host_args, **host_named)
-        _write_back(args, named, signature, hosts)
-        originals = {
-            id(hosts[id(t)]): t for t in _tensors((*args, *named.values())) if id(t) in hosts
-        }
-        return _to_device(result, trace, originals)
+        name = counter_name(overload)
+        began = time.perf_counter_ns()
+        try:
+            host_args, host_named = _on_host(args, named, hosts)
+            note_fallback(name)
+            result = overload(*host_args, **host_named)
+            _write_back(args, named, signature, hosts)
+            originals = {
+                id(hosts[id(t)]): t for t in _tensors((*args, *named.values())) if id(t) in hosts
+            }
+            return _to_device(result, trace, originals)
+        finally:
+            if events.listening(events.Fallback):
+                _tell(name, time.perf_counter_ns() - began)
 
     return on_cpu
 
@@ -70,12 +77,9 @@ def _on_host(
 def note_fallback(name: str) -> None:
     """Count one fallback of ``name`` and warn the first time, at the user's line."""
     counters.increment(name)
-    if name in _warned and not events.listening(events.Fallback):
-        return
-    filename, line = source_location.user_line()
-    events.emit(events.Fallback(operator=name, filename=filename, line=line))
     if name in _warned:
         return
+    filename, line = source_location.user_line()
     _warned.add(name)
     warnings.warn_explicit(
         MSG_FALLBACK.format(operator=name, where=f"{filename}:{line}"),
@@ -83,6 +87,12 @@ def note_fallback(name: str) -> None:
         filename,
         line,
     )
+
+
+def _tell(name: str, nanoseconds: int) -> None:
+    filename, line = source_location.user_line()
+    told = events.Fallback(operator=name, filename=filename, line=line, nanoseconds=nanoseconds)
+    events.emit(told)
 
 
 def _to_host(a: Any, hosts: dict[int, torch.Tensor]) -> Any:

@@ -115,8 +115,9 @@ class DeviceBackend(Backend):
         counters.sample("TransferToDeviceTime", elapsed)
         counters.sample("OutboundData", array.nbytes, counters.render_bytes)
         if events.listening(events.TransferToDevice):
-            nbytes = array.nbytes
-            sent = events.TransferToDevice(buffer=buffer, nbytes=nbytes, nanoseconds=elapsed)
+            sent = events.TransferToDevice(
+                buffer=buffer, array=array, nbytes=array.nbytes, nanoseconds=elapsed
+            )
             events.emit(sent)
         return buffer
 

@@ -18,6 +18,7 @@ __all__ = [
     "COMPILE_MODULE",
     "Detail",
     "Frame",
+    "SIZE_MODULES",
     "SourceLocation",
     "detail",
     "set_detail",
@@ -28,4 +29,6 @@ __all__ = [
 COMPILED_GRAPH_MODULE: Final = "xla_core.dynamo.compiled_graph"
 """The module whose frames are those of a graph of ``torch.compile`` that is recorded or runs."""
 COMPILE_MODULE: Final = "xla_core.api.compile_decorator"
+# The handlers that read how large an operator's result is.
+SIZE_MODULES: Final = ("xla_core.dispatch.inspected", "xla_core.dispatch.host_length_operands")
 """The module whose frames are those of ``torch_xla.compile``."""

@@ -16,9 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from xla_core.support.counters import render_bytes
-from xla_debug.run_report import advice, html_report
-from xla_debug.run_report.advice import Advice, CauseRow
-from xla_debug.run_report.recorder import PARTS, Recorder
+from xla_debug.run_report import advice, findings, html_report
+from xla_debug.run_report.advice import Advice
+from xla_debug.run_report.findings import CauseRow
+from xla_debug.run_report.recorder import Recorder
+from xla_debug.run_report.records import PARTS
 
 MSG_NO_SCRIPT: Final = "xla-debug run: {} is no file; name a script, or with -m a module\n"
 _WIDTH: Final = 120  # where the output is no terminal: lines of code should not be cut
@@ -92,15 +94,18 @@ def show(recorder: Recorder, console: Console) -> None:
     console.rule(f"xla-debug: {len(steps)} steps in {recorder.seconds:.1f} s")
     if not steps:
         console.print("no step was run on an xla device (nothing called torch_xla.sync())")
+        found = advice.advice(recorder)
+        if found:
+            _show_advice(found, "", console)
         return
     console.print(f"{recorder.startup:.1f} s of it before the script used the device")
     console.print(_parts_table(recorder))
-    console.print(_causes_table(advice.causes(recorder)))
+    console.print(_causes_table(findings.causes(recorder)))
     spots = sorted(recorder.spots.values(), key=lambda s: -s.nanoseconds)
     if spots:
         table = _table("lines that made the host wait", "what", "times", "seconds", "line", "code")
         for spot in spots[:10]:
-            row = (spot.what, str(spot.count), f"{spot.nanoseconds / 1e9:.3f}")
+            row = (spot.label, str(spot.count), f"{spot.nanoseconds / 1e9:.3f}")
             code = Text(advice.code(spot.frame), overflow="ellipsis", no_wrap=True)
             table.add_row(*row, Text(advice.place(spot.frame)), code)
         console.print(table)
@@ -110,7 +115,7 @@ def show(recorder: Recorder, console: Console) -> None:
             f"device memory after a step: {render_bytes(memory[0])} in the first, "
             f"{render_bytes(memory[-1])} in the last, {render_bytes(max(memory))} at most"
         )
-    _show_advice(advice.advice(recorder), console)
+    _show_advice(advice.advice(recorder), advice.note(recorder), console)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -155,12 +160,14 @@ def _causes_table(rows: list[CauseRow]) -> Table:
     return table
 
 
-def _show_advice(found: list[Advice], console: Console) -> None:
-    if not found:
+def _show_advice(found: list[Advice], note: str, console: Console) -> None:
+    if found:
+        console.print("change first:", style="bold")
+    else:
         console.print("nothing stands out: no change would save 1 % of this run")
-        return
-    console.print("change first:", style="bold")
     for number, one in enumerate(found, 1):
-        console.print(Text(f"{number}. {one.title} ({one.seconds:.2f} s) at {one.where}"))
+        console.print(Text(f"{number}. {one.title} ({one.cost}) at {one.where}"))
         for line in filter(None, (one.code, one.how)):
             console.print(Padding(Text(line), (0, 0, 0, 3), expand=False))
+    if note:
+        console.print(Text(note))

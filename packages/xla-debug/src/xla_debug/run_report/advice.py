@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import Final
 
 from xla_core.extension_api.source_location import Frame
-from xla_debug.run_report.recorder import PARTS, Recorder
+from xla_debug.run_report import findings
+from xla_debug.run_report.findings import Finding
+from xla_debug.run_report.recorder import Recorder
+from xla_debug.run_report.records import PARTS
 from xla_debug.stacks import stack_frames
-from xla_debug.steps.recompile_text import ADVICE, Cause, Explanation
 
-# A program that is made once per run is no loss that a change of the script could avoid.
-NORMAL: Final = (Cause.FIRST, Cause.NEW, Cause.OPTIMIZER)
 # Less than this part of the run, and a change is not worth proposing.
 WORTH: Final = 0.01
 SHOWN: Final = 3
-# Reads of values, per step, that are more than a report now and then.
-OFTEN: Final = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """One thing to change: what, where (and the code there), the seconds it cost, and how."""
+    """One thing to change: what, where (and the code there), the seconds it cost, and how.
+
+    ``cost`` is the cost in words.
+    """
 
     title: str
     where: str
     seconds: float
     how: str
-    code: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class CauseRow:
-    """Programs made for one cause at one line."""
-
-    cause: Cause
-    where: str
-    count: int
-    seconds: float
-    example: Explanation
+    code: str
+    cost: str
 
 
 def totals(recorder: Recorder) -> dict[str, float]:
@@ -58,18 +49,6 @@ def steady(recorder: Recorder) -> dict[str, float]:
     return {part: sum(s.parts[part] for s in quiet) / len(quiet) / 1e6 for part in PARTS}
 
 
-def causes(recorder: Recorder) -> list[CauseRow]:
-    """Compilations by cause and line, the most expensive first."""
-    groups: defaultdict[tuple[Cause, str], list[Explanation]] = defaultdict(list)
-    for explanation in recorder.explanations():
-        groups[explanation.cause, explanation.where()].append(explanation)
-    rows = [
-        CauseRow(cause, where, len(found), sum(e.seconds for e in found), found[-1])
-        for (cause, where), found in groups.items()
-    ]
-    return sorted(rows, key=lambda row: -row.seconds)
-
-
 def place(frame: Frame | None) -> str:
     """``train.py:34``."""
     return f"{frame.filename}:{frame.line}" if frame is not None else "(line unknown)"
@@ -81,66 +60,45 @@ def code(frame: Frame | None) -> str:
 
 
 def advice(recorder: Recorder) -> list[Advice]:
-    """The changes that would save most, at most three; empty where nothing stands out."""
-    found = [*_of_compilations(recorder), *_of_spots(recorder), *_of_data(recorder)]
-    found += _of_first_compilations(recorder)
-    least = WORTH * recorder.seconds
-    worth = sorted((a for a in found if a.seconds > least), key=lambda a: -a.seconds)
-    return worth[:SHOWN]
+    """The changes that would save most time, at most three, then what fills the memory; empty if none would."""
+    found = _by_line([f for find in findings.FINDERS for f in find(recorder)])
+    least = WORTH * (recorder.seconds - recorder.startup)
+    worth = [f for f in found if f.seconds > least or f.grave]
+    return [_advice(f) for f in sorted(worth, key=lambda f: -f.seconds)[:SHOWN]]
 
 
-def _of_compilations(recorder: Recorder) -> list[Advice]:
-    return [
-        Advice(
-            f"{row.count} program{'s' * (row.count > 1)} compiled: {row.cause.value}",
-            row.where,
-            row.seconds,
-            f"{row.example.text}. Mend: {ADVICE[row.cause]}.",
-            row.example.code,
-        )
-        for row in causes(recorder)
-        if row.cause not in NORMAL
-    ]
-
-
-def _of_spots(recorder: Recorder) -> list[Advice]:
-    found = []
-    for spot in recorder.spots.values():
-        seconds = spot.nanoseconds / 1e9
-        if spot.what.startswith("value"):
-            if spot.count < OFTEN * len(recorder.steps):
-                continue
-            title = f"{spot.count} values read while the device was working"
-            how = "read rarely: collect tensors in a list and stack them at the end of the epoch"
+def _by_line(found: list[Finding]) -> list[Finding]:
+    """One finding for each line, in the words of the first; their costs are one sum."""
+    lines: dict[tuple[str, int] | str, Finding] = {}
+    for one in found:
+        key = (one.frame.filename, one.frame.line) if one.frame is not None else one.title
+        known = lines.get(key)
+        if known is None:
+            lines[key] = one
         else:
-            title = f"{spot.what} ran {spot.count} times on the CPU"
-            how = "replace the operator by ones that the device has, or move it out of the loop"
-        found.append(Advice(title, place(spot.frame), seconds, how + ".", code(spot.frame)))
-    return found
+            lines[key] = dataclasses.replace(known, seconds=known.seconds + one.seconds)
+    return list(lines.values())
 
 
-def _of_data(recorder: Recorder) -> list[Advice]:
-    return [
-        Advice(
-            "the loop waits for data",
-            "DataLoader",
-            totals(recorder)["data"],
-            "give the DataLoader workers (num_workers=), prepare batches once, or use MpDeviceLoader.",
-        )
-    ]
+def _advice(found: Finding) -> Advice:
+    seconds = seconds_text(found.seconds) if found.seconds else ""
+    cost = ", ".join(filter(None, (seconds, found.cost)))
+    where = place(found.frame) if found.frame is not None else "DataLoader"
+    return Advice(found.title, where, found.seconds, found.how, code(found.frame), cost)
 
 
-def _of_first_compilations(recorder: Recorder) -> list[Advice]:
-    made = [e for e in recorder.explanations() if e.cause in NORMAL and not e.from_cache]
+def seconds_text(seconds: float) -> str:
+    """``0.25 s``; less than a tenth of a second in milliseconds."""
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1e3:.1f} ms"
+
+
+def note(recorder: Recorder) -> str:
+    """What the programs cost that every run needs, and how the next one has them; empty if there are none."""
+    made = [e for e in findings.normal_programs(recorder) if not e.from_cache]
+    if not made:
+        return ""
+    took = seconds_text(sum(e.seconds for e in made))
     return (
-        [
-            Advice(
-                f"{len(made)} programs that every run needs were compiled",
-                "first steps",
-                sum(e.seconds for e in made),
-                "keep them for the next run: XLA_PERSISTENT_CACHE_PATH=DIR, or xr.initialize_cache(DIR).",
-            )
-        ]
-        if made
-        else []
+        f"{len(made)} program{'s' * (len(made) > 1)} that every run needs took {took}; the next run has them at "
+        "once with XLA_PERSISTENT_CACHE_PATH=DIR, or xr.initialize_cache(DIR)."
     )

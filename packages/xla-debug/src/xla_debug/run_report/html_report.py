@@ -10,8 +10,9 @@ import plotly.graph_objects as go
 import plotly.io
 
 from xla_core.support.counters import render_bytes
-from xla_debug.run_report import advice
-from xla_debug.run_report.recorder import PARTS, Recorder, Step
+from xla_debug.run_report import advice, findings
+from xla_debug.run_report.recorder import Recorder
+from xla_debug.run_report.records import PARTS, Step, What
 from xla_debug.steps.recompile_text import Explanation
 
 LABELS: Final = {
@@ -105,7 +106,7 @@ def page(title: str, body: str) -> str:
 def _tiles(recorder: Recorder) -> str:
     quiet = advice.steady(recorder)
     explanations = recorder.explanations()
-    fallbacks = sum(s.count for s in recorder.spots.values() if s.what.startswith("aten::"))
+    fallbacks = sum(s.count for s in recorder.spots.values() if s.what is What.FALLBACK)
     tiles = [
         ("steps", str(len(recorder.steps))),
         ("seconds in all", f"{recorder.seconds:.1f}"),
@@ -123,14 +124,15 @@ def _tiles(recorder: Recorder) -> str:
 
 def _advice(recorder: Recorder) -> str:
     found = advice.advice(recorder)
+    note = f'<p class="note">{html.escape(advice.note(recorder))}</p>'
     if not found:
-        return "<p>Nothing stands out: no change would save 1 % of this run.</p>"
+        return f"<p>Nothing stands out: no change would save 1 % of this run.</p>{note}"
     items = "".join(
-        f"<li><strong>{html.escape(a.title)} &mdash; {a.seconds:.2f} s</strong>"
+        f"<li><strong>{html.escape(a.title)} &mdash; {html.escape(a.cost)}</strong>"
         f"{_place(a.where, a.code)}{html.escape(a.how)}</li>"
         for a in found
     )
-    return f'<ol class="first">{items}</ol>'
+    return f'<ol class="first">{items}</ol>{note}'
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[int]) -> str:
@@ -190,7 +192,7 @@ def _causes(recorder: Recorder) -> str:
             f"{row.seconds:.2f}",
             f"{_place(row.where, row.example.code)}{html.escape(row.example.text)}",
         ]
-        for row in advice.causes(recorder)
+        for row in findings.causes(recorder)
     ]
     return table(["cause", "programs", "seconds", _TEXTS[0]], rows, (1, 2))
 
@@ -201,7 +203,7 @@ def _spots(recorder: Recorder) -> str:
         return "<p>Every operator ran on the device, and no value was read.</p>"
     rows = [
         [
-            _code(s.what),
+            _code(s.label),
             str(s.count),
             f"{s.nanoseconds / 1e9:.3f}",
             _place(advice.place(s.frame), advice.code(s.frame)),
@@ -280,7 +282,7 @@ def _cut_off(steps: Sequence[Step]) -> str:
 def _causes_figure(recorder: Recorder) -> Any:
     seconds: dict[str, float] = {}
     counts: dict[str, int] = {}
-    for row in advice.causes(recorder):
+    for row in findings.causes(recorder):
         label = row.cause.value
         seconds[label] = seconds.get(label, 0.0) + row.seconds
         counts[label] = counts.get(label, 0) + row.count

@@ -11,63 +11,49 @@ import dataclasses
 import sys
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import numpy as np
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from xla_core.contract import events
 from xla_core.extension_api import runtime
 from xla_core.extension_api.source_location import Frame
 from xla_debug import recompile
-from xla_debug.stacks import stack_frames
+from xla_debug.run_report.records import Run, Sent, Spot, Step, What, loop_of
+from xla_debug.run_report.survivors import Births
+from xla_debug.stacks import stack_frames, statements, sync_causes
+from xla_debug.stacks.sync_causes import SyncCause
+from xla_debug.steps.differences import name_of
 from xla_debug.steps.recompile_text import Explanation
 
-PARTS: Final = ("tracing", "sync", "compile", "execute", "transfer", "data")
-"""Parts of a step: Python, preparing a run, compiling, waiting for results, copying, waiting for data."""
-
-
-@dataclasses.dataclass
-class Step:
-    """One step: nanoseconds by part, its compilations, and the device's memory at its end."""
-
-    number: int
-    wall: int = 0
-    parts: Counter[str] = dataclasses.field(default_factory=Counter)
-    operations: int = 0
-    compilations: list[int] = dataclasses.field(default_factory=list)
-    sent: int = 0
-    received: int = 0
-    memory: int | None = None
-
-    def close(self, wall: int) -> None:
-        """Give the rest of the wall time to Python."""
-        self.wall = wall
-        known = sum(self.parts.values())
-        self.parts["tracing"] = max(0, wall - known)
-
-
-@dataclasses.dataclass
-class Spot:
-    """A line that made the host wait: how often and for how many nanoseconds."""
-
-    what: str
-    frame: Frame | None
-    count: int = 0
-    nanoseconds: int = 0
+# Smaller values are not compared with what was sent before: numbers of a step, which cost next to nothing.
+_COMPARED_BYTES: Final = 256
+# So many different values that were sent are kept in mind.
+_MOST_SENT: Final = 4096
 
 
 class Recorder:
     """Between ``start`` and ``stop``, a ``Step`` per step that the script ends.
 
-    ``spots`` are fallbacks and value reads by line. ``startup`` is the seconds before the script used a
-    device: imports and reading data, which belong to no step.
+    ``spots`` are fallbacks and reads by line, ``sent`` what went to the device, and ``optimizer`` counts the
+    optimizers' steps by line. ``startup`` is the seconds before the script used a device: imports and reading data,
+    which belong to no step. ``unfinished`` is what was recorded and never run.
     """
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self.spots: dict[tuple[str, Frame | None], Spot] = {}
+        self.spots: dict[tuple[What, str, Frame | None], Spot] = {}
+        self.sent: dict[tuple[Frame | None, int], Sent] = {}
+        self.optimizer: Counter[Frame] = Counter()
+        self.optimizer_steps: list[list[Frame]] = [[]]
+        self.births = Births()
+        self.unfinished: Run | None = None
         self.seconds = self.startup = 0.0
         self.peak: int | None = None
         self._first_explanation = len(recompile.explanations())
@@ -75,9 +61,13 @@ class Recorder:
         self._began = self._origin = 0
         self._building = 0
         self._ran = 0
+        self._own = 0
         self._used = False
         self._copies: list[tuple[int, int]] = []
-        self._fallback: Spot | None = None
+        self._reads: list[tuple[int, int, Spot]] = []
+        self._built: list[tuple[int, int]] = []
+        self._run = Run(None, SyncCause.SYNC, 0)
+        self._size_operator = ""
         self._remove: list[Callable[[], None]] = []
         self._loader_iter: Any = None
 
@@ -96,6 +86,7 @@ class Recorder:
             events.subscribe(events.Waited, self._waited),
             events.subscribe(events.Fallback, self._fell_back),
             events.subscribe(events.StepMarked, self._marked),
+            register_optimizer_step_post_hook(self._optimized).remove,
         ]
         self._loader_iter = original = DataLoader.__iter__
 
@@ -110,6 +101,10 @@ class Recorder:
             remove()
         DataLoader.__iter__ = self._loader_iter  # type: ignore[method-assign]
         self.seconds = (time.perf_counter_ns() - self._origin) / 1e9
+        pending = sum(trace.cur.depth for trace in runtime.traces()) if runtime.started() else 0
+        if pending:
+            self._run.operations = pending
+            self.unfinished = self._run
         if self._step.operations:
             self._close()
 
@@ -121,6 +116,8 @@ class Recorder:
 
     def _compiled(self, event: events.ProgramCompiled) -> None:
         self._made(event.lowering + event.compiling)
+        self._run.loop = loop_of(event.entries)
+        self._run.program = event.program.name
 
     def _loaded(self, event: events.ProgramLoaded) -> None:
         self._made(event.loading)
@@ -135,12 +132,17 @@ class Recorder:
     def _made(self, nanoseconds: int) -> None:
         self._uses_device(nanoseconds)
         self._building += nanoseconds
+        self._built.append((time.perf_counter_ns(), nanoseconds))
+        self._run.compiling += nanoseconds
         self._step.parts["compile"] += nanoseconds
         self._step.compilations.append(len(recompile.explanations()) - 1 - self._first_explanation)
 
     def _executed(self, event: events.ProgramExecuted) -> None:
         self._ran += event.nanoseconds
         self._step.parts["execute"] += event.nanoseconds
+        last = event.trace.cur
+        self._size_operator = name_of(last).removesuffix(" inspected").removesuffix(".default")
+        self.births.made(last, event.program.output_index, event.results)
 
     def _flushed(self, event: events.Flushed) -> None:
         began = time.perf_counter_ns() - event.nanoseconds
@@ -150,6 +152,16 @@ class Recorder:
         self._step.parts["sync"] += max(0, rest)
         self._step.operations += event.operations
         self._building = self._ran = 0
+        cause, stack = sync_causes.current()
+        run = dataclasses.replace(
+            self._run,
+            cause=cause,
+            asked_at=stack[0] if stack else None,
+            operations=event.operations,
+            nanoseconds=event.nanoseconds,
+        )
+        self._step.runs.append(run)
+        self._run = Run(None, SyncCause.SYNC, 0)
 
     def _sent(self, event: events.TransferToDevice) -> None:
         took = event.nanoseconds
@@ -157,17 +169,42 @@ class Recorder:
         self._copies.append((time.perf_counter_ns(), took))
         self._step.parts["transfer"] += took
         self._step.sent += event.nbytes
-        self._fallback = None
+        if event.nbytes >= _COMPARED_BYTES:
+            began = time.perf_counter_ns()
+            self._compare(event.array, event.nbytes, took)
+            self._own += time.perf_counter_ns() - began
+
+    def _compare(self, array: Any, nbytes: int, took: int) -> None:
+        """Whether this line has sent these values before."""
+        frame = _user_frame()
+        content = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        if len(self.sent) >= _MOST_SENT:  # a loop's batches: what came again is what matters
+            self.sent = {key: sent for key, sent in self.sent.items() if sent.count > 1}
+        sent = self.sent.setdefault((frame, content), Sent(frame, nbytes))
+        sent.nanoseconds += took if sent.count else 0
+        sent.count += 1
 
     def _received(self, event: events.TransferFromDevice) -> None:
         waited = event.waited
         self._step.parts["execute"] += waited
         self._step.parts["transfer"] += event.nanoseconds - waited
         self._step.received += event.nbytes
-        spot = self._fallback or self._spot("value read", _user_frame())
-        if spot is not self._fallback:
-            spot.count += 1
+        spot = self._reader()
+        spot.count += 1
         spot.nanoseconds += event.nanoseconds
+        self._reads.append((time.perf_counter_ns(), event.nanoseconds, spot))
+
+    def _reader(self) -> Spot:
+        """The spot of the read that is happening."""
+        start = sys._getframe(2)
+        cause, stack = sync_causes.current(start)
+        line = stack[0] if stack else None
+        if cause is SyncCause.SIZE:
+            return self._spot(What.SIZE, self._size_operator, line)
+        if stack_frames.is_printing(start):
+            return self._spot(What.PRINT, "", line)
+        condition = line is not None and statements.is_condition(line)
+        return self._spot(What.CONDITION if condition else What.VALUE, "", line)
 
     def _waited(self, event: events.Waited) -> None:
         self._step.parts["execute"] += event.nanoseconds
@@ -178,29 +215,60 @@ class Recorder:
             self._step.parts["data"] += nanoseconds
 
     def _fell_back(self, event: events.Fallback) -> None:
-        frame = Frame("", event.filename, event.line)
-        self._fallback = self._spot(event.operator, frame)
-        self._fallback.count += 1
+        began = time.perf_counter_ns() - event.nanoseconds
+        while self._reads and self._reads[-1][0] >= began:  # its operands, which it counts itself
+            _, took, spot = self._reads.pop()
+            spot.count -= 1
+            spot.nanoseconds -= took
+            if not spot.count:
+                del self.spots[spot.what, spot.operator, spot.frame]
+        spot = self._spot(What.FALLBACK, event.operator, Frame("", event.filename, event.line))
+        spot.count += 1
+        spot.nanoseconds += event.nanoseconds - sum(n for end, n in self._built if end >= began)
+
+    def _optimized(self, _optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        frame = _user_frame()
+        if frame is not None:
+            self.optimizer[frame] += 1
+            self._run.optimizer[frame] += 1
+            self.optimizer_steps.append([])
 
     def _marked(self, _event: events.StepMarked) -> None:
+        frame = _user_frame()
+        self._step.ended = frame
+        if frame is not None:
+            self.optimizer_steps[-1].append(frame)
         self._finish()
 
     def _finish(self) -> None:
         now = time.perf_counter_ns()
+        for run in self._step.runs[:-1]:
+            if not run.cause.ends_step:
+                self._cut(run)
         info = runtime.client().memory_info(0)
         self._step.memory = info.bytes_used
         self.peak = max(self.peak or 0, info.bytes_used, info.peak_bytes_used)
         self._close(now)
         self._step = Step(len(self.steps) + 1)
         self._copies.clear()
+        self._reads.clear()
+        self._built.clear()
+        self.births.step_ended()
         self._began = time.perf_counter_ns()
 
+    def _cut(self, run: Run) -> None:
+        """Something ran before its step had ended: count that where the value was wanted."""
+        for spot in self.spots.values():
+            if spot.frame == run.asked_at:
+                spot.cuts += 1
+
     def _close(self, now: int | None = None) -> None:
-        self._step.close((now or time.perf_counter_ns()) - self._began)
+        self._step.close((now or time.perf_counter_ns()) - self._began - self._own)
+        self._own = 0
         self.steps.append(self._step)
 
-    def _spot(self, what: str, frame: Frame | None) -> Spot:
-        return self.spots.setdefault((what, frame), Spot(what, frame))
+    def _spot(self, what: What, operator: str, frame: Frame | None) -> Spot:
+        return self.spots.setdefault((what, operator, frame), Spot(what, operator, frame))
 
 
 def _user_frame() -> Frame | None:

@@ -43,6 +43,8 @@ OURS: Final = (
 _USER, _MODULE, _OPTIMIZER, _TORCH, _OWN, _PYTHON = range(6)
 # More places than this are forgotten: a program that makes its code as it runs has endlessly many.
 _MAX_DESCRIBED: Final = 65_536
+# Methods of a tensor that make its text.
+_TEXTS: Final = ("__repr__", "__format__")
 
 
 def _folder(package: str) -> str | None:
@@ -129,6 +131,16 @@ def user_frames(start: FrameType | None, limit: int = KEPT_FRAMES) -> tuple[Fram
             if len(found) == limit:
                 break
     return tuple(found)
+
+
+def is_printing(start: FrameType | None) -> bool:
+    """Whether a stack, from ``start`` to the user's line, is making the text of a tensor."""
+    for frame in frames(start):
+        if is_user_file(frame.f_code.co_filename):
+            return False
+        if frame.f_code.co_name in _TEXTS and is_own_file(frame.f_code.co_filename):
+            return True
+    return False
 
 
 def source(frame: Frame) -> str:

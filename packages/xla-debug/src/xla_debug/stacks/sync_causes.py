@@ -7,14 +7,19 @@ import sys
 from types import FrameType
 from typing import Final
 
-from xla_core.extension_api.source_location import COMPILE_MODULE, COMPILED_GRAPH_MODULE, Frame
+from xla_core.extension_api.source_location import (
+    COMPILE_MODULE,
+    COMPILED_GRAPH_MODULE,
+    SIZE_MODULES,
+    Frame,
+)
 from xla_debug.stacks import stack_frames
 
 _PROFILER: Final = "xla_debug.profiler"
 
 
 class SyncCause(enum.Enum):
-    """What made pending operations run, in torch_xla's words."""
+    """What made pending operations run, in torch_xla's words; it does not tell SIZE from VALUE."""
 
     SYNC = "user torch_xla.sync"
     LOADER = "torch_xla.sync in parallel loader at step end"
@@ -25,11 +30,12 @@ class SyncCause(enum.Enum):
     DYNAMO_COMPILE = "dynamo is compiling a FX graph to HLO"
     DYNAMO_RUN = "dynamo is executing a compiled program"
     VALUE = "most likely user code trying to access tensor value before torch_xla.sync"
+    SIZE = "an operator whose result's size depends on values, before torch_xla.sync"
 
     @property
     def ends_step(self) -> bool:
         """Whether this is how a step is meant to end."""
-        return self is not SyncCause.VALUE
+        return self not in (SyncCause.VALUE, SyncCause.SIZE)
 
 
 def current(start: FrameType | None = None) -> tuple[SyncCause, tuple[Frame, ...]]:
@@ -60,4 +66,5 @@ def _cause(own: list[tuple[str, str]]) -> SyncCause:
         return SyncCause.COMPILE_CLEAR if entering else SyncCause.COMPILE
     if any(name in ("sync", "mark_step", "optimizer_step") for name, _ in own):
         return SyncCause.SYNC
-    return SyncCause.VALUE
+    sizes = any(module in SIZE_MODULES for _, module in own)
+    return SyncCause.SIZE if sizes else SyncCause.VALUE

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 
-from xla_core.extension_api.operators import schema_of
 from xla_core.extension_api.source_location import Frame, SourceLocation
 from xla_core.extension_api.steps import Entry, Lift, Operation, Ref, TensorMeta, operations_of
 from xla_debug.stacks import stack_frames
@@ -31,6 +29,10 @@ class Cause(enum.Enum):
     CONSTANT = "changing constant"
     MODE = "train or eval mode"
     BRANCH = "another branch"
+    LOOP = "rounds of a loop"
+    RETAINED = "backward through former steps"
+    DATA_SIZE = "size that is in the data"
+    START = "made in the first step"
     LIST = "length of a list"
     OPTIMIZER = "optimizer state"
     EARLY_SYNC = "value read in the middle of a step"
@@ -48,6 +50,13 @@ ADVICE: Final = {
     Cause.DTYPE: "convert inputs to one dtype before they go to the device",
     Cause.SIZE: "keep sizes constant, mask instead of slicing, or set XLA_VARYING_SHAPES=1",
     Cause.CONSTANT: "make it a tensor (torch.tensor(value, device=...)), whose value may change freely",
+    Cause.LOOP: "let it go round a fixed number of times and mask what is too much (torch.where), or use "
+    "while_loop of torch_xla.experimental.fori_loop, whose count may be a tensor",
+    Cause.RETAINED: "cut the graph between steps (hidden = hidden.detach()), and do not give backward() "
+    "retain_graph=True",
+    Cause.DATA_SIZE: "keep the size: choose with torch.where(mask, x, 0) instead of x[mask], and work on the mask "
+    "instead of the places where it holds",
+    Cause.START: "call torch_xla.sync() once before the loop: what is made once is a program of its own then",
     Cause.MODE: "one program for each mode is normal; do not switch the mode inside a loop",
     Cause.BRANCH: "each way through Python is a program; torch.where does both in one",
     Cause.LIST: "keep the number of tensors constant: stack the list every N steps, or reduce as you go",
@@ -56,6 +65,14 @@ ADVICE: Final = {
     Cause.STEP_END: "let every step end at the same place",
     Cause.RESULTS: "drop tensors that are not needed, so that every step keeps the same ones",
     Cause.EVICTED: "let fewer programs take turns, raise XLA_COMPILATION_CACHE_SIZE, or use the persistent cache",
+}
+
+# Where a tensor cannot just take the place of the number.
+_ADVICE_OF_OPERATORS: Final = {
+    "aten.roll": "roll with index_select: x.index_select(0, (torch.arange(n, device=...) - shift) % n), where "
+    "shift is a tensor",
+    "aten.select.int": "take the row with index_select(dim, torch.tensor([index], device=...)), or iterate over "
+    "batches that the host cuts",
 }
 
 # Operators that only one of the two modes of a module records.
@@ -97,7 +114,8 @@ class Explanation:
     @property
     def advice(self) -> str:
         """What to do about this cause."""
-        return ADVICE[self.cause]
+        special = _ADVICE_OF_OPERATORS.get(self.operator.removesuffix(".default"))
+        return special if special and self.cause is Cause.CONSTANT else ADVICE[self.cause]
 
     @property
     def code(self) -> str:
@@ -222,8 +240,7 @@ def _arguments(difference: Difference) -> Words:
     if isinstance(change.old, Lift) or isinstance(change.new, Lift):
         text += "; exact 0 and 1 are compiled in"
         return Words(Cause.CONSTANT, text, new)
-    sized = isinstance(old, Operation) and _is_size(old, change)
-    return Words(Cause.SIZE if sized else Cause.CONSTANT, text, new)
+    return Words(Cause.SIZE if _is_size(old, new) else Cause.CONSTANT, text, new)
 
 
 def _is_list(change: Change) -> bool:
@@ -233,14 +250,9 @@ def _is_list(change: Change) -> bool:
     ) and len(change.old) != len(change.new)
 
 
-def _is_size(entry: Operation, change: Change) -> bool:
-    """Whether an argument decides a shape: the operator's results or its schema say so."""
-    schema = str(schema_of(entry.plan.overload))
-    if re.search(rf"SymInt\S* {re.escape(change.argument)}\b", schema):
-        return True
-    return isinstance(change.new, (list, tuple)) and schema_of(entry.plan.overload).name.endswith(
-        ("view", "reshape", "expand", "zeros", "ones", "full", "empty", "arange")
-    )
+def _is_size(old: Entry, new: Entry) -> bool:
+    """Whether an argument decides a shape: then the results have other ones."""
+    return [m and m.shape for m in old.metas] != [m and m.shape for m in new.metas]
 
 
 def _names(entries: Sequence[Entry], besides: Sequence[Entry] = ()) -> str:

@@ -1,0 +1,135 @@
+"""What ``xla-debug run`` keeps of a run: steps, the runs in them, and the lines that made the host wait."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from xla_core.extension_api.source_location import Frame
+from xla_core.extension_api.steps import Entry
+from xla_debug.stacks.sync_causes import SyncCause
+from xla_debug.steps.repetitions import longest_loop
+
+PARTS: Final = ("tracing", "sync", "compile", "execute", "transfer", "data")
+"""Parts of a step: Python, preparing a run, compiling, waiting for results, copying, waiting for data."""
+
+
+class What(enum.Enum):
+    """Why the host waited at a line."""
+
+    VALUE = "value read"
+    PRINT = "value printed"
+    CONDITION = "value in a condition"
+    SIZE = "size read"
+    FALLBACK = "operator on the CPU"
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A line that a compiled step repeats: how often, and how much of the step it is."""
+
+    line: Frame
+    rounds: int
+    operations: int
+    share: float
+
+
+@dataclasses.dataclass
+class Run:
+    """One run of what was pending: which line asked for it and how, and what it was.
+
+    ``optimizer`` counts the optimizers' steps in it by their lines. Of a program that it compiled, ``program`` is
+    the name, ``compiling`` the nanoseconds, and ``loop`` the longest loop.
+    """
+
+    asked_at: Frame | None
+    cause: SyncCause
+    operations: int
+    nanoseconds: int = 0
+    compiling: int = 0
+    optimizer: Counter[Frame] = dataclasses.field(default_factory=Counter)
+    program: str = ""
+    loop: Loop | None = None
+
+    @property
+    def holds_several(self) -> bool:
+        """Whether it has two steps of one optimizer: nothing ended the first."""
+        return max(self.optimizer.values(), default=0) > 1
+
+
+@dataclasses.dataclass
+class Step:
+    """One step: nanoseconds by part, its runs and compilations, and the device's memory at its end.
+
+    ``ended`` is the line that ended it; None for what was left at the end of the script.
+    """
+
+    number: int
+    wall: int = 0
+    parts: Counter[str] = dataclasses.field(default_factory=Counter)
+    operations: int = 0
+    compilations: list[int] = dataclasses.field(default_factory=list)
+    sent: int = 0
+    received: int = 0
+    memory: int | None = None
+    runs: list[Run] = dataclasses.field(default_factory=list)
+    ended: Frame | None = None
+
+    def close(self, wall: int) -> None:
+        """Give the rest of the wall time to Python."""
+        self.wall = wall
+        known = sum(self.parts.values())
+        self.parts["tracing"] = max(0, wall - known)
+
+
+@dataclasses.dataclass
+class Spot:
+    """A line that made the host wait: how often, for how many nanoseconds, and how often it cut a step in two.
+
+    ``operator`` ran on the CPU, or has a result whose size was read; empty for values.
+    """
+
+    what: What
+    operator: str
+    frame: Frame | None
+    count: int = 0
+    nanoseconds: int = 0
+    cuts: int = 0
+
+    @property
+    def label(self) -> str:
+        """What it is called in tables."""
+        if self.what is What.FALLBACK:
+            return self.operator
+        return f"{self.what.value} ({self.operator})" if self.operator else self.what.value
+
+
+@dataclasses.dataclass
+class Sent:
+    """One value that a line sent to the device, again and again; ``nanoseconds`` without the first time."""
+
+    frame: Frame | None
+    nbytes: int
+    count: int = 0
+    nanoseconds: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Survivor:
+    """Values that were made at a line in one step, and are alive many steps later."""
+
+    frame: Frame
+    nbytes: int
+    values: int
+
+
+def loop_of(entries: Sequence[Entry]) -> Loop | None:
+    """The longest loop of a step, as far as its lines are known."""
+    found = longest_loop(entries)
+    if found is None:
+        return None
+    spot, rounds, operations = found
+    return Loop(spot.frames[0], rounds, operations, operations / len(entries))

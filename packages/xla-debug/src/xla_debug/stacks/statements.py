@@ -1,0 +1,101 @@
+"""The loops and branches of the user's source around a line, from the file's syntax tree.
+
+A recorded step says which lines ran. That a line ran five times, or not at all, is the doing of a statement
+above it, and that one is what the user has to look at.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import linecache
+from typing import Final
+
+from xla_core.extension_api.source_location import Frame
+from xla_core.support import caches
+
+_LOOPS: Final = (ast.For, ast.AsyncFor, ast.While)
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_MOST_FILES: Final = 64
+
+_trees: caches.Bounded[str, ast.Module | None] = caches.Bounded("syntax trees", _MOST_FILES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Lines ``first`` to ``last`` of a file, which the statement at ``header`` runs, or does not."""
+
+    filename: str
+    header: int
+    first: int
+    last: int
+
+    def holds(self, frame: Frame) -> bool:
+        """Whether a line is in the block."""
+        return frame.filename == self.filename and self.first <= frame.line <= self.last
+
+
+def _tree(filename: str) -> ast.Module | None:
+    if filename in _trees:
+        return _trees.get(filename)
+    try:
+        found: ast.Module | None = ast.parse("".join(linecache.getlines(filename)))
+    except (SyntaxError, ValueError):
+        found = None  # not a file of Python, or one that has changed
+    return _trees.keep(filename, found)
+
+
+def _span(nodes: list[ast.stmt]) -> tuple[int, int]:
+    return nodes[0].lineno, max(node.end_lineno or node.lineno for node in nodes)
+
+
+def _path(frame: Frame) -> list[ast.AST]:
+    """The nodes of the syntax tree that a line is in, outermost first, from its function on."""
+    found: list[ast.AST] = []
+    level: list[ast.AST] = [tree] if (tree := _tree(frame.filename)) is not None else []
+    while level:
+        for node in level:
+            first = getattr(node, "lineno", frame.line)
+            if first <= frame.line <= (getattr(node, "end_lineno", None) or frame.line):
+                if isinstance(node, _FUNCTIONS):
+                    found.clear()  # a loop around a function's definition does not run its lines
+                found.append(node)
+        level = [
+            child for node in level for child in ast.iter_child_nodes(node) if _near(child, frame)
+        ]
+    return found
+
+
+def _near(node: ast.AST, frame: Frame) -> bool:
+    first = getattr(node, "lineno", None)
+    return first is not None and first <= frame.line <= (getattr(node, "end_lineno", None) or first)
+
+
+def loops_around(frame: Frame) -> list[Block]:
+    """The bodies of loops that a line is in, innermost first; those of its own function."""
+    found: list[Block] = []
+    for node in reversed(_path(frame)):
+        if isinstance(node, _LOOPS):
+            block = Block(frame.filename, node.lineno, *_span(node.body))
+            if block.holds(frame):
+                found.append(block)
+    return found
+
+
+def arms_around(frame: Frame) -> list[Block]:
+    """The arms of ``if`` statements that a line is in, innermost first; those of its own function."""
+    found: list[Block] = []
+    for node in reversed(_path(frame)):
+        if isinstance(node, ast.If):
+            arms = [body for body in (node.body, node.orelse) if body]
+            blocks = [Block(frame.filename, node.lineno, *_span(body)) for body in arms]
+            found.extend(block for block in blocks if block.holds(frame))
+    return found
+
+
+def is_condition(frame: Frame) -> bool:
+    """Whether a line holds the condition of an ``if``, a ``while`` or an ``assert``."""
+    tests = (
+        n.test for n in _path(frame) if isinstance(n, (ast.If, ast.While, ast.Assert, ast.IfExp))
+    )
+    return any(_near(test, frame) for test in tests)

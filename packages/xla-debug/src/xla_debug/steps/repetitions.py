@@ -1,0 +1,69 @@
+"""How often each line of the user's program recorded its operators in a step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from xla_core.extension_api.source_location import Frame
+from xla_core.extension_api.steps import Entry, operations_of
+from xla_debug.steps.differences import name_of
+
+
+class Spot(NamedTuple):
+    """An operator at one place of one module; equal layers have scopes of their own, rounds of a loop do not."""
+
+    operator: str
+    frames: tuple[Frame, ...]
+    inner: Frame | None
+    scope: str
+    backward: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """A line that was recorded another number of times than in a step that is like this one."""
+
+    spot: Spot
+    before: int
+    after: int
+
+
+def counts(entries: Sequence[Entry]) -> Counter[Spot]:
+    """How often each spot occurs among the operators of a step; those of optimizers are left out."""
+    found: Counter[Spot] = Counter()
+    for entry in operations_of(entries):
+        where = entry.where
+        if where is not None and where.frames and not where.optimizer:
+            found[Spot(name_of(entry), where.frames, where.inner, where.scope, where.backward)] += 1
+    return found
+
+
+def changed_rounds(old: Sequence[Entry], new: Sequence[Entry]) -> Rounds | None:
+    """The line that differs in nothing but how often it ran; None if the steps differ otherwise, too.
+
+    Where the forward pass is the same, it is a line of the backward pass.
+    """
+    before, after = counts(old), counts(new)
+    # sums of gradients appear with the second round
+    if any(not spot.backward for spot in before.keys() ^ after.keys()):
+        return None
+    changed = [s for s in after if s in before and before[s] != after[s]]
+    if not changed:
+        return None
+    forward = [s for s in changed if not s.backward]
+    chosen = max(forward or changed, key=lambda s: abs(after[s] - before[s]))
+    return Rounds(chosen, before[chosen], after[chosen])
+
+
+def longest_loop(entries: Sequence[Entry]) -> tuple[Spot, int, int] | None:
+    """The spot of the forward pass that occurs most often, how often, and the operators of its line."""
+    found = counts(entries)
+    forward = {spot: n for spot, n in found.items() if not spot.backward}
+    if not forward:
+        return None
+    spot = max(forward, key=lambda s: forward[s])
+    line = sum(n for s, n in found.items() if s.frames[0] == spot.frames[0])
+    return spot, forward[spot], line

@@ -1,0 +1,117 @@
+"""Differences between steps that a statement of the user's source explains: a loop, a branch, a first step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from xla_core.extension_api.source_location import Frame
+from xla_core.extension_api.steps import Entry, operations_of
+from xla_debug.stacks import stack_frames, statements
+from xla_debug.stacks.statements import Block
+from xla_debug.steps.differences import Difference, count_operations
+from xla_debug.steps.recompile_text import Cause, Words, place_of
+from xla_debug.steps.repetitions import Rounds, changed_rounds
+
+Found = tuple[Cause, str, tuple[Frame, ...]]
+
+SEARCHED: Final = (Cause.BRANCH, Cause.STEP_END, Cause.MODE)
+"""The causes that a statement may explain better."""
+
+
+def find(
+    old: Sequence[Entry],
+    new: Sequence[Entry],
+    difference: Difference,
+    told: Words,
+    stack: tuple[Frame, ...],
+    ran_once: bool,
+) -> Found | None:
+    """Cause, text and lines of a difference that a statement explains; None where none does.
+
+    ``told`` is what its operators say, ``stack`` where the step was ended, and ``ran_once`` whether ``old`` never
+    came back.
+    """
+    if told.cause not in SEARCHED:
+        return None
+    rounds = changed_rounds(old, new)
+    if rounds is not None:
+        return _of_rounds(rounds, old, new, stack)
+    if ran_once:
+        first = _only_before_the_loop(old, new, difference, stack)
+        if first is not None:
+            return first
+    return _of_branch(old, new, told, stack) if told.cause is not Cause.MODE else None
+
+
+def _of_rounds(
+    rounds: Rounds, old: Sequence[Entry], new: Sequence[Entry], stack: tuple[Frame, ...]
+) -> Found:
+    spot = rounds.spot
+    if spot.backward:
+        text = (
+            f"the same forward pass, but {count_operations(new)} operations with its backward pass, "
+            f"{count_operations(old)} before: gradients go through former steps, whose graphs are kept"
+        )
+        return Cause.RETAINED, text, spot.frames
+    text = f"{spot.operator} was recorded {rounds.after} times here, {rounds.before} times before"
+    for frame in spot.frames:
+        for loop in statements.loops_around(frame):
+            if any(loop.holds(f) for f in stack):
+                break  # the loop over the steps, and those around it
+            header = Frame(frame.function, frame.filename, loop.header)
+            text = (
+                f"{spot.operator} in line {frame.line} was recorded {rounds.after} times, "
+                f"{rounds.before} times before"
+            )
+            return Cause.LOOP, text, (header, *spot.frames)
+    return Cause.LOOP, text, spot.frames
+
+
+def _only_before_the_loop(
+    old: Sequence[Entry], new: Sequence[Entry], difference: Difference, stack: tuple[Frame, ...]
+) -> Found | None:
+    """Operators of the first step that stand before the loop in which steps end."""
+    more = count_operations(old) - count_operations(new)
+    around = map(statements.loops_around, stack)
+    loops = next(filter(None, around), [])
+    gone = list((_places(difference.old) - _places(difference.new)).elements())
+    if not loops or not gone or more <= 0:
+        return None
+    if any(loop.holds(frame) for frames in gone for frame in frames for loop in loops):
+        return None
+    text = (
+        f"the first step has {more} operations more, which stand before the loop, from this line on: its program "
+        "runs once, and the other steps need another one"
+    )
+    return Cause.START, text, min(gone, key=lambda frames: frames[0].line)
+
+
+def _places(entries: Iterable[Entry]) -> Counter[tuple[Frame, ...]]:
+    """How many operators each line of the user's has among ``entries``."""
+    places = map(place_of, operations_of(tuple(entries)))
+    return Counter(place.frames for place in places if place is not None and place.frames)
+
+
+def _of_branch(
+    old: Sequence[Entry], new: Sequence[Entry], told: Words, stack: tuple[Frame, ...]
+) -> Found | None:
+    """The ``if`` that took another arm: no line of the other step is in the arm that it took."""
+    place = place_of(told.entry)
+    if place is None:
+        return None
+    for frame in place.frames:
+        for arm in statements.arms_around(frame):
+            if any(arm.holds(f) for f in stack):
+                continue
+            if not (_is_in(arm, old) and _is_in(arm, new)):
+                header = Frame(frame.function, arm.filename, arm.header)
+                text = f"`{stack_frames.source(header)}` went another way than before: {told.text}"
+                return Cause.BRANCH, text, (header, *place.frames)
+    return None
+
+
+def _is_in(arm: Block, entries: Iterable[Entry]) -> bool:
+    places = map(place_of, entries)
+    return any(arm.holds(f) for place in places if place is not None for f in place.frames)

@@ -1,0 +1,19 @@
+"""A tensor is printed before the step has ended."""
+
+import torch
+from torch import nn
+
+import torch_xla
+
+torch.manual_seed(0)
+model = nn.Linear(8, 2).to("xla")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(32, 8).to("xla")
+torch_xla.sync()
+for step in range(20):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    print("loss", step, loss)  # HERE
+    optimizer.step()
+    torch_xla.sync()

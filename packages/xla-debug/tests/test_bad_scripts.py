@@ -1,0 +1,123 @@
+"""Bad scripts with one cause each: the first advice names the cause, the line, the cost and what to write.
+
+``bad_scripts/`` has the scripts; the line to blame ends with ``# HERE``. One process imports everything and is
+forked for each script, which is the only way to run two dozen of them in seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "bad_scripts"
+DRIVER = """
+import contextlib, json, os, pathlib, sys, traceback
+import torch_xla
+from xla_debug.cli import run
+from xla_debug.run_report import advice
+from xla_debug.run_report.recorder import Recorder
+
+def report(path):
+    recorder = Recorder()
+    recorder.start()
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        status = run.run_script(str(path), [], False)
+    recorder.stop()
+    found = [[a.title, a.where, a.code, a.how, a.cost, a.seconds] for a in advice.advice(recorder)]
+    print(json.dumps([path.stem, status, found, advice.note(recorder)]), flush=True)
+
+def fork(path):
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        try:
+            report(path)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+for path in sorted(pathlib.Path({folder!r}).glob("*.py")):
+    fork(path)
+"""
+
+SECONDS = r"\d+\.\d\d s|\d+\.\d ms"
+# the title of the first advice, and what it says to write instead
+WANTED = {
+    "boolean_mask": (r"the size of masked_select's result is in the data: it was read 8 times", r"torch\.where"),
+    "branch_on_value": (r"Python waited for a value 12 times to take a branch", r"torch\.where\(condition"),
+    "changing_number": (r"5 programs compiled: changing constant", r"'p' of aten\.norm.* make it a tensor"),
+    "constant_sent": (r"the same values were sent to the device 20 times", r"once, before the loop"),
+    "cpu_fallback": (r"aten::linalg_ldl_factor_ex ran 12 times on the CPU", r"operators that the device has"),
+    "cpu_for_logging": (r"a value was read 20 times$", r"every 100 steps"),
+    "dtype_flips": (r"2 programs compiled: dtype", r"torch\.float64 became torch\.float32.*one dtype"),
+    "hidden_state_kept": (r"6 programs compiled: backward through former steps", r"hidden\.detach\(\)"),
+    "item_in_step": (r"a value was read 20 times in the middle of a step", r"after torch_xla\.sync\(\)"),
+    "last_batch": (r"1 program compiled: batch size", r"from 32 to 4.*drop_last=True"),
+    "loop_count": (r"5 programs compiled: rounds of a loop", r"in line 13 was recorded 9 times, 7 .*torch\.where"),
+    "losses_kept": (r"device memory grows by 13\d\.\d+KB in each step", r"loss\.detach\(\).*no_grad"),
+    "missing_sync": (r"60 optimizer steps and no torch_xla\.sync\(\): \d+ operations became one program",
+                     r"add torch_xla\.sync\(\) after this line"),
+    "model_made_in_first_step": (r"1 program compiled: made in the first step", r"sync\(\) once before the loop"),
+    "nonzero": (r"the size of nonzero's result is in the data: it was read 8 times", r"torch\.where"),
+    "print_each_step": (r"a tensor was printed 20 times in the middle of a step", r"after torch_xla\.sync\(\)"),
+    "random_in_python": (r"1 program compiled: another branch", r"`if random\.random\(\) < 0\.5:.*torch\.where"),
+    "roll_shift": (r"7 programs compiled: changing constant", r"'shifts' of aten\.roll.*index_select"),
+    "sequence_length": (r"5 programs compiled: shape of an input", r"dimension 1 went from 24 to 30.*buckets"),
+    "several_syncs": (r"3 torch_xla\.sync\(\) in each optimizer step, 2 too many \(line 16, 18\)", r"line 20"),
+    "slice_bound": (r"7 programs compiled: Python number in a shape", r"'end' of aten\.slice.*mask"),
+    "unique": (r"the size of unique's result is in the data: it was read 8 times", r"bincount"),
+    "unrolled_loop": (r"a loop of 70 rounds is \d+ of \d+ operations of a program", r"scan\.scan"),
+}  # fmt: skip
+# what these do is right: nothing is to be blamed
+FAULTLESS = ("learning_rate_schedule", "train_and_eval")
+
+
+@pytest.fixture(scope="module")
+def reports(program_servers, tmp_path_factory):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("XLA_")}
+    environment |= {"PJRT_DEVICE": "CPU", "OMP_NUM_THREADS": "1"}
+    code = DRIVER.replace("{folder!r}", repr(str(FOLDER)))
+    folder = str(tmp_path_factory.mktemp("bad"))
+    done = next(program_servers).run(code, cwd=folder, environment=environment, timeout=580)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    return {name: found for name, *found in lines}
+
+
+def test_each_script_is_judged(reports):
+    names = {path.stem for path in FOLDER.glob("*.py")}
+    assert names == set(WANTED) | set(FAULTLESS) == set(reports)
+    assert len(WANTED) > 20
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_the_first_advice_is_the_right_one(name, reports):
+    status, found, _ = reports[name]
+    assert status == 0
+    title, where, code, how, cost, seconds = found[0]
+    lines = (FOLDER / f"{name}.py").read_text().split("\n")
+    number = next(n for n, line in enumerate(lines, 1) if line.endswith("# HERE"))
+    assert where == f"{FOLDER / name}.py:{number}", found
+    assert code == lines[number - 1].strip()
+    wanted_title, wanted_how = WANTED[name]
+    assert re.match(wanted_title, title), found
+    assert re.search(wanted_how, how), how
+    if name == "losses_kept":
+        assert re.fullmatch(r"\d\.\d\dMB more after the last step", cost), cost
+    else:
+        assert seconds > 0
+        assert re.match(SECONDS, cost), cost
+    if name == "constant_sent":
+        assert cost.endswith(" 20.00MB in all")
+
+
+@pytest.mark.parametrize("name", FAULTLESS)
+def test_what_is_right_is_not_blamed(name, reports):
+    status, found, note = reports[name]
+    assert status == 0
+    assert found == []
+    assert re.match(r"[12] programs? that every run needs took", note)
