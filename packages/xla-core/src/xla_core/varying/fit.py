@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -92,7 +92,7 @@ def fit(samples: Sequence[np.ndarray], candidates: Sequence[int]) -> Fit | None:
 
 
 def _all_explained(
-    columns: Sequence[np.ndarray], lengths: Sequence[np.ndarray]
+    columns: Iterable[np.ndarray], lengths: Sequence[np.ndarray]
 ) -> list[tuple[int, tuple[Term, ...]]] | None:
     found = []
     for column in columns:

@@ -173,7 +173,7 @@ def _first_difference(
             if backward and op_db.is_random(op, sample):
                 op_db.assert_same_metas(got, expected.value)
             elif backward:
-                op_db.assert_gradients_agree(op, sample, expected.value, got)
+                op_db.assert_gradients_agree(op, sample, torch.float32, expected.value, got)
             else:
                 op_db.assert_agrees(op, sample, torch.float32, expected.value, got)
         except AssertionError as error:
