@@ -1,8 +1,8 @@
 """Training steps on a GPU: this project against PyTorch and jax, on GPT-2 medium, BERT-base and ResNet-50.
 
-``python benchmarks/gpu.py --out figures.json`` on a machine with a GPU; ``--device cpu --tiny`` runs the same code on
-the CPU with models that are too small to say anything. Each model and way runs in a process of its own, and within
-``--limit`` seconds; ways of this project run twice, to have the first step cold and warm.
+``python benchmarks/gpu.py --out figures.json`` on a machine with a GPU; ``--device cpu --tiny`` runs the same code
+on the CPU with models that are too small to say anything. Each model and way runs in a process of its own, and
+within ``--limit`` seconds; ways of this project run twice, to have the first step cold and warm.
 """
 
 from __future__ import annotations

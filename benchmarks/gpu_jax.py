@@ -157,7 +157,7 @@ def _resnet(w: Values, statistics: Values, x: Any) -> tuple[Any, Values]:
         return (wide * scale[:, None, None] + shift[:, None, None]).astype(x.dtype)
 
     x = jax.nn.relu(norm("norm", _conv(w, "conv", x, 2, 3)))
-    low = jnp.array(-jnp.inf, x.dtype)
+    low = np.array(-np.inf, x.dtype)  # no tracer: jax differentiates it as a maximum
     pads = ((0, 0), (0, 0), (1, 1), (1, 1))
     x = jax.lax.reduce_window(x, low, jax.lax.max, (1, 1, 3, 3), (1, 1, 2, 2), pads)
     number = 0

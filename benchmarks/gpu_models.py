@@ -46,7 +46,7 @@ SIZES: Final[Mapping[str, Size]] = {
 TINY: Final[Mapping[str, Size]] = {
     "gpt": Size("gpt", 2, 8, 16, 2, 2, 32, torch.float32),
     "bert": Size("bert", 2, 8, 16, 2, 2, 32, torch.float32),
-    "resnet": Size("resnet", 2, 32, 4, 0, 0, 0, torch.float32),
+    "resnet": Size("resnet", 8, 64, 4, 0, 0, 0, torch.float32),
 }
 
 
