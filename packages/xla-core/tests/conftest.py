@@ -19,10 +19,14 @@ from xla_core.support import counters
 # What would change the meaning of a test if it came from the developer's own environment.
 _CLEARED = ("XLA_", "CPU_NUM_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD", "PJRT_DEVICE")
 
-# Before anything starts a client: a machine with a TPU runs these tests on its CPU too.
+# Before anything starts a client: a machine with a TPU runs these tests on its CPU too, unless it is told to
+# run them on another device (tools/gpu_runs.py does; what XLA's allocator is told is left there, then).
+_DEVICE = os.environ.get("TEST_PJRT_DEVICE", "CPU")
+_KEPT = ("XLA_PYTHON_CLIENT_", "XLA_CLIENT_") if _DEVICE != "CPU" else ()
 for name in [name for name in os.environ if name.startswith(_CLEARED)]:
-    del os.environ[name]
-os.environ["PJRT_DEVICE"] = "CPU"
+    if not name.startswith(_KEPT):
+        del os.environ[name]
+os.environ["PJRT_DEVICE"] = _DEVICE
 
 # The CPU's results are small: several workers' threads would only wait for each other.
 torch.set_num_threads(1)
@@ -97,8 +101,10 @@ def run_interpreter(tmp_path):
 
 
 def _clean_environment(added):
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(_CLEARED)}
-    return {**inherited, "PJRT_DEVICE": "CPU", "OMP_NUM_THREADS": "1", **added}
+    inherited = {
+        k: v for k, v in os.environ.items() if not k.startswith(_CLEARED) or k.startswith(_KEPT)
+    }
+    return {**inherited, "PJRT_DEVICE": _DEVICE, "OMP_NUM_THREADS": "1", **added}
 
 
 def _printed(result, fails):

@@ -111,12 +111,11 @@ import sys
 import torch, torch_xla
 from xla_core.extension_api.runtime import client
 from xla_core.contract.device_protocol import capabilities_of
-from xla_core.api import stablehlo_text
 
 torch.backends.cuda.matmul.allow_tf32 = sys.argv[1] == "tf32"
 x = torch.randn(32, 32).to("xla")
 torch_xla.sync()
-print(capabilities_of(client()).tf32, stablehlo_text.stablehlo_text([x @ x]))
+print(capabilities_of(client()).tf32, torch_xla._XLAC._get_stablehlo([x @ x]))
 """
 
 

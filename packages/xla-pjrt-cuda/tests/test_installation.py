@@ -10,7 +10,6 @@ import pytest
 
 from xla_core.contract.device_protocol import Topology
 from xla_core.pjrt.gpu_runtime import JAXLIB_VERSION
-from xla_core.plugins import discovery
 from xla_pjrt_cuda import create_client, installation
 
 
@@ -69,15 +68,6 @@ def driver(tmp_path, monkeypatch):
 
 def start():
     return create_client(Topology(), {})
-
-
-def test_the_package_is_found_by_name_and_named_where_it_is_missing(monkeypatch):
-    assert discovery.load_factory("CUDA") is create_client
-    monkeypatch.setattr(discovery, "_entry_points", lambda group: [])
-    with pytest.raises(
-        discovery.PluginError, match=r"PJRT_DEVICE=CUDA: .*pip install xla-pjrt-cuda"
-    ):
-        discovery.load_factory("CUDA")
 
 
 def test_without_the_plugin_it_says_what_to_install(monkeypatch):

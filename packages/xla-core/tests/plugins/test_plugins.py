@@ -95,6 +95,8 @@ def test_known_device_without_its_package_names_the_package(monkeypatch):
         discovery.load_factory("tpu")
     with pytest.raises(RuntimeError, match="pip install xla-pjrt-cpu"):
         discovery.load_factory("CPU")
+    with pytest.raises(RuntimeError, match=r"PJRT_DEVICE=CUDA: .*pip install xla-pjrt-cuda"):
+        discovery.load_factory("CUDA")
 
 
 def test_plugin_that_raises_on_import(install):
