@@ -29,6 +29,8 @@ def _padded_with_junk(self, buffer, shape):
 def varying(monkeypatch):
     """Varying shapes are on; padding is NaN, or a number that is no index, so that whatever reads it shows."""
     monkeypatch.setenv("XLA_VARYING_SHAPES", "1")
+    # what is compared does not depend on how well programs are compiled, and training takes a third of the time
+    monkeypatch.setenv("XLA_COMPILE_EFFORT", "fast")
     monkeypatch.setattr(VaryingExecutable, "_padded", _padded_with_junk)
     caches.clear_all()
     yield
