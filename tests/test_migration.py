@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -15,24 +11,12 @@ PAGE = (Path(__file__).resolve().parents[1] / "docs" / "migration.md").read_text
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
 
 
-def run(script: str) -> None:
-    """Run ``script`` in a process of its own, on the CPU; it must not fail."""
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "PJRT_DEVICE": "CPU"},
-    )
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda text: text.strip().splitlines()[-1][:40])
-def test_a_block_runs(block):
-    run(block)
+def test_a_block_runs(block, run_program):
+    run_program(block)
 
 
-def test_the_names_in_its_tables_exist():
+def test_the_names_in_its_tables_exist(run_program):
     script = """
     import torch, torch_xla
     import torch_xla.core.xla_model as xm
@@ -53,4 +37,4 @@ def test_the_names_in_its_tables_exist():
     assert torch.equal(first, torch.rand(3, device="xla").cpu())
     print(sorted(xm.get_memory_info("xla:0")))
     """
-    run(textwrap.dedent(script))
+    run_program(script)
