@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,28 @@ def program_servers() -> Iterator[Iterator[forked_programs.Server]]:
     """Processes that have imported torch and jax, in turns: programs are forked from them."""
     with forked_programs.servers() as in_turns:
         yield in_turns
+
+
+@pytest.fixture
+def run_program(
+    tmp_path: Path, program_servers: Iterator[forked_programs.Server]
+) -> Callable[..., str]:
+    """Run a program in ``tmp_path``, on the CPU and without settings of this project; what it printed.
+
+    Its process has torch and jax already. Keywords are environment variables.
+    """
+
+    def run(code: str, **environment: str) -> str:
+        cleared = ("XLA_", "CPU_NUM_DEVICES", "PJRT_")
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(cleared)}
+        wanted = {**inherited, "PJRT_DEVICE": "CPU", "OMP_NUM_THREADS": "1", **environment}
+        done = next(program_servers).run(
+            textwrap.dedent(code), cwd=str(tmp_path), environment=wanted, timeout=240
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """tox's view of ``packages/``: one environment per folder, found by listing, none named by hand.
 
 The environment of a package holds that package (built as a wheel), its ``test`` extra, and what
-those two declare; a sibling from this repository is installed only where it is declared.
+those two declare; a sibling from this repository is installed only where it is declared. Two things are made
+once for all environments: the wheels, and a folder with what xla-core needs from elsewhere (torch and jax, half a
+gigabyte): every package requires xla-core, so none sees more in it than it declares.
 
 ``PACKAGE-py312-torch215-jax011`` is the same environment with another Python, torch or jax: each of the
 three factors may be left out. Without torch and jax factors an environment has the versions of
@@ -10,24 +12,37 @@ three factors may be left out. Without torch and jax factors an environment has 
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
+import threading
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from tox.config.loader.memory import MemoryLoader
 from tox.config.sets import ConfigSet
 from tox.config.types import Command, EnvList
+from tox.execute.request import StdinSource
 from tox.plugin import impl
 from tox.session.state import State
 from tox.tox_env.api import ToxEnv
+from tox.tox_env.errors import Fail
 
 ROOT = Path(__file__).resolve().parent
 CONSTRAINTS = ROOT / "constraints.txt"
 DEFAULT_ENVIRONMENTS = ("lint", "tests")
 """What a plain ``tox`` runs before the packages' own environments."""
+
+WITH_ALL_WHEELS = ("tests", "sweep")
+"""Environments with the wheels of all packages, and of the example plugin."""
+
+PIP_INSTALL = ["-I", "-m", "pip", "install", "-q", "--no-compile", "-c", str(CONSTRAINTS)]
+SHARED = ROOT / ".tox" / ".shared"
+WHEELS = ["python", str(ROOT / "tools/build_wheels.py"), "--out", str(ROOT / ".tox/.wheels")]
+"""The command that builds wheels, and with ``--install`` installs them."""
 
 MATRIX = (
     "py311-torch211-jax010",
@@ -47,9 +62,14 @@ def package_folders(root: Path = ROOT) -> dict[str, Path]:
     return {project.parent.name: project.parent for project in projects}
 
 
+def _project(folder: Path) -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    return project
+
+
 def declared_names(folder: Path) -> tuple[set[str], bool]:
     """Distributions that ``folder`` and its ``test`` extra declare; whether it has that extra."""
-    project: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    project = _project(folder)
     extras = project.get("optional-dependencies", {})
     requirements = [*project.get("dependencies", ()), *extras.get("test", ())]
     names = {re.split(r"[\s\[<>=!~;@(]", text.strip(), maxsplit=1)[0] for text in requirements}
@@ -71,8 +91,13 @@ def install_targets(name: str, folders: dict[str, Path]) -> list[str]:
 
 def _installs(targets: Iterable[str], constraints: Path = CONSTRAINTS) -> Command:
     # pip rebuilds a wheel from a local folder on every call, so a second run never tests old files.
-    pip = ["python", "-I", "-m", "pip", "install", "-q", "--no-compile", "-c", str(constraints)]
-    return Command([*pip, *targets])
+    return Command(["python", *PIP_INSTALL[:-1], str(constraints), *targets])
+
+
+def install_names(name: str, folders: dict[str, Path]) -> list[str]:
+    """As ``install_targets``, by the folders' names; for an environment of several packages, all wheels."""
+    targets = install_targets(name, folders) if name in folders else ()
+    return [Path(target).name for target in targets]
 
 
 def factor_pins(factors: str) -> list[str]:
@@ -158,14 +183,69 @@ def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:
     core_conf.loaders.insert(0, MemoryLoader(env_list=EnvList([*DEFAULT_ENVIRONMENTS, *folders])))
     seeds = state.conf.memory_seed_loaders
     for name in folders:
-        seeds[name].append(MemoryLoader(commands_pre=[_installs(install_targets(name, folders))]))
+        command = [*WHEELS, "--install", *install_names(name, folders)]
+        seeds[name].append(MemoryLoader(commands_pre=[Command(command)]))
     arguments = state.conf.pos_args(None) or ()
     for name, (packages, factors) in matrix_environments().items():
         seeds[name].append(_varied(packages, factors, ROOT / ".tox", arguments))
 
 
 @impl
+def tox_on_install(tox_env: ToxEnv, arguments: Any, section: str, of_type: str) -> None:
+    """Let the environment have what all share before anything is installed that needs it."""
+    _share(tox_env)
+
+
+@impl
 def tox_before_run_commands(tox_env: ToxEnv) -> None:
-    """Drop what setuptools left from former builds: a wheel would have modules deleted since."""
-    for folder in package_folders().values():
+    """Make what the environment's own commands install."""
+    folders = package_folders()
+    for folder in folders.values():
+        # what setuptools left from former builds: a wheel would have modules deleted since
         shutil.rmtree(folder / "build", ignore_errors=True)
+    name = tox_env.conf.name
+    if name in folders or name in WITH_ALL_WHEELS:
+        _share(tox_env)
+        names = [text.partition("[")[0] for text in install_names(name, folders)]
+        _build([*(names or folders), *(() if names else ["acme"])], tox_env)
+
+
+def _share(tox_env: ToxEnv) -> None:
+    """Put the folder that has what xla-core needs from elsewhere on the environment's path, and fill it first."""
+    if tox_env.conf.name not in {*package_folders(), *WITH_ALL_WHEELS}:
+        return
+    needed = _project(package_folders()["xla-core"])["dependencies"]
+    python = tox_env.conf["env_python"]
+    site = Path(tox_env.conf["env_site_packages_dir"])
+    text = "\n".join([*needed, CONSTRAINTS.read_text(), site.parent.name])
+    folder = SHARED / hashlib.sha256(text.encode()).hexdigest()[:16]
+    SHARED.mkdir(parents=True, exist_ok=True)
+    with FileLock(SHARED / "lock"):
+        if not (folder / "complete").exists():
+            for old in SHARED.glob("*/"):
+                shutil.rmtree(old)
+            pip = [*PIP_INSTALL, "--ignore-installed", "--no-warn-script-location", "--prefix"]
+            _execute(tox_env, [str(python), *pip, str(folder), *needed])
+            (folder / "complete").touch()
+    own = site.relative_to(tox_env.conf["env_dir"])
+    (site / "shared.pth").write_text(f"{folder / own}\n")
+
+
+_built: set[str] = set()
+"""Folders whose wheels were built in this call of tox."""
+_building = threading.Lock()
+
+
+def _build(names: Iterable[str], tox_env: ToxEnv) -> None:
+    """Build the wheels of these folders that this call of tox has not built yet."""
+    with _building:
+        missing = [name for name in names if name not in _built]
+        if missing:
+            _execute(tox_env, [str(tox_env.conf["env_python"]), *WHEELS[1:], *missing])
+            _built.update(missing)
+
+
+def _execute(tox_env: ToxEnv, command: list[str]) -> None:
+    outcome = tox_env.execute(command, stdin=StdinSource.OFF, run_id="shared", show=False)
+    if outcome.exit_code:
+        raise Fail(f"{outcome.shell_cmd}\n{outcome.out}{outcome.err}")

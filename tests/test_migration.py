@@ -2,25 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
-
-
-def run(script: str) -> None:
-    """Run ``script`` in a process of its own, on the CPU; it must not fail."""
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "PJRT_DEVICE": "CPU"},
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_names_in_its_tables_exist():
+def test_the_names_in_its_tables_exist(run_program):
     script = """
     import torch, torch_xla
     import torch_xla.core.xla_model as xm
@@ -41,4 +23,4 @@ def test_the_names_in_its_tables_exist():
     assert torch.equal(first, torch.rand(3, device="xla").cpu())
     print(sorted(xm.get_memory_info("xla:0")))
     """
-    run(textwrap.dedent(script))
+    run_program(script)

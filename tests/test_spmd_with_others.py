@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 SPLIT = """
@@ -64,8 +60,6 @@ assert "all-reduce(" in _XLAC._get_xla_tensors_hlo([total])
     [LOADER, COUNTERS, DEBUG_TEXT, COMPILED_TEXT],
     ids=["loader", "counters", "debug text", "compiled text"],
 )
-def test_over_a_mesh(script):
-    environment = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}
-    command = [sys.executable, "-c", SPLIT + script + "print('right')"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.stdout.strip().endswith("right"), done.stdout + done.stderr
+def test_over_a_mesh(script, run_program):
+    output = run_program(SPLIT + script + "print('right')", CPU_NUM_DEVICES="8")
+    assert output.strip().endswith("right"), output

@@ -6,28 +6,7 @@ loading a file is the plugin's way.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
-
 import pytest
-
-# What would change the meaning of a test if it came from the developer's own environment.
-_CLEARED = ("XLA_", "CPU_NUM_DEVICES", "PJRT_")
-
-
-def run(code, tmp_path):
-    """The output of a program in a process of its own, in ``tmp_path``."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(_CLEARED)}
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True, text=True, timeout=240, cwd=tmp_path,
-        env={**inherited, "PJRT_DEVICE": "CPU", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
-
 
 PLUGIN = """
 import torch_xla
@@ -137,8 +116,8 @@ SHARDED = """
 
 
 @pytest.mark.parametrize("body", [MODEL, SHARDED], ids=["one device", "over a mesh"])
-def test_a_plugin_in_the_shape_of_tenstorrents(tmp_path, body):
-    assert "it ran" in run(VENDOR + body, tmp_path)
+def test_a_plugin_in_the_shape_of_tenstorrents(run_program, body):
+    assert "it ran" in run_program(VENDOR + body)
 
 
 NEURON = """
@@ -196,5 +175,5 @@ NEURON = """
 """
 
 
-def test_what_awss_libraries_do(tmp_path):
-    assert "it ran" in run(NEURON, tmp_path)
+def test_what_awss_libraries_do(run_program):
+    assert "it ran" in run_program(NEURON)

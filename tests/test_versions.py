@@ -83,3 +83,13 @@ def test_factors_replace_the_pins_of_torch_and_jax_alone(toxfile):
     pins = (ROOT / "constraints.txt").read_text().splitlines()
     assert next(line for line in pins if line.startswith("pytest==")) in changed
     assert toxfile.factor_constraints("py312") == (ROOT / "constraints.txt").read_text()
+
+
+def test_what_all_environments_share_is_no_more_than_each_package_requires(toxfile):
+    """The shared folder has what xla-core requires: an environment of another package would see too much."""
+    folders = toxfile.package_folders()
+    assert len(folders) > 5
+    for name in folders:
+        wanted = toxfile.install_names(name, folders)
+        assert "xla-core" in [text.partition("[")[0] for text in wanted], name
+        assert wanted[-1].partition("[")[0] == name

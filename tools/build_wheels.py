@@ -1,7 +1,8 @@
 """Builds the wheels of all packages of this repository, and of the example plugin, in one go.
 
-``python tools/build_wheels.py`` puts them into ``dist/``. With ``--install`` they are then installed, with
-what they need, into the environment of the interpreter that runs this: what tox tests them in.
+``python tools/build_wheels.py`` puts them into ``dist/``; with names, those of these folders only. What was
+built can be installed, with what it needs, into the environment of the interpreter that runs this: tox builds
+each wheel once and tests it where ``--install xla-core[test] xla-pjrt-cpu`` has put it.
 """
 
 from __future__ import annotations
@@ -11,54 +12,67 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 CONSTRAINTS: Final = ROOT / "constraints.txt"
-EXTRAS: Final = {"xla_pjrt_acme": "[library]"}
-"""What is installed beside a wheel: the PJRT library that stands for Acme's."""
+EXTRAS: Final = {"acme": "[library]"}
+"""What is installed beside a wheel where all are: the PJRT library that stands for Acme's."""
 
 
-def folders() -> list[Path]:
-    """The distributions of this repository: packages by name, then the example."""
-    projects = sorted(ROOT.glob("packages/*/pyproject.toml"))
-    return [project.parent for project in projects] + [ROOT / "examples" / "acme"]
+def folders() -> dict[str, Path]:
+    """The distributions of this repository, by their folders' names: packages in order, then the example."""
+    projects = [path.parent for path in sorted(ROOT.glob("packages/*/pyproject.toml"))]
+    return {path.name: path for path in [*projects, ROOT / "examples" / "acme"]}
 
 
-def build(out: Path) -> list[Path]:
-    """Build every wheel into ``out``, from clean sources; returns their paths.
+def wheel_of(folder: Path, out: Path) -> Path:
+    """Where the wheel of a distribution lies among those in ``out``."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    return out / f"{project['name'].replace('-', '_')}-{project['version']}-py3-none-any.whl"
+
+
+def build(out: Path, names: Sequence[str] = ()) -> list[Path]:
+    """Build the wheels of the folders ``names`` (default: all) into ``out``, from clean sources; their paths.
 
     Raises subprocess.CalledProcessError when a build fails, RuntimeError when a wheel is missing.
     """
+    known = folders()
+    chosen = {name: known[name] for name in names or known}
+    wheels = [wheel_of(folder, out) for folder in chosen.values()]
     out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("*.whl"):
-        old.unlink()
+    for old in wheels if names else out.glob("*.whl"):
+        old.unlink(missing_ok=True)
     _remove_leftovers()
-    _pip("wheel", "--no-deps", "--wheel-dir", str(out), *map(str, folders()))
+    _pip("wheel", "--no-deps", "--wheel-dir", str(out), *map(str, chosen.values()))
     _remove_leftovers()
-    wheels = sorted(out.glob("*.whl"))
-    if len(wheels) != len(folders()):
-        names = ", ".join(wheel.name for wheel in wheels)
-        raise RuntimeError(f"{len(folders())} packages gave {len(wheels)} wheels: {names}")
+    if missing := [wheel.name for wheel in wheels if not wheel.exists()]:
+        raise RuntimeError(f"{len(chosen)} packages gave no {', '.join(missing)}")
     return wheels
 
 
-def install(wheels: Sequence[Path]) -> None:
-    """Install the wheels, in the versions of constraints.txt for all else."""
-    _pip(
-        "install",
-        "--no-compile",
-        *(f"{wheel}{EXTRAS.get(wheel.name.split('-')[0], '')}" for wheel in wheels),
-    )
-    # a wheel of the version that is there already would stay out: what was built before would be tested
+def install(out: Path, wanted: Sequence[str] = ()) -> None:
+    """Install wheels of ``out``, in the versions of constraints.txt for all else.
+
+    ``wanted`` are names of folders, each with its extras in brackets (default: all, with ``EXTRAS``).
+    """
+    known = folders()
+    wheels = {}
+    for text in wanted or [name + EXTRAS.get(name, "") for name in known]:
+        name, bracket, extras = text.partition("[")
+        wheels[wheel_of(known[name], out)] = bracket + extras
+    # first by themselves: a wheel of the version that is there already would stay out, and what was built
+    # before would be tested
     _pip("install", "--no-compile", "--force-reinstall", "--no-deps", *map(str, wheels))
+    _pip("install", "--no-compile", *(f"{wheel}{extras}" for wheel, extras in wheels.items()))
 
 
 def _remove_leftovers() -> None:
     # setuptools would put modules into a wheel that were deleted since the last build
-    for folder in folders():
+    for folder in folders().values():
         shutil.rmtree(folder / "build", ignore_errors=True)
 
 
@@ -72,14 +86,17 @@ def _pip(command: str, *arguments: str) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="folders (default: all)")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for the wheels")
-    parser.add_argument("--install", action="store_true", help="install them into this environment")
+    parser.add_argument(
+        "--install", action="store_true", help="install wheels that are there; NAME may have extras"
+    )
     options = parser.parse_args()
-    wheels = build(options.out)
-    for wheel in wheels:
-        print(wheel)
     if options.install:
-        install(wheels)
+        install(options.out, options.names)
+        return
+    for wheel in build(options.out, options.names):
+        print(wheel)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,13 @@ def note(folder, index, text):
 
 
 def dies(index, folder, attempts, how):
-    """Replica 1 ends at the first ``attempts`` attempts; then what each attempt compiled is noted."""
+    """Replica 1 ends at the first ``attempts`` attempts; then what each attempt loaded and compiled is noted."""
     x = torch.ones(3, device="xla") * 2
     torch_xla.sync()
     total = xm.all_reduce("sum", x).cpu().tolist()
-    note(folder, index, f"{total} {counters.all_counters().get('PersistentCacheHit', 0)}")
+    found = counters.all_counters()
+    names = "PersistentCacheHit", "UncachedCompile"
+    note(folder, index, f"{total} {'/'.join(str(found.get(name, 0)) for name in names)}")
     if restart_count() < attempts and index == 1:
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -24,7 +24,8 @@ from xla_core.testing.internals import free_port
 @pytest.fixture
 def job_environment(fork_server, monkeypatch):
     """The environment of a job of two CPU processes."""
-    wanted = clean_environment(2)
+    # what is compared does not depend on how well the programs are compiled; 5 instead of 18 seconds of a processor
+    wanted = clean_environment(2, XLA_COMPILE_EFFORT="fast")
     for name in set(os.environ) - set(wanted) - {"PYTEST_CURRENT_TEST"}:
         monkeypatch.delenv(name)
     for name, value in wanted.items():
@@ -43,8 +44,10 @@ def test_the_job_begins_again_until_it_ends_well(job_environment, tmp_path, capl
     said = {p.name: p.read_text().rpartition(" ") for p in tmp_path.iterdir()}
     assert sorted(said) == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
     assert {value for value, _, _ in said.values()} == {"[4.0, 4.0, 4.0]"}
-    # the first attempt compiles, the others find its programs
-    assert said["0-0"][2] == "0" and int(said["2-0"][2]) > 0 and int(said["2-1"][2]) > 0
+    # the first attempt compiles, where one process may find what the other has stored; the others load all of it
+    programs = {name: tuple(map(int, counts.split("/"))) for name, (_, _, counts) in said.items()}
+    assert programs["0-0"][1] + programs["0-1"][1] > 0, programs
+    assert all(programs[name] == (sum(programs["0-0"]), 0) for name in ("2-0", "2-1")), programs
     warnings = [
         r.getMessage() for r in caplog.records if "Starting the job again" in r.getMessage()
     ]
@@ -86,8 +89,9 @@ def train(folder, *arguments, restarts=0):
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """Compiled programs that the jobs of this file have in common."""
-    return str(tmp_path_factory.mktemp("programs"))
+    """Compiled programs that the jobs of this file have in common, in all of pytest's processes."""
+    folder = tmp_path_factory.getbasetemp()
+    return str((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "programs")
 
 
 @pytest.mark.parametrize(("sharded", "asynchronous"), [(False, True), (True, False)])

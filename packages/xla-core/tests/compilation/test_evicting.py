@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import types
 import weakref
 from pathlib import Path
 
@@ -102,6 +103,32 @@ print(y.item() == number(1).item())
 @needs_small_limit
 def test_programs_past_the_limit_of_memory_mappings(run_python):
     assert run_python(PAST).splitlines()[-1].startswith("there")
+
+
+def test_mappings_are_counted_for_many_programs_at_once(monkeypatch):
+    """Counting 30,000 takes as long as a few small programs."""
+    counts = []
+
+    def count():
+        counts.append(None)
+        return 30_000
+
+    monkeypatch.setattr(memory_mappings, "count", count)
+    monkeypatch.setattr(memory_mappings, "limit", lambda: 65_530)
+    for name in ("given", "left", "counted"):
+        monkeypatch.setattr(program_table._Room, name, 0)  # as they were, after this
+    monkeypatch.setattr(program_table, "time", types.SimpleNamespace(monotonic=lambda: 1.0))
+    for _ in range(100):
+        program_table.make_room(4)
+    assert len(counts) == 1
+    # an eighth of the room has been given away
+    for _ in range(20):
+        program_table.make_room(4)
+    assert len(counts) == 2
+    # and what others have made meanwhile is looked at again soon
+    monkeypatch.setattr(program_table.time, "monotonic", lambda: 1.2)
+    program_table.make_room(4)
+    assert len(counts) == 3
 
 
 @needs_maps

@@ -15,6 +15,8 @@ from xla_core.varying import families
 def varying(monkeypatch):
     """Varying shapes are on; padding is NaN, or a number that is no index, so that whatever reads it shows."""
     monkeypatch.setenv("XLA_VARYING_SHAPES", "1")
+    # what is compared does not depend on how well programs are compiled, and training takes a third of the time
+    monkeypatch.setenv("XLA_COMPILE_EFFORT", "fast")
     caches.clear_all()
     with junk_as_padding():
         yield
