@@ -175,10 +175,15 @@ def dispatched() -> dict[str, list[str]]:
     return found
 
 
-def has_cpu_kernel(full: str) -> bool:
-    """Whether PyTorch computes the overload of this full name on the CPU."""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return any(has(full, key) for key in ("CPU", *COMPOSITES))
+def has_kernel(full: str, keys: Iterable[str]) -> bool:
+    """Whether the overload of this full name has a kernel under one of these dispatch keys."""
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(full, key) for key in keys)
+
+
+def is_made_in_cpp(full: str, overload: OpOverload) -> bool:
+    """Whether PyTorch makes the result by other operators before anything here is asked: no operand says so."""
+    operands = any("Tensor" in str(argument.type) for argument in overload._schema.arguments)
+    return not operands and has_kernel(full, COMPOSITES) and not has_kernel(full, ("XLA",))
 
 
 def ways(name: str) -> list[str]:
@@ -192,7 +197,11 @@ def ways(name: str) -> list[str]:
         overload = getattr(packet, full.partition(".")[2] or "default")
         if not overload._schema.is_mutable or pure_form(overload) is None:
             here = carried_out(overload)
-            found.append(here if here != CPU or has_cpu_kernel(full) else ELSEWHERE)
+            if here == CPU and is_made_in_cpp(full, overload):
+                here = DECOMPOSED
+            elif here == CPU and not has_kernel(full, ("CPU", "XLA", *COMPOSITES)):
+                here = ELSEWHERE
+            found.append(here)
     return list(dict.fromkeys(found))
 
 
