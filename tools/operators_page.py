@@ -86,14 +86,15 @@ of the right shape, and of size 0), backward, the transforms `grad`, `jvp` (forw
 database's list of them. Integers and booleans must be equal. For the others
 [`TOLERANCES`](../packages/xla-core/src/xla_core/testing/against_cpu.py) say how far apart numbers may be; results
 further apart must be as near to what a wider dtype gives as the CPU's are. Rows that the CPU cannot compute do
-not count.
+not count. The rows of float32, bfloat16, int64, bool and int32 forward have all been run, of the others a part that
+was drawn at random: the table says how many.
 """
 DATABASE: Final = """
 ## PyTorch's operator database
 
 *Right in* names the dtypes whose rows (forward, in place, `out=`) are right: f32 f64 bf16 f16 for floats, c64 for
-complex64, i64 i32 i8 u8 for integers, b for bool. Where one is missing, the CPU has no kernel, or the last column
-says what happens. *Derivatives* names the modes of which all rows are right.
+complex64, i64 i32 i8 u8 for integers, b for bool. Where one is missing, the CPU has no kernel, its row was not run,
+or the last column says what happens. *Derivatives* names the modes of which all rows that were run are right.
 """
 ATEN: Final = """
 ## ATen's operators
