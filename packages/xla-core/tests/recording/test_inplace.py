@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import torch_xla
+from xla_core.testing.against_cpu import assert_same, fallbacks
 
 BOTH = ("cpu", "xla")
 OVERLAP = "more than one element of the written-to tensor refers to a single memory location"
@@ -426,3 +427,15 @@ def test_copies_between_dtypes_through_views_keep_gradients():
         return y, x.grad
 
     same_on_both(run)
+
+
+def test_shifts_in_place_are_recorded():
+    def shifted(device):
+        x = torch.arange(6, dtype=torch.int32, device=device)
+        x <<= 3
+        x >>= torch.ones(6, dtype=torch.int32, device=device)
+        return x
+
+    with fallbacks() as ran_on_cpu:
+        assert_same(shifted("xla"), shifted("cpu"))
+    assert not ran_on_cpu

@@ -56,6 +56,9 @@ FACTORIES = {
     "tril_indices": lambda device: torch.tril_indices(3, 3, device=device),
     "triu_indices": lambda device: torch.triu_indices(3, 3, device=device),
     "hann_window": lambda device: torch.hann_window(4, device=device),
+    "kaiser_window": lambda device: torch.kaiser_window(5, False, 9.0, device=device),
+    "kaiser_window periodic": lambda device: torch.kaiser_window(6, device=device),
+    "kaiser_window of one": lambda device: torch.kaiser_window(1, device=device),
     "zeros_like": lambda device: torch.zeros_like(torch.ones(2, 2, device=device)),
     "ones_like dtype": lambda device: torch.ones_like(
         torch.ones(2, device=device), dtype=torch.int64

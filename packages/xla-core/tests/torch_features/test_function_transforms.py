@@ -36,7 +36,17 @@ def pieces(x):
     return torch.cat([y.unsqueeze(0), y.flip(-1)[None]]).prod(0)
 
 
-FUNCTIONS = {"closes over": closes_over, "writes": views_and_writes, "pieces": pieces}
+def gated(x):
+    """Of a gated linear unit PyTorch has derivatives as operators of their own."""
+    return nn.functional.glu(torch.cat([x, x.cos() * 2], -1), -1)
+
+
+FUNCTIONS = {
+    "closes over": closes_over,
+    "writes": views_and_writes,
+    "pieces": pieces,
+    "gated": gated,
+}
 
 
 def total(f):

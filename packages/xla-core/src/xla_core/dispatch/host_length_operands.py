@@ -2,7 +2,8 @@
 
 ``ctc_loss`` takes lengths as numbers or as CPU tensors; they become operands of the program, so that
 batches of other lengths run the same one.
-``repeat_interleave`` needs the sum of its repeats, unless its user knows it.
+``repeat_interleave`` needs the sum of its repeats, unless its user knows it. Packed sequences have their
+lengths on the host, on all of PyTorch's devices.
 """
 
 from __future__ import annotations
@@ -70,3 +71,18 @@ def repeat_interleave_handler(record: Handler) -> Handler:
         return record(args, {"output_size": size})
 
     return repeat_interleave
+
+
+def pack_padded_sequence(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """``_pack_padded_sequence``: rows of the padded sequences, and how many sequences each step has, on the host.
+
+    The host packs the rows' numbers, and raises its errors for lengths that do not fit.
+    """
+    padded, lengths, batch_first = args
+    if not isinstance(padded, XLATensor):
+        return aten._pack_padded_sequence.default(padded, read(lengths), batch_first)
+    numbers = torch.arange(padded.shape[0] * padded.shape[1]).reshape(*padded.shape[:2], 1)
+    on_host = read(lengths) if isinstance(lengths, XLATensor) else lengths
+    rows, batch_sizes = aten._pack_padded_sequence.default(numbers, on_host, batch_first)
+    chosen = upload(rows.flatten(), find_trace(args))
+    return padded.flatten(0, 1).index_select(0, chosen), batch_sizes

@@ -66,6 +66,7 @@ _OWN: dict[OpOverload, Handler] = {
     aten.sspaddmm.default: layouts.refusing_handler(aten.sspaddmm.default),
     aten._ctc_loss.default: host_length_operands.ctc_loss,
     aten._ctc_loss_backward.default: host_length_operands.ctc_loss_backward,
+    aten._pack_padded_sequence.default: host_length_operands.pack_padded_sequence,
     aten.allclose.default: transfers.allclose,
     aten.is_same_size.default: transfers.is_same_size,
     aten._has_same_storage_numel.default: transfers.has_same_storage_numel,

@@ -76,6 +76,8 @@ FACTORY_ARGUMENTS = ("dtype", "layout", "device", "pin_memory")
 # Operators whose pure form has another name than the schema suggests (torch/native_functions.yaml).
 _RENAMED = {
     "aten::normal_": "aten::normal_functional",
+    "aten::__ilshift__": "aten::__lshift__",
+    "aten::__irshift__": "aten::__rshift__",
 }
 
 

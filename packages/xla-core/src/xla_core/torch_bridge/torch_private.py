@@ -169,6 +169,8 @@ def register_factory_fallback(function: Any) -> None:
         # for a function of this very operator, and ends in an internal assert where there is none
         aten.empty.memory_format,
         aten.empty_strided.default,
+        # defined in C++ by others and by a kernel that only the CPU and CUDA have
+        *(getattr(aten.kaiser_window, name) for name in ("default", "periodic", "beta")),
         *_reshaping_out(),
     ):
         below.impl(overload, functools.partial(function, overload), "XLA")

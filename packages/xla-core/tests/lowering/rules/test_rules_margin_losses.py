@@ -75,6 +75,9 @@ def test_resized_images_are_the_same_bytes(name: str, align_corners: bool) -> It
         generator = torch.Generator().manual_seed(channels)
         image = torch.randint(0, 256, (2, channels, 11, 8), generator=generator).to(torch.uint8)
         yield Call(getattr(aten, name).default, image, size, align_corners)
+    # Wide enough to tell places found in float64 from those found in float32.
+    image = torch.randint(0, 256, (1, 1, 150, 270), generator=generator).to(torch.uint8)
+    yield Call(getattr(aten, name).default, image, [3, 130], align_corners)
 
 
 @pytest.mark.parametrize("kind", ["bilinear", "bicubic"])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import Array, lax
 
 from xla_core.lowering.rules.arithmetic import clip
@@ -285,6 +287,27 @@ def glu_backward(grad_output: Array, self: Array, dim: int) -> Array:
     gradient, gate = _wide(grad_output), lax.logistic(second)
     inner = gradient * gate
     return lax.concatenate([inner, inner * (1 - gate) * first], dim % self.ndim)
+
+
+def _like_first(first: torch.Tensor, *_others: Any) -> torch.Tensor:
+    return torch.empty_like(first)
+
+
+@rule(*present("glu_jvp"), meta=_like_first)
+def glu_jvp(glu_output: Array, x: Array, dx: Array, dim: int) -> Array:
+    """The tangent of ``glu`` along ``dx``."""
+    _, tangent = jax.jvp(lambda v: glu(v, dim), (_wide(x),), (_wide(dx),))
+    return tangent
+
+
+@rule(*present("glu_backward_jvp"), meta=_like_first)
+def glu_backward_jvp(
+    grad_x: Array, grad_glu: Array, x: Array, dgrad_glu: Array, dx: Array, dim: int
+) -> Array:
+    """The tangent of ``glu_backward`` along ``dgrad_glu`` and ``dx``."""
+    at, along = (_wide(grad_glu), _wide(x)), (_wide(dgrad_glu), _wide(dx))
+    _, tangent = jax.jvp(lambda g, v: glu_backward(g, v, dim), at, along)
+    return tangent
 
 
 @rule(*present("sigmoid_backward"), promotion=DEFAULT)

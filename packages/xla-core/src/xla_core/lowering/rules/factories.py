@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import Array, lax
 
 from xla_core.lowering.rules.common import (
@@ -130,6 +131,34 @@ def logspace(
     exponent = jnp.reshape(start, 1) if steps == 1 else _even_steps(context, start, end, steps)
     exponent = exponent.astype(np.float64)
     return convert(lax.pow(jnp.full_like(exponent, base), exponent), output_dtype(context))
+
+
+def _window_meta(window_length: int, *_shape: Any, **options: Any) -> torch.Tensor:
+    dtype = options.get("dtype") or torch.get_default_dtype()
+    return torch.empty(window_length, dtype=dtype, device="meta")
+
+
+@rule(
+    *present("kaiser_window", "kaiser_window.periodic", "kaiser_window.beta"),
+    context=True,
+    meta=_window_meta,
+)
+def kaiser_window(
+    context: RuleContext,
+    window_length: int,
+    periodic: bool = True,
+    beta: float = 12.0,
+    **options: Any,
+) -> Array:
+    """Bessel functions of half an ellipse; a ``periodic`` one is that of one place more, cut."""
+    dtype = output_dtype(context)
+    compute = opmath_dtype(dtype)
+    if window_length < 2:
+        return jnp.ones(window_length, dtype)
+    last = window_length if periodic else window_length - 1
+    place = lax.iota(compute, window_length) * compute.type(2 / last) - compute.type(1)
+    height = lax.sqrt(jnp.maximum(1 - place * place, 0))
+    return (jnp.i0(compute.type(beta) * height) / jnp.i0(compute.type(beta))).astype(dtype)
 
 
 @rule(*present("eye", "eye.m"), context=True)

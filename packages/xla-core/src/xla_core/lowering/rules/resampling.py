@@ -34,7 +34,7 @@ _Precision = type[np.float32] | type[np.float64]
 
 def _precision_of(array: Array) -> _Precision:
     """What PyTorch computes the places of sources in, of ``array`` after ``opmath``."""
-    return np.float64 if array.dtype == np.float64 else np.float32
+    return np.float64 if array.dtype in (np.float64, np.uint8) else np.float32
 
 
 def _step(size: int, count: int, scale: float | None, precision: _Precision) -> Any:
