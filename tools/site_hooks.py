@@ -19,7 +19,7 @@ from mkdocs.structure.files import File, Files
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = ROOT / "docs"
 README: Final = ROOT / "README.md"
-SHOWN_IN_NAV: Final = ("CONTRIBUTING.md", "CHANGELOG.md", *(
+SHOWN_IN_NAV: Final = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md", *(
     path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("packages/*/README.md"))
 ))  # fmt: skip
 """Pages that the navigation names, whether a document links to them or not."""
