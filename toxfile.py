@@ -26,7 +26,7 @@ from tox.tox_env.api import ToxEnv
 
 ROOT = Path(__file__).resolve().parent
 CONSTRAINTS = ROOT / "constraints.txt"
-DEFAULT_ENVIRONMENTS = ("lint", "tests")
+DEFAULT_ENVIRONMENTS = ("lint", "docs", "tests")
 """What a plain ``tox`` runs before the packages' own environments."""
 
 MATRIX = (
