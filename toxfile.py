@@ -33,7 +33,7 @@ from tox.tox_env.errors import Fail
 
 ROOT = Path(__file__).resolve().parent
 CONSTRAINTS = ROOT / "constraints.txt"
-DEFAULT_ENVIRONMENTS = ("lint", "tests")
+DEFAULT_ENVIRONMENTS = ("lint", "docs", "tests")
 """What a plain ``tox`` runs before the packages' own environments."""
 
 WITH_ALL_WHEELS = ("tests", "sweep")

@@ -50,6 +50,7 @@ def test_the_wheel_has_every_module_and_nothing_else(distribution):
     assert installed == modules | typed
     assert found.metadata["Requires-Python"] == ">=3.11"
     assert found.metadata["License-Expression"] == "Apache-2.0"
+    assert found.metadata.get_all("License-File") == ["LICENSE"]
 
 
 def test_versions_are_in_lock_step():

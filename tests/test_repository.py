@@ -120,7 +120,7 @@ def test_readmes_first_command_runs_the_example_on_pinned_versions():
 
 
 def test_links_in_documents_lead_somewhere():
-    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
     documents += ROOT.glob("packages/*/README.md")
     broken = [
         f"{document.relative_to(ROOT)}: {target}"
@@ -155,6 +155,8 @@ def test_package_is_complete(package):
     project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
     assert project["name"] == package.name
     assert (package / "README.md").read_text().strip()
+    # a link, so that wheels have it: license files lie inside of a project
+    assert (package / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
     assert list((package / "tests").rglob("test_*.py"))
     for name in IMPORT_NAMES[package.name]:
         assert (package / "src" / name / "py.typed").is_file(), name

@@ -18,11 +18,13 @@ from mkdocs.structure.files import File, Files
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = ROOT / "docs"
-SHOWN_IN_NAV: Final = ("CONTRIBUTING.md", "CHANGELOG.md", *(
+README: Final = ROOT / "README.md"
+SHOWN_IN_NAV: Final = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md", *(
     path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("packages/*/README.md"))
 ))  # fmt: skip
 """Pages that the navigation names, whether a document links to them or not."""
 LANGUAGES: Final = {".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml"}
+TABLE_HERE: Final = "<!-- environment table -->"
 MSG_BROKEN: Final = "{page}: the link {target} leads to nothing"
 
 _LINK: Final = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)((?:#[^)\s]*)?)(?=\))")
@@ -56,12 +58,27 @@ def on_page_markdown(markdown: str, page: Any, **_others: Any) -> str:
     if original.suffix != ".md":
         return markdown
     here = posixpath.dirname(page.file.src_uri)
+    if TABLE_HERE in markdown:
+        markdown = markdown.replace(TABLE_HERE, environment_table())
 
     def moved(match: re.Match[str]) -> str:
         target = _resolved(original, match[1])
         return posixpath.relpath(site_uri(target), here or ".") + match[2]
 
     return _outside_of_code(markdown, lambda text: _LINK.sub(moved, _COMMENT.sub("", text)))
+
+
+def environment_table() -> str:
+    """README's table of environment variables, whose links are those of a page in ``docs/`` here.
+
+    It is written from the declarations by ``environment_table.py``, and tests compare it with them.
+    """
+    _, found, _ = re.split(
+        r"<!-- written by tools/environment_table.py -->|<!-- end -->", README.read_text("utf-8")
+    )
+    return _LINK.sub(
+        lambda match: os.path.relpath(README.parent / match[1], DOCS) + match[2], found
+    )
 
 
 def linked(page: Path) -> Iterator[Path]:
