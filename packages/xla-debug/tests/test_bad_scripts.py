@@ -20,7 +20,7 @@ import contextlib, io, json, os, pathlib, sys, traceback
 import torch_xla
 from rich.console import Console
 from xla_debug.cli import run
-from xla_debug.run_report import advice, html_report
+from xla_debug.run_report import advice, html_report, terminal
 from xla_debug.run_report.recorder import Recorder
 
 def report(path):
@@ -31,7 +31,7 @@ def report(path):
     recorder.stop()
     found = [[a.title, a.where, a.code, a.how, a.cost, a.seconds] for a in advice.advice(recorder)]
     text, page = io.StringIO(), html_report.render(recorder, path.stem)
-    run.show(recorder, Console(width=120, file=text))
+    terminal.show(recorder, Console(width=120, file=text))
     facts = [path.stem, status, found, advice.note(recorder), text.getvalue(), page]
     print(json.dumps(facts), flush=True)
 

@@ -205,12 +205,12 @@ def _spots(recorder: Recorder) -> str:
         [
             _code(s.label),
             str(s.count),
-            f"{s.nanoseconds / 1e9:.3f}",
+            advice.seconds_text(s.nanoseconds / 1e9),
             _place(advice.place(s.frame), advice.code(s.frame)),
         ]
         for s in spots
     ]
-    return table(["what", "times", "seconds", _TEXTS[1]], rows, (1, 2))
+    return table(["what", "times", "time", _TEXTS[1]], rows, (1, 2))
 
 
 def _compilations(explanations: Sequence[Explanation]) -> str:
