@@ -59,3 +59,28 @@ def test_a_block_that_has_not_ended():
             report.advice()
         1 / 0  # noqa: B018 - it raises
     assert report.advice() == []
+
+
+def test_in_a_notebook_nothing_is_shown_by_itself(tmp_path):
+    """A real kernel: the report is the cell's result, with a page and a text."""
+    nbformat = pytest.importorskip("nbformat", reason="runs a notebook")
+    nbclient = pytest.importorskip("nbclient", reason="runs a notebook")
+    cell = (
+        "import torch, torch_xla\n"
+        "from xla_debug.recording import recording\n"
+        "with recording('a cell') as report:\n"
+        "    x = torch.ones(4).to('xla') + 1\n"
+        "    torch_xla.sync()\n"
+        "report"
+    )
+    cells = [
+        nbformat.v4.new_code_cell(text)
+        for text in (cell, "from xla_debug import recompile\nrecompile.explanations()[0]")
+    ]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3").execute(cwd=str(tmp_path))
+    (shown,), (explained,) = (cell.outputs for cell in notebook.cells)
+    assert shown.output_type == explained.output_type == "execute_result"
+    assert shown.data["text/html"].startswith("<iframe srcdoc=")
+    assert "1 step in" in shown.data["text/plain"]
+    assert explained.data["text/html"].startswith("<b>first program</b> <code>step_")

@@ -32,7 +32,11 @@ class Report:
 
     def __str__(self) -> str:
         text = io.StringIO()
-        terminal.show(self._done(), Console(file=text, width=terminal.WIDTH, highlight=False))
+        # in a notebook rich would show the tables by itself
+        console = Console(
+            file=text, width=terminal.WIDTH, highlight=False, force_jupyter=False, color_system=None
+        )
+        terminal.show(self._done(), console)
         return text.getvalue()
 
     def __repr__(self) -> str:
