@@ -45,9 +45,11 @@ def watching(name: str, operations: int, stream: TextIO | None = None) -> Iterat
     Of several at once one is shown, and how many there are; the block may end in another thread. ``name`` and
     the number of ``operations`` are what it says; what the notice is told meanwhile is added. The line is redrawn
     every second on ``stream`` (default: stderr), and replaced by a summary when it took more than ten. A notebook
-    has it below the cell that runs. Nothing is shown when the stream is no terminal or XLA_COMPILE_PROGRESS=0.
+    has it below the cell that runs. Nothing is shown when the stream is no terminal, nor
+    with XLA_COMPILE_PROGRESS=0 or XLA_QUIET=1.
     """
-    screen = _screen(stream or sys.stderr) if flags.COMPILE_PROGRESS.get() else None
+    shown = flags.COMPILE_PROGRESS.get() and not flags.QUIET.get()
+    screen = _screen(stream or sys.stderr) if shown else None
     notice = Notice(name, operations)
     done = threading.Event()
     drawer: threading.Thread | None = None
