@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from xla_debug import tracebacks
 from xla_debug.run_report import html_report, terminal
 from xla_debug.run_report.recorder import Recorder
 
@@ -66,7 +67,8 @@ def run_script(script: str, arguments: list[str], module: bool) -> int:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException as error:
         # the report of what ran so far may be what explains the error
-        traceback.print_exception(error.with_traceback(_of_script(error.__traceback__)))
+        raised = error.with_traceback(_of_script(error.__traceback__))
+        traceback.print_exception(tracebacks.shorten(raised))
         return 1
     finally:
         sys.argv, sys.path[:] = former
