@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+
 def test_the_names_in_its_tables_exist(run_program):
     script = """
     import torch, torch_xla

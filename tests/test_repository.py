@@ -41,7 +41,7 @@ LAYERS = {
     ),
     "xla_spmd": ("sharding", "lowering", "tensors", "training", "reports", "checkpoint"),
     "xla_plan": ("compiled", "steps", "planning", "reports"),
-    "xla_debug": ("settings", "stacks", "steps", "recompile", "live", "run_report", "cli"),
+    "xla_debug": ("settings", "stacks", "steps", "recompile", "tracebacks", "live", "run_report", "cli"),
 }  # fmt: skip
 MOST_MODULES_IN_A_FOLDER = 16
 OWN_CODE = [*SOURCES, *sorted((ROOT / "examples").glob("*.py")), ROOT / "toxfile.py"]

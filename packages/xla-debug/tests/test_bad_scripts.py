@@ -6,6 +6,7 @@ forked for each script, which is the only way to run two dozen of them in second
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -15,10 +16,11 @@ import pytest
 
 FOLDER = Path(__file__).parent / "bad_scripts"
 DRIVER = """
-import contextlib, json, os, pathlib, sys, traceback
+import contextlib, io, json, os, pathlib, sys, traceback
 import torch_xla
+from rich.console import Console
 from xla_debug.cli import run
-from xla_debug.run_report import advice
+from xla_debug.run_report import advice, html_report, terminal
 from xla_debug.run_report.recorder import Recorder
 
 def report(path):
@@ -28,7 +30,10 @@ def report(path):
         status = run.run_script(str(path), [], False)
     recorder.stop()
     found = [[a.title, a.where, a.code, a.how, a.cost, a.seconds] for a in advice.advice(recorder)]
-    print(json.dumps([path.stem, status, found, advice.note(recorder)]), flush=True)
+    text, page = io.StringIO(), html_report.render(recorder, path.stem)
+    terminal.show(recorder, Console(width=120, file=text))
+    facts = [path.stem, status, found, advice.note(recorder), text.getvalue(), page]
+    print(json.dumps(facts), flush=True)
 
 def fork(path):
     sys.stdout.flush()
@@ -96,7 +101,7 @@ def test_each_script_is_judged(reports):
 
 @pytest.mark.parametrize("name", WANTED)
 def test_the_first_advice_is_the_right_one(name, reports):
-    status, found, _ = reports[name]
+    status, found, _, text, page = reports[name]
     assert status == 0
     title, where, code, how, cost, seconds = found[0]
     lines = (FOLDER / f"{name}.py").read_text().split("\n")
@@ -111,13 +116,15 @@ def test_the_first_advice_is_the_right_one(name, reports):
     else:
         assert seconds > 0
         assert re.match(SECONDS, cost), cost
+    assert f"1. {title}" in re.sub(r"\s+", " ", text)
+    assert html.escape(title) in page and html.escape(how) in page and len(page) < 100_000
     if name == "constant_sent":
         assert cost.endswith(" 20.00MB in all")
 
 
 @pytest.mark.parametrize("name", FAULTLESS)
 def test_what_is_right_is_not_blamed(name, reports):
-    status, found, note = reports[name]
+    status, found, note, text, _ = reports[name]
     assert status == 0
-    assert found == []
+    assert found == [] and "nothing stands out" in text
     assert re.match(r"[12] programs? that every run needs took", note)

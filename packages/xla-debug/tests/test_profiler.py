@@ -20,7 +20,7 @@ from xla_core.extension_api import runtime
 from xla_core.extension_api.steps import operations_of
 from xla_core.support.protobuf_wire import read_message
 from xla_core.testing.jax_state import backends_started
-from xla_debug import profiler, remote_profile
+from xla_debug import perfetto, remote_profile
 
 
 class Net(nn.Module):
@@ -95,6 +95,41 @@ def test_perfetto_shows_the_scopes_of_device_events(profile):
     assert any(s.startswith("backward/train/loss_part/Net") for s in scoped)
 
 
+def test_perfetto_has_rows_of_modules_and_operators(profile):
+    (path,) = profile.glob("*.trace.json.gz")
+    with gzip.open(path, "rt") as file:
+        events = json.load(file)["traceEvents"]
+    rows = {
+        (e["pid"], e["tid"])
+        for e in events
+        if e.get("ph") == "M"
+        and e["name"] == "thread_name"
+        and e["args"]["name"].endswith("operators")
+    }
+    assert rows
+    slices = [e for e in events if (e.get("pid"), e.get("tid")) in rows and e["ph"] == "X"]
+    names = {e["name"] for e in slices}
+    assert {"train", "loss_part", "Net", "fc1", "fc2", "backward", "aten.addmm.default"} <= names
+    # a module's slice holds the slices of what runs in it, and instructions of one row do not overlap
+    for row in rows:
+        own = sorted((e["ts"], -e["dur"]) for e in slices if (e["pid"], e["tid"]) == row)
+        ends = []
+        for begin, length in own:
+            while ends and ends[-1] <= begin:
+                ends.pop()
+            assert not ends or begin - length <= ends[-1] + 1e-6
+            ends.append(begin - length)
+    operators = {e["args"]["operator"] for e in events if "operator" in (e.get("args") or {})}
+    assert "aten.addmm.default" in operators
+
+
+def test_levels_of_a_scope():
+    assert perfetto.levels("train/Net/layers.0/fc1/aten.mm.default/dot_general") == (
+        "train", "Net", "layers.0", "fc1", "aten.mm.default",
+    )  # fmt: skip
+    assert perfetto.levels("Net/reduce_sum") == ("Net",)
+
+
 def test_a_step_trace_ends_the_step():
     x = torch.ones(3).to("xla")
     with xp.StepTrace("step"):
@@ -127,7 +162,7 @@ def test_trace_me_decorates_and_encloses():
 
 def test_instructions_and_their_scopes():
     hlo = '  ROOT %dot.3 = f32[4]{0} dot(%a, %b), metadata={op_name="step_1/Net/fc/aten.mm/dot_general"}\n'
-    assert profiler.instruction_scopes(hlo) == {"dot.3": "Net/fc/aten.mm/dot_general"}
+    assert perfetto.instruction_scopes(hlo) == {"dot.3": "Net/fc/aten.mm/dot_general"}
 
 
 def free_port():

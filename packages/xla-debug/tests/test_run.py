@@ -85,6 +85,8 @@ def test_the_first_change_is_the_dearest(bad):
     titles = re.findall(r"^\d\. (.*) \(", text, re.M)
     assert any(title.endswith("compiled: batch size") for title in titles)  # the last batch
     assert "the loop waits for data" in titles
+    (where,) = re.findall(r"^\d\. the loop waits for data \(.*\) at bad\.py:(\d+)", text, re.M)
+    assert int(where) == line_of("in enumerate(loader)")
 
 
 class Page(HTMLParser):
@@ -119,6 +121,9 @@ def test_the_page_is_one_whole_file(bad):
     ]  # fmt: skip
     assert f"bad.py:{line_of('loss.item()')}" in page.text
     assert "dimension 0 went from 32 to 24" in page.text
+    # its plots need no library: 4.8 MB with one
+    assert (bad[0] / "page.html").stat().st_size < 100_000
+    assert page.open == [] and page.text.count("Python and tracing") >= 2
     assert "12steps" in page.text and "3operators run on the CPU" in page.text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import time
 
 import pytest
@@ -62,3 +63,40 @@ def test_an_error_while_compiling_clears_the_line(impatient):
         time.sleep(0.2)
         raise RuntimeError("broken")
     assert "\r\x1b[K" in terminal.getvalue()
+
+
+class Kernel:
+    """IPython as it looks in a notebook: a shell with a kernel, and outputs that can be updated."""
+
+    def __init__(self) -> None:
+        self.kernel = self
+        self.shown: list[str] = []
+
+    def get_ipython(self):
+        return self
+
+    def display(self, data, *, raw, display_id):
+        assert raw and display_id
+        self.update(data, raw=raw)
+        return self
+
+    def update(self, data, *, raw):
+        assert raw and set(data) == {"text/plain"}
+        self.shown.append(data["text/plain"])
+
+
+def test_a_notebook_has_an_output_that_is_updated(impatient, monkeypatch):
+    kernel = Kernel()
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
+    monkeypatch.setitem(sys.modules, "IPython.display", kernel)
+    with progress_line.watching("step_1", 1467) as notice:
+        notice.stage = "compiling"
+        time.sleep(0.3)
+    assert kernel.shown[0] == "xla: compiling step_1: 1467 operations, 0 s"
+    assert kernel.shown[-1] == "xla: compiled step_1: 1467 operations, 0 s"
+    assert len(kernel.shown) > 2
+    kernel.shown.clear()
+    kernel.kernel = None  # IPython on a terminal, whose output goes to a file
+    with progress_line.watching("step_1", 1467):
+        time.sleep(0.1)
+    assert kernel.shown == []

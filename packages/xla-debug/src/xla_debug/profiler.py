@@ -2,29 +2,24 @@
 
 The recording is jaxlib's, without starting any of jax's own backends. Operations carry the user's
 module scopes: in the HLO of the profile, and in the trace that Perfetto reads as ``scope`` of each
-device event.
+device event and as rows of modules and operators (``perfetto``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import gzip
-import json
-import re
 import threading
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from xla_core.extension_api import profiler, programs, runtime, training
-from xla_debug import remote_profile
+from xla_core.extension_api import profiler, runtime, training
+from xla_debug import perfetto, remote_profile
 from xla_debug.stacks import stack_frames
 
 MSG_RUNNING: Final = "a profile is being recorded already; stop_trace() ends it"
 MSG_NOT_RUNNING: Final = "no profile is being recorded; start_trace(log_dir) begins one"
-
-_INSTRUCTION: Final = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name="([^"]*)"', re.M)
 
 
 class _State:
@@ -163,39 +158,7 @@ def _export(session: Any, folder: Path) -> None:
     profiler.profiler_export(session, str(folder))
     for path in (folder / "plugins" / "profile").glob("*/*.trace.json.gz"):
         if path.stat().st_mtime >= began:
-            _add_scopes(path)
-
-
-def _add_scopes(path: Path) -> None:
-    """Give the device's events in a trace for Perfetto the scope of their operation.
-
-    The metadata block, which Perfetto's reader of JSON refuses, is left out.
-    """
-    with gzip.open(path, "rt") as file:
-        content = json.load(file)
-    known = {p.name: p for p in programs.all_programs()}
-    scopes: dict[str, dict[str, str]] = {}
-    for event in content.get("traceEvents", []):
-        arguments = event.get("args") or {}
-        module = arguments.get("hlo_module")
-        if module not in known:
-            continue
-        if module not in scopes:
-            scopes[module] = instruction_scopes(known[module].executable.optimized_hlo())
-        scope = scopes[module].get(arguments.get("hlo_op", ""))
-        if scope:
-            arguments["scope"] = scope
-    content.pop("metadata", None)
-    with gzip.open(path, "wt") as file:
-        json.dump(content, file)
-
-
-def instruction_scopes(hlo: str) -> dict[str, str]:
-    """From the names of a compiled module's instructions to the scopes in their metadata.
-
-    ``{"dot.3": "Net/fc1/aten.mm.default/dot_general"}``; the program's name is left out.
-    """
-    return {name: scope.partition("/")[2] or scope for name, scope in _INSTRUCTION.findall(hlo)}
+            perfetto.add_scopes(path)
 
 
 # -- servers --------------------------------------------------------------------------------------

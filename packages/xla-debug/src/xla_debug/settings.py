@@ -48,6 +48,13 @@ METRICS_FILE: Final = Flag(
 MODELCMP_SAVEDIR: Final = Flag(
     "MODELCMP_SAVEDIR", str, "", "model_comparator saves tensors to this folder"
 )
+FULL_TRACEBACK: Final = Flag(
+    "XLA_FULL_TRACEBACK",
+    parse_bool,
+    False,
+    "`1` shows all frames where `xla_debug.tracebacks` and `xla-debug run` leave out those of PyTorch and these "
+    "packages",
+)
 
 
 def level() -> int:

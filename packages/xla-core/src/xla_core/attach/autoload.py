@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from xla_core.recording import random_state
+from xla_core.support import messages
 from xla_core.support.once import Once
 from xla_core.torch_bridge import device_guard
 
@@ -37,6 +38,7 @@ def autoload() -> None:
     """Register the device guard; never raises."""
     _early.begin()
     try:
+        messages.obey()
         _attach()
     except Exception as error:
         _failure.append(RuntimeError(str(error)))

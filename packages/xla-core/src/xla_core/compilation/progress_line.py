@@ -1,4 +1,4 @@
-"""Tells a person at a terminal what is being compiled when it takes longer than a few seconds."""
+"""Tells a person at a terminal or a notebook what is being compiled when it takes longer than a few seconds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import Final, TextIO
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol, TextIO
 
 from xla_core.support import flags
 
@@ -44,15 +44,17 @@ def watching(name: str, operations: int, stream: TextIO | None = None) -> Iterat
 
     Of several at once one is shown, and how many there are; the block may end in another thread. ``name`` and
     the number of ``operations`` are what it says; what the notice is told meanwhile is added. The line is redrawn
-    every second on ``stream`` (default: stderr), and replaced by a summary when it took more than ten. Nothing is
-    shown when the stream is no terminal or XLA_COMPILE_PROGRESS=0.
+    every second on ``stream`` (default: stderr), and replaced by a summary when it took more than ten. A notebook
+    has it below the cell that runs. Nothing is shown when the stream is no terminal, nor
+    with XLA_COMPILE_PROGRESS=0 or XLA_QUIET=1.
     """
-    stream = stream or sys.stderr
+    shown = flags.COMPILE_PROGRESS.get() and not flags.QUIET.get()
+    screen = _screen(stream or sys.stderr) if shown else None
     notice = Notice(name, operations)
     done = threading.Event()
     drawer: threading.Thread | None = None
-    if flags.COMPILE_PROGRESS.get() and stream.isatty():
-        drawer = threading.Thread(target=_draw, args=(notice, stream, done), daemon=True)
+    if screen is not None:
+        drawer = threading.Thread(target=_draw, args=(notice, screen, done), daemon=True)
         drawer.start()
     _under_way.append(notice)
     try:
@@ -64,7 +66,63 @@ def watching(name: str, operations: int, stream: TextIO | None = None) -> Iterat
             drawer.join()
 
 
-def _draw(notice: Notice, stream: TextIO, done: threading.Event) -> None:
+class _Screen(Protocol):
+    """Where one line is shown, and replaced by the next."""
+
+    def show(self, text: str) -> None: ...
+
+    def end(self, text: str) -> None: ...
+
+
+class _Terminal:
+    """The last line of a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def show(self, text: str) -> None:
+        """Write over the line."""
+        self._stream.write(f"\r\x1b[K{text}")
+        self._stream.flush()
+
+    def end(self, text: str) -> None:
+        """Leave ``text``, or nothing."""
+        self.show(f"{text}\n" if text else "")
+
+
+class _Notebook:
+    """An output of its own below a notebook's cell, which IPython updates in its place."""
+
+    def __init__(self, display: Callable[..., Any]) -> None:
+        self._display = display
+        self._handle: Any = None
+
+    def show(self, text: str) -> None:
+        """Show the output, or update it."""
+        data = {"text/plain": text}
+        if self._handle is None:
+            self._handle = self._display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
+
+    def end(self, text: str) -> None:
+        """Leave ``text``, or an empty output."""
+        self.show(text)
+
+
+def _screen(stream: TextIO) -> _Screen | None:
+    """Where a person would see a line: in the notebook that runs this, or on a terminal; None if nowhere."""
+    if stream.isatty():
+        return _Terminal(stream)
+    # who has not imported IPython is in no notebook; its kernel's shell is the one with widgets and updates
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if stream is sys.stderr and shell is not None and getattr(shell, "kernel", None) is not None:
+        return _Notebook(sys.modules["IPython.display"].display)
+    return None
+
+
+def _draw(notice: Notice, screen: _Screen, done: threading.Event) -> None:
     if done.wait(AFTER_SECONDS):
         return
     while not _lock.acquire(blocking=False):
@@ -72,15 +130,14 @@ def _draw(notice: Notice, stream: TextIO, done: threading.Event) -> None:
             return
     try:
         while True:
-            stream.write(f"\r\x1b[K{notice.text()}")
-            stream.flush()
+            screen.show(notice.text())
             if done.wait(EVERY_SECONDS):
                 break
-        stream.write("\r\x1b[K")
         seconds = time.monotonic() - notice.started
         if seconds >= SUMMARY_SECONDS:
             notice.stage = "compiled"
-            stream.write(notice.text() + "\n")
-        stream.flush()
+            screen.end(notice.text())
+        else:
+            screen.end("")
     finally:
         _lock.release()

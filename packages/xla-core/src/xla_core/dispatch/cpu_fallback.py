@@ -15,7 +15,7 @@ from xla_core.operators.schema import Signature
 from xla_core.recording import source_location
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor
-from xla_core.support import counters
+from xla_core.support import counters, flags
 
 MSG_FALLBACK: Final = (
     "{operator} has no XLA lowering and runs on the CPU: what was pending was executed, its operands were "
@@ -77,7 +77,7 @@ def _on_host(
 def note_fallback(name: str) -> None:
     """Count one fallback of ``name`` and warn the first time, at the user's line."""
     counters.increment(name)
-    if name in _warned:
+    if name in _warned or flags.QUIET.get():
         return
     filename, line = source_location.user_line()
     _warned.add(name)

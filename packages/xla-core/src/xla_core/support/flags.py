@@ -52,6 +52,7 @@ __all__ = [
     "PJRT_DEVICE",
     "PROCESS_COUNT",
     "PROCESS_INDEX",
+    "QUIET",
     "REGISTER_INSTALLED_PLUGINS",
     "SELECT_DEFAULT_DEVICE",
     "START_TIMEOUT",
@@ -288,6 +289,13 @@ COMPILE_PROGRESS: Final = Flag(
     parse_bool,
     True,
     "`0` leaves out the line that a terminal shows while a program is compiled",
+)
+QUIET: Final = Flag(
+    "XLA_QUIET",
+    parse_bool,
+    False,
+    "`1` leaves out what nobody asked for: warnings of fallbacks and recompilations, notices, progress lines; "
+    "errors stay. Read when torch is imported",
 )
 COMPILE_EFFORT: Final = Flag(
     "XLA_COMPILE_EFFORT",

@@ -83,8 +83,9 @@ def _by_line(found: list[Finding]) -> list[Finding]:
 def _advice(found: Finding) -> Advice:
     seconds = seconds_text(found.seconds) if found.seconds else ""
     cost = ", ".join(filter(None, (seconds, found.cost)))
-    where = place(found.frame) if found.frame is not None else "DataLoader"
-    return Advice(found.title, where, found.seconds, found.how, code(found.frame), cost)
+    return Advice(
+        found.title, place(found.frame), found.seconds, found.how, code(found.frame), cost
+    )
 
 
 def seconds_text(seconds: float) -> str:

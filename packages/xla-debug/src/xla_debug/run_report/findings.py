@@ -224,13 +224,14 @@ def sent_again(recorder: Recorder) -> Iterator[Finding]:
 
 
 def data(recorder: Recorder) -> Iterator[Finding]:
-    """Waiting for the loader of batches."""
-    yield Finding(
-        "the loop waits for data",
-        None,
-        sum(step.parts["data"] for step in recorder.steps) / 1e9,
-        "give the DataLoader workers (num_workers=), prepare batches once, or use MpDeviceLoader.",
-    )
+    """Waiting for loaders of batches."""
+    for frame, spent in recorder.loaders.items():
+        yield Finding(
+            "the loop waits for data",
+            frame,
+            spent / 1e9,
+            "give the DataLoader workers (num_workers=), prepare batches once, or use MpDeviceLoader.",
+        )
 
 
 # -- programs -------------------------------------------------------------------------------------

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
-
-import plotly.graph_objects as go
-import plotly.io
+from typing import Final
 
 from xla_core.support.counters import render_bytes
-from xla_debug.run_report import advice, findings
+from xla_debug.run_report import advice, findings, plots
 from xla_debug.run_report.recorder import Recorder
 from xla_debug.run_report.records import PARTS, Step, What
 from xla_debug.steps.recompile_text import Explanation
@@ -49,6 +46,9 @@ th, td { text-align: left; padding: .35rem .6rem; border-bottom: 1px solid #d8de
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 td.n { white-space: nowrap; }
 .wide { overflow-x: auto; }
+.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; margin-bottom: .3rem; }
+.legend i { display: inline-block; width: .9em; height: .9em; margin-right: .4em; vertical-align: -.1em; }
+svg.plot { width: 100%; min-width: 640px; font-family: system-ui, sans-serif; display: block; }
 td.p { white-space: nowrap; }
 code.line { display: block; background: #f6f8fa; padding: .1rem .4rem; margin: .15rem 0; }
 code { font: 13px ui-monospace, monospace; overflow-wrap: anywhere; }
@@ -81,14 +81,14 @@ def render(recorder: Recorder, title: str) -> str:
     if recorder.steps:
         body += [
             "<h2>Time per step</h2>",
-            _plot(_time_figure(recorder.steps), first=True),
+            _time_plot(recorder.steps),
             _cut_off(recorder.steps),
             _parts(recorder),
             "<h2>Compilations and their causes</h2>",
-            _plot(_causes_figure(recorder)),
+            _causes_plot(recorder),
             _causes(recorder),
             "<h2>Device memory after each step</h2>",
-            _plot(_memory_figure(recorder.steps)),
+            _memory_plot(recorder.steps),
             "<h2>Fallbacks and reads by line</h2>",
             _spots(recorder),
             "<h2>Every compilation</h2>",
@@ -205,12 +205,12 @@ def _spots(recorder: Recorder) -> str:
         [
             _code(s.label),
             str(s.count),
-            f"{s.nanoseconds / 1e9:.3f}",
+            advice.seconds_text(s.nanoseconds / 1e9),
             _place(advice.place(s.frame), advice.code(s.frame)),
         ]
         for s in spots
     ]
-    return table(["what", "times", "seconds", _TEXTS[1]], rows, (1, 2))
+    return table(["what", "times", "time", _TEXTS[1]], rows, (1, 2))
 
 
 def _compilations(explanations: Sequence[Explanation]) -> str:
@@ -230,38 +230,26 @@ def _compilations(explanations: Sequence[Explanation]) -> str:
 # -- plots --------------------------------------------------------------------------------------
 
 
-def _plot(figure: Any, first: bool = False) -> str:
-    legend = first  # the other plots have one trace, which their heading names
-    figure.update_layout(
-        template="plotly_white",
-        height=340 if legend else 280,
-        margin={"l": 60, "r": 20, "t": 60 if legend else 10, "b": 45},
-        showlegend=legend,
-        legend={"orientation": "h", "y": 1.08, "yanchor": "bottom", "traceorder": "normal"},
-    )
-    made: str = plotly.io.to_html(
-        figure, full_html=False, include_plotlyjs=first, config={"displayModeBar": False}
-    )
-    return made
-
-
 def _binned(steps: Sequence[Step]) -> list[list[Step]]:
-    width = -(-len(steps) // _MAX_BARS)
+    width = max(1, -(-len(steps) // _MAX_BARS))
     return [list(steps[i : i + width]) for i in range(0, len(steps), width)]
 
 
-def _time_figure(steps: Sequence[Step]) -> Any:
+def _time_plot(steps: Sequence[Step]) -> str:
     bins = _binned(steps)
-    numbers = [group[0].number for group in bins]
-    figure = go.Figure()
-    for part in PARTS:
-        values = [sum(s.parts[part] for s in group) / len(group) / 1e6 for group in bins]
-        figure.add_bar(x=numbers, y=values, name=LABELS[part], marker_color=_COLOURS[part])
+    series = [
+        plots.Series(
+            LABELS[part],
+            _COLOURS[part],
+            [sum(s.parts[part] for s in group) / len(group) / 1e6 for group in bins],
+        )
+        for part in PARTS
+    ]
     per = "" if len(bins) == len(steps) else f", mean of {len(bins[0])} steps"
-    figure.update_layout(barmode="stack", bargap=0)
-    figure.update_xaxes(title_text=f"step{per}")
-    figure.update_yaxes(title_text="milliseconds", range=[0, _shown_milliseconds(bins)[0]])
-    return figure
+    return plots.stacked_bars(
+        [group[0].number for group in bins], series,
+        x_title=f"step{per}", y_title="milliseconds", top=_shown_milliseconds(bins)[0],
+    )  # fmt: skip
 
 
 def _shown_milliseconds(bins: Sequence[Sequence[Step]]) -> tuple[float, float]:
@@ -275,46 +263,31 @@ def _cut_off(steps: Sequence[Step]) -> str:
     shown, highest = _shown_milliseconds(_binned(steps))
     if highest <= shown:
         return ""
-    text = f"The highest bar, cut off here, is {highest:.0f} ms; double-click the plot to see all."
+    text = (
+        f"The highest bar, cut off here, is {highest:.0f} ms; rest the pointer on it for its parts."
+    )
     return f'<p class="note">{text}</p>'
 
 
-def _causes_figure(recorder: Recorder) -> Any:
+def _causes_plot(recorder: Recorder) -> str:
     seconds: dict[str, float] = {}
     counts: dict[str, int] = {}
     for row in findings.causes(recorder):
         label = row.cause.value
         seconds[label] = seconds.get(label, 0.0) + row.seconds
         counts[label] = counts.get(label, 0) + row.count
-    labels = list(seconds)[::-1]
-    figure = go.Figure()
-    figure.add_bar(
-        x=[seconds[label] for label in labels],
-        y=labels,
-        orientation="h",
-        marker_color=_COLOURS["compile"],
-        text=[f"{counts[n]} program{'s' * (counts[n] > 1)}, {seconds[n]:.2f} s" for n in labels],
-        textposition="auto",
-        cliponaxis=False,
-    )
-    # room for what is written beside a short bar
-    figure.update_xaxes(title_text="seconds", range=[0, 1.15 * max(seconds.values(), default=1)])
-    figure.update_yaxes(automargin=True, ticksuffix="  ")
-    return figure
+    rows = [
+        (label, took, f"{counts[label]} program{'s' * (counts[label] > 1)}, {took:.2f} s")
+        for label, took in seconds.items()
+    ]
+    return plots.horizontal_bars(rows, _COLOURS["compile"], "seconds")
 
 
-def _memory_figure(steps: Sequence[Step]) -> Any:
+def _memory_plot(steps: Sequence[Step]) -> str:
     known = [s for s in steps if s.memory is not None]
     most = max((s.memory or 0 for s in known), default=0)
     unit, size = next((u for u in _UNITS if most >= u[1]), _UNITS[-1])
-    figure = go.Figure()
-    figure.add_scatter(
-        x=[s.number for s in known],
-        y=[(s.memory or 0) / size for s in known],
-        mode="lines+markers" if len(known) < 100 else "lines",
-        line={"color": "#0072B2"},
-        name="in use",
-    )
-    figure.update_xaxes(title_text="step")
-    figure.update_yaxes(title_text=unit, rangemode="tozero")
-    return figure
+    points = [
+        (group[0].number, max(s.memory or 0 for s in group) / size) for group in _binned(known)
+    ]
+    return plots.line(points, "#0072B2", x_title="step", y_title=unit, unit=unit)

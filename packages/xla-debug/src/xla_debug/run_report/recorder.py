@@ -41,9 +41,10 @@ _MOST_SENT: Final = 4096
 class Recorder:
     """Between ``start`` and ``stop``, a ``Step`` per step that the script ends.
 
-    ``spots`` are fallbacks and reads by line, ``sent`` what went to the device, and ``optimizer`` counts the
-    optimizers' steps by line. ``startup`` is the seconds before the script used a device: imports and reading data,
-    which belong to no step. ``unfinished`` is what was recorded and never run.
+    ``spots`` are fallbacks and reads by line, ``sent`` what went to the device; ``optimizer`` counts the steps of
+    optimizers by line, ``loaders`` has the nanoseconds that loaders took. ``startup`` is the seconds before the
+    script used a device: imports and reading data, which belong to no step. ``unfinished`` is what was recorded
+    and never run.
     """
 
     def __init__(self) -> None:
@@ -52,6 +53,7 @@ class Recorder:
         self.sent: dict[tuple[Frame | None, int], Sent] = {}
         self.optimizer: Counter[Frame] = Counter()
         self.optimizer_steps: list[list[Frame]] = [[]]
+        self.loaders: Counter[Frame | None] = Counter()
         self.births = Births()
         self.unfinished: Run | None = None
         self.seconds = self.startup = 0.0
@@ -91,7 +93,8 @@ class Recorder:
         self._loader_iter = original = DataLoader.__iter__
 
         def timed(loader: Any) -> Any:
-            return _TimedIterator(original(loader), self._data)
+            frame = _user_frame()
+            return _TimedIterator(original(loader), lambda took: self._data(took, frame))
 
         DataLoader.__iter__ = timed  # type: ignore[method-assign]
 
@@ -209,10 +212,11 @@ class Recorder:
     def _waited(self, event: events.Waited) -> None:
         self._step.parts["execute"] += event.nanoseconds
 
-    def _data(self, nanoseconds: int) -> None:
+    def _data(self, nanoseconds: int, frame: Frame | None) -> None:
         self._uses_device(nanoseconds)
         if threading.current_thread() is threading.main_thread():
             self._step.parts["data"] += nanoseconds
+            self.loaders[frame] += nanoseconds
 
     def _fell_back(self, event: events.Fallback) -> None:
         began = time.perf_counter_ns() - event.nanoseconds

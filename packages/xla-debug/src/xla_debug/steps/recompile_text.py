@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import html
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -146,6 +147,16 @@ class Explanation:
             )
         lines.append(f"  advice: {self.advice}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        first, *rest = self.report().split("\n")
+        name, _, cause = first.rpartition(": ")
+        told = "\n".join(line.removeprefix("  ") for line in rest)
+        return (
+            f"<b>{html.escape(cause)}</b> <code>{html.escape(name)}</code>"
+            f'<pre style="white-space: pre-wrap">{html.escape(told)}</pre>'
+        )
 
 
 def _is_of_script(frame: Frame) -> bool:

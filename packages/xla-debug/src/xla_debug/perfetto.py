@@ -1,0 +1,126 @@
+"""Profiles for Perfetto: what the runtime records, and rows of modules and operators below each device row.
+
+The runtime names its events after the compiled program's instructions (``fusion.3``). TensorBoard's profile plugin
+derives rows of modules and operators from the program's metadata; Perfetto does not, so they are written into its
+file: one slice for each module, in it one for each submodule, and in those the operators, on the time axis of the
+instructions.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from xla_core.extension_api import programs
+
+ROW: Final = "{}: modules and operators"
+"""What the derived row below a device's row is called."""
+
+_INSTRUCTION: Final = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = .*?op_name="([^"]*)"', re.M)
+_OPERATOR: Final = re.compile(r"^\w+\.\w+(\.\w+)?$")
+_BACKWARD: Final = "backward"
+
+Event = dict[str, Any]
+
+
+def instruction_scopes(hlo: str) -> dict[str, str]:
+    """From the names of a compiled module's instructions to the scopes in their metadata.
+
+    ``{"dot.3": "Net/fc1/aten.mm.default/dot_general"}``; the program's name is left out.
+    """
+    return {name: scope.partition("/")[2] or scope for name, scope in _INSTRUCTION.findall(hlo)}
+
+
+def levels(scope: str) -> tuple[str, ...]:
+    """The slices of a scope, outermost first, down to its operator; what jax made of that is left out.
+
+    ``"Net/fc1/aten.mm.default/dot_general"`` has ``("Net", "fc1", "aten.mm.default")``.
+    """
+    parts = scope.split("/")
+    found = [i for i, part in enumerate(parts) if _OPERATOR.match(part) and not part[0].isdigit()]
+    last = next((i for i in found if parts[i].startswith(("aten.", "xla."))), None)
+    return tuple(parts[: last + 1] if last is not None else parts[:-1])
+
+
+def add_scopes(path: Path) -> None:
+    """Write scopes and the rows derived from them into a ``.trace.json.gz`` file.
+
+    The metadata block, which Perfetto's reader of JSON refuses, is left out.
+    """
+    with gzip.open(path, "rt") as file:
+        content = json.load(file)
+    events = content.get("traceEvents", [])
+    events.extend(_rows(events, _label(events)))
+    content.pop("metadata", None)
+    with gzip.open(path, "wt") as file:
+        json.dump(content, file)
+
+
+def _label(events: Iterable[Event]) -> dict[tuple[int, int], list[Event]]:
+    """Give device events their scope and operator; those that have one, by process and thread."""
+    known = {p.name: p for p in programs.all_programs()}
+    scopes: dict[str, Mapping[str, str]] = {}
+    found: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    for event in events:
+        arguments = event.get("args") or {}
+        module = arguments.get("hlo_module")
+        if module not in known:
+            continue
+        if module not in scopes:
+            scopes[module] = instruction_scopes(known[module].executable.optimized_hlo())
+        scope = scopes[module].get(arguments.get("hlo_op", ""))
+        if scope:
+            arguments["scope"] = scope
+            arguments["operator"] = levels(scope)[-1] if levels(scope) else scope
+            found[event["pid"], event["tid"]].append(event)
+    return found
+
+
+def _rows(events: Iterable[Event], labelled: dict[tuple[int, int], list[Event]]) -> list[Event]:
+    """A row for each thread with labelled events: its name, its place below that thread, and its slices."""
+    facts = {
+        (e["pid"], e["tid"], e["name"]): e["args"] for e in events if "tid" in e and e["ph"] == "M"
+    }
+    used = {e["tid"] for e in events if "tid" in e}
+    made: list[Event] = []
+    for (pid, tid), found in labelled.items():
+        row = max(used) + 1
+        used.add(row)
+        thread = facts.get((pid, tid, "thread_name"), {"name": tid})["name"]
+        order = facts.get((pid, tid, "thread_sort_index"), {"sort_index": tid})
+        named = {"thread_name": {"name": ROW.format(thread)}, "thread_sort_index": order}
+        made += [
+            {"ph": "M", "pid": pid, "tid": row, "name": n, "args": a} for n, a in named.items()
+        ]
+        made += [{**slice_, "pid": pid, "tid": row} for slice_ in _slices(found)]
+    return made
+
+
+def _slices(events: list[Event]) -> list[Event]:
+    """Nested slices, outer ones first: what follows each other in one module, or one operator, is one."""
+    made: list[Event] = []
+    stack: list[Event] = []
+    covered, run = float("-inf"), None
+    for event in sorted(events, key=lambda e: (e["ts"], -e.get("dur", 0))):
+        begin, end = event["ts"], event["ts"] + event.get("dur", 0)
+        if begin < covered:  # an instruction inside of another, which stands for both
+            continue
+        covered = end
+        if event["args"].get("run_id") != run:
+            run = event["args"].get("run_id")
+            stack.clear()
+        path = levels(event["args"]["scope"])
+        shared = 0
+        while shared < min(len(stack), len(path)) and stack[shared]["name"] == path[shared]:
+            shared += 1
+        del stack[shared:]
+        stack += [{"ph": "X", "name": name, "ts": begin, "dur": 0.0} for name in path[shared:]]
+        made += stack[shared:]
+        for level in stack:
+            level["dur"] = end - level["ts"]
+    return made
