@@ -154,8 +154,8 @@ def _steps_backwards(args: Sequence[Any]) -> bool:
 
 
 def _has_other_places(args: Sequence[Any]) -> bool:
-    """Whether a pooling's places are not as many as its values."""
-    return args[0].shape != args[1].shape
+    """Whether a pooling's places are not as many as its values, or no places."""
+    return args[0].shape != args[1].shape or args[1].dtype != torch.int64
 
 
 def _is_not_a_line(args: Sequence[Any]) -> bool:
