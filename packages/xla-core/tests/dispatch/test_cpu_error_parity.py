@@ -64,6 +64,26 @@ MISTAKES = {
             torch.zeros(3, dtype=torch.long, device=a.device),
         ],
     ),
+    "unpooling by numbers that are no places": (
+        cube,
+        lambda a: F.max_unpool1d(a, torch.zeros_like(a), 2),
+    ),
+    "unpooling by int32": (
+        image,
+        lambda a: F.max_unpool2d(a, torch.zeros_like(a, dtype=torch.int32), 2),
+    ),
+    "unpooling without planes": (
+        cube,
+        lambda a: F.max_unpool3d(a, torch.zeros_like(a, dtype=torch.long), 2),
+    ),
+    "unpooling in steps of none": (
+        image,
+        lambda a: F.max_unpool3d(a, torch.zeros_like(a, dtype=torch.long), 3, stride=0),
+    ),
+    "unpooling into a line": (
+        image,
+        lambda a: torch.ops.aten.max_unpool2d(a, torch.zeros_like(a, dtype=torch.long), [9]),
+    ),
     "assigned shape": (pair, lambda a, b: a.__setitem__(0, b)),
     "gather rank": (
         matrix,

@@ -153,9 +153,21 @@ def _steps_backwards(args: Sequence[Any]) -> bool:
     return any(step <= 0 for step in (*args[3], *args[5]))
 
 
-def _has_other_places(args: Sequence[Any]) -> bool:
-    """Whether a pooling's places are not as many as its values."""
-    return args[0].shape != args[1].shape
+def _is_no_unpooling(rank: int) -> Callable[[Sequence[Any]], bool]:
+    """Whether values have no planes of ``rank`` dimensions, their places are others than they, or no places."""
+
+    def suspicious(args: Sequence[Any]) -> bool:
+        values, places, size, *settings = args
+        strides = settings[0] if settings else ()
+        return (
+            values.shape != places.shape
+            or places.dtype != torch.int64
+            or values.dim() not in (rank + 1, rank + 2)
+            or len(size) != rank
+            or any(step <= 0 for step in strides)
+        )
+
+    return suspicious
 
 
 def _is_not_a_line(args: Sequence[Any]) -> bool:
@@ -243,8 +255,8 @@ _SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
     aten.index_select.default: _unless(_INTEGERS, 2),
     aten.masked_scatter.default: _unless((torch.bool,), 1),
     aten.masked_scatter_.default: _unless((torch.bool,), 1),
-    aten.max_unpool2d.default: _has_other_places,
-    aten.max_unpool3d.default: _has_other_places,
+    aten.max_unpool2d.default: _is_no_unpooling(2),
+    aten.max_unpool3d.default: _is_no_unpooling(3),
     aten.masked_fill_.Scalar: _unless((torch.bool,), 1),
     aten.masked_fill_.Tensor: _unless((torch.bool,), 1),
     aten.multi_margin_loss.default: _unless((torch.int64,), 1),

@@ -135,8 +135,8 @@ def out_handler(overload: Any, pure: Any, signature: Signature) -> Handler:
                 named[name] = getattr(outs[0], name)
         results = handler_of(pure)(args, named)
         results = results if isinstance(results, (tuple, list)) else (results,)
-        if len(outs) != len(results):
-            _check_out(overload, args, kwargs or {})
+        if len(outs) != len(results) or len(outs) != len(set(map(id, outs))):
+            _check_out(overload, args, kwargs or {})  # torch 2.15: aminmax() refuses one for both
         for out, result in zip(outs, results, strict=True):
             if out.dtype != result.dtype or (out.shape != result.shape and _is_among(out, args)):
                 _check_out(overload, args, kwargs or {})

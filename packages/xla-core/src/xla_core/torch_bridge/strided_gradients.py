@@ -3,7 +3,7 @@
 The gradient of ``as_strided`` scatters into a storage and looks at it as the operand did; for that autograd
 reads the operand's strides. All ``xla`` tensors say that they are contiguous, which is not true of views. So
 kernels of our own stand before autograd's, for ``as_strided`` and its kin alone, and give it an alias that says
-what is true. Seen in torch 2.13.
+what is true. Seen in torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from xla_core.torch_bridge.torch_private import set_data
 
 aten = torch.ops.aten
 
-_OURS = torch._C.DispatchKey.AutogradXLA  # torch 2.13
+_OURS = torch._C.DispatchKey.AutogradXLA  # torch 2.11 to 2.15
 # Another key for which PyTorch has the same kernel: redispatching there calls it, and not ours again.
-_PYTORCHS = torch._C.DispatchKey.AutogradOther  # torch 2.13
-_PYTHON_DISPATCHER = torch._C.DispatchKey.PythonDispatcher  # torch 2.13
+_PYTORCHS = torch._C.DispatchKey.AutogradOther  # torch 2.11 to 2.15
+_PYTHON_DISPATCHER = torch._C.DispatchKey.PythonDispatcher  # torch 2.11 to 2.15
 
-_wrapping = torch._C._functorch  # torch 2.13
+_wrapping = torch._C._functorch  # torch 2.11 to 2.15
 
 MSG_TRANSFORMED: Final = (
     "torch.func cannot differentiate {operator} of a view on an xla device: the transform does not see where "
