@@ -187,7 +187,7 @@ def _built(
     reason = MSG_DEVICES
     layout = step.layout
     if layout.num_replicas == layout.num_partitions == 1:
-        for tried in candidates(limits, lengths, family.smallest, fixed):
+        for tried in candidates(limits, lengths, family.smallest, fixed, found.multiples()):
             if tried in family.made:
                 return None  # and it does not serve these lengths
             if tried in family.failed:
@@ -205,7 +205,8 @@ def _built(
             return bound if bound.serves(lengths) else None
     if not family.programs:
         family.refused = True
-        _keep_out(reason)
+        counters.increment(KEPT_OUT)
+    _keep_out(reason)
     return None
 
 
@@ -227,7 +228,6 @@ def _compiled(step: Recorded, found: Fit, sizes: Sequence[int], between: Range) 
 
 
 def _keep_out(reason: str) -> None:
-    counters.increment(KEPT_OUT)
     with _lock:
         _reasons.keep(reason, _reasons.get(reason, 0) + 1)
     logger.info(MSG_KEPT_OUT, reason)

@@ -52,6 +52,15 @@ class Fit:
             numbers[position] = numbers[position] + known[terms]
         return numbers
 
+    def multiples(self) -> set[tuple[int, int, int]]:
+        """Numbers that are a multiple of one length and more: which, the factor above zero, what is added."""
+        found = set()
+        for position, terms in self.terms.items():
+            factor, which = terms[0]
+            if len(terms) == len(which) == 1 and factor > 0:
+                found.add((which[0], factor, int(self.constants[position])))
+        return found
+
 
 def _product(lengths: Sequence[Any], which: Sequence[int]) -> Any:
     product = lengths[which[0]]
@@ -81,7 +90,7 @@ def fit(samples: Sequence[np.ndarray], candidates: Sequence[int]) -> Fit | None:
     if len(samples) > 2:
         choices += list(itertools.combinations(positions, 2))
     for chosen in choices:
-        found = _all_explained(columns, [table[:, p] for p in chosen])
+        found = _all_explained(list(columns), [table[:, p] for p in chosen])
         if found is not None:
             constants = table[0].copy()
             terms = {}
