@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -51,6 +51,22 @@ class Fit:
                 known[terms] = sum(factor * _product(lengths, which) for factor, which in terms)
             numbers[position] = numbers[position] + known[terms]
         return numbers
+
+    def at_most(self, hints: Mapping[int, int | None], limits: Sequence[int]) -> tuple[int, ...]:
+        """Limits of the lengths so that numbers stay below ``hints``: largest ones by position, or None."""
+        lowered = list(limits)
+        for position, most in hints.items():
+            terms = self.terms.get(position, ())
+            if (
+                most is not None
+                and terms
+                and len(terms) == len(terms[0][1]) == 1
+                and terms[0][0] > 0
+            ):
+                factor, (which,) = terms[0]
+                end = (most - int(self.constants[position])) // factor
+                lowered[which] = min(lowered[which], end)
+        return tuple(lowered)
 
     def multiples(self) -> set[tuple[int, int, int]]:
         """Numbers that are a multiple of one length and more: which, the factor above zero, what is added."""
