@@ -9,7 +9,7 @@ from typing import Final
 from xla_core.extension_api.source_location import Frame
 from xla_debug.run_report.recorder import PARTS, Recorder
 from xla_debug.stacks import stack_frames
-from xla_debug.steps.recompile_text import ADVICE, Cause, Explanation
+from xla_debug.steps.recompile_text import Cause, Explanation, advice_for
 
 # A program that is made once per run is no loss that a change of the script could avoid.
 NORMAL: Final = (Cause.FIRST, Cause.NEW, Cause.OPTIMIZER)
@@ -95,7 +95,7 @@ def _of_compilations(recorder: Recorder) -> list[Advice]:
             f"{row.count} program{'s' * (row.count > 1)} compiled: {row.cause.value}",
             row.where,
             row.seconds,
-            f"{row.example.text}. Mend: {ADVICE[row.cause]}.",
+            f"{row.example.text}. Mend: {advice_for(row.cause)}.",
             row.example.code,
         )
         for row in causes(recorder)
