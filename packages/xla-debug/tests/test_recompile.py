@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import torch_xla
 from xla_core.extension_api import runtime
 from xla_core.extension_api.steps import operations_of
+from xla_core.support import caches
 from xla_debug import recompile
 from xla_debug.stacks import stack_frames
 from xla_debug.steps.recompile_text import Cause
@@ -100,6 +101,22 @@ def test_a_sequence_gets_longer():
         torch_xla.sync()
     assert out.shape == (2, 4)
     check(last(), Cause.SHAPE, here, "dimension 1 went from 5 to 7", "int64[2, 5]", "Embedding")
+
+
+def test_the_advice_names_what_lets_no_size_vary(monkeypatch):
+    monkeypatch.setenv("XLA_VARYING_SHAPES", "1")
+    for length in (8, 12, 9):
+        rows = torch.ones(length, 4).to(DEVICE)
+        halves = rows.view(2, -1, 2)
+        here = line(-1)
+        y = halves.cumsum(1)
+        torch_xla.sync()
+    assert y.shape == (2, 9, 2)
+    assert last().cause is Cause.BATCH
+    assert "XLA_VARYING_SHAPES=1 is set" in last().advice
+    assert f"aten.view.default at {__file__}:{here}" in last().advice
+    caches.clear_all()
+    assert "pad the last batch, or XLA_VARYING_SHAPES=1" in last().advice
 
 
 def test_a_python_number_in_a_shape():

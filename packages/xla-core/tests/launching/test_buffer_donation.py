@@ -93,11 +93,11 @@ def test_a_program_made_ahead_is_found_by_the_next_step(compile_count):
     torch.testing.assert_close(y.cpu(), (x.cpu() * 3).cos())
 
 
-def test_sizes_are_known_and_cannot_be_made_dynamic():
+def test_sizes_are_known_when_they_are_dynamic():
     x = on_device(3, 7)
     size = _XLAC._get_xla_tensor_dimension_size(x, 1)
     assert (size.item(), size.dtype, size.device) == (7, torch.int32, x.device)
-    with pytest.raises(
-        RuntimeError, match=r"dimension 0 of a tensor of \(3, 7\) cannot be dynamic"
-    ):
-        _XLAC._xla_mark_dynamic(x, 0)
+    _XLAC._xla_mark_dynamic(x, 0)
+    assert x.shape == (3, 7)
+    with pytest.raises(IndexError, match="no dimension 2"):
+        _XLAC._xla_mark_dynamic(x, 2)

@@ -74,14 +74,13 @@ def test_short_lengths_share_a_program():
 
 
 def test_a_length_that_grows_gets_room():
-    assert [wanted([n], [n], growing=True) for n in (4, 30, 33, 66)] == [
-        (32,),
-        (48,),
-        (64,),
-        (128,),
-    ]
+    room = [wanted([n], [n], growing=True) for n in (4, 60, 66, 129)]
+    assert room == [(128,), (128,), (192,), (384,)]
 
 
 def test_fixed_sizes_of_the_step_may_limit_a_length():
     tried = candidates((384,), (290,), (17,), [300, 64])
     assert tried == [((2,), (384,)), ((17,), (384,)), ((2,), (300,)), ((17,), (300,))]
+    # the step takes one more than its length, and twice as many
+    tried = candidates((384,), (140,), (17,), [300], [(0, 1, 1), (0, 2, 0)])
+    assert [high for _, (high,) in tried[::2]] == [384, 299, 150]

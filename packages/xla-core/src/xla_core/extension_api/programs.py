@@ -21,6 +21,7 @@ from xla_core.compilation.disk_cache import entries as cache_entries
 from xla_core.compilation.program_table import StepProgram, all_programs
 from xla_core.jax_bridge.jax_private import hlo_text, module_text
 from xla_core.lowering.step_program import lower as lower_step
+from xla_core.varying.families import kept_out as kept_from_varying
 
 __all__ = [
     "CacheEntry",
@@ -34,6 +35,7 @@ __all__ = [
     "compile_program",
     "fallback_counts",
     "hlo_text",
+    "kept_from_varying",
     "lower_step",
     "module_text",
     "node_text",

@@ -34,11 +34,15 @@ class Storage:
     number of the value in that trace. Otherwise ``buffer`` holds the value in device memory;
     None is a tensor that nobody has written to yet (``torch.empty``). ``version`` counts
     writes, so that views know whether what they read last is still true. ``annotation`` is not
-    there unless an extension sets it: what it knows of this one tensor.
+    there unless an extension sets it: what it knows of this one tensor. Nor is ``varying`` unless the user marks
+    dimensions: these, and the largest sizes that they may have, or None.
     """
 
-    __slots__ = ("trace", "meta", "vid", "epoch", "buffer", "version", "annotation", "__weakref__")
+    __slots__ = (
+        "trace", "meta", "vid", "epoch", "buffer", "version", "annotation", "varying", "__weakref__",
+    )  # fmt: skip
     annotation: Any
+    varying: dict[int, int | None]
 
     # Any: a Trace, which is made of storages
     def __init__(self, trace: Any, meta: TensorMeta, vid: int, epoch: int) -> None:
@@ -81,6 +85,10 @@ class Storage:
     def annotate(self, annotation: Any) -> None:
         """Keep with the tensor what an extension knows of it."""
         self.annotation = annotation
+
+    def mark_varying(self, dim: int, most: int | None) -> None:
+        """Say that a dimension has another size from step to step, up to ``most`` if that is not None."""
+        self.varying = {**getattr(self, "varying", {}), dim: most}
 
 
 def binding(storages: Sequence[Storage], buffers: Iterable[Any]) -> Iterator[None]:

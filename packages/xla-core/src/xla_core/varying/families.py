@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import operator
 import threading
 import time
 from collections import Counter
@@ -49,6 +50,7 @@ PADDING: Final = "VaryingShapesPadding"
 _COMPILED_FIRST: Final = 2
 _MOST_SAMPLES: Final = 6
 # Numbers beyond these are never lengths, and not counted with.
+_NO_MARKS: Final[dict[int, int | None]] = {}
 _LEAST_NUMBER: Final = -(2**63)
 _MOST_NUMBER: Final = 2**63 - 1
 
@@ -73,6 +75,7 @@ class _Family:
         self.failed: set[Range] = set()
         self.made: set[Range] = set()
         self.refused = False
+        self.hints: dict[int, int | None] = {}
 
     def lengths_of(self, numbers: np.ndarray, sizes: Sequence[int]) -> tuple[int, ...] | None:
         """The lengths of a step with these numbers; None where there are too few steps, or no fit, to tell."""
@@ -82,7 +85,7 @@ class _Family:
                 return lengths
         if not any(np.array_equal(numbers, known) for known in self.samples):
             self.samples = [*self.samples, numbers][-_MOST_SAMPLES:]
-        if len(self.samples) <= _COMPILED_FIRST:
+        if len(self.samples) <= (_COMPILED_FIRST - 1 if self.hints else _COMPILED_FIRST):
             return None
         found = fit(self.samples, sizes)
         if found is None:
@@ -119,7 +122,8 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     ``key`` is the step's identity. None where the step is to be compiled for its own sizes: it is the first of
     its kind, its sizes are no lengths that were fitted, or an operator lets none vary.
     """
-    if not flags.VARYING_SHAPES.get() or trace.eager_flush or key.layouts is not None:
+    marks = _marks(trace)
+    if not (marks or flags.VARYING_SHAPES.get()) or trace.eager_flush or key.layouts is not None:
         return None
     if trace.backend.shapes_only or trace.backend.shard_count() > 1:
         return None
@@ -128,6 +132,7 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     if not all(_LEAST_NUMBER <= n <= _MOST_NUMBER for n in wiped.numbers):
         return None
     family = _family((wiped.skeleton, key))
+    family.hints = {wiped.inputs[slot] + dim: most for slot, dim, most in marks}
     with family.lock:
         bound, lengths = _bound_for(trace, key, wiped, family)
     if bound is None or (key.what.taken and len(bound.aliases) < len(key.what.donations)):
@@ -136,6 +141,15 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     used = math.prod(n / limit for n, limit in zip(lengths, bound.limits, strict=True))
     counters.sample(PADDING, 100 * (1 - used), counters.render_number)
     return _installed(trace, key, bound, lengths, time.perf_counter() - started)
+
+
+def _marks(trace: Trace) -> list[tuple[int, int, int | None]]:
+    """Dimensions of the step's inputs that the user marked: slot, dimension, largest size."""
+    return [
+        (slot, dim, most)
+        for slot, position in enumerate(trace.input_storages)
+        for dim, most in getattr(trace.touched[position], "varying", _NO_MARKS).items()
+    ]
 
 
 def _bound_for(
@@ -150,6 +164,10 @@ def _bound_for(
     bound = family.program(lengths)
     limits = wanted(lengths, family.largest, family.growing)
     if limits is None:
+        return None, ()
+    assert family.fit is not None
+    limits = family.fit.at_most(family.hints, limits)
+    if any(map(operator.gt, lengths, limits)):
         return None, ()
     if bound is None or not suffices(bound.limits, limits):
         bound = _built(family, _recorded(trace, key), wiped, lengths, limits) or bound
@@ -187,7 +205,7 @@ def _built(
     reason = MSG_DEVICES
     layout = step.layout
     if layout.num_replicas == layout.num_partitions == 1:
-        for tried in candidates(limits, lengths, family.smallest, fixed):
+        for tried in candidates(limits, lengths, family.smallest, fixed, found.multiples()):
             if tried in family.made:
                 return None  # and it does not serve these lengths
             if tried in family.failed:
@@ -205,7 +223,8 @@ def _built(
             return bound if bound.serves(lengths) else None
     if not family.programs:
         family.refused = True
-        _keep_out(reason)
+        counters.increment(KEPT_OUT)
+    _keep_out(reason)
     return None
 
 
@@ -227,7 +246,6 @@ def _compiled(step: Recorded, found: Fit, sizes: Sequence[int], between: Range) 
 
 
 def _keep_out(reason: str) -> None:
-    counters.increment(KEPT_OUT)
     with _lock:
         _reasons.keep(reason, _reasons.get(reason, 0) + 1)
     logger.info(MSG_KEPT_OUT, reason)

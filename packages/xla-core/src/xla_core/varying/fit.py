@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -52,6 +52,31 @@ class Fit:
             numbers[position] = numbers[position] + known[terms]
         return numbers
 
+    def at_most(self, hints: Mapping[int, int | None], limits: Sequence[int]) -> tuple[int, ...]:
+        """Limits of the lengths so that numbers stay below ``hints``: largest ones by position, or None."""
+        lowered = list(limits)
+        for position, most in hints.items():
+            terms = self.terms.get(position, ())
+            if (
+                most is not None
+                and terms
+                and len(terms) == len(terms[0][1]) == 1
+                and terms[0][0] > 0
+            ):
+                factor, (which,) = terms[0]
+                end = (most - int(self.constants[position])) // factor
+                lowered[which] = min(lowered[which], end)
+        return tuple(lowered)
+
+    def multiples(self) -> set[tuple[int, int, int]]:
+        """Numbers that are a multiple of one length and more: which, the factor above zero, what is added."""
+        found = set()
+        for position, terms in self.terms.items():
+            factor, which = terms[0]
+            if len(terms) == len(which) == 1 and factor > 0:
+                found.add((which[0], factor, int(self.constants[position])))
+        return found
+
 
 def _product(lengths: Sequence[Any], which: Sequence[int]) -> Any:
     product = lengths[which[0]]
@@ -81,7 +106,7 @@ def fit(samples: Sequence[np.ndarray], candidates: Sequence[int]) -> Fit | None:
     if len(samples) > 2:
         choices += list(itertools.combinations(positions, 2))
     for chosen in choices:
-        found = _all_explained(columns, [table[:, p] for p in chosen])
+        found = _all_explained(list(columns), [table[:, p] for p in chosen])
         if found is not None:
             constants = table[0].copy()
             terms = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from xla_core.support import flags
@@ -11,8 +11,8 @@ LEAST: Final = 2
 """Sizes of 0 and 1 mean other things than larger ones (nothing, and broadcasting): they keep their own programs."""
 # Lengths below this part of the largest one that was seen share a program: they cost little anyway.
 _SMALLEST_PART: Final = 8
-# As far as a length is taken to grow at least.
-_GROWN: Final = 32
+# As far as a length is taken to grow at least: what a step of generation pads is small beside its weights.
+_GROWN: Final = 128
 # A program whose limits are so many times those that the lengths would get is used instead of a new one.
 _ENOUGH: Final = 1.5
 
@@ -38,7 +38,7 @@ def wanted(
         found = tuple(limit for limit in fitting if limit is not None)
         return found if len(found) == len(fitting) else None
     if growing:
-        return tuple(rounded(max(_GROWN, n + n // 2)) for n in lengths)
+        return tuple(rounded(max(_GROWN, 2 * n)) for n in lengths)
     return tuple(
         rounded(max(n, -(-most // _SMALLEST_PART)))
         for n, most in zip(lengths, largest, strict=True)
@@ -54,19 +54,38 @@ def suffices(limits: Sequence[int], others: Sequence[int]) -> bool:
     return product <= _ENOUGH * other
 
 
+def _halved(ends: Sequence[int]) -> list[int]:
+    """The one in the middle, that in the middle of those below, and so on to the first."""
+    found = []
+    while ends:
+        found.append(ends[len(ends) // 2])
+        ends = ends[: len(ends) // 2]
+    return found
+
+
 def candidates(
-    limits: tuple[int, ...], lengths: Sequence[int], smallest: Sequence[int], sizes: Sequence[int]
+    limits: tuple[int, ...],
+    lengths: Sequence[int],
+    smallest: Sequence[int],
+    sizes: Sequence[int],
+    forms: Iterable[tuple[int, int, int]] = (),
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Smallest and largest lengths to try one after the other, the widest first.
 
     A step that takes the first 5 elements does something else for lengths below that: none was below the
     ``smallest`` that were seen. A table of 300 positions, one of the step's fixed ``sizes``, is no use beyond 300,
-    where the limit would be 384.
+    where the limit would be 384; and beyond 299 if the step takes one more than its length. ``forms`` are such
+    numbers of the step: which length, what it is multiplied with, and what is added. Of many such limits half are
+    passed over each time: which of them holds is only known when a program was tried.
     """
-    lower = tuple(
-        max((s for s in sizes if n <= s < limit), default=limit)
-        for n, limit in zip(lengths, limits, strict=True)
-    )
+    lower: list[list[int]] = []
+    for which, (n, limit) in enumerate(zip(lengths, limits, strict=True)):
+        own = {(1, 0), *((factor, more) for number, factor, more in forms if number == which)}
+        ends = {(size - more) // factor for factor, more in own for size in set(sizes)}
+        lower.append(_halved(sorted(end for end in ends if n <= end < limit)) or [limit])
     least = (LEAST,) * len(limits)
     seen = tuple(smallest)
-    return list(dict.fromkeys([(least, limits), (seen, limits), (least, lower), (seen, lower)]))
+    tried = [limits]
+    for step in range(max(map(len, lower))):
+        tried.append(tuple(ends[min(step, len(ends) - 1)] for ends in lower))
+    return list(dict.fromkeys((low, high) for high in tried for low in (least, seen)))

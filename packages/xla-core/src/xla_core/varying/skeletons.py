@@ -25,23 +25,27 @@ _NUMBER = _Number()
 
 
 class Wiped(NamedTuple):
-    """A step's skeleton and numbers, and which of them (positions) are sizes of its values."""
+    """A step's skeleton and numbers, which of them (positions) are sizes of its values, and where inputs' begin."""
 
     skeleton: Hashable
     numbers: list[int]
     sizes: list[int]
+    inputs: list[int]
 
 
 def wiped(entries: Sequence[Entry]) -> Wiped:
     """The skeleton and the numbers of a step."""
     numbers: list[int] = []
     sizes: list[int] = []
+    inputs: list[int] = []
     lines = []
     for entry in entries:
         line: tuple[Any, ...] = ()
         if isinstance(entry, Operation):
             named = tuple((name, _wipe(a, numbers)) for name, a in entry.kwargs.items())
             line = (entry.plan.number, _wipe(entry.args, numbers), named)
+        else:
+            inputs.append(len(numbers))
         start = len(numbers)
         for meta in entry.metas:
             if meta is None:
@@ -51,7 +55,7 @@ def wiped(entries: Sequence[Entry]) -> Wiped:
                 line += (meta.dtype, len(meta.shape))
         sizes.extend(range(start, len(numbers)))
         lines.append(line)
-    return Wiped(tuple(lines), numbers, sizes)
+    return Wiped(tuple(lines), numbers, sizes, inputs)
 
 
 def _wipe(operand: Any, numbers: list[int]) -> Hashable:

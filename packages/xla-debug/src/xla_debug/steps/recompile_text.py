@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from xla_core.extension_api.programs import kept_from_varying
 from xla_core.extension_api.source_location import Frame, SourceLocation
 from xla_core.extension_api.steps import Entry, Lift, Operation, Ref, TensorMeta, operations_of
 from xla_debug.stacks import stack_frames
@@ -75,6 +76,23 @@ _ADVICE_OF_OPERATORS: Final = {
     "aten.select.int": "take the row with index_select(dim, torch.tensor([index], device=...)), or iterate over "
     "batches that the host cuts",
 }
+MSG_KEPT_OUT: Final = (
+    "XLA_VARYING_SHAPES=1 is set, and lets no size vary in steps with {reasons}. Do without that, or pad to a few "
+    "lengths; docs/shapes.md says what a length can pass"
+)
+# Causes that programs for several sizes do away with.
+_SIZES: Final = frozenset({Cause.BATCH, Cause.SHAPE, Cause.SIZE})
+_MAX_REASONS: Final = 2
+
+
+def advice_for(cause: Cause) -> str:
+    """What to do about a cause; of sizes, which operators kept a step from sharing a program, if any did."""
+    reasons = kept_from_varying() if cause in _SIZES else {}
+    if not reasons:
+        return ADVICE[cause]
+    most = sorted(reasons, key=lambda reason: -reasons[reason])[:_MAX_REASONS]
+    return MSG_KEPT_OUT.format(reasons="; ".join(most))
+
 
 # Operators that only one of the two modes of a module records.
 _MODE_OPERATORS: Final = ("dropout", "bernoulli", "batch_norm", "rrelu")
@@ -116,7 +134,7 @@ class Explanation:
     def advice(self) -> str:
         """What to do about this cause."""
         special = _ADVICE_OF_OPERATORS.get(self.operator.removesuffix(".default"))
-        return special if special and self.cause is Cause.CONSTANT else ADVICE[self.cause]
+        return special if special and self.cause is Cause.CONSTANT else advice_for(self.cause)
 
     @property
     def code(self) -> str:

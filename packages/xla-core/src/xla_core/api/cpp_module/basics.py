@@ -9,6 +9,7 @@ import torch
 
 from xla_core.api import xla_model
 from xla_core.api.device_info import device_kind as _xla_device_kind
+from xla_core.api.varying_hints import mark_dynamic
 from xla_core.api.xla_model import wait_device_ops as _xla_wait_device_ops
 from xla_core.builder.hlo import XlaComputation
 from xla_core.compilation import program_table
@@ -23,10 +24,6 @@ from xla_core.support import counters
 
 MSG_VIEW: Final = "a view has no memory of its own; take the pointer of its clone()"
 MSG_POINTER: Final = "the device {device} tells no addresses of its buffers"
-MSG_FIXED: Final = (
-    "dimension {dim} of a tensor of {shape} cannot be dynamic: programs have fixed shapes. Pad to the "
-    "largest size or to a few sizes, or let each size have its program"
-)
 MSG_NOT_XLA: Final = "Input tensor is not an XLA tensor: {type}"
 
 
@@ -158,8 +155,11 @@ def _unsafe_buffer_pointer(tensor: torch.Tensor) -> int:
 
 
 def _xla_mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
-    """Raises RuntimeError: programs have fixed shapes, and the message says what to do instead."""
-    raise RuntimeError(MSG_FIXED.format(dim=dim, shape=tuple(tensor.shape)))
+    """Say that a dimension has another size from step to step, as ``torch_xla.experimental.mark_dynamic`` does.
+
+    The tensor keeps its size, and programs are for all sizes up to a bound: docs/shapes.md.
+    """
+    mark_dynamic(_on_xla(tensor), dim)
 
 
 def _get_xla_tensor_dimension_size(tensor: torch.Tensor, dim: int) -> torch.Tensor:
