@@ -62,3 +62,58 @@ def test_values_that_are_given_away():
     assert torch_xla._XLAC._get_buffer_donation(given)
     custom_kernel.dynamo_set_buffer_donor_xla_(given, False)
     assert not torch_xla._XLAC._get_buffer_donation(given)
+
+
+def test_a_compiled_function_gives_arguments_away(compile_count):
+    @torch.compile(backend="openxla")
+    def total(a, b):
+        torch.ops.xla.dynamo_set_buffer_donor_(a, True)
+        return a + b
+
+    b = torch.ones(100).to("xla")
+    torch_xla.sync()
+    before = None
+    for value in (1.0, 2.0, 3.0):
+        a = torch.full((100,), value).to("xla")
+        torch_xla.sync()
+        place = torch_xla._XLAC._unsafe_buffer_pointer(a)
+        found = total(a, b)
+        assert torch_xla._XLAC._unsafe_buffer_pointer(found) == place
+        assert torch_xla._XLAC._is_placecholder(a)
+        with pytest.raises(RuntimeError, match="value was donated"):
+            a.cpu()
+        assert found.tolist() == [value + 1] * 100
+        assert b.tolist() == [1.0] * 100
+        before = compile_count() if before is None else before
+    assert compile_count() == before
+
+
+def test_a_compiled_function_keeps_arguments_that_no_result_can_replace():
+    @torch.compile(backend="openxla")
+    def of(a, b):
+        torch.ops.xla.dynamo_set_buffer_donor_(a, True)
+        torch.ops.xla.dynamo_set_buffer_donor_(b, True)
+        torch.ops.xla.dynamo_set_buffer_donor_(b, False)
+        return a.sum(), b + 1
+
+    a, b = torch.ones(3).to("xla"), torch.ones(2).to("xla")
+    torch_xla.sync()
+    found = of(a, b)
+    assert found[0].item() == 3.0 and found[1].tolist() == [2.0, 2.0]
+    assert a.tolist() == [1.0] * 3 and b.tolist() == [1.0] * 2
+
+
+def test_an_argument_that_is_returned_is_not_given_away():
+    def of(a):
+        given = torch.ops.xla.dynamo_set_buffer_donor_(a, True)
+        return a, given + 1
+
+    a = torch.ones(3).to("xla")
+    torch_xla.sync()
+    same, more = core_bridge.extract_compiled_graph(fx.symbolic_trace(of), (a,))(a)
+    assert same.tolist() == a.tolist() == [1.0] * 3 and more.tolist() == [2.0] * 3
+
+
+def test_the_operator_is_nothing_to_other_devices():
+    given = torch.ones(3)
+    assert torch.ops.xla.dynamo_set_buffer_donor_(given, True) is given

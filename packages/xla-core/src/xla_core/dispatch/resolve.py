@@ -81,6 +81,7 @@ _OWN: dict[OpOverload, Handler] = {
     aten.fill_.Scalar: mutation.fill_,
     aten.set_.source_Tensor: views.set_source,
     aten.set_.default: views.set_nothing,
+    torch.ops.xla.dynamo_set_buffer_donor_.default: transfers.set_buffer_donor,
 }
 
 _WINDOWS: dict[OpOverload, Callable[[], Handler]] = {

@@ -21,6 +21,7 @@ XLA_LIB.define(
 )
 XLA_LIB.define("place_to_host(Tensor t) -> Tensor")
 XLA_LIB.define("place_to_device(Tensor t) -> Tensor")
+XLA_LIB.define("dynamo_set_buffer_donor_(Tensor t, bool should_donoate) -> Tensor")
 XLA_LIB.define(
     "mark_tensor(Tensor x, str name, int pos, str id, bool is_input, Any? attr=None) -> Tensor"
 )
