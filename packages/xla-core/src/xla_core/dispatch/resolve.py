@@ -67,6 +67,8 @@ _OWN: dict[OpOverload, Handler] = {
     aten._ctc_loss.default: host_length_operands.ctc_loss,
     aten._ctc_loss_backward.default: host_length_operands.ctc_loss_backward,
     aten.allclose.default: transfers.allclose,
+    aten.is_pinned.default: transfers.is_pinned,
+    aten._pin_memory.default: transfers.pin_memory,
     aten.is_same_size.default: transfers.is_same_size,
     aten._has_same_storage_numel.default: transfers.has_same_storage_numel,
     aten._new_zeros_with_same_feature_meta.default: transfers.new_zeros_for_tangent,

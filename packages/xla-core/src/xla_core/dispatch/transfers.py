@@ -33,6 +33,7 @@ from xla_core.torch_bridge import dtypes
 HOST_VIEW_BYTES: Final = 1 << 20
 
 MSG_META: Final = "Cannot copy out of meta tensor; no data!"
+MSG_NOT_PINNED: Final = "cannot pin '{kind}' only dense CPU tensors can be pinned"
 
 
 def read(tensor: XLATensor) -> torch.Tensor:
@@ -312,3 +313,13 @@ def set_buffer_donor(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> An
         deferred_steps.finish(t._s.trace)
         buffer_donation.mark(t._s, bool(donated))
     return t
+
+
+def is_pinned(_args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> bool:
+    """False: only memory of the host can be pinned."""
+    return False
+
+
+def pin_memory(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+    """Raises RuntimeError, with PyTorch's words for other devices."""
+    raise RuntimeError(MSG_NOT_PINNED.format(kind=args[0].type()))
