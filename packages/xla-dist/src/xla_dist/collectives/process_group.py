@@ -373,8 +373,8 @@ def create(options: Any, backend_options: Any) -> ProcessGroupXla:
     """The process group that torch.distributed asks the backend for.
 
     ``backend_options`` is ``pg_options`` of ``dist.new_group``: with ``{"xla_pg_options": {"mesh":
-    rows}}``, rows of ranks, every row is a group of its own. With ``{"xla_pg_options": {"spmd": True}}`` the ranks
-    have to be a row or a column of all ranks in a rectangle (``regular_rows``). Raises ValueError for a rank in no row.
+    rows}}``, rows of ranks, every row is a group of its own. With ``{"xla_pg_options": {"spmd": True}}`` the
+    ranks have to be a row or a column of a rectangle (``regular_rows``). Raises ValueError for a rank in no row.
     """
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     if jobs.connection() is None:
@@ -420,8 +420,8 @@ def new_xla_process_group(
 ) -> Any:
     """``dist.new_group``, which also takes ``pg_options={'xla_pg_options': {'mesh': rows}}``.
 
-    ``mesh`` is a list of lists of ranks: every row is a group of its own. ``{'spmd': True}`` in its place checks that
-    ``ranks`` are a row or a column of a rectangle of all ranks, and raises ValueError otherwise.
+    ``mesh`` is a list of lists of ranks: every row is a group of its own. ``{'spmd': True}`` in its place checks
+    that ``ranks`` are a row or a column of a rectangle of all ranks, and raises ValueError otherwise.
     ``dist.new_group`` takes the same options; this is torch_xla's name for it.
     """
     named = {"timeout": timeout, "backend": backend, "pg_options": pg_options, **kwargs}
