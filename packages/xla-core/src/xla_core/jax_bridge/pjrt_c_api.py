@@ -32,7 +32,10 @@ from xla_core.support import caches
 CompiledProgram: TypeAlias = _xla_client.Executable
 CreateOptions: TypeAlias = Mapping[str, str | int | float | bool | list[int]]
 
-MSG_STABLEHLO: Final = "the PJRT library speaks {theirs}, and jaxlib {jaxlib} writes StableHLO {oldest} to {newest}: install {way}{reason}"
+MSG_STABLEHLO: Final = (
+    "the PJRT library speaks {theirs}, and jaxlib {jaxlib} writes StableHLO {oldest} to {newest}: "
+    "install {way}{reason}"
+)
 
 _UNIMPLEMENTED: Final = "UNIMPLEMENTED"
 # What a library or jaxlib says of programs in a version that it does not know.
