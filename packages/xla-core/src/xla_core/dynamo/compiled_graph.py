@@ -237,7 +237,7 @@ def _signature(a: Any) -> Any:
 
 def _record(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) -> _Recorded | None:
     """The graph as one program, or None where it cannot be one."""
-    _buffers(args, trace)  # runs what is pending: it is no part of the graph
+    _buffers(args, trace, counted=False)  # runs what is pending: it is no part of the graph
     if trace.cur.depth:
         trace.flush(trace)
     rules = trace.rules()
@@ -407,8 +407,11 @@ def _seeds(trace: Trace) -> tuple[int, ...]:
 # -- running --------------------------------------------------------------------------------------
 
 
-def _buffers(args: Sequence[Any], trace: Trace) -> None:
-    """Give every argument's storage a buffer: runs what is pending, and zeros what nobody wrote to."""
+def _buffers(args: Sequence[Any], trace: Trace, counted: bool = True) -> None:
+    """Give every argument's storage a buffer: runs what is pending, and zeros what nobody wrote to.
+
+    As in torch_xla, ``counted`` is the run of an argument of a function that has its program already.
+    """
     pending = False
     for a in args:
         if isinstance(a, XLATensor) and a._s.buffer is None:
@@ -418,7 +421,8 @@ def _buffers(args: Sequence[Any], trace: Trace) -> None:
     if pending:
         if settings.skip_input_data_check:
             raise RuntimeError(MSG_PENDING)
-        counters.increment("DynamoSyncInputExecuteTime")
+        if counted:
+            counters.increment("DynamoSyncInputExecuteTime")
         trace.flush(trace)
     deferred_steps.finish(trace)
 

@@ -76,8 +76,8 @@ def _xla_step_marker(
 
 
 def _xla_get_devices() -> list[str]:
-    """The names of this process's devices: ``['xla:0']``."""
-    return [str(d) for d in xla_model.devices()]
+    """The runtime's names of this process's devices: ``['CPU:0']``."""
+    return [xla_model.real_name(d) for d in xla_model.devices()]
 
 
 def _xla_real_devices(devices: Sequence[str] = ()) -> list[str]:
