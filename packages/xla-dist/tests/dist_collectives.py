@@ -209,3 +209,22 @@ def run_all(index):
         [(t.float() if t.dtype == torch.bfloat16 else t).cpu().numpy() for t in tensors]
         for tensors in results
     ]
+
+
+def refuses_dimensions(_index):
+    """A dimension that is not there is an error in a world of one, too."""
+    x, world = torch.ones(4, device="xla"), xr.world_size()
+    calls = [
+        lambda: xm.all_gather(x, 1),
+        lambda: xm.reduce_scatter("sum", x, 1.0, -2, world),
+        lambda: xm.all_to_all(x, 0, 3, world),
+    ]
+    for call in calls:
+        try:
+            call()
+        except IndexError as error:
+            assert "Dimension out of range" in str(error)
+        else:
+            raise AssertionError("no error")
+    assert xm.all_gather(x, -1).shape == (4 * world,)
+    return True

@@ -73,6 +73,9 @@ def wraps_a_loader(_index):
     wrapped = loader(8)
     mine = pl.MpDeviceLoader(wrapped, "xla")
     assert len(mine) == 4
+    parallel = pl.ParallelLoader(loader(8), ["xla:0"])
+    assert len(parallel.per_device_loader("xla:0")) == parallel.per_device_samples() == 4
+    parallel.close()
     assert mine.dataset is wrapped.dataset
     assert mine.batch_size == 2
     assert (mine._loader, mine._device) == (wrapped, "xla")

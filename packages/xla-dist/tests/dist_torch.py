@@ -14,6 +14,7 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 from torch_xla.distributed.xla_backend import ProcessGroupXla
+from xla_dist.collectives import process_group
 
 
 def initialize(method, port=0):
@@ -212,6 +213,21 @@ def mesh_groups(index):
     dist.all_gather_into_tensor(whole, torch.ones(2, device="xla") * index, group=group)
     first = rows[index // 2][0]
     same(whole, torch.tensor([first, first, first + 1, first + 1]).float())
+    refused(ValueError, "neither a row nor a column", process_group.regular_rows, [0, 1, 3], 6)
+    refused(ValueError, "neither a row nor a column", process_group.regular_rows, [1, 2], 4)
+    assert process_group.regular_rows([1, 5, 9], 12) == [[i, i + 4, i + 8] for i in range(4)]
+    assert process_group.regular_rows([2, 3], 4) == rows
+    regular = {"xla_pg_options": {"spmd": True}}
+    for column in ([0, 2], [1, 3]):
+        group = dist.new_group(column, pg_options=regular)
+        if index in column:
+            assert group._mesh == [[0, 2], [1, 3]]
+            t = torch.ones(2, device="xla") * (index + 1)
+            dist.all_reduce(t, group=group)
+            same(t, torch.full((2,), sum(column) + 2.0))
+    alone = ProcessGroupXla(prefix_store=None, rank=index, size=4, timeout=None)
+    assert (alone.rank(), alone.size(), alone.ranks) == (index, 4, [0, 1, 2, 3])
+    refused(ValueError, "size=2", lambda: ProcessGroupXla(None, 0, 2, ranks=[0]))
     return True
 
 

@@ -23,6 +23,11 @@ def test_every_collective_equals_numpy(launch, world):
                 np.testing.assert_array_equal(got, wanted, err_msg=f"{case} on {replica}")
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_dimensions_that_are_not_there(launch, world):
+    assert launch(world, dist_collectives.refuses_dimensions).join() == [True] * world
+
+
 @pytest.mark.parametrize("world", [2, 4])
 def test_gradients_are_those_of_the_sum_of_all_losses(launch, world):
     found = launch(world, dist_gradients.run_all).join()

@@ -328,3 +328,9 @@ def test_operator_by_operator_trains_the_same(monkeypatch, compile_count):
     losses()
     assert compile_count() == before[0]
     assert counters.all_counters()["OpByOpExecute"] > before[1]
+
+
+@pytest.mark.parametrize("given", [5, "step"])
+def test_what_cannot_be_called_is_refused(given):
+    with pytest.raises(TypeError, match=r"takes a function or a module, got (int|str)"):
+        torch_xla.compile(given)

@@ -14,6 +14,7 @@ import torch_xla
 import torch_xla.backends
 import torch_xla.core.xla_builder as xb
 import torch_xla.core.xla_model as xm
+import torch_xla.debug.metrics as met
 import torch_xla.utils.utils as xu
 
 
@@ -167,3 +168,24 @@ def test_special_files_are_written_not_replaced(tmp_path):
         xm.save({"a": torch.ones(2, device="xla")}, pipe)
         found = torch.load(io.BytesIO(read.result(timeout=30)))
     assert found["a"].tolist() == [1.0, 1.0] and pipe.is_fifo()
+
+
+def test_memory_of_the_device_is_neither_shared_nor_pinned():
+    x = torch.ones(2, device="xla")
+    met.clear_all()
+    assert x.is_shared() is False and x.is_pinned() is False
+    refused = [
+        (x.share_memory_, "no memory"),
+        (torch.nn.Linear(2, 2).to("xla").share_memory, "no memory"),
+        (x.pin_memory, "cannot pin 'torch.xla.FloatTensor' only dense CPU tensors can be pinned"),
+    ]
+    for call, text in refused:
+        with pytest.raises(RuntimeError, match=text):
+            call()
+    assert not met.executed_fallback_ops()
+
+
+def test_hardware_of_a_device_that_is_not_there():
+    assert xm.xla_device_hw("xla:0") == xm.xla_device_hw("cpu") == "CPU"
+    with pytest.raises(RuntimeError, match="no device xla:9"):
+        xm.xla_device_hw("xla:9")

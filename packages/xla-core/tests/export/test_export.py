@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 import torch_xla
 from torch_xla import stablehlo
+from torch_xla.experimental.stablehlo_custom_call import stablehlo_custom_call
 from torch_xla.stablehlo import (
     InputLocation,
     StableHLOExportOptions,
@@ -329,6 +330,28 @@ def test_operators_of_ones_own_become_custom_calls():
         made = export(model, (torch.randn(2, 3),), custom_ops_allowed_in_graph=allowed)
     assert "stablehlo.custom_call @exported_test.mix.default(" in made.get_stablehlo_text()
     assert "-> (tensor<2x3xf32>, tensor<3xf32>)" in made.get_stablehlo_text()
+
+
+def test_kernels_that_are_registered_for_xla_tensors_are_followed():
+    with torch.library._scoped_library("exported_kernels", "FRAGMENT") as library:
+        library.define("scale(Tensor x, float s) -> Tensor")
+
+        @torch.library.impl(library, "scale", "XLA")
+        def scale(x, s):
+            called = stablehlo_custom_call(
+                [x.abs()], "acme.scale", [x.shape], [x.dtype], backend_config=str(s)
+            )
+            return called + 1
+
+        library.impl("scale", lambda x, s: torch.empty_like(x), "Meta")
+        model = Calls(lambda x: torch.ops.exported_kernels.scale(x * 2, 3.5) - 1)
+        made = export(model, (torch.randn(2, 3),)).get_stablehlo_text()
+        allowed = {"exported_kernels"}
+        whole = export(model, (torch.randn(2, 3),), custom_ops_allowed_in_graph=allowed)
+    call = made.index("stablehlo.custom_call @acme.scale(")
+    assert 'backend_config = "3.5"' in made[call : call + 200]
+    assert made.index("stablehlo.abs") < call < made.index("stablehlo.add")
+    assert "@exported_kernels.scale.default(" in whole.get_stablehlo_text()
 
 
 def test_operations_can_carry_where_they_come_from():

@@ -25,6 +25,7 @@ MSG_GRAPHS: Final = (
     "Maximum number of different graphs allowed per function exceeded: {limit}\n"
     "Got: {got}\nExpected: {expected}\n"
 )
+MSG_NOT_CALLABLE: Final = "torch_xla.compile takes a function or a module, got {kind}"
 MSG_LIMIT: Final = "max_different_graphs is {got!r}; give a whole number of at least 1"
 F = TypeVar("F", bound=Callable[..., Any])
 END_OF_GRAPH: Final = "[] the end of the function"
@@ -204,8 +205,10 @@ def compile(
     function records more different programs than that; nothing of it is run then. What the same
     function recorded under another wrapper counts; a block counts for itself.
     ``custom_compile_options``: the compiler's own options, for this function's programs.
-    Raises ValueError for a limit below 1.
+    Raises ValueError for a limit below 1, TypeError for what cannot be called.
     """
+    if f is not None and not callable(f):
+        raise TypeError(MSG_NOT_CALLABLE.format(kind=type(f).__name__))
     if max_different_graphs is not None and (
         not isinstance(max_different_graphs, int) or max_different_graphs < 1
     ):

@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import BuiltinFunctionType, FunctionType, ModuleType, TracebackType
 from typing import Any, Final, TextIO
@@ -206,7 +206,7 @@ def _rewritten(
 
 
 class TimedScope:
-    """A ``with`` block that prints ``msg`` and its seconds when it ends; ``printfn=None`` prints nothing."""
+    """A ``with`` block that prints ``msg`` and its milliseconds when it ends; ``printfn=None`` prints nothing."""
 
     def __init__(self, msg: str = "", printfn: Callable[[str], Any] | None = eprint) -> None:
         self._msg = msg
@@ -225,13 +225,13 @@ class TimedScope:
     ) -> None:
         self.seconds = time.perf_counter() - self._started
         if error is None and self._printfn is not None:
-            self._printfn(f"{self._msg}{self.seconds:.3f}s")
+            self._printfn(f"{self._msg}{self.seconds * 1e3:.3f}ms")
 
 
 def timed(
     fn: Callable[[], Any], msg: str = "", printfn: Callable[[str], Any] | None = eprint
 ) -> Any:
-    """``fn()``, with ``msg`` and its seconds printed."""
+    """``fn()``, with ``msg`` and its milliseconds printed."""
     with TimedScope(msg, printfn):
         return fn()
 
@@ -289,7 +289,7 @@ def get_free_tcp_ports(n: int = 1) -> list[int]:
         return [s.getsockname()[1] for s in sockets]
 
 
-def parallel_work(num_workers: int, fn: Callable[..., Any], *args: Any) -> Iterator[Any]:
+def parallel_work(num_workers: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
     """``map(fn, *args)`` by ``num_workers`` threads; the results in order."""
     with ThreadPoolExecutor(max_workers=num_workers) as pool:
-        return iter(list(pool.map(fn, *args)))
+        return list(pool.map(fn, *args))

@@ -61,9 +61,15 @@ def device_count() -> int:
 
 
 def device_hardware(device: torch.device | str) -> str:
-    """``'CPU'``, ``'TPU'``, ...: what the device really is. A CPU tensor's device gives ``'CPU'``."""
-    kind = torch.device(device).type
-    return runtime.device_type() if kind == "xla" else kind.upper()
+    """``'CPU'``, ``'TPU'``, ...: what the device really is. A CPU tensor's device gives ``'CPU'``.
+
+    Raises RuntimeError for an ``xla`` device that is not there.
+    """
+    device = torch.device(device)
+    if device.type != "xla":
+        return device.type.upper()
+    runtime.trace_of(device)
+    return runtime.device_type()
 
 
 def sync(wait: bool = False, reset_scope: bool = True) -> None:

@@ -1,8 +1,8 @@
 """Decides, once per overload, how it is carried out.
 
-In this order: a handler of its own; a rule that looks at values first; a lowering rule; a view rule; the
-pure form of an in-place or ``out=`` operator; PyTorch's own definition by other operators; PyTorch's
-decomposition; the CPU.
+In this order: a handler of its own; a kernel that somebody registered with PyTorch; a rule that looks at
+values first; a lowering rule; a view rule; the pure form of an in-place or ``out=`` operator; PyTorch's own
+definition by other operators; PyTorch's decomposition; the CPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from xla_core.dispatch.functional import (
 from xla_core.dispatch.inspected import inspected_handler
 from xla_core.dispatch.meta_inference import OperatorPlan
 from xla_core.lowering import load_rules
-from xla_core.operators.decompositions import has_decomposition
+from xla_core.operators.decompositions import has_decomposition, lowerable
 from xla_core.operators.lowering_registry import (
     Rule,
     find_inspected,
@@ -49,6 +49,7 @@ from xla_core.recording import xla_tensor as tensor_module
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
 from xla_core.support import flags
 from xla_core.support.once import Once
+from xla_core.torch_bridge.op_library import kernel_from_outside
 from xla_core.torch_bridge.torch_private import allow_list_kernels, let_make_fx_take
 
 aten = torch.ops.aten
@@ -68,6 +69,8 @@ _OWN: dict[OpOverload, Handler] = {
     aten._ctc_loss_backward.default: host_length_operands.ctc_loss_backward,
     aten._pack_padded_sequence.default: host_length_operands.pack_padded_sequence,
     aten.allclose.default: transfers.allclose,
+    aten.is_pinned.default: transfers.is_pinned,
+    aten._pin_memory.default: transfers.pin_memory,
     aten.is_same_size.default: transfers.is_same_size,
     aten._has_same_storage_numel.default: transfers.has_same_storage_numel,
     aten._new_zeros_with_same_feature_meta.default: transfers.new_zeros_for_tangent,
@@ -82,6 +85,7 @@ _OWN: dict[OpOverload, Handler] = {
     aten.fill_.Scalar: mutation.fill_,
     aten.set_.source_Tensor: views.set_source,
     aten.set_.default: views.set_nothing,
+    torch.ops.xla.dynamo_set_buffer_donor_.default: transfers.set_buffer_donor,
 }
 
 _WINDOWS: dict[OpOverload, Callable[[], Handler]] = {
@@ -135,12 +139,20 @@ def _special(overload: OpOverload, facts: Signature) -> Handler | None:
     return batch_norm.handler(overload)
 
 
+def _calling(kernel: Callable[..., Any]) -> Handler:
+    """By a kernel that records other operators."""
+    return lambda args, kwargs: kernel(*args, **(kwargs or {}))
+
+
 def make_handler(overload: OpOverload) -> Handler:
     """The handler of ``overload``, made when it is first met."""
     facts = signature(overload)
     special = _special(overload, facts)
     if special is not None:
         return special
+    kernel = None if lowerable(overload) else kernel_from_outside(overload)
+    if kernel is not None:
+        return _calling(kernel)
     inspected = find_inspected(overload)
     if inspected is not None:
         return inspected_handler(overload, inspected, facts)

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from xla_core.dispatch.functional import find_trace
 from xla_core.execution import deferred_steps
 from xla_core.execution.runtime import trace_of
-from xla_core.launching import device_memory, launch_queue
+from xla_core.launching import buffer_donation, device_memory, launch_queue
 from xla_core.operators import error_messages
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording import uninitialized
@@ -33,6 +33,7 @@ from xla_core.torch_bridge import dtypes
 HOST_VIEW_BYTES: Final = 1 << 20
 
 MSG_META: Final = "Cannot copy out of meta tensor; no data!"
+MSG_NOT_PINNED: Final = "cannot pin '{kind}' only dense CPU tensors can be pinned"
 
 
 def read(tensor: XLATensor) -> torch.Tensor:
@@ -318,3 +319,23 @@ def _empty_as(source: Any, shape: tuple[int, ...], named: dict[str, Any]) -> Any
         return torch.empty(shape, dtype=dtype, device=device)
     trace = source._s.trace if device is None and isinstance(source, XLATensor) else None
     return _unwritten(shape, dtype, trace or trace_of(device or torch.device("xla")))
+
+
+def set_buffer_donor(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """Mark the operand's value as given away, or take the mark back; the operand itself."""
+    t, donated = [*args, *(kwargs or {}).values()]
+    counters.increment("XlaSetBufferDonation")
+    with t._s.trace.lock:
+        deferred_steps.finish(t._s.trace)
+        buffer_donation.mark(t._s, bool(donated))
+    return t
+
+
+def is_pinned(_args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> bool:
+    """False: only memory of the host can be pinned."""
+    return False
+
+
+def pin_memory(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+    """Raises RuntimeError, with PyTorch's words for other devices."""
+    raise RuntimeError(MSG_NOT_PINNED.format(kind=args[0].type()))

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from xla_core.launching import buffer_donation
-from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import counters
+from xla_core.torch_bridge import marking_ops as marking_ops
 from xla_core.torch_bridge import torch_private
 
 
@@ -26,10 +25,13 @@ def get_fallback_ops() -> list[str]:
 
 
 def dynamo_set_buffer_donor_(t: torch.Tensor, should_donoate: bool) -> torch.Tensor:
-    """Mark the value of ``t`` as given away to the next program that reads it, or take it back; ``t``."""
-    if isinstance(t, XLATensor):
-        buffer_donation.mark(t._s, should_donoate)
-    return t
+    """Mark the value of ``t`` as given away to the next program that reads it, or take it back; ``t``.
+
+    It is the operator ``torch.ops.xla.dynamo_set_buffer_donor_``. In a compiled function it marks an argument:
+    each call then gives that argument's memory to a result of the same shape and dtype, if there is one.
+    """
+    marked: torch.Tensor = torch.ops.xla.dynamo_set_buffer_donor_(t, should_donoate)
+    return marked
 
 
 class NoneRemover:

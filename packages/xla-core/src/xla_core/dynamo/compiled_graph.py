@@ -10,6 +10,7 @@ call like any other code on ``xla`` tensors.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from sys import getrefcount
@@ -27,6 +28,7 @@ from xla_core.dynamo import lost_order, settings
 from xla_core.dynamo.graph_inputs import GraphInputMatcher
 from xla_core.dynamo.graph_partition import MSG_UNREADABLE, one_part, partition
 from xla_core.execution import deferred_steps, eager_mode, operator_counts, run_step, runtime
+from xla_core.launching import buffer_donation
 from xla_core.operators.error_messages import ValueNeededError
 from xla_core.operators.plan import SEED
 from xla_core.operators.tensor_meta import TensorMeta
@@ -93,7 +95,8 @@ class _Recorded:
     """A graph as one program, for arguments of certain shapes.
 
     ``inputs`` gives each of the program's inputs: an argument, or a storage that the graph itself holds.
-    ``written`` pairs arguments with the results that are their new values. ``seeds`` are
+    ``written`` pairs arguments with the results that are their new values, ``given_away`` are arguments whose
+    memory results take over, at the user's wish. ``seeds`` are
     the positions among ``ints`` that need a new number for every run.
     """
 
@@ -101,6 +104,7 @@ class _Recorded:
     inputs: GraphInputMatcher
     results: tuple[_Fresh | _Shared | _Passed | _Constant, ...]
     written: tuple[tuple[int, int], ...]
+    given_away: tuple[int, ...]
     spec: Any
     floats: Any
     ints: np.ndarray | None
@@ -233,7 +237,7 @@ def _signature(a: Any) -> Any:
 
 def _record(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) -> _Recorded | None:
     """The graph as one program, or None where it cannot be one."""
-    _buffers(args, trace)  # runs what is pending: it is no part of the graph
+    _buffers(args, trace, counted=False)  # runs what is pending: it is no part of the graph
     if trace.cur.depth:
         trace.flush(trace)
     rules = trace.rules()
@@ -264,7 +268,8 @@ def _end_recording(trace: Trace, rules: Rules) -> None:
 def _recorded(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) -> _Recorded:
     stand_ins = [_stand_in(a, trace) if isinstance(a, XLATensor) else a for a in args]
     numbers = {id(t._s): i for i, t in enumerate(stand_ins) if isinstance(t, XLATensor)}
-    results, spec = pytree.tree_flatten(model(*stand_ins))
+    with buffer_donation.recording_graph(trace) as marks:
+        results, spec = pytree.tree_flatten(model(*stand_ins))
     written = _written(stand_ins, trace)
     tensors = [r for r in results if isinstance(r, torch.Tensor)]
     kept = aot_graphs.kept_for_backward(model) if isinstance(model, fx.GraphModule) else ()
@@ -277,10 +282,15 @@ def _recorded(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) ->
     index = {vid: i for i, vid in enumerate(outputs)}
     storages = [trace.touched[p] for p in trace.input_storages]
     inputs = GraphInputMatcher(numbers, [id(s) for s in storages], storages, numbers)
-    program = None
+    program, given_away = None, {}
     if outputs:
         slots = {number: slot for slot, number in enumerate(inputs.arg_idxs)}
-        key = run_step.program_key(trace, outputs, _pairs(written, slots))
+        pairs = _pairs(written, slots)
+        stays = {numbers.get(id(r._s)) for r in results if isinstance(r, XLATensor)} | set(written)
+        marked = [i for s, i in numbers.items() if marks.get(s) and i in slots and i not in stays]
+        fresh = [r._s for r in results if isinstance(r, XLATensor) and vids[id(r)] == r._s.vid]
+        given_away = _given_away(marked, slots, stand_ins, fresh, {vid for _, vid in pairs})
+        key = run_step.program_key(trace, outputs, pairs + tuple(given_away.values()))
         program = trace.cur.programs.get(key) or run_step.find_or_build(trace, key)
         index = program.output_index
     return _Recorded(
@@ -288,6 +298,7 @@ def _recorded(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) ->
         inputs=inputs,
         results=tuple(_result(r, vids, index, numbers, shared) for r in results),
         written=tuple((number, index[vid]) for number, vid in written.items()),
+        given_away=tuple(given_away),
         spec=spec,
         floats=trace.backend.put_numbers(np.array(trace.floats)) if trace.floats else None,
         ints=np.array(trace.ints, np.int64) if trace.ints else None,
@@ -348,6 +359,25 @@ def _pairs(written: dict[int, int], slots: dict[Any, int]) -> tuple[tuple[int, i
     return tuple(pairs)
 
 
+def _given_away(
+    marked: Sequence[int],
+    slots: dict[Any, int],
+    stand_ins: Sequence[Any],
+    fresh: Sequence[Storage],
+    taken: set[int],
+) -> dict[int, tuple[int, int]]:
+    """The marked arguments that a result of their shape can take the memory of: input and value of each."""
+    free = {s.vid: s.meta for s in fresh if s.vid not in taken}
+    given = {}
+    for number in marked:
+        meta = stand_ins[number]._s.meta
+        vid = next((v for v, m in free.items() if m is meta), None)
+        if vid is not None:
+            del free[vid]
+            given[number] = (slots[number], vid)
+    return given
+
+
 def _result(
     r: Any,
     vids: dict[int, int | None],
@@ -377,8 +407,11 @@ def _seeds(trace: Trace) -> tuple[int, ...]:
 # -- running --------------------------------------------------------------------------------------
 
 
-def _buffers(args: Sequence[Any], trace: Trace) -> None:
-    """Give every argument's storage a buffer: runs what is pending, and zeros what nobody wrote to."""
+def _buffers(args: Sequence[Any], trace: Trace, counted: bool = True) -> None:
+    """Give every argument's storage a buffer: runs what is pending, and zeros what nobody wrote to.
+
+    As in torch_xla, ``counted`` is the run of an argument of a function that has its program already.
+    """
     pending = False
     for a in args:
         if isinstance(a, XLATensor) and a._s.buffer is None:
@@ -388,7 +421,8 @@ def _buffers(args: Sequence[Any], trace: Trace) -> None:
     if pending:
         if settings.skip_input_data_check:
             raise RuntimeError(MSG_PENDING)
-        counters.increment("DynamoSyncInputExecuteTime")
+        if counted:
+            counters.increment("DynamoSyncInputExecuteTime")
         trace.flush(trace)
     deferred_steps.finish(trace)
 
@@ -403,6 +437,9 @@ def _run(recorded: _Recorded, args: tuple[Any, ...], trace: Trace) -> Any:
         targets = [args[number]._s for number, _ in recorded.written]
         values = map(results.__getitem__, [position for _, position in recorded.written])
         work = replacing(targets, values)
+        if recorded.given_away:
+            gone = [args[number]._s for number in recorded.given_away]
+            work = itertools.chain(work, buffer_donation.releasing(gone))
         arguments = _arguments(recorded, program, args, trace)
         run_step.launch(trace, program, arguments, results, work)
     made: dict[int, Storage] = {}

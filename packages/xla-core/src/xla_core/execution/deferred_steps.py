@@ -45,7 +45,7 @@ def may_wait(trace: Trace) -> bool:
 
 def is_watched() -> bool:
     """Whether somebody looks at the buffers of every run, or gives buffers away: then they must be there."""
-    return buffer_donation.aliasing() or events.listening(events.ProgramExecuted)
+    return buffer_donation.any_may_count() or events.listening(events.ProgramExecuted)
 
 
 def defer(trace: Trace, program: StepProgram, alive: list[Storage], taken: Iterable[Any]) -> None:

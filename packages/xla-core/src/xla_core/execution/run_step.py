@@ -144,7 +144,7 @@ def _step_key(
 ) -> tuple[ProgramIdentity, buffer_donation.Pairs]:
     """The identity of the pending step's program, and which of its donations the user asked for."""
     pairs = _donations(trace, outputs)
-    given = buffer_donation.pairs(trace, alive, pairs) if buffer_donation.aliasing() else ()
+    given = buffer_donation.pairs(trace, alive, pairs)
     return program_key(trace, tuple(outputs), pairs + given, given), given
 
 
@@ -244,6 +244,6 @@ def _run(
     results: list[Any] = []
     computed = map(results.__getitem__, [index[s.vid] for s in alive])
     bound = binding(alive, computed)
-    released = buffer_donation.releasing(held) if held else ()
+    released = buffer_donation.releasing(held.values()) if held else ()
     work = itertools.chain(taken, released, bound, trace.renewal())
     launch(trace, program, arguments, results, work, wait=not safe)

@@ -30,6 +30,7 @@ from xla_core.export.interpreter import (
     MSG_UNSUPPORTED,
     ExportRun,
     draw_seeds,
+    graphs_of,
     scalar_constants,
     unsupported_operators,
 )
@@ -44,6 +45,7 @@ from xla_core.lowering import compile_settings, load_rules
 from xla_core.operators.decompositions import lowerable
 from xla_core.operators.lowering_registry import find_multi_view
 from xla_core.torch_bridge.dtypes import numpy_dtype, to_numpy
+from xla_core.torch_bridge.op_library import kernel_from_outside
 
 METHOD: Final = "forward"
 
@@ -282,7 +284,21 @@ def _decomposed(exported: ExportedProgram, custom: frozenset[str]) -> ExportedPr
     with warnings.catch_warnings():
         # torch 2.13 copies its own specs in a way that it has deprecated
         warnings.filterwarnings("ignore", "`isinstance\\(treespec, LeafSpec\\)`", FutureWarning)
-        return exported.run_decompositions(_decompositions(custom))
+        kernels = _kernels_from_outside(exported, custom)
+        return exported.run_decompositions({**_decompositions(custom), **kernels})
+
+
+def _kernels_from_outside(
+    exported: ExportedProgram, custom: frozenset[str]
+) -> dict[OpOverload, Any]:
+    """What the program's operators do on ``xla`` tensors by the user's word, in other operators."""
+    targets = {n.target for graph in graphs_of(exported.graph_module) for n in graph.graph.nodes}
+    kernels = {
+        target: kernel_from_outside(target)
+        for target in targets
+        if isinstance(target, OpOverload) and target.namespace not in custom
+    }
+    return {t: kernel for t, kernel in kernels.items() if kernel is not None and not lowerable(t)}
 
 
 def _decompositions(custom: frozenset[str]) -> dict[OpOverload, Any]:

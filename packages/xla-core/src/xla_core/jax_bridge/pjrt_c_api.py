@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -24,6 +25,7 @@ from jaxlib import _jax as _jaxlib
 # jaxlib 0.10.2: the registry of loaded libraries, clients and topologies.
 from jaxlib import xla_client as _xla_client
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo as _stablehlo
 
 from xla_core.jax_bridge.jax_private import JAXLIB_VERSION as JAXLIB_VERSION
 from xla_core.jax_bridge.jax_private import Client, CompileOptions, Device, DeviceList
@@ -33,7 +35,16 @@ from xla_core.support import caches
 CompiledProgram: TypeAlias = _xla_client.Executable
 CreateOptions: TypeAlias = Mapping[str, str | int | float | bool | list[int]]
 
+MSG_STABLEHLO: Final = (
+    "the PJRT library speaks {theirs}, and jaxlib {jaxlib} writes StableHLO {oldest} to {newest}: "
+    "install {way}{reason}"
+)
+
 _UNIMPLEMENTED: Final = "UNIMPLEMENTED"
+# What a library or jaxlib says of programs in a version that it does not know.
+_OF_VERSIONS: Final = re.compile(
+    r"StableHLO_v|\bvhlo\b|portable artifact|StableHLO version", re.IGNORECASE
+)
 _lock = threading.Lock()
 
 
@@ -115,6 +126,45 @@ def make_client(name: str, options: CreateOptions, distributed_client: Any = Non
     """A client of a loaded library. Raises RuntimeError with the library's message."""
     # jaxlib 0.10.2
     return _xla_client.make_c_api_client(name, dict(options), distributed_client)
+
+
+def stablehlo_misfit(client: Any, error: Exception | None = None) -> str | None:
+    """Why programs and a client's library do not fit, with both versions of StableHLO; None: they do.
+
+    ``error`` is what the client raised for a program; without one the versions are compared that the library
+    tells. A library that tells none is trusted until it raises.
+    """
+    # jaxlib 0.10.2: attributes of the library, as three numbers each
+    theirs = getattr(client, "stablehlo_current_version", None)
+    least = getattr(client, "stablehlo_minimum_version", None)
+    # jaxlib 0.10.2: both names
+    oldest, newest = _stablehlo.get_minimum_version(), _stablehlo.get_current_version()
+    too_old = theirs is not None and tuple(theirs) < _numbers(oldest)
+    too_new = least is not None and tuple(least) > _numbers(newest)
+    if not (too_old or too_new) and (error is None or not _OF_VERSIONS.search(str(error))):
+        return None
+    spoken = "StableHLO of a version that it does not tell"
+    if theirs is not None:
+        since = "up to" if least is None else f"{_dotted(least)} to"
+        spoken = f"StableHLO {since} {_dotted(theirs)}"
+    if too_new:
+        way = "a newer jaxlib, or an older library"
+    elif too_old or theirs is None or tuple(theirs) < _numbers(newest):
+        way = "a newer library, or an older jaxlib"
+    else:
+        way = "a library and a jaxlib of the same time"
+    reason = f". It said: {error}" if error is not None else ""
+    return MSG_STABLEHLO.format(
+        theirs=spoken, jaxlib=JAXLIB_VERSION, oldest=oldest, newest=newest, way=way, reason=reason
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
 
 
 def topology_devices(name: str, topology: str, options: CreateOptions) -> list[Device]:

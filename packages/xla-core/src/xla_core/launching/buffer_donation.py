@@ -2,7 +2,8 @@
 
 ``run_step`` donates the memory of what a step overwrites without being asked. This is for values that a step
 reads and nobody needs again. A mark belongs to the buffer: it is gone with the value. As with torch_xla, marks
-count inside ``alias_with_buffer_donor_config`` only.
+count where a step ends (``torch_xla.sync()``) and in compiled functions; where a step is only cut, because a value
+is read, inside ``alias_with_buffer_donor_config`` only.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from xla_core.recording.storage import NoValueError, Storage, poisoning
+from xla_core.recording.storage import NoValueError, PoisonedValue, Storage, poisoning
 from xla_core.recording.trace import Trace
 
 MSG_DONATED: Final = (
@@ -30,11 +31,16 @@ class _Config:
 
 
 _marked: dict[int, weakref.ref[Any]] = {}
+_ending: set[Trace] = set()
+_recording: dict[Trace, dict[int, bool]] = {}
 
 
 @contextlib.contextmanager
 def alias_with_buffer_donor_config(should_alias: bool = True) -> Iterator[bool]:
-    """Inside, marks of ``_set_buffer_donation`` count (or not); gives the setting from before."""
+    """Inside, marks of ``_set_buffer_donation`` count wherever a program runs, or (False) where steps end.
+
+    Gives the setting from before; the default is False.
+    """
     former = _Config.alias
     _Config.alias = should_alias
     try:
@@ -44,17 +50,35 @@ def alias_with_buffer_donor_config(should_alias: bool = True) -> Iterator[bool]:
 
 
 def set_aliasing(should_alias: bool) -> None:
-    """Let marks count from now on, or not."""
+    """Let marks count from now on wherever a program runs, or (False) where steps end."""
     _Config.alias = bool(should_alias)
 
 
 def aliasing() -> bool:
-    """Whether marks count."""
+    """Whether marks count wherever a program runs."""
     return _Config.alias
+
+
+def any_may_count() -> bool:
+    """Whether the next program may be one that takes a marked value."""
+    return _Config.alias or bool(_marked)
+
+
+@contextlib.contextmanager
+def ending_step(trace: Trace) -> Iterator[None]:
+    """Inside, marks count for the step of ``trace``, whose lock the thread holds."""
+    _ending.add(trace)
+    try:
+        yield
+    finally:
+        _ending.discard(trace)
 
 
 def mark(s: Storage, donated: bool) -> bool:
     """Mark the storage's value, or take the mark back; False for one that is not in device memory yet."""
+    if s.trace in _recording:
+        _recording[s.trace][id(s)] = donated
+        return True
     buffer = s.buffer
     if buffer is None:
         return False
@@ -64,6 +88,20 @@ def mark(s: Storage, donated: bool) -> bool:
     else:
         _marked[number] = weakref.ref(buffer, lambda _: _marked.pop(number, None))
     return True
+
+
+@contextlib.contextmanager
+def recording_graph(trace: Trace) -> Iterator[dict[int, bool]]:
+    """Inside, marks are noted by the ids of storages, and no buffer is marked: a graph is only recorded."""
+    former = _recording.get(trace)
+    noted = _recording[trace] = {}
+    try:
+        yield noted
+    finally:
+        if former is None:
+            del _recording[trace]
+        else:
+            _recording[trace] = former
 
 
 def is_marked(buffer: Any) -> bool:
@@ -77,7 +115,7 @@ def pairs(trace: Trace, alive: Sequence[Storage], taken: Pairs) -> Pairs:
 
     ``alive`` are the storages that the results of the step of ``trace`` will be bound to.
     """
-    if not (_Config.alias and _marked):
+    if not _marked or not (_Config.alias or trace in _ending):
         return ()
     slots, results = {slot for slot, _ in taken}, {vid for _, vid in taken}
     free = {s.vid: s.meta for s in alive if s.vid not in results}
@@ -93,13 +131,18 @@ def pairs(trace: Trace, alive: Sequence[Storage], taken: Pairs) -> Pairs:
     return tuple(marked)
 
 
+def is_gone(s: Storage) -> bool:
+    """Whether a storage has no value any more because a program has reused its memory."""
+    return isinstance(s.vid, PoisonedValue) and str(s.vid.error) == MSG_DONATED
+
+
 def holders(trace: Trace, given: Pairs) -> dict[int, Storage]:
     """The tensors, by input, whose values are about to be donated."""
     storages = {slot: trace.touched[trace.input_storages[slot]] for slot, _ in given}
     return {slot: s for slot, s in storages.items() if s.buffer is trace.inputs[slot]}
 
 
-def releasing(held: dict[int, Storage]) -> Iterator[None]:
+def releasing(held: Iterable[Storage]) -> Iterator[None]:
     """For ``indivisible.do``: the values of these tensors were donated, they have none any more."""
     error = NoValueError(MSG_DONATED)
-    return itertools.chain.from_iterable([poisoning(s, error) for s in held.values()])
+    return itertools.chain.from_iterable([poisoning(s, error) for s in held])

@@ -246,12 +246,21 @@ class PjrtClient:
     # --- programs ---
 
     def compile(self, program: Program) -> Executable:
-        """Compile for the program's placement. Raises RuntimeError with the compiler's message."""
+        """Compile for the program's placement. Raises RuntimeError with the compiler's message.
+
+        Where a library does not know the program's version of StableHLO, that names both versions.
+        """
         devices = self._devices_of(program.placement)
         options = compile_options(program, shardy=uses_shardy(program))
-        loaded = self._client.compile_and_load(
-            program.stablehlo, compat.DeviceList(tuple(devices)), options
-        )
+        try:
+            loaded = self._client.compile_and_load(
+                program.stablehlo, compat.DeviceList(tuple(devices)), options
+            )
+        except RuntimeError as error:
+            misfit = pjrt_c_api.stablehlo_misfit(self._client, error)
+            if misfit is None:
+                raise
+            raise RuntimeError(f"{self.platform}: {misfit}") from error
         return self._executable(loaded, program, devices)
 
     def deserialize(self, payload: bytes, program_name: str, placement: Placement) -> Executable:

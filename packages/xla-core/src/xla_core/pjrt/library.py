@@ -76,7 +76,8 @@ class LibraryPlugin:
     def __call__(self, topology: Topology, options: Mapping[str, str]) -> DeviceClient:
         """Load the library and start its client, or one for ``XLA_AOT_TOPOLOGY``.
 
-        Raises RuntimeError when the library is missing, does not fit, or finds no device.
+        Raises RuntimeError when the library is missing, does not fit, or finds no device. For one whose
+        StableHLO is too old or too new it names both versions.
         """
         name = self.load(options)
         wanted = topology.aot_topology or flags.AOT_TOPOLOGY.text(options)
@@ -87,6 +88,9 @@ class LibraryPlugin:
         if topology.process_count > 1:
             created |= {"node_id": topology.process_index, "num_nodes": topology.process_count}
         client = pjrt_c_api.make_client(name, created, topology.distributed_client)
+        misfit = pjrt_c_api.stablehlo_misfit(client)
+        if misfit is not None:
+            raise RuntimeError(f"{self.device_type}: {misfit}")
         return self._client_class(client, process_index=topology.process_index)
 
     def is_available(self, options: Mapping[str, str]) -> bool:

@@ -168,6 +168,14 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
             return super().untyped_storage()
         return untyped_storage.StorageHandle(self._s)
 
+    def _typed_storage(self) -> Any:
+        what = "used as a typed storage, or moved to shared memory"
+        raise RuntimeError(untyped_storage.MSG_NO_MEMORY.format(device=self.device, what=what))
+
+    def is_shared(self) -> bool:
+        """False: other processes cannot see the values."""
+        return False
+
     def data_ptr(self) -> int:
         """A number that aliases share, too large for a pointer: see ``untyped_storage``."""
         return untyped_storage.address(self._s, self._v)

@@ -1,4 +1,4 @@
-"""What PyTorch is told of the operators for calls by name, memories and marks of composites.
+"""What PyTorch is told of the operators for calls by name, memories, marks of composites and donation.
 
 Shapes and dtypes of their results, their gradients, and what they do on other devices. Their lowering rules are
 in ``lowering.rules.custom_calls``.
@@ -89,3 +89,15 @@ def _gradient_of_marked(_context: Any, gradient: torch.Tensor) -> tuple[Any, ...
 XLA_LIB.impl("mark_tensor", _unmarked, "CompositeExplicitAutograd")
 XLA_LIB.impl("mark_tensor", _like_marked, "Meta")
 torch.library.register_autograd("xla::mark_tensor", _gradient_of_marked, lib=XLA_LIB)
+
+
+# -- values given away -----------------------------------------------------------------------------
+
+
+def _as_it_is(t: torch.Tensor, should_donoate: bool) -> torch.Tensor:
+    return t
+
+
+XLA_LIB.impl("dynamo_set_buffer_donor_", _as_it_is, "CompositeExplicitAutograd")
+# nothing reads its result, and a graph without it would keep the memory
+torch.fx.node.has_side_effect(torch.ops.xla.dynamo_set_buffer_donor_.default)

@@ -6,9 +6,12 @@ their lowering rules with ``xla_core.operators.lowering_registry``.
 
 from __future__ import annotations
 
-from typing import Final
+import functools
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 
 XLA_LIB: Final = torch.library.Library("xla", "DEF")
 """The library that defines the namespace ``torch.ops.xla``."""
@@ -21,8 +24,20 @@ XLA_LIB.define(
 )
 XLA_LIB.define("place_to_host(Tensor t) -> Tensor")
 XLA_LIB.define("place_to_device(Tensor t) -> Tensor")
+XLA_LIB.define("dynamo_set_buffer_donor_(Tensor t, bool should_donoate) -> Tensor")
 XLA_LIB.define(
     "mark_tensor(Tensor x, str name, int pos, str id, bool is_input, Any? attr=None) -> Tensor"
 )
+_OURS: Final = frozenset({"aten", "prims", "xla"})
+
+
+def kernel_from_outside(overload: OpOverload) -> Callable[..., Any] | None:
+    """What somebody has registered for ``xla`` by ``@torch.library.impl(library, name, "XLA")``, or None."""
+    key = torch._C.DispatchKey.XLA  # torch 2.13
+    if overload.namespace in _OURS or not overload.has_kernel_for_dispatch_key(key):
+        return None
+    return functools.partial(overload._op_dk, key)  # torch 2.13
+
+
 MARK: Final = "xla.mark_tensor.default"
 """The name of the operator that marks where composites begin and end."""

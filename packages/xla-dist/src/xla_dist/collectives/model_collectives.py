@@ -32,6 +32,9 @@ Groups = Sequence[Sequence[int]] | None
 MSG_NOT_XLA: Final = (
     "{name} takes tensors on an xla device, got one on {device}; move it there first"
 )
+MSG_DIMENSION: Final = (
+    "Dimension out of range (expected to be in range of [{low}, {high}], but got {got})"
+)
 MSG_EMPTY: Final = "{name} got no tensor"
 MSG_OUTPUT: Final = "{name}: output has shape {got}, the result has {wanted}"
 MSG_SHARDS: Final = "{name}: {argument}={got}, but the groups have {wanted} replicas each"
@@ -180,8 +183,11 @@ def _stored(name: str, output: torch.Tensor | None, result: torch.Tensor) -> tor
 
 
 def _positive(dim: int, tensor: torch.Tensor) -> int:
-    """A dimension counted from the front; one that is not there is reported by the operator."""
-    return dim + tensor.dim() if dim < 0 else dim
+    """A dimension counted from the front. Raises IndexError for one that is not there, in any world."""
+    size = tensor.dim()
+    if not -size <= dim < size:
+        raise IndexError(MSG_DIMENSION.format(low=-size, high=size - 1, got=dim))
+    return dim % size
 
 
 def _listed(value: Any) -> list[Any]:
@@ -214,11 +220,11 @@ def all_gather(
     values, outputs = _lists("all_gather", value, output)
     trace = _trace("all_gather", values)
     world = world_of(trace)
+    dim = _positive(dim, values[0])
     if world == 1:
         results = [x.detach().clone() for x in values]
     else:
-        where = flat_groups(groups, world)
-        results = record(trace, "all_gather", values, _positive(dim, values[0]), *where)
+        results = record(trace, "all_gather", values, dim, *flat_groups(groups, world))
     stored = [_stored("all_gather", o, r) for o, r in zip(outputs, results, strict=True)]
     return stored[0] if isinstance(value, torch.Tensor) else stored
 
@@ -246,10 +252,10 @@ def reduce_scatter(
     _check_kind("reduce_scatter", reduce_type, values)
     flat, size = flat_groups(groups, world_of(trace))
     _check_shards("reduce_scatter", "shard_count", shard_count, size)
+    dim = _positive(scatter_dim, values[0])
     if size == 1:
         results = [x.detach().clone() for x in values]
     else:
-        dim = _positive(scatter_dim, values[0])
         results = record(trace, "reduce_scatter", values, reduce_type, dim, flat, size)
     results = [r if scale == 1.0 else _scaled(r, scale) for r in results]
     stored = [_stored("reduce_scatter", o, r) for o, r in zip(outputs, results, strict=True)]
@@ -277,9 +283,9 @@ def all_to_all(
     trace = _trace("all_to_all", [value])
     flat, size = flat_groups(groups, world_of(trace))
     _check_shards("all_to_all", "split_count", split_count, size)
+    dims = (_positive(split_dimension, value), _positive(concat_dimension, value))
     if size == 1:
         return value.detach().clone()
-    dims = (_positive(split_dimension, value), _positive(concat_dimension, value))
     (result,) = record(trace, "all_to_all", value, *dims, flat, size)
     return result
 

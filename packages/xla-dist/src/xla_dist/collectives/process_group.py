@@ -32,6 +32,11 @@ MSG_WORLD: Final = (
     "call xm.set_replication before init_process_group"
 )
 MSG_MESH: Final = "xla_pg_options: rank {rank} is in no row of mesh={mesh}"
+MSG_SIZE: Final = "a process group of size={size} with ranks={ranks}"
+MSG_IRREGULAR: Final = (
+    "xla_pg_options: ranks {ranks} are neither a row nor a column of a rectangle of all {world} ranks; name "
+    "the groups by {{'mesh': [[...], ...]}}"
+)
 
 _KINDS: Final[list[tuple[Any, str]]] = [
     (dist.ReduceOp.SUM, "sum"),
@@ -53,12 +58,29 @@ def _kind(op: Any) -> str:
 
 
 class ProcessGroupXla(dist.ProcessGroup):
-    """The process group of the backend ``xla``; ``ranks`` are its members' ordinals, in order."""
+    """The process group of the backend ``xla``, of ``size`` members, of which this process is number ``rank``.
 
-    def __init__(self, store: Any, rank: int, ranks: Sequence[int]) -> None:
-        super().__init__(rank, len(ranks))
-        self.store = store
-        self.ranks = list(ranks)
+    ``ranks`` are the members' ordinals, in order (default: the first ``size``). ``prefix_store`` is what
+    ``torch.distributed`` made for it. ``timeout`` is kept: collectives wait as long as the job lives. Raises
+    ValueError unless there are ``size`` ranks.
+    """
+
+    def __init__(
+        self,
+        prefix_store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(rank, size)
+        self.prefix_store = prefix_store
+        self.timeout = timeout
+        self.ranks = list(range(size) if ranks is None else ranks)
+        if len(self.ranks) != size:
+            raise ValueError(MSG_SIZE.format(size=size, ranks=self.ranks))
+        self._mesh = [self.ranks]
         self.me = rank
         self._sent: dict[tuple[int, int, int], int] = {}
         self._world = runtime.world_size()
@@ -351,20 +373,42 @@ def create(options: Any, backend_options: Any) -> ProcessGroupXla:
     """The process group that torch.distributed asks the backend for.
 
     ``backend_options`` is ``pg_options`` of ``dist.new_group``: with ``{"xla_pg_options": {"mesh":
-    rows}}``, rows of ranks, every row is a group of its own. Raises ValueError for a rank in no row.
+    rows}}``, rows of ranks, every row is a group of its own. With ``{"xla_pg_options": {"spmd": True}}`` the
+    ranks have to be a row or a column of a rectangle (``regular_rows``). Raises ValueError for a rank in no row.
     """
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     if jobs.connection() is None:
         runtime.world_size()  # starts the client, which joins the job of the environment
     mine = ranks[options.group_rank]
     wanted = backend_options if isinstance(backend_options, Mapping) else {}
-    mesh = wanted.get("xla_pg_options", {}).get("mesh") or [ranks]
+    given = wanted.get("xla_pg_options", {})
+    mesh = given.get("mesh") or [ranks]
+    if given.get("spmd") and not given.get("mesh"):
+        mesh = regular_rows(ranks, runtime.world_size())
     row = next((list(row) for row in mesh if mine in row), None)
     if row is None:
         raise ValueError(MSG_MESH.format(rank=mine, mesh=mesh))
-    group = ProcessGroupXla(options.store, row.index(mine), row)
+    group = ProcessGroupXla(options.store, row.index(mine), len(row), options.timeout, ranks=row)
+    group._mesh = [list(r) for r in mesh]
     group.setGroupName(options.group_id)
     return group
+
+
+def regular_rows(ranks: Sequence[int], world: int) -> list[list[int]]:
+    """All rows, or all columns, of the rectangle of ``world`` ranks in which ``ranks`` are one.
+
+    ``[1, 5, 9]`` of 12 gives ``[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]``. Raises ValueError where there is no
+    such rectangle.
+    """
+    size = len(ranks)
+    others = world // size
+    if size * others == world:
+        rows = [list(range(i, i + size)) for i in range(0, world, size)]
+        columns = [list(range(i, world, others)) for i in range(others)]
+        for lines in (rows, columns):
+            if list(ranks) in lines:
+                return lines
+    raise ValueError(MSG_IRREGULAR.format(ranks=list(ranks), world=world))
 
 
 def new_xla_process_group(
@@ -376,8 +420,9 @@ def new_xla_process_group(
 ) -> Any:
     """``dist.new_group``, which also takes ``pg_options={'xla_pg_options': {'mesh': rows}}``.
 
-    ``mesh`` is a list of lists of ranks: every row is a group of its own. ``dist.new_group`` takes the
-    same option; this is torch_xla's name for it.
+    ``mesh`` is a list of lists of ranks: every row is a group of its own. ``{'spmd': True}`` in its place checks
+    that ``ranks`` are a row or a column of a rectangle of all ranks, and raises ValueError otherwise.
+    ``dist.new_group`` takes the same options; this is torch_xla's name for it.
     """
     named = {"timeout": timeout, "backend": backend, "pg_options": pg_options, **kwargs}
     return dist.new_group(list(ranks) if ranks is not None else None, **named)

@@ -96,6 +96,7 @@ class _Pipeline:
         send: Callable[[Any, torch.device], Any],
         threads: int,
     ) -> None:
+        self.loader = loader
         self.queues = {queue.device: queue for queue in queues}
         self.closed = False
         self.loops = Turns()
@@ -197,6 +198,12 @@ class PerDeviceLoader(_Stepping):
         end = weakref.finalize(self, pipeline.left, device)
         take = functools.partial(next_item, pipeline, device)
         super().__init__(device, batches_per_execution, take, end)
+        self._devices = len(pipeline.queues)
+        self._loader = pipeline.loader
+
+    def __len__(self) -> int:
+        """How many batches the device gets, where the loader has a length."""
+        return len(self._loader) // self._devices  # type: ignore[arg-type]
 
 
 def _in_loop(

@@ -73,8 +73,8 @@ def _xla_step_marker(
 
 
 def _xla_get_devices() -> list[str]:
-    """The names of this process's devices: ``['xla:0']``."""
-    return [str(d) for d in xla_model.devices()]
+    """The runtime's names of this process's devices: ``['CPU:0']``."""
+    return [xla_model.real_name(d) for d in xla_model.devices()]
 
 
 def _xla_real_devices(devices: Sequence[str] = ()) -> list[str]:
@@ -115,8 +115,13 @@ def _xla_user_computation(
 
 
 def _is_placecholder(tensor: torch.Tensor) -> bool:
-    """Whether a tensor was made by ``create_placeholder_tensor`` (torch_xla's own spelling)."""
-    return isinstance(tensor, XLATensor) and tensor._s.buffer is PLACEHOLDER
+    """Whether a tensor has no value to give (torch_xla's own spelling).
+
+    ``create_placeholder_tensor`` made it, or its value was given away and a program has reused its memory.
+    """
+    if not isinstance(tensor, XLATensor):
+        return False
+    return tensor._s.buffer is PLACEHOLDER or buffer_donation.is_gone(tensor._s)
 
 
 def _set_buffer_donation(tensor: torch.Tensor, should_donate: bool) -> bool:
