@@ -82,12 +82,14 @@ COMPARED: Final = """
 `tools/op_db_report.py` runs PyTorch's own operator database on `xla` and on the CPU, and compares values, shapes,
 dtypes and exceptions. A row is an operator with its variant, a dtype and a mode: forward, in place, `out=` (places
 of the right shape, and of size 0), backward, the transforms `grad`, `jvp` (forward-mode AD) and `vmap` of
-`torch.func`, and errors (all calls that must fail). Of each row two to four samples are compared, spread over the
+`torch.func`, and errors (all calls that must fail). Of each row two to six samples are compared, spread over the
 database's list of them. Integers and booleans must be equal. For the others
 [`TOLERANCES`](../packages/xla-core/src/xla_core/testing/against_cpu.py) say how far apart numbers may be; results
 further apart must be as near to what a wider dtype gives as the CPU's are. Rows that the CPU cannot compute do
-not count. The rows of float32, bfloat16, int64, bool and int32 forward have all been run, of the others a part that
-was drawn at random: the table says how many.
+not count. Forward, in place, `out=` and backward of the base dtypes (float32, bfloat16, int64, bool; backward of
+float32) and int32 forward have all been run. Of the other tables a part has been run, drawn at random: the number
+says how many. What has no line has not been run for this page; the normal tests compare all errors, and one
+float32 sample of every operator.
 """
 DATABASE: Final = """
 ## PyTorch's operator database

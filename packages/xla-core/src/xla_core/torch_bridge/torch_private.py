@@ -169,24 +169,22 @@ def register_factory_fallback(function: Any) -> None:
         # for a function of this very operator, and ends in an internal assert where there is none
         aten.empty.memory_format,
         aten.empty_strided.default,
-        # defined in C++ by others and by a kernel that only the CPU and CUDA have
-        *(getattr(aten.kaiser_window, name) for name in ("default", "periodic", "beta")),
-        *_reshaping_out(),
+        *_defined_by_others(),
     ):
         below.impl(overload, functools.partial(function, overload), "XLA")
     _libraries.extend((library, below))
 
 
-# torch 2.13: C++ defines these by others, and has their out= written through a reshaped alias of it,
-# for which it needs memory. With a kernel of our own they arrive whole, at __torch_dispatch__.
-_RESHAPING: Final = ("chain_matmul", "inner", "kron", "linalg_matmul", "linalg_matrix_rank",
+# torch 2.13: C++ defines these by others, and has their out= written through a reshaped alias of it, for
+# which it needs memory (windows of Kaiser by a kernel of the CPU's). With a kernel of our own they arrive whole.
+_RESHAPING: Final = ("chain_matmul", "inner", "kaiser_window", "kron", "linalg_matmul", "linalg_matrix_rank",
                      "linalg_multi_dot", "matmul", "tensordot")  # fmt: skip
 
 
-def _reshaping_out() -> list[Any]:
+def _defined_by_others() -> list[Any]:
     packets = [getattr(torch.ops.aten, name) for name in _RESHAPING]
     forms = [getattr(packet, name) for packet in packets for name in packet.overloads()]
-    return [form for form in forms if any(a.is_out for a in form._schema.arguments)]
+    return [f for f in forms if "window" in str(f) or any(a.is_out for a in f._schema.arguments)]
 
 
 # torch 2.13: the key between the caller and autograd while torch.autocast('xla') is on
