@@ -14,8 +14,9 @@ import math
 import operator
 import threading
 import time
+import types
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -50,7 +51,7 @@ PADDING: Final = "VaryingShapesPadding"
 _COMPILED_FIRST: Final = 2
 _MOST_SAMPLES: Final = 6
 # Numbers beyond these are never lengths, and not counted with.
-_NO_MARKS: Final[dict[int, int | None]] = {}
+_NO_MARKS: Final[Mapping[int, int | None]] = types.MappingProxyType({})
 _LEAST_NUMBER: Final = -(2**63)
 _MOST_NUMBER: Final = 2**63 - 1
 
