@@ -76,8 +76,8 @@ def lazy_names(
 
     def names() -> list[str]:
         elsewhere = {**homes, **aliases}
-        found = {name for name, home in elsewhere.items() if _is_installed(home)}
-        return sorted({*vars(sys.modules[module]), *found, *_submodules(module)})
+        installed = {name for name, home in elsewhere.items() if _is_installed(home)}
+        return sorted({*vars(sys.modules[module]), *installed, *_submodules(module)})
 
     return getter, names
 
@@ -100,4 +100,4 @@ def _is_submodule(module: str, name: str) -> bool:
 
 def _submodules(module: str) -> Iterable[str]:
     path = getattr(sys.modules[module], "__path__", None)
-    return () if path is None else (found.name for found in pkgutil.iter_modules(path))
+    return () if path is None else (submodule.name for submodule in pkgutil.iter_modules(path))

@@ -159,8 +159,8 @@ class CpuClient(PjrtClient):
 
 def _unknown_option(message: str) -> str:
     """The option for whose name XLA refuses a program; empty if that is not what ``message`` says."""
-    found = _NO_OPTION.search(message)
-    return found[1] if found else ""
+    match = _NO_OPTION.search(message)
+    return match[1] if match else ""
 
 
 @functools.cache

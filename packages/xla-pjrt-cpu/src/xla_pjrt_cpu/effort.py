@@ -68,8 +68,8 @@ def effort_for(program: Program) -> str:
 
 def options_by_effort(program: Program, xla_flags: str) -> dict[str, str | int | float | bool]:
     """Compiler options for a program, without those that ``XLA_FLAGS`` has already."""
-    found = OPTIONS[effort_for(program)]
-    return {name: value for name, value in found.items() if name not in xla_flags}
+    options = OPTIONS[effort_for(program)]
+    return {name: value for name, value in options.items() if name not in xla_flags}
 
 
 def effort_rule() -> str:

@@ -66,9 +66,9 @@ def version_name(options: Mapping[str, str], chips: Chips) -> str | None:
 
 def describe(options: Mapping[str, str], chips: Chips) -> str:
     """One sentence on what was looked for and what was found."""
-    found = sorted(name for name in options if _ENVIRONMENT.fullmatch(name))
+    names = sorted(name for name in options if _ENVIRONMENT.fullmatch(name))
     nodes = f"device files {', '.join(chips.nodes)}" if chips.nodes else "no device files"
-    variables = f"the variables {', '.join(found)}" if found else "no TPU variable"
+    variables = f"the variables {', '.join(names)}" if names else "no TPU variable"
     return (
         f"{chips.count} TPU chips among {chips.pci_devices} devices on the PCI bus, {nodes} "
         f"(/dev/accel*, /dev/vfio/*), {variables} in the environment"

@@ -99,13 +99,13 @@ class TpuClient(PjrtClient):
     missing_device = ": TPU_VISIBLE_CHIPS and TPU_PROCESS_BOUNDS set which each process has"
 
     def __init__(self, topology: Topology, options: Mapping[str, str]) -> None:
-        found = chips_of_host.find_chips()
-        described = chips_of_host.describe(options, found)
-        if not found.count and not found.nodes:
+        chips = chips_of_host.find_chips()
+        described = chips_of_host.describe(options, chips)
+        if not chips.count and not chips.nodes:
             path = libtpu.find_library(options)
             library = f"{path} (version {libtpu.package_version()})" if path else "not installed"
             raise RuntimeError(MSG_NO_TPU.format(library=library, found=described))
-        version = chips_of_host.version_name(options, found)
+        version = chips_of_host.version_name(options, chips)
         self._flags = libtpu.load(options, chips=True, megacore=version == "v4")
         try:
             client = runtime_library.make_client(

@@ -61,22 +61,22 @@ def metadata(name: str) -> str:
 def parse_tpu_env(text: str) -> dict[str, str]:
     """The entries of a ``tpu-env`` attribute: lines of ``NAME: 'value'``."""
     matches = (_LINE.fullmatch(line) for line in text.splitlines())
-    found = {m["name"]: m["value"] for m in matches if m is not None}
+    entries = {m["name"]: m["value"] for m in matches if m is not None}
     for old, new in (("HOST_BOUNDS", PROCESS_BOUNDS), ("CHIPS_PER_HOST_BOUNDS", CHIPS_PER_PROCESS)):
-        if old in found:
-            found.setdefault(new, found[old])
-    return found
+        if old in entries:
+            entries.setdefault(new, entries[old])
+    return entries
 
 
 def from_variables(options: Mapping[str, str] | None = None) -> dict[str, str]:
     """What the environment variables say of the slice, under the names of ``tpu-env``."""
     options = os.environ if options is None else options
-    found = {}
+    entries = {}
     for name, variables in _VARIABLES.items():
         value = next((options[v] for v in variables if options.get(v, "").strip()), None)
         if value is not None:
-            found[name] = value.strip()
-    return found
+            entries[name] = value.strip()
+    return entries
 
 
 def get_tpu_env() -> dict[str, str]:
@@ -84,10 +84,10 @@ def get_tpu_env() -> dict[str, str]:
 
     Raises RuntimeError when neither is there.
     """
-    found = from_variables()
-    if ACCELERATOR_TYPE in found:
-        return found
-    return parse_tpu_env(metadata("tpu-env")) | found
+    entries = from_variables()
+    if ACCELERATOR_TYPE in entries:
+        return entries
+    return parse_tpu_env(metadata("tpu-env")) | entries
 
 
 def get_tpu_type() -> str:
@@ -97,8 +97,8 @@ def get_tpu_type() -> str:
 
 def worker_id() -> int:
     """The number of this host in its slice. Raises RuntimeError when it is unknown."""
-    found = from_variables().get("WORKER_ID")
-    return int(found if found is not None else metadata("agent-worker-number"))
+    number = from_variables().get("WORKER_ID")
+    return int(number if number is not None else metadata("agent-worker-number"))
 
 
 def worker_ips() -> list[str]:

@@ -88,12 +88,12 @@ def generation(name: str) -> Generation:
     Raises ValueError listing the names there are.
     """
     wanted = name.strip().lower().removeprefix("tpu").strip()
-    found = GENERATIONS.get(ALIASES.get(wanted, wanted)) or GENERATIONS.get(
+    entry = GENERATIONS.get(ALIASES.get(wanted, wanted)) or GENERATIONS.get(
         ALIASES.get(name.strip().lower(), "")
     )
-    if found is None:
+    if entry is None:
         raise ValueError(f"{name!r} is no TPU generation; known are {', '.join(GENERATIONS)}")
-    return found
+    return entry
 
 
 def parse_accelerator_type(text: str) -> tuple[Generation, tuple[int, ...]]:
@@ -104,10 +104,10 @@ def parse_accelerator_type(text: str) -> tuple[Generation, tuple[int, ...]]:
     name, _, count = text.strip().rpartition("-")
     if not name or not count.isdecimal():
         raise ValueError(f"{text!r} is no accelerator type such as v5litepod-16 or v4-8")
-    found = generation(name)
-    chips = int(count) // found.cores if found.counts_cores else int(count)
-    shapes = _FLAT if found.dimensions == 2 else _CUBE
+    chip = generation(name)
+    chips = int(count) // chip.cores if chip.counts_cores else int(count)
+    shapes = _FLAT if chip.dimensions == 2 else _CUBE
     if chips not in shapes:
-        sizes = ", ".join(str(c * found.cores if found.counts_cores else c) for c in shapes)
-        raise ValueError(f"{text!r}: a {found.name} slice has one of these sizes: {sizes}")
-    return found, shapes[chips]
+        sizes = ", ".join(str(c * chip.cores if chip.counts_cores else c) for c in shapes)
+        raise ValueError(f"{text!r}: a {chip.name} slice has one of these sizes: {sizes}")
+    return chip, shapes[chips]

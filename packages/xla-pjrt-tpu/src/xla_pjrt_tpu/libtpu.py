@@ -118,14 +118,14 @@ _flags_in_force: dict[str, str] = {}
 
 def _foreign_flags(options: Mapping[str, str], wanted: str) -> str:
     """The flags of a libtpu that jax has loaded in this process before."""
-    found = settings.LIBTPU_INIT_ARGS.text(options)
+    loaded = settings.LIBTPU_INIT_ARGS.text(options)
     logger.warning(
         "libtpu was loaded by jax before the xla device was used: its flags are %r, not %r. "
         "Make the first xla tensor before jax is used to have the latter",
-        found,
+        loaded,
         wanted,
     )
-    return found
+    return loaded
 
 
 @contextlib.contextmanager

@@ -44,8 +44,8 @@ def num_available_devices() -> int:
     named = settings.NUM_DEVICES.text()
     if named:
         return int(named)
-    found = num_available_chips()
-    return found * num_logical_cores_per_chip() if found else 0
+    chips = num_available_chips()
+    return chips * num_logical_cores_per_chip() if chips else 0
 
 
 def num_local_processes() -> int:
@@ -104,9 +104,9 @@ def slice_bounds(env: Mapping[str, str]) -> tuple[tuple[int, ...], tuple[int, ..
             bounds(environment.PROCESS_BOUNDS, hosts),
             bounds(environment.CHIPS_PER_PROCESS, host_chips),
         )
-    found, shape = parse_accelerator_type(env[environment.ACCELERATOR_TYPE])
+    chip, shape = parse_accelerator_type(env[environment.ACCELERATOR_TYPE])
     whole = (*shape, 1, 1)[:3]
-    per_host = tuple(min(a, b) for a, b in zip(whole, found.chips_per_host, strict=True))
+    per_host = tuple(min(a, b) for a, b in zip(whole, chip.chips_per_host, strict=True))
     return tuple(a // b for a, b in zip(whole, per_host, strict=True)), per_host
 
 

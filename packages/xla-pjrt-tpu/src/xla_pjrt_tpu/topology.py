@@ -65,21 +65,21 @@ def parse_topology(text: str, options: Mapping[str, str]) -> TpuTopology:
     try:
         if count and not (count.strip().isdecimal() and int(count) > 0):
             raise ValueError(f"{count!r} is no number of slices")
-        found, shape = _parse_slice(name.strip())
+        chip, shape = _parse_slice(name.strip())
     except ValueError as error:
         raise ValueError(MSG_BAD_TOPOLOGY.format(text=text, reason=error)) from None
-    config = settings.MEGACORE.get(options).lower() if found.name == "v4" else None
-    return TpuTopology(found, shape, int(count or 1), config)
+    config = settings.MEGACORE.get(options).lower() if chip.name == "v4" else None
+    return TpuTopology(chip, shape, int(count or 1), config)
 
 
 def _parse_slice(text: str) -> tuple[Generation, tuple[int, ...]]:
     match = _FORM.fullmatch(text)
     if match is None:
         return parse_accelerator_type(text)
-    found = generation(match["name"])
+    chip = generation(match["name"])
     shape = tuple(map(int, match["shape"].split("x")))
-    if len(shape) == 2 and found.dimensions == 3:
-        raise ValueError(f"{found.name} chips form a network of three dimensions")
+    if len(shape) == 2 and chip.dimensions == 3:
+        raise ValueError(f"{chip.name} chips form a network of three dimensions")
     if min(shape) < 1:
         raise ValueError("a dimension is 0")
-    return found, shape
+    return chip, shape

@@ -73,10 +73,10 @@ class TpuPlugin(DevicePlugin):
 
     def library_path(self) -> str:
         """The path of libtpu. Raises RuntimeError where there is none."""
-        found = libtpu.find_library(os.environ)
-        if found is None:
+        path = libtpu.find_library(os.environ)
+        if path is None:
             raise RuntimeError(MSG_NO_LIBRARY.format(variable="TPU_LIBRARY_PATH"))
-        return str(found)
+        return str(path)
 
     def host_index(self) -> int:
         """The number of this host in its slice."""

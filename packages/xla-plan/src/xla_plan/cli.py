@@ -30,8 +30,8 @@ _WIDTH: Final = 160  # where the output is no terminal
 
 def parser() -> argparse.ArgumentParser:
     """The arguments of all commands."""
-    made = argparse.ArgumentParser("xla-plan", description=DESCRIPTION)
-    commands = made.add_subparsers(required=True, metavar="COMMAND")
+    top = argparse.ArgumentParser("xla-plan", description=DESCRIPTION)
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="compile a step for candidates, and say what each needs")
     add_step(run)
     run.add_argument(
@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     )
     find.add_argument("--cache", type=Path, help="keep the programs here")
     find.set_defaults(command=search_command)
-    return made
+    return top
 
 
 def add_step(command: argparse.ArgumentParser) -> None:
@@ -101,16 +101,16 @@ def run_command(chosen: argparse.Namespace) -> int:
     if not chosen.mesh and not script:
         raise SystemExit(MSG_MESH_NEEDED.format(step=chosen.step))
     meshes = [() if text == "none" else parse_mesh(text) for text in chosen.mesh]
-    wanted = candidates(chosen.topology, meshes, chosen.options)
+    tried = candidates(chosen.topology, meshes, chosen.options)
     depth = depths.parse_depth(chosen.depth) if chosen.depth else None
-    found = plan(
-        chosen.step, wanted, cache=chosen.cache, arguments=chosen.arguments, timeout=chosen.timeout,
+    plans = plan(
+        chosen.step, tried, cache=chosen.cache, arguments=chosen.arguments, timeout=chosen.timeout,
         depth=depth, tell=tell,
     )  # fmt: skip
     if chosen.cache is not None:
-        tell(f"manifest: {manifest.write(chosen.cache, chosen.step, found)}")
-    report(found, chosen)
-    return int(not any(p.fits for p in found))
+        tell(f"manifest: {manifest.write(chosen.cache, chosen.step, plans)}")
+    report(plans, chosen)
+    return int(not any(p.fits for p in plans))
 
 
 def search_command(chosen: argparse.Namespace) -> int:
@@ -118,13 +118,13 @@ def search_command(chosen: argparse.Namespace) -> int:
     axes = [axis.strip() for axis in chosen.axes.split(",")]
     compiled: list[Plan] = []
     for one in candidates(chosen.topology, [], chosen.options):
-        found = search(
+        result = search(
             chosen.step, one.topology, axes, one.options, compiled=chosen.compile,
             cache=chosen.cache, timeout=chosen.timeout, tell=tell,
         )  # fmt: skip
-        for guess in found.guesses:
-            tell(f"  {guess.candidate.mesh_text}: {guess.out or _guessed(guess, found.guesses)}")
-        compiled += found.plans
+        for guess in result.guesses:
+            tell(f"  {guess.candidate.mesh_text}: {guess.out or _guessed(guess, result.guesses)}")
+        compiled += result.plans
     if chosen.cache is not None:
         tell(f"manifest: {manifest.write(chosen.cache, chosen.step, compiled)}")
     report(compiled, chosen)
@@ -136,14 +136,14 @@ def _guessed(guess: Guess, every: Sequence[Guess]) -> str:
     return f"{guess.held / 2**30:.1f} GiB held, {guess.seconds / best:.2f} times the best guess"
 
 
-def report(found: Sequence[Plan], chosen: Any) -> None:
+def report(plans: Sequence[Plan], chosen: Any) -> None:
     """Print the tables, and write what was asked for."""
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
-    tables.show(found, console)
+    tables.show(plans, console)
     if chosen.json is not None:
-        chosen.json.write_text(json.dumps([p.as_json() for p in found], indent=1) + "\n")
+        chosen.json.write_text(json.dumps([p.as_json() for p in plans], indent=1) + "\n")
     if chosen.html is not None:
-        chosen.html.write_text(html_page.render(found, f"xla-plan: {chosen.step}"), "utf-8")
+        chosen.html.write_text(html_page.render(plans, f"xla-plan: {chosen.step}"), "utf-8")
         console.print(f"page: {chosen.html.resolve()}")
 
 

@@ -44,8 +44,8 @@ def xla_core_over_parts(
     """Manual sharding around the call."""
     if not runtime.is_spmd():
         return None
-    found = Mesh.from_str(mesh) if isinstance(mesh, str) else mesh
-    return over_parts(function, tensors, specs, results, found)
+    device_mesh = Mesh.from_str(mesh) if isinstance(mesh, str) else mesh
+    return over_parts(function, tensors, specs, results, device_mesh)
 
 
 @hookimpl

@@ -72,7 +72,7 @@ def module_of(proto: bytes) -> dict[str, Any]:
 
 
 def _read(kind: str, data: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    message: dict[str, Any] = {}
     schema = _SCHEMA[kind]
     for number, value in protobuf_wire.read_fields(data):
         if number not in schema:
@@ -80,10 +80,10 @@ def _read(kind: str, data: bytes) -> dict[str, Any]:
         name, inner, repeated = schema[number]
         values = _values(inner, value)
         if repeated:
-            found.setdefault(name, []).extend(values)
+            message.setdefault(name, []).extend(values)
         else:
-            found[name] = values[-1]
-    return found
+            message[name] = values[-1]
+    return message
 
 
 def _values(kind: Any, value: Any) -> list[Any]:

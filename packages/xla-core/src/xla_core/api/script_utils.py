@@ -182,27 +182,27 @@ def _rewritten(
     def inner(item: Any) -> Any:
         return _rewritten(item, select, change, known)
 
-    made = value
+    rewritten = value
     if isinstance(value, dict):
         items = [(k, v, inner(k), inner(v)) for k, v in value.items()]
         if any(k is not old or v is not had for old, had, k, v in items):
-            made = copy.copy(value)
-            made.clear()
-            made.update((k, v) for _, _, k, v in items)
+            rewritten = copy.copy(value)
+            rewritten.clear()
+            rewritten.update((k, v) for _, _, k, v in items)
     elif isinstance(value, (list, tuple, set, frozenset)):
         members = [inner(item) for item in value]
         if any(new is not old for new, old in zip(members, value, strict=True)):
             kind = type(value)
-            made = kind(*members) if hasattr(value, "_fields") else kind(members)
+            rewritten = kind(*members) if hasattr(value, "_fields") else kind(members)
     elif isinstance(value, DataWrapper):
-        made = value.from_tensors([inner(t) for t in value.get_tensors()])
+        rewritten = value.from_tensors([inner(t) for t in value.get_tensors()])
     elif hasattr(value, "__dict__") and not isinstance(value, _OPAQUE):
         for name, attribute in list(vars(value).items()):
             changed = inner(attribute)
             if changed is not attribute:
                 setattr(value, name, changed)
-    known[id(value)] = value, made
-    return made
+    known[id(value)] = value, rewritten
+    return rewritten
 
 
 class TimedScope:
@@ -259,13 +259,13 @@ class Cleaner:
 
 def shape(inputs: Any) -> list[int]:
     """The lengths of nested lists or tuples, outermost first, as their first elements have them."""
-    found = []
+    sizes = []
     while isinstance(inputs, (list, tuple)):
-        found.append(len(inputs))
+        sizes.append(len(inputs))
         if not inputs:
             break
         inputs = inputs[0]
-    return found
+    return sizes
 
 
 def flatten_nested_tuple(inputs: Any) -> tuple[Any, ...]:

@@ -110,10 +110,10 @@ def write_to_summary(
     """
     if summary_writer is None:
         return
-    found = dict(dict_to_write)
+    scalars = dict(dict_to_write)
     if write_xla_metrics:
-        found |= {f"xla/{name}": value for name, value in counters.all_counters().items()}
-    for name, value in found.items():
+        scalars |= {f"xla/{name}": value for name, value in counters.all_counters().items()}
+    for name, value in scalars.items():
         summary_writer.add_scalar(name, float(value), global_step)
 
 

@@ -47,12 +47,12 @@ def autoload() -> None:
 def _official_package() -> str | None:
     """Version and place of PyTorch/XLA's own package in this environment, if it is there."""
     try:
-        found = importlib.metadata.distribution("torch_xla")
+        package = importlib.metadata.distribution("torch_xla")
     except importlib.metadata.PackageNotFoundError:
         return None
-    if OWN_MARK in found.version:
+    if OWN_MARK in package.version:
         return None
-    return f"{found.version} in {found.locate_file('')}"
+    return f"{package.version} in {package.locate_file('')}"
 
 
 def _attach() -> None:

@@ -206,10 +206,10 @@ class XlaComputation:
         device = next((t._s.trace for t in tensors if isinstance(t, XLATensor)), None)
         platform = (device or runtime.trace_of(None)).backend.platform
         key = f"{platform} {name}"
-        found = self._computations.get(key)
-        if found is None:
-            found = self._computations[key] = self._computation(name, platform)
-        return found(tensors)
+        computation = self._computations.get(key)
+        if computation is None:
+            computation = self._computations[key] = self._computation(name, platform)
+        return computation(tensors)
 
     def _computation(self, name: str, platform: str) -> Computation:
         dtypes = [p.dtype for p in self.parameters]
@@ -240,8 +240,8 @@ def from_module(name: str, module: bytes) -> XlaComputation:
         return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
 
     def evaluate(*arrays: Any) -> Any:
-        found = tuple(hlo_primitives.call_module(stablehlo, name, arrays, results))
-        return found[0] if len(found) == 1 else found
+        outcome = tuple(hlo_primitives.call_module(stablehlo, name, arrays, results))
+        return outcome[0] if len(outcome) == 1 else outcome
 
     result = tuple(structs(results))
     return XlaComputation(

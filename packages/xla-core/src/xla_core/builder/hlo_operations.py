@@ -456,8 +456,8 @@ def _select_and_scatter(
 def _sort(
     *values: Any, comparator: XlaComputation, dimension: int = -1, is_stable: bool = False
 ) -> Any:
-    made = hlo_primitives.sort(values, comparator, dimension % values[0].ndim, is_stable)
-    return made[0] if len(made) == 1 else tuple(made)
+    sorted_values = hlo_primitives.sort(values, comparator, dimension % values[0].ndim, is_stable)
+    return sorted_values[0] if len(sorted_values) == 1 else tuple(sorted_values)
 
 
 @_named("Map")

@@ -8,8 +8,8 @@ from xla_core.builder.xla_builder import Op
 def dynamic_slice(xs: Op, idx: Op) -> Op:
     """HLO's item number ``idx`` of ``xs`` along its first dimension, which is gone."""
     sizes = list(xs.shape().sizes)
-    found = xs.dynamic_slice(_starts(idx, len(sizes)), [1, *sizes[1:]])
-    return found.reshape(sizes[1:])
+    item = xs.dynamic_slice(_starts(idx, len(sizes)), [1, *sizes[1:]])
+    return item.reshape(sizes[1:])
 
 
 def dynamic_update_slice(ys: Op, y: Op, idx: Op) -> Op:

@@ -27,12 +27,12 @@ class Op:
         """The result for these tensors, or a list of several; keyword arguments are ``opfn``'s."""
         key = (pytrees.metas(args), repr(sorted(kwargs.items())))
         with self._lock:
-            found = self._computations.get(key)
-            if found is None:
+            computation = self._computations.get(key)
+            if computation is None:
                 shapes = tensor_shape(args)
-                found = create_computation(self._name, self._opfn, shapes, **kwargs)
-                self._computations[key] = found
-        results = found.run(f"xla::_op_{self._name}", args)
+                computation = create_computation(self._name, self._opfn, shapes, **kwargs)
+                self._computations[key] = computation
+        results = computation.run(f"xla::_op_{self._name}", args)
         return results[0] if len(results) == 1 else results
 
 

@@ -331,8 +331,8 @@ class Op:
     @classmethod
     def call(cls, computation: Any, ops: Sequence[Op], builder: XlaBuilder | None = None) -> Op:
         """The value of a computation (or of a function of operations) for these operands."""
-        made = cls.make_computation("Call", computation, ops)
-        return mkop("Call", [o.op for o in ops], builder=builder, computation=made)
+        callee = cls.make_computation("Call", computation, ops)
+        return mkop("Call", [o.op for o in ops], builder=builder, computation=callee)
 
     @classmethod
     def map(

@@ -105,9 +105,11 @@ def wiring(name: str, trace: Trace, former: Observation, latter: Observation) ->
         elif id(s) in before:
             written.append((s, value))
         elif id(s) in grads:
-            found = grads[id(s)]
-            was_slot, none = slots.get(id(found.grad)), found.was is None
-            gradients.append(NewGradient(found.parameter, found.grad, value, none, was_slot))
+            gradient_of = grads[id(s)]
+            was_slot, none = slots.get(id(gradient_of.grad)), gradient_of.was is None
+            gradients.append(
+                NewGradient(gradient_of.parameter, gradient_of.grad, value, none, was_slot)
+            )
         elif id(s) in leaves:
             values[id(s)] = value
         else:
@@ -267,7 +269,7 @@ def _line(last: Entry, value: Value) -> Line:
 
 def viewed(view: View | None) -> View | None:
     """A chain of views like ``view``, for another storage of the same shape."""
-    made: View | None = None
+    copied: View | None = None
     for one in chain(view):
-        made = View(made, one.plan, one.tail, one.args, one.meta, -1, -1, -1)
-    return made
+        copied = View(copied, one.plan, one.tail, one.args, one.meta, -1, -1, -1)
+    return copied

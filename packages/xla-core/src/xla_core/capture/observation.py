@@ -112,13 +112,13 @@ def refusing_reads(trace: Trace) -> Iterator[None]:
 
 def _line_of(error: BaseException) -> Line:
     """The innermost line of the user's program that an error passed."""
-    found = None
+    line = None
     step = error.__traceback__
     while step is not None:
         if source_location.is_users(step.tb_frame):
-            found = step.tb_frame.f_code.co_filename, step.tb_lineno
+            line = step.tb_frame.f_code.co_filename, step.tb_lineno
         step = step.tb_next
-    return found
+    return line
 
 
 class Observer:
@@ -203,15 +203,17 @@ class Observer:
     def _inputs(self) -> list[Input]:
         numbers = {id(s): number for number, s in enumerate(self._arguments)}
         trace = self.trace
-        found = []
+        inputs = []
         for position, buffer in zip(trace.input_storages, trace.inputs, strict=True):
             s = trace.touched[position]
-            made = self._made.get(id(s))
-            line = made[1] if made is not None else None
-            found.append(
-                Input(s, buffer if made else None, numbers.get(id(s)), made is not None, line)
+            creation = self._made.get(id(s))
+            line = creation[1] if creation is not None else None
+            inputs.append(
+                Input(
+                    s, buffer if creation else None, numbers.get(id(s)), creation is not None, line
+                )
             )
-        return found
+        return inputs
 
     def _check_host_writes(self, inputs: Sequence[Input]) -> None:
         """Refuse values of the host that are no input: they went into a tensor directly."""

@@ -154,17 +154,17 @@ def _sources(expression: Expression) -> set[Source]:
 
 def _constants(entries: Sequence[Entry]) -> list[Any]:
     """The constants in the keys of a step's operations: floats, and which operations these are."""
-    found: list[Any] = []
+    constants: list[Any] = []
     for entry in entries:
         if not isinstance(entry, Operation):
             continue
-        found.append(entry.plan.name)
+        constants.append(entry.plan.name)
         previous = None
         for word in entry.key:
             if previous is float:
-                found.append(word)
+                constants.append(word)
             previous = word
-    return found
+    return constants
 
 
 def _stand_in(optimizer: Any, arguments: tuple[Any, ...], scratch: Trace, table: Table) -> None:

@@ -38,8 +38,8 @@ class _Counts:
     def unchanged(self) -> bool:
         """Whether the optimizer still counts in these tensors."""
         try:
-            found = map(operator.getitem, self._states, self._keys)
-            return not any(map(operator.is_not, found, self._tensors))
+            current = map(operator.getitem, self._states, self._keys)
+            return not any(map(operator.is_not, current, self._tensors))
         except KeyError:
             return False
 
@@ -96,7 +96,7 @@ class _Hyperparameters:
 
 
 def _read_sources(expressions: dict[int, Any]) -> set[Source]:
-    found: set[Source] = set()
+    sources: set[Source] = set()
     pending = list(expressions.values())
     seen: set[int] = set()
     while pending:
@@ -105,10 +105,10 @@ def _read_sources(expressions: dict[int, Any]) -> set[Source]:
             continue
         seen.add(id(one))
         if one[0] == "source":
-            found.add(one[1])
+            sources.add(one[1])
         else:
             pending.extend(one[1:])
-    return found
+    return sources
 
 
 class Numbers:
@@ -197,8 +197,8 @@ class Numbers:
         """Raise CaptureError where another call's numbers are not what they would be in a replay."""
         known: set[int] = set()
         for window, expressions in zip(seen.windows, self._expressions, strict=False):
-            found = window.explanation
-            if (found.expressions if found is not None else {}) != expressions:
+            explanation = window.explanation
+            if (explanation.expressions if explanation is not None else {}) != expressions:
                 raise refuse(errors.MSG_CHECK, name=self._name, why="an optimizer's numbers")
             known.update(window.first + i for i in expressions)
         if len(seen.windows) != len(self._expressions):

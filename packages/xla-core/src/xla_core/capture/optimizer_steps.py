@@ -105,11 +105,11 @@ class OptimizerSteps:
         why = f"{type(optimizer).__name__} is not one of torch's"
         if _is_known(type(optimizer)):
             given = tuple(a for a in args if a is not optimizer)
-            found = explain(optimizer, (given, kwargs), trace, floats, entries)
-            if isinstance(found, Explanation):
-                explanation, why = found, ""
+            outcome = explain(optimizer, (given, kwargs), trace, floats, entries)
+            if isinstance(outcome, Explanation):
+                explanation, why = outcome, ""
             else:
-                why = found
+                why = outcome
         last = first + len(floats)
         self.events.append(("optimizer", len(self.windows)))
         self.windows.append(Window(optimizer, first, last, counters, changed, explanation, why))
@@ -122,27 +122,27 @@ def _is_known(kind: type) -> bool:
 
 
 def _between(first: Entry, last: Entry) -> list[Entry]:
-    found: list[Entry] = []
+    path: list[Entry] = []
     entry: Entry | None = last
     while entry is not None and entry is not first:
-        found.append(entry)
+        path.append(entry)
         entry = entry.parent
-    found.reverse()
-    return found
+    path.reverse()
+    return path
 
 
 def host_state(optimizer: Any) -> dict[tuple[int, str], Any]:
     """Numbers that an optimizer keeps on the host, by the parameter's id and their name."""
-    found = {}
+    values = {}
     for p, state in optimizer.state.items():
         if not isinstance(state, dict):
             continue
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-                found[id(p), key] = value.tolist()
+                values[id(p), key] = value.tolist()
             elif isinstance(value, (int, float)):
-                found[id(p), key] = value
-    return found
+                values[id(p), key] = value
+    return values
 
 
 def _changes(

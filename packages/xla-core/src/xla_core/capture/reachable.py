@@ -71,12 +71,12 @@ class Reachable:
     @classmethod
     def of(cls, function: Any, arguments: Mapping[str, Any]) -> Reachable:
         """What ``function`` reaches by itself and through objects among its arguments, by name."""
-        made = cls()
-        made._visit(getattr(function, "__name__", "the function"), function)
+        reachable = cls()
+        reachable._visit(getattr(function, "__name__", "the function"), function)
         for path, value in arguments.items():
-            made._visit(path, value)
-        made._finish()
-        return made
+            reachable._visit(path, value)
+        reachable._finish()
+        return reachable
 
     def names(self, attribute: str) -> bool:
         """Whether some code names an attribute."""
@@ -84,7 +84,7 @@ class Reachable:
 
     def parameters(self) -> list[torch.Tensor]:
         """Parameters of modules and optimizers, and other tensors that may have gradients, each once."""
-        found = {
+        by_id = {
             id(p): p
             for _, m in self.modules.values()
             for p in module_tables.tensor_tables(m)[0].values()
@@ -94,11 +94,11 @@ class Reachable:
         leaves = (
             t for t in values if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf
         )
-        found.update((id(t), t) for t in leaves)
+        by_id.update((id(t), t) for t in leaves)
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
-                found.update((id(p), p) for p in group["params"])
-        return list(found.values())
+                by_id.update((id(p), p) for p in group["params"])
+        return list(by_id.values())
 
     # -- walking -------------------------------------------------------------------------------
 
@@ -242,8 +242,8 @@ def _is_wrapper(function: Callable[..., Any]) -> bool:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    found = set(code.co_names)
+    names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found |= _names(constant)
-    return found
+            names |= _names(constant)
+    return names

@@ -287,8 +287,8 @@ class Replay:
                     trace.backend.put_numbers(self._draw()) if kept_ints is None else kept_ints
                 )
             results: list[Any] = []
-            taken = map(results.__getitem__, self._positions)
-            work = itertools.chain(binding(self._targets, taken), adopted)
+            values = map(results.__getitem__, self._positions)
+            work = itertools.chain(binding(self._targets, values), adopted)
             if trace.parked:
                 work = itertools.chain(work, self._leaving())
             try:
@@ -434,12 +434,12 @@ class Replay:
             own = _OWNED if slot is None else _OWNED + _LISTS_OF_INPUTS
             if counts[i] <= (_GRADIENT if attached[i] else _ALONE) and storages[i] <= own:
                 continue
-            made = self._trace.from_buffer(None, gradients[i]._s.meta)
+            fresh = self._trace.from_buffer(None, gradients[i]._s.meta)
             if slot is not None:
-                self._states[self._states.index(self._inputs[slot])] = made._s
-                self._inputs[slot] = self._sources[slot] = made._s
-            gradients[i] = made
-            self._targets[first + i] = made._s
+                self._states[self._states.index(self._inputs[slot])] = fresh._s
+                self._inputs[slot] = self._sources[slot] = fresh._s
+            gradients[i] = fresh
+            self._targets[first + i] = fresh._s
         return False
 
     def _set_gradients(self) -> None:
@@ -456,11 +456,11 @@ class Replay:
         for one in self._fresh:
             vid = one.value.vid
             buffer = results[index[vid]] if vid is not None else kept[one.value.slot]
-            made = trace.from_buffer(buffer, one.meta)
+            tensor = trace.from_buffer(buffer, one.meta)
             if one.annotation is not None:
-                made._s.annotate(one.annotation)
-            tensors.append(made)
-            storages.append(made._s)
+                tensor._s.annotate(one.annotation)
+            tensors.append(tensor)
+            storages.append(tensor._s)
         if self._single and self._results[0].view is None:
             return tensors[0]
         given = []

@@ -38,11 +38,11 @@ class Table:
 
     def keep(self, value: float, expression: Expression) -> Traced:
         """A number that is computed as ``expression``."""
-        made = Traced(value)
-        made.expression = expression
-        made.table = self
+        traced = Traced(value)
+        traced.expression = expression
+        traced.table = self
         self.expressions.setdefault(value, expression)
-        return made
+        return traced
 
 
 class Traced(float):

@@ -58,6 +58,6 @@ def seal(secret: bytes | None, head: bytes, parts: Sequence[bytes | memoryview])
     return signature.digest()
 
 
-def is_sealed(found: bytes | memoryview, wanted: bytes) -> bool:
+def is_sealed(seal: bytes | memoryview, wanted: bytes) -> bool:
     """Whether two seals are equal, in a time that says nothing about where they are not."""
-    return hmac.compare_digest(bytes(found), wanted)
+    return hmac.compare_digest(bytes(seal), wanted)

@@ -62,15 +62,15 @@ class SizeBound:
 
     def _files(self) -> list[tuple[float, int, str]]:
         """When each was last used, its size and its name."""
-        found = []
+        files = []
         with os.scandir(self._folder) as listed:
             for entry in listed:
                 if entry.name.endswith(self._suffix):
                     with contextlib.suppress(FileNotFoundError):
                         status = entry.stat(follow_symlinks=False)
                         used = max(status.st_atime, status.st_mtime)
-                        found.append((used, status.st_size, entry.name))
-        return found
+                        files.append((used, status.st_size, entry.name))
+        return files
 
 
 def used(path: Path) -> None:

@@ -100,10 +100,10 @@ def of_results(
     trace: Trace,
     outputs: tuple[int, ...],
     donations: tuple[tuple[int, int], ...],
-    taken: tuple[tuple[int, int], ...],
+    marked: tuple[tuple[int, int], ...],
 ) -> ProgramIdentity:
     """The identity, in this process, of a program of the step that ``trace`` has recorded: see ``StepResults``."""
-    results = _tuple(StepResults, (outputs, donations, taken))
+    results = _tuple(StepResults, (outputs, donations, marked))
     return in_memory(trace, results, trace.backend.input_layouts(trace))
 
 

@@ -75,17 +75,21 @@ def gradient_accumulation(
     for tensor in recorded.differentiable:
         if tensor.grad_fn is not None:
             raise RuntimeError(MSG_HISTORY.format(shape=tuple(tensor.shape)))
-    known = recorded.joint.programs
+    programs = recorded.joint.programs
     key = (gradient_accumulation, len(items), length)
-    computation = known.get(key)
+    computation = programs.get(key)
     if computation is None:
-        computation = known[key] = _computation(recorded, len(items), length)
+        computation = programs[key] = _computation(recorded, len(items), length)
     captured = [tensor_on(s) for s in recorded.captured]
     with torch.no_grad():
-        made = recorded.checked(
+        results = recorded.checked(
             computation([*items, *carried, *captured], recorded.floats, recorded.ints)
         )
-        loss, after, gradients = made[0], made[1 : 1 + len(carried)], made[1 + len(carried) :]
+        loss, after, gradients = (
+            results[0],
+            results[1 : 1 + len(carried)],
+            results[1 + len(carried) :],
+        )
         _accumulate(recorded, gradients)
     return (loss, *after) if carried else loss
 
@@ -107,10 +111,10 @@ def _check(loss: Any, after: Sequence[Any], carries: Sequence[Any]) -> None:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
         got = pytrees.metas([loss])[0] if isinstance(loss, torch.Tensor) else repr(loss)
         raise ValueError(MSG_LOSS.format(got=got))
-    found, _ = pytrees.flatten(list(after), "what train_step returned")
-    if pytrees.metas(found) != tuple(carries):
+    values, _ = pytrees.flatten(list(after), "what train_step returned")
+    if pytrees.metas(values) != tuple(carries):
         text = MSG_RESULTS.format(
-            count=len(carries), got=list(pytrees.metas(found)), wanted=list(carries)
+            count=len(carries), got=list(pytrees.metas(values)), wanted=list(carries)
         )
         raise ValueError(text)
 
@@ -118,17 +122,17 @@ def _check(loss: Any, after: Sequence[Any], carries: Sequence[Any]) -> None:
 def _accumulate(recorded: joints.Recorded, gradients: Sequence[torch.Tensor]) -> None:
     """Add the sums to the ``.grad`` of those that have one."""
     joint = recorded.joint
-    made = iter(gradients)
+    remaining = iter(gradients)
     for tensor, gradient in zip(
         recorded.differentiable, joint.gradients[joint.arguments :], strict=True
     ):
         if gradient is None:
             continue
-        found = next(made)
+        addend = next(remaining)
         if tensor.grad is None:
-            tensor.grad = found
+            tensor.grad = addend
         else:
-            tensor.grad.add_(found)
+            tensor.grad.add_(addend)
 
 
 def _computation(recorded: Recorded, items: int, length: int) -> Computation:

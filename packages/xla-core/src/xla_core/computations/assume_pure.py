@@ -48,7 +48,7 @@ def assume_pure(
     Calling it raises RuntimeError if ``fn`` reads a value or writes in place, and TypeError for tensors
     elsewhere and arguments that cannot be told apart.
     """
-    known: dict[Hashable, _Traced] = {}
+    cache: dict[Hashable, _Traced] = {}
 
     @functools.wraps(fn)
     def pure(*args: Any, **kwargs: Any) -> Any:
@@ -61,25 +61,25 @@ def assume_pure(
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, XLATensor)]
         key = (_key(fn, leaves), spec, joints.modes())
-        found = known.get(key)
-        if found is None:
-            found = known[key] = _trace(fn, leaves, spec, tensors)
-        return found(tensors, seed)
+        traced = cache.get(key)
+        if traced is None:
+            traced = cache[key] = _trace(fn, leaves, spec, tensors)
+        return traced(tensors, seed)
 
     return pure
 
 
 def _key(fn: Any, leaves: Sequence[Any]) -> Hashable:
     """What decides what is recorded, of all arguments."""
-    found: list[Any] = []
+    parts: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, XLATensor):
-            found.append((leaf.shape, leaf.dtype, leaf.requires_grad, leaf.device))
+            parts.append((leaf.shape, leaf.dtype, leaf.requires_grad, leaf.device))
         elif isinstance(leaf, torch.Tensor):
             raise TypeError(MSG_HOST.format(function=_name(fn), device=leaf.device))
         else:
-            found.append((type(leaf), repr(leaf) if isinstance(leaf, float) else leaf))
-    key = tuple(found)
+            parts.append((type(leaf), repr(leaf) if isinstance(leaf, float) else leaf))
+    key = tuple(parts)
     try:
         hash(key)
     except TypeError:
@@ -105,8 +105,8 @@ class _Traced:
 
     def __call__(self, tensors: Sequence[torch.Tensor], seed: int | None) -> Any:
         passes = _Once(self.recorded, self.seed if seed is None else seed)
-        made = joints.run(passes, [*tensors, *self.recorded.differentiable])
-        values = self.recorded.checked(made)
+        outputs = joints.run(passes, [*tensors, *self.recorded.differentiable])
+        values = self.recorded.checked(outputs)
         leaves = list(self.leaves)
         for place, value in zip(self.places, values, strict=True):
             leaves[place] = value
@@ -122,9 +122,9 @@ def _trace(
         remaining = iter(given)
         filled = [next(remaining) if isinstance(a, XLATensor) else a for a in leaves]
         args, kwargs = pytree.tree_unflatten(filled, spec)
-        found, structure = pytree.tree_flatten(fn(*args, **kwargs))
-        results[:] = [found, structure]
-        return [t for t in found if isinstance(t, torch.Tensor)]
+        values, structure = pytree.tree_flatten(fn(*args, **kwargs))
+        results[:] = [values, structure]
+        return [t for t in values if isinstance(t, torch.Tensor)]
 
     trace = find_trace(leaves)
     recorded = joints.record(
@@ -135,9 +135,9 @@ def _trace(
         [t.requires_grad for t in tensors],
         wanted=any(t.requires_grad for t in tensors),
     )
-    found, structure = results
-    places = tuple(i for i, t in enumerate(found) if isinstance(t, torch.Tensor))
-    others = tuple(None if isinstance(t, torch.Tensor) else t for t in found)
+    values, structure = results
+    places = tuple(i for i, t in enumerate(values) if isinstance(t, torch.Tensor))
+    others = tuple(None if isinstance(t, torch.Tensor) else t for t in values)
     return _Traced(recorded, random_state.next_seed(trace.device.index), others, places, structure)
 
 
@@ -228,8 +228,8 @@ class _Once(Passes):
         joint = self.recorded.joint
         wanted = [g for g, t in zip(gradients, joint.tangents, strict=True) if t is not None]
         assert self.programs.backward is not None
-        made = iter(self._run(self.programs.backward, (*saved, *wanted)))
-        return [None if g is None else next(made) for g in joint.gradients]
+        remaining = iter(self._run(self.programs.backward, (*saved, *wanted)))
+        return [None if g is None else next(remaining) for g in joint.gradients]
 
 
 class PureModule(nn.Module):

@@ -145,9 +145,9 @@ class Recorder:
 
     def stand_in(self, meta: TensorMeta, requires_grad: bool = False) -> XLATensor:
         """A tensor in place of an argument; its value is none that anybody could read."""
-        made = self.trace.from_buffer(PLACEHOLDER, meta)
-        self.stand_ins.append(made)
-        return made.requires_grad_(requires_grad) if requires_grad else made
+        tensor = self.trace.from_buffer(PLACEHOLDER, meta)
+        self.stand_ins.append(tensor)
+        return tensor.requires_grad_(requires_grad) if requires_grad else tensor
 
     def value(self, tensor: Any) -> int:
         """The number of a result's value in the body. Raises TypeError for what is no such tensor."""
@@ -306,9 +306,9 @@ class Body:
 
     def meta(self, vid: int) -> TensorMeta:
         """Shape and dtype of a value that is a tensor."""
-        found = self.metas[vid]
-        assert found is not None
-        return found
+        meta = self.metas[vid]
+        assert meta is not None
+        return meta
 
     def text(self, outputs: Iterable[int]) -> bytes:
         """The body in full, equal for equal bodies in every process."""
@@ -346,10 +346,10 @@ class Body:
 def needed(entries: Sequence[Entry], wanted: Iterable[int]) -> list[Operation]:
     """The operations without which ``wanted`` cannot be computed, in order; inputs are left out."""
     missing = set(wanted)
-    found: list[Operation] = []
+    operations: list[Operation] = []
     for entry in reversed(operations_of(entries)):
         if not missing.isdisjoint(range(entry.first, entry.end)):
-            found.append(entry)
+            operations.append(entry)
             missing.update(ref.vid for ref in entry.references())
-    found.reverse()
-    return found
+    operations.reverse()
+    return operations

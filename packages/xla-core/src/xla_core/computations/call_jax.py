@@ -98,14 +98,14 @@ def call_jax(
         *(metas, tuple(_typed(c) for c in constants), structure, name, platform),
         jax_private.trace_context(),
     )
-    found = _traced.get(key)
-    if found is None:
-        found = _traced[key] = _trace(jax_func, name, metas, constants, structure, platform)
+    traced = _traced.get(key)
+    if traced is None:
+        traced = _traced[key] = _trace(jax_func, name, metas, constants, structure, platform)
         if len(_traced) > MAX_KEPT:
             _traced.popitem(last=False)
     else:
         _traced.move_to_end(key)
-    return jax.tree.unflatten(found.structure, found.computation(tensors))
+    return jax.tree.unflatten(traced.structure, traced.computation(tensors))
 
 
 def _identity(function: Any) -> Hashable:

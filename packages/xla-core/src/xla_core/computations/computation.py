@@ -93,10 +93,10 @@ _lock = threading.Lock()
 def _plan_of(computation: Computation, evaluate: Evaluate, random: bool) -> Plan:
     """The plan of all computations that are equal to this one."""
     with _lock:
-        found = _plans.get(computation.digest)
-        if found is None:
-            found = _plans.keep(computation.digest, _make_plan(computation, evaluate, random))
-        return found
+        plan = _plans.get(computation.digest)
+        if plan is None:
+            plan = _plans.keep(computation.digest, _make_plan(computation, evaluate, random))
+        return plan
 
 
 def _make_plan(computation: Computation, evaluate: Evaluate, random: bool) -> Plan:

@@ -113,7 +113,7 @@ def _backward(
 ) -> tuple[list[Operation], tuple[int, ...], tuple[int, ...]]:
     """The operations of the backward pass in order, what it reads of the forward pass, and of the inputs."""
     missing = set(wanted)
-    found: list[Operation] = []
+    operations: list[Operation] = []
     saved: list[int] = []
     reads: list[int] = []
     for number in range(len(body.entries) - 1, -1, -1):
@@ -127,10 +127,10 @@ def _backward(
         kept = [v for v in values if number < cut and keep(entry, v)]
         saved += kept
         if len(kept) < len(values):
-            found.append(entry)
+            operations.append(entry)
             missing.update(ref.vid for ref in entry.references())
-    found.reverse()
-    return found, tuple(reversed(saved)), tuple(reversed(reads))
+    operations.reverse()
+    return operations, tuple(reversed(saved)), tuple(reversed(reads))
 
 
 def record(
@@ -157,9 +157,9 @@ def record(
     aliases: list[torch.Tensor] = []
     with trace.lock, eager_mode.mode(False), contextlib.closing(recorder), recorder:
         given = [recorder.stand_in(m, grad and r) for m, r in zip(metas, requires, strict=True)]
-        with history, _leaves_unwritten(what), index_checks.of_body() as found:
+        with history, _leaves_unwritten(what), index_checks.of_body() as index_ranges:
             results = [history.alias(r) for r in function(given)]
-        results += [extremes for _, extremes in found]
+        results += [extremes for _, extremes in index_ranges]
         outputs = tuple(map(recorder.value, results))
         cut = trace.cur.depth
         if grad:
@@ -193,7 +193,7 @@ def record(
         tuple(captured),
         tuple(recorder.floats),
         tuple(ints),
-        tuple(checked for checked, _ in found),
+        tuple(checked for checked, _ in index_ranges),
     )
 
 
@@ -232,10 +232,10 @@ def _differentiate(
         return tangents, [None] * (len(given) + len(captured))
     # what a user's backward() does outside of the region that autocast covers
     with torch.autocast("xla", enabled=False):
-        found = torch.autograd.grad(
+        derivatives = torch.autograd.grad(
             sources, targets, recorder.stand_ins[len(given) :], allow_unused=True
         )
-    values = iter(found)
+    values = iter(derivatives)
     gradients: list[int | None] = []
     for t in (*given, *captured):
         gradient = next(values) if t.requires_grad else None
@@ -284,7 +284,7 @@ def _captured(
     originals = {get_gradient_edge(alias).node: a for a, alias in cut.aliases.values()}
     pending = [get_gradient_edge(r).node for r in reversed(results) if r.requires_grad]
     visited: set[Any] = set()
-    found: dict[torch.Tensor, torch.Tensor] = {}
+    aliases: dict[torch.Tensor, torch.Tensor] = {}
     while pending:
         node = pending.pop()
         if node in own or node in visited:
@@ -292,12 +292,12 @@ def _captured(
         visited.add(node)
         leaf = getattr(node, "variable", None)
         if leaf is not None:
-            found[leaf] = originals.get(node, leaf)
+            aliases[leaf] = originals.get(node, leaf)
         elif torch_private.sequence_of(node) < cut.start:
             raise RuntimeError(MSG_HISTORY.format(what=what, node=node.name()))
         else:
             pending += [n for n, _ in reversed(node.next_functions) if n is not None]
-    return list(found.values()), list(found)
+    return list(aliases.values()), list(aliases)
 
 
 class Passes:

@@ -69,8 +69,8 @@ def _pull(vjp: Callable[[Any], Any], gradients: Any) -> Any:
             return array
         return np.zeros(array.shape, jax.dtypes.float0)  # what jax wants for integers
 
-    (found,) = vjp(jax.tree.map(tangent, gradients))
-    return found
+    (pulled,) = vjp(jax.tree.map(tangent, gradients))
+    return pulled
 
 
 class _Vjp(Passes):
@@ -96,5 +96,5 @@ class _Vjp(Passes):
     ) -> list[torch.Tensor | None]:
         vjp = jax.tree.unflatten(self._kept, saved)
         tangents = jax.tree.unflatten(self.structure, gradients)
-        found: list[torch.Tensor | None] = call_jax(_pull, (vjp, tangents))
-        return found
+        pulled: list[torch.Tensor | None] = call_jax(_pull, (vjp, tangents))
+        return pulled

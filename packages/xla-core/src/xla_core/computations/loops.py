@@ -61,21 +61,22 @@ def while_loop(
     count = len(carried)
 
     def condition(given: list[XLATensor]) -> list[torch.Tensor]:
-        found = cond_fn(*given[:count], *_in_place(additional, given[count:]))
-        if not isinstance(found, torch.Tensor) or found.numel() != 1:
-            got = tuple(found.shape) if isinstance(found, torch.Tensor) else repr(found)
+        outcome = cond_fn(*given[:count], *_in_place(additional, given[count:]))
+        if not isinstance(outcome, torch.Tensor) or outcome.numel() != 1:
+            got = tuple(outcome.shape) if isinstance(outcome, torch.Tensor) else repr(outcome)
             raise TypeError(MSG_CONDITION.format(got=got))
-        return [found.reshape(()).bool()]
+        return [outcome.reshape(()).bool()]
 
     def body(given: list[XLATensor]) -> list[torch.Tensor]:
-        found = body_fn(*given[:count], *_in_place(additional, given[count:]))
-        made, _ = pytrees.flatten(
-            list(found) if isinstance(found, (tuple, list)) else [found], f"what {BODY} returned"
+        outcome = body_fn(*given[:count], *_in_place(additional, given[count:]))
+        values, _ = pytrees.flatten(
+            list(outcome) if isinstance(outcome, (tuple, list)) else [outcome],
+            f"what {BODY} returned",
         )
-        if pytrees.metas(made) != metas[:count]:
-            got = list(pytrees.metas(made))
+        if pytrees.metas(values) != metas[:count]:
+            got = list(pytrees.metas(values))
             raise ValueError(MSG_CARRIED.format(got=got, wanted=list(metas[:count])))
-        return list(made)
+        return list(values)
 
     with torch.no_grad():
         unlike = [False] * len(metas)
@@ -117,8 +118,8 @@ def fori_loop(
         left = torch.tensor(left, device=find_trace(input_value).device)
 
     def body(left: torch.Tensor, *values: torch.Tensor) -> list[torch.Tensor]:
-        found = body_fun(*values)
-        return [left - 1, *(found if isinstance(found, (tuple, list)) else [found])]
+        outcome = body_fun(*values)
+        return [left - 1, *(outcome if isinstance(outcome, (tuple, list)) else [outcome])]
 
     return while_loop(lambda left, *_values: left > 0, body, (left, *input_value))
 
@@ -145,18 +146,18 @@ class _Loop:
         """The values after the last iteration."""
         condition, body = self.condition, self.body
         captured = [tensor_on(s) for s in (*condition.captured, *body.captured)]
-        known = body.joint.programs
+        programs = body.joint.programs
         key = (_Loop, id(condition.joint), self.carried)
-        computation = known.get(key)
+        computation = programs.get(key)
         if computation is None:
             # the condition is kept, too: its address is in the key
-            computation = known[key] = (self._computation(), condition.joint)
-        made = computation[0](
+            computation = programs[key] = (self._computation(), condition.joint)
+        values = computation[0](
             [*tensors, *captured],
             [*condition.floats, *body.floats],
             [*condition.ints, *body.ints],
         )
-        return condition.checked(body.checked(made))
+        return condition.checked(body.checked(values))
 
     def _computation(self) -> Computation:
         condition, body = self.condition.joint, self.body.joint
@@ -195,10 +196,10 @@ class _Loop:
 
             def step(state: Any) -> Any:
                 count, carried, seen = state
-                found = values(1, (count, carried))
+                outputs = values(1, (count, carried))
                 tested = values(0, (count, carried))[1:] if self.condition.ranges else []
-                after = tuple(found[: self.carried])
-                indices = [*tested, *found[self.carried :]]
+                after = tuple(outputs[: self.carried])
+                indices = [*tested, *outputs[self.carried :]]
                 return None if count is None else count + 1, after, _widened(seen, indices)
 
             count = None if key is None else jnp.uint32(0)

@@ -56,12 +56,12 @@ def value_and_grad_partitioned(
         ]
         leaves, spec = _pytree.tree_flatten(given)
         wanted = [leaf for leaf in leaves if _differentiable(leaf)]
-        found = iter(
+        remaining = iter(
             torch.autograd.grad(
                 [r for r, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True
             )
         )
-        gradients = [next(found) if _differentiable(leaf) else None for leaf in leaves]
+        gradients = [next(remaining) if _differentiable(leaf) else None for leaf in leaves]
         carry, x = _pytree.tree_unflatten(gradients, spec)
         return carry, x
 
@@ -113,17 +113,17 @@ def pytreeify(cls: Any) -> Any:
         @staticmethod
         def forward(ctx: Any, specs: list[Any], spec: Any, *leaves: Any) -> Any:
             results = cls.forward(ctx, *_pytree.tree_unflatten(leaves, spec))
-            flat, found = _pytree.tree_flatten(results)
-            specs.append(found)
-            ctx.trees = (spec, found)
+            flat, result_spec = _pytree.tree_flatten(results)
+            specs.append(result_spec)
+            ctx.trees = (spec, result_spec)
             return tuple(flat)
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
             spec, results = ctx.trees
             trees = _pytree.tree_unflatten(gradients, results)
-            found = cls.backward(ctx, *(trees if isinstance(trees, tuple) else (trees,)))
-            return None, None, *_flat_gradients(cls.__name__, found, spec)
+            result_spec = cls.backward(ctx, *(trees if isinstance(trees, tuple) else (trees,)))
+            return None, None, *_flat_gradients(cls.__name__, result_spec, spec)
 
     class Trees(cls):  # type: ignore[misc]
         @classmethod
@@ -139,9 +139,9 @@ def pytreeify(cls: Any) -> Any:
     return Trees
 
 
-def _flat_gradients(name: str, found: Any, spec: Any) -> list[Any]:
+def _flat_gradients(name: str, gradients: Any, spec: Any) -> list[Any]:
     """The gradients of all leaves; None for an argument is None for each of its leaves."""
-    given = found if isinstance(found, tuple) else (found,)
+    given = gradients if isinstance(gradients, tuple) else (gradients,)
     children = spec.children()
     if len(given) != len(children):
         raise ValueError(MSG_GRADIENTS.format(name=name, got=len(given), wanted=len(children)))

@@ -68,14 +68,14 @@ def scan(
     items, item_structure = pytrees.flatten(xs, "`xs`")
     length = _length(xs, items)
     call = _Call(fn, structure, item_structure, carries, items, partition_fn)
-    known = _pure.setdefault(fn, {}) if is_fn_pure else {}
+    cache = _pure.setdefault(fn, {}) if is_fn_pure else {}
     key = call.key()
-    found = known.get(key)
-    if found is None:
-        if len(known) >= caches.MOST:
-            known.clear()
-        found = known[key] = call.record()
-    recorded, results = found
+    traced = cache.get(key)
+    if traced is None:
+        if len(cache) >= caches.MOST:
+            cache.clear()
+        traced = cache[key] = call.record()
+    recorded, results = traced
     tensors = [*carries, *items, *recorded.differentiable]
     passes = _Scan(recorded, len(carries), length)
     values = recorded.checked(joints.run(passes, tensors))
@@ -309,8 +309,8 @@ class _Scan(Passes):
         joint = recorded.joint
         arguments = [snapshot(t) for t in tensors[: joint.arguments]]
         captured = [snapshot(s) for s in recorded.captured]
-        made = loops.forward((*arguments, *captured), recorded.floats, recorded.ints)
-        carry, stacked = made[: loops.carries], made[loops.carries :]
+        outputs = loops.forward((*arguments, *captured), recorded.floats, recorded.ints)
+        carry, stacked = outputs[: loops.carries], outputs[loops.carries :]
         of = dict(zip(loops.stacked, stacked, strict=True))
         results = [*carry, *(snapshot(of[v]) for v in joint.outputs[loops.carries :])]
         unstacked = [arguments[s] for s in (*loops.items.values(), *loops.steady.values())]
@@ -324,5 +324,5 @@ class _Scan(Passes):
         tangents = recorded.joint.tangents
         wanted = [g for g, t in zip(gradients, tangents, strict=True) if t is not None]
         assert loops.backward is not None
-        made = iter(loops.backward((*saved, *wanted), recorded.floats, recorded.ints))
-        return [next(made) if has else None for has in loops.has_gradient]
+        remaining = iter(loops.backward((*saved, *wanted), recorded.floats, recorded.ints))
+        return [next(remaining) if has else None for has in loops.has_gradient]

@@ -60,9 +60,9 @@ def scan_layers(
 
 def _one_layer(first: nn.Module, kept: bool) -> Callable[..., Any]:
     """The function to scan; the same one for the same layer if it is to be found again."""
-    found = _ONE_LAYER.get(first) if kept else None
-    if found is not None:
-        return found
+    kept_function = _ONE_LAYER.get(first) if kept else None
+    if kept_function is not None:
+        return kept_function
     alive = weakref.ref(first)  # the dictionary must not keep its own key
 
     def one_layer(carry: Any, tensors: tuple[_Tensors, _Tensors]) -> tuple[Any, None]:

@@ -389,9 +389,9 @@ class DeviceClient(Protocol):
 
 def capabilities_of(client: DeviceClient) -> Capabilities:
     """The capabilities of a client of any supported version; those of version 1 have them as attributes."""
-    found = getattr(client, "capabilities", None)
-    if found is not None:
-        return found  # type: ignore[no-any-return]
+    declared = getattr(client, "capabilities", None)
+    if declared is not None:
+        return declared  # type: ignore[no-any-return]
     return Capabilities(
         shapes_only=getattr(client, "shapes_only", False),
         outlining=getattr(client, "outlining", Outlining()),

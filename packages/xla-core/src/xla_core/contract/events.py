@@ -228,12 +228,14 @@ def subscribe(kind: type[E], listener: Callable[[E], None]) -> Callable[[], None
 
 
 def _listeners_of(kind: type[Event]) -> tuple[Callable[[Any], None], ...]:
-    known = _Known.listeners
-    found = known.get(kind)
-    if found is None:
-        found = tuple(listener for wanted, listener in _subscriptions if issubclass(kind, wanted))
-        known[kind] = found
-    return found
+    by_kind = _Known.listeners
+    listeners = by_kind.get(kind)
+    if listeners is None:
+        listeners = tuple(
+            listener for wanted, listener in _subscriptions if issubclass(kind, wanted)
+        )
+        by_kind[kind] = listeners
+    return listeners
 
 
 def emit(event: Event) -> None:

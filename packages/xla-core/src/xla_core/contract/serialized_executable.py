@@ -74,8 +74,8 @@ def report(payload: bytes) -> dict[str, Any] | None:
     """The report that ``pack`` was given, of a payload that ``unpack`` takes; None without one."""
     start = len(_MAGIC) + _LENGTH.size
     (length,) = _LENGTH.unpack_from(payload, len(_MAGIC))
-    found: dict[str, Any] | None = json.loads(payload[start : start + length]).get("report")
-    return found
+    kept: dict[str, Any] | None = json.loads(payload[start : start + length]).get("report")
+    return kept
 
 
 def _describe(program: Program) -> dict[str, Any]:

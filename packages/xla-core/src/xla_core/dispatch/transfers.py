@@ -281,10 +281,10 @@ def _unwritten(shape: tuple[int, ...], dtype: torch.dtype, trace: Trace) -> Any:
         raise RuntimeError(
             f"Trying to create tensor with negative dimension {min(shape)}: {list(shape)}"
         )
-    made = trace.from_buffer(None, tensor_meta(shape, dtype))
+    tensor = trace.from_buffer(None, tensor_meta(shape, dtype))
     if fills_unwritten() and not trace.backend.shapes_only:
-        handler_of(torch.ops.aten.fill_.Scalar)((made, unwritten_value(dtype)), None)
-    return made
+        handler_of(torch.ops.aten.fill_.Scalar)((tensor, unwritten_value(dtype)), None)
+    return tensor
 
 
 def fills_unwritten() -> bool:

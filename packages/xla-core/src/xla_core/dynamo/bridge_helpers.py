@@ -20,8 +20,8 @@ def dynamo_backend(fx: Any, args: Sequence[Any]) -> Callable[..., Any]:
 
 def get_fallback_ops() -> list[str]:
     """The operators that ran on the CPU and how often, such as ``aten::nonzero=2``."""
-    found = counters.all_counters()
-    return [f"{name}={count}" for name, count in found.items() if "aten::" in name and count > 0]
+    counts = counters.all_counters()
+    return [f"{name}={count}" for name, count in counts.items() if "aten::" in name and count > 0]
 
 
 def dynamo_set_buffer_donor_(t: torch.Tensor, should_donoate: bool) -> torch.Tensor:

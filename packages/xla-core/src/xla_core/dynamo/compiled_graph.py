@@ -442,8 +442,8 @@ def _run(recorded: _Recorded, args: tuple[Any, ...], trace: Trace) -> Any:
             work = itertools.chain(work, buffer_donation.releasing(gone))
         arguments = _arguments(recorded, program, args, trace)
         run_step.launch(trace, program, arguments, results, work)
-    made: dict[int, Storage] = {}
-    given = [_give(r, results, made, args, trace) for r in recorded.results]
+    shared: dict[int, Storage] = {}
+    given = [_give(r, results, shared, args, trace) for r in recorded.results]
     for number, _ in recorded.written:
         if not args[number].is_inference():
             increment_version(args[number])
@@ -480,7 +480,7 @@ def _captured(s: Storage, trace: Trace) -> Any:
 def _give(
     r: _Fresh | _Shared | _Passed | _Constant,
     results: list[Any],
-    made: dict[int, Storage],
+    shared: dict[int, Storage],
     args: tuple[Any, ...],
     trace: Trace,
 ) -> Any:
@@ -490,9 +490,9 @@ def _give(
     if isinstance(r, _Constant):
         return r.value
     if isinstance(r, _Shared):
-        own = made.get(r.position)
+        own = shared.get(r.position)
         if own is None:
-            own = made[r.position] = trace.from_buffer(results[r.position], r.meta)._s
+            own = shared[r.position] = trace.from_buffer(results[r.position], r.meta)._s
     else:
         # What an argument holds is a value of its own here: writing to one of them changes just that one.
         source = args[r.argument]._s

@@ -48,7 +48,9 @@ def is_watched() -> bool:
     return buffer_donation.any_may_count() or events.listening(events.ProgramExecuted)
 
 
-def defer(trace: Trace, program: StepProgram, alive: list[Storage], taken: Iterable[Any]) -> None:
+def defer(
+    trace: Trace, program: StepProgram, alive: list[Storage], adoption: Iterable[Any]
+) -> None:
     """End the pending step: it runs when its program is there and those before it have started."""
     queue = trace.backend.queue
     queue.open(functools.partial(_settle_until, trace))
@@ -62,7 +64,7 @@ def defer(trace: Trace, program: StepProgram, alive: list[Storage], taken: Itera
         run.storages.append(weakref.ref(s))
         values.append(awaited)
     bound = binding(alive, values)
-    indivisible.do(taken, queue.adding(run), bound, trace.renewal())
+    indivisible.do(adoption, queue.adding(run), bound, trace.renewal())
     if events.listening(events.RunRequested):
         events.emit(events.RunRequested(trace=trace, program=program))
 
@@ -137,9 +139,9 @@ def _settle_first(trace: Trace) -> None:
     run.ended.wait()
     if run.error is not None and not run.handled.is_set():
         queue.failed = True
-        told = _recover(run)
-        if told is not None and queue.untold is None:
-            queue.untold = told
+        error = _recover(run)
+        if error is not None and queue.untold is None:
+            queue.untold = error
         run.handled.set()
     making = run.program.making
     if making is not None and run.error is None:
@@ -180,7 +182,7 @@ def _recover(run: DeferredRun) -> Exception | None:
     assert run.error is not None
     if run.program.has_failed():
         drop(run.program)  # it may have failed before it was kept
-    told: Exception | None = None
+    first_error: Exception | None = None
     lost = poisoned_values.depending_on_failed(run)
     outputs = dict.fromkeys(result.vid for result in run.results)
     search = culprits.Search(run.trace)
@@ -197,7 +199,7 @@ def _recover(run: DeferredRun) -> Exception | None:
                 gone = poisoned_values.depending(run.trace.cur.path(), error)
             new = (gone & outputs.keys()) - lost.keys() or outputs.keys() - lost.keys()
             lost |= dict.fromkeys(new, error)
-            told = told or error
+            first_error = first_error or error
         rest = tuple(vid for vid in outputs if vid not in lost)
         if not rest:
             break
@@ -217,7 +219,7 @@ def _recover(run: DeferredRun) -> Exception | None:
         awaited = result.awaited()
         if awaited is not None and result.vid in results:
             awaited.held = results[result.vid]
-    return told
+    return first_error
 
 
 def _replaced(run: DeferredRun) -> list[Any]:

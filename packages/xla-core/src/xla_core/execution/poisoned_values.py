@@ -51,8 +51,8 @@ def _culprits(error: LoweringError) -> Iterator[Callable[[Entry], bool]]:
 
 def depending(entries: Sequence[Entry], error: LoweringError) -> set[int]:
     """The numbers of the values in ``entries`` that depend on the operation that ``error`` names."""
-    found = (_depending(entries, is_culprit) for is_culprit in _culprits(error))
-    return next(filter(None, found), set())
+    sets = (_depending(entries, is_culprit) for is_culprit in _culprits(error))
+    return next(filter(None, sets), set())
 
 
 def _depending(entries: Iterable[Entry], is_gone: Callable[[Entry], bool]) -> set[int]:

@@ -103,15 +103,15 @@ def _flush(trace: Trace, one_by_one: bool, reading: bool = False) -> None:
         deferred_steps.settle(trace)
     alive, passed, outputs = wanted(trace)
     adopted = [trace.backend.buffer_for_copy(s, trace.inputs[slot]) for s, slot in passed]
-    taken = binding([s for s, _ in passed], adopted)
+    adoption = binding([s for s, _ in passed], adopted)
     if launch_queue.any_awaited():
         deferred_steps.note_adopted([s for s, _ in passed], adopted)
     if not outputs:
-        indivisible.do(taken, trace.renewal())
+        indivisible.do(adoption, trace.renewal())
     elif one_by_one:
         values = op_by_op.run(trace, tuple(outputs))
         computed = binding(alive, [values[s.vid] for s in alive])
-        indivisible.do(taken, computed, trace.renewal())
+        indivisible.do(adoption, computed, trace.renewal())
     else:
         key, given = _step_key(trace, alive, outputs)
         counters.sample("TensorsGraphSize", trace.cur.depth, counters.render_number)
@@ -124,9 +124,11 @@ def _flush(trace: Trace, one_by_one: bool, reading: bool = False) -> None:
         else:
             counters.increment("CachedCompile")
         if waiting or not program.is_made():
-            deferred_steps.defer(trace, program, alive, taken)
+            deferred_steps.defer(trace, program, alive, adoption)
             return
-        _run(trace, program, alive, taken, buffer_donation.holders(trace, given) if given else {})
+        _run(
+            trace, program, alive, adoption, buffer_donation.holders(trace, given) if given else {}
+        )
 
 
 def warm_up(trace: Trace) -> None:
@@ -183,14 +185,14 @@ def program_key(
     trace: Trace,
     outputs: tuple[int, ...],
     pairs: tuple[tuple[int, int], ...],
-    taken: tuple[tuple[int, int], ...] = (),
+    marked: tuple[tuple[int, int], ...] = (),
 ) -> ProgramIdentity:
     """What tells the programs of one step apart: results, donations, settings, layouts.
 
     ``outputs`` are the wanted values of the step that ``trace`` has recorded. ``pairs`` are all donations (the
     slot of an input, the number of a wanted value), ``taken`` those of them that the user asked for.
     """
-    return of_results(trace, outputs, pairs, taken)
+    return of_results(trace, outputs, pairs, marked)
 
 
 def find_or_build(trace: Trace, key: ProgramIdentity, beside: bool = False) -> StepProgram:
@@ -225,7 +227,7 @@ def _run(
     trace: Trace,
     program: StepProgram,
     alive: list[Storage],
-    taken: Iterable[Any],
+    adoption: Iterable[Any],
     held: dict[int, Storage],
 ) -> None:
     """Run the pending step and bind its results; ``held`` are tensors that give their values away."""
@@ -245,5 +247,5 @@ def _run(
     computed = map(results.__getitem__, [index[s.vid] for s in alive])
     bound = binding(alive, computed)
     released = buffer_donation.releasing(held.values()) if held else ()
-    work = itertools.chain(taken, released, bound, trace.renewal())
+    work = itertools.chain(adoption, released, bound, trace.renewal())
     launch(trace, program, arguments, results, work, wait=not safe)

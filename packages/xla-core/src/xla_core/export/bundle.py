@@ -223,22 +223,22 @@ def stablehlo_obj_hook(dct: dict[str, Any]) -> Any:
     return dct
 
 
-def _parse_meta(found: dict[str, Any]) -> StableHLOFunctionMeta:
+def _parse_meta(fields: dict[str, Any]) -> StableHLOFunctionMeta:
     return StableHLOFunctionMeta(
-        **found
+        **fields
         | {
-            "input_signature": [VariableSignature(**s) for s in found["input_signature"]],
-            "output_signature": [VariableSignature(**s) for s in found["output_signature"]],
-            "input_locations": [_parse_location(a) for a in found["input_locations"]],
+            "input_signature": [VariableSignature(**s) for s in fields["input_signature"]],
+            "output_signature": [VariableSignature(**s) for s in fields["output_signature"]],
+            "input_locations": [_parse_location(a) for a in fields["input_locations"]],
             "unused_inputs": [
-                (_parse_location(a), VariableSignature(**s)) for a, s in found["unused_inputs"]
+                (_parse_location(a), VariableSignature(**s)) for a, s in fields["unused_inputs"]
             ],
         }
     )
 
 
-def _parse_location(found: dict[str, Any]) -> InputLocation:
-    return InputLocation(VariableType(found["type_"]), found["position"], found["name"])
+def _parse_location(fields: dict[str, Any]) -> InputLocation:
+    return InputLocation(VariableType(fields["type_"]), fields["position"], fields["name"])
 
 
 def _dtypes(functions: list[StableHLOFunc]) -> dict[str | int, str]:

@@ -59,8 +59,8 @@ def extract_custom_call_outputs_shape_dtype(
     n: Node,
 ) -> tuple[list[torch.Size], list[torch.dtype]]:
     """Shapes and dtypes of an FX node's results, as its metadata has them."""
-    found = n.meta["val"]
-    values = found if isinstance(found, (list, tuple)) else [found]
+    value = n.meta["val"]
+    values = value if isinstance(value, (list, tuple)) else [value]
     return [v.shape for v in values], [v.dtype for v in values]
 
 

@@ -58,20 +58,20 @@ def graphs_of(program: GraphModule) -> Iterator[GraphModule]:
     yield program
     for node in program.graph.nodes:
         if node.op == "get_attr":
-            found = getattr(program, str(node.target))
-            if isinstance(found, GraphModule):
-                yield from graphs_of(found)
+            attribute = getattr(program, str(node.target))
+            if isinstance(attribute, GraphModule):
+                yield from graphs_of(attribute)
 
 
 def unsupported_operators(program: GraphModule, custom: frozenset[str]) -> list[str]:
     """The operators of a program that have no lowering, sorted; those of ``custom`` need none."""
-    found = {
+    names = {
         str(node.target)
         for graph in graphs_of(program)
         for node in graph.graph.nodes
         if node.op == "call_function" and not _supported(node, custom)
     }
-    return sorted(found)
+    return sorted(names)
 
 
 def _supported(node: Node, custom: frozenset[str]) -> bool:
@@ -89,13 +89,13 @@ def _supported(node: Node, custom: frozenset[str]) -> bool:
 
 def scalar_constants(program: GraphModule) -> dict[tuple[Node, int | str], np.ndarray]:
     """The numbers in a program's code that rules take as arrays, by node and argument; not 0 and 1."""
-    found: dict[tuple[Node, int | str], np.ndarray] = {}
+    constants: dict[tuple[Node, int | str], np.ndarray] = {}
     for graph in graphs_of(program):
         for node in graph.graph.nodes:
             rule = find_rule(node.target) if isinstance(node.target, OpOverload) else None
             if rule is not None:
-                found |= {(node, place): np.asarray(a) for place, a in _lifted(node, rule)}
-    return found
+                constants |= {(node, place): np.asarray(a) for place, a in _lifted(node, rule)}
+    return constants
 
 
 def _lifted(node: Node, rule: Rule) -> Iterator[tuple[int | str, int | float]]:
@@ -212,12 +212,12 @@ class ExportRun(GraphRun):
     def _views(self, node: Node, expand: Callable[..., Any]) -> list[Any]:
         (base, *rest), named = self.arguments(node)
         parts = expand(self.meta(node.args[0]), *rest, **named)
-        found = []
+        views = []
         for overload, args in parts:
             view = find_view(overload)
             assert view is not None
-            found.append(view.get(base, *args))
-        return found
+            views.append(view.get(base, *args))
+        return views
 
     def _custom_call(self, node: Node) -> Any:
         value = node.meta["val"]
@@ -270,8 +270,8 @@ def _cond(
         raise ValueError(MSG_SYMBOLIC_CHOICE.format(predicate=predicate))
     # a single-element predicate of any shape
     chosen = jnp.reshape(predicate, ())
-    found: list[Any] = jax.lax.cond(chosen, run.branch(yes), run.branch(no), *operands)
-    return found
+    results: list[Any] = jax.lax.cond(chosen, run.branch(yes), run.branch(no), *operands)
+    return results
 
 
 def _while_loop(
@@ -288,8 +288,8 @@ def _while_loop(
         return run.branch(body)(*values, *constant)
 
     start = [jnp.asarray(value) for value in carried]
-    found: list[Any] = jax.lax.while_loop(goes_on, step, start)
-    return found
+    results: list[Any] = jax.lax.while_loop(goes_on, step, start)
+    return results
 
 
 _higher_order = torch.ops.higher_order
@@ -313,10 +313,10 @@ _FLOATS: Final[Mapping[Any, Callable[..., Any]]] = {
 
 def draw_seeds(program: GraphModule) -> dict[Node, int]:
     """A seed for each random operator, from the generator of the ``xla`` device."""
-    found = {}
+    seeds = {}
     for graph in graphs_of(program):
         for node in graph.graph.nodes:
             rule = find_rule(node.target) if isinstance(node.target, OpOverload) else None
             if rule is not None and rule.random:
-                found[node] = random_state.next_seed(0)
-    return found
+                seeds[node] = random_state.next_seed(0)
+    return seeds

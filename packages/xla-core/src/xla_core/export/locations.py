@@ -18,14 +18,14 @@ def node_metadata(node: Node) -> dict[str, str]:
 
     ``nn_module_stack`` lists ``key,path,type`` of the modules around it, outermost first.
     """
-    found: dict[str, Any] = {"node": node.name, "stack_trace": node.meta.get("stack_trace")}
+    metadata: dict[str, Any] = {"node": node.name, "stack_trace": node.meta.get("stack_trace")}
     modules = node.meta.get("nn_module_stack") or {}
-    found["nn_module_stack"] = _DELIMITER.join(
+    metadata["nn_module_stack"] = _DELIMITER.join(
         f"{key},{path},{kind if isinstance(kind, str) else kind.__qualname__}"
         for key, (path, kind) in modules.items()
     )
-    found["torch_fn"] = _DELIMITER.join(map(str, node.meta.get("torch_fn") or ()))
-    return {name: value for name, value in found.items() if value}
+    metadata["torch_fn"] = _DELIMITER.join(map(str, node.meta.get("torch_fn") or ()))
+    return {name: value for name, value in metadata.items() if value}
 
 
 def relocation(nodes: Mapping[str, Node]) -> Relocation:

@@ -115,10 +115,10 @@ class StableHLOGraphModule:
         return cls(bundle.load(directory_path))
 
     def _function(self, name: str | None) -> StableHLOFunc:
-        found = self._functions.get(self._default if name is None else name)
-        if found is None:
+        function = self._functions.get(self._default if name is None else name)
+        if function is None:
             raise KeyError(MSG_NO_METHOD.format(name=name, known=", ".join(self._functions)))
-        return found
+        return function
 
 
 class _Runner:
@@ -208,22 +208,22 @@ def _spec(text: str | None) -> pytree.TreeSpec | None:
 
 
 def _dtype(signature: VariableSignature) -> torch.dtype:
-    found: torch.dtype = getattr(torch, signature.dtype)
-    return found
+    dtype: torch.dtype = getattr(torch, signature.dtype)
+    return dtype
 
 
 def _specs(
     trace: Trace, signatures: Sequence[VariableSignature], shapes: Sequence[tuple[int, ...]]
 ) -> tuple[ArraySpec, ...]:
     """Arguments or results as the device keeps them. Raises RuntimeError if that is another dtype."""
-    found = []
+    specs = []
     for signature, shape in zip(signatures, shapes, strict=True):
         wanted = numpy_dtype(_dtype(signature))
         kept = trace.backend.numpy_dtype(wanted)
         if kept != wanted:
             raise RuntimeError(MSG_FORMAT.format(dtype=wanted, kept=kept))
-        found.append(ArraySpec(shape, wanted))
-    return tuple(found)
+        specs.append(ArraySpec(shape, wanted))
+    return tuple(specs)
 
 
 def _given(position: int, a: Any, wanted: VariableSignature, trace: Trace) -> XLATensor:
@@ -233,8 +233,8 @@ def _given(position: int, a: Any, wanted: VariableSignature, trace: Trace) -> XL
     if not isinstance(a, torch.Tensor):
         raise TypeError(MSG_NOT_A_TENSOR.format(position=position, type=type(a).__name__))
     arguments.check(position, a, wanted)
-    found: XLATensor = a.detach().to(trace.device)
-    return found
+    tensor: XLATensor = a.detach().to(trace.device)
+    return tensor
 
 
 def _uploaded(array: Any, wanted: VariableSignature, trace: Trace) -> XLATensor:

@@ -118,11 +118,11 @@ class _Export:
 
     def bundle(self) -> StableHLOModelBundle:
         """Lower the program and describe it."""
-        taken, unused = self._arguments()
+        used, unused = self._arguments()
         constants = self._constants()
-        lowered = self._lower([node for node, _, _ in taken], constants)
-        locations = [place for _, place, _ in taken]
-        signatures = [signature for _, _, signature in taken]
+        lowered = self._lower([node for node, _, _ in used], constants)
+        locations = [place for _, place, _ in used]
+        signatures = [signature for _, _, signature in used]
         meta = StableHLOFunctionMeta(
             name=METHOD,
             stablehlo_version=lowered.version,
@@ -148,7 +148,7 @@ class _Export:
         list[tuple[InputLocation, VariableSignature]],
     ]:
         """The program's arguments, and the caller's arguments that it does not take."""
-        taken, unused = [], []
+        used, unused = [], []
         placeholders = [n for n in self.graph.graph.nodes if n.op == "placeholder"]
         position = 0
         for node, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
@@ -168,8 +168,8 @@ class _Export:
                 signature = self._signature(node.meta["val"])
             else:
                 continue
-            taken.append((node, place, signature))
-        return taken, unused
+            used.append((node, place, signature))
+        return used, unused
 
     def _signature(self, value: Any) -> VariableSignature:
         """Shape and dtype of an example value; in symbolic dimensions the size at the export."""

@@ -35,9 +35,9 @@ def compare_exported_program_and_saved_model_result(
 ) -> None:
     """Raise AssertionError unless a SavedModel computes what the exported program does."""
     expected = ep.module()(*args)
-    found = list(load_save_model_and_inference(saved_model_path, args).values())
+    results = list(load_save_model_and_inference(saved_model_path, args).values())
     wanted = expected if isinstance(expected, (list, tuple)) else [expected]
-    for got, want in zip(found, wanted, strict=True):
+    for got, want in zip(results, wanted, strict=True):
         torch.testing.assert_close(torch.from_numpy(got.numpy()), want, atol=atol, rtol=1.3e-6)
 
 

@@ -39,8 +39,8 @@ def result_spec(
     result = _plain(pytree.tree_unflatten(leaves, spec))
     if written is not None:
         result = (result, dict.fromkeys(written, 0))
-    found: pytree.TreeSpec = pytree.tree_structure(result)
-    return found
+    plain_spec: pytree.TreeSpec = pytree.tree_structure(result)
+    return plain_spec
 
 
 def _types(spec: pytree.TreeSpec) -> Iterator[Any]:

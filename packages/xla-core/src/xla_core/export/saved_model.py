@@ -150,10 +150,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _inputs(function: StableHLOFunc) -> list[tuple[InputLocation, VariableSignature]]:
     """The caller's arguments in order, those that the program does not take included."""
     meta = function.meta
-    taken = zip(meta.input_locations, meta.input_signature, strict=True)
+    used = zip(meta.input_locations, meta.input_signature, strict=True)
     given = [
         (place, signature)
-        for place, signature in (*taken, *meta.unused_inputs)
+        for place, signature in (*used, *meta.unused_inputs)
         if place.type_ is VariableType.INPUT_ARG and signature.dtype != "NoneType"
     ]
     return sorted(given, key=lambda pair: pair[0].position)

@@ -86,18 +86,18 @@ class Symbols:
         if symbol.name.startswith("u"):  # torch 2.13: sizes that come from values are u0, u1, ...
             raise ValueError(MSG_DATA_DEPENDENT.format(size=size))
         if symbol not in self._known:
-            (found,) = jax.export.symbolic_shape(symbol.name, scope=self._scope)
-            self._known[symbol] = found
+            (dimension,) = jax.export.symbolic_shape(symbol.name, scope=self._scope)
+            self._known[symbol] = dimension
         return self._known[symbol]
 
 
 def _constraints(symbol: sympy.Symbol, bounds: ValueRanges[Any]) -> list[str]:
-    found = []
+    constraints = []
     if bounds.lower.is_Integer and int(bounds.lower) > 1:
-        found.append(f"{symbol.name} >= {int(bounds.lower)}")
+        constraints.append(f"{symbol.name} >= {int(bounds.lower)}")
     if bounds.upper.is_Integer and int(bounds.upper) < _LARGEST:
-        found.append(f"{symbol.name} <= {int(bounds.upper)}")
-    return found
+        constraints.append(f"{symbol.name} <= {int(bounds.upper)}")
+    return constraints
 
 
 def is_dynamic(size: Any) -> bool:

@@ -98,16 +98,16 @@ class _Instance:
 
 
 def _instances(block: Any) -> list[_Instance]:
-    found: dict[tuple[str, str], _Instance] = {}
+    by_name: dict[tuple[str, str], _Instance] = {}
     for op in block.operations:
         mark = _mark_of(op.operation)
         if mark is not None:
-            instance = found.setdefault((mark.name, mark.id), _Instance(mark.name, [], []))
+            instance = by_name.setdefault((mark.name, mark.id), _Instance(mark.name, [], []))
             (instance.inputs if mark.is_input else instance.outputs).append((mark, op.operation))
-    for instance in found.values():
+    for instance in by_name.values():
         instance.inputs.sort(key=lambda pair: pair[0].position)
         instance.outputs.sort(key=lambda pair: pair[0].position)
-    return [i for i in found.values() if i.inputs and i.outputs]
+    return [i for i in by_name.values() if i.inputs and i.outputs]
 
 
 def _mark_of(op: Any) -> Mark | None:
@@ -134,7 +134,7 @@ def _values_read(op: Any) -> Iterator[Any]:
 
 def _readers(starts: Sequence[Any], ends: Sequence[Any]) -> set[Any]:
     """The operations of the block that read ``starts``, at first or second hand, before ``ends``."""
-    found: set[Any] = set()
+    readers: set[Any] = set()
     around = ends[0].parent.operation
     waiting = list(starts)
     while waiting:
@@ -142,10 +142,10 @@ def _readers(starts: Sequence[Any], ends: Sequence[Any]) -> set[Any]:
             owner = use.owner.operation
             while owner.parent.operation != around:  # inside of an operation with regions
                 owner = owner.parent.operation
-            if owner not in found and owner not in ends and _before_any(owner, ends):
-                found.add(owner)
+            if owner not in readers and owner not in ends and _before_any(owner, ends):
+                readers.add(owner)
                 waiting += owner.results
-    return found
+    return readers
 
 
 def _before_any(op: Any, ends: Sequence[Any]) -> bool:
@@ -154,14 +154,14 @@ def _before_any(op: Any, ends: Sequence[Any]) -> bool:
 
 def _ancestors(values: Iterable[Any], among: set[Any]) -> set[Any]:
     """Those of the operations ``among`` that ``values`` are computed by."""
-    found: set[Any] = set()
+    ancestors: set[Any] = set()
     waiting = list(values)
     while waiting:
         owner = waiting.pop().owner
-        if owner in among and owner not in found:
-            found.add(owner)
+        if owner in among and owner not in ancestors:
+            ancestors.add(owner)
             waiting += _values_read(owner)
-    return found
+    return ancestors
 
 
 def _comes_along(op: Any, inside: set[Any], known: dict[Any, bool]) -> bool:
@@ -228,8 +228,8 @@ def _build(
 def _captured(body: Sequence[Any], starts: Sequence[Any]) -> list[Any]:
     """Values from outside that the body reads, in the order of reading."""
     inside = {inner for op in body for inner in _nested(op)}
-    found = {value: None for op in body for value in _values_read(op)}
-    return [v for v in found if v not in starts and not _is_inside(v, inside)]
+    read = {value: None for op in body for value in _values_read(op)}
+    return [v for v in read if v not in starts and not _is_inside(v, inside)]
 
 
 def _function(
@@ -260,8 +260,8 @@ def _function(
 
 
 def _attributes(mark: Mark) -> ir.DictAttr:
-    found = json.loads(mark.attributes) or {}
-    return ir.DictAttr.get({name: _attribute(value) for name, value in found.items()})
+    values = json.loads(mark.attributes) or {}
+    return ir.DictAttr.get({name: _attribute(value) for name, value in values.items()})
 
 
 def _attribute(value: Any) -> ir.Attribute:

@@ -99,8 +99,8 @@ def _connected(port: int) -> bool:
     ending = f":{port:04X}"
     tables = [table for table in _TABLES if table.exists()]
     lines = [line.split() for table in tables for line in table.read_text().splitlines()[1:]]
-    found = any(line[1].endswith(ending) and line[3] == _ESTABLISHED for line in lines)
-    return found or not tables
+    established = any(line[1].endswith(ending) and line[3] == _ESTABLISHED for line in lines)
+    return established or not tables
 
 
 def serve_apart(argv: Sequence[str]) -> None:

@@ -445,12 +445,12 @@ def sharding_over(devices: Sequence[Device], sharding: HloSharding) -> Any:
     Equal arguments give the same object, so that equal layouts can be told by identity.
     """
     key = (tuple(devices), repr(sharding))
-    found = _shardings.get(key)
-    if found is None:
+    gspmd = _shardings.get(key)
+    if gspmd is None:
         # jax 0.10.2: the sharding class that holds a plain HLO sharding
-        found = _sharding_impls.GSPMDSharding(DeviceList(tuple(devices)), sharding)
-        _shardings[key] = found
-    return found
+        gspmd = _sharding_impls.GSPMDSharding(DeviceList(tuple(devices)), sharding)
+        _shardings[key] = gspmd
+    return gspmd
 
 
 def forget_shardings(devices: Sequence[Device]) -> None:

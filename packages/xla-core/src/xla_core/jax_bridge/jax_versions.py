@@ -25,8 +25,8 @@ MSG_UNKNOWN_VERSION: Final = (
 
 def parsed(version: str) -> tuple[int, ...]:
     """The numbers that a version begins with: ``0.12.0.dev1`` is ``(0, 12, 0)``."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(map(int, found.group().split("."))) if found else ()
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, match.group().split("."))) if match else ()
 
 
 JAX: Final = parsed(jax.version.__version__)

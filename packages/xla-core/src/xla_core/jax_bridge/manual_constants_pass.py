@@ -34,7 +34,7 @@ def separate_constants(module: ir.Module) -> None:
 
 def computed_on_parts(module: ir.Module) -> set[int]:
     """The hashes of the operations on parts, of all functions, and of functions that those call."""
-    found, called = set[int](), list[str]()
+    keys, called = set[int](), list[str]()
     functions = {}
     for function in module.body.operations:
         if function.operation.name == "func.func":
@@ -43,15 +43,15 @@ def computed_on_parts(module: ir.Module) -> set[int]:
                 operations = list(block.operations)
                 if any(_target(operation) == BEGINS for operation in operations):
                     inside = _inside(operations)
-                    found |= inside
+                    keys |= inside
                     called += (_called(o) for o in operations if _key(o) in inside)
     while called:
         function = functions.pop(called.pop(), None)
         if function is not None:
             operations = list(all_operations(function.regions[0].blocks[0]))
-            found |= {_key(operation) for operation in operations}
+            keys |= {_key(operation) for operation in operations}
             called += map(_called, operations)
-    return found
+    return keys
 
 
 def _called(operation: Any) -> str:
@@ -83,20 +83,20 @@ def _key(operation: Any) -> int:
 
 def _inside(operations: list[Any]) -> set[int]:
     """The operations on parts, and those on constants alone that are for them."""
-    made, taken, constant = set[int](), set[int](), set[int]()
+    on_parts, inside, constant = set[int](), set[int](), set[int]()
     for operation in operations:
         key, sources = _key(operation), _sources(operation)
-        if not made.isdisjoint(sources):
-            taken.add(key)
-        if _target(operation) == BEGINS or (key in taken and _target(operation) != ENDS):
-            made.add(key)
+        if not on_parts.isdisjoint(sources):
+            inside.add(key)
+        if _target(operation) == BEGINS or (key in inside and _target(operation) != ENDS):
+            on_parts.add(key)
         elif constant.issuperset(sources):
             constant.add(key)
     for operation in reversed(operations):
         users = {_key(use.owner) for result in operation.results for use in result.uses}
-        if _key(operation) in constant and users and users <= taken:
-            taken.add(_key(operation))
-    return taken
+        if _key(operation) in constant and users and users <= inside:
+            inside.add(_key(operation))
+    return inside
 
 
 def _sources(operation: Any) -> set[int]:

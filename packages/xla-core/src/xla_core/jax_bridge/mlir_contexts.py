@@ -57,7 +57,7 @@ def lower_jaxpr(
     Raises ValueError for what is no valid module.
     """
     # jax 0.10.2: all names of _mlir below. 0.11.2 and 0.12.0 take the same arguments, and ``results``.
-    made = _mlir.ModuleContext(
+    lowering = _mlir.ModuleContext(
         backend=None,
         platforms=(platform,),
         axis_context=axis_context,
@@ -67,13 +67,13 @@ def lower_jaxpr(
         lowering_parameters=_mlir.LoweringParameters(hoist_constants_as_args=False),
         context=context(),
     )
-    module = made.module
-    with made.context, ir.Location.unknown(made.context):
+    module = lowering.module
+    with lowering.context, ir.Location.unknown(lowering.context):
         attributes = module.operation.attributes
         attributes["sym_name"] = ir.StringAttr.get(_mlir.sanitize_name(name).rstrip("_"))
         attributes["mhlo.num_replicas"] = attributes["mhlo.num_partitions"] = _mlir.i32_attr(1)
         _mlir.lower_jaxpr_to_fun(
-            made, name, jaxpr, [],
+            lowering, name, jaxpr, [],
             num_const_args=0, main_function=True, in_avals=list(jaxpr.in_avals), **results,
         )  # fmt: skip
         try:
@@ -82,4 +82,4 @@ def lower_jaxpr(
             raise ValueError(f"{name} is no valid module: {error}") from error
     if not valid:
         raise ValueError(f"{name} is no valid module:\n{module}")
-    return module, made.host_callbacks
+    return module, lowering.host_callbacks

@@ -51,11 +51,11 @@ def _main_function(module: ir.Module) -> Any:
 
 def _attribute_dicts(main: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     counts = (len(main.type.inputs), len(main.type.results))
-    found = []
+    dicts = []
     for key, count in zip(("arg_attrs", "res_attrs"), counts, strict=True):
         present = main.attributes[key] if key in main.attributes else [{}] * count
-        found.append([_as_dict(attribute) for attribute in present])
-    return found[0], found[1]
+        dicts.append([_as_dict(attribute) for attribute in present])
+    return dicts[0], dicts[1]
 
 
 def _as_dict(attribute: Any) -> dict[str, Any]:

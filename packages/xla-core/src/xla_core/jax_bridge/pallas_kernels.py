@@ -98,9 +98,9 @@ def call(function: Callable[..., Any], tracing: Tracing, *args: Any, **kwargs: A
         given = dict(zip(places, arrays, strict=True))
         filled = [given.get(i, leaf) for i, leaf in enumerate(leaves)]
         inner_args, inner_kwargs = jax.tree.unflatten(structure, filled)
-        found, shape = jax.tree.flatten(function(*inner_args, **inner_kwargs))
+        flat_results, shape = jax.tree.flatten(function(*inner_args, **inner_kwargs))
         results[:] = [shape]
-        return found
+        return flat_results
 
     operands = [leaves[i] for i in places]
     with jax.enable_x64(False), tracing():

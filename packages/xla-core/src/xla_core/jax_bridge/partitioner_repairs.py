@@ -133,8 +133,8 @@ def _simplify_pad(operation: Any) -> None:
             ends = [n - max(-h, 0) for n, h in zip(shape, high, strict=True)]
             value = _slice(value, starts, ends)
         edges = [max(n, 0) for n in low], [max(n, 0) for n in high]
-        made = _pad(value, filling, *edges)
-    operation.results[0].replace_all_uses_with(made)
+        padded = _pad(value, filling, *edges)
+    operation.results[0].replace_all_uses_with(padded)
     operation.erase()
 
 
@@ -177,8 +177,8 @@ def _pad(value: Any, filling: Any, low: list[int], high: list[int]) -> Any:
         "edge_padding_high": ir.DenseI64ArrayAttr.get(high),
         "interior_padding": ir.DenseI64ArrayAttr.get([0] * kind.rank),
     }
-    made = ir.RankedTensorType.get(shape, kind.element_type)
-    return ir.Operation.create("stablehlo.pad", [made], [value, filling], attributes).results[0]
+    result = ir.RankedTensorType.get(shape, kind.element_type)
+    return ir.Operation.create("stablehlo.pad", [result], [value, filling], attributes).results[0]
 
 
 # --- scatters -----------------------------------------------------------------------------------
@@ -239,12 +239,12 @@ def _constant(scalar: Any, nowhere: bool) -> Any:
 
 def _keep_whole(module: ir.Module) -> None:
     """Let every dimension be whole on each device that windows move along, or that is transformed."""
-    found = [o for o in all_operations(module.body) if o.name in _WHOLE]
-    if not found:
+    operations = [o for o in all_operations(module.body) if o.name in _WHOLE]
+    if not operations:
         return
     mesh = _shardy_mesh(module)
     parts = manual_constants_pass.computed_on_parts(module)
-    for operation in found:
+    for operation in operations:
         if hash(operation) not in parts:
             _unsplit(operation, _WHOLE[operation.name](operation), mesh)
 
@@ -284,9 +284,9 @@ def _unsplit(operation: Any, whole: list[Sequence[int]], mesh: Any) -> None:
 def _use(make: Callable[[], Any], former: Any) -> None:
     """Let those who use ``former`` now use what ``make()`` makes of it."""
     uses = [(use.owner, use.operand_number) for use in former.uses]
-    made = make()
+    replacement = make()
     for user, index in uses:
-        user.operands[index] = made
+        user.operands[index] = replacement
 
 
 def _with_whole(value: Any, whole: Sequence[int], mesh: Any) -> Any:
@@ -326,9 +326,9 @@ def lay_out_transforms(module: ir.Module) -> None:
 
     Next to a collective it gets another order, and refuses to run.
     """
-    found = [o for o in all_operations(module.body) if o.name == "stablehlo.fft"]
+    transforms = [o for o in all_operations(module.body) if o.name == "stablehlo.fft"]
     with module.context, ir.Location.unknown():
-        for operation in found:
+        for operation in transforms:
             with ir.InsertionPoint(operation):
                 operation.operands[0] = _in_rows(operation.operands[0])
             with ir.InsertionPoint.after(operation):

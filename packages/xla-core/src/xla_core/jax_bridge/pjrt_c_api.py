@@ -173,8 +173,8 @@ def topology_devices(name: str, topology: str, options: CreateOptions) -> list[D
     Raises RuntimeError with the library's message when it does not know the topology.
     """
     # jaxlib 0.10.2: what jax.experimental.topologies calls, for any library's name
-    found = _xla_client._xla.get_default_c_api_topology(name, topology, dict(options))
-    return list(found._make_compile_only_devices())
+    description = _xla_client._xla.get_default_c_api_topology(name, topology, dict(options))
+    return list(description._make_compile_only_devices())
 
 
 def compile_for_topology(
@@ -258,10 +258,10 @@ def device_attributes(device: Device) -> dict[str, Any]:
     """What the runtime tells of a device beyond its number (``coords``, ``core_on_chip``, ...)."""
     # jaxlib 0.10.2: attributes of the library's own, found by name
     names = ("coords", "core_on_chip", "num_cores", "slice_index", "compute_capability")
-    found = {name: getattr(device, name, None) for name in names}
+    values = {name: getattr(device, name, None) for name in names}
     return {
         name: tuple(value) if isinstance(value, list) else value
-        for name, value in found.items()
+        for name, value in values.items()
         if value is not None
     }
 

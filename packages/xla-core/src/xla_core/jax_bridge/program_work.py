@@ -80,10 +80,10 @@ class _Count:
         return Work(cost, self._operations)
 
     def _function(self, name: str) -> float:
-        found = self._known.get(name)
-        if found is None:
-            self._known[name] = found = self._region(self._functions[name].regions[0])
-        return found
+        cost = self._known.get(name)
+        if cost is None:
+            self._known[name] = cost = self._region(self._functions[name].regions[0])
+        return cost
 
     def _region(self, region: Any) -> float:
         cost = 0.0
@@ -218,8 +218,8 @@ def _step(value: Any, number: int) -> int | None:
     counter, step = added.operands
     if not isinstance(counter.owner, ir.Block) or ir.BlockArgument(counter).arg_number != number:
         return None
-    found = _constant(step)
-    return found if found is not None and found > 0 else None
+    number_added = _constant(step)
+    return number_added if number_added is not None and number_added > 0 else None
 
 
 def _operation(value: Any) -> Any:
@@ -229,10 +229,10 @@ def _operation(value: Any) -> Any:
 
 
 def _constant(value: Any) -> int | None:
-    found = _operation(value)
-    if found is None or found.name != "stablehlo.constant":
+    operation = _operation(value)
+    if operation is None or operation.name != "stablehlo.constant":
         return None
-    number = ir.DenseIntElementsAttr(found.attributes["value"])
+    number = ir.DenseIntElementsAttr(operation.attributes["value"])
     return int(number[0]) if len(number) == 1 else None
 
 

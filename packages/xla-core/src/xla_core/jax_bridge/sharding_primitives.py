@@ -138,15 +138,15 @@ def _lower_reduce(
         "use_global_device_ids": ir.BoolAttr.get(True),
     }
     if axis is None:
-        made = stablehlo.AllReduceOp([result], [value], members, **options)
+        operation = stablehlo.AllReduceOp([result], [value], members, **options)
     else:
-        made = stablehlo.ReduceScatterOp(result, value, axis, members, **options)
-    made.operation.attributes["mhlo.sharding"] = ir.StringAttr.get("{manual}")
+        operation = stablehlo.ReduceScatterOp(result, value, axis, members, **options)
+    operation.operation.attributes["mhlo.sharding"] = ir.StringAttr.get("{manual}")
     scalar = ir.RankedTensorType.get([], ir.RankedTensorType(value.type).element_type)
-    block = made.regions[0].blocks.append(scalar, scalar)
+    block = operation.regions[0].blocks.append(scalar, scalar)
     with ir.InsertionPoint(block):
         stablehlo.return_([_COMBINE[kind](*block.arguments)])
-    return made.results
+    return operation.results
 
 
 _reduce_p: Final = _jax_core.Primitive("xla_reduce_parts")

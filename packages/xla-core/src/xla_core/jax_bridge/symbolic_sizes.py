@@ -71,26 +71,26 @@ def _watched_ne(left: Any, right: Any) -> bool:
 
 def _look(left: Any, right: Any, caller: types.FrameType) -> None:
     """Note a comparison that came out unequal, if this thread's comparisons are watched and it is not jax's own."""
-    found = getattr(_watch, "found", None)
-    if found is None or getattr(_watch, "inside", False):
+    noted = getattr(_watch, "found", None)
+    if noted is None or getattr(_watch, "inside", False):
         return
     name = caller.f_globals.get("__name__", "")
     if not name.startswith(_TRUSTED) or name.startswith("jax._src.numpy"):
         _watch.inside = True
         try:
-            _note(left, right, found)
+            _note(left, right, noted)
         finally:
             _watch.inside = False
 
 
-def _note(left: Any, right: Any, found: dict[Any, None]) -> None:
+def _note(left: Any, right: Any, noted: dict[Any, None]) -> None:
     if not is_symbolic(right) and not isinstance(right, int):
         return
     difference = left - right
     if is_symbolic(difference):
         low, high = bounds(difference)
         if low <= 0 <= high:
-            found[difference] = None
+            noted[difference] = None
 
 
 @contextlib.contextmanager
@@ -99,14 +99,14 @@ def watching_comparisons() -> Iterator[dict[Any, None]]:
 
     What was decided inside holds for all lengths for which none of the differences is zero.
     """
-    found: dict[Any, None] = {}
+    noted: dict[Any, None] = {}
     with _patched:
         # jax 0.10.2; the comparison stays as it is, and goes on being watched in threads that ask for it only
         _shape_poly._DimExpr.__eq__ = _watched_eq
         _shape_poly._DimExpr.__ne__ = _watched_ne
-    _watch.found = found
+    _watch.found = noted
     try:
-        yield found
+        yield noted
     finally:
         _watch.found = None
 
@@ -127,6 +127,6 @@ def threefry(key: Any, numbers: Any) -> tuple[Any, Any]:
 def bind_again(equation: Any, operands: Sequence[Any]) -> Any:
     """What an equation of a jaxpr gives for other operands of the same shapes."""
     # jax 0.10.2: the parameters, with inner functions among them; before, these apart
-    found = equation.primitive.get_bind_params(equation.params)
-    inner, params = found if isinstance(found, tuple) else ((), found)
+    bind_params = equation.primitive.get_bind_params(equation.params)
+    inner, params = bind_params if isinstance(bind_params, tuple) else ((), bind_params)
     return equation.primitive.bind(*inner, *operands, **params)

@@ -107,16 +107,16 @@ class FlashAttention(torch.autograd.Function):
 
         def kernel(*tensors: Any) -> Sequence[torch.Tensor]:
             numbers = (*ctx.numbers, with_ab)
-            found = _by_batch(torch.ops.xla.flash_attention_backward, tensors, numbers)
-            return found if with_ab else found[:3]
+            gradients_of = _by_batch(torch.ops.xla.flash_attention_backward, tensors, numbers)
+            return gradients_of if with_ab else gradients_of[:3]
 
         if spec is None:
-            found = kernel(*operands)
+            gradients_of = kernel(*operands)
         else:
             results = [(spec, tuple(t.shape)) for t in operands[1 : 5 if with_ab else 4]]
             specs = (spec, *_specs(spec), spec, spec[:-1])
-            found = over_parts(kernel, operands, specs, results, ctx.mesh)
-        dq, dk, dv, *dab = found
+            gradients_of = over_parts(kernel, operands, specs, results, ctx.mesh)
+        dq, dk, dv, *dab = gradients_of
         return dq, dk, dv, None, None, None, None, dab[0] if dab else None, None, None
 
 

@@ -99,8 +99,8 @@ class GMM(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Gradients by ``lhs`` and ``rhs``."""
         lhs, rhs, group_sizes = ctx.saved_tensors
-        found = gmm_backward(gradients[0], lhs, rhs, group_sizes, ctx.tiling)
-        return *found, None, None
+        derivatives = gmm_backward(gradients[0], lhs, rhs, group_sizes, ctx.tiling)
+        return *derivatives, None, None
 
 
 def _check(function: str, **operands: tuple[torch.Tensor, int]) -> None:
@@ -156,7 +156,7 @@ def lower_gmm(
         rows, groups = lhs.shape[0], rhs.shape[0]
         n = rhs.shape[1 if transpose_rhs else 2]
         tiles = _tiles(tiling, rows, lhs.shape[1], n, groups)
-        found = call_kernel(
+        products = call_kernel(
             tpu, pallas_kernels.grouped_products().gmm,
             padded(lhs, 0, rounded_up(rows, tiles[0])), rhs, group_sizes,
             preferred_element_type=lhs.dtype, tiling=tiles,
@@ -164,7 +164,7 @@ def lower_gmm(
         )[:rows]  # fmt: skip
         # rows of no group are whatever was in memory
         inside = jnp.arange(rows) < group_sizes.sum()
-        return jnp.where(inside[:, None], found, 0)
+        return jnp.where(inside[:, None], products, 0)
     matrices = rhs.swapaxes(1, 2) if transpose_rhs else rhs
     if group_offset is not None:
         everything = jnp.zeros((group_sizes.shape[0], *matrices.shape[1:]), matrices.dtype)

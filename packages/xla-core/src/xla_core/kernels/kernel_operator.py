@@ -44,13 +44,13 @@ def for_tpu(fits: bool, name: str) -> target.Target | None:
 
     A kernel that does not fit is counted under ``PlainKernel::name``: plain operations need more memory.
     """
-    found = target.current()
-    if found is None or found.platform != "tpu":
+    current = target.current()
+    if current is None or current.platform != "tpu":
         return None
     if not fits:
         counters.increment(f"PlainKernel::{name}")
         return None
-    return found
+    return current
 
 
 def call_kernel(tpu: target.Target, kernel: Kernel, *operands: Any, **options: Any) -> Any:

@@ -311,7 +311,7 @@ def _one_sequence(
     cu_q_lens: Array,
     numbers: tuple[Any, ...],
     i: Array,
-    found: Array,
+    so_far: Array,
 ) -> Array:
     """``found`` with the rows of sequence ``i`` computed."""
     sm_scale, window, cap, mask_value, k_scale, v_scale = numbers
@@ -336,7 +336,7 @@ def _one_sequence(
     share = (weights / sums).astype(values.dtype)
     rows = jnp.einsum("hgqk,khd->qhgd", share, values, preferred_element_type=wide(q))
     mine = (row >= start) & (row < end)
-    return jnp.where(mine[:, None, None], rows.reshape(q.shape).astype(q.dtype), found)
+    return jnp.where(mine[:, None, None], rows.reshape(q.shape).astype(q.dtype), so_far)
 
 
 def _scaled(part: Array, scale: float | None, dtype: Any) -> Array:

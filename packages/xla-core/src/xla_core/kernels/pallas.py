@@ -85,9 +85,9 @@ def _call(
         raise ValueError(MSG_NO_LIST.format(kernel=name, got=promised))
     target = find_trace(args, kwargs).backend.target
     results = jax.tree.leaves(call_jax(_Traced(kernel, target), args, kwargs, name))
-    found, wanted = [tuple(r.shape) for r in results], [tuple(shape) for shape, _ in promised]
-    if found != wanted:
-        raise ValueError(MSG_OTHER_SHAPES.format(kernel=name, found=found, wanted=wanted))
+    shapes, wanted = [tuple(r.shape) for r in results], [tuple(shape) for shape, _ in promised]
+    if shapes != wanted:
+        raise ValueError(MSG_OTHER_SHAPES.format(kernel=name, found=shapes, wanted=wanted))
     outputs = tuple(r.to(dtype) for r, (_, dtype) in zip(results, promised, strict=True))
     return outputs[0] if len(outputs) == 1 else outputs
 
@@ -134,9 +134,9 @@ def trace_pallas(
 
 def _target_of(tensors: Sequence[torch.Tensor]) -> Target:
     if any(isinstance(t, XLATensor) for t in tensors):
-        found = find_trace(tensors).backend.target
-        if found.platform == "tpu":
-            return found
+        own = find_trace(tensors).backend.target
+        if own.platform == "tpu":
+            return own
     return _DEFAULT_TPU
 
 
@@ -161,10 +161,10 @@ def tpu_custom_call(
 @requires_jax
 def convert_torch_dtype_to_jax(dtype: torch.dtype) -> Any:
     """Jax's scalar type for a PyTorch dtype. Raises ValueError where XLA has none."""
-    found = NUMPY_DTYPES.get(dtype)
-    if found is None or dtype is HALF_COMPLEX:
+    numpy_dtype = NUMPY_DTYPES.get(dtype)
+    if numpy_dtype is None or dtype is HALF_COMPLEX:
         raise ValueError(MSG_NO_DTYPE.format(dtype=dtype, known=", ".join(map(str, NUMPY_DTYPES))))
-    return getattr(jnp, found.name.replace("bool", "bool_"))
+    return getattr(jnp, numpy_dtype.name.replace("bool", "bool_"))
 
 
 def to_jax_shape_dtype_struct(tensor: torch.Tensor) -> jax.ShapeDtypeStruct:

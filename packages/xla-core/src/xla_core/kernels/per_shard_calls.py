@@ -25,10 +25,10 @@ def over_parts(
     mesh: Any,
 ) -> Sequence[torch.Tensor]:
     """``function(*tensors)`` by parts as ``specs`` and ``results`` say; whole where there is no mesh."""
-    found = extensions().hook.xla_core_over_parts(
+    split = extensions().hook.xla_core_over_parts(
         function=function, tensors=tensors, specs=specs, results=results, mesh=mesh
     )
-    return function(*tensors) if found is None else found
+    return function(*tensors) if split is None else split
 
 
 def splits_positions(spec: Sequence[Any]) -> bool:

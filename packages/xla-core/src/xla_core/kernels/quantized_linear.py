@@ -208,15 +208,15 @@ def _gradient(context: Any, given: torch.Tensor) -> tuple[Any, ...]:
         raise RuntimeError(MSG_NO_GRADIENT)
     w, scale, zero_point = context.saved_tensors
     if context.block_size == PER_CHANNEL:
-        found = (given * scale) @ w.to(given.dtype)
+        gradient = (given * scale) @ w.to(given.dtype)
         if zero_point is not None:
-            found = found - (given * zero_point).sum(-1, keepdim=True)
+            gradient = gradient - (given * zero_point).sum(-1, keepdim=True)
     else:
         blocks = torch.einsum("...n,sn,scn->...sc", given, scale, w.to(given.dtype))
         if zero_point is not None:
             blocks = blocks - torch.einsum("...n,sn->...s", given, zero_point)[..., None]
-        found = blocks.flatten(-2)
-    return (found, None, None, None, None, None, None)
+        gradient = blocks.flatten(-2)
+    return (gradient, None, None, None, None, None, None)
 
 
 torch.library.register_autograd(
@@ -237,10 +237,10 @@ def quantized_matmul(
     quantize_activation: bool = False,
 ) -> torch.Tensor:
     """``torch.ops.xla.quantized_matmul`` as a function; see the module's table of shapes."""
-    found: torch.Tensor = torch.ops.xla.quantized_matmul(
+    product: torch.Tensor = torch.ops.xla.quantized_matmul(
         x, w, scaler, zero_point, block_size, int4_weight, quantize_activation
     )
-    return found
+    return product
 
 
 class XlaQuantizedLinear(nn.Module):
@@ -288,7 +288,7 @@ class XlaQuantizedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., input_dim) to (..., output_dim)."""
-        found: torch.Tensor = torch.ops.xla.quantized_matmul(
+        product: torch.Tensor = torch.ops.xla.quantized_matmul(
             x,
             self.weight,
             self.weight_scaler,
@@ -297,7 +297,7 @@ class XlaQuantizedLinear(nn.Module):
             int4_weight=self.int4_weight,
             quantize_activation=self.quantize_activation,
         )
-        return found
+        return product
 
     def extra_repr(self) -> str:
         """What it was made with, for ``print``."""

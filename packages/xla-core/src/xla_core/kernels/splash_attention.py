@@ -116,12 +116,12 @@ class SplashAttention(torch.autograd.Function):
         q, k, v, ids = ctx.saved_tensors
 
         def kernel(q: Any, k: Any, v: Any, ids: Any, grad: Any) -> Sequence[torch.Tensor]:
-            found = torch.ops.xla.splash_attention_backward(grad, q, k, v, ids, *ctx.rest)
-            return found  # type: ignore[no-any-return]
+            derivatives = torch.ops.xla.splash_attention_backward(grad, q, k, v, ids, *ctx.rest)
+            return derivatives  # type: ignore[no-any-return]
 
         shapes = [tuple(t.shape) for t in (q, k, v)]
-        found = _by_parts(kernel, (q, k, v, ids, gradients[0]), shapes, ctx.rest[0])
-        return *found, None, None, None, None
+        derivatives = _by_parts(kernel, (q, k, v, ids, gradients[0]), shapes, ctx.rest[0])
+        return *derivatives, None, None, None, None
 
 
 def _by_parts(

@@ -96,11 +96,11 @@ def job_from_environment(options: Mapping[str, str], device_type: str = "CPU") -
     and for a TPU what its virtual machine sets. Raises ValueError for an incomplete or malformed
     description, naming the variable.
     """
-    found = [name for name in _OWN if options.get(name)]
-    if found:
+    names = [name for name in _OWN if options.get(name)]
+    if names:
         missing = [name for name in _OWN if not options.get(name)]
         if missing:
-            raise ValueError(MSG_INCOMPLETE.format(found=found[0], missing=missing[0]))
+            raise ValueError(MSG_INCOMPLETE.format(found=names[0], missing=missing[0]))
         return _own_job(options)
     if all(options.get(name) for name in _TORCHRUN):
         return _torchrun_job(options)

@@ -58,13 +58,13 @@ class Siblings:
     def absent(self, me: int) -> list[int]:
         """Numbers that no process has; none where this one (``me``) is not seen that way either."""
         marks = [f"{name}={value}".encode() for name, value in self.shared.items()]
-        found: set[int] = set()
+        present: set[int] = set()
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):  # it has ended, or is somebody else's
                 entries = path.read_bytes().split(b"\0")
                 if all(mark in entries for mark in marks):
-                    found |= self._numbers(entries)
-        return [i for i in self.expected if i not in found] if me in found else []
+                    present |= self._numbers(entries)
+        return [i for i in self.expected if i not in present] if me in present else []
 
     def _numbers(self, entries: Sequence[bytes]) -> set[int]:
         prefix = f"{self.variable}=".encode()

@@ -21,10 +21,12 @@ def map_items(a: Any, change: Callable[[Any], Any]) -> Any:
 
 def flat(items: Any) -> list[Any]:
     """The items of nested lists and tuples, in order."""
-    found: list[Any] = []
+    items_in_order: list[Any] = []
     for item in items:
-        found.extend(flat(item)) if isinstance(item, (list, tuple)) else found.append(item)
-    return found
+        items_in_order.extend(flat(item)) if isinstance(
+            item, (list, tuple)
+        ) else items_in_order.append(item)
+    return items_in_order
 
 
 def is_getitem(node: Node) -> bool:

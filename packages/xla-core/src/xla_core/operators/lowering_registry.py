@@ -350,12 +350,12 @@ def find_rule(overload: OpOverload) -> Rule | None:
 
 def rule_of(overload: OpOverload) -> Rule:
     """Return the rule of ``overload``, which another rule builds on. Raises LookupError without one."""
-    found = _rules.get(overload)
-    if found is None:
+    rule = _rules.get(overload)
+    if rule is None:
         raise LookupError(
             f"another lowering rule needs that of {overload}, which is not registered"
         )
-    return found
+    return rule
 
 
 def find_view(overload: OpOverload) -> ViewRule | None:

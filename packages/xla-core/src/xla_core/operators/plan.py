@@ -131,8 +131,8 @@ def _put_by_reshape(base: Any, value: Any, *_args: Any) -> Any:
 
 
 def _reshape_rule(rule: ViewRule) -> ViewRule:
-    found = _reshape_rules.get(rule.overload)
-    if found is None:
-        found = ViewRule(rule.overload, rule.get, _put_by_reshape, rule.where)
-        _reshape_rules[rule.overload] = found
-    return found
+    by_reshape = _reshape_rules.get(rule.overload)
+    if by_reshape is None:
+        by_reshape = ViewRule(rule.overload, rule.get, _put_by_reshape, rule.where)
+        _reshape_rules[rule.overload] = by_reshape
+    return by_reshape

@@ -81,12 +81,12 @@ _RENAMED = {
 }
 
 
-def _writes_the_same(overload: OpOverload, found: OpOverload) -> bool:
+def _writes_the_same(overload: OpOverload, candidate: OpOverload) -> bool:
     def written(form: OpOverload) -> set[str]:
         arguments = form._schema.arguments
         return {a.name for a in arguments if a.alias_info is not None and not a.is_out}
 
-    return written(found) == written(overload)
+    return written(candidate) == written(overload)
 
 
 def pure_form(overload: OpOverload) -> OpOverload | None:
@@ -108,15 +108,15 @@ def pure_form(overload: OpOverload) -> OpOverload | None:
         if packet is None:
             continue
         for overload_name in packet.overloads():
-            found = getattr(packet, overload_name)
-            if found._schema.is_mutable and not (is_out and _writes_the_same(overload, found)):
+            form = getattr(packet, overload_name)
+            if form._schema.is_mutable and not (is_out and _writes_the_same(overload, form)):
                 continue
             # A factory's out= form has no dtype and device: those are the tensor's.
             types = [
                 (name, kind)
-                for name, kind in _argument_types(found, without_out=False)
+                for name, kind in _argument_types(form, without_out=False)
                 if name in names or name not in FACTORY_ARGUMENTS
             ]
             if types == wanted:
-                return found
+                return form
     return None

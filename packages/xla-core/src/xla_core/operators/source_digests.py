@@ -36,17 +36,17 @@ def digest(starts: Iterable[str]) -> bytes:
 
 @caches.memoized("digests of sets of sources", 64)
 def _digest(starts: frozenset[str]) -> bytes:
-    known: dict[str, bytes] = {}
+    digests: dict[str, bytes] = {}
     waiting = [Path(start) for start in starts]
     while waiting:
         path = waiting.pop()
-        found = _read(path)
-        if found is not None and found.label not in known:
-            known[found.label] = found.digest
-            waiting += found.needs
+        source = _read(path)
+        if source is not None and source.label not in digests:
+            digests[source.label] = source.digest
+            waiting += source.needs
     total = hashlib.sha256()
-    for label in sorted(known):
-        total.update(label.encode() + b"\0" + known[label])
+    for label in sorted(digests):
+        total.update(label.encode() + b"\0" + digests[label])
     return total.digest()
 
 
@@ -115,6 +115,6 @@ def _is_own(module: str, package: str | None) -> bool:
 
 
 def _file(path: Path) -> Iterator[Path]:
-    for found in (path.parent / f"{path.name}.py", path / "__init__.py"):
-        if path.name and found.is_file():
-            yield found
+    for file in (path.parent / f"{path.name}.py", path / "__init__.py"):
+        if path.name and file.is_file():
+            yield file

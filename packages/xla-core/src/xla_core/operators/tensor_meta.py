@@ -88,9 +88,9 @@ def tensor_meta(shape: tuple[int, ...], dtype: torch.dtype) -> TensorMeta:
     Raises UnsupportedDtypeError for a dtype that XLA tensors cannot have, RuntimeError for too many
     dimensions.
     """
-    held = _interned.get((shape, dtype))
-    found = held() if held is not None else None
-    return found if found is not None else _new_meta(shape, dtype)
+    interned = _interned.get((shape, dtype))
+    meta = interned() if interned is not None else None
+    return meta if meta is not None else _new_meta(shape, dtype)
 
 
 def _new_meta(shape: tuple[int, ...], dtype: torch.dtype) -> TensorMeta:
@@ -98,11 +98,11 @@ def _new_meta(shape: tuple[int, ...], dtype: torch.dtype) -> TensorMeta:
     if len(shape) > _MOST_DIMENSIONS:
         raise RuntimeError(MSG_DIMENSIONS.format(most=_MOST_DIMENSIONS, dimensions=len(shape)))
     with _lock:
-        held = _interned.get((shape, dtype))
-        found = held() if held is not None else None
-        if found is None:
+        interned = _interned.get((shape, dtype))
+        meta = interned() if interned is not None else None
+        if meta is None:
             if len(_interned) >= _Sweep.at:
                 _sweep()
-            found = TensorMeta(shape, dtype, next(_indices))
-            _interned[shape, dtype] = weakref.ref(found)
-    return found
+            meta = TensorMeta(shape, dtype, next(_indices))
+            _interned[shape, dtype] = weakref.ref(meta)
+    return meta

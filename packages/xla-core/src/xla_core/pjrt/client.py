@@ -131,8 +131,8 @@ class PjrtClient:
         else:
             sharding = compat.sharding_over(devices, compat.hlo_sharding(placement.sharding))
         mine = [device for device in devices if device.process_index == self._process_index]
-        self._layouts[placement] = found = (sharding, mine)
-        return found
+        self._layouts[placement] = layout = (sharding, mine)
+        return layout
 
     # --- transfers ---
 
@@ -213,9 +213,9 @@ class PjrtClient:
     def placement_of(self, buffer: Any) -> Placement:
         """The buffer's devices in order, and its sharding if it is split over them."""
         sharding = buffer.sharding
-        found = self._placements.get(id(sharding))
-        if found is not None:
-            return found[1]
+        known = self._placements.get(id(sharding))
+        if known is not None:
+            return known[1]
         placement = Placement(*pjrt_c_api.devices_and_sharding(sharding))
         if len(placement.devices) > 1:
             self._placements[id(sharding)] = (sharding, placement)

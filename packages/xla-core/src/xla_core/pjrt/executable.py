@@ -108,13 +108,13 @@ class PjrtExecutable:
 
     def input_shardings(self) -> tuple[str | None, ...]:
         """HLO sharding of each input as compiled; None where the whole value is on each device."""
-        found = self._loaded.get_parameter_shardings()
-        return sharding_texts(found, len(self.program.inputs))
+        shardings = self._loaded.get_parameter_shardings()
+        return sharding_texts(shardings, len(self.program.inputs))
 
     def output_shardings(self) -> tuple[str | None, ...]:
         """HLO sharding of each output as compiled; None where the whole value is on each device."""
-        found = self._loaded.get_output_shardings()
-        return sharding_texts(found, len(self.program.outputs))
+        shardings = self._loaded.get_output_shardings()
+        return sharding_texts(shardings, len(self.program.outputs))
 
 
 class CheckedExecutable(PjrtExecutable):
@@ -219,13 +219,13 @@ class ShardedPjrtExecutable(PjrtExecutable):
 
     def _check(self, index: int, argument: Any) -> None:
         expected = self._expected[index]
-        found = argument.sharding
-        if not expected.is_equivalent_to(found, len(argument.shape)):
+        sharding = argument.sharding
+        if not expected.is_equivalent_to(sharding, len(argument.shape)):
             raise RuntimeError(
-                f"{self.program_name}: argument {index} of shape {argument.shape} lies as {found}, "
+                f"{self.program_name}: argument {index} of shape {argument.shape} lies as {sharding}, "
                 f"the program expects {expected}; copy() it to that placement"
             )
-        self._known[index] = found
+        self._known[index] = sharding
 
 
 # --- what a compiler says of a program, loaded on devices or not -----------------------------------
@@ -282,8 +282,8 @@ def _result_shardings(
     if len(devices) == 1:
         return [compat.single_device_sharding(devices[0])] * len(program.outputs)
     replicated = compat.sharding_over(devices, compat.hlo_sharding(None))
-    found = loaded.get_output_shardings() if program.num_partitions > 1 else None
-    if found is None or program.num_replicas > 1:
+    shardings = loaded.get_output_shardings() if program.num_partitions > 1 else None
+    if shardings is None or program.num_replicas > 1:
         # each replica holds a value of its own: one shard per device, none of them tiled
         return [replicated] * len(program.outputs)
-    return [compat.sharding_over(devices, compat.hlo_sharding_of(s)) for s in found]
+    return [compat.sharding_over(devices, compat.hlo_sharding_of(s)) for s in shardings]

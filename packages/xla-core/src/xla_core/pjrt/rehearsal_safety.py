@@ -76,7 +76,7 @@ def loops_are_short(hlo: str) -> bool:
     for line in hlo.splitlines():
         # what a loop is named after, and what XLA notes of it, is no loop
         if "while" in line and _WHILE.search(_QUOTED.sub("", line)):
-            found = _ITERATIONS.search(line)
-            if " while(" not in line or found is None or int(found[1]) > MOST_ITERATIONS:
+            iterations = _ITERATIONS.search(line)
+            if " while(" not in line or iterations is None or int(iterations[1]) > MOST_ITERATIONS:
                 return False
     return True

@@ -366,11 +366,11 @@ class TopologyClient:
     def shard_bytes(self, shape: tuple[int, ...], dtype: np.dtype, placement: Placement) -> int:
         """Bytes of one device's part of a value."""
         key = (shape, dtype, placement.sharding, len(placement.devices))
-        found = self._shapes.get(key)
-        if found is None:
+        size = self._shapes.get(key)
+        if size is None:
             part = self.shard_shape(shape, placement)
-            found = self._shapes[key] = int(np.prod(part, dtype=np.int64)) * dtype.itemsize
-        return found
+            size = self._shapes[key] = int(np.prod(part, dtype=np.int64)) * dtype.itemsize
+        return size
 
     def shutdown(self) -> None:
         """Forget the devices."""

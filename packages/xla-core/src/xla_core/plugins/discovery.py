@@ -250,8 +250,8 @@ def _unknown_hook(manager: pluggy.PluginManager, extension: Any, source: str) ->
 
 def _entry_points(group: str) -> list[metadata.EntryPoint]:
     # an editable install can be listed twice; a plugin counts once
-    found = {(point.name, point.value): point for point in metadata.entry_points(group=group)}
-    return list(found.values())
+    points = {(point.name, point.value): point for point in metadata.entry_points(group=group)}
+    return list(points.values())
 
 
 def _named(group: str, device_type: str) -> list[metadata.EntryPoint]:

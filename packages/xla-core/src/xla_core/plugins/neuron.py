@@ -34,13 +34,13 @@ MSG_NO_LIBRARY: Final = (
 
 def convert_range(range_spec: str) -> list[int]:
     """The numbers that text such as ``0-3,8`` lists. Raises ValueError for other text."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in range_spec.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise ValueError(MSG_RANGE.format(name=VISIBLE_CORES, text=range_spec))
-        found.extend(range(int(first), int(last or first) + 1))
-    return found
+        numbers.extend(range(int(first), int(last or first) + 1))
+    return numbers
 
 
 def get_visible_cores_list() -> list[int] | None:

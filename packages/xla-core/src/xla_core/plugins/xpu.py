@@ -25,7 +25,7 @@ class XpuPlugin(DevicePlugin):
         named = flags.XPU_LIBRARY_PATH.text()
         if named:
             return named
-        found = importlib.util.find_spec(PACKAGE)
-        if found is None or not found.origin:
+        package = importlib.util.find_spec(PACKAGE)
+        if package is None or not package.origin:
             raise RuntimeError(MSG_NO_LIBRARY.format(name=flags.XPU_LIBRARY_PATH.name))
-        return str(Path(found.origin).parent / "pjrt_plugin_xpu.so")
+        return str(Path(package.origin).parent / "pjrt_plugin_xpu.so")

@@ -173,7 +173,7 @@ class _Reader:
         return Lift(False, self._ints - 1, example)
 
     def _constant(self, kind: type) -> Any:
-        said = next(self._items)
+        spelled = next(self._items)
         if kind is float:
-            return float(said)
-        return said if kind in (int, bool, str) else _SPELLED[kind, said]
+            return float(spelled)
+        return spelled if kind in (int, bool, str) else _SPELLED[kind, spelled]

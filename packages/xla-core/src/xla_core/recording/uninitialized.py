@@ -114,15 +114,15 @@ def _making(kind: Any, own: Any) -> Any:
         given = signature.bind(cls, *args, **kwargs)
         given.apply_defaults()
         asked = given.arguments
-        made: Any = torch.empty(0, device=asked["device"], dtype=asked["dtype"])
-        if cls is not kind or not isinstance(made, XLATensor):
+        tensor: Any = torch.empty(0, device=asked["device"], dtype=asked["dtype"])
+        if cls is not kind or not isinstance(tensor, XLATensor):
             return former(cls, *args, **kwargs)
-        made.__class__ = own
+        tensor.__class__ = own
         if kind is UninitializedParameter:
-            made._is_param = True
+            tensor._is_param = True
         else:
-            made._is_buffer = True
-            made.persistent = asked.get("persistent", True)
-        return made.requires_grad_(asked["requires_grad"])
+            tensor._is_buffer = True
+            tensor.persistent = asked.get("persistent", True)
+        return tensor.requires_grad_(asked["requires_grad"])
 
     return make

@@ -64,10 +64,10 @@ def set_handler_wrapper(wrap: Callable[[Handler], Handler] | None) -> None:
     handlers.clear()
 
 
-def go_on_with_handlers(made: dict[int, Handler]) -> dict[int, Handler]:
+def go_on_with_handlers(resolved: dict[int, Handler]) -> dict[int, Handler]:
     """Go on with these handlers, by overloads' ids, and make the others anew; returns those used so far."""
     global _plain
-    former, _plain = _plain, made
+    former, _plain = _plain, resolved
     handlers.clear()
     return former
 

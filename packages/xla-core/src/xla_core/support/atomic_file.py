@@ -32,19 +32,19 @@ def replacing(path: Path) -> Iterator[Path]:
         return
     _remove_leftovers(path)
     # an object that closes its file when it is dropped, should an exception come before the line that does
-    made = tempfile.NamedTemporaryFile(dir=path.parent, prefix=_prefix(path), delete=False)  # noqa: SIM115
-    temporary = Path(made.name)
+    file = tempfile.NamedTemporaryFile(dir=path.parent, prefix=_prefix(path), delete=False)  # noqa: SIM115
+    temporary = Path(file.name)
     try:
-        fcntl.flock(made, fcntl.LOCK_EX)  # says that the file's writer is alive
+        fcntl.flock(file, fcntl.LOCK_EX)  # says that the file's writer is alive
         yield temporary
-        os.fsync(made)
+        os.fsync(file)
         temporary.chmod(_mode(path))
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     finally:
-        made.close()
+        file.close()
     sync_folder(path.parent)
 
 

@@ -79,11 +79,11 @@ def memoized(name: str, bound: int = 4096) -> Callable[[Callable[_P, _R]], Calla
     """``functools.lru_cache`` as a listed cache of so many results."""
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        found: Any = functools.lru_cache(maxsize=bound)(function)
+        cached: Any = functools.lru_cache(maxsize=bound)(function)
         register(
-            name, bound=bound, size=lambda: found.cache_info().currsize, clear=found.cache_clear
+            name, bound=bound, size=lambda: cached.cache_info().currsize, clear=cached.cache_clear
         )
-        return found  # type: ignore[no-any-return]
+        return cached  # type: ignore[no-any-return]
 
     return decorate
 

@@ -211,10 +211,10 @@ def sample(name: str, value: float, render: Callable[[float], str] = render_time
         metric = _metrics.get(name)
         if metric is None:
             metric = _metrics[name] = Metric(name, render)
-        taken = time.time(), value
-        metric.add(taken)
+        point = time.time(), value
+        metric.add(point)
         for follower in _followers:
-            follower((metric, taken))
+            follower((metric, point))
 
 
 def _add_up() -> None:

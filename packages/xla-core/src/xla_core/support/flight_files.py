@@ -105,14 +105,14 @@ def merged(place: Path) -> dict[str, Any]:
         for one in report["processes"].values():
             one["heard"] = True  # nobody knows whether it still lives
         return report
-    found: dict[str, Any] = json.loads((place / MERGED).read_text())
-    return found
+    report_of_all: dict[str, Any] = json.loads((place / MERGED).read_text())
+    return report_of_all
 
 
 def occasions() -> list[Path]:
     """The folders of all reports, the latest last."""
-    found = {path.parent for path in folder().glob("*/*/[0-9]*.json")}
-    return sorted(found, key=lambda place: place.stat().st_mtime)
+    folders = {path.parent for path in folder().glob("*/*/[0-9]*.json")}
+    return sorted(folders, key=lambda place: place.stat().st_mtime)
 
 
 def _write_merged(place: Path) -> None:
@@ -132,18 +132,18 @@ def prune(base: Path) -> None:
 
 def _merge(place: Path) -> dict[str, Any]:
     """One report of all files: of each process the one that it wrote, or else what others knew of it."""
-    found: dict[int, _Snapshot] = {}
+    snapshots: dict[int, _Snapshot] = {}
     for path in sorted(place.glob("[0-9]*.json")):  # "3.json" before "3.last.json"
         snapshot = json.loads(path.read_text())
         snapshot["heard"] = path.name.endswith(_LAST)
         ordinal = int(path.name.partition(".")[0])
-        found.setdefault(ordinal, snapshot)
-    first = min(found.values(), key=lambda s: (s["heard"], s["time"]))
+        snapshots.setdefault(ordinal, snapshot)
+    first = min(snapshots.values(), key=lambda s: (s["heard"], s["time"]))
     return {
         "job": place.parent.name,
         "occasion": place.name,
         "count": first["count"],
-        "processes": {str(n): found[n] for n in sorted(found)},
+        "processes": {str(n): snapshots[n] for n in sorted(snapshots)},
     }
 
 

@@ -63,8 +63,8 @@ class Wait(NamedTuple):
 
 def waits(report: Report) -> list[Wait]:
     """Who waits for whom, by ordinal."""
-    found = [_wait(report, int(n), one) for n, one in report["processes"].items()]
-    return [wait for wait in found if wait is not None]
+    candidates = [_wait(report, int(n), one) for n, one in report["processes"].items()]
+    return [wait for wait in candidates if wait is not None]
 
 
 def _wait(report: Report, me: int, one: Snapshot) -> Wait | None:
@@ -93,14 +93,14 @@ def _wait(report: Report, me: int, one: Snapshot) -> Wait | None:
 
 def _behind(report: Report, me: int, one: Snapshot) -> dict[int, int]:
     """By how many collectives others have launched less with this process than it with them."""
-    found = {}
+    missing = {}
     for name, mine in one["launched"]["with"].items():
         other = report["processes"].get(name)
         theirs = other["launched"]["with"].get(str(me), 0) if other is not None else 0
         theirs = max(theirs, one["seen"].get(name, 0))
         if mine > theirs:
-            found[int(name)] = mine - theirs
-    return found
+            missing[int(name)] = mine - theirs
+    return missing
 
 
 def _first_missing(one: Snapshot, other: int, count: int) -> dict[str, Any] | None:
@@ -116,9 +116,9 @@ def culprits(report: Report) -> list[int]:
     failed = [int(n) for n, one in processes.items() if one["error"] is not None]
     if failed:
         return failed
-    found = waits(report)
-    waiting = {wait.who for wait in found}
-    awaited = {other for wait in found for other in wait.whom}
+    all_waits = waits(report)
+    waiting = {wait.who for wait in all_waits}
+    awaited = {other for wait in all_waits for other in wait.whom}
     silent = [n for n in range(report["count"]) if _is_silent(report, n)]
     return sorted(awaited - waiting) or silent
 
@@ -150,14 +150,14 @@ def lines(report: Report) -> Iterator[str]:
 def reasons(report: Report) -> list[str]:
     """Why there is a report: in the words of who failed, or of all."""
     snapshots = list(report["processes"].values())
-    told = [s for s in snapshots if s["error"] is not None] or snapshots
-    return list(dict.fromkeys(one["reason"] for one in told if one["reason"]))
+    failed = [s for s in snapshots if s["error"] is not None] or snapshots
+    return list(dict.fromkeys(one["reason"] for one in failed if one["reason"]))
 
 
 def headline(report: Report) -> Iterator[str]:
     """Who waits for whom, and what those do that are waited for: a line each."""
-    found = waits(report)
-    for wait in found:
+    all_waits = waits(report)
+    for wait in all_waits:
         number = f" (collective {wait.number})" if wait.number else ""
         yield (
             f"ordinal {wait.who} waits in {wait.what}{number} at {wait.line} for ordinal "
@@ -166,7 +166,7 @@ def headline(report: Report) -> Iterator[str]:
     guilty = culprits(report)
     for ordinal in guilty:
         yield _says(ordinal, report["processes"].get(str(ordinal)), report)
-    if not found and not guilty:
+    if not all_waits and not guilty:
         yield "nobody waits for anybody"
     yield from _stragglers(report)
 
@@ -202,13 +202,13 @@ def _last_launched(ordinal: int, one: Snapshot, report: Report) -> str:
 
 def _last_seen(ordinal: int, one: Snapshot, report: Report) -> dict[str, Any] | None:
     """The collective that others saw a process launch after what it said last, as one of them has it."""
-    found = None
+    collective = None
     for name, other in report["processes"].items():
         seen = other["seen"].get(str(ordinal), 0)
         ahead = other["launched"]["with"].get(str(ordinal), 0) - seen
         if seen > one["launched"]["with"].get(name, 0) and ahead >= 0:
-            found = _first_missing(other, ordinal, ahead + 1)
-    return found
+            collective = _first_missing(other, ordinal, ahead + 1)
+    return collective
 
 
 def _latest(report: Report) -> float:

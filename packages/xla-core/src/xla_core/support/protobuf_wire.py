@@ -82,11 +82,11 @@ def read_numbers(packed: int | bytes) -> list[int]:
     """The integers of a repeated field: one by itself, or several packed together."""
     if isinstance(packed, int):
         return [packed]
-    found, position = [], 0
+    numbers, position = [], 0
     while position < len(packed):
         number, position = _read_varint(packed, position)
-        found.append(number)
-    return found
+        numbers.append(number)
+    return numbers
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:

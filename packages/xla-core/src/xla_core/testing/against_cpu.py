@@ -182,13 +182,13 @@ def weights(like: torch.Tensor) -> torch.Tensor:
 def fallbacks() -> Iterator[dict[str, int]]:
     """How often each operator ran on the CPU inside the block, filled in when it ends."""
     before = program_report.fallback_counts()
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     try:
-        yield found
+        yield counts
     finally:
         for name, count in program_report.fallback_counts().items():
             if count > before.get(name, 0):
-                found[name] = count - before.get(name, 0)
+                counts[name] = count - before.get(name, 0)
 
 
 def forget_pending() -> None:

@@ -90,9 +90,11 @@ class DeviceConformance(SeveralDevices):
 
     def test_fingerprint_is_text_and_the_same_each_time(self, client: DeviceClient) -> None:
         """Cache keys made of the fingerprint are found again."""
-        found = dict(client.fingerprint())
-        assert found and all(isinstance(k, str) and isinstance(v, str) for k, v in found.items())
-        assert found == dict(client.fingerprint())
+        fingerprint = dict(client.fingerprint())
+        assert fingerprint and all(
+            isinstance(k, str) and isinstance(v, str) for k, v in fingerprint.items()
+        )
+        assert fingerprint == dict(client.fingerprint())
 
     # --- transfers ---
 
@@ -105,9 +107,9 @@ class DeviceConformance(SeveralDevices):
         array = array.astype(client.numpy_dtype(array.dtype))
         buffer = client.put(array, first(client))
         assert isinstance(buffer, Buffer)
-        found = client.get(buffer)
-        assert (found.shape, found.dtype) == (array.shape, array.dtype)
-        assert found.tobytes() == array.tobytes()
+        got = client.get(buffer)
+        assert (got.shape, got.dtype) == (array.shape, array.dtype)
+        assert got.tobytes() == array.tobytes()
 
     @pytest.mark.parametrize(
         "make",
@@ -146,8 +148,8 @@ class DeviceConformance(SeveralDevices):
         """Writing into what ``get`` returned does not reach the device."""
         self.need(holds_values=self.holds_values)
         buffer = client.put(np.ones(5, np.float32), first(client))
-        found = client.get(buffer)
-        found[:] = 7
+        got = client.get(buffer)
+        got[:] = 7
         np.testing.assert_array_equal(client.get(buffer), np.ones(5, np.float32))
 
     def test_copy_outlives_its_source(self, client: DeviceClient) -> None:
@@ -160,9 +162,9 @@ class DeviceConformance(SeveralDevices):
 
     def test_allocate_gives_zeros(self, client: DeviceClient) -> None:
         """``allocate`` gives zeros of the asked shape and dtype."""
-        found = client.get(client.allocate(ArraySpec((3, 2), np.dtype("int32")), first(client)))
-        assert found.dtype == np.int32
-        np.testing.assert_array_equal(found, np.zeros((3, 2)))
+        got = client.get(client.allocate(ArraySpec((3, 2), np.dtype("int32")), first(client)))
+        assert got.dtype == np.int32
+        np.testing.assert_array_equal(got, np.zeros((3, 2)))
 
     def test_unknown_device_is_refused(self, client: DeviceClient) -> None:
         """ValueError names a device id that is not there."""
@@ -175,12 +177,12 @@ class DeviceConformance(SeveralDevices):
     def test_results_have_the_promised_shapes_and_dtypes(self, client: DeviceClient) -> None:
         """Results are as the program says, scalars and empty ones too."""
         x = sample((3, 4), "float32")
-        found = run(client, lambda a: (a.T, a > 1, a.sum(), a[:0]), x)
-        kinds = [(f.shape, f.dtype.name) for f in found]
+        results = run(client, lambda a: (a.T, a > 1, a.sum(), a[:0]), x)
+        kinds = [(f.shape, f.dtype.name) for f in results]
         wanted = [((4, 3), "float32"), ((3, 4), "bool"), ((), "float32"), ((0, 4), "float32")]
         assert kinds == wanted
         if self.computes:
-            for value, expected in zip(found, (x.T, x > 1, x.sum(), x[:0]), strict=True):
+            for value, expected in zip(results, (x.T, x > 1, x.sum(), x[:0]), strict=True):
                 np.testing.assert_array_equal(value, expected)
 
     @pytest.mark.parametrize("dtype", [d for d in DTYPES if not d.startswith(("float8", "bool"))])
@@ -189,47 +191,47 @@ class DeviceConformance(SeveralDevices):
         self.need(computes=self.computes)
         x = sample((8,), dtype)
         x = x.astype(client.numpy_dtype(x.dtype))
-        (found,) = run(client, lambda a: a + a, x)
+        (result,) = run(client, lambda a: a + a, x)
         # small whole numbers: exact in every format
-        assert found.tobytes() == (x + x).tobytes()
+        assert result.tobytes() == (x + x).tobytes()
 
     def test_unused_inputs_stay_and_outputs_may_repeat(self, client: DeviceClient) -> None:
         """Argument and result counts are those of the program."""
         x, y = sample((3,), "float32"), sample((2, 2), "int32")
-        found = run(client, lambda a, b: (a, a, a), x, y)
-        assert len(found) == 3
+        results = run(client, lambda a, b: (a, a, a), x, y)
+        assert len(results) == 3
         if self.computes:
-            for value in found:
+            for value in results:
                 np.testing.assert_array_equal(value, x)
 
     def test_program_without_outputs_and_without_inputs(self, client: DeviceClient) -> None:
         """Neither list needs an entry."""
         assert run(client, lambda a: (), sample((3,), "float32")) == []
-        (found,) = run(client, lambda: jnp.arange(3, dtype=jnp.int32))
-        np.testing.assert_array_equal(found, [0, 1, 2] if self.computes else [0, 0, 0])
+        (result,) = run(client, lambda: jnp.arange(3, dtype=jnp.int32))
+        np.testing.assert_array_equal(result, [0, 1, 2] if self.computes else [0, 0, 0])
 
     def test_one_buffer_may_be_several_arguments(self, client: DeviceClient) -> None:
         """A buffer may be passed twice if it is not donated."""
         program = make_program(client, lambda a, b: a * b, [f32(4), f32(4)])
         buffer = client.put(sample((4,), "float32"), program.placement)
-        (found,) = client.compile(program).execute([buffer, buffer])
+        (result,) = client.compile(program).execute([buffer, buffer])
         if self.computes:
-            np.testing.assert_array_equal(client.get(found), sample((4,), "float32") ** 2)
+            np.testing.assert_array_equal(client.get(result), sample((4,), "float32") ** 2)
 
     def test_nan_and_infinity_follow_ieee(self, client: DeviceClient) -> None:
         """No fast-math: NaN is not equal to itself, zeros have signs."""
         self.need(computes=self.computes)
         x = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0], np.float32)
-        found = run(
+        results = run(
             client,
             lambda a: (a == a, a - a, a * 0, jnp.maximum(a, 0), jnp.isnan(a), 1 / a, a / a),
             x,
         )
         with np.errstate(all="ignore"):
             wanted = (x == x, x - x, x * 0, np.maximum(x, 0), np.isnan(x), 1 / x, x / x)
-        for value, expected in zip(found, wanted, strict=True):
+        for value, expected in zip(results, wanted, strict=True):
             np.testing.assert_array_equal(value, expected)
-        assert np.signbit(found[5][4]) and np.isneginf(found[5][4])
+        assert np.signbit(results[5][4]) and np.isneginf(results[5][4])
 
     @pytest.mark.parametrize("shapes", [[], [(4,)], [(4,), (4,), (4,)], [(4,), (5,)]], ids=str)
     def test_wrong_arguments_are_refused(
@@ -314,12 +316,12 @@ class DeviceConformance(SeveralDevices):
     def test_result_becomes_ready(self, client: DeviceClient) -> None:
         """``is_ready`` is True after ``wait``."""
         program = make_program(client, lambda a: a @ a, [f32(128, 128)])
-        (found,) = client.compile(program).execute(
+        (result,) = client.compile(program).execute(
             [client.put(sample((128, 128), "float32"), program.placement)]
         )
-        assert found.is_ready() in (True, False)
-        client.wait([found])
-        assert found.is_ready() is True
+        assert result.is_ready() in (True, False)
+        client.wait([result])
+        assert result.is_ready() is True
 
     def test_failure_is_an_exception(self, client: DeviceClient) -> None:
         """Running out of memory is a RuntimeError, and the device works on."""
@@ -354,11 +356,11 @@ class DeviceConformance(SeveralDevices):
             rehearse(loaded)
         x = sample((4,), "float32")
         a, b = (client.put(x, program.placement) for _ in range(2))
-        found = [client.get(r) for r in loaded.execute([a, b])]
-        assert [f.shape for f in found] == [(4,), (4,)]
+        results = [client.get(r) for r in loaded.execute([a, b])]
+        assert [f.shape for f in results] == [(4,), (4,)]
         if self.computes:
-            np.testing.assert_array_equal(found[0], x + x)
-            np.testing.assert_array_equal(found[1], x)
+            np.testing.assert_array_equal(results[0], x + x)
+            np.testing.assert_array_equal(results[1], x)
         with pytest.raises(RuntimeError):
             client.get(a)
 
@@ -377,8 +379,8 @@ class DeviceConformance(SeveralDevices):
         loaded = client.deserialize(executable.serialize(), "loaded", program.placement)
         # what the figures of code are differs between runtimes once it is loaded
         uses = ("arguments", "outputs", "aliased")
-        found, wanted = loaded.memory_analysis(), executable.memory_analysis()
-        assert {u: found[u] for u in uses} == {u: wanted[u] for u in uses}
+        analysis, wanted = loaded.memory_analysis(), executable.memory_analysis()
+        assert {u: analysis[u] for u in uses} == {u: wanted[u] for u in uses}
         assert loaded.input_shardings() == executable.input_shardings()
         assert loaded.output_shardings() == executable.output_shardings()
 
@@ -402,9 +404,9 @@ class DeviceConformance(SeveralDevices):
             x = np.full(32, number, np.float32)
             outcomes = []
             for _ in range(50):
-                (found,) = executable.execute([client.put(x, program.placement)])
+                (result,) = executable.execute([client.put(x, program.placement)])
                 outcomes.append(
-                    bool((client.get(found) == (2 * x + 1 if self.computes else 0)).all())
+                    bool((client.get(result) == (2 * x + 1 if self.computes else 0)).all())
                 )
             return outcomes
 
@@ -419,8 +421,8 @@ class DeviceConformance(SeveralDevices):
             return float(run(client, lambda a: a + number, x)[0].sum())
 
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(work, range(4)))
-        assert found == ([3.0, 6.0, 9.0, 12.0] if self.computes else [0.0] * 4)
+            sums = list(pool.map(work, range(4)))
+        assert sums == ([3.0, 6.0, 9.0, 12.0] if self.computes else [0.0] * 4)
 
     # --- memory ---
 
@@ -462,5 +464,5 @@ class DeviceConformance(SeveralDevices):
         x = sample((3,), "float32")
         run(other, lambda a: a + 1, x)
         other.shutdown()
-        found = run(client, lambda a: a + 1, x)[0]
-        np.testing.assert_array_equal(found, x + 1 if self.computes else x * 0)
+        result = run(client, lambda a: a + 1, x)[0]
+        np.testing.assert_array_equal(result, x + 1 if self.computes else x * 0)

@@ -64,11 +64,11 @@ class SeveralDevices:
         second = Placement((client.local_devices()[1].id,))
         program = make_program(client, lambda a: a + 1, [f32(4)], placement=second)
         moved = client.copy(client.put(sample((4,), "float32"), first(client)), second)
-        (found,) = client.compile(program).execute([moved])
-        assert [device for device, _ in client.shards(found)] == list(second.devices)
-        assert client.placement_of(found) == second
+        (result,) = client.compile(program).execute([moved])
+        assert [device for device, _ in client.shards(result)] == list(second.devices)
+        assert client.placement_of(result) == second
         if self.computes:
-            np.testing.assert_array_equal(client.get(found), sample((4,), "float32") + 1)
+            np.testing.assert_array_equal(client.get(result), sample((4,), "float32") + 1)
 
     def test_tiled_value_has_a_shard_on_each_device(self, client: DeviceClient) -> None:
         """A value is split as its HLO sharding says, and put together again."""
@@ -121,8 +121,8 @@ class SeveralDevices:
         weight = client.put(w, pair(client))
         with pytest.raises(RuntimeError):  # another layout than the program was compiled for
             client.wait(executable.execute([whole, weight]))
-        found = [client.get(r) for r in executable.execute([tiled, weight])]
-        for value, expected in zip(found, (x + 1, x @ w, (x @ w).sum()), strict=True):
+        results = [client.get(r) for r in executable.execute([tiled, weight])]
+        for value, expected in zip(results, (x + 1, x @ w, (x @ w).sum()), strict=True):
             np.testing.assert_array_equal(value, expected)
         with pytest.raises(RuntimeError):
             client.get(tiled)
@@ -149,6 +149,6 @@ class SeveralDevices:
             for i, device in enumerate(both.devices)
         ]
         value = client.assemble(parts, f32(3), both)
-        (found,) = client.compile(program).execute([value])
-        for _, part in client.shards(found):
+        (result,) = client.compile(program).execute([value])
+        for _, part in client.shards(result):
             np.testing.assert_array_equal(client.get(part), np.full(3, 11, np.float32))

@@ -72,11 +72,11 @@ class Passed(_Traced):
 
     def places(self, times: Sequence[str] = ("first", "last")) -> list[Place]:
         """Each place with the numbers of the first and the last time that it is passed."""
-        found: list[Place] = []
+        places: list[Place] = []
         for place, count in self.counts.items():
             numbers = {"first": 1, "last": count}
-            found += [(*place, n) for n in {numbers[time] for time in times}]
-        return found
+            places += [(*place, n) for n in {numbers[time] for time in times}]
+        return places
 
 
 class Interrupt(_Traced):

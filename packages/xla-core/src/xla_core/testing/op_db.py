@@ -115,9 +115,9 @@ def chosen(
 ) -> list[SampleInput]:
     """At most ``count`` samples of the operator in ``dtype``, spread over the database's list of them."""
     torch.manual_seed(0)
-    found = all_samples(op, dtype, requires_grad)
-    step = max(1, -(-len(found) // count))
-    return found[::step]
+    samples = all_samples(op, dtype, requires_grad)
+    step = max(1, -(-len(samples) // count))
+    return samples[::step]
 
 
 def widened(sample: SampleInput, dtype: torch.dtype) -> SampleInput:
@@ -173,14 +173,14 @@ def picked(op: OpInfo, sample: SampleInput, result: Any) -> list[torch.Tensor]:
     x = sample.input
     position = TIES[op.name]
     dim = sample.kwargs.get("dim", sample.args[position] if len(sample.args) > position else -1)
-    found = []
+    tensors = []
     for leaf in leaves(result):
         host = leaf.cpu()
         if leaf is leaves(result)[-1] and x.dim():
             keep = host if host.dim() == x.dim() else host.unsqueeze(dim)
             host = x.gather(dim, keep)
-        found.append(host)
-    return found
+        tensors.append(host)
+    return tensors
 
 
 def assert_agrees(op: OpInfo, sample: SampleInput, dtype: torch.dtype, e: Any, g: Any) -> None:
@@ -244,6 +244,6 @@ def errors_compared(op: OpInfo) -> tuple[int, str]:
         got = attempt(partial(call, op, sample, "xla")).error
         forget_pending()
         if not isinstance(got, type(expected)):
-            told = "no error" if got is None else repr(got)
-            return refused, f"{sample}: {told}; the CPU: {expected!r}"
+            raised = "no error" if got is None else repr(got)
+            return refused, f"{sample}: {raised}; the CPU: {expected!r}"
     return refused, ""

@@ -109,8 +109,8 @@ def _where(g: ProgramWriter) -> Instruction:
 
 
 def _mask_for(g: ProgramWriter, t: torch.Tensor) -> Slot:
-    found = g.maybe(lambda u: u.dtype == torch.bool and u.shape == t.shape)
-    return found or g.fresh(t.shape, torch.bool)
+    slot = g.maybe(lambda u: u.dtype == torch.bool and u.shape == t.shape)
+    return slot or g.fresh(t.shape, torch.bool)
 
 
 def _join(g: ProgramWriter) -> Instruction:

@@ -170,8 +170,8 @@ class Machine:
 
         An instruction whose operands are gone does nothing. Raises UndefinedProgramError.
         """
-        found = set(_slots_in((instruction.args, instruction.kwargs)))
-        if not found <= self.slots.keys():
+        used = set(_slots_in((instruction.args, instruction.kwargs)))
+        if not used <= self.slots.keys():
             self.executed += 1
             return
         if self.device.type == "cpu":
@@ -459,9 +459,11 @@ def _backward(
 def _gradients(
     _machine: Machine, output: torch.Tensor, leaves: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor | None]:
-    found = torch.autograd.grad(output.sum(), list(leaves), allow_unused=True, retain_graph=True)
+    gradients = torch.autograd.grad(
+        output.sum(), list(leaves), allow_unused=True, retain_graph=True
+    )
     # whether the engine hands out a view is nowhere promised
-    return [None if g is None else g.clone() for g in found]
+    return [None if g is None else g.clone() for g in gradients]
 
 
 def _has_grad(t: torch.Tensor) -> bool:

@@ -87,12 +87,12 @@ class ProgramWriter:
 
     def maybe(self, accepted: Callable[[torch.Tensor], bool]) -> Slot | None:
         """A slot whose tensor is ``accepted``, or None."""
-        found = []
+        indices = []
         for index, t in self.machine.slots.items():
             with contextlib.suppress(RuntimeError):  # a view that autograd has given up
                 if accepted(t):
-                    found.append(index)
-        return Slot(self.random.choice(found)) if found else None
+                    indices.append(index)
+        return Slot(self.random.choice(indices)) if indices else None
 
     def tensor(self, slot: Slot) -> torch.Tensor:
         """The CPU tensor in a slot."""
@@ -120,15 +120,15 @@ class ProgramWriter:
             except RuntimeError:
                 return False
 
-        found = self.maybe(fits) if self.random.random() < 0.7 else None
-        if found is None:
+        slot = self.maybe(fits) if self.random.random() < 0.7 else None
+        if slot is None:
             start = self.random.randint(0, t.dim())
-            found = self.fresh(t.shape[start:], t.dtype)
+            slot = self.fresh(t.shape[start:], t.dtype)
         if self.random.random() < 0.3:
             copied = self.new()
-            self.emit(Instruction("clone", (found,), results=(copied,)))
+            self.emit(Instruction("clone", (slot,), results=(copied,)))
             return Slot(copied)
-        return found
+        return slot
 
     def dim(self, t: torch.Tensor) -> int:
         """A dimension of ``t``, counted from either end."""
@@ -144,8 +144,15 @@ class ProgramWriter:
         return Slot(index)
 
 
-def _without_grad(made: Instruction) -> Instruction:
-    return Instruction(made.target, made.args, made.kwargs, made.results, made.writes, False)
+def _without_grad(instruction: Instruction) -> Instruction:
+    return Instruction(
+        instruction.target,
+        instruction.args,
+        instruction.kwargs,
+        instruction.results,
+        instruction.writes,
+        False,
+    )
 
 
 # -- comparing -------------------------------------------------------------------------------------

@@ -65,10 +65,10 @@ class Generator(ProgramWriter):
         for _ in range(12):
             makers = self.random.choices(FAMILIES, WEIGHTS)[0]
             try:
-                made = self.random.choice(makers)(self)
+                instruction = self.random.choice(makers)(self)
             except RuntimeError:  # it met a view that autograd has given up
                 continue
-            if made is not None and self.emit(made):
+            if instruction is not None and self.emit(instruction):
                 break
         self.quiet = max(0, self.quiet - 1)
 
@@ -85,9 +85,9 @@ def difference(program: Program, device: torch.device, sync: Callable[[], None])
 def compare_logs(expected: Sequence[Any], got: Sequence[Any]) -> str | None:
     """The first difference between two machines' logs, or None."""
     for number, (want, have) in enumerate(zip(expected, got, strict=False)):
-        found = _compare(want, have)
-        if found is not None:
-            return f"log entry {number}: {found}"
+        difference = _compare(want, have)
+        if difference is not None:
+            return f"log entry {number}: {difference}"
     if len(expected) != len(got):
         shorter, longer = sorted((expected, got), key=len)
         more = longer[len(shorter)]

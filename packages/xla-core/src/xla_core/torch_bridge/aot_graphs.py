@@ -53,7 +53,7 @@ def kept_for_backward(model: fx.GraphModule) -> frozenset[int]:
 
 
 def run_plainly_after(
-    refusal: type[Exception], of_graph: type[Exception], told: Callable[[], None]
+    refusal: type[Exception], of_graph: type[Exception], on_plain_run: Callable[[], None]
 ) -> None:
     """Let the backend ``openxla`` run Dynamo's graph as it is where its compiled form raises ``refusal``.
 
@@ -76,7 +76,7 @@ def run_plainly_after(
                         compiled = None
                     except refusal:
                         pass
-                told()
+                on_plain_run()
                 return gm(*args)
 
             return run

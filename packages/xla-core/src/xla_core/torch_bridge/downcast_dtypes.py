@@ -47,12 +47,12 @@ def chosen() -> Mapping[np.dtype, np.dtype]:
 
 def device_format(formats: Mapping[np.dtype, np.dtype], device: Format) -> Format:
     """How a device whose plugin maps dtypes with ``device`` keeps a dtype under ``formats``."""
-    known: dict[np.dtype, np.dtype] = {}
+    formats_kept: dict[np.dtype, np.dtype] = {}
 
     def keep(dtype: np.dtype) -> np.dtype:
-        found = known.get(dtype)
-        if found is None:
-            found = known[dtype] = device(formats.get(dtype, dtype))
-        return found
+        format_of = formats_kept.get(dtype)
+        if format_of is None:
+            format_of = formats_kept[dtype] = device(formats.get(dtype, dtype))
+        return format_of
 
     return keep

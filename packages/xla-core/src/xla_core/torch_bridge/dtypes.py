@@ -74,13 +74,13 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype:
 
     Raises UnsupportedDtypeError where XLA tensors have none.
     """
-    found = NUMPY_DTYPES.get(dtype)
-    if found is None:
+    numpy_form = NUMPY_DTYPES.get(dtype)
+    if numpy_form is None:
         raise UnsupportedDtypeError(
             f"an xla tensor cannot have dtype {dtype}; use one of {', '.join(map(str, NUMPY_DTYPES))}"
         )
     keep = _lowering.keep
-    return found if keep is None else keep(found)
+    return numpy_form if keep is None else keep(numpy_form)
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:

@@ -23,13 +23,13 @@ _OFFSETS: Final = range(16, 104, 8)
 
 def set_device(generator: Any, index: int) -> None:
     """Let a generator of the CPU say that it is on ``xla:index``. Raises RuntimeError if it cannot be made to."""
-    said = torch.device("xla", index)
+    wanted = torch.device("xla", index)
     for offset in _OFFSETS:
         place = (ctypes.c_ubyte * 2).from_address(generator._cdata + offset)
         if bytes(place) != _CPU:
             continue
         place[:] = [device_guard.XLA_DEVICE_TYPE, index]
-        if GeneratorBase.device.__get__(generator) == said:
+        if GeneratorBase.device.__get__(generator) == wanted:
             return
         place[:] = list(_CPU)
     raise RuntimeError(MSG_UNKNOWN_LAYOUT.format(version=torch.__version__))

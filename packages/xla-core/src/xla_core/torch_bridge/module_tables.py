@@ -36,11 +36,11 @@ def hook_tables(
     modules: Iterable[torch.nn.Module], optimizers: Iterable[Any], tensors: Iterable[torch.Tensor]
 ) -> list[tuple[Any, ...]]:
     """What the hooks of these objects are now, in their order, torch's hooks of all modules first."""
-    found = [_hooks(getattr(module_of_torch, name)) for name in _GLOBAL_HOOKS]
-    found += [_hooks(getattr(m, name)) for m in modules for name in _MODULE_HOOKS]
-    found += [_hooks(getattr(o, name)) for o in optimizers for name in _OPTIMIZER_HOOKS]
-    found += [_hooks(getattr(t, name, None)) for t in tensors for name in _TENSOR_HOOKS]
-    return found
+    tables = [_hooks(getattr(module_of_torch, name)) for name in _GLOBAL_HOOKS]
+    tables += [_hooks(getattr(m, name)) for m in modules for name in _MODULE_HOOKS]
+    tables += [_hooks(getattr(o, name)) for o in optimizers for name in _OPTIMIZER_HOOKS]
+    tables += [_hooks(getattr(t, name, None)) for t in tensors for name in _TENSOR_HOOKS]
+    return tables
 
 
 def _hooks(table: Any) -> tuple[Any, ...]:

@@ -19,8 +19,8 @@ def call_directly() -> None:
     imported Dynamo, they tell it as ever.
     """
     modules = [m for name, m in sys.modules.items() if name.startswith("torch._refs")]
-    found = {f for m in modules for f in vars(m).values() if inspect.isfunction(f)}
-    waiting = list(found)
+    functions = {f for m in modules for f in vars(m).values() if inspect.isfunction(f)}
+    waiting = list(functions)
     while waiting:
         outer = waiting.pop()
         inside = _functions_in(outer)
@@ -28,8 +28,8 @@ def call_directly() -> None:
         if outer.__globals__.get("__name__") == "torch._compile":
             for called in inside:
                 called.__dict__["__dynamo_disable"] = _Direct(outer, called)
-        waiting += inside - found
-        found |= inside
+        waiting += inside - functions
+        functions |= inside
 
 
 def in_cpp(overload: Any) -> Callable[..., Any]:
@@ -51,22 +51,22 @@ def keep_whole(overload: Any) -> None:
 
 def _functions_in(outer: Any) -> set[Any]:
     """The functions that a function is made around."""
-    found = set()
+    functions = set()
     for cell in outer.__closure__ or ():
         try:
             content = cell.cell_contents
         except ValueError:  # not filled yet
             continue
         if inspect.isfunction(content):
-            found.add(content)
-    return found
+            functions.add(content)
+    return functions
 
 
 class _Direct:
     """Calls ``function``; once there is Dynamo, what ``told`` makes of it, which tells Dynamo."""
 
-    def __init__(self, told: Callable[..., Any], function: Callable[..., Any]) -> None:
-        self._told = told
+    def __init__(self, outer: Callable[..., Any], function: Callable[..., Any]) -> None:
+        self._told = outer
         self._function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -99,14 +99,14 @@ def _in_place(overload: Any, place_of: Callable[..., Place | None]) -> Any:
         if place is None:
             return overload.redispatch(keys, tensor, size, stride, storage_offset)
         true, shift = place
-        said = tensor.detach()
+        former = tensor.detach()
         set_data(tensor, true)
         setattr(tensor, SHIFT, shift)
         try:
             offset = _shifted(storage_offset, true, shift)
             return overload.redispatch(keys, tensor, size, stride, offset)
         except BaseException:
-            set_data(tensor, said)
+            set_data(tensor, former)
             raise
         finally:
             delattr(tensor, SHIFT)

@@ -46,8 +46,8 @@ def record_nothing_of(backend: str) -> None:
 
 def group_names(mesh: Any) -> Sequence[str]:
     """The names of the process groups of a ``DeviceMesh``; none of a mesh of devices of one program."""
-    found: Sequence[str] = getattr(mesh, "_dim_group_names", ())  # torch 2.13
-    return found
+    names: Sequence[str] = getattr(mesh, "_dim_group_names", ())  # torch 2.13
+    return names
 
 
 def draw_for_dtensors_with(tracker: Any) -> None:

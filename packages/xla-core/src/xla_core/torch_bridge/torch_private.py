@@ -414,8 +414,8 @@ def let_dynamo_take(tensor_type: type, packages: Sequence[str], traced: Sequence
 
 def dynamo_backend(name: str) -> Callable[..., Any]:
     """A backend of ``torch.compile`` by its name (torch 2.9: ``torch._dynamo.lookup_backend``)."""
-    found: Callable[..., Any] = importlib.import_module("torch._dynamo").lookup_backend(name)
-    return found
+    backend: Callable[..., Any] = importlib.import_module("torch._dynamo").lookup_backend(name)
+    return backend
 
 
 def _skip_code(rules: Any, packages: Sequence[str], traced: Sequence[str]) -> None:
@@ -483,8 +483,8 @@ class _AfterImport:
         if name != self._name:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((one for one in found if one is not None), None)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((one for one in specs if one is not None), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 

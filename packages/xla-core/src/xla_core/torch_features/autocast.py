@@ -95,8 +95,8 @@ def install() -> None:
     for names, choose in ((LOWER_PRECISION, _lower), (FLOAT32, _float32), (WIDEST, _widest)):
         for name in names:
             packet, _, overload_name = name.partition(".")
-            found = getattr(torch.ops.aten, packet, None)
-            overload = getattr(found, overload_name or "default", None)
+            operator = getattr(torch.ops.aten, packet, None)
+            overload = getattr(operator, overload_name or "default", None)
             if overload is not None:  # a name that this version of torch lacks is left out
                 kernels[overload] = _kernel(overload, choose)
     torch_private.register_autocast(kernels)

@@ -63,10 +63,10 @@ class CheckpointFunction(torch.autograd.Function):
                 "necessary"
             )
         torch.autograd.backward([r for r, _ in pairs], [g for _, g in pairs])
-        found: list[Any] = [None] * len(args)
+        gradients: list[Any] = [None] * len(args)
         for position, tensor in zip(ctx.positions, inputs, strict=True):
-            found[position] = tensor.grad
-        return (None, None, *found)
+            gradients[position] = tensor.grad
+        return (None, None, *gradients)
 
 
 def _as_tuple(results: Any) -> tuple[Any, ...]:
@@ -98,8 +98,8 @@ def _random_states(args: tuple[Any, ...]) -> dict[Any, Any]:
 
 def get_device_states(*args: Any) -> tuple[list[torch.device], list[Any]]:
     """The ``xla`` devices of the tensors among ``args``, and the random state of each."""
-    found = {t.device.index: t.device for t in tensor_trees.collect(list(args), _is_xla)}
-    return list(found.values()), [random_state.get_state(index) for index in found]
+    devices = {t.device.index: t.device for t in tensor_trees.collect(list(args), _is_xla)}
+    return list(devices.values()), [random_state.get_state(index) for index in devices]
 
 
 def set_device_states(devices: list[torch.device], states: list[Any]) -> None:

@@ -72,12 +72,12 @@ def custom_call(
         api_version,
         [text for pair in sorted(frontend_attributes.items()) for text in pair],
     )
-    found: list[torch.Tensor]
+    results: list[torch.Tensor]
     if not inputs:  # no tensor says which device is meant: it is the current one
-        found = handler_of(_FULL)(recorded, None)
-        return found
-    found = _FULL(*recorded)
-    return found
+        results = handler_of(_FULL)(recorded, None)
+        return results
+    results = _FULL(*recorded)
+    return results
 
 
 # -- memories ---------------------------------------------------------------------------------------

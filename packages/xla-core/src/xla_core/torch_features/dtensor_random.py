@@ -52,11 +52,11 @@ class ShardedNumbers:
 
 def _of_the_first(mesh: Any, state: int) -> int:
     """The state that the first process of ``mesh`` has."""
-    told = torch.tensor([state])
+    shared = torch.tensor([state])
     for dim in range(mesh.ndim):
         group = mesh.get_group(dim)
-        torch.distributed.broadcast(told, torch.distributed.get_global_rank(group, 0), group)
-    return int(told)
+        torch.distributed.broadcast(shared, torch.distributed.get_global_rank(group, 0), group)
+    return int(shared)
 
 
 def _shard(spec: Any) -> int:

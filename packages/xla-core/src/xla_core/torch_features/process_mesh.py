@@ -55,10 +55,10 @@ def distribute_tensor(
     local = tensor.detach().to("xla", copy=True)
     for dim, placement in enumerate(wanted):
         local = _part(local, mesh, dim, placement)
-    made = DTensor.from_local(
+    distributed = DTensor.from_local(
         local, mesh, wanted, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
-    return made.requires_grad_(tensor.requires_grad)
+    return distributed.requires_grad_(tensor.requires_grad)
 
 
 def _part(whole: torch.Tensor, mesh: DeviceMesh, dim: int, placement: Placement) -> torch.Tensor:
@@ -92,10 +92,10 @@ def distribute_module(
             partition_fn(name, submodule, mesh)
         for key, parameter in submodule.named_parameters(recurse=False):
             if not isinstance(parameter, DTensor):
-                made = nn.Parameter(
+                replaced = nn.Parameter(
                     distribute_tensor(parameter.data, mesh), requires_grad=parameter.requires_grad
                 )
-                submodule.register_parameter(key, made)
+                submodule.register_parameter(key, replaced)
         for key, buffer in submodule.named_buffers(recurse=False):
             if not isinstance(buffer, DTensor):
                 setattr(submodule, key, distribute_tensor(buffer, mesh))

@@ -53,9 +53,9 @@ class DeferredStorage(torch.UntypedStorage):
 
     def __new__(cls, tensor: XLATensor) -> DeferredStorage:
         """A storage of no memory that stands for the value of ``tensor``."""
-        made = super().__new__(cls, 0)
-        made._tensor = tensor
-        return made
+        storage = super().__new__(cls, 0)
+        storage._tensor = tensor
+        return storage
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -205,9 +205,9 @@ def rewrite_data(path: str | os.PathLike[str], data: Any, save_tensors: bool) ->
     numbers = itertools.count()
 
     def reference(tensor: XLATensor) -> TensorReference:
-        found = TensorReference(next(numbers))
+        stand_in = TensorReference(next(numbers))
         if save_tensors:
-            torch.save(tensor.detach().cpu(), tensor_file(folder, found.tid))
-        return found
+            torch.save(tensor.detach().cpu(), tensor_file(folder, stand_in.tid))
+        return stand_in
 
     return tensor_trees.map_tensors(data, reference)

@@ -33,12 +33,12 @@ class _Fused:
             if found_inf is None:
                 return plain(self, closure)
             if isinstance(found_inf, torch.Tensor):
-                found: torch.Tensor = found_inf
+                flag: torch.Tensor = found_inf
             else:
                 device = self.param_groups[0]["params"][0].device
-                found = torch.full((), float(found_inf), device=device)
+                flag = torch.full((), float(found_inf), device=device)
             # where torch's optimizers look for it, as its GradScaler leaves it
-            self.found_inf = found.to(torch.float32)
+            self.found_inf = flag.to(torch.float32)
             try:
                 return plain(self, closure)
             finally:

@@ -51,10 +51,10 @@ def attend(client: DeviceClient) -> None:
 
 
 def _overloads(packet: str) -> list[Any]:
-    found = getattr(torch.ops.aten, packet, None)
-    names = found.overloads() if found is not None else []
+    operator = getattr(torch.ops.aten, packet, None)
+    names = operator.overloads() if operator is not None else []
     # hacked_twin: of TorchScript alone, no operator of the dispatcher
-    return [getattr(found, name) for name in names if name != "hacked_twin"]
+    return [getattr(operator, name) for name in names if name != "hacked_twin"]
 
 
 def _always(_arguments: Mapping[str, Any]) -> bool:

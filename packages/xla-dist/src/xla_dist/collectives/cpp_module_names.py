@@ -198,8 +198,8 @@ def _xla_reduce_scatter_coalesced_out(
 ) -> IrValue:
     """``xm.reduce_scatter`` of a list into ``outputs``; the collective's token."""
     _after(inputs[0], token)
-    given, taken = list(inputs), list(outputs)
-    xm.reduce_scatter(reduce_type, given, scale, scatter_dim, shard_count, groups, taken)
+    sources, targets = list(inputs), list(outputs)
+    xm.reduce_scatter(reduce_type, sources, scale, scatter_dim, shard_count, groups, targets)
     return _token(inputs[0])
 
 

@@ -152,11 +152,11 @@ class ZeroRedundancyOptimizer(Optimizer):
             yield from zip(whole["params"], split["params"], strict=True)
 
     def _common_device(self) -> torch.device:
-        found = {p.device for group in self.param_groups for p in group["params"]}
+        devices = {p.device for group in self.param_groups for p in group["params"]}
         tensors = [p for group in self.param_groups for p in group["params"]]
-        if len(found) != 1 or not isinstance(tensors[0], XLATensor):
-            raise ValueError(MSG_DEVICE.format(devices=sorted(map(str, found))))
-        return found.pop()
+        if len(devices) != 1 or not isinstance(tensors[0], XLATensor):
+            raise ValueError(MSG_DEVICE.format(devices=sorted(map(str, devices))))
+        return devices.pop()
 
     def _slice_of(self, param: torch.Tensor) -> nn.Parameter:
         # cut on the host: a program that differs between replicas may hold no collectives on a TPU

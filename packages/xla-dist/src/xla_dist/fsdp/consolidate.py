@@ -96,18 +96,18 @@ def consolidate_sharded_model_checkpoints(
     ``save_model``. Raises FileNotFoundError when nothing matches, ValueError when files are missing or too many.
     """
     pattern = ckpt_prefix + ckpt_suffix
-    found = [torch.load(path, map_location="cpu") for path in _matching(pattern)]
-    if not found:
+    checkpoints = [torch.load(path, map_location="cpu") for path in _matching(pattern)]
+    if not checkpoints:
         raise FileNotFoundError(MSG_NO_FILES.format(pattern=pattern))
-    found.sort(key=lambda checkpoint: checkpoint["shard_metadata"]["rank"])
-    metadata = found[0]["shard_metadata"]
+    checkpoints.sort(key=lambda checkpoint: checkpoint["shard_metadata"]["rank"])
+    metadata = checkpoints[0]["shard_metadata"]
     world = metadata["world_size"]
-    if len(found) != world:
-        raise ValueError(MSG_COUNT.format(what=pattern, wanted=world, got=len(found)))
-    ranks = [checkpoint["shard_metadata"]["rank"] for checkpoint in found]
+    if len(checkpoints) != world:
+        raise ValueError(MSG_COUNT.format(what=pattern, wanted=world, got=len(checkpoints)))
+    ranks = [checkpoint["shard_metadata"]["rank"] for checkpoint in checkpoints]
     if ranks != list(range(world)):
         raise ValueError(MSG_RANKS.format(pattern=pattern, got=ranks, last=world - 1))
-    whole = consolidate_sharded_state_dicts([c["model"] for c in found], metadata)
+    whole = consolidate_sharded_state_dicts([c["model"] for c in checkpoints], metadata)
     if not save_model:
         return whole, None
     path = save_path or f"{ckpt_prefix}_consolidated.pth"

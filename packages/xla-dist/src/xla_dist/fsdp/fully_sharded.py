@@ -198,7 +198,7 @@ class XlaFullyShardedDataParallel(nn.Module):
 
     def _flattened(self, places: Mapping[nn.Parameter, list[tuple[str, Place]]]) -> list[Shard]:
         inner = self._fsdp_wrapped_module
-        found = []
+        shards = []
         for trains in (True, False):
             chosen = {p: used for p, used in places.items() if p.requires_grad == trains}
             if not chosen:
@@ -214,8 +214,8 @@ class XlaFullyShardedDataParallel(nn.Module):
                 setattr(parameter, _TAKEN, True)
             flat = inner._parameters.pop(name)
             assert flat is not None
-            found.append(self._cut(flat, outside + name, tuple(pieces)))
-        return found
+            shards.append(self._cut(flat, outside + name, tuple(pieces)))
+        return shards
 
     def _cut(self, parameter: nn.Parameter, path: str, places: tuple[Place, ...]) -> Shard:
         rows = self._by_rows and parameter.dim() > 0
@@ -363,13 +363,13 @@ class XlaFullyShardedDataParallel(nn.Module):
 
     def get_original_names_and_sharded_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Every part with the name that its parameter had in the model (flat ones: ``flat_param_N``)."""
-        found = []
+        parts = []
         for prefix, part in self.named_modules():
             if isinstance(part, XlaFullyShardedDataParallel):
                 for shard in part._unit.shards:
                     path = f"{prefix}.{shard.path}" if prefix else shard.path
-                    found.append((names.original_name(path), shard.parameter))
-        return found
+                    parts.append((names.original_name(path), shard.parameter))
+        return parts
 
     def get_shard_metadata(self) -> dict[str, Any]:
         """What ``consolidate_sharded_state_dicts`` needs; save it beside ``state_dict()``."""

@@ -123,8 +123,8 @@ class Unit:
         options = self.options
         parts = [p.to(options.compute_dtype) for p in parts]
         if options.coalesce and parts:
-            found: list[torch.Tensor] = model_collectives.all_gather(parts, 0, options.groups)
-            return found
+            coalesced: list[torch.Tensor] = model_collectives.all_gather(parts, 0, options.groups)
+            return coalesced
         return [model_collectives.all_gather(p, 0, options.groups) for p in parts]
 
     def buckets(self) -> Iterator[list[int]]:
@@ -226,8 +226,8 @@ class Call:
         ]
         if torch.is_grad_enabled():
             for bucket in unit.buckets():
-                made = _Full.apply(self, bucket, *(unit.shards[p].parameter for p in bucket))
-                for position, full in zip(bucket, made, strict=True):
+                gathered = _Full.apply(self, bucket, *(unit.shards[p].parameter for p in bucket))
+                for position, full in zip(bucket, gathered, strict=True):
                     self.fulls[position] = full
         unit.put(self.fulls)
 
@@ -263,13 +263,13 @@ class Call:
         return list(gradients)
 
     def _gather_again(self, gradients: Sequence[Any]) -> list[Any]:
-        there = [g for g in gradients if g is not None]
-        values, fresh = self._parts_behind(there, self.unit.options.barrier_in_backward)
+        present = [g for g in gradients if g is not None]
+        values, fresh = self._parts_behind(present, self.unit.options.barrier_in_backward)
         for base, again in zip(self.bases, self.unit.gathered(values), strict=True):
             restore_value(base, again)
         self.freed = False
-        found = iter(fresh)
-        return [None if g is None else next(found) for g in gradients]
+        remaining = iter(fresh)
+        return [None if g is None else next(remaining) for g in gradients]
 
     def _end_backward(self) -> None:
         # what still holds the graph (a loss) would make the full parameters results of the step
@@ -356,5 +356,5 @@ class _Full(Function):
         """The parts' gradients: means over the replicas."""
         unit = ctx.unit
         gradients = tuple(_fenced(gradients, unit.options.barrier_in_backward))
-        found = unit.reduced(ctx.positions, gradients)
-        return None, None, *_fenced(found, unit.options.barrier_in_backward)
+        means = unit.reduced(ctx.positions, gradients)
+        return None, None, *_fenced(means, unit.options.barrier_in_backward)

@@ -61,12 +61,12 @@ class Collectives:
 
     def shared(self, a: int, b: int) -> tuple[str, ...]:
         """Those that have both replicas in one group."""
-        found = self._shared.get((a, b))
-        if found is None:
-            found = self._shared[a, b] = tuple(
+        texts = self._shared.get((a, b))
+        if texts is None:
+            texts = self._shared[a, b] = tuple(
                 text for text, groups in self.items if any(a in g and b in g for g in groups)
             )
-        return found
+        return texts
 
     def place(self, a: int, b: int, index: int) -> str:
         """The line of the one with this index among those that have both replicas in one group."""
@@ -184,16 +184,16 @@ def _at(log: Log, other: int, position: int) -> tuple[Collectives, int] | None:
 
 
 def _item_at(log: Log, other: int, position: int) -> str | None:
-    found = _at(log, other, position)
-    return found[0].shared(log.ordinal, other)[found[1]] if found is not None else None
+    place = _at(log, other, position)
+    return place[0].shared(log.ordinal, other)[place[1]] if place is not None else None
 
 
 def _line_at(log: Log, other: int, position: int) -> str:
     """The line in the program of the log's replica that recorded a collective; empty if not known."""
-    found = _at(log, other, position)
-    if found is None:
+    place = _at(log, other, position)
+    if place is None:
         return ""
-    program, index = found
+    program, index = place
     lines = jobs.lookup(f"{PLACES_FOLDER}/{log.ordinal}/{program.digest}")
     if lines is not None:
         program = Collectives(program.items, json.loads(lines))
@@ -315,12 +315,12 @@ class Agreement:
         return log
 
     def _program(self, digest: str) -> Collectives:
-        found = self.programs.get(digest) or self.foreign.get(digest)
-        if found is None:
+        program = self.programs.get(digest) or self.foreign.get(digest)
+        if program is None:
             for name, data in jobs.published(PROGRAM_FOLDER).items():
                 self.foreign.setdefault(name, Collectives.decode(data))
-            found = self.foreign[digest]
-        return found
+            program = self.foreign[digest]
+        return program
 
     def last(self) -> str:
         """The collective launched last, for reports."""

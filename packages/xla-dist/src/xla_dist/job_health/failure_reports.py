@@ -131,8 +131,8 @@ class Watchdog(threading.Thread):
         self._stopped.set()
         if kind == "consequence":
             follow()
-        told = text + flight_recorder.failed(text)
-        _end(told, lambda: self.on_end(told, kind))
+        report = text + flight_recorder.failed(text)
+        _end(report, lambda: self.on_end(report, kind))
 
     def _look(self) -> str | None:
         try:
@@ -352,8 +352,8 @@ def show_status() -> None:
 
 def everyone_waiting() -> dict[int, Waiting]:
     """Where the main threads of replicas wait for others, by ordinal."""
-    found = {int(n): json.loads(data) for n, data in jobs.published(STATUS_FOLDER).items()}
-    return {n: Waiting(s[0], tuple(s[1])) for n, s in found.items() if s}
+    statuses = {int(n): json.loads(data) for n, data in jobs.published(STATUS_FOLDER).items()}
+    return {n: Waiting(s[0], tuple(s[1])) for n, s in statuses.items() if s}
 
 
 def wait_for(ordinal: int) -> dict[int, str]:

@@ -252,8 +252,8 @@ def _occasion(kind: str) -> str:
 
 def _last() -> dict[int, dict[str, Any]]:
     """What all processes have shown last, by ordinal."""
-    found = jobs.published(_LAST)
-    return {int(name): json.loads(zlib.decompress(data)) for name, data in found.items()}
+    snapshots = jobs.published(_LAST)
+    return {int(name): json.loads(zlib.decompress(data)) for name, data in snapshots.items()}
 
 
 def start(

@@ -49,20 +49,20 @@ class Facts:
 def take(agreement: Agreement | None, ordinal: int, count: int, facts: Facts) -> dict[str, Any]:
     """All that a report has of this process, as one ``json`` object."""
     condition = thread_states.ThreadWatch().look()
-    found = _brief(agreement, ordinal, count, facts, RECORDS, COLLECTIVES)
-    found["place"] = facts.place or condition.place
-    found["doing"] = condition.doing
-    found["stack"] = facts.stack or condition.stack
-    return found
+    snapshot = _brief(agreement, ordinal, count, facts, RECORDS, COLLECTIVES)
+    snapshot["place"] = facts.place or condition.place
+    snapshot["doing"] = condition.doing
+    snapshot["stack"] = facts.stack or condition.stack
+    return snapshot
 
 
 def take_brief(
     agreement: Agreement | None, ordinal: int, count: int, facts: Facts
 ) -> dict[str, Any]:
     """The same without stack, and with few records: what the others keep of this process."""
-    found = _brief(agreement, ordinal, count, facts, FEW_RECORDS, FEW_COLLECTIVES)
-    found["place"] = facts.place or thread_states.main_place()
-    return found
+    snapshot = _brief(agreement, ordinal, count, facts, FEW_RECORDS, FEW_COLLECTIVES)
+    snapshot["place"] = facts.place or thread_states.main_place()
+    return snapshot
 
 
 def _brief(
@@ -124,7 +124,7 @@ def _launched(agreement: Agreement | None, ordinal: int, count: int) -> dict[str
 
 def _collectives(ring: list[list[Any]], most: int) -> list[dict[str, Any]]:
     """The last collectives launched, the oldest first."""
-    found: list[dict[str, Any]] = []
+    newest_first: list[dict[str, Any]] = []
     for record in reversed(ring):
         if record[0] != flight_ring.COLLECTIVE:
             continue
@@ -135,10 +135,10 @@ def _collectives(ring: list[list[Any]], most: int) -> list[dict[str, Any]]:
             (text, groups), place = rows[index]
             number = record[5] + index + 1
             one = {"number": number, "text": text, "groups": groups, "line": place, "time": moment}
-            found.append(one)
-            if len(found) == most:
-                return found[::-1]
-    return found[::-1]
+            newest_first.append(one)
+            if len(newest_first) == most:
+                return newest_first[::-1]
+    return newest_first[::-1]
 
 
 def _rendered(ring: list[list[Any]]) -> list[list[Any]]:

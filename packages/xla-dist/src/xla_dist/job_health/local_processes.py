@@ -73,10 +73,10 @@ class Neighbours:
 
     def gone(self) -> dict[int, float]:
         """For how many seconds those have not been there that are gone, who left first first."""
-        found = {
+        seconds = {
             n: self._looked - since for n, (s, since) in self._since.items() if s.letter != "T"
         }
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+        return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
     def _listen(self) -> None:
         system = _system()

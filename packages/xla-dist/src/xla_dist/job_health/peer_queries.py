@@ -41,8 +41,8 @@ class Questions:
 
 def asked(ordinal: int) -> dict[int, str]:
     """Who waits for replica ``ordinal``, and at what."""
-    found = jobs.published(f"{_ASKED}/{ordinal}")
-    return {int(name): data.decode() for name, data in found.items()}
+    questions = jobs.published(f"{_ASKED}/{ordinal}")
+    return {int(name): data.decode() for name, data in questions.items()}
 
 
 def answer(ordinal: int, condition: Condition) -> None:

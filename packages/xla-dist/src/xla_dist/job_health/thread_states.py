@@ -162,8 +162,8 @@ def _task_ids() -> list[int]:
 
 def _python_threads() -> dict[int, str]:
     """Names of the threads that run Python, by the system's number."""
-    found = {t.native_id: t.name for t in threading.enumerate() if t.native_id is not None}
-    return {**found, os.getpid(): _main().name}  # also when the main thread has ended
+    names = {t.native_id: t.name for t in threading.enumerate() if t.native_id is not None}
+    return {**names, os.getpid(): _main().name}  # also when the main thread has ended
 
 
 def _read(task: int, name: str) -> str:
@@ -246,13 +246,15 @@ def main_place() -> str:
 
 def place_of_error(trace: TracebackType | None) -> str:
     """The innermost line outside of libraries that a traceback goes through."""
-    found = last = None
+    innermost = last = None
     while trace is not None:
         last = trace
         if not _is_library(trace.tb_frame):
-            found = trace
+            innermost = trace
         trace = trace.tb_next
-    found = found or last
+    innermost = innermost or last
     return (
-        _line(found.tb_frame, found.tb_lineno) if found is not None else "a line that is not known"
+        _line(innermost.tb_frame, innermost.tb_lineno)
+        if innermost is not None
+        else "a line that is not known"
     )

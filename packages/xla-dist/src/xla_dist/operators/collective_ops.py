@@ -130,8 +130,8 @@ def _reduced(chain: _Chain, operands: Sequence[Any], kind: str, groups: Groups) 
     for i, x in enumerate(operands):
         by_dtype.setdefault(x.dtype, []).append(i)
     for dtype, places in by_dtype.items():
-        found = _reduced_alike(chain, dtype, [operands[i] for i in places], kind, groups)
-        for i, result in zip(places, found, strict=True):
+        reduced = _reduced_alike(chain, dtype, [operands[i] for i in places], kind, groups)
+        for i, result in zip(places, reduced, strict=True):
             results[i] = result
     return results
 

@@ -37,10 +37,10 @@ def _types(ctx: Any, *operands: Any) -> list[ir.Type]:
 
 
 def _primitive(name: str, shape_of: Callable[..., Any], lowering: Callable[..., Any]) -> Primitive:
-    made = Primitive(name)
-    made.def_abstract_eval(shape_of)
-    mlir.register_lowering(made, lowering)
-    return made
+    primitive = Primitive(name)
+    primitive.def_abstract_eval(shape_of)
+    mlir.register_lowering(primitive, lowering)
+    return primitive
 
 
 def _resized(axis: int, change: Callable[[int], int]) -> Callable[[Any], Any]:
@@ -70,9 +70,9 @@ def _fill_region(region: Any, kind: str, element: ir.Type) -> None:
 
 
 def _lower_native(ctx: Any, *operands: Any, kind: str, groups: Groups) -> Any:
-    made = stablehlo.AllReduceOp(_types(ctx, *operands), operands, _groups_attribute(groups))
-    _fill_region(made.regions[0], kind, ir.RankedTensorType(operands[0].type).element_type)
-    return made.results
+    operation = stablehlo.AllReduceOp(_types(ctx, *operands), operands, _groups_attribute(groups))
+    _fill_region(operation.regions[0], kind, ir.RankedTensorType(operands[0].type).element_type)
+    return operation.results
 
 
 def _lower_all_reduce(ctx: Any, *operands: Any, kind: str, groups: Groups) -> Any:
@@ -125,9 +125,9 @@ def _buckets(arrays: Sequence[Any]) -> list[list[Any]]:
 
 def _lower_reduce_scatter(ctx: Any, operand: Any, *, kind: str, axis: int, groups: Groups) -> Any:
     types = _types(ctx, operand)
-    made = stablehlo.ReduceScatterOp(types[0], operand, axis, _groups_attribute(groups))
-    _fill_region(made.regions[0], kind, ir.RankedTensorType(operand.type).element_type)
-    return made.results
+    operation = stablehlo.ReduceScatterOp(types[0], operand, axis, _groups_attribute(groups))
+    _fill_region(operation.regions[0], kind, ir.RankedTensorType(operand.type).element_type)
+    return operation.results
 
 
 _native: Final = _primitive(
@@ -284,11 +284,11 @@ def world(groups: Sequence[Sequence[int]], size: int) -> Groups:
     """
     if not groups:
         return (tuple(range(size)),)
-    made = tuple(tuple(int(r) for r in group) for group in groups)
-    named = sorted(r for group in made for r in group)
-    if named != list(range(size)) or len({len(g) for g in made}) != 1:
+    checked = tuple(tuple(int(r) for r in group) for group in groups)
+    named = sorted(r for group in checked for r in group)
+    if named != list(range(size)) or len({len(g) for g in checked}) != 1:
         raise ValueError(
-            f"groups={[list(g) for g in made]}: each of the {size} replicas must be in exactly one "
+            f"groups={[list(g) for g in checked]}: each of the {size} replicas must be in exactly one "
             "group, and all groups must have one size"
         )
-    return made
+    return checked

@@ -28,9 +28,9 @@ def _ensure_xla_coordinator_initialized(
     met = jobs.connection()
     if met is not None:
         if (met.job.index, met.job.count) != (global_rank, world_size):
-            said = {"rank": global_rank, "world": world_size}
+            arguments = {"rank": global_rank, "world": world_size}
             raise RuntimeError(
-                MSG_OTHER_JOB.format(index=met.job.index, count=met.job.count, **said)
+                MSG_OTHER_JOB.format(index=met.job.index, count=met.job.count, **arguments)
             )
         return
     if world_size == 1:

@@ -74,10 +74,10 @@ class CoordinatorStore(torch.distributed.Store):
 
     def delete_key(self, key: str) -> bool:
         """Remove a key; whether it was there."""
-        found = self._lookup(key) is not None
+        existed = self._lookup(key) is not None
         jobs.withdraw(self._path(key))
         jobs.withdraw(self._path(key, "#"))
-        return found
+        return existed
 
     def num_keys(self) -> int:
         """The number of keys of all processes."""

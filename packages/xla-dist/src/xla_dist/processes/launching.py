@@ -230,8 +230,8 @@ def local_environments(options: Mapping[str, str]) -> list[dict[str, str]]:
     The device's plugin says it (``launch_environments`` of its factory), one process otherwise.
     """
     factory = plugins.load_factory(runtime.device_type())
-    found = getattr(factory, "launch_environments", None)
-    return [dict(one) for one in found(options)] if found is not None else [{}]
+    environments = getattr(factory, "launch_environments", None)
+    return [dict(one) for one in environments(options)] if environments is not None else [{}]
 
 
 def _plan(

@@ -94,18 +94,18 @@ def _meet_processes(tag: str, payload: bytes, named: tuple[int, ...]) -> list[by
         _rounds[named] += 1
     folder = f"{_FOLDER}/{'-'.join(map(str, named))}"
     _publish(f"{folder}/{number}/{me}", tag, payload)
-    found = []
+    payloads = []
     with Patience(f"rendezvous {tag!r}", me) as patience:
         for other in named:
             theirs, data = _fetch(f"{folder}/{number}/{other}", other, patience)
             if theirs != tag:
                 text = MSG_TAGS.format(me=me, mine=tag, other=other, theirs=theirs)
                 raise RuntimeError(text)
-            found.append(data)
+            payloads.append(data)
     if number >= 1:
         # everyone here has read what was published one rendezvous before
         jobs.withdraw(f"{folder}/{number - 1}/{me}")
-    return found
+    return payloads
 
 
 def _publish(key: str, tag: str, payload: bytes) -> None:

@@ -40,7 +40,7 @@ def begin() -> Session | None:
 
 def current() -> Session:
     """The running session. Raises RuntimeError for a process that is alone."""
-    found = _sessions[0] if _sessions else begin()
-    if found is None:
+    session = _sessions[0] if _sessions else begin()
+    if session is None:
         raise RuntimeError(MSG_ALONE)
-    return found
+    return session

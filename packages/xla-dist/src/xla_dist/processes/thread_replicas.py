@@ -110,12 +110,12 @@ _teams: dict[tuple[int, ...], Team] = {}
 def team_of(devices: Sequence[int]) -> Team | None:
     """The team of the threads on these devices, if this process has them all."""
     ids = tuple(devices)
-    found = _teams.get(ids)
-    if found is None and len(ids) > 1:
+    team = _teams.get(ids)
+    if team is None and len(ids) > 1:
         mine = {trace.backend.placement.devices[0] for trace in runtime.traces()}
         if mine.issuperset(ids):
-            found = _teams.setdefault(ids, Team(ids))
-    return found
+            team = _teams.setdefault(ids, Team(ids))
+    return team
 
 
 def replicas_with(devices: Sequence[torch.device | str]) -> tuple[int, ...]:

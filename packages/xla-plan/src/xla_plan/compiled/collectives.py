@@ -61,7 +61,7 @@ def collectives(module: Module, chips_per_slice: int = 0) -> list[Collective]:
 
     ``chips_per_slice`` 0: there is one slice.
     """
-    found: list[Collective] = []
+    launched: list[Collective] = []
     seen: set[tuple[str, str]] = set()
     for visit in walk(module):
         for one, beside in _within(module, visit.instruction):
@@ -75,10 +75,10 @@ def collectives(module: Module, chips_per_slice: int = 0) -> list[Collective]:
             overlapped = beside or one.opcode.endswith("-start")
             size, crosses = _members(groups, chips_per_slice)
             line = module.source(one)
-            found.append(
+            launched.append(
                 Collective(kind, _result_bytes(one), size, visit.times, line, overlapped, crosses)
             )
-    return found
+    return launched
 
 
 def _within(module: Module, one: Instruction) -> Iterator[tuple[Instruction, bool]]:
@@ -120,11 +120,11 @@ def _groups(one: Instruction) -> Iterator[list[int]]:
     yield from _iota_groups(iota)
 
 
-def _iota_groups(found: re.Match[str]) -> Iterator[list[int]]:
+def _iota_groups(match: re.Match[str]) -> Iterator[list[int]]:
     """Groups written as a reshaped, transposed range: ``[groups,size]<=[from]T(order)``."""
-    sizes = [int(n) for n in found["from"].split(",")]
+    sizes = [int(n) for n in match["from"].split(",")]
     order = (
-        [int(n) for n in found["order"].split(",")] if found["order"] else list(range(len(sizes)))
+        [int(n) for n in match["order"].split(",")] if match["order"] else list(range(len(sizes)))
     )
     strides = [1] * len(sizes)
     for n in reversed(range(len(sizes) - 1)):
@@ -132,17 +132,17 @@ def _iota_groups(found: re.Match[str]) -> Iterator[list[int]]:
     numbers = [0]
     for axis in order:
         numbers = [n + k * strides[axis] for n in numbers for k in range(sizes[axis])]
-    size = int(found["size"])
+    size = int(match["size"])
     yield from (numbers[n : n + size] for n in range(0, len(numbers), size))
 
 
-def _named_groups(found: re.Match[str]) -> Iterator[list[int]]:
+def _named_groups(match: re.Match[str]) -> Iterator[list[int]]:
     """Groups written as axes of a mesh: ``mesh['x'=2,'y'=4] {'y'}``, the devices in their order."""
     axes = [
         (name.strip(" '"), int(size))
-        for name, _, size in (a.partition("=") for a in found["axes"].split(","))
+        for name, _, size in (a.partition("=") for a in match["axes"].split(","))
     ]
-    chosen = [name.strip(" '").partition(":")[0] for name in found["names"].split(",")]
+    chosen = [name.strip(" '").partition(":")[0] for name in match["names"].split(",")]
     strides, stride = {}, 1
     for name, size in reversed(axes):
         strides[name] = (size, stride)
@@ -164,10 +164,10 @@ def _members(groups: list[list[int]], chips_per_slice: int) -> tuple[int, bool]:
     return size, any(len({n // chips_per_slice for n in group}) > 1 for group in groups)
 
 
-def by_kind(found: Iterable[Collective]) -> list[dict[str, Any]]:
+def by_kind(launched: Iterable[Collective]) -> list[dict[str, Any]]:
     """Kinds with their number of runs, bytes of results and bytes sent, and the lines they come from."""
     rows: dict[str, dict[str, Any]] = {}
-    for one in found:
+    for one in launched:
         row = rows.setdefault(
             one.kind, {"kind": one.kind, "count": 0, "bytes": 0, "sent": 0.0, "lines": {}}
         )

@@ -63,21 +63,21 @@ class Instruction:
 
     def attribute(self, name: str) -> str | None:
         """The text after ``name=``, up to the next comma outside of braces; None if there is none."""
-        found = re.search(
+        match = re.search(
             rf"[ ,]{name}=(\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|\"[^\"]*\"|[^,\s]+)", self.rest
         )
-        return found[1] if found else None
+        return match[1] if match else None
 
     def number(self, name: str) -> int | None:
         """A number in the compiler's own notes: ``"name":"12"``."""
-        found = re.search(rf'"{name}":"(\d+)"', self.rest)
-        return int(found[1]) if found else None
+        match = re.search(rf'"{name}":"(\d+)"', self.rest)
+        return int(match[1]) if match else None
 
     @property
     def called(self) -> tuple[str, ...]:
         """Computations that a fusion, call, condition or asynchronous operation runs once."""
-        found = re.findall(r"(?:calls|to_apply|called_computations)=\{?%([^\s,}]+)", self.rest)
-        return tuple(found)
+        names = re.findall(r"(?:calls|to_apply|called_computations)=\{?%([^\s,}]+)", self.rest)
+        return tuple(names)
 
 
 Computation = Mapping[str, Instruction]
@@ -85,9 +85,9 @@ Computation = Mapping[str, Instruction]
 
 def arrays_in(text: str) -> Iterator[Array]:
     """The arrays that a type names, in order."""
-    for found in _ARRAY.finditer(text):
-        sizes = tuple(int(n) for n in found["sizes"].split(",") if n)
-        yield Array(found["type"], sizes, _SPACE.search(found["layout"] or "") is not None)
+    for match in _ARRAY.finditer(text):
+        sizes = tuple(int(n) for n in match["sizes"].split(",") if n)
+        yield Array(match["type"], sizes, _SPACE.search(match["layout"] or "") is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,11 +101,11 @@ class Module:
 
     def source(self, instruction: Instruction) -> str:
         """``file.py:12``, or an empty text where nobody knows."""
-        found = re.search(r"stack_frame_id=(\d+)", instruction.rest)
-        if found:
-            return self.lines.get(int(found[1]), "")
-        found = re.search(r'source_file="([^"]+)" source_line=(\d+)', instruction.rest)
-        return f"{found[1].rpartition('/')[2]}:{found[2]}" if found else ""
+        match = re.search(r"stack_frame_id=(\d+)", instruction.rest)
+        if match:
+            return self.lines.get(int(match[1]), "")
+        match = re.search(r'source_file="([^"]+)" source_line=(\d+)', instruction.rest)
+        return f"{match[1].rpartition('/')[2]}:{match[2]}" if match else ""
 
 
 def parse(text: str) -> Module:
@@ -128,9 +128,9 @@ def parse(text: str) -> Module:
         elif line.startswith("}"):
             current = None
         else:
-            found = _instruction(line)
-            if found is not None:
-                current[found.name] = found
+            instruction = _instruction(line)
+            if instruction is not None:
+                current[instruction.name] = instruction
     if not entry:
         raise ValueError(MSG_NO_ENTRY)
     name = re.match(r"HloModule ([^\s,]+)", text)
@@ -160,10 +160,10 @@ def _instruction(line: str) -> Instruction | None:
 def _closing(line: str, start: int) -> int:
     """Where the parenthesis closes that was opened in front of ``start``."""
     depth = 1
-    for found in re.compile(r"[()]").finditer(line, start):
-        depth += 1 if found[0] == "(" else -1
+    for parenthesis in re.compile(r"[()]").finditer(line, start):
+        depth += 1 if parenthesis[0] == "(" else -1
         if not depth:
-            return found.start()
+            return parenthesis.start()
     return len(line)
 
 

@@ -73,21 +73,21 @@ def walk(module: Module) -> Iterator[Visit]:
 
 def work(module: Module) -> Work:
     """Everything that one run does, loops included."""
-    found = Work()
+    total = Work()
     fused = _FusedFlops(module)
     for visit in walk(module):
         one, times = visit.instruction, visit.times
         if one.opcode == "while" and passes(module, one, visit.where) is None:
-            found.unknown_loops += 1
+            total.unknown_loops += 1
         if one.opcode in _FREE or one.name.startswith(_PIECES):
             continue
         if f'custom_call_target="{KERNEL}"' in one.rest:
-            found.kernel_flops += times * (one.number("flops") or 0)
-            found.kernel_bytes += times * (one.number("bytes_accessed") or 0)
-        found.cycles += times * (one.number("estimated_cycles") or 0)
-        found.flops += times * fused.of(one, visit.where)
-        found.hbm_bytes += times * _hbm_bytes(one, visit.where)
-    return found
+            total.kernel_flops += times * (one.number("flops") or 0)
+            total.kernel_bytes += times * (one.number("bytes_accessed") or 0)
+        total.cycles += times * (one.number("estimated_cycles") or 0)
+        total.flops += times * fused.of(one, visit.where)
+        total.hbm_bytes += times * _hbm_bytes(one, visit.where)
+    return total
 
 
 def _hbm_bytes(one: Instruction, where: Computation) -> int:
@@ -249,32 +249,36 @@ def _inlined(
 
 def _followed(where: Computation, name: str) -> Instruction | None:
     """The instruction that gives a value, behind copies."""
-    found = where.get(name)
+    instruction = where.get(name)
     for _ in range(_MOST_STEPS):
-        if found is None or found.opcode not in _SAME:
+        if instruction is None or instruction.opcode not in _SAME:
             break
-        found = where.get(found.operands[0])
-    return found
+        instruction = where.get(instruction.operands[0])
+    return instruction
 
 
-def _constant(found: Instruction | None) -> int | None:
-    if found is None or found.opcode != "constant" or not re.fullmatch(r"-?\d+", found.arguments):
+def _constant(instruction: Instruction | None) -> int | None:
+    if (
+        instruction is None
+        or instruction.opcode != "constant"
+        or not re.fullmatch(r"-?\d+", instruction.arguments)
+    ):
         return None
-    return int(found.arguments)
+    return int(instruction.arguments)
 
 
 def _step(body: Computation, name: str, index: int) -> int | None:
     """What one pass adds to the counter that is element ``index`` of the loop's values."""
     total = 0
     for _ in range(_MOST_STEPS):
-        found = _followed(body, name)
-        if found is None:
+        instruction = _followed(body, name)
+        if instruction is None:
             return None
-        if found.opcode == "get-tuple-element":
-            return total if found.attribute("index") == str(index) else None
-        if found.opcode != "add":
+        if instruction.opcode == "get-tuple-element":
+            return total if instruction.attribute("index") == str(index) else None
+        if instruction.opcode != "add":
             return None
-        sides = [(_constant(_followed(body, n)), n) for n in found.operands]
+        sides = [(_constant(_followed(body, n)), n) for n in instruction.operands]
         added, rest = next(
             ((c, o) for (c, _), (_, o) in itertools.permutations(sides, 2) if c is not None),
             (None, ""),

@@ -36,10 +36,15 @@ class Depth:
 def parse_depth(text: str) -> Depth:
     """``layers=4,8,32``. Raises ValueError that shows the form."""
     option, _, numbers = text.partition("=")
-    found = [n for n in numbers.split(",") if n.strip().isdecimal()]
-    if not option.isidentifier() or len(found) != 3 or len(set(found)) < 2 or found[0] == found[1]:
+    counts = [n for n in numbers.split(",") if n.strip().isdecimal()]
+    if (
+        not option.isidentifier()
+        or len(counts) != 3
+        or len(set(counts)) < 2
+        or counts[0] == counts[1]
+    ):
         raise ValueError(MSG_DEPTH.format(text=text))
-    small, large, whole = map(int, found)
+    small, large, whole = map(int, counts)
     return Depth(option, (small, large), whole)
 
 

@@ -77,30 +77,30 @@ def estimate(figures: Mapping[str, Any], chip: Chip) -> Estimate:
     )
 
 
-def advice(memory: Mapping[str, int], limit: int, found: Estimate | None) -> list[str]:
+def advice(memory: Mapping[str, int], limit: int, estimated: Estimate | None) -> list[str]:
     """What to change, first what makes it fit, then what makes it faster; empty where nothing stands out."""
-    said = []
+    hints = []
     total = memory["total"]
     if total > limit:
         kinds = {k: memory.get(k, 0) for k in ("parameters", "optimizer state", "temporaries")}
         worst = max(kinds, key=lambda k: kinds[k])
-        said.append(
+        hints.append(
             f"{(total - limit) / 2**30:.1f} GiB too much, most of it {worst}: {_SMALLER[worst]}"
         )
     elif total > 0.92 * limit:
-        said.append("less than 8 % of HBM is free: the next change of the model may not fit")
-    if found is None:
-        return said
-    if found.bound == "network":
-        said.append(
+        hints.append("less than 8 % of HBM is free: the next change of the model may not fit")
+    if estimated is None:
+        return hints
+    if estimated.bound == "network":
+        hints.append(
             "the network is the limit: more sequences per chip, or a mesh that sends less (tensor parallelism "
             "inside a host, fsdp over fewer chips and data over the rest)"
         )
-    elif found.bound == "memory" and total < 0.6 * limit:
-        said.append(
+    elif estimated.bound == "memory" and total < 0.6 * limit:
+        hints.append(
             "HBM traffic is the limit and there is room: more sequences per chip read weights more seldom"
         )
-    return said
+    return hints
 
 
 _SMALLER = {

@@ -18,10 +18,10 @@ _VERSIONED: Final = ("xla-core", "xla-spmd", "xla-pjrt-tpu", "torch", "jax", "ja
 def write(cache: Path, step: str, plans: Sequence[Plan]) -> Path:
     """Add the plans that were compiled as a whole to the manifest of a cache; its path."""
     path = cache / NAME
-    known: list[dict[str, Any]] = read(cache) if path.is_file() else []
-    made = [_row(step, p) for p in plans if not p.error and not p.scaled]
-    replaced = {row["program"] for row in made}
-    rows = [row for row in known if row["program"] not in replaced] + made
+    present: list[dict[str, Any]] = read(cache) if path.is_file() else []
+    added = [_row(step, p) for p in plans if not p.error and not p.scaled]
+    replaced = {row["program"] for row in added}
+    rows = [row for row in present if row["program"] not in replaced] + added
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.write_text(json.dumps(rows, indent=1) + "\n")
     return path

@@ -55,9 +55,9 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as plain values."""
-        made = dataclasses.asdict(self)
-        made["fits"] = self.fits
-        return made
+        fields = dataclasses.asdict(self)
+        fields["fits"] = self.fits
+        return fields
 
 
 def plan(
@@ -91,15 +91,15 @@ def _scaled(
     timeout: float | None,
     tell: Callable[[str], None],
 ) -> Plan:
-    found = []
+    measured = []
     for layers in depth.compiled:
         one = candidate.with_options(**{depth.option: layers})
         figures = run_worker(step, one, cache, (), timeout, tell)
         if "error" in figures:
             return plan_of(one, figures)
-        found.append(figures)
+        measured.append(figures)
     whole = candidate.with_options(**{depth.option: depth.whole})
-    return dataclasses.replace(plan_of(whole, depth.extend(found)), scaled=depth.text)
+    return dataclasses.replace(plan_of(whole, depth.extend(measured)), scaled=depth.text)
 
 
 def run_worker(
@@ -117,11 +117,11 @@ def run_worker(
         "options": dict(candidate.options), "arguments": list(arguments),
     }  # fmt: skip
     tell(f"compiling {candidate.title}")
-    found = ask_worker(request, cache, timeout)
+    figures = ask_worker(request, cache, timeout)
     tell(
-        f"{candidate.title}: {found.get('error', 'compiled')[:300]} ({time.monotonic() - began:.0f} s)"
+        f"{candidate.title}: {figures.get('error', 'compiled')[:300]} ({time.monotonic() - began:.0f} s)"
     )
-    return found
+    return figures
 
 
 def ask_worker(
@@ -132,9 +132,9 @@ def ask_worker(
     if cache is not None:
         environment["XLA_PERSISTENT_CACHE_PATH"] = str(cache.resolve())
     with tempfile.TemporaryDirectory() as folder:
-        asked, told, log = (Path(folder) / name for name in ("request", "result", "log"))
-        asked.write_text(json.dumps(request))
-        command = [sys.executable, "-m", "xla_plan.steps.worker", str(asked), str(told)]
+        question, result, log = (Path(folder) / name for name in ("request", "result", "log"))
+        question.write_text(json.dumps(request))
+        command = [sys.executable, "-m", "xla_plan.steps.worker", str(question), str(result)]
         status: int | str
         with log.open("w") as output:
             try:
@@ -144,12 +144,12 @@ def ask_worker(
                 status = done.returncode
             except subprocess.TimeoutExpired:
                 status = f"(stopped after {timeout:.0f} s)"
-        if told.is_file():
-            found: dict[str, Any] = json.loads(told.read_text())
+        if result.is_file():
+            answer: dict[str, Any] = json.loads(result.read_text())
         else:
             tail = " ".join(log.read_text(errors="replace").split()[-60:])
-            found = {"error": MSG_DIED.format(status=status, tail=tail)}
-    return found
+            answer = {"error": MSG_DIED.format(status=status, tail=tail)}
+    return answer
 
 
 def plan_of(candidate: Candidate, figures: Mapping[str, Any]) -> Plan:
@@ -158,21 +158,21 @@ def plan_of(candidate: Candidate, figures: Mapping[str, Any]) -> Plan:
     if "error" in figures:
         return _refused(candidate, figures)
     memory = memory_by_kind(figures)
-    found = estimate(figures, chip)
+    estimated = estimate(figures, chip)
     limit = figures["limit"] or chip.hbm_bytes
-    return Plan(candidate, figures, memory, limit, found, advice(memory, limit, found))
+    return Plan(candidate, figures, memory, limit, estimated, advice(memory, limit, estimated))
 
 
 def _refused(candidate: Candidate, figures: Mapping[str, Any]) -> Plan:
     """What can be said of a program that the compiler would not make, as too large."""
-    memory, limit, said = {"total": 0}, chip_of(candidate.topology).hbm_bytes, []
+    memory, limit, hints = {"total": 0}, chip_of(candidate.topology).hbm_bytes, []
     large = _TOO_LARGE.search(figures["error"])
     if large:
         memory = {"total": int(float(large["used"]) * _UNITS[large["of"]])}
         limit = int(float(large["limit"]) * _UNITS[large["unit"]])
         memory["temporaries"] = memory["total"]
-        said = advice(memory, limit, None)
-    return Plan(candidate, figures, memory, limit, None, said, error=figures["error"])
+        hints = advice(memory, limit, None)
+    return Plan(candidate, figures, memory, limit, None, hints, error=figures["error"])
 
 
 def memory_by_kind(figures: Mapping[str, Any]) -> dict[str, int]:
@@ -184,7 +184,7 @@ def memory_by_kind(figures: Mapping[str, Any]) -> dict[str, int]:
     compiled, parts = figures["memory"], figures.get("parts") or {}
     parameters, state = parts.get("parameters", 0), parts.get("optimizer state", 0)
     gradients = min(parts.get("gradients", 0), compiled["temporaries"])
-    made = {
+    kinds = {
         "parameters": parameters,
         "optimizer state": state,
         "inputs and padding": max(0, compiled["arguments"] - parameters - state),
@@ -193,4 +193,4 @@ def memory_by_kind(figures: Mapping[str, Any]) -> dict[str, int]:
         "activations": compiled["temporaries"] - gradients,
         "code": compiled["code"],
     }
-    return {**made, "temporaries": compiled["temporaries"], "total": sum(made.values())}
+    return {**kinds, "temporaries": compiled["temporaries"], "total": sum(kinds.values())}

@@ -58,15 +58,15 @@ def search(
     meshes = list(layouts(devices, axes))
     tell(f"{len(meshes)} meshes of {devices} devices along {', '.join(axes)}")
     request = {"step": step, "topology": topology, "options": dict(options), "meshes": meshes}
-    known = plans.ask_worker(request, None, timeout)
-    if "error" in known:
+    answer = plans.ask_worker(request, None, timeout)
+    if "error" in answer:
         raise ValueError(
-            MSG_NO_MESH.format(axes=", ".join(axes), topology=topology, reason=known["error"])
+            MSG_NO_MESH.format(axes=", ".join(axes), topology=topology, reason=answer["error"])
         )
-    limit = known["limit"] or chip.hbm_bytes
+    limit = answer["limit"] or chip.hbm_bytes
     guesses = [
         _guess(Candidate(topology, mesh, options), row, chip, limit)
-        for mesh, row in zip(meshes, known["rows"], strict=True)
+        for mesh, row in zip(meshes, answer["rows"], strict=True)
     ]
     guesses.sort(key=lambda g: (bool(g.out), g.seconds))
     chosen = [g.candidate for g in guesses if not g.out][:compiled]
@@ -74,8 +74,8 @@ def search(
         raise ValueError(
             MSG_NO_MESH.format(axes=", ".join(axes), topology=topology, reason=guesses[0].out)
         )
-    found = plans.plan(step, chosen, cache=cache, timeout=timeout, tell=tell)
-    return Found(sorted(found, key=_rank), guesses)
+    best = plans.plan(step, chosen, cache=cache, timeout=timeout, tell=tell)
+    return Found(sorted(best, key=_rank), guesses)
 
 
 def _rank(plan: Plan) -> tuple[bool, float]:

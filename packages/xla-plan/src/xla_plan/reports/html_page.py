@@ -62,19 +62,19 @@ def _memory(plans: Sequence[Plan]) -> go.Figure:
 
 def _times(plans: Sequence[Plan]) -> go.Figure:
     names = _names(plans)
-    found = [p.estimate for p in plans if p.estimate is not None]
+    estimates = [p.estimate for p in plans if p.estimate is not None]
     traces = [
-        go.Bar(y=names, x=[getattr(e, part) for e in found], name=label, orientation="h")
+        go.Bar(y=names, x=[getattr(e, part) for e in estimates], name=label, orientation="h")
         for part, label in (
             ("compute", "products at the peak"), ("hbm", "HBM traffic"), ("ici", "ICI"), ("dcn", "DCN"),
         )
     ]  # fmt: skip
     error = {
         "type": "data", "symmetric": False,
-        "array": [e.high - e.seconds for e in found], "arrayminus": [e.seconds - e.low for e in found],
+        "array": [e.high - e.seconds for e in estimates], "arrayminus": [e.seconds - e.low for e in estimates],
     }  # fmt: skip
     step = go.Scatter(
-        y=names, x=[e.seconds for e in found], error_x=error, mode="markers", name="step, estimated",
+        y=names, x=[e.seconds for e in estimates], error_x=error, mode="markers", name="step, estimated",
         marker={"size": 12, "color": "black"},
     )  # fmt: skip
     return _figure([*traces, step], "seconds of one step", len(plans), stacked=False)
@@ -83,9 +83,9 @@ def _times(plans: Sequence[Plan]) -> go.Figure:
 def _figure(
     traces: list[go.Bar | go.Scatter], title: str, rows: int, *, stacked: bool
 ) -> go.Figure:
-    made = go.Figure(traces)
-    made.update_layout(
+    figure = go.Figure(traces)
+    figure.update_layout(
         barmode="stack" if stacked else "group", title=title, template="plotly_white",
         height=290 + rows * (50 if stacked else 110), yaxis={"autorange": "reversed"},
     )  # fmt: skip
-    return made
+    return figure

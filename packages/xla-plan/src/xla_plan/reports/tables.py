@@ -82,12 +82,13 @@ def _summary(plans: Sequence[Plan]) -> Table:
     )
     table = _table("plans", columns, ("topology", "mesh", "options", "fits", "limit"))
     for plan in plans:
-        one, found = plan.candidate, plan.estimate
+        one, estimated = plan.candidate, plan.estimate
         options = " ".join(f"{k}={v}" for k, v in one.options.items())
         total = _bytes(plan.memory["total"]) if plan.memory["total"] else "?"
         fits = "yes" if plan.fits else "NO"
-        rest = ("?",) * 5 if found is None else (
-            seconds(found.seconds), seconds(found.low), seconds(found.high), percent(found.mfu), found.bound
+        rest = ("?",) * 5 if estimated is None else (
+            seconds(estimated.seconds), seconds(estimated.low), seconds(estimated.high),
+            percent(estimated.mfu), estimated.bound,
         )  # fmt: skip
         table.add_row(one.topology, one.mesh_text, options, total, _bytes(plan.limit), fits, *rest)
     return table
@@ -101,25 +102,25 @@ def _memory(plan: Plan) -> Table:
 
 
 def _time(plan: Plan) -> Table:
-    found, work = plan.estimate, plan.figures["work"]
-    assert found is not None
+    estimated, work = plan.estimate, plan.figures["work"]
+    assert estimated is not None
     table = _table("one step on one chip", ("what", "amount", "alone it would take"), ("what",))
     flops = work["flops"] + work["kernel_flops"]
     sent = plan.figures["sent"]
     rows: list[tuple[str, str, float]] = [
-        ("products", f"{flops / 1e12:.3g} TFLOP", found.compute),
-        ("HBM traffic", _bytes(int(work["hbm_bytes"])), found.hbm),
-        ("sent over ICI", _bytes(int(sent["ici"])), found.ici),
-        ("sent over DCN", _bytes(int(sent["dcn"])), found.dcn),
-        ("compiler's cycles", f"{work['cycles']:.3g}", found.cycles),
-        ("kernels", f"{work['kernel_flops'] / 1e12:.3g} TFLOP", found.kernels),
+        ("products", f"{flops / 1e12:.3g} TFLOP", estimated.compute),
+        ("HBM traffic", _bytes(int(work["hbm_bytes"])), estimated.hbm),
+        ("sent over ICI", _bytes(int(sent["ici"])), estimated.ici),
+        ("sent over DCN", _bytes(int(sent["dcn"])), estimated.dcn),
+        ("compiler's cycles", f"{work['cycles']:.3g}", estimated.cycles),
+        ("kernels", f"{work['kernel_flops'] / 1e12:.3g} TFLOP", estimated.kernels),
     ]
     for name, amount, alone in rows:
         table.add_row(name, amount, seconds(alone))
-    whole = f"{seconds(found.low)} to {seconds(found.high)}"
-    table.add_row("step, estimated", whole, seconds(found.seconds))
-    shares = f"{percent(found.mfu_low)} to {percent(found.mfu_high)}"
-    table.add_row("MFU, estimated", shares, percent(found.mfu))
+    whole = f"{seconds(estimated.low)} to {seconds(estimated.high)}"
+    table.add_row("step, estimated", whole, seconds(estimated.seconds))
+    shares = f"{percent(estimated.mfu_low)} to {percent(estimated.mfu_high)}"
+    table.add_row("MFU, estimated", shares, percent(estimated.mfu))
     return table
 
 

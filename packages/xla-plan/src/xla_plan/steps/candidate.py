@@ -90,11 +90,11 @@ def find_step(step: str) -> Callable[..., Any]:
     if not home:
         raise ValueError(MSG_STEP.format(text=step))
     module = _module_of_file(Path(home)) if home.endswith(".py") else _module(home)
-    found = getattr(module, name, None)
-    if not callable(found):
-        known = ", ".join(n for n, v in vars(module).items() if callable(v) and n[0] != "_")
-        raise ValueError(MSG_NO_FUNCTION.format(home=home, name=name, known=known))
-    return found  # type: ignore[no-any-return]
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = ", ".join(n for n, v in vars(module).items() if callable(v) and n[0] != "_")
+        raise ValueError(MSG_NO_FUNCTION.format(home=home, name=name, known=names))
+    return function  # type: ignore[no-any-return]
 
 
 def _module(name: str) -> Any:

@@ -48,14 +48,14 @@ def measure(step: str, candidate: Candidate, arguments: Iterable[str] = ()) -> d
     recorded: dict[str, Any] = {"parts": {}, "model_flops": None, "recorded_flops": None}
     if is_script(step):
         _run_script(step, list(arguments))
-        made = programs.all_programs()
+        compiled = programs.all_programs()
     else:
         recorded, before = _record(step, candidate)
-        made = [p for p in programs.all_programs() if p not in before]
-    if not made:
+        compiled = [p for p in programs.all_programs() if p not in before]
+    if not compiled:
         raise RuntimeError(MSG_NO_PROGRAM.format(step=step))
     # a script's training step is the program that runs most often, or the largest of those
-    program = max(made, key=lambda p: (p.runs, p.operations))
+    program = max(compiled, key=lambda p: (p.runs, p.operations))
     return {
         **of_program(program, candidate),
         **recorded,
@@ -101,14 +101,14 @@ def _built(step: str, candidate: Candidate) -> tuple[Any, Any, Callable[[], obje
         names, sizes = zip(*candidate.mesh, strict=True)
         mesh = xs.Mesh(np.arange(devices), sizes, names)
         xs.set_global_mesh(mesh)
-    made = make(mesh, **candidate.options)
-    if not isinstance(made, tuple) or len(made) not in (3, 4) or not callable(made[2]):
-        raise TypeError(MSG_NOT_A_STEP.format(step=step, kind=type(made).__name__))
-    model, optimizer, run = made[:3]
+    built = make(mesh, **candidate.options)
+    if not isinstance(built, tuple) or len(built) not in (3, 4) or not callable(built[2]):
+        raise TypeError(MSG_NOT_A_STEP.format(step=step, kind=type(built).__name__))
+    model, optimizer, run = built[:3]
     if optimizer is not None:
         optimizer_state.fill(optimizer, mesh)
     torch_xla.sync()
-    return model, optimizer, run, made[3] if len(made) == 4 else None
+    return model, optimizer, run, built[3] if len(built) == 4 else None
 
 
 def _record(step: str, candidate: Candidate) -> tuple[dict[str, Any], list[programs.StepProgram]]:
@@ -119,12 +119,12 @@ def _record(step: str, candidate: Candidate) -> tuple[dict[str, Any], list[progr
     kept = _counted(run, count)
     torch_xla.sync()
     del kept
-    found = {
+    figures = {
         "parts": _bytes_by_kind(model, optimizer),
         "model_flops": flops or count.model,
         "recorded_flops": count.forward + count.backward,
     }
-    return found, before
+    return figures, before
 
 
 def _counted(run: Callable[[], object], count: StepFlops) -> object:

@@ -22,9 +22,9 @@ def fill(optimizer: torch.optim.Optimizer, mesh: Any) -> None:
     twin, pairs = _on_meta(optimizer)
     twin.step()
     for parameter, other in pairs:
-        made = twin.state.get(other, {})
+        fresh = twin.state.get(other, {})
         optimizer.state[parameter] = {
-            name: _placed(value, parameter, mesh) for name, value in made.items()
+            name: _placed(value, parameter, mesh) for name, value in fresh.items()
         }
 
 

@@ -18,14 +18,14 @@ from xla_plan.steps.measure import measure, shapes
 
 def main(request: str, result: str) -> int:
     """Read what to measure, and write the figures, or what went wrong."""
-    wanted: dict[str, Any] = json.loads(Path(request).read_text())
+    question: dict[str, Any] = json.loads(Path(request).read_text())
     try:
-        found = _answer(wanted)
+        answer = _answer(question)
     except Exception as error:
         traceback.print_exc()
-        found = {"error": f"{type(error).__name__}: {error}"}
-    Path(result).write_text(json.dumps(found))
-    return int("error" in found)
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    Path(result).write_text(json.dumps(answer))
+    return int("error" in answer)
 
 
 def _answer(wanted: dict[str, Any]) -> dict[str, Any]:

@@ -84,9 +84,9 @@ class SummedFiles:
     def rename(self, path: Any, new_path: Any) -> None:
         """Give a file another name."""
         self._files.rename(path, new_path)
-        found = self._written.sums.pop(_name(path), None)
-        if found is not None:
-            self._written.sums[_name(new_path)] = found
+        checksum = self._written.sums.pop(_name(path), None)
+        if checksum is not None:
+            self._written.sums[_name(new_path)] = checksum
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._files, name)
@@ -137,9 +137,9 @@ def fault(files: Any, folder: str, sums: Mapping[str, Sum]) -> str | None:
 
 
 def _read(files: Any, path: str) -> Sum:
-    found, size = hashlib.sha256(), 0
+    digest, size = hashlib.sha256(), 0
     with files.open(path, "rb") as file:
         while piece := file.read(_PIECE):
-            found.update(piece)
+            digest.update(piece)
             size += len(piece)
-    return size, found.hexdigest()
+    return size, digest.hexdigest()

@@ -200,11 +200,11 @@ class CheckpointManager:
             future.result()
 
     def _record_of(self, step: int) -> Record:
-        found = [record for record in self._records if record.step == step]
-        if not found:
+        records = [record for record in self._records if record.step == step]
+        if not records:
             text = MSG_UNKNOWN_STEP.format(step=step, path=self.base_path, steps=self.all_steps())
             raise ValueError(text)
-        return found[-1]
+        return records[-1]
 
     def _newest(self) -> Record | None:
         """The newest checkpoint without a fault. Raises DamagedCheckpointError when all have one."""
@@ -226,9 +226,9 @@ class CheckpointManager:
         if self.pg is None:
             return self._storage.fault(record)
         rank, count = dist.get_rank(self.pg), dist.get_world_size(self.pg)
-        found: list[str | None] = [None] * count
-        dist.all_gather_object(found, self._storage.fault(record, rank, count), self.pg)
-        return next((fault for fault in found if fault is not None), None)
+        faults: list[str | None] = [None] * count
+        dist.all_gather_object(faults, self._storage.fault(record, rank, count), self.pg)
+        return next((fault for fault in faults if fault is not None), None)
 
     def _check(self, record: Record) -> None:
         fault = self._fault(record)
@@ -280,9 +280,11 @@ class CheckpointManager:
         """The checksums of what all processes wrote; of use in the first one only."""
         if self.pg is None:
             return written.sums
-        found: list[Any] | None = [None] * dist.get_world_size(self.pg) if self._is_first else None
-        dist.gather_object(written.sums, found, dist.get_global_rank(self.pg, 0), self.pg)
-        return {name: sum_ for sums in found or () for name, sum_ in sums.items()}
+        sums_by_process: list[Any] | None = (
+            [None] * dist.get_world_size(self.pg) if self._is_first else None
+        )
+        dist.gather_object(written.sums, sums_by_process, dist.get_global_rank(self.pg, 0), self.pg)
+        return {name: sum_ for sums in sums_by_process or () for name, sum_ in sums.items()}
 
     def _keep(self, record: Record) -> None:
         """Count a checkpoint that is written, and let go of those that it replaces."""
@@ -304,31 +306,31 @@ class CheckpointManager:
         """
         if group is None:
             return choose()
-        said: list[Any] = [None, None, None]
+        message: list[Any] = [None, None, None]
         failed: Exception | None = None
         if self._is_first:
             try:
-                said[0] = choose()
+                message[0] = choose()
             except Exception as error:  # the others wait to hear of it
                 failed = error
-                said[1:] = str(error), getattr(error, "errno", None)
-        dist.broadcast_object_list(said, dist.get_global_rank(group, 0), group)
-        found, text, number = said
+                message[1:] = str(error), getattr(error, "errno", None)
+        dist.broadcast_object_list(message, dist.get_global_rank(group, 0), group)
+        choice, text, number = message
         if failed is not None:
             raise failed
         if text is not None and number is not None:
             raise OSError(number, text)
         if text is not None:
             raise RuntimeError(MSG_FIRST.format(error=text))
-        return found
+        return choice
 
 
 def _disk_is_full(error: BaseException) -> OSError | None:
     """The error, of any process, that says so."""
-    found: list[BaseException] = [error]
+    errors: list[BaseException] = [error]
     if isinstance(error, dcp.api.CheckpointException):
-        found += [failure[0] for failure in error.failures.values()]
-    return next((e for e in found if isinstance(e, OSError) and e.errno in _FULL), None)
+        errors += [failure[0] for failure in error.failures.values()]
+    return next((e for e in errors if isinstance(e, OSError) and e.errno in _FULL), None)
 
 
 def _check_numbers(interval: int, keep: int, pending: int, threads: int) -> None:
@@ -361,12 +363,12 @@ def _copied(state_dict: dict[str, Any]) -> tuple[dict[str, Any], SPMDSavePlanner
 
 
 def _on_host(value: Any) -> Any:
-    found = parts.to_write(value)
-    if isinstance(found, parts.DeviceParts | parts.RowsToWrite):
-        return found.copied()
-    if isinstance(found, torch.Tensor):
-        return found.clone() if found is value else found
-    return copy.deepcopy(found)
+    writable = parts.to_write(value)
+    if isinstance(writable, parts.DeviceParts | parts.RowsToWrite):
+        return writable.copied()
+    if isinstance(writable, torch.Tensor):
+        return writable.clone() if writable is value else writable
+    return copy.deepcopy(writable)
 
 
 @contextlib.contextmanager

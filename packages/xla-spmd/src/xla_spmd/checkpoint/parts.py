@@ -82,9 +82,9 @@ class DeviceParts(_Written):
     def __init__(self, tensor: XLATensor) -> None:
         self._backend, self._buffer = placed(tensor)
         shape = torch.Size(tensor.shape)
-        found = shard_indices(tensor)
+        shards = shard_indices(tensor)
         # the first of the devices with equal parts, in the whole job, is the one whose part is written
-        own = [(chunk(indices, shape), number) for number, indices, copy in found if not copy]
+        own = [(chunk(indices, shape), number) for number, indices, copy in shards if not copy]
         own = [(c, number) for c, number in own if _has_elements(c, shape)]
         super().__init__(tensor, [c for c, _ in own])
         self._devices = {tuple(c.offsets): self._backend.devices[number] for c, number in own}
@@ -157,11 +157,11 @@ class RowsToWrite(_Written):
 
     def copied(self) -> RowsToWrite:
         """The same part, fetched now."""
-        found = copy.copy(self)
-        found._value = (
+        rows = copy.copy(self)
+        rows._value = (
             self._value.cpu() if isinstance(self._value, XLATensor) else self._value.clone()
         )
-        return found
+        return rows
 
 
 class RowsToLoad:
@@ -209,8 +209,8 @@ class LoadedParts:
         return self.shape
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        found = {tuple(c.offsets): c for c in self._chunks}.values()
-        return [c for c in found if _has_elements(c, self.shape)]
+        distinct = {tuple(c.offsets): c for c in self._chunks}.values()
+        return [c for c in distinct if _has_elements(c, self.shape)]
 
     def part(self, index: MetadataIndex) -> torch.Tensor:
         """The memory of the part at ``index.offset``."""

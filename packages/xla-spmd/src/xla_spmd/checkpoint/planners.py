@@ -46,8 +46,8 @@ class SPMDSavePlanner(DefaultSavePlanner):
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         """A part of a tensor, or another value."""
-        found = self.state_dict[index.fqn]
-        return found.part(index) if isinstance(found, _WRITTEN) else super().lookup_object(index)
+        value = self.state_dict[index.fqn]
+        return value.part(index) if isinstance(value, _WRITTEN) else super().lookup_object(index)
 
 
 class SPMDLoadPlanner(DefaultLoadPlanner):
@@ -76,14 +76,14 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         """The memory that a part is read into."""
-        found = self.state_dict[index.fqn]
-        return found.part(index) if isinstance(found, _LOADED) else super().lookup_tensor(index)
+        value = self.state_dict[index.fqn]
+        return value.part(index) if isinstance(value, _LOADED) else super().lookup_tensor(index)
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         """A part, or some of one, was read; with its last one a tensor gets its value."""
-        found = self.state_dict[read_item.dest_index.fqn]
-        if isinstance(found, _LOADED):
-            found.arrived(math.prod(read_item.lengths))
+        value = self.state_dict[read_item.dest_index.fqn]
+        if isinstance(value, _LOADED):
+            value.arrived(math.prod(read_item.lengths))
 
 
 def _rows_in(

@@ -36,6 +36,6 @@ class RunCheckpoints(CheckpointManager):
         if not checked:
             self._submit(lambda: self._check(record)).result()
         keys = self._storage.reader(record.name).read_metadata().state_dict_metadata
-        found = run_state.to_load(state_dict, keys)
-        super()._read(record, found, checked=True)
-        run_state.take_over(state_dict, found)
+        loaded = run_state.to_load(state_dict, keys)
+        super()._read(record, loaded, checked=True)
+        run_state.take_over(state_dict, loaded)

@@ -52,13 +52,13 @@ def to_write(state: Mapping[str, Any]) -> dict[str, Any]:
     if RANDOM in state:
         raise ValueError(MSG_RESERVED)
     rank, count = place()
-    found: dict[str, Any] = {RANDOM: {str(rank): (_random_states(),)}}
+    written: dict[str, Any] = {RANDOM: {str(rank): (_random_states(),)}}
     for name, value in state.items():
         if _is_own(value):
-            found[name] = {f"process {rank}": (count, _on_host(_inside(value).state_dict()))}
+            written[name] = {f"process {rank}": (count, _on_host(_inside(value).state_dict()))}
         else:
-            found[name] = _values(value)
-    return found
+            written[name] = _values(value)
+    return written
 
 
 def to_load(state: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def to_load(state: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]
     """
     rank, _ = place()
     own = str(rank) if f"{RANDOM}.{rank}" in keys else "0"
-    found: dict[str, Any] = {RANDOM: {own: None}}
+    targets: dict[str, Any] = {RANDOM: {own: None}}
     for name, value in state.items():
         inside = [key for key in keys if key == name or key.startswith(f"{name}.")]
         if not inside:
@@ -76,22 +76,22 @@ def to_load(state: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]
             raise KeyError(MSG_ABSENT.format(name=name, names=names))
         if _is_own(value):
             written = f"process {rank}"
-            found[name] = {written if f"{name}.{written}" in keys else "process 0": None}
+            targets[name] = {written if f"{name}.{written}" in keys else "process 0": None}
         elif isinstance(keys.get(name), BytesStorageMetadata):
-            found[name] = None
+            targets[name] = None
         else:
             has_state = any(key.startswith(f"{name}.state.") for key in inside)
             if isinstance(value, torch.optim.Optimizer) and has_state and not value.state:
                 prime_optimizer(value)
-            found[name] = _values(value)
-    return found
+            targets[name] = _values(value)
+    return targets
 
 
-def take_over(state: dict[str, Any], found: Mapping[str, Any]) -> None:
+def take_over(state: dict[str, Any], loaded: Mapping[str, Any]) -> None:
     """Give the objects of ``state`` what was read, and the process its random states, last."""
     rank, count = place()
     for name, value in state.items():
-        got = found[name]
+        got = loaded[name]
         if _is_own(value):
             ((_, (saved, own)),) = got.items()
             if saved != count:
@@ -103,7 +103,7 @@ def take_over(state: dict[str, Any], found: Mapping[str, Any]) -> None:
             value.load_state_dict(got)
         else:
             state[name] = got
-    ((owner, (states,)),) = found[RANDOM].items()
+    ((owner, (states,)),) = loaded[RANDOM].items()
     _set_random_states(states if owner == str(rank) else _derived(states, rank))
 
 
@@ -136,10 +136,10 @@ def _values(value: Any) -> Any:
 
 def _part(value: Any, parameter: Any) -> Any:
     """``value``; as part of a whole, if it lies as a parameter does of which this replica has a part."""
-    found = getattr(parameter, checkpoint_marks.ROWS_OF, None)
-    if found is None or not _is_tensor(value) or value.shape != parameter.shape:
+    rows_of = getattr(parameter, checkpoint_marks.ROWS_OF, None)
+    if rows_of is None or not _is_tensor(value) or value.shape != parameter.shape:
         return value.detach() if _is_tensor(value) else value
-    whole, start = found
+    whole, start = rows_of
     return Rows(value, whole, start)
 
 

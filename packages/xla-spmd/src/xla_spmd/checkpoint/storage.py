@@ -101,17 +101,17 @@ class Storage:
         """The complete checkpoints, oldest first; what is not one is named in the log."""
         self._files.makedirs(self._root, exist_ok=True)
         self._files.invalidate_cache(self._root)
-        found, ignored = [], []
+        complete, ignored = [], []
         for path in self._files.ls(self._root, detail=False):
             name = posixpath.basename(path.rstrip("/"))
             record = self._record(name)
             if record is not None:
-                found.append(record)
+                complete.append(record)
             elif not name.startswith(_NEW):
                 ignored.append(name)
         if ignored:
             logger.warning(MSG_IGNORED, self._path, sorted(ignored))
-        return sorted(found, key=lambda record: record.time)
+        return sorted(complete, key=lambda record: record.time)
 
     def _record(self, name: str) -> Record | None:
         try:
@@ -214,16 +214,16 @@ class Storage:
     def writer(self, name: str, threads: int, written: Written | None = None) -> StorageWriter:
         """What writes a checkpoint into directory ``name``, and notes in ``written`` what it wrote."""
         path = self._inside(name, url=True)
-        found: Any = (
+        writer: Any = (
             distributed.fsspec_writer(path, threads)
             if self._is_url
             else FileSystemWriter(path, thread_count=threads, per_thread_copy_ahead=0)
         )
         if written is not None:
-            found.fs = SummedFiles(found.fs, written)
-            found.write_data = raising_errors_of_files(found.write_data, written)
-            found.finish = raising_errors_of_files(found.finish, written)
-        return found
+            writer.fs = SummedFiles(writer.fs, written)
+            writer.write_data = raising_errors_of_files(writer.write_data, written)
+            writer.finish = raising_errors_of_files(writer.finish, written)
+        return writer
 
     def reader(self, name: str) -> StorageReader:
         """What reads the checkpoint in directory ``name``."""
@@ -261,8 +261,8 @@ def _decoded(content: bytes, name: str) -> Record:
             file: (int(size), str(sum_)) for file, (size, sum_) in fields.get("files", {}).items()
         }
         return Record(int(fields["step"]), time, name, sums)
-    found = _Unpickler(io.BytesIO(content)).load()
-    return Record(int(found.step), found.ts, name)
+    pickled = _Unpickler(io.BytesIO(content)).load()
+    return Record(int(pickled.step), pickled.ts, name)
 
 
 class _Former:

@@ -55,10 +55,10 @@ def dynamo_mark_sharding(
     partition_spec: str,
 ) -> torch.Tensor:
     """``input`` annotated by the operator: split by ``partition_spec`` over the mesh that the rest describes."""
-    found: torch.Tensor = torch.ops.xla.dynamo_mark_sharding(
+    annotated: torch.Tensor = torch.ops.xla.dynamo_mark_sharding(
         input, list(device_ids), list(mesh_shape), axis_names, partition_spec
     )
-    return found
+    return annotated
 
 
 dynamo_mark_sharding_xla = dynamo_mark_sharding

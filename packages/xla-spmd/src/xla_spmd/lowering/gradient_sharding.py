@@ -27,7 +27,7 @@ def watch(tensor: torch.Tensor) -> None:
 
 def shardings(trace: Recorder) -> dict[int, str]:
     """Value numbers of pending gradients and their leaves' shardings."""
-    found = {}
+    by_gradient = {}
     for leaf in [ref() for ref in list(_leaves.values())]:
         gradient = leaf.grad if leaf is not None and leaf.is_leaf else None
         if not isinstance(gradient, XLATensor) or view_of(gradient) is not None:
@@ -36,5 +36,5 @@ def shardings(trace: Recorder) -> dict[int, str]:
         annotation = annotation_of(leaf)
         pending = storage.is_pending_in(trace.epoch)
         if annotation is not None and pending and storage.trace is trace:
-            found[storage.vid] = annotation.sharding.text
-    return found
+            by_gradient[storage.vid] = annotation.sharding.text
+    return by_gradient

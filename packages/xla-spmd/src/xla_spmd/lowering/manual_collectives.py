@@ -80,10 +80,10 @@ def _checked(groups: Sequence[Sequence[int]]) -> list[list[int]]:
     count = len(runtime.client().devices())
     if not groups:
         return [list(range(count))]
-    made = [[int(d) for d in group] for group in groups]
+    lists = [[int(d) for d in group] for group in groups]
     if (
-        sorted(itertools.chain.from_iterable(made)) != list(range(count))
-        or len(set(map(len, made))) > 1
+        sorted(itertools.chain.from_iterable(lists)) != list(range(count))
+        or len(set(map(len, lists))) > 1
     ):
-        raise ValueError(MSG_GROUPS.format(groups=made, count=count))
-    return made
+        raise ValueError(MSG_GROUPS.format(groups=lists, count=count))
+    return lists

@@ -186,9 +186,9 @@ class MeshBackend(DeviceBackend):
     def input_layouts(self, trace: Recorder) -> Hashable:
         """The shardings of the step's inputs; those that no device has are put whole on all."""
         placement_of = self.client.placement_of
-        known = self._canonical
+        canonical_texts = self._canonical
         devices = self.devices
-        found = []
+        layouts = []
         for slot, buffer in enumerate(trace.inputs):
             storage = trace.touched[trace.input_storages[slot]]
             annotation = getattr(storage, "annotation", None)
@@ -201,24 +201,24 @@ class MeshBackend(DeviceBackend):
                 buffer = self._replace(trace, slot, self._from_one_device(buffer, wanted))
                 placement = placement_of(buffer)
             text = placement.sharding
-            if text not in known:
-                known[text] = canonical(text)
-            text = known[text]
+            if text not in canonical_texts:
+                canonical_texts[text] = canonical(text)
+            text = canonical_texts[text]
             if annotation is not None and text != wanted:
                 # the tensor took over another one's value
                 self._replace(trace, slot, self.move(buffer, wanted))
                 text = wanted
-            found.append(text)
-        return tuple(found)
+            layouts.append(text)
+        return tuple(layouts)
 
     def argument_layouts(self, storages: Iterable[Storage]) -> Hashable:
         """The shardings of tensors that a recorded graph is called with; runs what is pending."""
-        found = []
+        layouts = []
         for storage in storages:
             storage.trace.compute(storage)
             unwritten = storage.buffer is None
-            found.append(None if unwritten else self.sharding_of(self.device_buffer(storage)))
-        return tuple(found)
+            layouts.append(None if unwritten else self.sharding_of(self.device_buffer(storage)))
+        return tuple(layouts)
 
     def device_buffer(self, storage: Storage) -> Any:
         """The buffer of a tensor over all devices, put there now if need be."""
@@ -309,12 +309,12 @@ class MeshBackend(DeviceBackend):
 
 def _annotated_storages(trace: Recorder) -> dict[int, str]:
     """The pending values of annotated tensors."""
-    found = {}
+    shardings = {}
     for storage in trace.touched:
         annotation = storage_annotation(storage)
         if annotation is not None and storage.is_pending_in(trace.epoch):
-            found[storage.vid] = annotation.sharding.text
-    return found
+            shardings[storage.vid] = annotation.sharding.text
+    return shardings
 
 
 def _identity(value: Any) -> tuple[Any]:

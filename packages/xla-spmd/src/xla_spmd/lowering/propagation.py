@@ -49,14 +49,14 @@ def output_shardings(
     for vid, sharding in [*inputs.items(), *fixed.items()]:
         root = groups.find(vid)
         shardings[root] = sharding if shardings.get(root, sharding) == sharding else _CONFLICT
-    found = [fixed.get(vid) or shardings.get(groups.find(vid)) for vid in outputs]
-    return [None if sharding == _CONFLICT else sharding for sharding in found]
+    propagated = [fixed.get(vid) or shardings.get(groups.find(vid)) for vid in outputs]
+    return [None if sharding == _CONFLICT else sharding for sharding in propagated]
 
 
 def annotated(entries: Iterable[Entry]) -> dict[int, str]:
     """The values that the user annotated, with their shardings."""
-    found = ((entry.first, annotation_ops.annotated(entry)) for entry in entries)
-    return {vid: text for vid, text in found if text is not None}
+    shardings = ((entry.first, annotation_ops.annotated(entry)) for entry in entries)
+    return {vid: text for vid, text in shardings if text is not None}
 
 
 class _Groups:

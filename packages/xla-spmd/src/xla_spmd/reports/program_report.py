@@ -76,13 +76,13 @@ def collectives(program: programs.StepProgram | None = None) -> list[Collective]
 def collectives_in(hlo: str) -> list[Collective]:
     """The operations between devices in the text of an optimised HLO module."""
     return [
-        Collective(found["kind"], found["name"], _result_bytes(found["shapes"], found["start"]))
-        for found in _INSTRUCTION.finditer(hlo)
+        Collective(match["kind"], match["name"], _result_bytes(match["shapes"], match["start"]))
+        for match in _INSTRUCTION.finditer(hlo)
     ]
 
 
 def _result_bytes(shapes: str, start: str | None) -> int:
-    sizes = [_bytes(found["type"], found["sizes"]) for found in _SHAPE.finditer(shapes)]
+    sizes = [_bytes(match["type"], match["sizes"]) for match in _SHAPE.finditer(shapes)]
     # what is started returns its operands too, in front of its results
     return sum(sizes[len(sizes) // 2 :] if start and len(sizes) > 1 else sizes)
 
@@ -100,7 +100,7 @@ def live_tensors(named: torch.nn.Module | None = None) -> list[LiveTensor]:
     ``named`` gives its parameters and buffers their names. Pending values are not run for this.
     """
     names = _names(named)
-    found = []
+    living = []
     for storage in _storages():
         backend = storage.trace.backend
         buffer = storage.buffer
@@ -109,12 +109,12 @@ def live_tensors(named: torch.nn.Module | None = None) -> list[LiveTensor]:
         parts = _part_bytes(backend, buffer)
         sharding = parse(backend.sharding_of(buffer)).text
         meta = storage.meta
-        found.append(
+        living.append(
             LiveTensor(
                 names.get(id(storage), ""), meta.shape, meta.dtype, sharding, meta.nbytes, parts
             )
         )
-    return sorted(found, key=lambda t: -t.bytes)
+    return sorted(living, key=lambda t: -t.bytes)
 
 
 def _part_bytes(backend: MeshBackend, buffer: Any) -> dict[int, int]:

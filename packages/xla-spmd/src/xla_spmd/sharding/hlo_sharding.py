@@ -99,13 +99,13 @@ class Sharding:
             return {}
         part = self.shard_shape(shape)
         grid = np.array(self.devices).reshape(self.tiles)
-        found = {}
+        by_device = {}
         for place in np.ndindex(grid.shape):
-            found[int(grid[place])] = tuple(
+            by_device[int(grid[place])] = tuple(
                 slice(min(i * size, n), min((i + 1) * size, n))
                 for i, size, n in zip(place, part, shape, strict=False)
             )
-        return found
+        return by_device
 
     def places(self) -> dict[int, tuple[int, ...]]:
         """Per device, the place of its part among the parts. Empty for whole values."""
@@ -145,23 +145,23 @@ def parse(text: str | None) -> Sharding:
     single = _MAXIMAL.fullmatch(text)
     if single is not None:
         return Sharding(ShardingType.MAXIMAL, (), (int(single[1]),))
-    found = _TILED.fullmatch(text)
-    if found is None:
+    match = _TILED.fullmatch(text)
+    if match is None:
         raise ValueError(MSG_NOT_A_SHARDING.format(text=text))
-    return _parse_tiled(text, found)
+    return _parse_tiled(text, match)
 
 
-def _parse_tiled(text: str, found: re.Match[str]) -> Sharding:
-    tiles = _numbers(found["tiles"])
-    if found["listed"] is not None:
-        ids = np.array(_numbers(found["listed"]))
+def _parse_tiled(text: str, match: re.Match[str]) -> Sharding:
+    tiles = _numbers(match["tiles"])
+    if match["listed"] is not None:
+        ids = np.array(_numbers(match["listed"]))
     else:
-        ids = np.arange(math.prod(_numbers(found["iota"]))).reshape(_numbers(found["iota"]))
-        if found["order"] is not None:
-            ids = ids.transpose(_numbers(found["order"]))
+        ids = np.arange(math.prod(_numbers(match["iota"]))).reshape(_numbers(match["iota"]))
+        if match["order"] is not None:
+            ids = ids.transpose(_numbers(match["order"]))
     if ids.size != math.prod(tiles):
         raise ValueError(MSG_NOT_A_SHARDING.format(text=text))
-    last = found["last"]
+    last = match["last"]
     if last is not None and last.startswith("last_tile_dims="):
         kinds = last.removeprefix("last_tile_dims={").removesuffix("}")
         if kinds != "replicated":

@@ -49,7 +49,7 @@ def axes_of(spec: Spec, names: Sequence[str] | None, count: int) -> list[tuple[i
 
     Raises PartitionSpecError for what is no axis of the mesh, or comes twice.
     """
-    found = []
+    axes = []
     seen: dict[int, AxisName] = {}
     for entry in spec:
         group = entry if isinstance(entry, (tuple, list)) else () if entry is None else (entry,)
@@ -58,8 +58,8 @@ def axes_of(spec: Spec, names: Sequence[str] | None, count: int) -> list[tuple[i
             if number in seen:
                 raise PartitionSpecError(MSG_TWICE.format(axis=repr(axis), spec=tuple(spec)))
             seen[number] = axis
-        found.append(numbers)
-    return found
+        axes.append(numbers)
+    return axes
 
 
 def _axis(entry: AxisName, spec: Spec, names: Sequence[str] | None, count: int) -> int:

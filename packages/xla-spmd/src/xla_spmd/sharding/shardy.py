@@ -108,10 +108,10 @@ def _walks(sharding: Sharding, order: tuple[int, ...]) -> list[list[_Walk]] | No
     rebuilt = np.zeros_like(grid)
     for axis, size in enumerate(grid.shape):
         line = np.moveaxis(grid, axis, 0).reshape(size, -1)[:, 0]
-        found = _decompose(line.tolist())
-        if found is None:
+        walk = _decompose(line.tolist())
+        if walk is None:
             return None
-        walks.append(found)
+        walks.append(walk)
         rebuilt += line.reshape([-1 if i == axis else 1 for i in range(grid.ndim)])
     return walks if np.array_equal(rebuilt, grid) else None
 

@@ -22,12 +22,12 @@ def keep_annotations() -> None:
     plain = handler_of(torch.ops.aten.clone.default)
 
     def clone(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        made = plain(args, kwargs)
+        copy = plain(args, kwargs)
         source = args[0]
         annotation = annotation_of(source) if isinstance(source, XLATensor) else None
         # inside the body of a computation XLA propagates what the operands have
         if annotation is not None and storage_of(source).trace.aside is None:
-            lay(made, annotation)
-        return made
+            lay(copy, annotation)
+        return copy
 
     set_handler(torch.ops.aten.clone.default, clone)

@@ -59,9 +59,9 @@ def assembled(
         parts.append(backend.client.put(array, Placement((backend.devices[device],))))
     spec = ArraySpec(whole, array.dtype, annotation.text)
     buffer = backend.client.assemble(parts, spec, Placement(backend.devices, annotation.text))
-    made = trace.from_buffer(buffer, tensor_meta(whole, first.dtype))
-    storage_of(made).annotate(annotation)
-    return made
+    tensor = trace.from_buffer(buffer, tensor_meta(whole, first.dtype))
+    storage_of(tensor).annotate(annotation)
+    return tensor
 
 
 def _whole(part: Sequence[int], sharding: Sharding) -> tuple[int, ...]:

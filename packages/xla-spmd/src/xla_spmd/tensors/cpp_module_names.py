@@ -104,8 +104,8 @@ def _get_xla_sharding_specs(tensors: Sequence[torch.Tensor]) -> list[str]:
 
 def _get_xla_sharding_type(tensor: torch.Tensor) -> int | None:
     """The number of the tensor's ``ShardingType``, or None where it has no sharding."""
-    found = sharding_type(unwrap_sharded_tensor(tensor))
-    return None if found is None else int(found)
+    kind = sharding_type(unwrap_sharded_tensor(tensor))
+    return None if kind is None else int(kind)
 
 
 def _get_xla_op_sharding(tensor: torch.Tensor) -> Sharding | None:
@@ -115,16 +115,16 @@ def _get_xla_op_sharding(tensor: torch.Tensor) -> Sharding | None:
 
 def _get_local_shards(tensors: Sequence[torch.Tensor]) -> list[list[tuple[torch.Tensor, str]]]:
     """Per tensor, the parts that this process holds and the names of their devices."""
-    found = [local_shards(unwrap_sharded_tensor(t)) for t in tensors]
-    return [[(shard.data, shard.shard_device) for shard in shards] for shards in found]
+    by_tensor = [local_shards(unwrap_sharded_tensor(t)) for t in tensors]
+    return [[(shard.data, shard.shard_device) for shard in shards] for shards in by_tensor]
 
 
 def _get_local_shard_replica_and_indices(
     tensors: Sequence[Any],
 ) -> list[list[tuple[int, Sequence[slice] | EllipsisType]]]:
     """Per tensor and part, the copy's number and where the part belongs."""
-    found = [shard_indices(unwrap_sharded_tensor(t)) for t in tensors]
-    return [[(copy, listed(indices)) for _, indices, copy in parts] for parts in found]
+    by_tensor = [shard_indices(unwrap_sharded_tensor(t)) for t in tensors]
+    return [[(copy, listed(indices)) for _, indices, copy in parts] for parts in by_tensor]
 
 
 def _xla_get_auto_sharding() -> bool:
@@ -169,9 +169,9 @@ def _mark_manual_sharding(tensor: torch.Tensor, sharding: Sharding) -> None:
     storage = storage_of(plain)
     if not storage.trace.is_pending(storage) or not _is_of_parts(plain):
         raise RuntimeError(MSG_DATA)
-    found = sharding_of(plain)
-    if found is not None:
-        raise RuntimeError(MSG_ANNOTATED.format(text=found.text))
+    present = sharding_of(plain)
+    if present is not None:
+        raise RuntimeError(MSG_ANNOTATED.format(text=present.text))
     _set_manual(plain)
 
 
@@ -193,10 +193,10 @@ def _spmd_full_to_shard_shape(tensor: torch.Tensor) -> torch.Tensor:
     Raises RuntimeError for a tensor that is not split, or by hand already.
     """
     plain = marking.checked(unwrap_sharded_tensor(tensor))
-    found = sharding_of(plain)
-    if found is None or found.type is ShardingType.MANUAL:
+    sharding = sharding_of(plain)
+    if sharding is None or sharding.type is ShardingType.MANUAL:
         raise RuntimeError(MSG_NO_SHARDING.format(text=sharding_text(plain)))
-    part = to_part(plain, found.text)
+    part = to_part(plain, sharding.text)
     assert isinstance(part, XLATensor)
     _set_manual(part)
     return part

@@ -85,9 +85,9 @@ def _from_minibatch(
     text = canonical(sharding.text)
     array_spec = ArraySpec(shape, array.dtype, text)
     buffer = backend.client.assemble(parts, array_spec, Placement(backend.devices, text))
-    made = trace.from_buffer(buffer, tensor_meta(shape, t.dtype))
-    storage_of(made).annotate(Annotation(sharding, text, spec.mesh, spec.partition_spec))
-    return made
+    tensor = trace.from_buffer(buffer, tensor_meta(shape, t.dtype))
+    storage_of(tensor).annotate(Annotation(sharding, text, spec.mesh, spec.partition_spec))
+    return tensor
 
 
 def _local_parts(

@@ -32,10 +32,10 @@ MSG_SHAPE: Final = (
 
 
 def _mesh(mesh: Mesh | None, function: str) -> Mesh:
-    found = mesh or get_global_mesh()
-    if found is None:
+    chosen = mesh or get_global_mesh()
+    if chosen is None:
         raise ValueError(MSG_NO_MESH.format(function=function))
-    return found
+    return chosen
 
 
 class _ToShard(torch.autograd.Function):
@@ -69,11 +69,11 @@ def enable_manual_sharding(
     of the parts again. ``mesh`` defaults to the global one. Raises ValueError without a mesh, and
     what ``mark_sharding`` raises.
     """
-    found = _mesh(mesh, "enable_manual_sharding")
+    chosen = _mesh(mesh, "enable_manual_sharding")
     tensor = checked(unwrap_sharded_tensor(t))
-    sharding = checked_sharding(found, partition_spec, tuple(tensor.shape))
+    sharding = checked_sharding(chosen, partition_spec, tuple(tensor.shape))
     part = _ToShard.apply(tensor, sharding.text)
-    return _manual(part, found)
+    return _manual(part, chosen)
 
 
 def disable_manual_sharding(
@@ -87,10 +87,10 @@ def disable_manual_sharding(
 
     Raises ValueError without a mesh or for parts of another shape, and what ``mark_sharding`` raises.
     """
-    found = _mesh(mesh, "disable_manual_sharding")
+    chosen = _mesh(mesh, "disable_manual_sharding")
     tensor = checked(unwrap_sharded_tensor(t))
     shape = tuple(full_shape)
-    sharding = checked_sharding(found, partition_spec, shape)
+    sharding = checked_sharding(chosen, partition_spec, shape)
     wanted = sharding.shard_shape(shape)
     if tuple(tensor.shape) != wanted:
         text = MSG_SHAPE.format(
@@ -98,7 +98,7 @@ def disable_manual_sharding(
         )
         raise ValueError(text)
     whole = _ToWhole.apply(tensor, sharding.text, shape)
-    return wrap_as_sharded_tensor(whole, found, partition_spec)
+    return wrap_as_sharded_tensor(whole, chosen, partition_spec)
 
 
 def to_part(tensor: torch.Tensor, text: str) -> torch.Tensor:
@@ -119,9 +119,9 @@ def _mark_manual_sharding(t: torch.Tensor) -> XLAShardedTensor:
     For a tensor whose value is already what every device should see; ``enable_manual_sharding`` cuts a
     whole one into parts. Raises ValueError without a global mesh and for a tensor that is split.
     """
-    found = _mesh(None, "_mark_manual_sharding")
+    chosen = _mesh(None, "_mark_manual_sharding")
     tensor = checked(unwrap_sharded_tensor(t))
-    return _manual(_ToShard.apply(tensor, REPLICATED.text), found)
+    return _manual(_ToShard.apply(tensor, REPLICATED.text), chosen)
 
 
 def over_parts(
@@ -136,13 +136,13 @@ def over_parts(
     ``results`` are their partition specs and whole shapes. Autograd does not see it. Raises what
     ``enable_manual_sharding`` raises.
     """
-    found = _mesh(mesh, "a partition_spec")
+    chosen = _mesh(mesh, "a partition_spec")
     parts = [
-        None if t is None else TO_SHARD(t, checked_sharding(found, spec, tuple(t.shape)).text)
+        None if t is None else TO_SHARD(t, checked_sharding(chosen, spec, tuple(t.shape)).text)
         for t, spec in zip(tensors, specs, strict=True)
     ]
     return tuple(
-        TO_WHOLE(part, checked_sharding(found, spec, shape).text, shape)
+        TO_WHOLE(part, checked_sharding(chosen, spec, shape).text, shape)
         for part, (spec, shape) in zip(function(*parts), results, strict=True)
     )
 

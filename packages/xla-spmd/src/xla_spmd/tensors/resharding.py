@@ -30,10 +30,10 @@ class _Relaid(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.target, ctx.source, ctx.dtypes, ctx.dtype = target, source, dtypes, tensor.dtype
         cast = tensor if dtypes.forward is None else tensor.to(dtypes.forward)
-        made: XLATensor = handler_of(ANNOTATE)((cast, target.sharding.text), None)
+        relaid_tensor: XLATensor = handler_of(ANNOTATE)((cast, target.sharding.text), None)
         # as after mark_sharding: what is written to it later lies so, too
-        storage_of(made).annotate(target)
-        return made
+        storage_of(relaid_tensor).annotate(target)
+        return relaid_tensor
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

@@ -104,10 +104,10 @@ class XLAShardedTensor(XLATensor):
     ) -> XLAShardedTensor:
         """``elem`` as an ``XLAShardedTensor``."""
         tensor = unwrap_sharded_tensor(elem if isinstance(elem, XLATensor) else elem.to("xla"))
-        made = wrap_as_sharded_tensor(
+        sharded = wrap_as_sharded_tensor(
             tensor, mesh_shape=mesh_shape, partition_spec=partition_spec or ()
         )
-        return made.requires_grad_() if requires_grad else made
+        return sharded.requires_grad_() if requires_grad else sharded
 
     def __init__(self, *_args: Any, **_named: Any) -> None:
         """Nothing is left to do: ``__new__`` has wrapped the tensor."""
@@ -197,11 +197,11 @@ class XLAShardedTensor(XLATensor):
         shape = tuple(self.shape)
         spec = checked_partition_spec(shape, placements, len(mesh.mesh_shape))
         target = checked_annotation(mesh, spec, shape)
-        made = relaid(
+        moved = relaid(
             self.global_tensor, target, self._own(), Dtypes(forward_dtype, backward_dtype)
         )
-        gradient_sharding.watch(made)
-        return wrap_as_sharded_tensor(made, mesh, spec)
+        gradient_sharding.watch(moved)
+        return wrap_as_sharded_tensor(moved, mesh, spec)
 
     def full_tensor(
         self, *, grad_placements: Sequence[TorchPlacement] | None = None
@@ -248,10 +248,10 @@ class XLAShardedTensor(XLATensor):
     # torch.nn.Parameter(t) is made of what this returns, and wants it to be of the same class
     def detach(self) -> XLAShardedTensor:
         """The same tensor without history."""
-        made = alias(self, XLAShardedTensor)
-        made.mesh, made.partition_spec = self.mesh, self.partition_spec
-        gradient_sharding.watch(made)
-        return made
+        detached = alias(self, XLAShardedTensor)
+        detached.mesh, detached.partition_spec = self.mesh, self.partition_spec
+        gradient_sharding.watch(detached)
+        return detached
 
     # copies and pickles are plain tensors, as results of operators are
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
@@ -339,14 +339,14 @@ def sharding_of(tensor: torch.Tensor) -> Sharding | None:
 
 def sharding_text(tensor: torch.Tensor) -> str:
     """The HLO sharding as torch_xla prints it, or an empty text."""
-    found = sharding_of(tensor)
-    return "" if found is None else found.text
+    sharding = sharding_of(tensor)
+    return "" if sharding is None else sharding.text
 
 
 def sharding_type(tensor: torch.Tensor) -> ShardingType | None:
     """The kind of a tensor's sharding, or None when it has none."""
-    found = sharding_of(tensor)
-    return None if found is None else found.type
+    sharding = sharding_of(tensor)
+    return None if sharding is None else sharding.type
 
 
 def placed(tensor: XLATensor) -> tuple[MeshBackend, Any]:
@@ -397,12 +397,12 @@ def local_shards(tensor: XLATensor) -> list[XLAShard]:
     backend, buffer = placed(tensor)
     parts = dict(backend.client.shards(buffer))
     kind = runtime.device_type()
-    found = []
+    shards = []
     for number, indices, copy in shard_indices(tensor):
         device = backend.devices[number]
         data = tensors.from_numpy(backend.client.get(parts[device]), tensor.dtype)
-        found.append(XLAShard(data, listed(indices), f"{kind}:{device}", copy))
-    return found
+        shards.append(XLAShard(data, listed(indices), f"{kind}:{device}", copy))
+    return shards
 
 
 def load_local_shards_(tensor: XLATensor, shards: Sequence[XLAShard]) -> None:

@@ -47,10 +47,10 @@ def xla_distribute_tensor(
     mesh = convert_to_xla_mesh(device_mesh)
     wanted = list(placements) if placements else [Replicate()] * device_mesh.ndim
     spec = checked_partition_spec(tuple(tensor.shape), wanted, device_mesh.ndim)
-    made = mark_sharding(_on_device(tensor), mesh, spec)
+    sharded = mark_sharding(_on_device(tensor), mesh, spec)
     if tensor.is_leaf and tensor.requires_grad:
-        return made.detach().requires_grad_()
-    return made
+        return sharded.detach().requires_grad_()
+    return sharded
 
 
 def _on_device(tensor: torch.Tensor) -> torch.Tensor:

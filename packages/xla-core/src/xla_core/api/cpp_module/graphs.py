@@ -113,7 +113,7 @@ def _get_tensors_handle(tensors: Sequence[torch.Tensor]) -> list[int]:
 
     What is pending is run first. Raises RuntimeError for a buffer that was given away.
     """
-    found = []
+    handles = []
     for tensor in tensors:
         xla = _on_xla(tensor)
         trace = xla._s.trace
@@ -124,8 +124,8 @@ def _get_tensors_handle(tensors: Sequence[torch.Tensor]) -> list[int]:
                 xla._s.bind(buffer)
         if _is_deleted(buffer):
             raise RuntimeError(MSG_DELETED)
-        found.append(id(buffer))
-    return found
+        handles.append(id(buffer))
+    return handles
 
 
 def _is_deleted(buffer: Any) -> bool:
@@ -177,24 +177,24 @@ class _Cached:
     def arguments(self, tensors: Sequence[XLATensor]) -> list[Any]:
         """The program's arguments for these inputs; those that the results do not need are zeros."""
         backend = self.trace.backend
-        found: list[Any] = [None] * len(self.inputs)
+        buffers: list[Any] = [None] * len(self.inputs)
         for position, tensor in zip(self.given, tensors, strict=True):
             buffer = materialise(tensor._s.trace, tensor._s)
             unwritten = buffer is None
-            found[position] = (
+            buffers[position] = (
                 backend.allocate(tensor._s.meta) if unwritten else backend.device_buffer(tensor._s)
             )
         for slot, meta in enumerate(self.inputs):
-            if found[slot] is None:
-                found[slot] = backend.allocate(meta)
+            if buffers[slot] is None:
+                buffers[slot] = backend.allocate(meta)
         for slot in self.program.donated:
-            found[slot] = backend.copy(found[slot])
+            buffers[slot] = backend.copy(buffers[slot])
         for position in self.seeds:
             self.ints[position] = random_state.next_seed(int(self.trace.device.index))
         for values, dtype in ((self.floats, torch.float64), (self.ints, torch.int64)):
             if values:
-                found.append(backend.put_numbers(torch.tensor(values, dtype=dtype).numpy()))
-        return found
+                buffers.append(backend.put_numbers(torch.tensor(values, dtype=dtype).numpy()))
+        return buffers
 
 
 _cached: caches.Bounded[bytes, _Cached] = caches.Bounded("graphs of _xla_warm_up_cache", 1024)

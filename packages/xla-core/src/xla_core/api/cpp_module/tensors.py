@@ -69,21 +69,21 @@ def _xla_tensors_from_aten(
     if not len(tensors) == len(devices) == len(specs):
         text = MSG_DEVICES.format(tensors=len(tensors), devices=len(devices), specs=len(specs))
         raise RuntimeError(text)
-    made = []
+    tensors_on_device = []
     for tensor, name, spec in zip(tensors, devices, specs, strict=True):
         device, plain = runtime.trace_of(name).device, tensor.detach()
         sent = plain.to(device) if spec is None else spec.send(plain, device)
-        made.append(sent.requires_grad_(tensor.requires_grad))
-    return made
+        tensors_on_device.append(sent.requires_grad_(tensor.requires_grad))
+    return tensors_on_device
 
 
 def _xla_get_cpu_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors' values on the CPU; what is pending for them is run."""
-    found = []
+    copies = []
     for tensor in tensors:
         host = read(tensor.detach()) if isinstance(tensor, XLATensor) else tensor.detach()
-        found.append(host.requires_grad_(tensor.requires_grad))
-    return found
+        copies.append(host.requires_grad_(tensor.requires_grad))
+    return copies
 
 
 def _replace_xla_tensor(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -117,9 +117,9 @@ def _xla_mark_tensor(tensor: torch.Tensor, info: str) -> torch.Tensor:
     ``StableHLOCompositeBuilder``. Raises RuntimeError for a text that lacks one of them.
     """
     try:
-        said = json.loads(info)
-        position, is_input = int(said["pos"]), bool(said["is_input"])
-        name, number, attributes = str(said["name"]), str(said["id"]), said.get("attr")
+        fields = json.loads(info)
+        position, is_input = int(fields["pos"]), bool(fields["is_input"])
+        name, number, attributes = str(fields["name"]), str(fields["id"]), fields.get("attr")
     except (ValueError, KeyError, TypeError) as error:
         raise RuntimeError(MSG_BOUNDARY.format(text=info)) from error
     items = tuple(attributes.items()) if attributes else None

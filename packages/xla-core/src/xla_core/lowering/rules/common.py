@@ -26,8 +26,8 @@ def find_overload(name: str) -> OpOverload | None:
 
 def present(*names: str) -> tuple[OpOverload, ...]:
     """The overloads among ``names`` that this version of PyTorch has."""
-    found = (find_overload(name) for name in names)
-    return tuple(overload for overload in found if overload is not None)
+    overloads = (find_overload(name) for name in names)
+    return tuple(overload for overload in overloads if overload is not None)
 
 
 def broadcast_to(array: Any, shape: Shape) -> Array:

@@ -98,9 +98,9 @@ def _bag_max(rows: Array, indices: Array, bags: Array, valid: Array, count: int)
     place = jnp.arange(size)[:, None]
     hit = select((rows == take_rows(best, bags)) & valid[:, None], place, size)
     first = jnp.full(best.shape, size, hit.dtype).at[bags].min(hit, mode="drop")
-    found = first < size
-    source = select(found, take_rows(indices, jnp.minimum(first, max(size - 1, 0))), 0)
-    return select(found, best, 0), source
+    exists = first < size
+    source = select(exists, take_rows(indices, jnp.minimum(first, max(size - 1, 0))), 0)
+    return select(exists, best, 0), source
 
 
 @rule(

@@ -60,8 +60,8 @@ def _fractional(
     last = seen.shape[2] - 1 - jnp.argmax(nans[:, :, ::-1], 2)
     best = select(jnp.any(nans, 2), last, jnp.argmax(seen, 2))[:, :, None]
     shape = (*x.shape[: x.ndim - rank], *output)
-    found = jnp.take_along_axis(flat, best, 2).reshape(shape)
-    return jnp.take_along_axis(seen, best, 2).reshape(shape), found
+    places = jnp.take_along_axis(flat, best, 2).reshape(shape)
+    return jnp.take_along_axis(seen, best, 2).reshape(shape), places
 
 
 @rule(aten.fractional_max_pool2d.default)

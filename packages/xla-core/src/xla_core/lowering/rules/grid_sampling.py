@@ -69,8 +69,8 @@ def _read(image: Array, places: Sequence[Array]) -> Array:
         flat = flat * size + jnp.clip(x, 0, size - 1).astype(np.int32)
     rows = image.reshape(batch, image.shape[1], math.prod(sizes))
     points = flat.reshape(batch, -1)
-    found = jax.vmap(lambda row, at: row.at[:, at].get(mode="promise_in_bounds"))(rows, points)
-    return select(inside[:, None], found.reshape(*image.shape[:2], *flat.shape[1:]), 0)
+    values = jax.vmap(lambda row, at: row.at[:, at].get(mode="promise_in_bounds"))(rows, points)
+    return select(inside[:, None], values.reshape(*image.shape[:2], *flat.shape[1:]), 0)
 
 
 def _linear_taps(x: Array) -> _Taps:

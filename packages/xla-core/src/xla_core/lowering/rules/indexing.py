@@ -88,8 +88,8 @@ def _clamped(self: Array, indices: _Indices) -> list[Array | None]:
 @rule(aten._unsafe_masked_index.default, lift=("fill",))
 def unsafe_masked_index(self: Array, mask: Array, indices: _Indices, fill: Any) -> Array:
     """``self`` at the indices where ``mask`` holds, ``fill`` elsewhere."""
-    found = _read(self, _key(_clamped(self, indices)))
-    return select(mask, found, scalar(fill, self.dtype))
+    values = _read(self, _key(_clamped(self, indices)))
+    return select(mask, values, scalar(fill, self.dtype))
 
 
 @rule(aten._unsafe_masked_index_put_accumulate.default)
@@ -240,8 +240,8 @@ def isin(
 ) -> Array:
     """Whether each element is among ``test_elements`` (or is not, with ``invert``)."""
     grid = jnp.asarray(elements)[..., None] == jnp.asarray(test_elements).reshape(-1)
-    found = jnp.any(grid, -1)
-    return ~found if invert else found
+    contained = jnp.any(grid, -1)
+    return ~contained if invert else contained
 
 
 @rule(aten.repeat_interleave.Tensor, context=True)

@@ -58,9 +58,9 @@ def _with_statistics(overload: Any, running: Sequence[int] = ()) -> Callable[...
 
     def meta(*args: Any, **kwargs: Any) -> Any:
         results = list(overload(*args, **kwargs))
-        found = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
-        dtype = found[0].dtype
-        if dtype.itemsize < 4 and any(a.dtype != dtype for a in found[1:]):
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+        dtype = tensors[0].dtype
+        if dtype.itemsize < 4 and any(a.dtype != dtype for a in tensors[1:]):
             dtype = torch.float32
         for place in (1, 2):
             results[place] = results[place].to(dtype)

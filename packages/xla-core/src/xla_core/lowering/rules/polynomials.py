@@ -25,12 +25,12 @@ def _evaluate(x: Array, n: Array, first: Array, step: _Step) -> Array:
     highest = jnp.max(degree, initial=0)
 
     def raise_degree(state: tuple[Array, ...]) -> tuple[Array, ...]:
-        k, before, here, found = state
+        k, before, here, value = state
         after = step(k.astype(x.dtype), x, before, here)
-        return k + 1, here, after, select(degree == k + 1, after, found)
+        return k + 1, here, after, select(degree == k + 1, after, value)
 
-    found = select(degree == 0, ones, select(degree == 1, first, jnp.zeros_like(x)))
-    begin = (jnp.ones((), np.int32), ones, first, found)
+    value = select(degree == 0, ones, select(degree == 1, first, jnp.zeros_like(x)))
+    begin = (jnp.ones((), np.int32), ones, first, value)
     return lax.while_loop(lambda state: state[0] < highest, raise_degree, begin)[3]
 
 

@@ -88,20 +88,20 @@ def _even_axes(sizes: Sequence[int], counts: Sequence[int]) -> list[Axis] | None
 
 
 def _uneven_max(x: Array, sizes: Sequence[int], counts: Sequence[int]) -> tuple[Array, Array]:
-    found: list[Array] = []
+    by_axis: list[Array] = []
     for offset in range(len(sizes)):
         axis, size = x.ndim - 1 - offset, sizes[-1 - offset]
         low, high = _edges(size, counts[-1 - offset])
         # Shorter windows repeat their last entry, which a strict comparison never takes.
         picks = [np.minimum(low + k, high - 1) for k in range(int((high - low).max()))]
         taps = [jnp.take(x, pick, axis) for pick in picks]
-        carried = [[jnp.take(places, pick, axis) for pick in picks] for places in found]
+        carried = [[jnp.take(places, pick, axis) for pick in picks] for places in by_axis]
         x, place, kept = max_scan(taps, carried, np.zeros((1,) * x.ndim, np.int32))
         length = along_axis((high - low - 1).astype(np.int32), x.ndim, axis)
         start = along_axis(low.astype(np.int32), x.ndim, axis)
-        found = [jnp.minimum(place, length) + start, *kept]
-    flat = found[0]
-    for size, places in zip(sizes[1:], found[1:], strict=True):
+        by_axis = [jnp.minimum(place, length) + start, *kept]
+    flat = by_axis[0]
+    for size, places in zip(sizes[1:], by_axis[1:], strict=True):
         flat = flat * np.int32(size) + places
     return x, flat
 

@@ -201,9 +201,9 @@ def _register_nearest(forward: OpOverload, backward: OpOverload, rank: int, shif
 
 
 def _register(name: str, register: Callable[..., None], *settings: Any) -> None:
-    found = present(name, f"{name}_backward")
-    if len(found) == 2:
-        register(found[0], found[1], *settings)
+    overloads = present(name, f"{name}_backward")
+    if len(overloads) == 2:
+        register(overloads[0], overloads[1], *settings)
 
 
 _CENTRE = 0.5

@@ -50,17 +50,17 @@ _COPIES: Final = {
 
 
 def _get(view: OpOverload) -> Callable[..., Any]:
-    found = find_view(view)
-    if found is None:
+    rule = find_view(view)
+    if rule is None:
         raise LookupError(f"{view} has no view rule; register it in {wrap_dim.__module__}")
-    return found.get
+    return rule.get
 
 
 def _put(view: OpOverload) -> Callable[..., Any]:
-    found = find_view(view)
-    if found is None or found.put is None:
+    rule = find_view(view)
+    if rule is None or rule.put is None:
         raise LookupError(f"{view} cannot be written; register it in {wrap_dim.__module__}")
-    return found.put
+    return rule.put
 
 
 for _copy, _view in _COPIES.items():

@@ -170,12 +170,12 @@ def _max_packed(x: Array, axes: Sequence[Axis]) -> tuple[Array, Array]:
 def _max_by_axis(x: Array, axes: Sequence[Axis]) -> tuple[Array, Array]:
     """One dimension after the other: ``sum(kernel)`` instead of ``prod(kernel)`` steps."""
     rank = x.ndim
-    found: list[Array] = []
+    by_axis: list[Array] = []
     for offset in range(len(axes)):
         axis, window = rank - 1 - offset, axes[-1 - offset]
         padded = window.pad(x, axis, lowest(x.dtype))
         taps = [window.tap(padded, axis, k) for k in range(window.kernel)]
-        carried = [_carried(window, places, axis) for places in found]
+        carried = [_carried(window, places, axis) for places in by_axis]
         first = window.first_inside()
         x, place, kept = max_scan(taps, carried, along_axis(first, rank, axis))
         kept = [
@@ -183,9 +183,9 @@ def _max_by_axis(x: Array, axes: Sequence[Axis]) -> tuple[Array, Array]:
             for held, parts in zip(kept, carried, strict=True)
         ]
         starts = along_axis(window.starts().astype(np.int32), rank, axis)
-        found = [place * np.int32(window.dilation) + starts, *kept]
-    flat = found[0]
-    for window, places in zip(axes[1:], found[1:], strict=True):
+        by_axis = [place * np.int32(window.dilation) + starts, *kept]
+    flat = by_axis[0]
+    for window, places in zip(axes[1:], by_axis[1:], strict=True):
         flat = flat * count_as(window.size, _PLACE) + places
     return x, flat
 
