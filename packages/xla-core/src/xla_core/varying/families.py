@@ -14,9 +14,9 @@ import math
 import operator
 import threading
 import time
-import types
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -51,7 +51,7 @@ PADDING: Final = "VaryingShapesPadding"
 _COMPILED_FIRST: Final = 2
 _MOST_SAMPLES: Final = 6
 # Numbers beyond these are never lengths, and not counted with.
-_NO_MARKS: Final[Mapping[int, int | None]] = types.MappingProxyType({})
+_NO_MARKS: Final[Mapping[int, int | None]] = MappingProxyType({})
 _LEAST_NUMBER: Final = -(2**63)
 _MOST_NUMBER: Final = 2**63 - 1
 
@@ -133,8 +133,8 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     if not all(_LEAST_NUMBER <= n <= _MOST_NUMBER for n in wiped.numbers):
         return None
     family = _family((wiped.skeleton, key))
-    family.hints = {wiped.inputs[slot] + dim: most for slot, dim, most in marks}
     with family.lock:
+        family.hints = {wiped.inputs[slot] + dim: most for slot, dim, most in marks}
         bound, lengths = _bound_for(trace, key, wiped, family)
     if bound is None or (key.what.taken and len(bound.aliases) < len(key.what.donations)):
         return None
