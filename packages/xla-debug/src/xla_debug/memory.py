@@ -117,8 +117,10 @@ class _Origins:
         self.of[key] = (weakref.ref(buffer, gone), made_by, frame)
 
     def get(self, buffer: Any) -> tuple[str, Frame | None]:
-        found = self.of.get(id(buffer))
-        return (found[1], found[2]) if found is not None and found[0]() is buffer else ("", None)
+        origin = self.of.get(id(buffer))
+        return (
+            (origin[1], origin[2]) if origin is not None and origin[0]() is buffer else ("", None)
+        )
 
 
 _origins = _Origins()
@@ -173,13 +175,13 @@ _makers_of: caches.Bounded[str, dict[int, Entry]] = caches.Bounded("makers of va
 
 
 def _makers(program: Any, last: Entry) -> dict[int, Entry]:
-    found = _makers_of.get(program.name)
-    if found is None:
+    makers = _makers_of.get(program.name)
+    if makers is None:
         wanted = set(program.output_index)
         entries = _last_entries.keep(program.name, last.path())
-        found = {vid: e for e in entries for vid in range(e.first, e.end) if vid in wanted}
-        _makers_of.keep(program.name, found)
-    return found
+        makers = {vid: e for e in entries for vid in range(e.first, e.end) if vid in wanted}
+        _makers_of.keep(program.name, makers)
+    return makers
 
 
 def _on_evicted(event: events.ProgramEvicted) -> None:
@@ -208,9 +210,9 @@ def live_tensors() -> list[LiveTensor]:
     """Every value in device memory that a tensor holds, the largest first."""
     storages: dict[int, Any] = {}
     holders: defaultdict[int, int] = defaultdict(int)
-    for found in gc.get_objects():
-        if type(found) is XLATensor:
-            storage = storage_of(found)
+    for candidate in gc.get_objects():
+        if type(candidate) is XLATensor:
+            storage = storage_of(candidate)
             storages[id(storage)] = storage
             holders[id(storage)] += 1
     live = []
@@ -236,10 +238,10 @@ def report(limit: int = 20) -> str:
     total = sum(t.nbytes for t in live)
     lines = [f"{len(live)} live values, {render_bytes(total)}"]
     ordered = sorted(groups.items(), key=lambda g: -sum(t.nbytes for t in g[1]))
-    for (where, made_by, device, dtype, shape), found in ordered[:limit]:
-        size = render_bytes(sum(t.nbytes for t in found))
+    for (where, made_by, device, dtype, shape), tensors in ordered[:limit]:
+        size = render_bytes(sum(t.nbytes for t in tensors))
         lines.append(
-            f"{size:>10}  {len(found)} x {dtype}{list(shape)} on {device}  {where}  {made_by}"
+            f"{size:>10}  {len(tensors)} x {dtype}{list(shape)} on {device}  {where}  {made_by}"
         )
     if len(ordered) > limit:
         lines.append(f"and {len(ordered) - limit} more groups")
@@ -290,13 +292,13 @@ def step_timeline(program: programs.StepProgram | None = None) -> list[tuple[str
     """
     program, entries = _step_of(program)
     missing = sum(m.nbytes for e in inputs_of(entries) for m in e.metas if m is not None)
-    found: list[tuple[str, int]] = []
+    timeline: list[tuple[str, int]] = []
     for entry, total, _alive in _alive_over(entries, set(program.output_index)):
         if isinstance(entry, Operation):
-            found.append((operator_text(entry), total + missing))
+            timeline.append((operator_text(entry), total + missing))
         else:
             missing -= sum(m.nbytes for m in entry.metas if m is not None)
-    return found
+    return timeline
 
 
 def _step_of(
@@ -357,12 +359,12 @@ def missed_donations(least: int = 1024) -> list[MissedDonation]:
     were copied; and inputs that die in the step while a result of their shape gets memory of its
     own. Programs that ran since ``track()`` are looked at.
     """
-    found: list[MissedDonation] = []
+    missed: list[MissedDonation] = []
     for program in programs.all_programs():
         entries = _last_entries.get(program.name)
         if entries:
-            found += _missed(program, entries, least)
-    return sorted(found, key=lambda m: -m.nbytes)
+            missed += _missed(program, entries, least)
+    return sorted(missed, key=lambda m: -m.nbytes)
 
 
 def _missed(

@@ -115,10 +115,10 @@ MSG_EXPRESSION: Final = (
 
 
 def _factor(expression: str) -> float:
-    found = _EXPRESSION.fullmatch(expression.strip())
-    if found is None:
+    match = _EXPRESSION.fullmatch(expression.strip())
+    if match is None:
         raise ValueError(MSG_EXPRESSION.format(text=expression))
-    return float(found["factor"] or 0.0)
+    return float(match["factor"] or 0.0)
 
 
 def _as_list(value: object) -> list[object]:

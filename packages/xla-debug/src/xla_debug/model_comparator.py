@@ -148,5 +148,5 @@ def _wide(tensor: torch.Tensor) -> np.ndarray:
 def _saved(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder of saved tensors")
-    found = sorted(p for p in folder.rglob("*.*") if p.is_file() and p.suffix[1:].isdigit())
-    return {path.relative_to(folder).as_posix(): path for path in found}
+    files = sorted(p for p in folder.rglob("*.*") if p.is_file() and p.suffix[1:].isdigit())
+    return {path.relative_to(folder).as_posix(): path for path in files}

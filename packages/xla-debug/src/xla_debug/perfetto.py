@@ -42,8 +42,10 @@ def levels(scope: str) -> tuple[str, ...]:
     ``"Net/fc1/aten.mm.default/dot_general"`` has ``("Net", "fc1", "aten.mm.default")``.
     """
     parts = scope.split("/")
-    found = [i for i, part in enumerate(parts) if _OPERATOR.match(part) and not part[0].isdigit()]
-    last = next((i for i in found if parts[i].startswith(("aten.", "xla."))), None)
+    operators = [
+        i for i, part in enumerate(parts) if _OPERATOR.match(part) and not part[0].isdigit()
+    ]
+    last = next((i for i in operators if parts[i].startswith(("aten.", "xla."))), None)
     return tuple(parts[: last + 1] if last is not None else parts[:-1])
 
 
@@ -65,7 +67,7 @@ def _label(events: Iterable[Event]) -> dict[tuple[int, int], list[Event]]:
     """Give device events their scope and operator; those that have one, by process and thread."""
     known = {p.name: p for p in programs.all_programs()}
     scopes: dict[str, Mapping[str, str]] = {}
-    found: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    by_row: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for event in events:
         arguments = event.get("args") or {}
         module = arguments.get("hlo_module")
@@ -77,8 +79,8 @@ def _label(events: Iterable[Event]) -> dict[tuple[int, int], list[Event]]:
         if scope:
             arguments["scope"] = scope
             arguments["operator"] = levels(scope)[-1] if levels(scope) else scope
-            found[event["pid"], event["tid"]].append(event)
-    return found
+            by_row[event["pid"], event["tid"]].append(event)
+    return by_row
 
 
 def _rows(events: Iterable[Event], labelled: dict[tuple[int, int], list[Event]]) -> list[Event]:
@@ -87,23 +89,23 @@ def _rows(events: Iterable[Event], labelled: dict[tuple[int, int], list[Event]])
         (e["pid"], e["tid"], e["name"]): e["args"] for e in events if "tid" in e and e["ph"] == "M"
     }
     used = {e["tid"] for e in events if "tid" in e}
-    made: list[Event] = []
-    for (pid, tid), found in labelled.items():
+    rows: list[Event] = []
+    for (pid, tid), slices in labelled.items():
         row = max(used) + 1
         used.add(row)
         thread = facts.get((pid, tid, "thread_name"), {"name": tid})["name"]
         order = facts.get((pid, tid, "thread_sort_index"), {"sort_index": tid})
         named = {"thread_name": {"name": ROW.format(thread)}, "thread_sort_index": order}
-        made += [
+        rows += [
             {"ph": "M", "pid": pid, "tid": row, "name": n, "args": a} for n, a in named.items()
         ]
-        made += [{**slice_, "pid": pid, "tid": row} for slice_ in _slices(found)]
-    return made
+        rows += [{**slice_, "pid": pid, "tid": row} for slice_ in _slices(slices)]
+    return rows
 
 
 def _slices(events: list[Event]) -> list[Event]:
     """Nested slices, outer ones first: what follows each other in one module, or one operator, is one."""
-    made: list[Event] = []
+    slices: list[Event] = []
     stack: list[Event] = []
     covered, run = float("-inf"), None
     for event in sorted(events, key=lambda e: (e["ts"], -e.get("dur", 0))):
@@ -120,7 +122,7 @@ def _slices(events: list[Event]) -> list[Event]:
             shared += 1
         del stack[shared:]
         stack += [{"ph": "X", "name": name, "ts": begin, "dur": 0.0} for name in path[shared:]]
-        made += stack[shared:]
+        slices += stack[shared:]
         for level in stack:
             level["dur"] = end - level["ts"]
-    return made
+    return slices

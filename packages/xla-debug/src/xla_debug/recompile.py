@@ -188,10 +188,10 @@ def on_missing(
 def on_made(trace: Any, program: Any) -> None:
     """The missing program is there: keep why it was made."""
     with _history.lock:
-        found = _history.pending.pop((program.name, trace.device.index), None)
-        if found is None:
+        pending = _history.pending.pop((program.name, trace.device.index), None)
+        if pending is None:
             return
-        known, explanation = found
+        known, explanation = pending
         explanation = dataclasses.replace(
             explanation, seconds=program.compile_seconds, from_cache=program.from_cache
         )
@@ -263,8 +263,8 @@ def _explain(
     nearest = _nearest(mine, entries)
     if nearest is None:
         return mine, _without_peer(mine, entries, cause, stack)
-    found = _against(mine, entries, nearest, cause, stack)
-    return mine, found
+    explanation = _against(mine, entries, nearest, cause, stack)
+    return mine, explanation
 
 
 def _alike(a: Counter[str], b: Counter[str]) -> float:
@@ -347,11 +347,11 @@ def _against(
 ) -> Explanation:
     old = nearest.last.path()
     difference = compare(old, entries)
-    told = words(difference)
-    subject = told.entry
+    explained = words(difference)
+    subject = explained.entry
     place = place_of(subject)
     frames = place.frames if place is not None and place.frames else stack[:1]
-    result, text = told.cause, told.text
+    result, text = explained.cause, explained.text
     early = not cause.ends_step and difference.kind in (Kind.ENDS, Kind.RESULTS)
     after = mine.after
     if early and stack:
@@ -369,9 +369,9 @@ def _against(
         text, frames = _results_text(mine, nearest, entries, stack)
     else:
         ran_once = _runs(nearest.name) == 1
-        found = statement_causes.find(old, entries, difference, told, stack, ran_once)
-        if found is not None:
-            result, text, frames = found
+        of_statement = statement_causes.find(old, entries, difference, explained, stack, ran_once)
+        if of_statement is not None:
+            result, text, frames = of_statement
     return Explanation(
         program=mine.name, cause=result, text=text, frames=frames,
         scope=place.scope if place is not None else "",

@@ -50,19 +50,19 @@ class short(contextlib.ContextDecorator):
             shorten(error)
 
 
-def _of_user(found: types.TracebackType | None) -> types.TracebackType | None:
+def _of_user(trace: types.TracebackType | None) -> types.TracebackType | None:
     kept = [
         entry
-        for entry in _entries(found)
+        for entry in _entries(trace)
         if stack_frames.is_user_file(entry.tb_frame.f_code.co_filename)
     ]
-    made: types.TracebackType | None = None
+    shortened: types.TracebackType | None = None
     for entry in reversed(kept):
-        made = types.TracebackType(made, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return made or found
+        shortened = types.TracebackType(shortened, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return shortened or trace
 
 
-def _entries(found: types.TracebackType | None) -> Iterator[types.TracebackType]:
-    while found is not None:
-        yield found
-        found = found.tb_next
+def _entries(trace: types.TracebackType | None) -> Iterator[types.TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next

@@ -93,9 +93,9 @@ class CudaClient(PjrtClient):
     def __init__(self, topology: Topology, options: Mapping[str, str]) -> None:
         self._tuning = Tuning()
         created = create_options(options)
-        found = installation.checked_plugin()
-        installation.check_driver(found.cuda)
-        _load(found)
+        plugin = installation.checked_plugin()
+        installation.check_driver(plugin.cuda)
+        _load(plugin)
         if topology.process_count > 1:
             created |= {"node_id": topology.process_index, "num_nodes": topology.process_count}
         try:
@@ -146,8 +146,8 @@ class CudaTopologyClient(TopologyClient):
         return of_gpus(super().capabilities)
 
     def __init__(self, topology: GpuTopology, *, reads: str = "error") -> None:
-        found = installation.checked_plugin()
-        gpu_runtime.load_gpu_compiler(_LIBRARY, str(found.library), found.kernels, "CUDA")
+        plugin = installation.checked_plugin()
+        gpu_runtime.load_gpu_compiler(_LIBRARY, str(plugin.library), plugin.kernels, "CUDA")
         devices = gpu_runtime.topology_devices(_LIBRARY, topology.name, topology.library_options())
         super().__init__(
             devices, topology=topology.name, reads=reads, memory_bytes=topology.kind.memory_bytes
@@ -188,26 +188,26 @@ def create_options(options: Mapping[str, str]) -> dict[str, str | int | float | 
 
 def _fraction(name: str, text: str) -> float:
     try:
-        found = float(text)
+        fraction = float(text)
     except ValueError:
-        found = 0.0
-    if not 0.0 < found <= 1.0:
+        fraction = 0.0
+    if not 0.0 < fraction <= 1.0:
         raise ValueError(MSG_FRACTION.format(name=name, got=text))
-    return found
+    return fraction
 
 
-def _load(found: installation.Plugin) -> None:
+def _load(plugin: installation.Plugin) -> None:
     """Let jax load the plugin, with all that belongs to it. Raises RuntimeError that says what does not fit."""
     if not gpu_runtime.library_loaded(_LIBRARY):
         try:
-            gpu_runtime.check_cuda_libraries(found.module)
+            gpu_runtime.check_cuda_libraries(plugin.module)
         except RuntimeError as error:
             text = MSG_LIBRARIES.format(
-                error=error, cuda=found.cuda, jaxlib=gpu_runtime.JAXLIB_VERSION
+                error=error, cuda=plugin.cuda, jaxlib=gpu_runtime.JAXLIB_VERSION
             )
             raise RuntimeError(text) from error
         # jax keeps what it loads: a jax in the same process works beside this
         gpu_runtime.load_jax_plugins()
         if not gpu_runtime.library_loaded(_LIBRARY):
-            raise RuntimeError(MSG_NOT_LOADED.format(path=found.library))
+            raise RuntimeError(MSG_NOT_LOADED.format(path=plugin.library))
     gpu_runtime.initialize_library(_LIBRARY)

@@ -89,11 +89,16 @@ def checked_plugin() -> Plugin:
     if plugin is None:
         raise RuntimeError(MSG_NO_PLUGIN.format(jaxlib=JAXLIB_VERSION))
     for package in plugin.packages:
-        found = _version(package)
-        names = {"package": package, "found": found, "cuda": plugin.cuda, "jaxlib": JAXLIB_VERSION}
-        if found is None:
+        version = _version(package)
+        names = {
+            "package": package,
+            "found": version,
+            "cuda": plugin.cuda,
+            "jaxlib": JAXLIB_VERSION,
+        }
+        if version is None:
             raise RuntimeError(MSG_NO_KERNELS.format(**names))
-        if _release(found) != _release(JAXLIB_VERSION):
+        if _release(version) != _release(JAXLIB_VERSION):
             raise RuntimeError(MSG_VERSION.format(**names))
     return plugin
 
@@ -109,20 +114,20 @@ def driver_version() -> str | None:
         text = _DRIVER_VERSION.read_text()
     except OSError:
         return None
-    found = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", text)
-    return found[1] if found else None
+    match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", text)
+    return match[1] if match else None
 
 
 def check_driver(cuda: int) -> None:
     """Raise RuntimeError if NVIDIA's driver is missing, or too old for CUDA ``cuda``."""
     if not has_driver():
         raise RuntimeError(MSG_NO_DRIVER.format(nodes=" and no ".join(map(str, _NODES))))
-    found, oldest = driver_version(), OLDEST_DRIVER[cuda]
-    if found is None or int(found.split(".")[0]) >= oldest:
+    driver, oldest = driver_version(), OLDEST_DRIVER[cuda]
+    if driver is None or int(driver.split(".")[0]) >= oldest:
         return
-    older = [n for n, wanted in OLDEST_DRIVER.items() if wanted <= int(found.split(".")[0])]
+    older = [n for n, wanted in OLDEST_DRIVER.items() if wanted <= int(driver.split(".")[0])]
     other = f", or run: pip install 'xla-pjrt-cuda[cuda{max(older)}]'" if older else ""
-    raise RuntimeError(MSG_OLD_DRIVER.format(found=found, cuda=cuda, oldest=oldest, other=other))
+    raise RuntimeError(MSG_OLD_DRIVER.format(found=driver, cuda=cuda, oldest=oldest, other=other))
 
 
 def visible_gpus(options: Mapping[str, str]) -> list[str]:
@@ -143,5 +148,5 @@ def _version(package: str) -> str | None:
 
 def _release(version: str) -> str:
     """``0.10.2`` of ``0.10.2.dev1+cuda``."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return found[0] if found else version
+    match = re.match(r"\d+(\.\d+)*", version)
+    return match[0] if match else version

@@ -119,8 +119,8 @@ def parse_topology(text: str) -> GpuTopology:
     elif match["kind"] not in KINDS:
         reason = f"{match['kind']!r} is not among the known kinds"
     else:
-        found = GpuTopology(match["kind"], int(match["hosts"] or 1), int(match["count"] or 1))
-        if found.hosts > 0 < found.count:
-            return found
+        topology = GpuTopology(match["kind"], int(match["hosts"] or 1), int(match["count"] or 1))
+        if topology.hosts > 0 < topology.count:
+            return topology
         reason = "a number is 0"
     raise ValueError(MSG_BAD_TOPOLOGY.format(text=text, reason=reason, kinds=kinds))

@@ -36,12 +36,12 @@ def lazy_device(n: int | None = None, devkind: str | None = None) -> torch.devic
 
     Raises RuntimeError when there is no device of kind ``devkind`` (``'CPU'``, ``'TPU'``).
     """
-    found = xla_model.device(n)
-    if devkind is not None and devkind.upper() != lazy_device_hw(found):
+    device = xla_model.device(n)
+    if devkind is not None and devkind.upper() != lazy_device_hw(device):
         raise RuntimeError(
             f"there is no {devkind} device; this process has {xla_model.real_devices()}"
         )
-    return found
+    return device
 
 
 def get_lazy_supported_devices(max_devices: int | None = None) -> list[str]:

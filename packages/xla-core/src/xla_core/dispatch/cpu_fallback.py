@@ -91,8 +91,8 @@ def note_fallback(name: str) -> None:
 
 def _tell(name: str, nanoseconds: int) -> None:
     filename, line = source_location.user_line()
-    told = events.Fallback(operator=name, filename=filename, line=line, nanoseconds=nanoseconds)
-    events.emit(told)
+    event = events.Fallback(operator=name, filename=filename, line=line, nanoseconds=nanoseconds)
+    events.emit(event)
 
 
 def _to_host(a: Any, hosts: dict[int, torch.Tensor]) -> Any:

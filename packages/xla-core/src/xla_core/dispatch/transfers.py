@@ -87,9 +87,9 @@ def upload(tensor: torch.Tensor, trace: Trace, dtype: torch.dtype | None = None)
     if _only_shape(tensor, trace):
         return trace.from_buffer(trace.backend.allocate(meta), meta)
     if not tensor.is_cpu:
-        taken = device_memory.take(tensor.to(dtype), trace.backend)
-        if taken is not None:
-            return trace.from_buffer(taken, meta)
+        exchanged = device_memory.take(tensor.to(dtype), trace.backend)
+        if exchanged is not None:
+            return trace.from_buffer(exchanged, meta)
         tensor = tensor.cpu()
     array = dtypes.to_numpy(tensor if tensor.dtype == dtype else tensor.to(dtype))
     return trace.from_buffer(trace.backend.put(array), meta)

@@ -93,16 +93,16 @@ def load_gpu_compiler(name: str, path: str, kernels: str, platform: str) -> None
         if not library_loaded(name):
             # jaxlib 0.10.2: all names below; what jax's own loading does, which refuses to without a GPU
             api = _xla_client.load_pjrt_plugin_dynamically(name, path)
-            found = importlib.import_module(f"{kernels}.cuda_plugin_extension")
+            handlers = importlib.import_module(f"{kernels}.cuda_plugin_extension")
             _xla_client.register_custom_type_handler(
-                platform, functools.partial(found.register_custom_type, api)
+                platform, functools.partial(handlers.register_custom_type, api)
             )
             _xla_client.register_custom_call_handler(
-                platform, functools.partial(found.register_custom_call_target, api)
+                platform, functools.partial(handlers.register_custom_call_target, api)
             )
-            for each, value in found.ffi_types().items():
+            for each, value in handlers.ffi_types().items():
                 _xla_client.register_custom_type(each, value, platform=platform)
-            for each, value in found.ffi_handlers().items():
+            for each, value in handlers.ffi_handlers().items():
                 _xla_client.register_custom_call_target(
                     each, value, platform=platform, api_version=1
                 )

@@ -63,9 +63,9 @@ def give(buffer: Any, dtype: torch.dtype, backend: Backend) -> torch.Tensor | No
 
 def _exchange(backend: Backend, device: torch.device) -> Exchange | None:
     """The exchange of a backend that is one device, if it is with tensors on ``device``."""
-    found = capabilities_of(backend.client).exchange
+    exchange = capabilities_of(backend.client).exchange
     one = len(backend.placement.devices) == 1 and backend.placement.sharding is None
-    return found if found is not None and found.device == device.type and one else None
+    return exchange if exchange is not None and exchange.device == device.type and one else None
 
 
 def _same_format(dtype: torch.dtype, backend: Backend) -> bool:

@@ -98,7 +98,7 @@ def _number(size: Any, lengths: Mapping[str, int]) -> int:
 
 
 def build(
-    step: Recorded, found: Fit, sizes: Sequence[int], between: Range, name: str
+    step: Recorded, fitted: Fit, sizes: Sequence[int], between: Range, name: str
 ) -> BoundProgram:
     """Lower and compile the program of a step for all lengths ``between`` two bounds.
 
@@ -106,7 +106,7 @@ def build(
     sizes. Raises NotCoveredError, which names operator and line, where a length cannot vary, and what the
     compiler raises.
     """
-    lowering = _BoundLowering(step, found, sizes, between, name)
+    lowering = _BoundLowering(step, fitted, sizes, between, name)
     program = lowering.program()
     executable = compile_program(step.trace.backend.client, program)
     return BoundProgram(
@@ -126,7 +126,7 @@ class _BoundLowering:
     """One step on its way to a program for all lengths up to a bound."""
 
     def __init__(
-        self, step: Recorded, found: Fit, sizes: Sequence[int], between: Range, name: str
+        self, step: Recorded, fitted: Fit, sizes: Sequence[int], between: Range, name: str
     ) -> None:
         for operation in operations_of(step.entries):
             rule = operation.plan.rule
@@ -137,8 +137,8 @@ class _BoundLowering:
         self.name = name
         self.count = len(between[0])
         self.differences: dict[Any, None] = {}
-        numbers = _symbolic_numbers(found, sizes, *between)
-        self.sizes = tuple(dict.fromkeys(numbers[p] for p in sizes if p in found.terms))
+        numbers = _symbolic_numbers(fitted, sizes, *between)
+        self.sizes = tuple(dict.fromkeys(numbers[p] for p in sizes if p in fitted.terms))
         self.metas, parts = skeletons.filled(step.entries, numbers)
         needed = {e.first for e in operations_of(needed_entries(step.entries, step.outputs))}
         self.parts = [part for part in parts if part.entry.first in needed]
@@ -196,19 +196,19 @@ def _leaving(frame: Frame, value: Any) -> Any:
 
 
 def _symbolic_numbers(
-    found: Fit, sizes: Sequence[int], lows: Sequence[int], limits: Sequence[int]
+    fitted: Fit, sizes: Sequence[int], lows: Sequence[int], limits: Sequence[int]
 ) -> list[Any]:
     """The step's numbers for symbolic lengths from ``lows`` to ``limits``, no size below ``LEAST``."""
     names = list(named(limits))
     constraints = [f"{name} >= {low}" for name, low in zip(names, lows, strict=True)]
     constraints += [f"{name} <= {limit}" for name, limit in zip(names, limits, strict=True)]
-    numbers = list(found.predicted(symbolic_sizes.symbols(names, constraints)))
-    varying = dict.fromkeys(numbers[position] for position in sizes if position in found.terms)
+    numbers = list(fitted.predicted(symbolic_sizes.symbols(names, constraints)))
+    varying = dict.fromkeys(numbers[position] for position in sizes if position in fitted.terms)
     small = [size for size in varying if symbolic_sizes.bounds(size)[0] < LEAST]
     if not small:
         return numbers
     constraints += [f"{size} >= {LEAST}" for size in small]
-    return list(found.predicted(symbolic_sizes.symbols(names, constraints)))
+    return list(fitted.predicted(symbolic_sizes.symbols(names, constraints)))
 
 
 def _sizes(meta: TensorMeta | None) -> tuple[Any, ...] | None:

@@ -88,16 +88,16 @@ class _Family:
             self.samples = [*self.samples, numbers][-_MOST_SAMPLES:]
         if len(self.samples) <= (_COMPILED_FIRST - 1 if self.hints else _COMPILED_FIRST):
             return None
-        found = fit(self.samples, sizes)
-        if found is None:
+        fitted = fit(self.samples, sizes)
+        if fitted is None:
             return None
         # programs hold for the numbers that the fit predicted which they were made from
-        self.fit, self.programs, self.refused = found, [], False
+        self.fit, self.programs, self.refused = fitted, [], False
         self.failed, self.made = set(), set()
-        seen = np.stack([known[list(found.lengths)] for known in self.samples])
+        seen = np.stack([known[list(fitted.lengths)] for known in self.samples])
         self.largest, self.smallest = seen.max(axis=0).tolist(), seen.min(axis=0).tolist()
-        self.growing = len(found.lengths) == 1 and bool((np.diff(seen[:, 0]) == 1).all())
-        return found.lengths_of(numbers)
+        self.growing = len(fitted.lengths) == 1 and bool((np.diff(seen[:, 0]) == 1).all())
+        return fitted.lengths_of(numbers)
 
     def program(self, lengths: Sequence[int]) -> BoundProgram | None:
         """The smallest program that there is for these lengths."""
@@ -200,19 +200,19 @@ def _built(
     limits: tuple[int, ...],
 ) -> BoundProgram | None:
     """A new program of a family for lengths up to ``limits``; None where there can be none, or none for these."""
-    found = family.fit
-    assert found is not None
-    fixed = [wiped.numbers[position] for position in wiped.sizes if position not in found.terms]
+    fitted = family.fit
+    assert fitted is not None
+    fixed = [wiped.numbers[position] for position in wiped.sizes if position not in fitted.terms]
     reason = MSG_DEVICES
     layout = step.layout
     if layout.num_replicas == layout.num_partitions == 1:
-        for tried in candidates(limits, lengths, family.smallest, fixed, found.multiples()):
+        for tried in candidates(limits, lengths, family.smallest, fixed, fitted.multiples()):
             if tried in family.made:
                 return None  # and it does not serve these lengths
             if tried in family.failed:
                 continue
             try:
-                bound = _compiled(step, found, wiped.sizes, tried)
+                bound = _compiled(step, fitted, wiped.sizes, tried)
             except (
                 Exception
             ) as error:  # the step is compiled for its own sizes, where errors are raised
@@ -229,14 +229,14 @@ def _built(
     return None
 
 
-def _compiled(step: Recorded, found: Fit, sizes: Sequence[int], between: Range) -> BoundProgram:
+def _compiled(step: Recorded, fitted: Fit, sizes: Sequence[int], between: Range) -> BoundProgram:
     name = f"varying_{next(_numbers)}_to_{'_'.join(map(str, between[1]))}"
     make_room(len(step.entries))
     started = time.perf_counter()
     record = flight_ring.begin(flight_ring.COMPILE, name, len(step.entries))
     try:
         with progress_line.watching(name, len(step.entries)):
-            bound = bound_program.build(step, found, sizes, between, name)
+            bound = bound_program.build(step, fitted, sizes, between, name)
     finally:
         flight_ring.end(record)
     counters.sample("CompileTime", (time.perf_counter() - started) * 1e9)

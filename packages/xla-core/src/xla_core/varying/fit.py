@@ -70,12 +70,12 @@ class Fit:
 
     def multiples(self) -> set[tuple[int, int, int]]:
         """Numbers that are a multiple of one length and more: which, the factor above zero, what is added."""
-        found = set()
+        factors = set()
         for position, terms in self.terms.items():
             factor, which = terms[0]
             if len(terms) == len(which) == 1 and factor > 0:
-                found.add((which[0], factor, int(self.constants[position])))
-        return found
+                factors.add((which[0], factor, int(self.constants[position])))
+        return factors
 
 
 def _product(lengths: Sequence[Any], which: Sequence[int]) -> Any:
@@ -106,12 +106,12 @@ def fit(samples: Sequence[np.ndarray], candidates: Sequence[int]) -> Fit | None:
     if len(samples) > 2:
         choices += list(itertools.combinations(positions, 2))
     for chosen in choices:
-        found = _all_explained(list(columns), [table[:, p] for p in chosen])
-        if found is not None:
+        explained = _all_explained(list(columns), [table[:, p] for p in chosen])
+        if explained is not None:
             constants = table[0].copy()
             terms = {}
             for position, kind in zip(varying.tolist(), inverse.tolist(), strict=True):
-                constants[position], terms[position] = found[kind]
+                constants[position], terms[position] = explained[kind]
             return Fit(chosen, constants, terms)
     return None
 
@@ -119,13 +119,13 @@ def fit(samples: Sequence[np.ndarray], candidates: Sequence[int]) -> Fit | None:
 def _all_explained(
     columns: Iterable[np.ndarray], lengths: Sequence[np.ndarray]
 ) -> list[tuple[int, tuple[Term, ...]]] | None:
-    found = []
+    explanations = []
     for column in columns:
         explained = _explained(column, lengths)
         if explained is None:
             return None
-        found.append(explained)
-    return found
+        explanations.append(explained)
+    return explanations
 
 
 # What the numbers of steps with one length, and with two, are made of; the frequent ones first.
@@ -149,9 +149,9 @@ def _explained(
     most = max(len(column) - 2, 1 if len(lengths) == 1 else 0)
     for count in range(1, min(len(products), most, _MOST_TERMS) + 1):
         for chosen in itertools.combinations(products, count):
-            found = _solved(column, [_product(lengths, which) for which in chosen])
-            if found is not None:
-                start, *factors = found
+            solution = _solved(column, [_product(lengths, which) for which in chosen])
+            if solution is not None:
+                start, *factors = solution
                 return start, tuple(zip(factors, chosen, strict=True))
     return None
 

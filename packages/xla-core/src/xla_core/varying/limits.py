@@ -35,8 +35,8 @@ def wanted(
     chosen = flags.VARYING_LIMITS.get()
     if chosen:
         fitting = [min((c for c in chosen if c >= n), default=None) for n in lengths]
-        found = tuple(limit for limit in fitting if limit is not None)
-        return found if len(found) == len(fitting) else None
+        limits = tuple(limit for limit in fitting if limit is not None)
+        return limits if len(limits) == len(fitting) else None
     if growing:
         return tuple(rounded(max(_GROWN, 2 * n)) for n in lengths)
     return tuple(
@@ -56,11 +56,11 @@ def suffices(limits: Sequence[int], others: Sequence[int]) -> bool:
 
 def _halved(ends: Sequence[int]) -> list[int]:
     """The one in the middle, that in the middle of those below, and so on to the first."""
-    found = []
+    halves = []
     while ends:
-        found.append(ends[len(ends) // 2])
+        halves.append(ends[len(ends) // 2])
         ends = ends[: len(ends) // 2]
-    return found
+    return halves
 
 
 def candidates(

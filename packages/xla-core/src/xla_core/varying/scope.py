@@ -36,8 +36,8 @@ class VaryingScope:
             self.plain[vid] = value
 
     def __getitem__(self, vid: int) -> Any:
-        found = self.padded.get(vid)
-        return self.plain[vid] if found is None else found
+        padded = self.padded.get(vid)
+        return self.plain[vid] if padded is None else padded
 
     def compute(self, part: VaryingPart) -> None:
         """Run one operation and keep its results.

@@ -96,7 +96,7 @@ def _regrouped(
     factors = [(axis, factor) for axis, dim in enumerate(value.dims) for factor in dim.factors]
     dims: list[Dim] = []
     for size in wanted:
-        taken: list[Any] = []
+        collected: list[Any] = []
         rest = size
         while not _is_one(rest):
             if not factors:
@@ -104,7 +104,7 @@ def _regrouped(
             axis, factor = factors.pop(0)
             quotient = _divided(rest, factor)
             if quotient is not None:
-                taken.append(factor)
+                collected.append(factor)
                 rest = quotient
                 continue
             behind = _divided(factor, rest)
@@ -114,10 +114,10 @@ def _regrouped(
                 others = [f for a, f in factors if a == axis]
                 before = list(value.dims[axis].factors[: -len(others) - 1])
                 return dims, (axis, [*before, rest, behind, *others])
-            taken.append(rest)
+            collected.append(rest)
             factors.insert(0, (axis, behind))
             rest = 1
-        dims.append(dim_of_factors(taken))
+        dims.append(dim_of_factors(collected))
     return dims, None
 
 

@@ -102,8 +102,8 @@ class VaryingPart(OpInstance):
     def operands(self) -> list[Ref]:
         """The values that it reads, each once."""
         args, kwargs = self.given
-        found = [*references(args), *references(tuple(kwargs.values()))]
-        return list({ref.vid: ref for ref in found}.values())
+        refs = [*references(args), *references(tuple(kwargs.values()))]
+        return list({ref.vid: ref for ref in refs}.values())
 
 
 class Filled(NamedTuple):

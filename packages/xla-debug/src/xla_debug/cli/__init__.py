@@ -13,11 +13,11 @@ DESCRIPTION: Final = "Shows what a script does on PyTorch's xla device, and why.
 
 def parser() -> argparse.ArgumentParser:
     """The arguments of all commands."""
-    made = argparse.ArgumentParser("xla-debug", description=DESCRIPTION)
-    commands = made.add_subparsers(required=True, metavar="COMMAND")
+    top = argparse.ArgumentParser("xla-debug", description=DESCRIPTION)
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
     for module in (run, flight, cache, doctor):
         module.add_parser(commands)
-    return made
+    return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,8 +22,8 @@ _WIDTH: Final = 120  # where the output is no terminal
 
 def add_parser(commands: Any) -> None:
     """Declare the command's arguments."""
-    found = commands.add_parser("cache", help="look into a persistent compilation cache")
-    actions = found.add_subparsers(required=True, metavar="ACTION")
+    cache = commands.add_parser("cache", help="look into a persistent compilation cache")
+    actions = cache.add_subparsers(required=True, metavar="ACTION")
     for name, command, text in (
         ("ls", ls, "list its programs, the newest first"),
         ("stats", stats, "sum them up"),
@@ -69,12 +69,12 @@ def ls(chosen: argparse.Namespace) -> int:
 
 def stats(chosen: argparse.Namespace) -> int:
     """Counts and sizes."""
-    found = _entries(chosen.path)
-    good = [e for e in found if e.fault is None]
+    entries = _entries(chosen.path)
+    good = [e for e in entries if e.fault is None]
     console = _console()
-    size = counters.render_bytes(sum(e.nbytes for e in found))
+    size = counters.render_bytes(sum(e.nbytes for e in entries))
     console.print(f"{_counted(len(good), 'program')}, {size}")
-    console.print(_counted(len(found) - len(good), "damaged file"))
+    console.print(_counted(len(entries) - len(good), "damaged file"))
     for device in sorted({_device(e) for e in good}):
         mine = [e for e in good if _device(e) == device]
         size = counters.render_bytes(sum(e.nbytes for e in mine))
@@ -105,15 +105,15 @@ def prune(chosen: argparse.Namespace) -> int:
 
 def verify(chosen: argparse.Namespace) -> int:
     """Check every file's checksum; status 1 if one is damaged and stays."""
-    found = _entries(chosen.path)
-    bad = [e for e in found if e.fault is not None]
+    entries = _entries(chosen.path)
+    bad = [e for e in entries if e.fault is not None]
     console = _console()
     for entry in bad:
         console.print(Text(f"{entry.path}: {entry.fault}"))
         if chosen.delete:
             entry.path.unlink(missing_ok=True)
     console.print(
-        f"{len(found) - len(bad)} good, {len(bad)} damaged{' and removed' * chosen.delete}"
+        f"{len(entries) - len(bad)} good, {len(bad)} damaged{' and removed' * chosen.delete}"
     )
     return int(bool(bad) and not chosen.delete)
 
@@ -132,8 +132,8 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _device(entry: CacheEntry) -> str:
-    found = entry.key.get("device:plugin", b"")
-    return found.decode(errors="replace") or ("damaged" if entry.fault else "unknown")
+    plugin = entry.key.get("device:plugin", b"")
+    return plugin.decode(errors="replace") or ("damaged" if entry.fault else "unknown")
 
 
 def _console() -> Console:

@@ -48,9 +48,9 @@ class Check:
 
 def add_parser(commands: Any) -> None:
     """Declare the command's arguments."""
-    found = commands.add_parser("doctor", help="check the installation and the devices")
-    found.add_argument("--no-device", action="store_true", help="do not start the device's client")
-    found.set_defaults(command=command)
+    doctor = commands.add_parser("doctor", help="check the installation and the devices")
+    doctor.add_argument("--no-device", action="store_true", help="do not start the device's client")
+    doctor.set_defaults(command=command)
 
 
 def command(chosen: argparse.Namespace) -> int:
@@ -81,14 +81,16 @@ def checks(with_device: bool = True) -> Iterator[Check]:
 
 
 def _python() -> Check:
-    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    version = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.version_info[:2] < _OLDEST:
-        return Check("Python", found, "install Python 3.11 or newer")
+        return Check("Python", version, "install Python 3.11 or newer")
     if platform.system() != "Linux":
         return Check(
-            "Python", found, "the packages are tested on Linux only; use Linux, WSL or a container"
+            "Python",
+            version,
+            "the packages are tested on Linux only; use Linux, WSL or a container",
         )
-    return Check("Python", found)
+    return Check("Python", version)
 
 
 def _version(name: str) -> str | None:
@@ -100,10 +102,10 @@ def _version(name: str) -> str | None:
 
 def _versions() -> Iterator[Check]:
     ours = {name: v for name in OURS if (v := _version(name)) is not None}
-    found = ", ".join(f"{name} {v}" for name, v in ours.items())
+    listed = ", ".join(f"{name} {v}" for name, v in ours.items())
     same = len(set(ours.values())) == 1
     mend = "" if same else f"install one release of all: pip install -U {' '.join(ours)}"
-    yield Check("packages of this project", found, mend)
+    yield Check("packages of this project", listed, mend)
     for name in ("torch", "jax", "jaxlib", "numpy"):
         version = _version(name)
         yield Check(name, version or "not installed", "" if version else f"pip install {name}")
@@ -135,8 +137,8 @@ def _requirements() -> Iterator[Check]:
         yield Check("requirements", "all met")
     for name, wanted, have in unmet:
         specifier = f"{wanted.name}{wanted.specifier}"
-        found = f"{name} needs {specifier}, found {have or 'none'}"
-        yield Check("requirements", found, f"pip install '{specifier}'")
+        difference = f"{name} needs {specifier}, found {have or 'none'}"
+        yield Check("requirements", difference, f"pip install '{specifier}'")
 
 
 def _asked_for(name: str, extra: str = "") -> Iterator[Requirement]:
@@ -172,11 +174,11 @@ def _plugins() -> Iterator[Check]:
         except plugins.PluginError as error:
             yield Check(f"device plugin {name}", "broken", str(error))
     try:
-        found = [str(source) for source, _ in plugins.load_extensions().list_name_plugin()]
+        extensions = [str(source) for source, _ in plugins.load_extensions().list_name_plugin()]
     except plugins.PluginError as error:
         yield Check("extensions", "broken", str(error))
     else:
-        yield Check("extensions", ", ".join(found) or "none")
+        yield Check("extensions", ", ".join(extensions) or "none")
 
 
 def _variables() -> Iterator[Check]:

@@ -31,16 +31,16 @@ MSG_SILENT: Final = "process {pid} has written no report within {seconds:.0f} s\
 
 def add_parser(commands: Any) -> None:
     """Declare the command's arguments."""
-    found = commands.add_parser(
+    flight = commands.add_parser(
         "flight", help="show what each process of a job did last, and who waits for whom"
     )
-    found.add_argument(
+    flight.add_argument(
         "job",
         nargs="?",
         help="a process of a running job, or its launcher, by number; or a report's job or folder; "
         "default: list the reports",
     )
-    found.set_defaults(command=command)
+    flight.set_defaults(command=command)
 
 
 def command(chosen: argparse.Namespace) -> int:
@@ -138,7 +138,7 @@ def _descendants(pid: int) -> list[int]:
         except OSError:
             continue  # it has just ended
         parents[int(path.parent.name)] = int(words[1])
-    found = [pid]
-    for one in found:  # grows meanwhile
-        found += [child for child, parent in parents.items() if parent == one]
-    return found[1:]
+    family = [pid]
+    for one in family:  # grows meanwhile
+        family += [child for child, parent in parents.items() if parent == one]
+    return family[1:]

@@ -21,16 +21,14 @@ MSG_NO_SCRIPT: Final = "xla-debug run: {} is no file; name a script, or with -m 
 
 def add_parser(commands: Any) -> None:
     """Declare the command's arguments."""
-    found = commands.add_parser(
+    run = commands.add_parser(
         "run", help="run a script, then say where its time went and what to change first"
     )
-    found.add_argument(
-        "-o", "--output", default="xla-debug.html", help="the HTML page (%(default)s)"
-    )
-    found.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name")
-    found.add_argument("script", help="the script to run")
-    found.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    found.set_defaults(command=command)
+    run.add_argument("-o", "--output", default="xla-debug.html", help="the HTML page (%(default)s)")
+    run.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name")
+    run.add_argument("script", help="the script to run")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    run.set_defaults(command=command)
 
 
 def command(chosen: argparse.Namespace) -> int:
@@ -75,8 +73,8 @@ def run_script(script: str, arguments: list[str], module: bool) -> int:
     return 0
 
 
-def _of_script(found: TracebackType | None) -> TracebackType | None:
+def _of_script(trace: TracebackType | None) -> TracebackType | None:
     """A traceback as ``python script`` would show it: without what ran the script."""
-    while found is not None and found.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
-        found = found.tb_next
-    return found
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    return trace

@@ -123,8 +123,8 @@ def on_compiled(event: events.ProgramCompiled) -> None:
     program = event.program
     sizes = program.executable.memory_analysis()
     lowered = program.program  # None: it runs in stages
-    said = program.name.encode() if lowered is None else lowered.stablehlo
-    code = hashlib.sha256(said).hexdigest()[:32]
+    source = program.name.encode() if lowered is None else lowered.stablehlo
+    code = hashlib.sha256(source).hexdigest()[:32]
     _emit(f"\nComputation hash: {code}\n")
     rows = (
         ("Graph input size", "arguments"),
@@ -185,11 +185,11 @@ def habits() -> list[str]:
     counted = counters.all_counters()
     metrics = counters.all_metrics()
     steps = counted.get("MarkStep", 0)
-    found = []
+    lines = []
     for name, least in (("CompileTime", _STEPS_FOR_COMPILES), ("TransferFromDeviceTime", 0)):
         count = metrics[name].total if name in metrics else 0
         if steps > least and count / steps > _TOO_OFTEN:
-            found.append(f"{name} too frequent: {count} counts during {steps} steps")
+            lines.append(f"{name} too frequent: {count} counts during {steps} steps")
     for name, bound in _TOO_SLOW.items():
         longest = (
             max((v for _, v in tuple(metrics[name].samples)), default=0.0) if name in metrics else 0
@@ -197,14 +197,14 @@ def habits() -> list[str]:
         if longest > max(bound, _told_slow.get(name, 0.0)):
             _told_slow[name] = longest
             took = counters.render_time(longest)
-            found.append(f"{name} too slow: longest instance took {took}. {_SLOW_ADVICE[name]}")
+            lines.append(f"{name} too slow: longest instance took {took}. {_SLOW_ADVICE[name]}")
     missing = list(programs.fallback_counts())
     if missing:
-        found.append(
+        lines.append(
             f"Op(s) not lowered: {', '.join(missing)},  Please open a GitHub issue with the above op "
             "lowering requests."
         )
-    return found
+    return lines
 
 
 _SLOW_ADVICE: Final = {

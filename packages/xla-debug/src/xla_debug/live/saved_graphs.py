@@ -60,9 +60,9 @@ def save_tensors_graph(save_dir: str, name: str, tensors: Sequence[torch.Tensor]
     for another one.
     """
     form = settings.SAVE_GRAPH_FMT.get()
-    made = {"text": graphs.tensors_text, "dot": graphs.tensors_dot, "hlo": graphs.tensors_hlo}
+    writers = {"text": graphs.tensors_text, "dot": graphs.tensors_dot, "hlo": graphs.tensors_hlo}
     folder = Path(save_dir)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.{_SUFFIXES[form]}"
-    path.write_text(made[form](tensors))
+    path.write_text(writers[form](tensors))
     return path

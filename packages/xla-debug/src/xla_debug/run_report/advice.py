@@ -61,16 +61,16 @@ def code(frame: Frame | None) -> str:
 
 def advice(recorder: Recorder) -> list[Advice]:
     """The changes that would save most time, at most three, then what fills the memory; empty if none would."""
-    found = _by_line([f for find in findings.FINDERS for f in find(recorder)])
+    merged = _by_line([f for find in findings.FINDERS for f in find(recorder)])
     least = WORTH * (recorder.seconds - recorder.startup)
-    worth = [f for f in found if f.seconds > least or f.grave]
+    worth = [f for f in merged if f.seconds > least or f.grave]
     return [_advice(f) for f in sorted(worth, key=lambda f: -f.seconds)[:SHOWN]]
 
 
-def _by_line(found: list[Finding]) -> list[Finding]:
+def _by_line(all_findings: list[Finding]) -> list[Finding]:
     """One finding for each line, in the words of the first; their costs are one sum."""
     lines: dict[tuple[str, int] | str, Finding] = {}
-    for one in found:
+    for one in all_findings:
         key = (one.frame.filename, one.frame.line) if one.frame is not None else one.title
         known = lines.get(key)
         if known is None:
@@ -80,11 +80,11 @@ def _by_line(found: list[Finding]) -> list[Finding]:
     return list(lines.values())
 
 
-def _advice(found: Finding) -> Advice:
-    seconds = seconds_text(found.seconds) if found.seconds else ""
-    cost = ", ".join(filter(None, (seconds, found.cost)))
+def _advice(finding: Finding) -> Advice:
+    seconds = seconds_text(finding.seconds) if finding.seconds else ""
+    cost = ", ".join(filter(None, (seconds, finding.cost)))
     return Advice(
-        found.title, place(found.frame), found.seconds, found.how, code(found.frame), cost
+        finding.title, place(finding.frame), finding.seconds, finding.how, code(finding.frame), cost
     )
 
 
@@ -95,11 +95,11 @@ def seconds_text(seconds: float) -> str:
 
 def note(recorder: Recorder) -> str:
     """What the programs cost that every run needs, and how the next one has them; empty if there are none."""
-    made = [e for e in findings.normal_programs(recorder) if not e.from_cache]
-    if not made:
+    new = [e for e in findings.normal_programs(recorder) if not e.from_cache]
+    if not new:
         return ""
-    took = seconds_text(sum(e.seconds for e in made))
+    took = seconds_text(sum(e.seconds for e in new))
     return (
-        f"{len(made)} program{'s' * (len(made) > 1)} that every run needs took {took}; the next run has them at "
+        f"{len(new)} program{'s' * (len(new) > 1)} that every run needs took {took}; the next run has them at "
         "once with XLA_PERSISTENT_CACHE_PATH=DIR, or xr.initialize_cache(DIR)."
     )

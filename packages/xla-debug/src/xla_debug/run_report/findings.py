@@ -66,8 +66,10 @@ def causes(recorder: Recorder) -> list[CauseRow]:
     for explanation in recorder.explanations():
         groups[explanation.cause, explanation.where()].append(explanation)
     rows = [
-        CauseRow(cause, where, len(found), sum(e.seconds for e in found), found[-1])
-        for (cause, where), found in groups.items()
+        CauseRow(
+            cause, where, len(explanations), sum(e.seconds for e in explanations), explanations[-1]
+        )
+        for (cause, where), explanations in groups.items()
     ]
     return sorted(rows, key=lambda row: -row.seconds)
 
@@ -117,15 +119,15 @@ def several_syncs(recorder: Recorder) -> Iterator[Finding]:
     between = recorder.optimizer_steps[1:-1]  # whole ones only
     if len(between) < _FEW:
         return
-    marks = [Counter(found) for found in between]
-    last = Counter(found[0] for found in between if found)  # what ends the step after the optimizer
+    marks = [Counter(syncs) for syncs in between]
+    last = Counter(syncs[0] for syncs in between if syncs)  # what ends the step after the optimizer
     if not last:
         return
     keep = last.most_common(1)[0][0]
     extra = [
         frame
         for frame in marks[0]
-        if frame != keep and sum(found[frame] == 1 for found in marks) >= 0.8 * len(marks)
+        if frame != keep and sum(syncs[frame] == 1 for syncs in marks) >= 0.8 * len(marks)
     ]
     if not extra:
         return
@@ -212,8 +214,8 @@ def sent_again(recorder: Recorder) -> Iterator[Finding]:
     for sent in recorder.sent.values():
         if _is_often(sent.count, recorder):
             lines[sent.frame].append((sent.count, sent.nbytes * sent.count, sent.nanoseconds))
-    for frame, found in lines.items():
-        count, nbytes, spent = (sum(column) for column in zip(*found, strict=True))
+    for frame, columns in lines.items():
+        count, nbytes, spent = (sum(column) for column in zip(*columns, strict=True))
         yield Finding(
             f"the same values were sent to the device {_times(count)}",
             frame,
@@ -252,12 +254,12 @@ def compilations(recorder: Recorder) -> Iterator[Finding]:
 
 def unrolled(recorder: Recorder) -> Iterator[Finding]:
     """Loops that are most of a program which took long to compile."""
-    found: defaultdict[Frame, list[Run]] = defaultdict(list)
+    by_line: defaultdict[Frame, list[Run]] = defaultdict(list)
     for run in _runs(recorder):
         loop = run.loop
         if loop is not None and _is_unrolled(run):
-            found[loop.line].append(run)
-    for line, runs in found.items():
+            by_line[loop.line].append(run)
+    for line, runs in by_line.items():
         loops = [run.loop for run in runs if run.loop is not None]
         most = max(loops, key=lambda loop: loop.rounds)
         yield Finding(

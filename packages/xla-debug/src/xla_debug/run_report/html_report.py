@@ -123,14 +123,14 @@ def _tiles(recorder: Recorder) -> str:
 
 
 def _advice(recorder: Recorder) -> str:
-    found = advice.advice(recorder)
+    changes = advice.advice(recorder)
     note = f'<p class="note">{html.escape(advice.note(recorder))}</p>'
-    if not found:
+    if not changes:
         return f"<p>Nothing stands out: no change would save 1 % of this run.</p>{note}"
     items = "".join(
         f"<li><strong>{html.escape(a.title)} &mdash; {html.escape(a.cost)}</strong>"
         f"{_place(a.where, a.code)}{html.escape(a.how)}</li>"
-        for a in found
+        for a in changes
     )
     return f'<ol class="first">{items}</ol>{note}'
 

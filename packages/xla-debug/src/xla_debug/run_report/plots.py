@@ -47,8 +47,10 @@ def stacked_bars(
             base += value
             if low - high >= 0.05:
                 parts.append(_rect(_LEFT + i * width, high, width - gap, low - high, one.colour))
-        told = "\n".join(f"{s.name}: {s.values[i]:.2f}" for s in series if s.values[i] >= 0.005)
-        shapes.append(_told(f"{place}: {base:.2f}\n{told}", "".join(parts)))
+        parts_text = "\n".join(
+            f"{s.name}: {s.values[i]:.2f}" for s in series if s.values[i] >= 0.005
+        )
+        shapes.append(_told(f"{place}: {base:.2f}\n{parts_text}", "".join(parts)))
     ticks = [
         (_LEFT + (i + 0.5) * width, str(places[i])) for i in _spread(len(places)) if len(places)
     ]

@@ -276,8 +276,8 @@ class Recorder:
 
 
 def _user_frame() -> Frame | None:
-    found = stack_frames.user_frames(sys._getframe(2), limit=1)
-    return found[0] if found else None
+    frames = stack_frames.user_frames(sys._getframe(2), limit=1)
+    return frames[0] if frames else None
 
 
 class _TimedIterator:

@@ -128,8 +128,8 @@ class Survivor:
 
 def loop_of(entries: Sequence[Entry]) -> Loop | None:
     """The longest loop of a step, as far as its lines are known."""
-    found = longest_loop(entries)
-    if found is None:
+    longest = longest_loop(entries)
+    if longest is None:
         return None
-    spot, rounds, operations = found
+    spot, rounds, operations = longest
     return Loop(spot.frames[0], rounds, operations, operations / len(entries))

@@ -27,9 +27,9 @@ def show(recorder: Recorder, console: Console) -> None:
     console.rule(f"xla-debug: {count} in {recorder.seconds:.1f} s")
     if not steps:
         console.print("no step was run on an xla device (nothing called torch_xla.sync())")
-        found = advice.advice(recorder)
-        if found:
-            _show_advice(found, "", console)
+        changes = advice.advice(recorder)
+        if changes:
+            _show_advice(changes, "", console)
         return
     console.print(f"{recorder.startup:.1f} s of it before the script used the device")
     console.print(_parts_table(recorder))
@@ -94,12 +94,12 @@ def _causes_table(rows: list[CauseRow]) -> Table:
     return table
 
 
-def _show_advice(found: list[Advice], note: str, console: Console) -> None:
-    if found:
+def _show_advice(changes: list[Advice], note: str, console: Console) -> None:
+    if changes:
         console.print("change first:", style="bold")
     else:
         console.print("nothing stands out: no change would save 1 % of this run")
-    for number, one in enumerate(found, 1):
+    for number, one in enumerate(changes, 1):
         console.print(Text(f"{number}. {one.title} ({one.cost}) at {one.where}"))
         for line in filter(None, (one.code, one.how)):
             console.print(Padding(Text(line), (0, 0, 0, 3), expand=False))

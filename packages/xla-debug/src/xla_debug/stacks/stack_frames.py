@@ -64,8 +64,8 @@ def _folders() -> tuple[tuple[str, int], ...]:
         (_folder("torch.optim"), _OPTIMIZER),
         (_folder("torch"), _TORCH),
     ]
-    found = [*owned, *parts, (stdlib, _PYTHON), ("<frozen ", _PYTHON)]
-    return tuple((path, kind) for path, kind in found if path is not None)
+    folders = [*owned, *parts, (stdlib, _PYTHON), ("<frozen ", _PYTHON)]
+    return tuple((path, kind) for path, kind in folders if path is not None)
 
 
 class _Kinds(dict[str, int]):
@@ -74,8 +74,8 @@ class _Kinds(dict[str, int]):
     def __missing__(self, filename: str) -> int:
         if len(self) >= _MAX_DESCRIBED:
             self.clear()
-        found = self[filename] = _kind_of(filename)
-        return found
+        kind = self[filename] = _kind_of(filename)
+        return kind
 
 
 _kinds: Final = _Kinds()
@@ -115,22 +115,22 @@ def described(frame: FrameType) -> Frame:
     """Function, file and current line of a frame: one object per place."""
     code = frame.f_code
     key = (id(code), frame.f_lasti)
-    found = _described.get(key)
-    if found is not None and found[0] is code:
-        return found[1]
+    known = _described.get(key)
+    if known is not None and known[0] is code:
+        return known[1]
     place = Frame(code.co_name, code.co_filename, frame.f_lineno)
     return _described.keep(key, (code, place))[1]
 
 
 def user_frames(start: FrameType | None, limit: int = KEPT_FRAMES) -> tuple[Frame, ...]:
     """The innermost frames of the user's own code, innermost first."""
-    found: list[Frame] = []
+    kept: list[Frame] = []
     for frame in frames(start):
         if is_user_file(frame.f_code.co_filename):
-            found.append(described(frame))
-            if len(found) == limit:
+            kept.append(described(frame))
+            if len(kept) == limit:
                 break
-    return tuple(found)
+    return tuple(kept)
 
 
 def is_printing(start: FrameType | None) -> bool:
@@ -184,10 +184,10 @@ def locate() -> SourceLocation | None:
     node = autograd.backward_sequence()
     if node is not None:
         return _of_backward(node, start)
-    found, inner, modules, optimizer = _walk(start)
-    if not found and inner is None:
+    users, inner, modules, optimizer = _walk(start)
+    if not users and inner is None:
         return None
-    where = _intern(found, inner, _scope_of(modules), optimizer, False)
+    where = _intern(users, inner, _scope_of(modules), optimizer, False)
     # the node of this operation was made just before it was dispatched; the first to ask has it
     sequence = autograd.next_sequence() - 1
     if sequence not in _forward:
@@ -196,7 +196,7 @@ def locate() -> SourceLocation | None:
 
 
 def _walk(start: FrameType | None) -> tuple[list[Frame], Frame | None, list[Any], bool]:
-    found: list[Frame] = []
+    users: list[Frame] = []
     inner: Frame | None = None
     modules: list[Any] = []
     optimizer = False
@@ -209,8 +209,8 @@ def _walk(start: FrameType | None) -> tuple[list[Frame], Frame | None, list[Any]
             if inner is None:
                 inner = described(frame)
             if kind == _USER:
-                if len(found) < KEPT_FRAMES:
-                    found.append(described(frame))
+                if len(users) < KEPT_FRAMES:
+                    users.append(described(frame))
             elif kind == _MODULE:
                 # of all frames of a module's call the one with the fewest variables: up to Python 3.12
                 # f_locals copies them
@@ -220,17 +220,17 @@ def _walk(start: FrameType | None) -> tuple[list[Frame], Frame | None, list[Any]
                 optimizer = True
         frame = frame.f_back
     modules.reverse()
-    return found, inner, modules, optimizer
+    return users, inner, modules, optimizer
 
 
 def _intern(
-    found: list[Frame] | tuple[Frame, ...],
+    users: list[Frame] | tuple[Frame, ...],
     inner: Frame | None,
     scope: str,
     optimizer: bool,
     backward: bool,
 ) -> SourceLocation:
-    frames = tuple(found)
+    frames = tuple(users)
     key = (frames, inner, optimizer, backward)
     known = _interned.get(key)
     if known is None:
@@ -284,14 +284,14 @@ def _of_backward(sequence: int, start: FrameType) -> SourceLocation:
 def backward_call() -> tuple[Frame, ...]:
     """The user's frames around the ``backward()`` that is running, in whatever thread it waits."""
     task = autograd.current_backward()
-    found = _backward_calls.get(task)
-    if found is None:
+    callers = _backward_calls.get(task)
+    if callers is None:
         # no variable holds these frames: this function's own is among them, and with it in a cycle
         # the values of everything that called it would live until Python's collector comes
-        found = next(filter(None, map(_awaits_backward, sys._current_frames().values())), ())
+        callers = next(filter(None, map(_awaits_backward, sys._current_frames().values())), ())
         _backward_calls.clear()
-        _backward_calls[task] = found
-    return found
+        _backward_calls[task] = callers
+    return callers
 
 
 def _awaits_backward(top: FrameType) -> tuple[Frame, ...]:

@@ -39,10 +39,10 @@ def _tree(filename: str) -> ast.Module | None:
     if filename in _trees:
         return _trees.get(filename)
     try:
-        found: ast.Module | None = ast.parse("".join(linecache.getlines(filename)))
+        tree: ast.Module | None = ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):
-        found = None  # not a file of Python, or one that has changed
-    return _trees.keep(filename, found)
+        tree = None  # not a file of Python, or one that has changed
+    return _trees.keep(filename, tree)
 
 
 def _span(nodes: list[ast.stmt]) -> tuple[int, int]:
@@ -51,19 +51,19 @@ def _span(nodes: list[ast.stmt]) -> tuple[int, int]:
 
 def _path(frame: Frame) -> list[ast.AST]:
     """The nodes of the syntax tree that a line is in, outermost first, from its function on."""
-    found: list[ast.AST] = []
+    nodes: list[ast.AST] = []
     level: list[ast.AST] = [tree] if (tree := _tree(frame.filename)) is not None else []
     while level:
         for node in level:
             first = getattr(node, "lineno", frame.line)
             if first <= frame.line <= (getattr(node, "end_lineno", None) or frame.line):
                 if isinstance(node, _FUNCTIONS):
-                    found.clear()  # a loop around a function's definition does not run its lines
-                found.append(node)
+                    nodes.clear()  # a loop around a function's definition does not run its lines
+                nodes.append(node)
         level = [
             child for node in level for child in ast.iter_child_nodes(node) if _near(child, frame)
         ]
-    return found
+    return nodes
 
 
 def _near(node: ast.AST, frame: Frame) -> bool:
@@ -73,24 +73,24 @@ def _near(node: ast.AST, frame: Frame) -> bool:
 
 def loops_around(frame: Frame) -> list[Block]:
     """The bodies of loops that a line is in, innermost first; those of its own function."""
-    found: list[Block] = []
+    loops: list[Block] = []
     for node in reversed(_path(frame)):
         if isinstance(node, _LOOPS):
             block = Block(frame.filename, node.lineno, *_span(node.body))
             if block.holds(frame):
-                found.append(block)
-    return found
+                loops.append(block)
+    return loops
 
 
 def arms_around(frame: Frame) -> list[Block]:
     """The arms of ``if`` statements that a line is in, innermost first; those of its own function."""
-    found: list[Block] = []
+    inside: list[Block] = []
     for node in reversed(_path(frame)):
         if isinstance(node, ast.If):
             arms = [body for body in (node.body, node.orelse) if body]
             blocks = [Block(frame.filename, node.lineno, *_span(body)) for body in arms]
-            found.extend(block for block in blocks if block.holds(frame))
-    return found
+            inside.extend(block for block in blocks if block.holds(frame))
+    return inside
 
 
 def is_condition(frame: Frame) -> bool:

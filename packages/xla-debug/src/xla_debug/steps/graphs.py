@@ -173,8 +173,8 @@ class _Graph:
 
 def _scalar_meta(entry: Entry) -> TensorMeta:
     """What a number among an operation's operands is computed as: a value of its result's dtype."""
-    made = next((m.dtype for m in entry.metas if m is not None), torch.float32)
-    return tensor_meta((), torch.int64 if made is torch.bool else made)
+    dtype = next((m.dtype for m in entry.metas if m is not None), torch.float32)
+    return tensor_meta((), torch.int64 if dtype is torch.bool else dtype)
 
 
 def graph_as_text(
@@ -251,10 +251,10 @@ def _split_name(name: str) -> tuple[str, str]:
     """Scope and operator of an operation's name ``program/Net/fc/aten.mm.default/dot_general``."""
     parts = name.split("/")
     for index in range(len(parts) - 1, -1, -1):
-        found = _OPERATOR.match(parts[index])
-        if found:
+        match = _OPERATOR.match(parts[index])
+        if match:
             scope = "/".join(parts[1:index])
-            return (f"{scope}/" if scope else ""), f"{found[1]}__{found[2]}"
+            return (f"{scope}/" if scope else ""), f"{match[1]}__{match[2]}"
     return "", parts[-1]
 
 
@@ -313,13 +313,13 @@ def tensors_report(nodes_threshold: int = 100, device: str = "") -> str:
     with trace.lock:
         pending_storages = steps.wanted(trace)[0]
         entries = trace.cur.path()
-    found = []
+    large = []
     for storage in pending_storages:
         count = len(_Graph(entries, (storage.vid,)).nodes)
         if count >= nodes_threshold:
-            found.append((count, storage))
+            large.append((count, storage))
     blocks = []
-    for count, storage in sorted(found, key=lambda pair: -pair[0]):
+    for count, storage in sorted(large, key=lambda pair: -pair[0]):
         shape = shape_text(storage.meta)
         head = f"Tensor: id={id(storage)}, shape={shape}, device={real}, ir_nodes={count}"
         blocks.append(f"{head}\n{graph_as_text(entries, (storage.vid,))}")

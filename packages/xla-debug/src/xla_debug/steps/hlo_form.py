@@ -14,7 +14,7 @@ _INPUT: Final = re.compile(r"\bArg_(\d+)\b")
 
 def torch_xla_form(hlo: str) -> str:
     """``hlo`` with the type before each operand, and inputs called ``p0.1``, ``p1.1``, ..."""
-    types = {found[2]: found[3] for found in _DEFINED.finditer(hlo)}
+    types = {definition[2]: definition[3] for definition in _DEFINED.finditer(hlo)}
 
     def typed(match: re.Match[str]) -> str:
         operands = _NAME.sub(lambda n: f"{types[n[0]]} {n[0]}" if n[0] in types else n[0], match[5])

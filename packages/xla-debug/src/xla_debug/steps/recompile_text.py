@@ -150,10 +150,10 @@ class Explanation:
 
     def report(self) -> str:
         """All of it, as several lines."""
-        made = "loaded from the persistent cache" if self.from_cache else "compiled"
+        source = "loaded from the persistent cache" if self.from_cache else "compiled"
         lines = [
             f"{self.program} ({self.operations} operation{'s' * (self.operations != 1)}, "
-            f"{made} in {self.seconds:.2f} s): {self.cause.value}",
+            f"{source} in {self.seconds:.2f} s): {self.cause.value}",
             f"  {self.where()}: {self.code}".rstrip(": "),
             f"  {self.text}",
         ]
@@ -170,10 +170,10 @@ class Explanation:
         """What a notebook shows."""
         first, *rest = self.report().split("\n")
         name, _, cause = first.rpartition(": ")
-        told = "\n".join(line.removeprefix("  ") for line in rest)
+        body = "\n".join(line.removeprefix("  ") for line in rest)
         return (
             f"<b>{html.escape(cause)}</b> <code>{html.escape(name)}</code>"
-            f'<pre style="white-space: pre-wrap">{html.escape(told)}</pre>'
+            f'<pre style="white-space: pre-wrap">{html.escape(body)}</pre>'
         )
 
 
@@ -192,8 +192,8 @@ class Words:
 
 def place_of(entry: Entry | None) -> SourceLocation | None:
     """Where an entry was recorded, if that is known."""
-    found: SourceLocation | None = entry.where if entry is not None else None
-    return found
+    where: SourceLocation | None = entry.where if entry is not None else None
+    return where
 
 
 def tensor_text(meta: TensorMeta | None) -> str:

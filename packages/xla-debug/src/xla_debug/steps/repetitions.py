@@ -33,12 +33,14 @@ class Rounds:
 
 def counts(entries: Sequence[Entry]) -> Counter[Spot]:
     """How often each spot occurs among the operators of a step; those of optimizers are left out."""
-    found: Counter[Spot] = Counter()
+    by_spot: Counter[Spot] = Counter()
     for entry in operations_of(entries):
         where = entry.where
         if where is not None and where.frames and not where.optimizer:
-            found[Spot(name_of(entry), where.frames, where.inner, where.scope, where.backward)] += 1
-    return found
+            by_spot[
+                Spot(name_of(entry), where.frames, where.inner, where.scope, where.backward)
+            ] += 1
+    return by_spot
 
 
 def changed_rounds(old: Sequence[Entry], new: Sequence[Entry]) -> Rounds | None:
@@ -60,10 +62,10 @@ def changed_rounds(old: Sequence[Entry], new: Sequence[Entry]) -> Rounds | None:
 
 def longest_loop(entries: Sequence[Entry]) -> tuple[Spot, int, int] | None:
     """The spot of the forward pass that occurs most often, how often, and the operators of its line."""
-    found = counts(entries)
-    forward = {spot: n for spot, n in found.items() if not spot.backward}
+    by_spot = counts(entries)
+    forward = {spot: n for spot, n in by_spot.items() if not spot.backward}
     if not forward:
         return None
     spot = max(forward, key=lambda s: forward[s])
-    line = sum(n for s, n in found.items() if s.frames[0] == spot.frames[0])
+    line = sum(n for s, n in by_spot.items() if s.frames[0] == spot.frames[0])
     return spot, forward[spot], line

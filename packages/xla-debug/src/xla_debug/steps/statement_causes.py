@@ -24,7 +24,7 @@ def find(
     old: Sequence[Entry],
     new: Sequence[Entry],
     difference: Difference,
-    told: Words,
+    explained: Words,
     stack: tuple[Frame, ...],
     ran_once: bool,
 ) -> Found | None:
@@ -33,7 +33,7 @@ def find(
     ``told`` is what its operators say, ``stack`` where the step was ended, and ``ran_once`` whether ``old`` never
     came back.
     """
-    if told.cause not in SEARCHED:
+    if explained.cause not in SEARCHED:
         return None
     rounds = changed_rounds(old, new)
     if rounds is not None:
@@ -42,7 +42,7 @@ def find(
         first = _only_before_the_loop(old, new, difference, stack)
         if first is not None:
             return first
-    return _of_branch(old, new, told, stack) if told.cause is not Cause.MODE else None
+    return _of_branch(old, new, explained, stack) if explained.cause is not Cause.MODE else None
 
 
 def _of_rounds(
@@ -95,10 +95,10 @@ def _places(entries: Iterable[Entry]) -> Counter[tuple[Frame, ...]]:
 
 
 def _of_branch(
-    old: Sequence[Entry], new: Sequence[Entry], told: Words, stack: tuple[Frame, ...]
+    old: Sequence[Entry], new: Sequence[Entry], explained: Words, stack: tuple[Frame, ...]
 ) -> Found | None:
     """The ``if`` that took another arm: no line of the other step is in the arm that it took."""
-    place = place_of(told.entry)
+    place = place_of(explained.entry)
     if place is None:
         return None
     for frame in place.frames:
@@ -107,7 +107,7 @@ def _of_branch(
                 continue
             if not (_is_in(arm, old) and _is_in(arm, new)):
                 header = Frame(frame.function, arm.filename, arm.header)
-                text = f"`{stack_frames.source(header)}` went another way than before: {told.text}"
+                text = f"`{stack_frames.source(header)}` went another way than before: {explained.text}"
                 return Cause.BRANCH, text, (header, *place.frames)
     return None
 

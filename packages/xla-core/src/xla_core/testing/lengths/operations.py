@@ -218,5 +218,5 @@ def _conv(draw: random.Random, x: torch.Tensor) -> torch.Tensor:
 
 def apply(name: str, seed: int, operands: list[Any]) -> torch.Tensor:
     """What the operation ``name`` gives for its operands, with the random choices of ``seed``."""
-    found = UNARY if len(operands) == 1 else BINARY
-    return found[name](random.Random(seed), *operands)
+    table = UNARY if len(operands) == 1 else BINARY
+    return table[name](random.Random(seed), *operands)

@@ -132,22 +132,24 @@ def resized(sample: SampleInput, size: int, numbers: bool, length: int) -> Sampl
         return length if same else leaf
 
     changed = _pytree.tree_map(change, (sample.input, sample.args, sample.kwargs))
-    made = SampleInput(changed[0], args=changed[1], kwargs=changed[2])
-    made.output_process_fn_grad = sample.output_process_fn_grad
-    return made
+    changed_sample = SampleInput(changed[0], args=changed[1], kwargs=changed[2])
+    changed_sample.output_process_fn_grad = sample.output_process_fn_grad
+    return changed_sample
 
 
 def _resized(tensor: torch.Tensor, size: int, length: int) -> torch.Tensor:
     if size not in tensor.shape:
         return tensor
-    found = tensor.detach()
+    resized_tensor = tensor.detach()
     for axis, old in enumerate(tensor.shape):
         if old == size:
-            found = found.index_select(axis, torch.arange(length) % size)
-    if found.is_floating_point():
+            resized_tensor = resized_tensor.index_select(axis, torch.arange(length) % size)
+    if resized_tensor.is_floating_point():
         draw = torch.Generator().manual_seed(length)
-        found = found * (1 - 0.1 * torch.rand(found.shape, generator=draw))
-    return found.requires_grad_(tensor.requires_grad)
+        resized_tensor = resized_tensor * (
+            1 - 0.1 * torch.rand(resized_tensor.shape, generator=draw)
+        )
+    return resized_tensor.requires_grad_(tensor.requires_grad)
 
 
 def _first_difference(

@@ -61,15 +61,15 @@ class Program(NamedTuple):
     def inputs(self, lengths: Lengths) -> list[torch.Tensor]:
         """Operands for these lengths, on the CPU."""
         draw = torch.Generator().manual_seed(self.seed + sum(lengths))
-        known = {"L": lengths[0], "M": lengths[-1]}
-        found = []
+        sizes_of = {"L": lengths[0], "M": lengths[-1]}
+        tensors = []
         for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
-            sizes = [known.get(size, size) for size in shape]
+            sizes = [sizes_of.get(size, size) for size in shape]
             values = torch.randn(sizes, generator=draw, dtype=torch.float64)
-            found.append(
+            tensors.append(
                 (values * 3).to(dtype) if not dtype.is_floating_point else values.to(dtype)
             )
-        return found
+        return tensors
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results, and if ``backward`` the gradients by all floating-point inputs that have one."""
@@ -87,8 +87,8 @@ class Program(NamedTuple):
         total = sum((r.sum() for r in results if r.requires_grad), start=torch.zeros(()))
         wanted = [x for x in leaves if x.requires_grad]
         if isinstance(total, torch.Tensor) and total.requires_grad:
-            found = torch.autograd.grad(total, wanted, allow_unused=True)
-            results += [g for g in found if g is not None]
+            gradients = torch.autograd.grad(total, wanted, allow_unused=True)
+            results += [g for g in gradients if g is not None]
         return [r.detach() for r in results]
 
     def assignments(self) -> list[Lengths]:
@@ -157,9 +157,9 @@ class _Writer:
     def step(self) -> None:
         """Add one operation."""
         for _ in range(60):
-            found = operations.BINARY if self.draw.random() < 0.3 else operations.UNARY
-            name = self.draw.choice(list(found))
-            count = 1 if found is operations.UNARY else 2
+            table = operations.BINARY if self.draw.random() < 0.3 else operations.UNARY
+            name = self.draw.choice(list(table))
+            count = 1 if table is operations.UNARY else 2
             latest = len(self.values[0]) - 1
             operands = tuple(
                 latest if self.draw.random() < 0.4 else self.draw.randint(0, latest)
@@ -174,21 +174,21 @@ class _Writer:
     def add(self, line: Line) -> bool:
         """Add a line if it works, and one that makes large values small again."""
         try:
-            made = [
+            results = [
                 operations.apply(line.name, line.seed, [values[i] for i in line.operands])
                 for values in self.values
             ]
         except (RuntimeError, IndexError, ValueError, TypeError):
             return False
-        if any(not 0 < m.numel() <= _MOST_ELEMENTS or m.dim() > 5 for m in made):
+        if any(not 0 < m.numel() <= _MOST_ELEMENTS or m.dim() > 5 for m in results):
             return False
-        if any(m.is_floating_point() and not m.isfinite().all() for m in made):
+        if any(m.is_floating_point() and not m.isfinite().all() for m in results):
             return False
-        for values, value in zip(self.values, made, strict=True):
+        for values, value in zip(self.values, results, strict=True):
             values.append(value)
         self.lines.append(line)
-        large = any(bool(m.abs().amax() > _LARGE) for m in made if m.dtype != torch.bool)
-        if large and made[0].is_floating_point():
+        large = any(bool(m.abs().amax() > _LARGE) for m in results if m.dtype != torch.bool)
+        if large and results[0].is_floating_point():
             self.add(Line("sin", (len(self.values[0]) - 1,), line.seed))
         return True
 
@@ -223,9 +223,9 @@ def outcome(program: Program, assignments: Sequence[Lengths] | None = None) -> O
     before = counters.all_counters().get(families.SERVED, 0)
     difference = None
     for lengths in program.assignments() if assignments is None else assignments:
-        told = _difference(program, lengths)
-        if told is not None:
-            difference = f"lengths {lengths}: {told}"
+        mismatch = _difference(program, lengths)
+        if mismatch is not None:
+            difference = f"lengths {lengths}: {mismatch}"
             break
     return Outcome(difference, counters.all_counters().get(families.SERVED, 0) - before)
 
