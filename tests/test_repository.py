@@ -467,3 +467,17 @@ def test_public_functions_do_something():
             if is_empty(node) and not declares_only(node)
         ]
     assert not found
+
+
+VAGUE = {"found", "made", "said", "told"}
+
+
+def test_variables_say_what_they_hold():
+    named = [
+        f"{at(path, name)} {name.id}"
+        for path in SOURCES
+        for function in functions(path)
+        for name in ast.walk(function)
+        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store) and name.id in VAGUE
+    ]
+    assert not named

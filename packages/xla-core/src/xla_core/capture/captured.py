@@ -118,7 +118,11 @@ class Captured:
         leaves = [_on_device(t, trace) if isinstance(t, torch.Tensor) else t for t in leaves]
         args, kwargs = (leaves, {}) if spec is None else pytree.tree_unflatten(leaves, spec)
         function = functools.partial(self._function, *args, **kwargs)
-        if trace.made is not None or trace.forbidden is not None or flags.CHECK_INDICES.get():
+        if (
+            trace.on_new_storage is not None
+            or trace.forbidden is not None
+            or flags.CHECK_INDICES.get()
+        ):
             return function()  # inside another one's step
         if known is None:
             if len(self._known) >= self._max:

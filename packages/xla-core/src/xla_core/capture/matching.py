@@ -120,7 +120,7 @@ def wiring(name: str, trace: Trace, former: Observation, latter: Observation) ->
 
 def static_wiring(observed: Observation) -> Wiring:
     """The wiring of one block: whatever it read and wrote are the tensors that it read and wrote."""
-    inputs: list[Any] = [(one.buffer,) if one.made else one.storage for one in observed.inputs]
+    inputs: list[Any] = [(one.buffer,) if one.uploaded else one.storage for one in observed.inputs]
     return Wiring(inputs, list(observed.values), [], [], [Result()], observed.spec)
 
 
@@ -141,11 +141,11 @@ def _former_gradient(
 def _input(name: str, trace: Trace, a: Input, b: Input) -> Storage | int | tuple[Any]:
     if b.argument is not None and a.argument == b.argument:
         return b.argument
-    if a.made and b.made:
+    if a.uploaded and b.uploaded:
         if not _equal(trace, a.buffer, b.buffer):
             raise refuse(errors.MSG_HOST_VALUE, b.line, name=name, meta=b.storage.meta)
         return (b.buffer,)
-    if a.storage is not b.storage or a.argument != b.argument or a.made != b.made:
+    if a.storage is not b.storage or a.argument != b.argument or a.uploaded != b.uploaded:
         raise refuse(errors.MSG_OTHER_TENSOR, name=name, meta=b.storage.meta)
     return b.storage
 

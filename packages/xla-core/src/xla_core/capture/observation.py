@@ -39,14 +39,14 @@ Line = tuple[str, int] | None
 class Input:
     """An input of the program, and the tensor it came from.
 
-    ``argument`` is its number among the arguments, if it is one. ``made`` says that it came from the host inside
+    ``argument`` is its number among the arguments, if it is one. ``uploaded``: it came from the host inside
     the step, at ``line``; then ``buffer`` is its value.
     """
 
     storage: Storage
     buffer: Any
     argument: int | None
-    made: bool
+    uploaded: bool
     line: Line
 
 
@@ -217,7 +217,7 @@ class Observer:
 
     def _check_host_writes(self, inputs: Sequence[Input]) -> None:
         """Refuse values of the host that are no input: they went into a tensor directly."""
-        known = {id(one.buffer) for one in inputs if one.made}
+        known = {id(one.buffer) for one in inputs if one.uploaded}
         for buffer, line in self._made.values():
             if buffer is not None and id(buffer) not in known:
                 raise refuse(errors.MSG_HOST_WRITE, line, name=self.name)

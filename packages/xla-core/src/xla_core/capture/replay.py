@@ -232,7 +232,7 @@ class Replay:
             self._differs("it is another program")
         for kept, one in zip(self._sources, seen.inputs, strict=True):
             same = one.argument == kept if isinstance(kept, int) else one.storage is kept
-            if not (same or (isinstance(kept, _Constant) and one.made)):
+            if not (same or (isinstance(kept, _Constant) and one.uploaded)):
                 self._differs(f"it takes another tensor of {one.storage.meta}")
         self._numbers.compare(seen)
         trace = self.trace

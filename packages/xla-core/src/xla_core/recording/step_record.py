@@ -124,7 +124,7 @@ class StepState:
     entries: int
     eager_flush: bool = False
     aside: Aside | None = None
-    made: Callable[[Storage], None] | None = None
+    on_new_storage: Callable[[Storage], None] | None = None
     lock: Any
     bare: Any
     has_placeholders: bool = False
@@ -183,7 +183,7 @@ class StepState:
 
     def tell_of_storages(self, listener: Callable[[Storage], None] | None) -> None:
         """Call ``listener`` with every storage that is made from a buffer from now on; None ends that."""
-        self.made = listener
+        self.on_new_storage = listener
 
     def expect_placeholders(self) -> None:
         """From now on steps may depend on tensors without a value."""

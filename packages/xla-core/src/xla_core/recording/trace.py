@@ -552,8 +552,8 @@ class Trace(StepState):
         t._v = None
         if self.aside is not None:
             self.aside.made(s)
-        elif self.made is not None:
-            self.made(s)
+        elif self.on_new_storage is not None:
+            self.on_new_storage(s)
         return t
 
     # -- the slow path -------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class ProgramWriter:
         self.seed = seed
         self.random = random.Random(seed)
         self.machine = Machine(torch.device("cpu"), lambda: None)
-        self.made: list[Instruction] = []
+        self.instructions: list[Instruction] = []
         self.next = 0
         self.quiet = 0
 
@@ -46,7 +46,7 @@ class ProgramWriter:
         # a failed backward has changed gradients already: it stays
         if raised and instruction.target != "run_backward" and self.random.random() > 0.15:
             return False
-        self.made.append(instruction)
+        self.instructions.append(instruction)
         if not raised:
             for index in (*instruction.results, *instruction.writes):
                 self._keep_small(index)

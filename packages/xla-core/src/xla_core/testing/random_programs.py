@@ -49,14 +49,14 @@ class Generator(ProgramWriter):
             self.fresh(self.shape(), self.random.choice(_DTYPES))
         if self.random.random() < 0.6:
             self.emit(Instruction("leaf", (self.slot(is_float),), results=(self.new(),)))
-        setup, self.made = tuple(self.made), []
+        setup, self.instructions = tuple(self.instructions), []
         for _ in range(length):
             self.step()
         if self.random.random() < 0.5:
             self.emit(Instruction("observe_all"))
         elif self.random.random() < 0.6:
             self.emit(Instruction("sync"))
-        return Program(self.seed, setup, tuple(self.made), self.random.choice((1, 2, 2, 3)))
+        return Program(self.seed, setup, tuple(self.instructions), self.random.choice((1, 2, 2, 3)))
 
     def step(self) -> None:
         """Add one instruction that PyTorch accepts; seldom, one that it refuses."""

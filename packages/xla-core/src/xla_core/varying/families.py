@@ -74,7 +74,7 @@ class _Family:
         self.smallest: list[int] = []
         self.growing = False
         self.failed: set[Range] = set()
-        self.made: set[Range] = set()
+        self.compiled: set[Range] = set()
         self.refused = False
         self.hints: dict[int, int | None] = {}
 
@@ -93,7 +93,7 @@ class _Family:
             return None
         # programs hold for the numbers that the fit predicted which they were made from
         self.fit, self.programs, self.refused = fitted, [], False
-        self.failed, self.made = set(), set()
+        self.failed, self.compiled = set(), set()
         seen = np.stack([known[list(fitted.lengths)] for known in self.samples])
         self.largest, self.smallest = seen.max(axis=0).tolist(), seen.min(axis=0).tolist()
         self.growing = len(fitted.lengths) == 1 and bool((np.diff(seen[:, 0]) == 1).all())
@@ -207,7 +207,7 @@ def _built(
     layout = step.layout
     if layout.num_replicas == layout.num_partitions == 1:
         for tried in candidates(limits, lengths, family.smallest, fixed, fitted.multiples()):
-            if tried in family.made:
+            if tried in family.compiled:
                 return None  # and it does not serve these lengths
             if tried in family.failed:
                 continue
@@ -220,7 +220,7 @@ def _built(
                 reason = str(error) if isinstance(error, NotCoveredError) else repr(error)
                 continue
             family.programs.append(bound)
-            family.made.add(tried)
+            family.compiled.add(tried)
             return bound if bound.serves(lengths) else None
     if not family.programs:
         family.refused = True
