@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from sys import getrefcount
 from typing import Any, Final
 
@@ -243,9 +243,10 @@ def _record(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) -> _
     rules = trace.rules()
     try:
         try:
-            indivisible.do(trace.obeying(Rules(MSG_UNREADABLE, MSG_UNREADABLE)))
+            marks: dict[int, bool] = {}
+            indivisible.do(trace.obeying(Rules(MSG_UNREADABLE, MSG_UNREADABLE, marks)))
             with eager_mode.mode(False):
-                return _recorded(model, args, trace)
+                return _recorded(model, args, trace, marks)
         finally:
             _end_recording(trace, rules)
     except NotOneProgramError:
@@ -265,11 +266,12 @@ def _end_recording(trace: Trace, rules: Rules) -> None:
     indivisible.do(trace.obeying(rules), trace.renewal())
 
 
-def _recorded(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) -> _Recorded:
+def _recorded(
+    model: Callable[..., Any], args: tuple[Any, ...], trace: Trace, marks: Mapping[int, bool]
+) -> _Recorded:
     stand_ins = [_stand_in(a, trace) if isinstance(a, XLATensor) else a for a in args]
     numbers = {id(t._s): i for i, t in enumerate(stand_ins) if isinstance(t, XLATensor)}
-    with buffer_donation.recording_graph(trace) as marks:
-        results, spec = pytree.tree_flatten(model(*stand_ins))
+    results, spec = pytree.tree_flatten(model(*stand_ins))
     written = _written(stand_ins, trace)
     tensors = [r for r in results if isinstance(r, torch.Tensor)]
     kept = aot_graphs.kept_for_backward(model) if isinstance(model, fx.GraphModule) else ()

@@ -33,7 +33,7 @@ from xla_core.varying import families
 _TRACE_ONLY: Final = 3
 
 
-def flush(trace: Trace, reading: bool = False) -> None:
+def flush(trace: Trace, reading: bool = False, ending: bool = False) -> None:
     """Run what is pending on a device and bind the results; returns once the work is enqueued.
 
     When an operation cannot be lowered or compiled, the values that depend on it are given up, the others are
@@ -41,7 +41,8 @@ def flush(trace: Trace, reading: bool = False) -> None:
     of the step are given up and the error is raised: torch.OutOfMemoryError for want of memory. Tensors that had
     values before the step have them again. Values that depend on placeholders are given up, the rest is
     computed, and NoValueError is raised. After other exceptions (Ctrl-C, a listener's) the step is pending as
-    before. ``reading`` (default: False) says that a value is about to be fetched.
+    before. ``reading`` (default: False) says that a value is about to be fetched, ``ending`` that the user ends
+    the step here.
     """
     with trace.lock:
         if trace.forbidden is not None and trace.cur.depth:
@@ -55,7 +56,7 @@ def flush(trace: Trace, reading: bool = False) -> None:
         one_by_one = (flags.GET_OPBYOP if reading else flags.SYNC_OPBYOP).get()
         unknown = trace.has_placeholders and poisoned_values.poison_placeholders(trace)
         try:
-            _flush(trace, one_by_one, reading)
+            _flush(trace, one_by_one, reading, ending)
         except Exception as error:
             if not poisoned_values.costs_values(error):
                 raise
@@ -97,7 +98,7 @@ def _give_up(
     return error
 
 
-def _flush(trace: Trace, one_by_one: bool, reading: bool = False) -> None:
+def _flush(trace: Trace, one_by_one: bool, reading: bool = False, ending: bool = False) -> None:
     waiting = trace.backend.queue.unsettled
     if waiting and (one_by_one or trace.eager_flush or deferred_steps.is_watched()):
         deferred_steps.settle(trace)
@@ -113,7 +114,7 @@ def _flush(trace: Trace, one_by_one: bool, reading: bool = False) -> None:
         computed = binding(alive, [values[s.vid] for s in alive])
         indivisible.do(adoption, computed, trace.renewal())
     else:
-        key, given = _step_key(trace, alive, outputs)
+        key, given = _step_key(trace, alive, outputs, ending)
         counters.sample("TensorsGraphSize", trace.cur.depth, counters.render_number)
         program = trace.cur.programs.get(key)
         if program is None:
@@ -136,17 +137,17 @@ def warm_up(trace: Trace) -> None:
     with trace.lock:
         alive, _, outputs = wanted(trace)
         if outputs:
-            key, _ = _step_key(trace, alive, outputs)
+            key, _ = _step_key(trace, alive, outputs, ending=False)
             if key not in trace.cur.programs:
                 find_or_build(trace, key)
 
 
 def _step_key(
-    trace: Trace, alive: list[Storage], outputs: dict[int, None]
+    trace: Trace, alive: list[Storage], outputs: dict[int, None], ending: bool
 ) -> tuple[ProgramIdentity, buffer_donation.Pairs]:
     """The identity of the pending step's program, and which of its donations the user asked for."""
     pairs = _donations(trace, outputs)
-    given = buffer_donation.pairs(trace, alive, pairs)
+    given = buffer_donation.pairs(trace, alive, pairs, ending)
     return program_key(trace, tuple(outputs), pairs + given, given), given
 
 

@@ -17,7 +17,6 @@ from xla_core.contract.device_protocol import (
 )
 from xla_core.execution import deferred_steps, operator_counts, run_step, spmd_mode
 from xla_core.execution.device_backend import DeviceBackend
-from xla_core.launching import buffer_donation
 from xla_core.lowering import compile_settings
 from xla_core.operators.extensions import extensions
 from xla_core.plugins import discovery
@@ -228,8 +227,7 @@ def sync(device: torch.device | None = None, wait: bool = False) -> None:
     """
     trace = trace_of(device)
     with trace.lock:
-        with buffer_donation.ending_step(trace):
-            trace.flush(trace)
+        trace.flush(trace, ending=True)
         trace.turns.run_ended()
     if wait:
         trace.backend.wait()

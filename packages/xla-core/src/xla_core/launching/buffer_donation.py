@@ -31,8 +31,6 @@ class _Config:
 
 
 _marked: dict[int, weakref.ref[Any]] = {}
-_ending: set[Trace] = set()
-_recording: dict[Trace, dict[int, bool]] = {}
 
 
 @contextlib.contextmanager
@@ -64,20 +62,14 @@ def any_may_count() -> bool:
     return _Config.alias or bool(_marked)
 
 
-@contextlib.contextmanager
-def ending_step(trace: Trace) -> Iterator[None]:
-    """Inside, marks count for the step of ``trace``, whose lock the thread holds."""
-    _ending.add(trace)
-    try:
-        yield
-    finally:
-        _ending.discard(trace)
-
-
 def mark(s: Storage, donated: bool) -> bool:
-    """Mark the storage's value, or take the mark back; False for one that is not in device memory yet."""
-    if s.trace in _recording:
-        _recording[s.trace][id(s)] = donated
+    """Mark the storage's value, or take the mark back; False for one that is not in device memory yet.
+
+    While a graph is only recorded, the trace notes it by the storage's id, and no buffer is marked.
+    """
+    noted = s.trace.noted_marks
+    if noted is not None:
+        noted[id(s)] = donated
         return True
     buffer = s.buffer
     if buffer is None:
@@ -90,32 +82,19 @@ def mark(s: Storage, donated: bool) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def recording_graph(trace: Trace) -> Iterator[dict[int, bool]]:
-    """Inside, marks are noted by the ids of storages, and no buffer is marked: a graph is only recorded."""
-    former = _recording.get(trace)
-    noted = _recording[trace] = {}
-    try:
-        yield noted
-    finally:
-        if former is None:
-            del _recording[trace]
-        else:
-            _recording[trace] = former
-
-
 def is_marked(buffer: Any) -> bool:
     """Whether a buffer is marked."""
     mark = _marked.get(id(buffer))
     return mark is not None and mark() is buffer
 
 
-def pairs(trace: Trace, alive: Sequence[Storage], taken: Pairs) -> Pairs:
+def pairs(trace: Trace, alive: Sequence[Storage], taken: Pairs, ending: bool) -> Pairs:
     """Marked inputs of the step with results of their shapes and dtypes, besides those in ``taken``.
 
-    ``alive`` are the storages that the results of the step of ``trace`` will be bound to.
+    ``alive`` are the storages that the results of the step of ``trace`` will be bound to; ``ending`` says that
+    the user ends the step here.
     """
-    if not _marked or not (_Config.alias or trace in _ending):
+    if not _marked or not (_Config.alias or ending):
         return ()
     slots, results = {slot for slot, _ in taken}, {vid for _, vid in taken}
     free = {s.vid: s.meta for s in alive if s.vid not in results}

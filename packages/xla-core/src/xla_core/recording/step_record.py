@@ -87,10 +87,14 @@ class RegionState(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What may not be done while a step is recorded: errors for reading a value, and for running the step."""
+    """What may not be done while a step is recorded: errors for reading a value, and for running the step.
+
+    ``noted_marks``: values that are given away are noted here by their storages' ids, and none is marked.
+    """
 
     unreadable: str | None
     forbidden: str | None
+    noted_marks: dict[int, bool] | None = None
 
 
 class Recording(NamedTuple):
@@ -104,8 +108,8 @@ class StepState:
     """The part of a ``Trace`` that is swapped when it records something else, and the rules that others set.
 
     The attributes are those of ``StepRecord`` and ``RecordingMode``. ``has_placeholders`` says that a tensor
-    without a value was made, which a step may depend on. ``made`` is called with every storage that is made from
-    a buffer, while a step is captured. The caller of each method holds the trace's lock.
+    without a value was made, which a step may depend on. ``on_new_storage`` is called with every storage that is
+    made from a buffer, while a step is captured. The caller of each method holds the trace's lock.
     """
 
     epoch: int
@@ -120,6 +124,7 @@ class StepState:
     graph_name: str | None = None
     forbidden: str | None = None
     unreadable: str | None = None
+    noted_marks: dict[int, bool] | None = None
     root: Root
     entries: int
     eager_flush: bool = False
@@ -163,7 +168,7 @@ class StepState:
 
     def rules(self) -> Rules:
         """What may not be done now, for ``obeying``."""
-        return Rules(self.unreadable, self.forbidden)
+        return Rules(self.unreadable, self.forbidden, self.noted_marks)
 
     def obeying(self, rules: Rules) -> Iterator[None]:
         """For ``indivisible.do``: let these be the rules from now on."""
