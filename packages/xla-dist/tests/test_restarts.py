@@ -238,16 +238,14 @@ def test_the_documents_example_goes_on_where_it_was(job_environment, monkeypatch
     text = (Path(__file__).parents[3] / "docs" / "restart.md").read_text()
     example = text.partition("```python\n")[2].partition("```")[0]
     script = tmp_path / "script.py"
-    script.write_text(
-        PRELUDE.replace("\\\\n", "\\n") + example.replace('"/checkpoints/run"', '"run"')
-    )
+    script.write_text(PRELUDE.replace("\\\\n", "\\n") + example)
     for steps in (1, 4):
         monkeypatch.setenv("STEPS", str(steps))
         done = subprocess.run(
             [sys.executable, script], capture_output=True, text=True, timeout=200, cwd=tmp_path
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        assert [p.name for p in (tmp_path / "run").iterdir()] == ["0"]
+        assert [p.name for p in (tmp_path / "checkpoints" / "run").iterdir()] == ["0"]
     for ordinal in range(2):  # one step, and then three
         lines = (tmp_path / f"losses-{ordinal}").read_text().splitlines()
         assert len(lines) == 4 == len(set(lines)), lines
