@@ -35,6 +35,7 @@ PUBLIC_SUPPORT = {
         "flight_ring",
         "indivisible",
         "once",
+        "own_packages",
         "protobuf_wire",
     )
 }

@@ -21,6 +21,8 @@ from source_tree import (
     parsed,
 )
 
+from xla_core.support import own_packages
+
 MOST_FILE_LINES = 600
 MOST_FUNCTION_LINES = 80
 # The folders that alone touch private parts of torch and of jax.
@@ -160,6 +162,11 @@ def test_package_is_complete(package):
     assert list((package / "tests").rglob("test_*.py"))
     for name in IMPORT_NAMES[package.name]:
         assert (package / "src" / name / "py.typed").is_file(), name
+
+
+def test_packages_are_listed_once():
+    folders = {package.name.replace("-", "_") for package in PACKAGES}
+    assert {*own_packages.PACKAGES, "torch_xla"} == folders
 
 
 def test_packages_have_one_version():

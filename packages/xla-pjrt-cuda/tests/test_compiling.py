@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -94,16 +91,9 @@ print(torch_xla.real_devices(), program_figures()[-1].limit)
 
 
 @needs_plugin
-def test_a_training_step_is_compiled_for_a_gpu_that_is_not_here():
-    done = subprocess.run(
-        [sys.executable, "-c", TRAIN],
-        env=os.environ | {"PJRT_DEVICE": "CUDA", "XLA_AOT_TOPOLOGY": "h200:1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["['CUDA:0']", str(143771 << 20)]
+def test_a_training_step_is_compiled_for_a_gpu_that_is_not_here(run_on_cuda):
+    printed = run_on_cuda(TRAIN, XLA_AOT_TOPOLOGY="h200:1")
+    assert printed.split() == ["['CUDA:0']", str(143771 << 20)]
 
 
 PRECISION = """
@@ -121,14 +111,7 @@ print(capabilities_of(client()).tf32, torch_xla._XLAC._get_stablehlo([x @ x]))
 
 @needs_plugin
 @pytest.mark.parametrize(("switch", "precision"), [("ieee", "HIGHEST"), ("tf32", "DEFAULT")])
-def test_pytorchs_switch_decides_on_this_device(switch, precision):
-    done = subprocess.run(
-        [sys.executable, "-c", PRECISION, switch],
-        env=os.environ | {"PJRT_DEVICE": "CUDA", "XLA_AOT_TOPOLOGY": "h200:1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("True ")
-    assert set(re.findall("HIGHEST|DEFAULT", done.stdout)) == {precision}
+def test_pytorchs_switch_decides_on_this_device(run_on_cuda, switch, precision):
+    printed = run_on_cuda(PRECISION, switch, XLA_AOT_TOPOLOGY="h200:1")
+    assert printed.startswith("True ")
+    assert set(re.findall("HIGHEST|DEFAULT", printed)) == {precision}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -52,16 +50,9 @@ class TestCuda(DeviceConformance):
         return create_client(Topology(), os.environ)
 
 
-def test_a_script_trains_as_on_the_cpu():
-    done = subprocess.run(
-        [sys.executable, "-c", TRAIN],
-        env=os.environ | {"PJRT_DEVICE": "CUDA"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("['CUDA:0'")
+def test_a_script_trains_as_on_the_cpu(run_on_cuda):
+    printed = run_on_cuda(TRAIN)
+    assert printed.startswith("['CUDA:0'")
 
 
 BESIDE = """
@@ -84,24 +75,10 @@ assert metrics.counter_value("DlpackFromDevice") == 101
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this PyTorch has no CUDA")
-def test_tensors_of_cuda_pytorch_are_copied_on_the_gpu():
-    done = subprocess.run(
-        [sys.executable, "-c", BESIDE],
-        env=os.environ | {"PJRT_DEVICE": "CUDA", "XLA_PYTHON_CLIENT_PREALLOCATE": "0"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+def test_tensors_of_cuda_pytorch_are_copied_on_the_gpu(run_on_cuda):
+    run_on_cuda(BESIDE, XLA_PYTHON_CLIENT_PREALLOCATE="0")
 
 
-def test_measurements_are_in_the_persistent_cache(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", TRAIN],
-        env=os.environ | {"PJRT_DEVICE": "CUDA", "XLA_PERSISTENT_CACHE_PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+def test_measurements_are_in_the_persistent_cache(run_on_cuda, tmp_path):
+    run_on_cuda(TRAIN, XLA_PERSISTENT_CACHE_PATH=str(tmp_path))
     assert (tmp_path / "autotuning").is_dir() and list(tmp_path.glob("*.xlaexe"))

@@ -22,6 +22,11 @@ MSG_DONATED: Final = (
     "reused its memory"
 )
 
+
+class GivenAwayError(NoValueError):
+    """The value was given away: a program has reused its memory."""
+
+
 Pairs = tuple[tuple[int, int], ...]
 """Inputs of a program, and the values that take over their memory."""
 
@@ -112,7 +117,7 @@ def pairs(trace: Trace, alive: Sequence[Storage], taken: Pairs, ending: bool) ->
 
 def is_gone(s: Storage) -> bool:
     """Whether a storage has no value any more because a program has reused its memory."""
-    return isinstance(s.vid, PoisonedValue) and str(s.vid.error) == MSG_DONATED
+    return isinstance(s.vid, PoisonedValue) and isinstance(s.vid.error, GivenAwayError)
 
 
 def holders(trace: Trace, given: Pairs) -> dict[int, Storage]:
@@ -123,5 +128,5 @@ def holders(trace: Trace, given: Pairs) -> dict[int, Storage]:
 
 def releasing(held: Iterable[Storage]) -> Iterator[None]:
     """For ``indivisible.do``: the values of these tensors were donated, they have none any more."""
-    error = NoValueError(MSG_DONATED)
+    error = GivenAwayError(MSG_DONATED)
     return itertools.chain.from_iterable([poisoning(s, error) for s in held])

@@ -6,17 +6,9 @@ import logging
 from typing import Final
 
 from xla_core.support import flags
+from xla_core.support.own_packages import PACKAGES
 
-LOGGERS: Final = (
-    "torch_xla",
-    "xla_core",
-    "xla_debug",
-    "xla_dist",
-    "xla_pjrt_cpu",
-    "xla_pjrt_tpu",
-    "xla_plan",
-    "xla_spmd",
-)
+LOGGERS: Final = ("torch_xla", *PACKAGES)
 """The roots of the packages' loggers: each module has one below them."""
 
 

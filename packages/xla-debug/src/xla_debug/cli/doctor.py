@@ -21,17 +21,9 @@ from rich.text import Text
 from xla_core.extension_api import plugins, runtime
 from xla_core.extension_api.programs import CacheRefusedError, PersistentCache
 from xla_core.support import flags
+from xla_core.support.own_packages import PACKAGES
 
-OURS: Final = (
-    "xla-core",
-    "xla-pjrt-cpu",
-    "xla-pjrt-tpu",
-    "xla-pjrt-cuda",
-    "xla-dist",
-    "xla-spmd",
-    "xla-debug",
-    "xla-plan",
-)
+OURS: Final = tuple(name.replace("_", "-") for name in PACKAGES)
 _OLDEST: Final = (3, 11)
 # A name so much like a variable's is a slip of the pen.
 _ALIKE: Final = 0.88

@@ -24,21 +24,13 @@ from weakref import ref
 from xla_core.extension_api import autograd
 from xla_core.extension_api.source_location import Frame, SourceLocation
 from xla_core.support import caches
+from xla_core.support.own_packages import PACKAGES
 
 KEPT_FRAMES: Final = 4
 # More forward operations than this in one step, and the oldest are forgotten.
 MAX_SEQUENCES: Final = 200_000
 
-OURS: Final = (
-    "xla_core",
-    "xla_debug",
-    "xla_dist",
-    "xla_plan",
-    "xla_spmd",
-    "torch_xla",
-    "lazy_tensor_core",
-    "_XLAC",
-)
+OURS: Final = (*PACKAGES, "torch_xla", "lazy_tensor_core", "_XLAC")
 # Parts of PyTorch that matter here come before PyTorch itself; from _OWN on, files say nothing.
 _USER, _MODULE, _OPTIMIZER, _TORCH, _OWN, _PYTHON = range(6)
 # More places than this are forgotten: a program that makes its code as it runs has endlessly many.
