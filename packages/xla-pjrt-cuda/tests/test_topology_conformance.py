@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from xla_core.contract.device_protocol import ArraySpec, Topology
-from xla_core.testing.conformance import DeviceConformance
+from xla_core.testing.conformance import TopologyConformance
 from xla_core.testing.programs import make_program
 from xla_pjrt_cuda import create_client, installation
 from xla_pjrt_cuda.topology import KINDS
@@ -24,17 +24,10 @@ def client_of(topology: str, reads: str = "error"):
     return create_client(Topology(), {"XLA_AOT_TOPOLOGY": topology, "XLA_AOT_READS": reads})
 
 
-class TestTopology(DeviceConformance):
-    computes = False
-    holds_values = False
-
-    @classmethod
-    def make_client(cls):
-        return client_of("h200:4", "zeros")
-
-    def test_memory_info_follows_live_buffers(self, client):
-        super().test_memory_info_follows_live_buffers(client)
-        assert client.memory_info(0).bytes_limit == KINDS["h200"].memory_bytes
+class TestTopology(TopologyConformance):
+    topology = "h200:4"
+    memory_bytes = KINDS["h200"].memory_bytes
+    client_of = staticmethod(client_of)
 
 
 @pytest.mark.parametrize("name", KINDS)

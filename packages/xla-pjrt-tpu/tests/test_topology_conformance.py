@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from xla_core.contract.device_protocol import ArraySpec, Placement, Topology
-from xla_core.testing.conformance import DeviceConformance
+from xla_core.testing.conformance import TopologyConformance
 from xla_core.testing.programs import make_program
 from xla_pjrt_tpu import create_client, libtpu
 from xla_pjrt_tpu.hardware import GENERATIONS
@@ -22,17 +22,10 @@ def client_of(topology: str, reads: str = "error"):
     return create_client(Topology(), {"XLA_AOT_TOPOLOGY": topology, "XLA_AOT_READS": reads})
 
 
-class TestTopology(DeviceConformance):
-    computes = False
-    holds_values = False
-
-    @classmethod
-    def make_client(cls):
-        return client_of("v5e:2x2", "zeros")
-
-    def test_memory_info_follows_live_buffers(self, client):
-        super().test_memory_info_follows_live_buffers(client)
-        assert client.memory_info(0).bytes_limit == GENERATIONS["v5e"].memory_bytes
+class TestTopology(TopologyConformance):
+    topology = "v5e:2x2"
+    memory_bytes = GENERATIONS["v5e"].memory_bytes
+    client_of = staticmethod(client_of)
 
 
 @pytest.mark.parametrize("name", GENERATIONS)

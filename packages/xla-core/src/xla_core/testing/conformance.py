@@ -466,3 +466,26 @@ class DeviceConformance(SeveralDevices):
         other.shutdown()
         result = run(client, lambda a: a + 1, x)[0]
         np.testing.assert_array_equal(result, x + 1 if self.computes else x * 0)
+
+
+class TopologyConformance(DeviceConformance):
+    """What a plugin must do that compiles for ``topology`` without a device of it. Override what has no value."""
+
+    computes = False
+    holds_values = False
+    topology: str
+    memory_bytes: int
+    """Of one device."""
+
+    @classmethod
+    def client_of(cls, topology: str, reads: str) -> DeviceClient:
+        """The plugin's client for a topology; ``reads`` is ``XLA_AOT_READS``."""
+        raise NotImplementedError(f"{cls.__name__} must define client_of()")
+
+    @classmethod
+    def make_client(cls) -> DeviceClient:
+        return cls.client_of(cls.topology, "zeros")
+
+    def test_memory_info_follows_live_buffers(self, client: DeviceClient) -> None:
+        super().test_memory_info_follows_live_buffers(client)
+        assert client.memory_info(0).bytes_limit == self.memory_bytes
