@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -109,6 +111,36 @@ def user_reads(folder):
     )
     assert done.returncode == 1
     return done.stderr.strip().splitlines()[-1]
+
+
+def test_the_bill_of_materials_names_every_wheel(tmp_path):
+    for name in NAMES:
+        installed = metadata.distribution(name)
+        stem = f"{name.replace('-', '_')}-{installed.version}"
+        with zipfile.ZipFile(tmp_path / f"{stem}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{stem}.dist-info/METADATA", installed.read_text("METADATA"))
+    tool = [sys.executable, "-W", "error", ROOT / "tools" / "sbom.py", "--dist", tmp_path]
+    subprocess.run(tool, check=True, timeout=300)
+    bill = json.loads((tmp_path / "sbom.cdx.json").read_text())
+    components = {each["name"]: each for each in bill["components"]}
+    for name in NAMES:
+        component = components.pop(name)
+        installed = metadata.distribution(name)
+        (wheel,) = tmp_path.glob(f"{name.replace('-', '_')}-*.whl")
+        assert component["version"] == installed.version
+        assert component["licenses"] == [{"license": {"id": "Apache-2.0"}}]
+        assert [each["content"] for each in component["hashes"]] == [
+            hashlib.sha256(wheel.read_bytes()).hexdigest()
+        ]
+        requires = [each["value"] for each in component.get("properties", ())]
+        assert sorted(requires) == sorted(installed.requires or ())
+    # what a plain installation brings from elsewhere, in versions that pip chooses
+    assert {"torch", "jax", "jaxlib", "numpy", "pluggy"} <= components.keys()
+    assert "pytest" not in components
+    assert not any("version" in component for component in components.values())
+    edges = {each["ref"]: each.get("dependsOn", []) for each in bill["dependencies"]}
+    assert "xla-core" in edges["xla-pjrt-cpu"]
+    assert "jax" in edges["xla-core"]
 
 
 GOOD = "def create_client(topology, options):\n    raise AssertionError('not to be started')\n"
