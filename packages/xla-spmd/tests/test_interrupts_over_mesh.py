@@ -11,7 +11,7 @@ import torch
 import torch_xla
 import torch_xla.distributed.spmd as xs
 import xla_spmd
-from xla_core.testing.interrupts import SOURCES, Again, Interrupt, Interrupted, Passed
+from xla_core.testing.interrupts import SOURCES, Again, Interrupt, Interrupted, passed_by
 
 OWN = (str(pathlib.Path(xla_spmd.__file__).parent),)
 MESH = xs.Mesh(np.arange(8), (4, 2), ("data", "model"))
@@ -87,8 +87,7 @@ def test_interrupted_at_any_bytecode(step):
     host = torch.arange(40.0).reshape(8, 5).cos()
     for _ in range(3):
         step(fresh(), host)
-    with Passed(sources=OWN) as passed:
-        step(fresh(), host)
+    passed = passed_by(lambda: step(fresh(), host), sources=OWN)
     fired, again = 0, Again(SOURCES + OWN)
     for place in passed.places(("first",)):
         t = fresh()

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import re
 import threading
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -98,6 +99,13 @@ def test_optimizer_step_ends_the_step_with_a_barrier_only():
     assert buffer_of(p) is not None
     assert counters.all_counters()["MarkStep"] == before + 1
     assert p.item() == 0
+
+
+@pytest.mark.skipif(
+    find_spec("xla_dist") is not None, reason="xla-dist is installed beside xla-core"
+)
+def test_groups_need_the_package_of_collectives():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1, device="xla"))], lr=0.5)
     with pytest.raises(RuntimeError, match="install xla-dist"):
         xm.optimizer_step(optimizer, groups=[[0]])
 

@@ -13,7 +13,7 @@ import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.utils.serialization as xser
-from xla_core.testing.interrupts import Again, Interrupt, Interrupted, Passed
+from xla_core.testing.interrupts import Again, Interrupt, Interrupted, passed_by
 
 
 def mask():
@@ -132,8 +132,7 @@ class Loading:
 def test_saving_what_is_pending(name, tmp_path):
     """At each bytecode of what is ours: the writing of the file, or with torch.save the reading of tensors."""
     saving = Saving(SAVES[name], tmp_path)
-    with Passed() as passed:
-        saving.step()
+    passed = passed_by(saving.step)
     ours = ("saving.py", "atomic_file.py") if name == "xm.save" else "transfers.py"
     places = [p for p in passed.places(("first",)) if p[0].co_filename.endswith(ours)]
     assert len(places) > 20
@@ -146,8 +145,7 @@ def test_saving_what_is_pending(name, tmp_path):
 def test_loading_into_tensors_that_are_there(load, tmp_path):
     """Each parameter is old or new; what is loaded next is all there."""
     loading = Loading(load, tmp_path)
-    with Passed(lines=True) as passed:
-        loading.step()
+    passed = passed_by(loading.step, lines=True)
     places = passed.places()
     assert interrupted_once(loading.step, places, loading.before, loading.check, lines=True) > 20
 
@@ -157,8 +155,7 @@ def test_loading_into_tensors_that_are_there(load, tmp_path):
 @pytest.mark.parametrize("name", SAVES)
 def test_a_second_interrupt_on_the_way_out_of_saving(name, tmp_path):
     saving = Saving(SAVES[name], tmp_path)
-    with Passed(lines=True) as passed:
-        saving.step()
+    passed = passed_by(saving.step, lines=True)
     files = open_files()
     places = passed.places(("first",))
     assert interrupted_twice(saving.step, places, saving.before, saving.check) > 20
@@ -168,8 +165,7 @@ def test_a_second_interrupt_on_the_way_out_of_saving(name, tmp_path):
 @pytest.mark.parametrize("load", [torch.load, xser.load], ids=["torch", "xser"])
 def test_a_second_interrupt_on_the_way_out_of_loading(load, tmp_path):
     loading = Loading(load, tmp_path)
-    with Passed(lines=True) as passed:
-        loading.step()
+    passed = passed_by(loading.step, lines=True)
     files = open_files()
     places = passed.places(("first",))
     assert interrupted_twice(loading.step, places, loading.before, loading.check) > 5

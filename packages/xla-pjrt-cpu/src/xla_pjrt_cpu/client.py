@@ -7,7 +7,6 @@ import functools
 import hashlib
 import os
 import platform
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,8 +22,6 @@ from xla_pjrt_cpu.fusions import RULE, options_for
 from xla_pjrt_cpu.rehearsal import CpuExecutable, noted
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
-# as jaxlib 0.10.2 to 0.12 say it
-_NO_OPTION: Final = re.compile(r"No such compile option: '(\w+)'")
 
 
 def create_client(topology: Topology, options: Mapping[str, str]) -> CpuClient:
@@ -92,7 +89,6 @@ class CpuClient(PjrtClient):
             distributed_client=topology.distributed_client,
         )
         super().__init__(client, process_index=topology.process_index)
-        self._unknown: set[str] = set()
 
     def _kind(self, device: cpu_runtime.Device) -> str:
         del device
@@ -105,17 +101,14 @@ class CpuClient(PjrtClient):
         """
         xla_flags = flags.XLA_FLAGS.get()
         chosen = {**options_for(program, xla_flags), **options_by_effort(program, xla_flags)}
-        while True:
-            known = {name: value for name, value in chosen.items() if name not in self._unknown}
+        free = {name: value for name, value in chosen.items() if name not in program.options}
+
+        def compile_with(known: cpu_runtime.Options) -> Executable:
             options = {**known, **program.options}
-            try:
-                return super().compile(dataclasses.replace(program, options=options))
-            except RuntimeError as error:
-                # they are no interface of XLA's: another jaxlib may be without one, and has the others
-                unknown = _unknown_option(str(error))
-                if unknown not in known or unknown in program.options:
-                    raise
-                self._unknown.add(unknown)
+            return compile_program(dataclasses.replace(program, options=options))
+
+        compile_program = super().compile
+        return cpu_runtime.with_known_options(compile_with, free)
 
     def deserialize(self, payload: bytes, program_name: str, placement: Placement) -> Executable:
         """Load a serialized executable; see ``PjrtClient.deserialize``."""
@@ -155,12 +148,6 @@ class CpuClient(PjrtClient):
 
     def _memory_limit(self) -> int | None:
         return _physical_memory()
-
-
-def _unknown_option(message: str) -> str:
-    """The option for whose name XLA refuses a program; empty if that is not what ``message`` says."""
-    match = _NO_OPTION.search(message)
-    return match[1] if match else ""
 
 
 @functools.cache

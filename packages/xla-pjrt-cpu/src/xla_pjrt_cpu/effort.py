@@ -27,10 +27,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from xla_core.contract.device_protocol import Program
-from xla_core.pjrt.cpu_runtime import Weights, estimate
+from xla_core.pjrt.cpu_runtime import Options, Weights, estimate
 from xla_core.support import flags
-
-Options = Mapping[str, str | int | float | bool]
 
 _LEVEL: Final = "xla_backend_optimization_level"
 _EMITTERS: Final = "xla_cpu_use_fusion_emitters"

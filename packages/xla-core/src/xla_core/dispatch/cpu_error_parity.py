@@ -275,6 +275,7 @@ _SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
     aten.min.default: _is_empty,
     aten._softmax.default: _is_no_softmax,
     aten._log_softmax.default: _is_no_softmax,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _always,
     aten.histogram.bin_ct: _always,
     aten.histogram.bins_tensor: _always,
     aten._histogramdd_bin_edges.default: _always,

@@ -16,6 +16,9 @@ from jax._src.interpreters import mlir as _mlir
 # jaxlib 0.10.2: MLIR bindings
 from jaxlib.mlir import ir
 
+# jax 0.12 hands the same context out again, up to ten times; this is what makes one, as make_ir_context does before
+_make_context: Final = getattr(_mlir, "_create_ir_context", None) or _mlir.make_ir_context
+
 MOST_USES: Final = 256
 MOST_BYTES: Final = 16 << 20
 """Bytecode of the modules that were read or made in a context: about what its constants take."""
@@ -36,7 +39,7 @@ def context(nbytes: int = 0) -> Any:
     The module may outlive the context's replacement.
     """
     if _kept.context is None or _kept.uses >= MOST_USES or _kept.nbytes > MOST_BYTES:
-        _kept.context = _mlir.make_ir_context()
+        _kept.context = _make_context()
         _kept.uses = _kept.nbytes = 0
     _kept.uses += 1
     _kept.nbytes += nbytes

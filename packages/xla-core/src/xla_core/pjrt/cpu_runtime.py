@@ -9,12 +9,15 @@ from xla_core.jax_bridge.jax_private import (
     prepare_cpu_kernels,
 )
 from xla_core.jax_bridge.program_work import Weights, estimate
+from xla_core.pjrt.compile_options import Options, with_known_options
 
 __all__ = [
     "Device",
     "EXTRA_OPTIONS",
+    "Options",
     "Weights",
     "estimate",
     "make_cpu_client",
     "prepare_cpu_kernels",
+    "with_known_options",
 ]

@@ -14,6 +14,7 @@ from xla_core.operators.inlining import calls_of
 from xla_core.operators.lowering_registry import Rule, find_rule
 from xla_core.operators.run_rule import STORAGE_ARGUMENTS, run_rule
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
+from xla_core.pjrt.compile_options import with_known_options
 from xla_core.torch_bridge.dtypes import from_numpy, numpy_dtype, to_numpy
 
 # (rtol, atol) by result dtype: a few units in the last place, since XLA and the CPU kernels
@@ -183,8 +184,13 @@ def _run(calls: Sequence[Call], seed: int) -> list[list[torch.Tensor | None]]:
 
     with jax.enable_x64(True):
         arrays = [call.operands.arrays for call in calls]
-        options = _FAST_ON_CPU if jax.default_backend() == "cpu" else None
-        results = jax.jit(program, compiler_options=options)(jax.random.key(seed), arrays)
+        options = _FAST_ON_CPU if jax.default_backend() == "cpu" else {}
+        results = with_known_options(
+            lambda known: jax.jit(program, compiler_options=dict(known))(
+                jax.random.key(seed), arrays
+            ),
+            options,
+        )
         return [
             [None if m is None else _to_torch(r, m) for r, m in zip(of, call.outputs, strict=True)]
             for of, call in zip(results, calls, strict=True)

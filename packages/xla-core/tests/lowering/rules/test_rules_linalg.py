@@ -175,3 +175,18 @@ def test_fft(dims: list[int]) -> Iterator[Call]:
             yield Call(aten._fft_c2c.default, mixed, dims, normalization, flag, tolerance=loose)
             yield Call(aten._fft_r2c.default, real, dims, normalization, flag, tolerance=loose)
         yield Call(aten._fft_c2r.default, spectrum, dims, normalization, size, tolerance=loose)
+
+
+@pytest.mark.skipif(
+    not hasattr(aten, "linalg_polar"), reason="torch 2.15 has these two, the versions before do not"
+)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@together
+def test_roots_and_polar_factors(dtype):
+    yield Call(
+        aten.linalg_matrix_sqrth.default, _positive(2, 4, 4, dtype=dtype), tolerance=LOOSE[dtype]
+    )
+    indefinite = _positive(4, 4, dtype=dtype) - 4 * torch.eye(4, dtype=dtype)
+    yield Call(aten.linalg_matrix_sqrth.default, indefinite, tolerance=(1e-3, 1e-3))
+    for shape in ((5, 3), (2, 3, 3), (0, 3, 2)):
+        yield Call(aten.linalg_polar.default, _draw(*shape, dtype=dtype), tolerance=LOOSE[dtype])

@@ -140,6 +140,25 @@ def eigh(
     return values, vectors if compute_v else jnp.zeros(output_shape(context, 1), A.dtype)
 
 
+@rule(aten.linalg_matrix_sqrth.default)
+def matrix_sqrth(self: Array) -> Array:
+    """The principal square root of a Hermitian matrix, of which the lower triangle is read.
+
+    A negative eigenvalue counts as 0, as on the CPU.
+    """
+    vectors, values = lax.linalg.eigh(self, symmetrize_input=False)
+    return (vectors * jnp.sqrt(jnp.maximum(values, 0))[..., None, :].astype(self.dtype)) @ _h(
+        vectors
+    )
+
+
+@rule(aten.linalg_polar.default)
+def polar(A: Array) -> tuple[Array, Array]:
+    """The factor with orthonormal columns and the positive one, from the singular vectors."""
+    left, values, right = jnp.linalg.svd(A, full_matrices=False)
+    return left @ right, (_h(right) * values[..., None, :].astype(A.dtype)) @ right
+
+
 # LU factorisation and what is computed from it. PyTorch counts pivots from 1.
 
 

@@ -1,0 +1,34 @@
+"""Compiler options that not every jaxlib has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+__all__ = ["Options", "with_known_options"]
+
+Options = Mapping[str, str | int | float | bool]
+_Result = TypeVar("_Result")
+
+# as jaxlib 0.10.2 to 0.12 say it
+_NO_OPTION: Final = re.compile(r"No such compile option: '(\w+)'")
+_unknown: Final[set[str]] = set()
+
+
+def with_known_options(compile: Callable[[Options], _Result], options: Options) -> _Result:
+    """What ``compile`` makes with those of ``options`` that the installed jaxlib has.
+
+    XLA's debug options are no interface: another jaxlib may be without one, and has the others. XLA names
+    the first that it does not know, and that one is left out in this process from then on. Raises what
+    ``compile`` raises for any other reason, and for an option that is none of ``options``.
+    """
+    while True:
+        known = {name: value for name, value in options.items() if name not in _unknown}
+        try:
+            return compile(known)
+        except RuntimeError as error:
+            match = _NO_OPTION.search(str(error))
+            if match is None or match[1] not in known:
+                raise
+            _unknown.add(match[1])
