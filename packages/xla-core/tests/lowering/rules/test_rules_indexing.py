@@ -68,6 +68,9 @@ def test_masked_indices() -> Iterator[Call]:
     )
 
 
+@pytest.mark.filterwarnings(
+    "ignore:index_reduce\\(\\) is in beta:UserWarning"
+)  # the CPU's kernel says so (torch 2.15)
 @pytest.mark.parametrize("dim", [0, -1])
 @together
 def test_whole_entries(dim: int) -> Iterator[Call]:
@@ -126,6 +129,9 @@ SHAPES = [
 ]
 
 
+@pytest.mark.filterwarnings(
+    "ignore:The reduce argument of torch.scatter:UserWarning"
+)  # the CPU's kernel says so (torch 2.15)
 @pytest.mark.parametrize(("shape", "picked", "dim"), SHAPES, ids=str)
 @together
 def test_gather_and_scatter(
