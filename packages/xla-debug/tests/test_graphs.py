@@ -137,7 +137,7 @@ def test_hlo_without_and_with_lines(ab, monkeypatch):
     (line,) = [line for line in hlo.split("\n") if " dot(" in line]
     number = test_hlo_without_and_with_lines.__code__.co_firstlineno + 12
     assert (
-        'metadata={op_type="aten__addmm" op_name="Linear/aten__addmm" '
+        'metadata={op_type="aten__linear" op_name="Linear/aten__linear" '
         f'source_file="{__file__}" source_line={number}}}' in line
     )
     assert "stack_frame_id" not in hlo and "FileNames" not in hlo
@@ -155,7 +155,7 @@ def test_ir_debug_names_the_line(ab):
     finally:
         _XLAC._set_ir_debug(False)
     assert re.search(
-        r"aten::addmm\(.*\), scope=Linear, location=forward@linear\.py:\d+, xla_shape", text
+        r"aten::linear\(.*\), scope=Linear, location=forward@linear\.py:\d+, xla_shape", text
     )
 
 

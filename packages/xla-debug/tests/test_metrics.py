@@ -87,7 +87,7 @@ def test_the_names_are_torch_xlas(report):
     assert RUNTIME_METRICS | {"TensorsGraphSize", "InputOutputAliasCount"} <= metrics
     assert {
         "MarkStep", "UncachedCompile", "CachedCompile", "CreateCompileHandles", "CreateDataHandles",
-        "xla::addmm", "xla::relu", "xla::t",
+        "xla::linear", "xla::relu",
     } <= found  # fmt: skip
     assert {n for n in found if n.startswith("aten::")} <= {"aten::_local_scalar_dense"}
 
@@ -99,7 +99,7 @@ def test_the_counts_are_what_happened(report):
     assert points["UncachedCompile__Value"] == points["CompileTime__TotalSamples"] == 2
     assert points["CachedCompile__Value"] == 4
     assert points["ExecuteTime__TotalSamples"] == 6
-    assert points["xla::addmm__Value"] == 12
+    assert points["xla::linear__Value"] == 12
     assert points["TransferFromDeviceTime__TotalSamples"] == 1
     assert points["InboundData__Accumulator_mb"] == 4 / (1 << 20)
 

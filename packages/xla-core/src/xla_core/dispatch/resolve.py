@@ -23,6 +23,7 @@ from xla_core.dispatch import (
     mutation,
     transfers,
     views,
+    whole_operators,
     windows,
 )
 from xla_core.dispatch.cpu_fallback import fallback_handler
@@ -241,6 +242,7 @@ def install() -> None:
     strided = OperatorPlan(aten.as_strided.default, find_view(aten.as_strided.default))
     builtin_plans.set_plan(builtin_plans.AS_STRIDED, strided)
     windows.install()
+    whole_operators.install()
     if flags.CHECK_INDICES.get():
         index_ranges.install()
     allow_list_kernels(XLATensor)

@@ -23,6 +23,8 @@ from xla_core.recording.step_key import Lift, Ref, lifted, references
 
 # Operators that move values without computing, though PyTorch does not call them views.
 _MOVES: Final = frozenset({"aten._unsafe_view.default", "aten.clone.default"})
+# What whole operators cost to compile: as many plain nodes as they stand for.
+_WEIGHTS: Final = {"aten.linear.default": 2.0, "aten.linear_backward.default": 3.0}
 # Longer chains of views are cut, as every reader computes a chain again.
 _MAX_CHAIN: Final = 16
 # Operators that look at the shapes of their operands only: constants.
@@ -275,9 +277,8 @@ class _Builder:
             for ref in references(every)
             if self.roots.get(ref.vid, (0,))[0] is not None
         )
-        return Node(
-            key, (*operands, *lifts), tuple(self.folded.get(v, v) for v in results), 1.0, part
-        )
+        shown = tuple(self.folded.get(v, v) for v in results)
+        return Node(key, (*operands, *lifts), shown, _WEIGHTS.get(plan.name, 1.0), part)
 
     def _frozen(self, a: Any) -> Hashable:
         """An argument without the values it refers to: metas, view chains, kinds of scalars.

@@ -207,7 +207,7 @@ class _Search:
 
     def _groups(self, view: _View) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """Positions with equal windows: those first that could save most."""
-        # A node weighs 1 at most, so that no shorter run weighs enough.
+        # Nearly all nodes weigh 1 at most. A shorter run that weighs enough is taken several periods at a time.
         shortest = math.ceil(self.model.min_weight)
         groups: list[tuple[float, int, np.ndarray, np.ndarray]] = []
         for level in range(len(view.ranks)):

@@ -137,14 +137,13 @@ def linear(input: Array, weight: Array, bias: Array | None = None) -> Array:
 def linear_backward(
     self: Array, grad_output: Array, weight: Array, output_mask: Sequence[bool]
 ) -> tuple[Array | None, ...]:
-    """Gradients of ``linear`` by input, weight and bias; None where the mask says so."""
+    """Gradients of ``linear`` by input, weight and bias; the mask leaves out the first, or both others."""
     lead = tuple(range(grad_output.ndim - 1))
     by_input = by_weight = by_bias = None
     if output_mask[0]:
         by_input = dot_general(grad_output, weight, ((grad_output.ndim - 1,), (0,)))
-    if output_mask[1]:
+    if output_mask[1] or output_mask[2]:
         by_weight = dot_general(grad_output, self, (lead, lead))
-    if output_mask[2]:
         by_bias = jnp.sum(grad_output, axis=lead)
     return by_input, by_weight, by_bias
 
