@@ -15,7 +15,7 @@ import operator
 import threading
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -134,7 +134,8 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
         return None
     family = _family((wiped.skeleton, key))
     with family.lock:
-        family.hints = {wiped.inputs[slot] + dim: most for slot, dim, most in marks}
+        inputs = list(trace.input_vids) if marks else []
+        family.hints = {wiped.values[inputs[slot]][dim]: most for slot, dim, most in marks}
         bound, lengths = _bound_for(trace, key, wiped, family)
     if bound is None or (key.what.taken and len(bound.aliases) < len(key.what.donations)):
         return None
@@ -163,16 +164,23 @@ def _bound_for(
     family.largest = list(map(max, family.largest, lengths))
     family.smallest = list(map(min, family.smallest, lengths))
     bound = family.program(lengths)
-    limits = wanted(lengths, family.largest, family.growing)
+    assert family.fit is not None
+    room = family.fit.room(_outside(trace, key, wiped))
+    limits = wanted(lengths, family.largest, family.growing, room)
     if limits is None:
         return None, ()
-    assert family.fit is not None
     limits = family.fit.at_most(family.hints, limits)
     if any(map(operator.gt, lengths, limits)):
         return None, ()
     if bound is None or not suffices(bound.limits, limits):
-        bound = _built(family, _recorded(trace, key), wiped, lengths, limits) or bound
+        bound = _built(family, _recorded(trace, key), wiped, lengths, limits, room) or bound
     return bound, lengths
+
+
+def _outside(trace: Trace, key: ProgramIdentity, wiped: skeletons.Wiped) -> Iterator[int]:
+    """The positions of the sizes of a step's inputs and results."""
+    values = (*trace.input_vids, *key.what.outputs)
+    return itertools.chain.from_iterable(map(wiped.values.__getitem__, values))
 
 
 def _family(key: Hashable) -> _Family:
@@ -198,6 +206,7 @@ def _built(
     wiped: skeletons.Wiped,
     lengths: tuple[int, ...],
     limits: tuple[int, ...],
+    room: tuple[int, ...],
 ) -> BoundProgram | None:
     """A new program of a family for lengths up to ``limits``; None where there can be none, or none for these."""
     fitted = family.fit
@@ -212,7 +221,7 @@ def _built(
             if tried in family.failed:
                 continue
             try:
-                bound = _compiled(step, fitted, wiped.sizes, tried)
+                bound = _compiled(step, fitted, wiped.sizes, tried, room)
             except (
                 Exception
             ) as error:  # the step is compiled for its own sizes, where errors are raised
@@ -229,14 +238,16 @@ def _built(
     return None
 
 
-def _compiled(step: Recorded, fitted: Fit, sizes: Sequence[int], between: Range) -> BoundProgram:
+def _compiled(
+    step: Recorded, fitted: Fit, sizes: Sequence[int], between: Range, room: Sequence[int]
+) -> BoundProgram:
     name = f"varying_{next(_numbers)}_to_{'_'.join(map(str, between[1]))}"
     make_room(len(step.entries))
     started = time.perf_counter()
     record = flight_ring.begin(flight_ring.COMPILE, name, len(step.entries))
     try:
         with progress_line.watching(name, len(step.entries)):
-            bound = bound_program.build(step, fitted, sizes, between, name)
+            bound = bound_program.build(step, fitted, sizes, between, name, room)
     finally:
         flight_ring.end(record)
     counters.sample("CompileTime", (time.perf_counter() - started) * 1e9)

@@ -25,37 +25,39 @@ _NUMBER = _Number()
 
 
 class Wiped(NamedTuple):
-    """A step's skeleton and numbers, which of them (positions) are sizes of its values, and where inputs' begin."""
+    """A step's skeleton and numbers, and which of them (positions) are sizes of its values.
+
+    ``values`` are the positions of each value's sizes, by its number.
+    """
 
     skeleton: Hashable
     numbers: list[int]
     sizes: list[int]
-    inputs: list[int]
+    values: dict[int, range]
 
 
 def wiped(entries: Sequence[Entry]) -> Wiped:
     """The skeleton and the numbers of a step."""
     numbers: list[int] = []
     sizes: list[int] = []
-    inputs: list[int] = []
+    values: dict[int, range] = {}
     lines = []
     for entry in entries:
         line: tuple[Any, ...] = ()
         if isinstance(entry, Operation):
             named = tuple((name, _wipe(a, numbers)) for name, a in entry.kwargs.items())
             line = (entry.plan.number, _wipe(entry.args, numbers), named)
-        else:
-            inputs.append(len(numbers))
         start = len(numbers)
-        for meta in entry.metas:
+        for vid, meta in enumerate(entry.metas, entry.first):
             if meta is None:
                 line += (None,)
             else:
+                values[vid] = range(len(numbers), len(numbers) + len(meta.shape))
                 numbers.extend(meta.shape)
                 line += (meta.dtype, len(meta.shape))
         sizes.extend(range(start, len(numbers)))
         lines.append(line)
-    return Wiped(tuple(lines), numbers, sizes, inputs)
+    return Wiped(tuple(lines), numbers, sizes, values)
 
 
 def _wipe(operand: Any, numbers: list[int]) -> Hashable:
