@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import jax.numpy as jnp
 import numpy as np
 
 from xla_core.compilation.build_program import compile_program
@@ -111,15 +112,17 @@ def build(
     between: Range,
     name: str,
     room: Sequence[int],
+    flags: int,
 ) -> BoundProgram:
     """Lower and compile the program of a step for all lengths ``between`` two bounds.
 
     ``name`` is the program's. ``fitted`` says how its numbers depend on the lengths, ``sizes`` which of them are
     sizes. Inputs and results that are about as long as a length have as many places as the largest of it and
     ``room`` for more: what one run gives the next one takes. Raises NotCoveredError, which names operator and
-    line, where a length cannot vary, and what the compiler raises.
+    line, where a length cannot vary, and what the compiler raises. ``flags`` is how many truth values it takes
+    behind the lengths.
     """
-    lowering = _BoundLowering(step, fitted, sizes, between, name, room)
+    lowering = _BoundLowering(step, fitted, sizes, between, name, room, flags)
     program = lowering.program()
     executable = compile_program(step.trace.backend.client, program)
     return BoundProgram(
@@ -146,6 +149,7 @@ class _BoundLowering:
         between: Range,
         name: str,
         room: Sequence[int],
+        flags: int,
     ) -> None:
         for operation in operations_of(step.entries):
             rule = operation.plan.rule
@@ -155,6 +159,7 @@ class _BoundLowering:
         self.step = step
         self.name = name
         self.count = len(between[0])
+        self.flags = flags
         self.differences: dict[Any, None] = {}
         numbers = _symbolic_numbers(fitted, sizes, *between)
         self.sizes = tuple(dict.fromkeys(numbers[p] for p in sizes if p in fitted.terms))
@@ -175,7 +180,7 @@ class _BoundLowering:
         )
 
     def program(self) -> Program:
-        """The program: inputs padded, lifted numbers, then the vector of lengths."""
+        """The program: inputs padded, lifted numbers, then the vector of lengths and flags."""
         step, backend = self.step, self.step.trace.backend
         layout = dataclasses.replace(step.layout, aliases=self.aliases)
         lowering = StepLowering(
@@ -184,7 +189,8 @@ class _BoundLowering:
         exact = input_specs(backend, step.entries)
         shapes = (*self.input_shapes, *(None for _ in exact[len(self.input_shapes) :]))
         inputs = [*map(_with_shape, exact, shapes)]
-        inputs.append(ArraySpec((self.count,), backend.client.numpy_dtype(np.dtype(np.int32))))
+        count = self.count + self.flags
+        inputs.append(ArraySpec((count,), backend.client.numpy_dtype(np.dtype(np.int32))))
         outputs = map(_with_shape, lowering.output_specs(), self.output_shapes)
         with symbolic_sizes.watching_comparisons() as self.differences:
             return lowering.program_of(self._run, tuple(inputs), tuple(outputs))
@@ -195,7 +201,10 @@ class _BoundLowering:
         ints = rest.pop() if last.ints else None
         floats = rest.pop() if last.floats else None
         wide = lengths.astype(np.int64)
-        frame = Frame(named([wide[number] for number in range(lengths.shape[0])]))
+        frame = Frame(named([wide[number] for number in range(self.count)]))
+        if self.flags:
+            flags = wide[self.count :]
+            ints = flags if ints is None else jnp.concatenate([ints.astype(np.int64), flags])
         scope = VaryingScope(frame, floats, ints)
         for vid, array in zip(self.given, rest, strict=True):
             sizes = _sizes(self.metas[vid])
@@ -286,12 +295,14 @@ class VaryingExecutable:
         "program_name",
     )
 
-    def __init__(self, bound: BoundProgram, lengths: tuple[int, ...], backend: Any) -> None:
+    def __init__(
+        self, bound: BoundProgram, lengths: tuple[int, ...], flags: Sequence[bool], backend: Any
+    ) -> None:
         self.program_name = bound.program.name
         self._bound = bound
         self._client = backend.client
         self._placement = bound.program.placement
-        self._lengths = lengths
+        self._lengths = (*lengths, *flags)
         shapes = bound.output_shapes(lengths)
         self._shapes = tuple(
             None if shape == tuple(spec.shape) else shape

@@ -47,7 +47,8 @@ KEPT_OUT: Final = "VaryingShapesKeptOut"
 PADDING: Final = "VaryingShapesPadding"
 """Metric: how much of a program's varying lengths is padding, in percent, at each step of new lengths."""
 
-# Steps of a family that are compiled for their own sizes before the next one is a program for a bound.
+# Steps of a family that are compiled for their own sizes before the next one is a program for a bound: one where
+# the next one is longer by one, as caches are.
 _COMPILED_FIRST: Final = 2
 _MOST_SAMPLES: Final = 6
 # Numbers beyond these are never lengths, and not counted with.
@@ -73,6 +74,7 @@ class _Family:
         self.largest: list[int] = []
         self.smallest: list[int] = []
         self.growing = False
+        self.expected: int | None = None
         self.failed: set[Range] = set()
         self.compiled: set[Range] = set()
         self.refused = False
@@ -83,20 +85,26 @@ class _Family:
         if self.fit is not None:
             lengths = self.fit.lengths_of(numbers)
             if lengths is not None:
+                if self.expected is not None:
+                    self.growing = lengths[0] == self.expected
+                    self.expected = None
                 return lengths
         if not any(np.array_equal(numbers, known) for known in self.samples):
             self.samples = [*self.samples, numbers][-_MOST_SAMPLES:]
-        if len(self.samples) <= (_COMPILED_FIRST - 1 if self.hints else _COMPILED_FIRST):
-            return None
-        fitted = fit(self.samples, sizes)
+        fitted = fit(self.samples, sizes) if len(self.samples) > 1 else None
         if fitted is None:
             return None
+        seen = np.stack([known[list(fitted.lengths)] for known in self.samples])
+        growing = len(fitted.lengths) == 1 and bool((np.diff(seen[:, 0]) == 1).all())
+        if len(self.samples) <= _COMPILED_FIRST and not (growing or self.hints):
+            return None
+        # two lengths that follow each other may do so by chance
+        self.growing = growing
+        self.expected = int(seen[-1, 0]) + 1 if growing and len(self.samples) == 2 else None
         # programs hold for the numbers that the fit predicted which they were made from
         self.fit, self.programs, self.refused = fitted, [], False
         self.failed, self.compiled = set(), set()
-        seen = np.stack([known[list(fitted.lengths)] for known in self.samples])
         self.largest, self.smallest = seen.max(axis=0).tolist(), seen.min(axis=0).tolist()
-        self.growing = len(fitted.lengths) == 1 and bool((np.diff(seen[:, 0]) == 1).all())
         return fitted.lengths_of(numbers)
 
     def program(self, lengths: Sequence[int]) -> BoundProgram | None:
@@ -142,7 +150,7 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     counters.increment(SERVED)
     used = math.prod(n / limit for n, limit in zip(lengths, bound.limits, strict=True))
     counters.sample(PADDING, 100 * (1 - used), counters.render_number)
-    return _installed(trace, key, bound, lengths, time.perf_counter() - started)
+    return _installed(trace, key, bound, lengths, wiped.flags, started)
 
 
 def _marks(trace: Trace) -> list[tuple[int, int, int | None]]:
@@ -221,7 +229,7 @@ def _built(
             if tried in family.failed:
                 continue
             try:
-                bound = _compiled(step, fitted, wiped.sizes, tried, room)
+                bound = _compiled(step, fitted, wiped, tried, room)
             except (
                 Exception
             ) as error:  # the step is compiled for its own sizes, where errors are raised
@@ -239,7 +247,7 @@ def _built(
 
 
 def _compiled(
-    step: Recorded, fitted: Fit, sizes: Sequence[int], between: Range, room: Sequence[int]
+    step: Recorded, fitted: Fit, wiped: skeletons.Wiped, between: Range, room: Sequence[int]
 ) -> BoundProgram:
     name = f"varying_{next(_numbers)}_to_{'_'.join(map(str, between[1]))}"
     make_room(len(step.entries))
@@ -247,7 +255,9 @@ def _compiled(
     record = flight_ring.begin(flight_ring.COMPILE, name, len(step.entries))
     try:
         with progress_line.watching(name, len(step.entries)):
-            bound = bound_program.build(step, fitted, sizes, between, name, room)
+            bound = bound_program.build(
+                step, fitted, wiped.sizes, between, name, room, len(wiped.flags)
+            )
     finally:
         flight_ring.end(record)
     counters.sample("CompileTime", (time.perf_counter() - started) * 1e9)
@@ -268,19 +278,20 @@ def _installed(
     key: ProgramIdentity,
     bound: BoundProgram,
     lengths: tuple[int, ...],
-    seconds: float,
+    flags: Sequence[bool],
+    started: float,
 ) -> StepProgram:
     """The step's program: a run of ``bound``."""
     entries, outputs = trace.cur.path(), key.what.outputs
     return StepProgram(
         name=bound.program.name,
-        executable=VaryingExecutable(bound, lengths, trace.backend),
+        executable=VaryingExecutable(bound, lengths, flags, trace.backend),
         program=bound.program,
         inputs=input_specs(trace.backend, entries),
         output_index={vid: i for i, vid in enumerate(outputs)},
         aliases=bound.aliases,
         histogram=Counter(e.plan.name for e in operations_of(entries)),
-        compile_seconds=seconds,
+        compile_seconds=time.perf_counter() - started,
         from_cache=True,
         output_bytes=build_program.output_bytes(entries, outputs),
         backend=trace.backend,
