@@ -105,6 +105,33 @@ def _number(size: Any, lengths: Mapping[str, int]) -> int:
     return int(symbolic_sizes.evaluate(size, lengths))
 
 
+def narrowed(between: Range, lengths: Sequence[int], error: Exception) -> Range | None:
+    """The largest part of ``between`` around these lengths in which a comparison that ``error`` came of is decided.
+
+    None where it came of something else, or of several lengths.
+    """
+    difference = symbolic_sizes.undecided(error)
+    names = symbolic_sizes.names_in(difference)
+    if len(names) != 1:
+        return None
+    (name,) = names
+    which = list(named(lengths)).index(name)
+    known = named(lengths)
+    below = _number(difference, known) < 0
+
+    def same(length: int) -> bool:
+        return (_number(difference, {**known, name: length}) < 0) == below
+
+    low = high = lengths[which]
+    while low > between[0][which] and same(low - 1):
+        low -= 1
+    while high < between[1][which] and same(high + 1):
+        high += 1
+    lows, highs = list(between[0]), list(between[1])
+    lows[which], highs[which] = low, high
+    return tuple(lows), tuple(highs)
+
+
 def build(
     step: Recorded,
     fitted: Fit,

@@ -75,7 +75,7 @@ class _Family:
         self.smallest: list[int] = []
         self.growing = False
         self.expected: int | None = None
-        self.failed: set[Range] = set()
+        self.failed: dict[Range, Exception] = {}
         self.compiled: set[Range] = set()
         self.refused = False
         self.hints: dict[int, int | None] = {}
@@ -103,7 +103,7 @@ class _Family:
         self.expected = int(seen[-1, 0]) + 1 if growing and len(self.samples) == 2 else None
         # programs hold for the numbers that the fit predicted which they were made from
         self.fit, self.programs, self.refused = fitted, [], False
-        self.failed, self.compiled = set(), set()
+        self.failed, self.compiled = {}, set()
         self.largest, self.smallest = seen.max(axis=0).tolist(), seen.min(axis=0).tolist()
         return fitted.lengths_of(numbers)
 
@@ -223,17 +223,21 @@ def _built(
     reason = MSG_DEVICES
     layout = step.layout
     if layout.num_replicas == layout.num_partitions == 1:
-        for tried in candidates(limits, lengths, family.smallest, fixed, fitted.multiples()):
+        tries = candidates(limits, lengths, family.smallest, fixed, fitted.multiples())
+        while tries:
+            tried = tries.pop(0)
             if tried in family.compiled:
                 return None  # and it does not serve these lengths
             if tried in family.failed:
+                tries[:0] = _narrowed(family.failed[tried], tried, lengths)
                 continue
             try:
                 bound = _compiled(step, fitted, wiped, tried, room)
             except (
                 Exception
             ) as error:  # the step is compiled for its own sizes, where errors are raised
-                family.failed.add(tried)
+                family.failed[tried] = error.with_traceback(None)
+                tries[:0] = _narrowed(error, tried, lengths)
                 reason = str(error) if isinstance(error, NotCoveredError) else repr(error)
                 continue
             family.programs.append(bound)
@@ -244,6 +248,12 @@ def _built(
         counters.increment(KEPT_OUT)
     _keep_out(reason)
     return None
+
+
+def _narrowed(error: Exception, between: Range, lengths: Sequence[int]) -> list[Range]:
+    """What to try next where ``error`` let no program be made: lengths for which a comparison is decided."""
+    part = bound_program.narrowed(between, lengths, error)
+    return [] if part is None or part == between else [part]
 
 
 def _compiled(
