@@ -126,3 +126,24 @@ def test_jax_mesh_needs_as_many_jax_devices(run_python):
     """)
     assert "('data', 'model') [3, 2, 1, 0]" in found
     assert "mesh of 8 devices" in found and "jax_num_cpu_devices" in found
+
+
+def test_values_that_one_device_holds_padded_go_to_the_mesh_cut(run_python):
+    # docs/shapes.md: they were made before there was a mesh
+    run_python(
+        """
+        import torch, torch_xla
+        import torch_xla.runtime as xr
+
+        for length in (5, 9, 7):
+            rows = torch.arange(4.0 * length).reshape(length, 4).sin()
+            x = rows.to("xla").exp()
+            torch_xla.sync()
+        assert x._s.buffer.array.shape == (8, 4)
+        xr.use_spmd()
+        y = x * 2
+        torch_xla.sync()
+        torch.testing.assert_close(y.cpu(), rows.exp() * 2)
+        """,
+        XLA_VARYING_SHAPES="1",
+    )

@@ -12,15 +12,21 @@ from xla_core.varying import families
 
 
 @pytest.fixture
-def varying(monkeypatch):
-    """Varying shapes are on; padding is NaN, or a number that is no index, so that whatever reads it shows."""
+def turned_on(monkeypatch):
+    """Varying shapes are on, and nothing is known of any."""
     monkeypatch.setenv("XLA_VARYING_SHAPES", "1")
     # what is compared does not depend on how well programs are compiled, and training takes a third of the time
     monkeypatch.setenv("XLA_COMPILE_EFFORT", "fast")
     caches.clear_all()
+    yield
+    caches.clear_all()
+
+
+@pytest.fixture
+def varying(turned_on):
+    """``turned_on``; padding is NaN, or a number that is no index, so that whatever reads it shows."""
     with junk_as_padding():
         yield
-    caches.clear_all()
 
 
 def _counted(name):

@@ -75,7 +75,9 @@ def test_short_lengths_share_a_program():
 
 def test_a_length_that_grows_gets_room():
     room = [wanted([n], [n], growing=True) for n in (4, 60, 66, 129)]
-    assert room == [(128,), (128,), (192,), (384,)]
+    assert room == [(256,), (256,), (256,), (384,)]
+    # the buffers have the size of other programs' where results are longer by one
+    assert wanted([4], [4], growing=True, room=(1,)) == (255,)
 
 
 def test_fixed_sizes_of_the_step_may_limit_a_length():

@@ -96,6 +96,36 @@ def test_a_table_that_ends_one_before_the_bound(run_lengths, counted):
     assert counted(families.PROGRAMS) - before == 2
 
 
+def test_a_comparison_with_the_length_says_which_lengths_share_a_program(run_lengths, counted):
+    def step(x):
+        # the bounds are 8 and 32: the buffer has no more than 30 places, and an index below 4 counts from the end
+        buffer = torch.zeros(30, 4, device=x.device)
+        buffer[: x.shape[0]] = x
+        return buffer.cumsum(0)[x.shape[0] - 4] + x.sum(0)
+
+    before = counted(families.PROGRAMS)
+    assert run_lengths(step, rows, (5, 9, 7, 29, 25, 6)) == 4, families.kept_out()
+    # from 4 to 8, and from 4 to 30
+    assert counted(families.PROGRAMS) - before == 2
+
+
+def test_a_truth_value_that_fills_a_tensor_is_no_other_step(run_lengths, counted):
+    def step(x):
+        last = torch.full((3,), x.shape[0] > 8, dtype=torch.bool, device=x.device)
+        return last | torch.zeros_like(last), x.cumsum(0)
+
+    before = counted(families.PROGRAMS)
+    assert run_lengths(step, rows, (5, 9, 7, 12, 6, 11)) == 4
+    assert counted(families.PROGRAMS) - before == 2
+
+
+def test_two_lengths_that_follow_each_other_may_be_a_cache_that_grows(run_lengths, counted):
+    before = counted(families.PROGRAMS)
+    # the second is served already; the third shows that they do not grow
+    assert run_lengths(lambda x: x.cumsum(0) - 1, rows, (300, 301, 40, 20)) == 3
+    assert counted(families.PROGRAMS) - before == 2
+
+
 def test_a_length_that_is_written_in_place_and_read_later(run_lengths):
     def step(x):
         y = x.clone()

@@ -10,6 +10,7 @@ import numpy as np
 
 from xla_core.compilation import program_table
 from xla_core.support import counters
+from xla_core.varying.padded_buffer import whole_buffer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,11 +128,11 @@ def replay_seconds(repeats: int, program: program_table.StepProgram | None = Non
         for spec in program.inputs
     ]
     results = program.executable.execute(list(arguments))
-    backend.client.wait(results)
+    backend.client.wait(list(map(whole_buffer, results)))
     started = time.perf_counter()
     for _ in range(repeats):
         for slot, position in program.aliases:
             arguments[slot] = results[position]
         results = program.executable.execute(list(arguments))
-        backend.client.wait(results)
+        backend.client.wait(list(map(whole_buffer, results)))
     return (time.perf_counter() - started) / repeats

@@ -27,6 +27,7 @@ from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
 from xla_core.support import counters
 from xla_core.torch_bridge import dtypes
+from xla_core.varying.padded_buffer import exact_buffer
 
 # Up to this size a view is cut out on the host after its whole storage was fetched: that needs
 # no program of its own.
@@ -51,7 +52,7 @@ def read(tensor: XLATensor) -> torch.Tensor:
         if views and meta.nbytes > HOST_VIEW_BYTES:
             held = trace.new_tensor(views[-1].meta, trace.read_view(views[-1], s))
             s, meta, views = held._s, held._s.meta, []
-        buffer = materialise(trace, s)
+        buffer = _held(trace, s)
     if buffer is None:
         host = torch.zeros(meta.shape, dtype=meta.dtype)
     else:
@@ -64,7 +65,14 @@ def read(tensor: XLATensor) -> torch.Tensor:
 
 
 def materialise(trace: Trace, s: Any) -> Any:
-    """The storage's buffer, after running what is pending if need be; None if never written."""
+    """The storage's buffer, after running what is pending if need be; None if never written.
+
+    It is cut where the storage holds it padded.
+    """
+    return exact_buffer(_held(trace, s))
+
+
+def _held(trace: Trace, s: Any) -> Any:
     if trace.unreadable is not None:
         raise error_messages.ValueNeededError(trace.unreadable)
     trace.compute(s, reading=True)

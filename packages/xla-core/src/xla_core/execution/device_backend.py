@@ -23,6 +23,7 @@ from xla_core.recording.storage import Backend, Recorder, Storage
 from xla_core.support import counters, flight_ring
 from xla_core.torch_bridge import downcast_dtypes
 from xla_core.torch_bridge.dtypes import numpy_dtype
+from xla_core.varying.padded_buffer import PaddedBuffer, exact_buffer, whole_buffer
 
 _LITTLE: Final = 64 << 20
 """Bytes that nobody asks a device about: it would take longer than most such programs run."""
@@ -132,14 +133,16 @@ class DeviceBackend(Backend):
         if events.listening(
             events.TransferFromDevice
         ):  # the time until there is a value, apart from copying it
-            self.client.wait([buffer])
+            self.client.wait([whole_buffer(buffer)])
             ready = time.perf_counter_ns()
         try:
-            array = self.client.get(buffer)
+            array = self.client.get(whole_buffer(buffer))
         except RuntimeError as error:
             flight_ring.waited(record)
             raise self._explained(error) from error
         elapsed = flight_ring.waited(record)
+        if type(buffer) is PaddedBuffer:
+            array = buffer.cut(array)
         flight_ring.describe(record, (array.dtype, array.shape), array.nbytes)
         counters.sample("TransferFromDeviceTime", elapsed)
         counters.sample("InboundData", array.nbytes, counters.render_bytes)
@@ -175,7 +178,7 @@ class DeviceBackend(Backend):
 
     def device_buffer(self, storage: Storage) -> Any:
         """The buffer of a tensor that has a value, as programs take it."""
-        return value_of(storage.buffer)
+        return exact_buffer(value_of(storage.buffer))
 
     def buffer_for_copy(self, storage: Storage, buffer: Any) -> Any:
         """The buffer for a tensor that just takes over another one's value (``copy_``)."""
@@ -201,11 +204,14 @@ class DeviceBackend(Backend):
 
     def copy(self, buffer: Any) -> Any:
         """A second buffer with the same value on this device."""
-        return self.client.copy(value_of(buffer), self.placement)
+        held = value_of(buffer)
+        if type(held) is PaddedBuffer:
+            return held.copied()
+        return self.client.copy(held, self.placement)
 
     def copy_from(self, buffer: Any, origin: Backend) -> Any:
         """The value of another device's buffer, on this device."""
-        return self.client.copy(value_of(buffer), self.placement)
+        return self.client.copy(exact_buffer(value_of(buffer)), self.placement)
 
     def has_room(self, nbytes: int) -> bool:
         """Whether the device has so much memory left, as far as it tells; little is always there."""
@@ -236,7 +242,7 @@ class DeviceBackend(Backend):
         if alive:
             record = flight_ring.begin(flight_ring.WAIT, None)
             try:
-                self.client.wait(alive)
+                self.client.wait(list(map(whole_buffer, alive)))
             except RuntimeError as error:
                 flight_ring.waited(record)
                 raise self._explained(error) from error

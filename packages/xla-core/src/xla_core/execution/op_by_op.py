@@ -18,6 +18,7 @@ from xla_core.recording.evictable import Table
 from xla_core.recording.step_key import Lift, Ref
 from xla_core.recording.trace import Trace
 from xla_core.support import counters
+from xla_core.varying.padded_buffer import exact_buffer
 
 _programs = Table()
 
@@ -52,7 +53,7 @@ def _frozen(a: Any) -> Any:
 def run(trace: Trace, outputs: tuple[int, ...]) -> dict[int, Any]:
     """The buffers of the values ``outputs`` of the step that ends at the trace's current entry."""
     needed = needed_entries(trace.cur.path(), outputs)
-    values = {vid: trace.inputs[slot] for vid, slot in trace.input_vids.items()}
+    values = {vid: exact_buffer(trace.inputs[slot]) for vid, slot in trace.input_vids.items()}
     singles = [Single(operation) for operation in operations_of(needed)]
     last_use = {vid: i for i, single in enumerate(singles) for vid in single.inputs}
     wanted = set(outputs)

@@ -20,7 +20,7 @@ from xla_core.execution import (
     operator_counts,
     poisoned_values,
 )
-from xla_core.launching import buffer_donation, launch_queue
+from xla_core.launching import buffer_donation, host_steps, launch_queue
 from xla_core.launching.program_launch import INPUT_ONLY, keep_donated, launch
 from xla_core.operators.error_messages import ValueNeededError
 from xla_core.operators.run_rule import LoweringError
@@ -117,6 +117,11 @@ def _flush(trace: Trace, one_by_one: bool, reading: bool = False, ending: bool =
         key, given = _step_key(trace, alive, outputs, ending)
         counters.sample("TensorsGraphSize", trace.cur.depth, counters.render_number)
         program = trace.cur.programs.get(key)
+        small = host_steps.run(trace, key.what.outputs) if program is None and reading else None
+        if small is not None:
+            computed = binding(alive, [small[s.vid] for s in alive])
+            indivisible.do(adoption, computed, trace.renewal())
+            return
         if program is None:
             beside = not given and (
                 bool(waiting) or (not reading and deferred_steps.may_wait(trace))

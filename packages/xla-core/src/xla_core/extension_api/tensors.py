@@ -15,12 +15,14 @@ from xla_core.recording.tensor_trees import (
 )
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.torch_bridge.dtypes import from_numpy, numpy_dtype, to_numpy
+from xla_core.varying.padded_buffer import exact_buffer
 
 __all__ = [
     "NoValueError",
     "XLATensor",
     "alias",
     "collect",
+    "exact_buffer",
     "from_numpy",
     "map_selected",
     "map_tensors",

@@ -25,6 +25,7 @@ _TRUSTED: Final = ("jax._src.", "jax.core", "jax.lax", "jax.export")
 
 _watch = threading.local()
 _plain_eq: Final = _shape_poly._DimExpr.__eq__
+_plain_geq: Final = _shape_poly._geq_decision
 _patched = threading.Lock()
 
 
@@ -69,6 +70,33 @@ def _watched_ne(left: Any, right: Any) -> bool:
     return not equal
 
 
+def _watched_geq(left: Any, right: Any, text: Any) -> Any:
+    try:
+        return _plain_geq(left, right, text)
+    except _shape_poly.InconclusiveDimensionOperation as error:
+        error.undecided = left - right  # type: ignore[attr-defined]
+        raise
+
+
+def undecided(error: BaseException | None) -> Any:
+    """The difference of two sizes of which nobody knew whether it is below zero; None where ``error`` is another.
+
+    It is known for what is raised within ``watching_comparisons``.
+    """
+    while error is not None:
+        difference = getattr(error, "undecided", None)
+        if difference is not None:
+            return difference
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def names_in(size: Any) -> set[str]:
+    """The names of the symbols that a size is made of."""
+    # jax 0.10.2
+    return set(size._get_vars()) if is_symbolic(size) else set()
+
+
 def _look(left: Any, right: Any, caller: types.FrameType) -> None:
     """Note a comparison that came out unequal, if this thread's comparisons are watched and it is not jax's own."""
     noted = getattr(_watch, "found", None)
@@ -104,6 +132,7 @@ def watching_comparisons() -> Iterator[dict[Any, None]]:
         # jax 0.10.2; the comparison stays as it is, and goes on being watched in threads that ask for it only
         _shape_poly._DimExpr.__eq__ = _watched_eq
         _shape_poly._DimExpr.__ne__ = _watched_ne
+        _shape_poly._geq_decision = _watched_geq
     _watch.found = noted
     try:
         yield noted

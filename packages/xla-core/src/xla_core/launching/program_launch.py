@@ -12,6 +12,7 @@ from xla_core.launching.launch_queue import value_of
 from xla_core.lowering import program_failures
 from xla_core.recording.trace import Trace
 from xla_core.support import counters, flight_ring, indivisible
+from xla_core.varying.padded_buffer import any_padded, arguments_for, whole_buffer
 
 INPUT_ONLY: Final = 2
 """References to a buffer that nobody but the step's inputs hold: the list, the argument."""
@@ -59,13 +60,16 @@ def enqueue(
 ) -> int:
     """What ``launch`` does, without a word to listeners; the nanoseconds that it took."""
     record = flight_ring.begin(flight_ring.LAUNCH, program.name)
-    run = execution(program.executable, arguments, results)
+    given = arguments
+    if any_padded():
+        given = arguments_for(program.executable, arguments, program.donated)
+    run = execution(program.executable, given, results)
     try:
         if wait:  # nothing is donated, and what fails later is known before it is bound
             indivisible.do(run)
             ended = results[:]
             results.clear()
-            trace.backend.client.wait(ended)
+            trace.backend.client.wait(list(map(whole_buffer, ended)))
             run = map(results.extend, (ended,))
         indivisible.do(run, work)
     except Exception as error:

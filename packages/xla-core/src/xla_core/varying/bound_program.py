@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import jax.numpy as jnp
 import numpy as np
 
 from xla_core.compilation.build_program import compile_program
@@ -20,12 +22,18 @@ from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Entry, inputs_of, operations_of
 from xla_core.recording.program_layout import Layout
 from xla_core.recording.trace import Trace
-from xla_core.support import indivisible
+from xla_core.support import counters, indivisible
 from xla_core.torch_bridge.op_library import MARK
 from xla_core.varying import primitive_rules, skeletons
 from xla_core.varying.fit import Fit
-from xla_core.varying.limits import LEAST
+from xla_core.varying.limits import LEAST, NEAR
 from xla_core.varying.padded import Frame, NotCoveredError, Padded, dim_of
+from xla_core.varying.padded_buffer import (
+    PADDED_ON_HOST,
+    PaddedBuffer,
+    whole_buffer,
+    with_padding,
+)
 from xla_core.varying.scope import VaryingScope
 
 MSG_WHOLE: Final = "{operator} looks at the whole step"
@@ -97,16 +105,51 @@ def _number(size: Any, lengths: Mapping[str, int]) -> int:
     return int(symbolic_sizes.evaluate(size, lengths))
 
 
+def narrowed(between: Range, lengths: Sequence[int], error: Exception) -> Range | None:
+    """The largest part of ``between`` around these lengths in which a comparison that ``error`` came of is decided.
+
+    None where it came of something else, or of several lengths.
+    """
+    difference = symbolic_sizes.undecided(error)
+    names = symbolic_sizes.names_in(difference)
+    if len(names) != 1:
+        return None
+    (name,) = names
+    which = list(named(lengths)).index(name)
+    known = named(lengths)
+    below = _number(difference, known) < 0
+
+    def same(length: int) -> bool:
+        return (_number(difference, {**known, name: length}) < 0) == below
+
+    low = high = lengths[which]
+    while low > between[0][which] and same(low - 1):
+        low -= 1
+    while high < between[1][which] and same(high + 1):
+        high += 1
+    lows, highs = list(between[0]), list(between[1])
+    lows[which], highs[which] = low, high
+    return tuple(lows), tuple(highs)
+
+
 def build(
-    step: Recorded, fitted: Fit, sizes: Sequence[int], between: Range, name: str
+    step: Recorded,
+    fitted: Fit,
+    sizes: Sequence[int],
+    between: Range,
+    name: str,
+    room: Sequence[int],
+    flags: int,
 ) -> BoundProgram:
     """Lower and compile the program of a step for all lengths ``between`` two bounds.
 
-    ``name`` is the program's. ``found`` says how its numbers depend on the lengths, ``sizes`` which of them are
-    sizes. Raises NotCoveredError, which names operator and line, where a length cannot vary, and what the
-    compiler raises.
+    ``name`` is the program's. ``fitted`` says how its numbers depend on the lengths, ``sizes`` which of them are
+    sizes. Inputs and results that are about as long as a length have as many places as the largest of it and
+    ``room`` for more: what one run gives the next one takes. Raises NotCoveredError, which names operator and
+    line, where a length cannot vary, and what the compiler raises. ``flags`` is how many truth values it takes
+    behind the lengths.
     """
-    lowering = _BoundLowering(step, fitted, sizes, between, name)
+    lowering = _BoundLowering(step, fitted, sizes, between, name, room, flags)
     program = lowering.program()
     executable = compile_program(step.trace.backend.client, program)
     return BoundProgram(
@@ -126,7 +169,14 @@ class _BoundLowering:
     """One step on its way to a program for all lengths up to a bound."""
 
     def __init__(
-        self, step: Recorded, fitted: Fit, sizes: Sequence[int], between: Range, name: str
+        self,
+        step: Recorded,
+        fitted: Fit,
+        sizes: Sequence[int],
+        between: Range,
+        name: str,
+        room: Sequence[int],
+        flags: int,
     ) -> None:
         for operation in operations_of(step.entries):
             rule = operation.plan.rule
@@ -136,6 +186,7 @@ class _BoundLowering:
         self.step = step
         self.name = name
         self.count = len(between[0])
+        self.flags = flags
         self.differences: dict[Any, None] = {}
         numbers = _symbolic_numbers(fitted, sizes, *between)
         self.sizes = tuple(dict.fromkeys(numbers[p] for p in sizes if p in fitted.terms))
@@ -144,19 +195,19 @@ class _BoundLowering:
         self.parts = [part for part in parts if part.entry.first in needed]
         frame = Frame({})
         self.given = [entry.first for entry in inputs_of(step.entries)]
-        self.input_shapes = tuple(_shape(frame, self.metas[vid]) for vid in self.given)
+        lengths = [numbers[position] for position in fitted.lengths]
+        places = functools.partial(_places, frame, [*zip(lengths, between[1], room, strict=True)])
+        self.input_shapes = tuple(_shape(places, self.metas[vid]) for vid in self.given)
         self.output_sizes = tuple(_sizes(self.metas[vid]) for vid in step.outputs)
-        self.output_shapes = tuple(_shape(frame, self.metas[vid]) for vid in step.outputs)
-        # results that are cut when the program has run may be interrupted: nothing is given away till then
-        fixed = all(sizes is None for sizes in self.output_sizes)
+        self.output_shapes = tuple(_shape(places, self.metas[vid]) for vid in step.outputs)
         self.aliases = tuple(
             (slot, target)
             for slot, target in step.layout.aliases
-            if fixed and self.input_shapes[slot] is None
+            if self.input_shapes[slot] == self.output_shapes[target]
         )
 
     def program(self) -> Program:
-        """The program: inputs padded, lifted numbers, then the vector of lengths."""
+        """The program: inputs padded, lifted numbers, then the vector of lengths and flags."""
         step, backend = self.step, self.step.trace.backend
         layout = dataclasses.replace(step.layout, aliases=self.aliases)
         lowering = StepLowering(
@@ -165,7 +216,8 @@ class _BoundLowering:
         exact = input_specs(backend, step.entries)
         shapes = (*self.input_shapes, *(None for _ in exact[len(self.input_shapes) :]))
         inputs = [*map(_with_shape, exact, shapes)]
-        inputs.append(ArraySpec((self.count,), backend.client.numpy_dtype(np.dtype(np.int32))))
+        count = self.count + self.flags
+        inputs.append(ArraySpec((count,), backend.client.numpy_dtype(np.dtype(np.int32))))
         outputs = map(_with_shape, lowering.output_specs(), self.output_shapes)
         with symbolic_sizes.watching_comparisons() as self.differences:
             return lowering.program_of(self._run, tuple(inputs), tuple(outputs))
@@ -176,22 +228,38 @@ class _BoundLowering:
         ints = rest.pop() if last.ints else None
         floats = rest.pop() if last.floats else None
         wide = lengths.astype(np.int64)
-        frame = Frame(named([wide[number] for number in range(lengths.shape[0])]))
+        frame = Frame(named([wide[number] for number in range(self.count)]))
+        if self.flags:
+            flags = wide[self.count :]
+            ints = flags if ints is None else jnp.concatenate([ints.astype(np.int64), flags])
         scope = VaryingScope(frame, floats, ints)
         for vid, array in zip(self.given, rest, strict=True):
             sizes = _sizes(self.metas[vid])
-            scope.give(vid, array if sizes is None else Padded(array, tuple(map(dim_of, sizes))))
+            scope.give(vid, array if sizes is None else _entering(frame, array, sizes))
         for part in self.parts:
             scope.compute(part)
-        return tuple(_leaving(frame, scope[vid]) for vid in self.step.outputs)
+        return tuple(
+            _leaving(frame, scope[vid], shape)
+            for vid, shape in zip(self.step.outputs, self.output_shapes, strict=True)
+        )
 
 
-def _leaving(frame: Frame, value: Any) -> Any:
-    """The array of a result, its elements side by side along each dimension."""
+def _entering(frame: Frame, array: Any, sizes: tuple[Any, ...]) -> Padded:
+    """An input of these sizes, in as many places as they can be."""
+    dims = tuple(map(dim_of, sizes))
+    for axis, places in enumerate(frame.shape(dims)):
+        array = frame.cut(array, axis, places)
+    return Padded(array, dims)
+
+
+def _leaving(frame: Frame, value: Any, shape: tuple[int, ...] | None) -> Any:
+    """The array of a result, its elements side by side along each dimension, of the shape that it leaves in."""
     if isinstance(value, Padded):
         for axis in range(len(value.dims)):
             value = frame.plain(value, axis)
-        return value.array
+        value = value.array
+    for axis, places in enumerate(shape or ()):
+        value = frame.cut(value, axis, places)
     return value
 
 
@@ -217,10 +285,19 @@ def _sizes(meta: TensorMeta | None) -> tuple[Any, ...] | None:
     return meta.shape if any(map(symbolic_sizes.is_symbolic, meta.shape)) else None
 
 
-def _shape(frame: Frame, meta: TensorMeta | None) -> tuple[int, ...] | None:
-    """The shape of the array of a value that varies, None for another."""
+def _shape(places: Callable[[Any], int], meta: TensorMeta | None) -> tuple[int, ...] | None:
+    """The shape of the buffer of a value that varies, None for another."""
     sizes = _sizes(meta)
-    return None if sizes is None else tuple(map(frame.bound, sizes))
+    return None if sizes is None else tuple(map(places, sizes))
+
+
+def _places(frame: Frame, lengths: Iterable[tuple[Any, int, int]], size: Any) -> int:
+    """How many places a size has in a buffer; ``lengths`` are each length, its limit, and how much more."""
+    for length, limit, more in lengths:
+        difference = size - length
+        if not symbolic_sizes.is_symbolic(difference) and abs(difference) <= NEAR:
+            return limit + more
+    return frame.bound(size)
 
 
 def _with_shape(spec: ArraySpec, shape: tuple[int, ...] | None) -> ArraySpec:
@@ -228,7 +305,12 @@ def _with_shape(spec: ArraySpec, shape: tuple[int, ...] | None) -> ArraySpec:
 
 
 class VaryingExecutable:
-    """A program for a bound as the executable of steps of certain lengths: it pads, runs and cuts."""
+    """A program for a bound as the executable of steps of certain lengths.
+
+    It pads what it is given and is not padded for this bound, and gives ``PaddedBuffer``s.
+    """
+
+    takes_padded = True
 
     __slots__ = (
         "_bound",
@@ -240,17 +322,23 @@ class VaryingExecutable:
         "program_name",
     )
 
-    def __init__(self, bound: BoundProgram, lengths: tuple[int, ...], backend: Any) -> None:
+    def __init__(
+        self, bound: BoundProgram, lengths: tuple[int, ...], flags: Sequence[bool], backend: Any
+    ) -> None:
         self.program_name = bound.program.name
         self._bound = bound
         self._client = backend.client
         self._placement = bound.program.placement
-        self._lengths = lengths
-        self._shapes = bound.output_shapes(lengths)
+        self._lengths = (*lengths, *flags)
+        shapes = bound.output_shapes(lengths)
+        self._shapes = tuple(
+            None if shape == tuple(spec.shape) else shape
+            for shape, spec in zip(shapes, bound.program.outputs, strict=True)
+        )
         self._numbers: Any = None
 
     def execute(self, arguments: Sequence[Any]) -> list[Any]:
-        """Enqueue one run and return its results, cut to the lengths."""
+        """Enqueue one run and return its results, those that vary with the padding of the bound."""
         results: list[Any] = []
         indivisible.do(self.deferred(arguments, results))
         return results
@@ -271,27 +359,29 @@ class VaryingExecutable:
             return execution(self._bound.executable, given, results)
         raw: list[Any] = []
         run = execution(self._bound.executable, given, raw)
-        return itertools.chain(run, map(results.extend, map(self._cut, (raw,))))
+        padded = {
+            position: PaddedBuffer(shape, self._client, self._placement)
+            for position, shape in enumerate(self._shapes)
+            if shape is not None
+        }
+        # no function of Python's from here on: what was donated exists in the results only
+        arrays = map(raw.__getitem__, padded)
+        filled = indivisible.storing_each("array", [*padded.values()], arrays)
+        values = map(padded.get, range(len(self._shapes)), raw)
+        return itertools.chain(run, filled, map(results.append, values))
 
     def _padded(self, buffer: Any, shape: tuple[int, ...]) -> Any:
-        array = np.asarray(self._client.get(buffer))
-        if array.shape == shape:
-            return buffer
-        whole = np.zeros(shape, array.dtype)
-        whole[tuple(map(slice, array.shape))] = array
-        return self._client.put(whole, self._placement)
+        """A value in a buffer of ``shape``: as it is where it lies in one, else by way of the host."""
+        whole = whole_buffer(buffer)
+        if whole.shape == shape:
+            return whole
+        counters.increment(PADDED_ON_HOST)
+        return self._client.put(with_padding(self._on_host(buffer), shape), self._placement)
 
-    def _cut(self, buffers: Sequence[Any]) -> list[Any]:
-        return list(map(self._first, buffers, self._shapes))
-
-    def _first(self, buffer: Any, shape: tuple[int, ...] | None) -> Any:
-        if shape is None:
-            return buffer
-        array = np.asarray(self._client.get(buffer))
-        if array.shape == shape:
-            return buffer
-        part = np.ascontiguousarray(array[tuple(map(slice, shape))])
-        return self._client.put(part, self._placement)
+    def _on_host(self, buffer: Any) -> np.ndarray:
+        if isinstance(buffer, PaddedBuffer):
+            return buffer.on_host()
+        return np.asarray(self._client.get(buffer))
 
     def serialize(self) -> bytes:
         """Raise NotImplementedError: the program is made anew in each process."""

@@ -15,7 +15,7 @@ import operator
 import threading
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -47,7 +47,8 @@ KEPT_OUT: Final = "VaryingShapesKeptOut"
 PADDING: Final = "VaryingShapesPadding"
 """Metric: how much of a program's varying lengths is padding, in percent, at each step of new lengths."""
 
-# Steps of a family that are compiled for their own sizes before the next one is a program for a bound.
+# Steps of a family that are compiled for their own sizes before the next one is a program for a bound: one where
+# the next one is longer by one, as caches are.
 _COMPILED_FIRST: Final = 2
 _MOST_SAMPLES: Final = 6
 # Numbers beyond these are never lengths, and not counted with.
@@ -73,7 +74,8 @@ class _Family:
         self.largest: list[int] = []
         self.smallest: list[int] = []
         self.growing = False
-        self.failed: set[Range] = set()
+        self.expected: int | None = None
+        self.failed: dict[Range, Exception] = {}
         self.compiled: set[Range] = set()
         self.refused = False
         self.hints: dict[int, int | None] = {}
@@ -83,20 +85,26 @@ class _Family:
         if self.fit is not None:
             lengths = self.fit.lengths_of(numbers)
             if lengths is not None:
+                if self.expected is not None:
+                    self.growing = lengths[0] == self.expected
+                    self.expected = None
                 return lengths
         if not any(np.array_equal(numbers, known) for known in self.samples):
             self.samples = [*self.samples, numbers][-_MOST_SAMPLES:]
-        if len(self.samples) <= (_COMPILED_FIRST - 1 if self.hints else _COMPILED_FIRST):
-            return None
-        fitted = fit(self.samples, sizes)
+        fitted = fit(self.samples, sizes) if len(self.samples) > 1 else None
         if fitted is None:
             return None
+        seen = np.stack([known[list(fitted.lengths)] for known in self.samples])
+        growing = len(fitted.lengths) == 1 and bool((np.diff(seen[:, 0]) == 1).all())
+        if len(self.samples) <= _COMPILED_FIRST and not (growing or self.hints):
+            return None
+        # two lengths that follow each other may do so by chance
+        self.growing = growing
+        self.expected = int(seen[-1, 0]) + 1 if growing and len(self.samples) == 2 else None
         # programs hold for the numbers that the fit predicted which they were made from
         self.fit, self.programs, self.refused = fitted, [], False
-        self.failed, self.compiled = set(), set()
-        seen = np.stack([known[list(fitted.lengths)] for known in self.samples])
+        self.failed, self.compiled = {}, set()
         self.largest, self.smallest = seen.max(axis=0).tolist(), seen.min(axis=0).tolist()
-        self.growing = len(fitted.lengths) == 1 and bool((np.diff(seen[:, 0]) == 1).all())
         return fitted.lengths_of(numbers)
 
     def program(self, lengths: Sequence[int]) -> BoundProgram | None:
@@ -134,14 +142,15 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
         return None
     family = _family((wiped.skeleton, key))
     with family.lock:
-        family.hints = {wiped.inputs[slot] + dim: most for slot, dim, most in marks}
+        inputs = list(trace.input_vids) if marks else []
+        family.hints = {wiped.values[inputs[slot]][dim]: most for slot, dim, most in marks}
         bound, lengths = _bound_for(trace, key, wiped, family)
     if bound is None or (key.what.taken and len(bound.aliases) < len(key.what.donations)):
         return None
     counters.increment(SERVED)
     used = math.prod(n / limit for n, limit in zip(lengths, bound.limits, strict=True))
     counters.sample(PADDING, 100 * (1 - used), counters.render_number)
-    return _installed(trace, key, bound, lengths, time.perf_counter() - started)
+    return _installed(trace, key, bound, lengths, wiped.flags, started)
 
 
 def _marks(trace: Trace) -> list[tuple[int, int, int | None]]:
@@ -163,16 +172,23 @@ def _bound_for(
     family.largest = list(map(max, family.largest, lengths))
     family.smallest = list(map(min, family.smallest, lengths))
     bound = family.program(lengths)
-    limits = wanted(lengths, family.largest, family.growing)
+    assert family.fit is not None
+    room = family.fit.room(_outside(trace, key, wiped))
+    limits = wanted(lengths, family.largest, family.growing, room)
     if limits is None:
         return None, ()
-    assert family.fit is not None
     limits = family.fit.at_most(family.hints, limits)
     if any(map(operator.gt, lengths, limits)):
         return None, ()
     if bound is None or not suffices(bound.limits, limits):
-        bound = _built(family, _recorded(trace, key), wiped, lengths, limits) or bound
+        bound = _built(family, _recorded(trace, key), wiped, lengths, limits, room) or bound
     return bound, lengths
+
+
+def _outside(trace: Trace, key: ProgramIdentity, wiped: skeletons.Wiped) -> Iterator[int]:
+    """The positions of the sizes of a step's inputs and results."""
+    values = (*trace.input_vids, *key.what.outputs)
+    return itertools.chain.from_iterable(map(wiped.values.__getitem__, values))
 
 
 def _family(key: Hashable) -> _Family:
@@ -198,6 +214,7 @@ def _built(
     wiped: skeletons.Wiped,
     lengths: tuple[int, ...],
     limits: tuple[int, ...],
+    room: tuple[int, ...],
 ) -> BoundProgram | None:
     """A new program of a family for lengths up to ``limits``; None where there can be none, or none for these."""
     fitted = family.fit
@@ -206,17 +223,21 @@ def _built(
     reason = MSG_DEVICES
     layout = step.layout
     if layout.num_replicas == layout.num_partitions == 1:
-        for tried in candidates(limits, lengths, family.smallest, fixed, fitted.multiples()):
+        tries = candidates(limits, lengths, family.smallest, fixed, fitted.multiples())
+        while tries:
+            tried = tries.pop(0)
             if tried in family.compiled:
                 return None  # and it does not serve these lengths
             if tried in family.failed:
+                tries[:0] = _narrowed(family.failed[tried], tried, lengths)
                 continue
             try:
-                bound = _compiled(step, fitted, wiped.sizes, tried)
+                bound = _compiled(step, fitted, wiped, tried, room)
             except (
                 Exception
             ) as error:  # the step is compiled for its own sizes, where errors are raised
-                family.failed.add(tried)
+                family.failed[tried] = error.with_traceback(None)
+                tries[:0] = _narrowed(error, tried, lengths)
                 reason = str(error) if isinstance(error, NotCoveredError) else repr(error)
                 continue
             family.programs.append(bound)
@@ -229,14 +250,24 @@ def _built(
     return None
 
 
-def _compiled(step: Recorded, fitted: Fit, sizes: Sequence[int], between: Range) -> BoundProgram:
+def _narrowed(error: Exception, between: Range, lengths: Sequence[int]) -> list[Range]:
+    """What to try next where ``error`` let no program be made: lengths for which a comparison is decided."""
+    part = bound_program.narrowed(between, lengths, error)
+    return [] if part is None or part == between else [part]
+
+
+def _compiled(
+    step: Recorded, fitted: Fit, wiped: skeletons.Wiped, between: Range, room: Sequence[int]
+) -> BoundProgram:
     name = f"varying_{next(_numbers)}_to_{'_'.join(map(str, between[1]))}"
     make_room(len(step.entries))
     started = time.perf_counter()
     record = flight_ring.begin(flight_ring.COMPILE, name, len(step.entries))
     try:
         with progress_line.watching(name, len(step.entries)):
-            bound = bound_program.build(step, fitted, sizes, between, name)
+            bound = bound_program.build(
+                step, fitted, wiped.sizes, between, name, room, len(wiped.flags)
+            )
     finally:
         flight_ring.end(record)
     counters.sample("CompileTime", (time.perf_counter() - started) * 1e9)
@@ -257,19 +288,20 @@ def _installed(
     key: ProgramIdentity,
     bound: BoundProgram,
     lengths: tuple[int, ...],
-    seconds: float,
+    flags: Sequence[bool],
+    started: float,
 ) -> StepProgram:
     """The step's program: a run of ``bound``."""
     entries, outputs = trace.cur.path(), key.what.outputs
     return StepProgram(
         name=bound.program.name,
-        executable=VaryingExecutable(bound, lengths, trace.backend),
+        executable=VaryingExecutable(bound, lengths, flags, trace.backend),
         program=bound.program,
         inputs=input_specs(trace.backend, entries),
         output_index={vid: i for i, vid in enumerate(outputs)},
         aliases=bound.aliases,
         histogram=Counter(e.plan.name for e in operations_of(entries)),
-        compile_seconds=seconds,
+        compile_seconds=time.perf_counter() - started,
         from_cache=True,
         output_bytes=build_program.output_bytes(entries, outputs),
         backend=trace.backend,

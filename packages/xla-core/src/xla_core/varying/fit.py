@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from xla_core.varying.limits import NEAR
+
 # Lengths are looked for among so many different columns of sizes.
 _MOST_CANDIDATES: Final = 8
 # A number is the sum of so many products of lengths, and a constant.
@@ -67,6 +69,17 @@ class Fit:
                 end = (most - int(self.constants[position])) // factor
                 lowered[which] = min(lowered[which], end)
         return tuple(lowered)
+
+    def room(self, positions: Iterable[int]) -> tuple[int, ...]:
+        """For each length how much larger the sizes at ``positions`` are that are about as large, at most."""
+        most = [0] * len(self.lengths)
+        for position in positions:
+            terms, more = self.terms.get(position), int(self.constants[position])
+            if terms is not None and len(terms) == 1 and more <= NEAR:
+                factor, which = terms[0]
+                if factor == len(which) == 1:
+                    most[which[0]] = max(most[which[0]], more)
+        return tuple(most)
 
     def multiples(self) -> set[tuple[int, int, int]]:
         """Numbers that are a multiple of one length and more: which, the factor above zero, what is added."""

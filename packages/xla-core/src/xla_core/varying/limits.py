@@ -12,7 +12,9 @@ LEAST: Final = 2
 # Lengths below this part of the largest one that was seen share a program: they cost little anyway.
 _SMALLEST_PART: Final = 8
 # As far as a length is taken to grow at least: what a step of generation pads is small beside its weights.
-_GROWN: Final = 128
+_GROWN: Final = 256
+NEAR: Final = 16
+"""Sizes that differ from a length by no more have buffers of one size: a cache, and the cache with one more."""
 # A program whose limits are so many times those that the lengths would get is used instead of a new one.
 _ENOUGH: Final = 1.5
 
@@ -25,12 +27,16 @@ def rounded(length: int) -> int:
 
 
 def wanted(
-    lengths: Sequence[int], largest: Sequence[int], growing: bool = False
+    lengths: Sequence[int],
+    largest: Sequence[int],
+    growing: bool = False,
+    room: Sequence[int] = (0, 0),
 ) -> tuple[int, ...] | None:
     """Limits for a program for ``lengths``; ``largest`` are the largest lengths that were seen.
 
-    Where a length is ``growing`` (default: False), one by one, the program is for what comes next, too. None where
-    the user's limits (``XLA_VARYING_LIMITS``) are lower than a length.
+    Where a length is ``growing`` (default: False), one by one, the program is for what comes next, too; with
+    ``room``, what buffers have besides, its buffers have a size that other programs' have. None where the
+    user's limits (``XLA_VARYING_LIMITS``) are lower than a length.
     """
     chosen = flags.VARYING_LIMITS.get()
     if chosen:
@@ -38,7 +44,9 @@ def wanted(
         limits = tuple(limit for limit in fitting if limit is not None)
         return limits if len(limits) == len(fitting) else None
     if growing:
-        return tuple(rounded(max(_GROWN, 2 * n)) for n in lengths)
+        return tuple(
+            rounded(max(_GROWN, 2 * n)) - more for n, more in zip(lengths, room, strict=False)
+        )
     return tuple(
         rounded(max(n, -(-most // _SMALLEST_PART)))
         for n, most in zip(lengths, largest, strict=True)

@@ -7,8 +7,11 @@ operators, which operands, which dtypes and ranks. The *numbers* are those, in t
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import torch
 
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
 from xla_core.lowering.repeat_graph import OpInstance
@@ -22,40 +25,60 @@ class _Number:
 
 
 _NUMBER = _Number()
+_FLAG = _Number()
+# Tensors of one truth value: "this is the last token" is no other step than "this is not".
+_FILLS: Final = frozenset({"aten.full.default", "aten.full_like.default", "aten.new_full.default"})
 
 
 class Wiped(NamedTuple):
-    """A step's skeleton and numbers, which of them (positions) are sizes of its values, and where inputs' begin."""
+    """A step's skeleton and numbers, and which of them (positions) are sizes of its values.
+
+    ``values`` are the positions of each value's sizes, by its number, ``flags`` the truth values that whole
+    tensors are filled with: they are in no skeleton, and a program for a bound takes them as it takes lengths.
+    """
 
     skeleton: Hashable
     numbers: list[int]
     sizes: list[int]
-    inputs: list[int]
+    values: dict[int, range]
+    flags: list[bool]
 
 
 def wiped(entries: Sequence[Entry]) -> Wiped:
     """The skeleton and the numbers of a step."""
     numbers: list[int] = []
     sizes: list[int] = []
-    inputs: list[int] = []
+    values: dict[int, range] = {}
+    flags: list[bool] = []
     lines = []
     for entry in entries:
         line: tuple[Any, ...] = ()
         if isinstance(entry, Operation):
             named = tuple((name, _wipe(a, numbers)) for name, a in entry.kwargs.items())
-            line = (entry.plan.number, _wipe(entry.args, numbers), named)
-        else:
-            inputs.append(len(numbers))
+            args = entry.args
+            if _is_flag(entry, args):
+                flags.append(args[-1])
+                args = (*args[:-1], _FLAG)
+            line = (entry.plan.number, _wipe(args, numbers), named)
         start = len(numbers)
-        for meta in entry.metas:
+        for vid, meta in enumerate(entry.metas, entry.first):
             if meta is None:
                 line += (None,)
             else:
+                values[vid] = range(len(numbers), len(numbers) + len(meta.shape))
                 numbers.extend(meta.shape)
                 line += (meta.dtype, len(meta.shape))
         sizes.extend(range(start, len(numbers)))
         lines.append(line)
-    return Wiped(tuple(lines), numbers, sizes, inputs)
+    return Wiped(tuple(lines), numbers, sizes, values, flags)
+
+
+def _is_flag(entry: Operation, args: Sequence[Any]) -> bool:
+    """Whether the last of an operation's operands is a truth value that fills its result."""
+    if entry.plan.name not in _FILLS or type(args[-1]) is not bool:
+        return False
+    meta = entry.metas[0]
+    return meta is not None and meta.dtype is torch.bool
 
 
 def _wipe(operand: Any, numbers: list[int]) -> Hashable:
@@ -114,15 +137,22 @@ class Filled(NamedTuple):
 
 
 def filled(entries: Sequence[Entry], numbers: Sequence[Any]) -> Filled:
-    """The step with ``numbers`` in place of its own, in the order of ``wiped``; they may be symbolic sizes."""
+    """The step with ``numbers`` in place of its own, in the order of ``wiped``; they may be symbolic sizes.
+
+    Its flags are read from behind the lifted integers.
+    """
     rest = iter(numbers)
+    places = itertools.count(entries[-1].ints)
     metas: dict[int, TensorMeta | None] = {}
     parts = []
     for entry in entries:
         arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         if isinstance(entry, Operation):
             named = {name: _fill(a, rest, metas) for name, a in entry.kwargs.items()}
-            arguments = (tuple(_fill(a, rest, metas) for a in entry.args), named)
+            args = entry.args
+            if _is_flag(entry, args):
+                args = (*args[:-1], Lift(False, next(places), tensor_meta((), torch.bool)))
+            arguments = (tuple(_fill(a, rest, metas) for a in args), named)
         own = tuple(None if m is None else _meta(m, rest) for m in entry.metas)
         metas.update(zip(range(entry.first, entry.end), own, strict=True))
         if isinstance(entry, Operation):

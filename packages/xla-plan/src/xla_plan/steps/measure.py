@@ -21,7 +21,7 @@ import torch_xla
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from xla_core.extension_api import programs, runtime
-from xla_core.extension_api.tensors import XLATensor, storage_of
+from xla_core.extension_api.tensors import XLATensor, exact_buffer, storage_of
 from xla_plan.compiled import hlo_module, hlo_work
 from xla_plan.compiled.collectives import by_kind, collectives
 from xla_plan.steps import optimizer_state
@@ -158,7 +158,8 @@ def _part(tensor: torch.Tensor) -> tuple[int, ...]:
     if storage is None or storage.buffer is None:
         return tuple(tensor.shape)
     backend: Any = storage.trace.backend
-    shape: tuple[int, ...] = backend.client.shards(storage.buffer)[0][1].shape
+    buffer = exact_buffer(storage.buffer)
+    shape: tuple[int, ...] = backend.client.shards(buffer)[0][1].shape
     return shape
 
 

@@ -22,7 +22,7 @@ from xla_core.extension_api.backends import (
     make_room,
 )
 from xla_core.extension_api.steps import Entry, TensorMeta, inputs_of, operations_of
-from xla_core.extension_api.tensors import numpy_dtype
+from xla_core.extension_api.tensors import exact_buffer, numpy_dtype
 from xla_core.support import indivisible
 from xla_spmd.lowering import gradient_sharding
 from xla_spmd.lowering.annotation_ops import TO_SHARD, TO_WHOLE, annotating
@@ -260,7 +260,9 @@ class MeshBackend(DeviceBackend):
         return buffer
 
     def _from_one_device(self, buffer: Any, sharding: str | None) -> Any:
-        return self.transfer(self.client.get(buffer), Placement(self.devices, sharding))
+        return self.transfer(
+            self.client.get(exact_buffer(buffer)), Placement(self.devices, sharding)
+        )
 
     def layout(
         self,

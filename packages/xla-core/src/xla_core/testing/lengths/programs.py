@@ -296,7 +296,7 @@ def _junk(dtype: Any) -> Any:
 
 
 def _padded_with_junk(self: Any, buffer: Any, shape: tuple[int, ...]) -> Any:
-    array = np.asarray(self._client.get(buffer))
+    array = self._on_host(buffer)
     whole = np.full(shape, _junk(array.dtype), array.dtype)
     whole[tuple(map(slice, array.shape))] = array
     return self._client.put(whole, self._placement)

@@ -1,0 +1,126 @@
+"""Steps that are not worth a program: a few operations on a few integers, whose result is read at once.
+
+``(mask == 0).any()`` is another program for each length of the mask, and compiling it takes a thousand times as
+long as PyTorch takes on the CPU. Where sizes vary (``XLA_VARYING_SHAPES``) PyTorch computes such steps, with the
+values that the device has. Integers and truth values are the same there. A step that comes often is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from xla_core.contract import events
+from xla_core.lowering.replay import needed_entries
+from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.recording.entry import Entry, Operation, operations_of
+from xla_core.recording.step_key import Lift, Ref
+from xla_core.recording.trace import Trace
+from xla_core.support import caches, counters, flags
+from xla_core.torch_bridge import dtypes
+
+ON_HOST: Final = "VaryingShapesOnHost"
+"""Counts steps that were so small that PyTorch computed them on the CPU, without a program."""
+
+_MOST_OPERATIONS: Final = 16
+_MOST_ELEMENTS: Final = 4096
+# As often as one step is computed so before it is compiled.
+_MOST_TIMES: Final = 4
+_EXACT: Final = frozenset(
+    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+)
+
+_times: caches.Bounded[int, int] = caches.Bounded("steps on the host", 1024)
+
+
+def run(trace: Trace, outputs: Sequence[int]) -> dict[int, Any] | None:
+    """The buffers of the values ``outputs`` of the pending step; None where it is to have a program."""
+    if not flags.VARYING_SHAPES.get() or trace.cur.depth > 2 * _MOST_OPERATIONS:
+        return None
+    backend = trace.backend
+    if not backend.may_defer or len(backend.replicas) > 1 or trace.eager_flush or trace.aside:
+        return None
+    if events.listening(events.ProgramExecuted):
+        return None
+    entries = needed_entries(trace.cur.path(), tuple(outputs))
+    operations = operations_of(entries)
+    if len(operations) > _MOST_OPERATIONS or not all(map(_is_small, entries)):
+        return None
+    times = _times.get(id(trace.cur), 0)
+    if times >= _MOST_TIMES or not all(map(_is_plain, operations)):
+        return None
+    _times.keep(id(trace.cur), times + 1)
+    try:
+        values = _computed(trace, entries)
+    except (RuntimeError, IndexError, NotImplementedError):
+        return None  # what the device does about it is another matter
+    if values is None:
+        return None
+    counters.increment(ON_HOST)
+    return {vid: backend.put(dtypes.to_numpy(values[vid].contiguous())) for vid in outputs}
+
+
+def _is_small(entry: Entry) -> bool:
+    return all(
+        meta is None or (meta.dtype in _EXACT and meta.numel <= _MOST_ELEMENTS)
+        for meta in entry.metas
+    )
+
+
+def _is_plain(operation: Operation) -> bool:
+    """Whether PyTorch's operator is all that there is to it."""
+    plan = operation.plan
+    return (
+        plan.name == str(plan.overload)
+        and plan.overload.namespace == "aten"
+        and not plan.random
+    )
+
+
+def _computed(trace: Trace, entries: Sequence[Entry]) -> dict[int, torch.Tensor] | None:
+    """The values of ``entries`` on the CPU; None where one is not what the device would give."""
+    values: dict[int, torch.Tensor] = {}
+    for entry in entries:
+        if isinstance(entry, Operation):
+            args = [_operand(a, trace, values) for a in entry.args]
+            named = {name: _operand(a, trace, values) for name, a in entry.kwargs.items()}
+            overload = entry.plan.overload
+            if overload._schema.is_mutable:  # what is written was a value of its own
+                args = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
+            result = overload(*args, **named)
+            results = list(result) if isinstance(result, (list, tuple)) else [result]
+        else:
+            buffer = trace.inputs[trace.input_vids[entry.first]]
+            meta = entry.metas[0]
+            assert meta is not None
+            results = [dtypes.from_numpy(trace.backend.get(buffer), meta.dtype)]
+        if not all(map(_is_as_promised, results, entry.metas)):
+            return None
+        values.update(zip(range(entry.first, entry.end), results, strict=True))
+    return values
+
+
+def _operand(operand: Any, trace: Trace, values: dict[int, torch.Tensor]) -> Any:
+    if isinstance(operand, Ref):
+        return values[operand.vid]
+    if isinstance(operand, Lift):
+        number = (trace.floats if operand.is_float else trace.ints)[operand.position]
+        example = operand.example
+        return (
+            torch.tensor(number, dtype=example.dtype) if isinstance(example, TensorMeta) else number
+        )
+    if isinstance(operand, (list, tuple)):
+        return [_operand(item, trace, values) for item in operand]
+    return operand
+
+
+def _is_as_promised(result: Any, meta: TensorMeta | None) -> bool:
+    if meta is None:
+        return True
+    return (
+        isinstance(result, torch.Tensor)
+        and tuple(result.shape) == meta.shape
+        and result.dtype == meta.dtype
+    )
