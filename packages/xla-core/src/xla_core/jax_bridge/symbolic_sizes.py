@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import jax.numpy as jnp
 import numpy as np
 
 # jax 0.10.2: the type of symbolic sizes, whose bounds and evaluation have no public names
@@ -47,6 +48,14 @@ def bounds(size: Any) -> tuple[float, float]:
     # jax 0.10.2
     low, high = _shape_poly._bounds_decision(size, _shape_poly.BoundsPrecision.BEST)
     return float(low), float(high)
+
+
+def is_above(size: Any, number: int) -> Any:
+    """Whether a size is above a number: an answer for all lengths, or a jax boolean where it depends on them."""
+    low, high = bounds(size)
+    if low > number or high <= number:
+        return low > number
+    return jnp.asarray(size) > number
 
 
 def evaluate(size: Any, lengths: Mapping[str, Any]) -> Any:
