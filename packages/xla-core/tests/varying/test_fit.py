@@ -86,3 +86,34 @@ def test_fixed_sizes_of_the_step_may_limit_a_length():
     # the step takes one more than its length, and twice as many
     tried = candidates((384,), (140,), (17,), [300], [(0, 1, 1), (0, 2, 0)])
     assert [high for _, (high,) in tried[::2]] == [384, 299, 150]
+
+
+def numbers_of(length, batch):
+    half, quarter = (length + 1) // 2, ((length + 1) // 2) // 2
+    return np.array(
+        [batch, 3, length, 7, half, quarter, quarter * quarter * 5, batch * quarter, length + 2]
+    )
+
+
+def test_a_fit_finds_parts_of_parts():
+    lengths = (17, 24, 21, 30, 33)
+    fitted = fit([numbers_of(length, 4) for length in lengths[:4]], [0, 2, 4, 5])
+    assert fitted is not None and fitted.lengths == (2,)
+    assert len(fitted.floors) == 2
+    for length in (*lengths, 100, 37):
+        assert fitted.lengths_of(numbers_of(length, 4)) == (length,)
+    wrong = numbers_of(33, 4)
+    wrong[5] += 1
+    assert fitted.lengths_of(wrong) is None
+    assert fitted.at_most({5: 6}, (64,)) == (26,)
+
+
+def test_a_fit_of_a_batch_and_parts_of_a_length():
+    steps = [(17, 4), (24, 3), (21, 6), (30, 5), (26, 8)]
+    fitted = fit([numbers_of(*step) for step in steps], [0, 2, 4, 5])
+    assert fitted is not None
+    assert fitted.lengths_of(numbers_of(39, 2)) == (2, 39)
+
+
+def test_three_steps_do_not_tell_a_part_from_another_length():
+    assert fit([numbers_of(length, 4) for length in (17, 24, 21)], [0, 2, 4, 5]) is None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from torch.testing._internal.common_methods_invocations import op_db
 
 from xla_core.support import caches
-from xla_core.testing.lengths import operations, programs
+from xla_core.testing.lengths import operations, operators, programs
 from xla_core.varying.padded import Frame
 
 # Programs of random operations take the variance of one number, and the like; what they give is compared.
@@ -75,3 +76,12 @@ def test_reading_the_padding_is_found_and_made_small(varying, monkeypatch):
 def differs(program):
     caches.clear_all()
     return programs.outcome(program).difference is not None
+
+
+def test_samples_that_need_no_program_are_not_kept_out(varying):
+    # most of the database's samples of dropout drop nothing, or are those of evaluation
+    (dropout,) = (op for op in op_db if op.name == "nn.functional.dropout")
+    with programs.only_served():
+        verdict = operators.verdict(dropout, backward=True)
+    assert (verdict.how, verdict.why) == ("served", "")
+    assert verdict.served == verdict.tried > 0

@@ -75,6 +75,19 @@ def test_the_user_says_up_to_which_lengths(run_lengths, counted, monkeypatch):
     assert counted(families.PROGRAMS) - before == 2
 
 
+def test_a_rule_that_computes_otherwise_above_a_size(run_lengths, counted):
+    def step(x):
+        return torch.cdist(x, x[:7])
+
+    def many(length):
+        return (torch.randn(length, 4, dtype=torch.float64),)
+
+    # above 25 rows PyTorch records a product of matrices, another step
+    before = counted(families.PROGRAMS)
+    assert run_lengths(step, many, (20, 22, 23, 25, 24, 30, 40, 35, 33)) == 5, families.kept_out()
+    assert counted(families.PROGRAMS) - before == 3
+
+
 def test_a_table_that_ends_before_the_bound(run_lengths):
     table = torch.randn(13, 4)
 

@@ -7,12 +7,14 @@ such a comparison is right for all lengths but those that make it true; ``watchi
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import jax.numpy as jnp
 import numpy as np
 
 # jax 0.10.2: the type of symbolic sizes, whose bounds and evaluation have no public names
@@ -26,6 +28,7 @@ _TRUSTED: Final = ("jax._src.", "jax.core", "jax.lax", "jax.export")
 _watch = threading.local()
 _plain_eq: Final = _shape_poly._DimExpr.__eq__
 _plain_geq: Final = _shape_poly._geq_decision
+_plain_divmod: Final = _shape_poly._DimExpr._divmod
 _patched = threading.Lock()
 
 
@@ -50,10 +53,77 @@ def bounds(size: Any) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def are_all(sizes: Iterable[Any], number: int) -> bool:
+    """Whether all sizes are a number for every length. Where it is false, some may be for some lengths."""
+    return not any(map(is_symbolic, sizes)) and all(size == number for size in sizes)
+
+
+def at_least(size: Any, least: int) -> Any:
+    """The larger of a size and a number, as a size."""
+    return size.max(least) if is_symbolic(size) else max(size, least)  # jax 0.10.2
+
+
+def is_above(size: Any, number: int) -> Any:
+    """Whether a size is above a number: an answer for all lengths, or a jax boolean where it depends on them."""
+    low, high = bounds(size)
+    if low > number or high <= number:
+        return low > number
+    return jnp.asarray(size) > number
+
+
 def evaluate(size: Any, lengths: Mapping[str, Any]) -> Any:
     """The size for these lengths, by name: numbers, or jax integers."""
     # jax 0.10.2
     return size._evaluate(dict(lengths)) if is_symbolic(size) else size
+
+
+def floored(size: Any, divisor: int) -> Any:
+    """``size // divisor``, in one form for all sizes that are equal.
+
+    jax takes ``(L - 1) // 2 + 1`` and ``(L + 1) // 2`` for different. Here whole multiples of the divisor are taken
+    out, and what is divided twice is divided once.
+    """
+    if divisor == 1:
+        return size
+    if not is_symbolic(size):
+        return size // divisor
+    # jax 0.10.2, as all below: terms and their factors, the constant among them
+    terms = size._sorted_terms
+    if terms[0][1] < 0:
+        return -floored(divisor - 1 - size, divisor)
+    whole: Any = 0
+    rest: list[tuple[Any, int]] = []
+    constant = 0
+    for term, factor in terms:
+        quotient, left = divmod(factor, divisor)
+        if term.is_constant:
+            whole, constant = whole + quotient, left
+            continue
+        whole = whole + _sized(size, term, quotient)
+        rest += [(term, left)] if left else []
+    common = math.gcd(divisor, *(factor for _, factor in rest))
+    divisor, constant = divisor // common, constant // common
+    if not rest or divisor == 1:
+        return whole + constant + sum(_sized(size, t, factor // common) for t, factor in rest)
+    inner = rest[0][0].to_factor() if len(rest) == 1 and rest[0][1] == common else None
+    if inner is not None and inner.operation == "floordiv":
+        by = type(size)._to_constant(inner.operands[1])
+        if by is not None:
+            return whole + floored(inner.operands[0] + constant * by, divisor * by)
+    dividend = constant + sum(_sized(size, t, factor // common) for t, factor in rest)
+    return whole + type(size)._from_operation("floordiv", dividend, divisor, scope=size.scope)
+
+
+def _sized(size: Any, term: Any, factor: int) -> Any:
+    return type(size)._from_term(term, factor, size.scope) if factor else 0
+
+
+def _canonical_divmod(size: Any, divisor: Any) -> tuple[Any, Any]:
+    if getattr(_watch, "found", None) is None or is_symbolic(divisor) or divisor <= 0:
+        quotient, rest = _plain_divmod(size, divisor)
+        return quotient, rest
+    quotient = floored(size, int(divisor))
+    return quotient, size - divisor * quotient
 
 
 def _watched_eq(left: Any, right: Any) -> bool:
@@ -125,6 +195,7 @@ def _note(left: Any, right: Any, noted: dict[Any, None]) -> None:
 def watching_comparisons() -> Iterator[dict[Any, None]]:
     """Collect the differences of sizes that this thread's code took to be other than zero without knowing.
 
+    Quotients of sizes are of the form of ``floored`` inside.
     What was decided inside holds for all lengths for which none of the differences is zero.
     """
     noted: dict[Any, None] = {}
@@ -133,6 +204,7 @@ def watching_comparisons() -> Iterator[dict[Any, None]]:
         _shape_poly._DimExpr.__eq__ = _watched_eq
         _shape_poly._DimExpr.__ne__ = _watched_ne
         _shape_poly._geq_decision = _watched_geq
+        _shape_poly._DimExpr._divmod = _canonical_divmod
     _watch.found = noted
     try:
         yield noted

@@ -1,8 +1,9 @@
 """Which lengths the numbers of steps with one skeleton depend on, and how.
 
 A number is constant, or ``a + b * L + c * L * L`` with whole factors for a length ``L``, or made of ``L``, ``M``
-and products of them for two lengths, which are sizes of the step's values. What the numbers of further steps must
-be is predicted from that: a fit that is wrong predicts none of them.
+and products of them for two lengths, which are sizes of the step's values. Strides make sizes that are
+``floor((L + k) / d)``, which count as lengths then. What the numbers of further steps must be is predicted from
+that: a fit that is wrong predicts none of them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from xla_core.jax_bridge.symbolic_sizes import floored
+from xla_core.varying import strided_sizes
 from xla_core.varying.limits import NEAR
+from xla_core.varying.strided_sizes import Floor, product
 
 # Lengths are looked for among so many different columns of sizes.
 _MOST_CANDIDATES: Final = 8
@@ -24,19 +28,21 @@ _MOST_TERMS: Final = 3
 _LARGEST_FACTOR: Final = 2.0**52
 
 Term = tuple[int, tuple[int, ...]]
-"""A factor, and the lengths (by number) that it is multiplied with."""
+"""A factor, and the lengths (by number) that it is multiplied with; floors are numbered behind them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fit:
     """``lengths`` are the positions of numbers that are lengths, ``terms`` what each varying number is made of.
 
-    ``constants`` are the numbers, or what is added to the terms where a number varies.
+    ``constants`` are the numbers, or what is added to the terms where a number varies. ``floors`` are sizes behind
+    strides, which terms may have in place of lengths.
     """
 
     lengths: tuple[int, ...]
     constants: np.ndarray
     terms: dict[int, tuple[Term, ...]]
+    floors: tuple[Floor, ...] = ()
 
     def lengths_of(self, numbers: np.ndarray) -> tuple[int, ...] | None:
         """The lengths of a step with these numbers, None unless each number is what they predict."""
@@ -47,10 +53,12 @@ class Fit:
         """The numbers of a step of these lengths, as objects where the lengths are."""
         plain = all(isinstance(length, int) for length in lengths)
         numbers = self.constants.astype(np.int64 if plain else object)
+        behind = [floored(lengths[f.which] + f.added, f.divisor) for f in self.floors]
+        lengths = [*lengths, *behind]
         known: dict[tuple[Term, ...], Any] = {}
         for position, terms in self.terms.items():
             if terms not in known:
-                known[terms] = sum(factor * _product(lengths, which) for factor, which in terms)
+                known[terms] = sum(factor * product(lengths, which) for factor, which in terms)
             numbers[position] = numbers[position] + known[terms]
         return numbers
 
@@ -67,6 +75,9 @@ class Fit:
             ):
                 factor, (which,) = terms[0]
                 end = (most - int(self.constants[position])) // factor
+                if which >= len(limits):
+                    floor = self.floors[which - len(limits)]
+                    which, end = floor.which, floor.longest(end)
                 lowered[which] = min(lowered[which], end)
         return tuple(lowered)
 
@@ -86,23 +97,16 @@ class Fit:
         factors = set()
         for position, terms in self.terms.items():
             factor, which = terms[0]
-            if len(terms) == len(which) == 1 and factor > 0:
+            if len(terms) == len(which) == 1 and factor > 0 and which[0] < len(self.lengths):
                 factors.add((which[0], factor, int(self.constants[position])))
         return factors
-
-
-def _product(lengths: Sequence[Any], which: Sequence[int]) -> Any:
-    product = lengths[which[0]]
-    for number in which[1:]:
-        product = product * lengths[number]
-    return product
 
 
 def fit(samples: Sequence[np.ndarray], candidates: Sequence[int]) -> Fit | None:
     """A fit of ``samples``, the numbers of several steps; None where none is found.
 
     ``candidates`` are the positions of numbers that can be lengths. One length is tried first, then two, for
-    which three samples are needed.
+    which three samples are needed, then sizes behind strides, for which four are.
     """
     table = np.stack(samples).astype(np.int64)
     varying = np.flatnonzero((table != table[0]).any(axis=0))
@@ -113,20 +117,39 @@ def fit(samples: Sequence[np.ndarray], candidates: Sequence[int]) -> Fit | None:
     allowed = np.intersect1d(np.asarray(candidates, np.int64), varying)
     for position in allowed.tolist():
         possible.setdefault(table[:, position].tobytes(), position)
-    positions = sorted(possible.values(), key=lambda p: int(np.ptp(table[:, p])))
-    positions = positions[:_MOST_CANDIDATES]
-    choices: list[tuple[int, ...]] = [(position,) for position in positions]
-    if len(samples) > 2:
-        choices += list(itertools.combinations(positions, 2))
-    for chosen in choices:
-        explained = _all_explained(list(columns), [table[:, p] for p in chosen])
-        if explained is not None:
-            constants = table[0].copy()
-            terms = {}
-            for position, kind in zip(varying.tolist(), inverse.tolist(), strict=True):
-                constants[position], terms[position] = explained[kind]
-            return Fit(chosen, constants, terms)
+    sizes = {table[:, position].tobytes() for position in allowed.tolist()}
+    by_span = sorted(possible.values(), key=lambda p: int(np.ptp(table[:, p])))[:_MOST_CANDIDATES]
+    by_place = sorted(possible.values())[: strided_sizes.MOST_CANDIDATES]  # inputs come first
+    enough = len(samples) >= strided_sizes.LEAST_SAMPLES
+    for count in (1, 2) if len(samples) > 2 else (1,):
+        for chosen in itertools.combinations(by_span, count):
+            lengths = [table[:, p] for p in chosen]
+            if count > 1 and not enough and strided_sizes.related(*lengths):
+                continue  # one more step tells
+            explained = _all_explained(list(columns), lengths)
+            if explained is not None:
+                return _fitted(table[0], chosen, varying, inverse, explained, ())
+        for chosen in itertools.combinations(by_place, count) if enough else ():
+            along = strided_sizes.explained(list(columns), [table[:, p] for p in chosen], sizes)
+            if along is not None:
+                return _fitted(table[0], chosen, varying, inverse, *along)
     return None
+
+
+def _fitted(
+    first: np.ndarray,
+    chosen: tuple[int, ...],
+    varying: np.ndarray,
+    inverse: np.ndarray,
+    explained: Sequence[tuple[int, tuple[Term, ...]]],
+    floors: tuple[Floor, ...],
+) -> Fit:
+    """A fit whose varying numbers are each one of those that are ``explained``, ``inverse`` says which."""
+    constants = first.copy()
+    terms = {}
+    for position, kind in zip(varying.tolist(), inverse.tolist(), strict=True):
+        constants[position], terms[position] = explained[kind]
+    return Fit(chosen, constants, terms, floors)
 
 
 def _all_explained(
@@ -162,7 +185,7 @@ def _explained(
     most = max(len(column) - 2, 1 if len(lengths) == 1 else 0)
     for count in range(1, min(len(products), most, _MOST_TERMS) + 1):
         for chosen in itertools.combinations(products, count):
-            solution = _solved(column, [_product(lengths, which) for which in chosen])
+            solution = _solved(column, [product(lengths, which) for which in chosen])
             if solution is not None:
                 start, *factors = solution
                 return start, tuple(zip(factors, chosen, strict=True))

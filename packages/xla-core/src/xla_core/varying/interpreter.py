@@ -132,9 +132,7 @@ def cond(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
             given = [unwrapped(v.with_array(a)) for v, a in zip(operands, arrays, strict=True)]
             within = frame.inside()
             results = run(within, closed.jaxpr, closed.consts, given)
-            return [
-                _laid(within, as_padded(r), d).array for r, d in zip(results, dims, strict=True)
-            ]
+            return [laid(within, as_padded(r), d).array for r, d in zip(results, dims, strict=True)]
 
         return function
 
@@ -143,7 +141,8 @@ def cond(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
     return [Padded(array, d) for array, d in zip(arrays, dims, strict=True)]
 
 
-def _laid(frame: Frame, value: Padded, dims: Sequence[Dim]) -> Padded:
+def laid(frame: Frame, value: Padded, dims: Sequence[Dim]) -> Padded:
+    """The same value, laid out as ``dims`` say along each dimension."""
     for axis, dim in enumerate(dims):
         value = frame.laid_out(value, axis, dim)
     return value

@@ -4,6 +4,7 @@ from xla_core.varying import (
     contraction_rules,
     elementwise_rules,
     indexing_rules,
+    loop_rules,
     reduction_rules,
     shaping_rules,
 )
@@ -12,6 +13,7 @@ MODULES = (
     contraction_rules,
     elementwise_rules,
     indexing_rules,
+    loop_rules,
     reduction_rules,
     shaping_rules,
 )

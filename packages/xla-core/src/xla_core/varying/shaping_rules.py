@@ -132,11 +132,7 @@ def _divided(size: Any, by: Any) -> Any:
     quotient, rest = divmod(size, by)
     if is_symbolic(rest) or rest != 0:
         return None
-    return quotient if _polynomial(quotient) else None
-
-
-def _polynomial(size: Any) -> bool:
-    return not is_symbolic(size) or not any(word in str(size) for word in ("floordiv", "mod"))
+    return quotient
 
 
 @padding_rule("expand_dims")

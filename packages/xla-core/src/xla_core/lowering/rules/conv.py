@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from xla_core.jax_bridge.symbolic_sizes import is_symbolic
 from xla_core.lowering import compile_settings
 from xla_core.lowering.rules.common import is_integer
 from xla_core.operators import target
@@ -131,7 +132,24 @@ class _Geometry:
     def apply(self, x: Array, w: Array, max_taps: int = _MAX_TAPS) -> Array:
         """The convolution of ``x`` with ``w``."""
         form = _form(w, self.groups, max_taps)
-        return form(x, w, self.stride, self.pads, self.dilation, self.groups)
+        pads: _Pads = self.pads
+        if any(map(is_symbolic, x.shape[2:])):
+            x, pads = self._fitted(x, w.shape[2:])
+        return form(x, w, self.stride, pads, self.dilation, self.groups)
+
+    def _fitted(self, x: Array, kernel: Sequence[int]) -> tuple[Array, _Pads]:
+        """``x`` padded or cut to what the windows cover, and no other padding.
+
+        The gradients of a convolution whose sizes vary are convolutions then that are padded by plain numbers.
+        """
+        config = []
+        settings = (x.shape[2:], kernel, self.stride, self.dilation, self.pads)
+        for size, k, stride, dilation, (low, high) in zip(*settings, strict=True):
+            reach = dilation * (k - 1) + 1
+            count = (size + low + high - reach) // stride + 1
+            config.append((low, (count - 1) * stride + reach - size - low, 0))
+        zero = np.zeros((), x.dtype)
+        return lax.pad(x, zero, [(0, 0, 0)] * 2 + config), ((0, 0),) * len(config)
 
     def by_input(self, shape: Sequence[int], w: Array, grad: Array) -> Array:
         """The transpose in the input, which has ``shape``."""

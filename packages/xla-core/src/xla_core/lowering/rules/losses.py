@@ -6,11 +6,14 @@ follow XLA (clamped) where PyTorch on the CPU raises.
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from xla_core.jax_bridge import symbolic_sizes
 from xla_core.lowering.rules.common import opmath
 from xla_core.lowering.rules.common import where as select
 from xla_core.operators.lowering_registry import aten, rule
@@ -263,9 +266,18 @@ def euclidean_dist(x1: Array, x2: Array) -> Array:
 @rule(aten._cdist_forward.default)
 def cdist_forward(x1: Array, x2: Array, p: float, compute_mode: int | None) -> Array:
     """Distances between the rows of ``x1`` and ``x2``; batch dimensions broadcast."""
-    large = x1.shape[-2] > _PRODUCT_ROWS or x2.shape[-2] > _PRODUCT_ROWS
-    if p == 2 and (compute_mode == 1 or (not compute_mode and large)):
+    gaps = partial(_distances, p=p)
+    if p != 2 or compute_mode == 2:
+        return gaps(x1, x2)
+    large = [symbolic_sizes.is_above(x.shape[-2], _PRODUCT_ROWS) for x in (x1, x2)]
+    if compute_mode == 1 or any(answer is True for answer in large):
         return euclidean_dist(x1, x2)
+    if all(answer is False for answer in large):
+        return gaps(x1, x2)
+    return lax.cond(jnp.any(jnp.stack(large)), euclidean_dist, gaps, x1, x2)
+
+
+def _distances(x1: Array, x2: Array, p: float) -> Array:
     return _norm(_gaps(x1, x2), p)
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from xla_core.jax_bridge.symbolic_sizes import are_all, at_least
 from xla_core.lowering.rules.common import count_as, is_float
 from xla_core.lowering.rules.common import where as select
 
@@ -48,7 +49,7 @@ class Axis:
         """``x`` padded, or cut, to exactly what the windows read."""
         config = [(0, 0, 0)] * x.ndim
         config[axis] = (self.padding, self.reach - self.size - self.padding, 0)
-        return x if config[axis] == (0, 0, 0) else lax.pad(x, np.asarray(fill, x.dtype), config)
+        return x if are_all(config[axis], 0) else lax.pad(x, np.asarray(fill, x.dtype), config)
 
     def tap(self, x: Array, axis: int, place: int) -> Array:
         """Entry ``place`` of every window of the padded ``x``."""
@@ -154,7 +155,7 @@ def _max_packed(x: Array, axes: Sequence[Axis]) -> tuple[Array, Array]:
         lax.max,
         (*ones, *(w.kernel for w in axes)),
         (*ones, *(w.stride for w in axes)),
-        [(0, 0)] * lead + [(w.padding, max(w.reach - w.size - w.padding, 0)) for w in axes],
+        [(0, 0)] * lead + [(w.padding, at_least(w.reach - w.size - w.padding, 0)) for w in axes],
         window_dilation=(*ones, *(w.dilation for w in axes)),
     )
     high, low = (best >> 32).astype(np.int32), best.astype(np.int32)
@@ -239,7 +240,7 @@ def _spread_windows(
         low = move * window.stride - window.padding
         config.append((low, window.size - length - low, 0))
     spread_out = jnp.broadcast_to(value.reshape(shape), wide).reshape(merged)
-    if all(edge == (0, 0, 0) for edge in config):
+    if all(are_all(edge, 0) for edge in config):
         return spread_out
     return lax.pad(spread_out, np.asarray(fill, value.dtype), config)
 

@@ -1,0 +1,92 @@
+"""How varying lengths pass loops: those of as many steps as a length says, and those that carry what varies.
+
+Inside a loop nothing may depend on how elements lie outside of it: what is carried, taken or given at each step has
+its elements side by side, padding behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xla_core.jax_bridge.symbolic_sizes import is_symbolic
+from xla_core.varying.interpreter import laid, padding_rule, run
+from xla_core.varying.padded import Dim, Frame, Padded, as_padded, dim_of, unwrapped
+
+
+def _plain_dims(variables: Sequence[Any]) -> list[tuple[Dim, ...]]:
+    """Dimensions of variables of a jaxpr whose elements lie side by side."""
+    return [tuple(map(dim_of, variable.aval.shape)) for variable in variables]
+
+
+def _arrays(frame: Frame, values: Sequence[Any], dims: Sequence[tuple[Dim, ...]]) -> list[Any]:
+    return [
+        jnp.asarray(laid(frame, as_padded(value), own).array)
+        for value, own in zip(values, dims, strict=True)
+    ]
+
+
+def _body(
+    frame: Frame, closed: Any, consts: Sequence[Padded], dims: Sequence[Any], arrays: Sequence[Any]
+) -> list[Any]:
+    """The arrays that a function of a loop gives for ``arrays`` of these dimensions, laid out plainly."""
+    within = frame.inside()
+    given = [unwrapped(Padded(array, own)) for array, own in zip(arrays, dims, strict=True)]
+    results = run(within, closed.jaxpr, closed.consts, [*map(unwrapped, consts), *given])
+    return _arrays(within, results, _plain_dims(closed.jaxpr.outvars))
+
+
+@padding_rule("scan")
+def scan(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+    """As many steps as the bound says; what is carried stays as it is in those behind the length.
+
+    A loop that runs backwards begins with those.
+    """
+    params = equation.params
+    closed, length = params["jaxpr"], params["length"]
+    first, end = params["num_consts"], params["num_consts"] + params["num_carry"]
+    own = _plain_dims(closed.jaxpr.invars[first:])
+    carried_dims, item_dims = own[: end - first], own[end - first :]
+    carried = _arrays(frame, values[first:end], carried_dims)
+    along = dim_of(length)
+    items = _arrays(frame, values[end:], [(along, *dims) for dims in item_dims])
+    places, count = frame.bound(length), frame.number(length)
+
+    def step(state: list[Any], item: tuple[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
+        place, arrays = item
+        results = _body(frame, closed, values[:first], own, [*state, *arrays])
+        after = results[: len(state)]
+        if is_symbolic(length):
+            after = [jnp.where(place < count, a, b) for a, b in zip(after, state, strict=True)]
+        return after, results[len(state) :]
+
+    numbers = lax.iota(np.int32, places)
+    last, given = lax.scan(step, carried, (numbers, items), reverse=params["reverse"])
+    given_dims = _plain_dims(closed.jaxpr.outvars[len(carried) :])
+    return [
+        *map(Padded, last, carried_dims),
+        *(Padded(array, (along, *dims)) for array, dims in zip(given, given_dims, strict=True)),
+    ]
+
+
+@padding_rule("while")
+def while_loop(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+    """The condition looks at what the loop for the length itself would carry."""
+    params = equation.params
+    asked, stepped = params["cond_nconsts"], params["body_nconsts"]
+    for_condition, for_body = values[:asked], values[asked : asked + stepped]
+    dims = _plain_dims(params["body_jaxpr"].jaxpr.outvars)
+    start = _arrays(frame, values[asked + stepped :], dims)
+
+    def goes_on(state: list[Any]) -> Any:
+        (answer,) = _body(frame, params["cond_jaxpr"], for_condition, dims, state)
+        return answer
+
+    def step(state: list[Any]) -> list[Any]:
+        return _body(frame, params["body_jaxpr"], for_body, dims, state)
+
+    return list(map(Padded, lax.while_loop(goes_on, step, start), dims))

@@ -1,0 +1,158 @@
+"""Recurrent nets over batches and sequences of any size share programs, and give what PyTorch gives."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import torch_xla
+from xla_core.varying import families
+
+LENGTHS = (5, 9, 7, 12)
+NETS = {
+    "lstm of two layers and directions": lambda: nn.LSTM(3, 4, 2, bidirectional=True),
+    "lstm with a projection": lambda: nn.LSTM(3, 4, proj_size=2, batch_first=True),
+    "gru": lambda: nn.GRU(3, 4, batch_first=True),
+    "rnn without biases": lambda: nn.RNN(3, 4, bias=False),
+    "rnn of relu": lambda: nn.RNN(3, 4, nonlinearity="relu"),
+}
+
+# oneDNN has no projections, which PyTorch says on the CPU
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections")
+
+
+def trained(net, x, lengths=None):
+    """Outputs, last states and all gradients of a step."""
+    net.zero_grad()
+    x = x.detach().requires_grad_()
+    if lengths is None:
+        y, last = net(x)
+    else:
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        y, last = net(packed)
+        y = pad_packed_sequence(y, batch_first=True, padding_value=2.0)[0]
+    last = last if isinstance(last, tuple) else (last,)
+    (y.square().sum() + sum(state.sin().sum() for state in last)).backward()
+    torch_xla.sync()
+    return [t.detach().cpu() for t in (y, *last, x.grad, *(p.grad for p in net.parameters()))]
+
+
+def served(net, batches, counted):
+    """How many batches needed no program of their own; all are compared with the CPU."""
+    before = counted(families.SERVED)
+    ours = copy.deepcopy(net).to("xla")
+    for x, *lengths in batches:
+        wanted = trained(net, x, *lengths)
+        torch.testing.assert_close(
+            trained(ours, x.to("xla"), *lengths), wanted, rtol=1e-3, atol=1e-4
+        )
+    return counted(families.SERVED) - before
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_net_takes_any_length_and_batch(name, axis, varying, counted):
+    torch.manual_seed(5)
+    sizes = [(n, 4) if axis == 0 else (4, n) for n in LENGTHS]
+    batches = [(torch.randn(*size, 3),) for size in sizes]
+    # the size's program for what is read after the step is another family
+    assert served(NETS[name](), batches, counted) >= 2, families.kept_out()
+    assert not families.kept_out()
+
+
+def test_packed_sequences_of_any_lengths(varying, counted):
+    torch.manual_seed(6)
+
+    def ragged(longest):
+        lengths = torch.randint(2, longest + 1, (3,))
+        lengths[1] = longest
+        return torch.randn(3, longest, 3), lengths
+
+    batches = list(map(ragged, (5, 9, 7, 12, 6, 11, 8, 13, 10)))
+    # how long the longest is, and how many elements there are: two lengths need a few batches to be told apart
+    net = nn.GRU(3, 4, batch_first=True, bidirectional=True)
+    assert served(net, batches, counted) >= 4, families.kept_out()
+    assert not families.kept_out()
+
+
+def test_sequences_padded_to_a_length(varying):
+    data, sizes = torch.randn(9, 2), torch.tensor([4, 3, 2])
+    for batch_first in (False, True):
+        for total in (-1, 5):
+            operands = (sizes, batch_first, 7.0, total)
+            wanted = torch._VF._pad_packed_sequence(data, *operands)
+            results = torch._VF._pad_packed_sequence(data.to("xla"), *operands)
+            assert torch.equal(results[0].cpu(), wanted[0])
+            assert torch.equal(results[1], wanted[1])
+    for tensor in (data, data.to("xla")):
+        with pytest.raises(RuntimeError, match="total_length=2 and max sequence length being 3"):
+            torch._VF._pad_packed_sequence(tensor, sizes, True, 0.0, 2)
+
+
+def test_gradients_of_gradients_are_refused(varying):
+    net = nn.GRU(3, 4).to("xla")
+    x = torch.randn(5, 2, 3, device="xla", requires_grad=True)
+    with pytest.raises(RuntimeError, match="XLA_VARYING_SHAPES"):
+        torch.autograd.grad(net(x)[0].sum(), x, create_graph=True)
+
+
+def test_other_nets_are_pytorchs_own(varying, monkeypatch):
+    x = torch.randn(5, 2, 3)
+    net = nn.LSTM(3, 4)
+    wanted = net(x)[0]
+    net = net.to("xla")
+    assert "RecurrentLayer" in grad_functions(net(x.to("xla"))[0])
+    half = net.to(torch.bfloat16)
+    assert "RecurrentLayer" not in grad_functions(half(x.to("xla", torch.bfloat16))[0])
+    net = net.float()
+    monkeypatch.setenv("XLA_VARYING_SHAPES", "0")
+    y = net(x.to("xla"))[0]
+    assert "RecurrentLayer" not in grad_functions(y)
+    torch.testing.assert_close(y.detach().cpu(), wanted.detach(), rtol=1e-2, atol=1e-2)
+
+
+def grad_functions(tensor):
+    """The names of all functions that the tensor's gradient goes through."""
+    names, rest = "", [tensor.grad_fn]
+    while rest:
+        node = rest.pop()
+        if node is not None:
+            names += node.name() + " "
+            rest += [function for function, _ in node.next_functions]
+    return names
+
+
+def test_loops_over_a_length(run_lengths):
+    targets = torch.randint(1, 5, (3, 4))
+
+    def step(scores, targets, *lengths):
+        scores = scores.detach().requires_grad_()
+        loss = F.ctc_loss(scores.log_softmax(-1), targets, *lengths)
+        loss.backward()
+        return loss.detach(), scores.grad
+
+    def make(n):
+        return (
+            torch.randn(n, 3, 5),
+            targets,
+            torch.tensor([n, n - 1, n - 2]),
+            torch.tensor([2, 3, 4]),
+        )
+
+    assert run_lengths(step, make, (12, 9, 15, 14, 11)) == 3, families.kept_out()
+
+
+def test_loops_that_carry_what_varies(run_lengths):
+    def step(x):
+        return (
+            torch.special.zeta(x.abs() + 2, x.abs() + 1),
+            torch.special.bessel_j0(x),
+            x.logcumsumexp(0),
+        )
+
+    assert run_lengths(step, lambda n: (torch.randn(n, 4),), LENGTHS) == 2, families.kept_out()

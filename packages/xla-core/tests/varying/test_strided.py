@@ -1,0 +1,97 @@
+"""Strides along sizes that vary: sizes behind them are floors of the length, and one program serves them all."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torch_xla
+from xla_core.varying import families
+
+# four are compiled or tell what strides there are
+LENGTHS = (17, 24, 21, 30, 19, 26)
+KERNEL, IMAGES = torch.randn(4, 3, 3), torch.randn(4, 3, 3, 3)
+
+
+def along(length):
+    return torch.randn(2, 3, length)
+
+
+def square(length):
+    return torch.randn(2, 3, length, length)
+
+
+STEPS = {
+    "convolution": (lambda x: F.conv1d(x, KERNEL.to(x.device), stride=2, padding=1), along),
+    "convolution by three": (lambda x: F.conv1d(x, KERNEL.to(x.device), stride=3), along),
+    "convolution of images": (lambda x: F.conv2d(x, IMAGES.to(x.device), stride=2), square),
+    "dilated": (lambda x: F.conv1d(x, KERNEL.to(x.device), stride=2, dilation=2), along),
+    "transposed": (lambda x: F.conv_transpose1d(x, KERNEL[:3].to(x.device), stride=2), along),
+    "maxima": (lambda x: F.max_pool1d(x, 2), along),
+    "maxima that overlap": (lambda x: F.max_pool2d(x, 3, 2, 1), square),
+    "maxima, the last part too": (lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True), square),
+    "averages": (lambda x: F.avg_pool1d(x, 3, 2, 1), along),
+    "every other element": (lambda x: x[:, :, ::2] * 2, along),
+    "every third from the second on": (lambda x: x[:, :, 1::3].sin(), along),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_strides_forward_and_backward(name, run_lengths):
+    function, make = STEPS[name]
+
+    def step(x):
+        x = x.detach().requires_grad_()
+        y = function(x)
+        y.square().sum().backward()
+        return y.detach(), x.grad
+
+    torch.manual_seed(7)
+    served = run_lengths(step, lambda n: (make(n),), LENGTHS, {"rtol": 1e-4, "atol": 1e-4})
+    assert served >= 2, families.kept_out()
+
+
+class Net(nn.Module):
+    """Strided convolutions, a shortcut, pooling, and features that are as many as places are left."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, stride=2, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.second = nn.Conv2d(4, 4, 3, stride=2, padding=1)
+        self.shortcut = nn.Conv2d(4, 4, 1, stride=2)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, images):
+        x = F.max_pool2d(self.norm(self.first(images)).relu(), 3, 2, 1)
+        x = self.second(x).relu() + self.shortcut(x)
+        return self.head(x.flatten(2).mean(2))
+
+
+def losses(device, sizes):
+    torch.manual_seed(0)
+    net = Net().to(device)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    values = []
+    for height, width in sizes:
+        optimizer.zero_grad()
+        images = torch.randn(3, 3, height, width, generator=torch.Generator().manual_seed(height))
+        loss = F.cross_entropy(net(images.to(device)), torch.arange(3, device=device))
+        loss.backward()
+        optimizer.step()
+        torch_xla.sync()
+        values.append(loss.detach())
+    return [value.item() for value in values]
+
+
+def test_a_convolutional_net_takes_images_of_any_size(varying, counted):
+    draw = random.Random(1)
+    sizes = [(draw.randint(24, 48), draw.randint(24, 48)) for _ in range(8)]
+    wanted = losses("cpu", sizes)
+    before = counted(families.SERVED)
+    assert losses("xla", sizes) == pytest.approx(wanted, abs=1e-3)
+    assert counted(families.SERVED) - before >= 3, families.kept_out()
