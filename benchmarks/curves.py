@@ -1,4 +1,4 @@
-"""The curves of ``long_life.py`` as one picture: a small plot for each figure, all over the same time."""
+"""The curves of ``long_life.py`` as one picture: a small plot for each figure, all over the same steps."""
 
 from __future__ import annotations
 
@@ -39,10 +39,12 @@ def drawn(figures: dict[str, Any]) -> str:
         _text(20, 48, figures["machine"], 11, GREY),
     ]
     plots = [
-        (label, [[(s["minutes"], float(s[name])) for s in one] for one in processes])
+        (label, [[(_thousands(s), float(s[name])) for s in one] for one in processes])
         for name, label in SHOWN.items()
     ]
-    entries = [[(s["minutes"], float(sum(s["caches"].values()))) for s in one] for one in processes]
+    entries = [
+        [(_thousands(s), float(sum(s["caches"].values()))) for s in one] for one in processes
+    ]
     plots.append(("entries of all listed caches", entries))
     for number, (label, lines) in enumerate(plots):
         left = MARGIN + (number % COLUMNS) * (WIDTH + MARGIN)
@@ -51,10 +53,14 @@ def drawn(figures: dict[str, Any]) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+def _thousands(sample: dict[str, Any]) -> float:
+    return float(sample["counts"].get("steps", 0)) / 1000
+
+
 def _plot(
     left: float, top: float, label: str, lines: Sequence[Sequence[tuple[float, float]]]
 ) -> Iterator[str]:
-    """Lines over minutes; the axis begins at 0, so that a flat line is one."""
+    """Lines over thousands of steps; the other axis begins at 0, so that a flat line is one."""
     most = 1.15 * max(y for line in lines for _, y in line) or 1.0
     end = max(x for line in lines for x, _ in line) or 1.0
     yield _text(left, top - 8, label, 12)
@@ -64,7 +70,7 @@ def _plot(
         yield _text(left - 6, y + 4, f"{most * share:,.0f}", 10, GREY, "end")
     for share in (0.0, 0.5, 1.0):
         x = left + WIDTH * share
-        yield _text(x, top + HEIGHT + 16, f"{end * share:.0f} min", 10, GREY, "middle")
+        yield _text(x, top + HEIGHT + 16, f"{end * share:,.0f}k", 10, GREY, "middle")
     for number, line in enumerate(lines):
         points = " ".join(
             f"{left + WIDTH * x / end:.1f},{top + HEIGHT * (1 - y / most):.1f}" for x, y in line

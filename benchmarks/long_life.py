@@ -1,12 +1,14 @@
 """A long life in little time: training that saves, evaluates, meets new shapes and is interrupted; what grows?
 
-``python benchmarks/long_life.py --minutes 40 --json FIGURES --picture CURVES.svg`` trains a small GPT for that long:
-every step as short as possible, so that an hour has the steps of days. ``--processes 2`` trains in that many
-processes, which reduce their gradients (and are not interrupted: that would end the job). Every few seconds each
-process notes its memory, the values and bytes on the device, descriptors, sockets, threads, mappings, objects of
-Python and the size of every listed cache. ``--draw FIGURES`` draws such figures again and trains nothing. The exit
-status is 1 if a loss is not finite, a cache is larger than its bound, or something went on growing: if its median in
-the last quarter of the time is more than that of the second quarter by over a tenth.
+``python benchmarks/long_life.py --minutes 40 --json FIGURES --picture CURVES.svg`` trains a small GPT for that
+long: every step as short as possible, so that an hour has the steps of days. ``--processes 2`` trains in that
+many processes, which reduce their gradients (and are not interrupted: that would end the job). After every few
+hundred steps each process notes its memory, the values and bytes on the device, descriptors, sockets, threads,
+mappings, objects of Python and the size of every listed cache. SIGTERM ends the run early. ``--draw FIGURES``
+draws such figures again and trains nothing.
+
+The exit status is 1 if a loss is not finite, a cache is larger than its bound, or something went on growing: if
+its median in the last quarter of the steps is more than that of the second quarter by over a tenth.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ import curves
 
 EVALUATES, SAVES, RESTORES, MEETS_SHAPE, ERRS, INTERRUPTED = 100, 250, 2500, 1000, 130, 70
 """Every so many steps."""
-SECONDS: Final = 10.0
-"""From one sample to the next."""
+SAMPLED: Final = 500
+"""Steps from one sample to the next: a sample costs as much as some hundred of them."""
 KEPT: Final = "64"
 """Programs that the process keeps, so that it soon has to forget some."""
 ALLOWED_GROWTH: Final = 1.1
@@ -51,6 +53,7 @@ class Life:
 
     def __init__(self, index: int, folder: str, processes: int) -> None:
         import torch
+
         import torch_xla
         import torch_xla.core.xla_model as xm
         import torch_xla.distributed.parallel_loader as pl
@@ -81,9 +84,7 @@ class Life:
     def loss(self, texts: Any) -> Any:
         """The mean loss of the next token, for (batch, length) tokens."""
         scores = self.model(texts[:, :-1])
-        return self.torch.nn.functional.cross_entropy(
-            scores.flatten(0, 1), texts[:, 1:].flatten()
-        )
+        return self.torch.nn.functional.cross_entropy(scores.flatten(0, 1), texts[:, 1:].flatten())
 
     def train(self, texts: Any) -> None:
         """One step."""
@@ -144,15 +145,12 @@ class Life:
         self.counts["restored"] += 1
 
     def live(self, minutes: float, note: Callable[[Life], None]) -> None:
-        """Train for so long; ``note`` is called every ``SECONDS``."""
+        """Train for so long; ``note`` is called every ``SAMPLED`` steps."""
         until = time.monotonic() + minutes * 60
-        noted = -math.inf
         for texts in self.batches():
-            now = time.monotonic()
-            if now - noted >= SECONDS:
-                noted = now
+            if self.counts["steps"] % SAMPLED == 0:
                 note(self)
-            if self.over(now >= until):
+            if self.over(time.monotonic() >= until):
                 break
             for name, doing in self.due():
                 doing(texts)
@@ -169,10 +167,12 @@ class Life:
 
     def over(self, here: bool) -> bool:
         """Whether all processes are to end: asked at every hundredth step where there are several."""
+        if self.processes > 1 and self.counts["steps"] % 100:
+            return False
+        self.checkpoints.should_save(self.counts["steps"])  # which looks for SIGTERM
+        here = here or self.checkpoints.ending
         if self.processes == 1:
             return here
-        if self.counts["steps"] % 100:
-            return False
         flag = self.torch.tensor([float(here)], device=self.device)
         return bool(self.xm.all_reduce("max", flag).item())
 
@@ -268,10 +268,10 @@ def read(folder: str, processes: int) -> list[list[Sample]]:
 
 
 def quarters(samples: Sequence[Sample], value: Callable[[Sample], float]) -> tuple[float, float]:
-    """The medians of a value in the second and in the last quarter of the time."""
-    whole = samples[-1]["minutes"]
-    second = [value(s) for s in samples if whole / 4 <= s["minutes"] < whole / 2]
-    last = [value(s) for s in samples if s["minutes"] >= whole * 3 / 4]
+    """The medians of a value in the second and in the last quarter of the steps."""
+    quarter = len(samples) / 4
+    second = [value(s) for n, s in enumerate(samples) if quarter <= n < 2 * quarter]
+    last = [value(s) for n, s in enumerate(samples) if n >= 3 * quarter]
     return statistics.median(second or [0.0]), statistics.median(last)
 
 
@@ -319,6 +319,7 @@ def taken(options: argparse.Namespace) -> dict[str, Any]:
     """The figures of a run, written where they are wanted."""
     os.environ.setdefault("PJRT_DEVICE", "CPU")
     os.environ.setdefault("XLA_COMPILATION_CACHE_SIZE", KEPT)
+    os.environ.setdefault("XLA_COMPILE_EFFORT", "fast")  # more of the time goes into steps
     with tempfile.TemporaryDirectory(prefix="xla-long-life-") as folder:
         arguments = (folder, options.minutes, options.processes)
         if options.processes == 1:

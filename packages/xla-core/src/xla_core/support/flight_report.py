@@ -10,6 +10,7 @@ A report has ``job``, ``occasion``, ``count`` and ``processes``: a snapshot per 
 ``place``      the user's line that the main thread is at; ``doing`` what it does there, ``stack``
 ``waiting``    what the main thread waits at on the host and the ``missing`` ordinals, or None
 ``inside``     what it does inside the runtime (kind, what, amount, seconds), or None
+``meets``      what any of its threads waits for others at (what, seconds), and what it ``writes``
 ``launched``   collectives launched, in all, and ``with`` each other ordinal (as text)
 ``seen``       how many collectives it has seen others launch with it, by ordinal (as text)
 ``collectives``the last of them: number, text, groups, line, time
@@ -80,7 +81,7 @@ def _wait(report: Report, me: int, one: Snapshot) -> Wait | None:
         whom = tuple(waiting["missing"])
         return Wait(me, whom, waiting["what"], number, line or one["place"], waiting["seconds"])
     if not behind or (one["inside"] is None and one["broke"] is None):
-        return None
+        return _meeting(report, me, one)
     first = min(behind, key=lambda other: -behind[other])
     item = _first_missing(one, first, behind[first])
     if item is None:
@@ -89,6 +90,22 @@ def _wait(report: Report, me: int, one: Snapshot) -> Wait | None:
         me, tuple(behind), item["text"], item["number"], item["line"] or one["place"],
         max(one["time"] - item["time"], 0.0),
     )  # fmt: skip
+
+
+def _meeting(report: Report, me: int, one: Snapshot) -> Wait | None:
+    """The first meeting, of any thread, that others write for, or have not come to."""
+    others = {int(n): other for n, other in report["processes"].items() if int(n) != me}
+    for meeting in one["meets"]:
+        what = meeting["what"]
+        whom = [n for n, other in others.items() if _has(other["writes"], what)]
+        whom = whom or [n for n, other in others.items() if not _has(other["meets"], what)]
+        if whom:
+            return Wait(me, tuple(whom), what, 0, one["place"], meeting["seconds"])
+    return None
+
+
+def _has(under_way: list[dict[str, Any]], what: str) -> bool:
+    return any(each["what"] == what for each in under_way)
 
 
 def _behind(report: Report, me: int, one: Snapshot) -> dict[int, int]:
@@ -181,6 +198,9 @@ def _says(ordinal: int, one: Snapshot | None, report: Report) -> str:
         what = f"says nothing; {ago:.1f} s before, it was at {one['place']}"
     elif one["finished"]:
         what = "has finished"
+    elif one["writes"]:
+        written = one["writes"][0]
+        what = f"is at {one['place']}, and writes {written['what']}, for {written['seconds']:.1f} s"
     else:
         what = f"is at {one['place']}, {one['doing']}; it waits for nobody"
     return f"ordinal {ordinal} {what}; {_last_launched(ordinal, one, report)}"
@@ -249,6 +269,8 @@ def _process(ordinal: int, one: Snapshot) -> Iterator[str]:
         inside = one["inside"]
         what = " ".join(str(w) for w in (inside["kind"], inside["what"]) if w)
         yield f"  inside the runtime: {what}, for {inside['seconds']:.1f} s"
+    for doing in ("meets", "writes"):
+        yield from (f"  {doing}: {w['what']}, for {w['seconds']:.1f} s" for w in one[doing])
     steps = one["steps"]
     usual = f", usually {steps['usual'] * 1e3:.1f} ms" if steps["usual"] is not None else ""
     last = f", the last ended {steps['since']:.1f} s before" if steps["ended"] else ""

@@ -29,6 +29,7 @@ __all__ = [
     "STEP",
     "StepTimes",
     "WAIT",
+    "WRITE",
     "begin",
     "describe",
     "end",
@@ -53,8 +54,10 @@ WAIT: Final = "wait"
 STEP: Final = "step"
 COLLECTIVE: Final = "collective"
 MEET: Final = "meet"
+WRITE: Final = "write"
 """Kinds: a program was enqueued, made, a tensor copied to the device or to the host, the host waited for the
-device, the user ended a step, collectives were launched, the host waited for other processes."""
+device, the user ended a step, collectives were launched, the host waited for other processes, a checkpoint was
+written. MEET in several processes for the same is one meeting: who has none of it, or writes it, is waited for."""
 
 RUNNING: Final = -1
 """The nanoseconds of what has not ended."""
