@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from xla_core.dispatch.transfers import materialise, read, upload
 from xla_core.execution.poisoned_values import restore_value, revoke
+from xla_core.lowering.held_values import HeldValue, held_values, tell_lines
 from xla_core.recording.storage import NoValueError, Storage, View
 from xla_core.recording.tensor_trees import (
     collect,
@@ -17,11 +18,13 @@ from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.torch_bridge.dtypes import from_numpy, numpy_dtype, to_numpy
 
 __all__ = [
+    "HeldValue",
     "NoValueError",
     "XLATensor",
     "alias",
     "collect",
     "from_numpy",
+    "held_values",
     "map_selected",
     "map_tensors",
     "materialise",
@@ -31,6 +34,7 @@ __all__ = [
     "revoke",
     "send_cpu_data_to_device",
     "storage_of",
+    "tell_lines",
     "to_numpy",
     "upload",
     "view_of",

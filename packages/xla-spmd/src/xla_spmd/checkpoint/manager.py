@@ -38,8 +38,8 @@ MSG_NOT_WATCHING: Final = (
     "this CheckpointManager was made with chkpt_on_preemption=False and does not know"
 )
 MSG_NOT_WRITTEN: Final = (
-    "the checkpoint of step {step} could not be written to {path}: {error}{who}. What was written of it is removed; "
-    "the complete checkpoints, of steps {steps}, are as they were"
+    "the checkpoint of step {step} could not be written to {path}: {error}{who}. What was written of it is "
+    "removed; the complete checkpoints, of steps {steps}, are as they were"
 )
 MSG_PROGRESS: Final = "the checkpoint of step {step}"
 MSG_WHO: Final = " (in process {rank})"
