@@ -1,4 +1,4 @@
-"""Memory that does not suffice: the error names what holds it. Allocations fail for real, under a limit of the process."""
+"""Memory that does not suffice: the error names what holds it. Allocations really fail, under a limit."""
 
 from __future__ import annotations
 

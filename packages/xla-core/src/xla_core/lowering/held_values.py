@@ -1,4 +1,4 @@
-"""What holds a device's memory: the values that tensors show, the largest first, what they are and which line made them.
+"""What holds a device's memory: the largest values that tensors show, what they are and which line made them.
 
 Looked at when memory does not suffice, and by xla-debug: nothing is kept in mind for it while steps run.
 """
@@ -40,7 +40,7 @@ class _Origins:
 
 
 def tell_lines(line_of: Callable[[Any], str] | None) -> None:
-    """From now on ask ``line_of(buffer)`` which line made a value, an empty text if that is not known; None: nobody."""
+    """From now on ask ``line_of(buffer)`` which line made a value, "" if that is not known; None: nobody."""
     _Origins.line_of = line_of
 
 
@@ -68,7 +68,7 @@ def held_values() -> list[HeldValue]:
 
 
 def text() -> str:
-    """The totals and the largest groups of values of the same shape, dtype and line; empty where nothing is held."""
+    """Totals, and the largest groups of values of the same shape, dtype and line; "" where nothing is held."""
     values = held_values()
     if not values:
         return ""

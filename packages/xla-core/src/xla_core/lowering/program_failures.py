@@ -1,8 +1,8 @@
 """Programs that cannot be compiled or run: which errors cost a step its values, and what they say.
 
 For want of memory XLA says RESOURCE_EXHAUSTED and no more, at times where a value is read long after the
-step. ``explained`` makes torch.OutOfMemoryError of it, which names the program's largest values and their lines, and
-what is held besides.
+step. ``explained`` makes torch.OutOfMemoryError of it, which names the program's largest values and their lines,
+and what is held besides.
 """
 
 from __future__ import annotations
