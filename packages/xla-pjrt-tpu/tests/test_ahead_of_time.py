@@ -275,7 +275,7 @@ def refuses(self, program):
 
 if sys.argv[1] == "host":
     TpuClient.__init__, TpuClient.compile = reports_chips, refuses
-    for name in ("devices", "local_devices", "put", "get", "copy", "allocate", "placement_of", "wait", "deserialize"):
+    for name in ("devices local_devices put get copy allocate placement_of wait deserialize").split():
         setattr(TpuClient, name, lambda self, *given, _name=name: getattr(self.shown, _name)(*given))
 
 keys, get = [], disk_cache.PersistentCache.get

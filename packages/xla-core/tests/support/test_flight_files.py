@@ -17,7 +17,7 @@ def snapshot(ordinal, count=2, **changed):
         "ordinal": ordinal, "count": count, "pid": 100 + ordinal, "host": "here", "time": 50.0 + ordinal,
         "reason": "", "error": None, "broke": None, "finished": False, "place": f"a.py:{ordinal}",
         "doing": "it sleeps", "stack": "", "waiting": None, "inside": None,
-        "meets": [], "writes": [],
+        "meets": [], "writes": [], "programs": {},
         "launched": {"all": 0, "with": {}}, "seen": {}, "collectives": [],
         "steps": {"ended": 3, "since": 1.0, "usual": None, "own": None}, "records": [],
         "heard": False, **changed,
@@ -101,6 +101,13 @@ def test_who_writes_is_waited_for_by_who_meets():
     assert wait.whom == (1,)
     both = snapshot(0, 2, meets=[meets]), snapshot(1, 2, meets=[meets])
     assert flight_report.waits(report(*both)) == []
+
+
+def test_what_programs_over_a_mesh_do_between_devices_is_shown():
+    row = {"kind": "all-reduce", "count": 2, "bytes": 8, "groups": "{{0,1}}", "line": "a.py:7"}
+    text = flight_report.text(report(snapshot(0, 1, programs={"step_1": [row]})))
+    assert "  between devices, in each run of step_1:\n" in text
+    assert "    2 x all-reduce, 8 bytes, groups {{0,1}}, for a.py:7\n" in text
 
 
 def test_what_was_kept_of_processes_that_were_aborted_becomes_a_report(monkeypatch, tmp_path):

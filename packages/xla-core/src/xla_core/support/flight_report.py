@@ -14,6 +14,7 @@ A report has ``job``, ``occasion``, ``count`` and ``processes``: a snapshot per 
 ``launched``   collectives launched, in all, and ``with`` each other ordinal (as text)
 ``seen``       how many collectives it has seen others launch with it, by ordinal (as text)
 ``collectives``the last of them: number, text, groups, line, time
+``programs``   what each run of a program over a mesh does between devices (kind, count, bytes, groups, line)
 ``steps``      count, seconds since the last, usual and own seconds
 ``records``    the ring: kind, time, seconds (None: it has not ended), thread, what, amount
 ``heard``      whether others said it, as the process itself did not
@@ -277,6 +278,9 @@ def _process(ordinal: int, one: Snapshot) -> Iterator[str]:
     yield f"  steps: {steps['ended']}{last}{usual}"
     yield f"  collectives: {one['launched']['all']}"
     yield from (f"    {_collective(c)}" for c in one["collectives"][-3:])
+    for name, rows in one["programs"].items():
+        yield f"  between devices, in each run of {name}:"
+        yield from (f"    {_mesh_collective(row)}" for row in rows)
     yield "  did last:"
     yield from (f"    {record_line(r)}" for r in one["records"][-_MOST_RECORDS:])
     if one["stack"]:
@@ -287,6 +291,11 @@ def _process(ordinal: int, one: Snapshot) -> Iterator[str]:
 def _collective(item: dict[str, Any]) -> str:
     line = f" at {item['line']}" if item["line"] else ""
     return f"{item['number']}. {item['text']}{line}, {_of_day(item['time'])}"
+
+
+def _mesh_collective(row: dict[str, Any]) -> str:
+    line = f", for {row['line']}" if row["line"] else ""
+    return f"{row['count']} x {row['kind']}, {row['bytes']} bytes, groups {row['groups'] or 'all'}{line}"
 
 
 def record_line(record: list[Any]) -> str:

@@ -90,6 +90,7 @@ def _brief(
         "launched": _launched(agreement, ordinal, count),
         "seen": {str(n): c for n, c in agreement.seen().items()} if agreement is not None else {},
         "collectives": _collectives(ring, items),
+        "programs": flight_ring.programs(ring[-records:]),
         "steps": times._asdict(),
         "records": _rendered(ring[-records:]),
     }
