@@ -40,6 +40,8 @@ SAMPLED: Final = 500
 KEPT: Final = "64"
 """Programs that the process keeps, so that it soon has to forget some."""
 ALLOWED_GROWTH: Final = 1.1
+LEAST_SAMPLES: Final = 8
+"""Of fewer nobody can tell what grows."""
 SLACK: Final = {"resident_MB": 20.0, "objects": 5000.0}
 """More than the tenth is let pass up to so much; 4 of anything else."""
 VOCABULARY, WIDTH, HEADS, LENGTH, BATCH, ITEMS = 64, 32, 2, 16, 4, 400
@@ -272,14 +274,14 @@ def quarters(samples: Sequence[Sample], value: Callable[[Sample], float]) -> tup
     quarter = len(samples) / 4
     second = [value(s) for n, s in enumerate(samples) if quarter <= n < 2 * quarter]
     last = [value(s) for n, s in enumerate(samples) if n >= 3 * quarter]
-    return statistics.median(second or [0.0]), statistics.median(last)
+    return statistics.median(second), statistics.median(last)
 
 
 def faults(samples: Sequence[Sample]) -> list[str]:
     """What is wrong with one process's figures."""
     wrong = [text for one in samples for text in one["over_bound"]]
     wrong += [f"{s['bad_losses']} losses are not finite" for s in samples if s["bad_losses"]]
-    for name in curves.SHOWN:
+    for name in curves.SHOWN if len(samples) >= LEAST_SAMPLES else ():
         early, late = quarters(samples, lambda one, name=name: one[name])  # type: ignore[misc]
         if late > early * ALLOWED_GROWTH and late - early > SLACK.get(name, 4.0):
             wrong.append(f"{name} grew from {early:g} to {late:g}")
