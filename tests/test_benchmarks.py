@@ -190,3 +190,37 @@ def test_programs_that_were_forgotten_are_loaded_again_and_right(tmp_path):
     assert samples[-2]["UncachedCompile"] == samples[-1]["UncachedCompile"] == 60
     assert samples[-1]["PersistentCacheHit"] == 30
     assert samples[-1]["ProgramEvicted"] == 70
+
+
+def test_a_long_life_is_noted_and_drawn(tmp_path):
+    figures, picture = tmp_path / "figures.json", tmp_path / "curves.svg"
+    arguments = ["--minutes", "0.4", "--json", str(figures), "--picture", str(picture)]
+    done = subprocess.run(
+        [sys.executable, str(RUN.with_name("long_life.py")), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "PJRT_DEVICE": "CPU"},
+    )
+    assert done.returncode == 0, done.stderr  # too few samples to tell what grows
+    written = json.loads(figures.read_text())
+    (samples,) = written["processes"]
+    first, last = samples[0], samples[-1]
+    assert last["counts"]["steps"] > 0 == len(first["counts"])
+    assert all(
+        last[name] > 0 for name in ("resident_MB", "values", "threads", "mappings", "objects")
+    )
+    assert last["caches"]["programs"] > 0 and not last["over_bound"]
+    drawn = picture.read_text()
+    assert drawn.startswith("<svg") and "memory mappings" in drawn
+    # what goes on growing is said
+    grown = [{**last, "descriptors": 10 * n, "mappings": 5} for n in range(1, 9)]
+    figures.write_text(json.dumps({**written, "processes": [grown]}))
+    judged = subprocess.run(
+        [sys.executable, str(RUN.with_name("long_life.py")), "--draw", str(figures)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert judged.returncode == 1
+    assert judged.stderr.strip() == "descriptors grew from 35 to 75"

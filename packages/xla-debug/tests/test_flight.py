@@ -80,8 +80,9 @@ def test_reports_are_found_by_name(folder, capsys):
     one = {
         "ordinal": 0, "count": 2, "pid": 7, "host": "here", "time": 50.0, "reason": "a <reason>",
         "error": "ValueError: <no>", "broke": None, "finished": False, "place": "a.py:1", "doing": "",
-        "stack": "a stack", "waiting": None, "inside": None, "launched": {"all": 0, "with": {}},
-        "seen": {}, "collectives": [], "records": [["launch", 49.0, None, "MainThread", "step", 0]],
+        "stack": "a stack", "waiting": None, "inside": None, "meets": [], "writes": [], "programs": {},
+        "launched": {"all": 0, "with": {}}, "seen": {}, "collectives": [],
+        "records": [["launch", 49.0, None, "MainThread", "step", 0]],
         "steps": {"ended": 0, "since": 0.0, "usual": None, "own": None},
     }  # fmt: skip
     page = flight_files.write("a job", "end", one, {})

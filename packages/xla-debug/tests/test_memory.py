@@ -183,3 +183,19 @@ def test_the_devices_memory():
     text = memory.device_report()
     assert text.startswith("xla:0: ") and " in use, " in text and " at most" in text
     assert ("of " in text.split("at most")[1]) is (info["bytes_limit"] is not None)
+
+
+def test_errors_of_memory_name_the_lines_while_tracking():
+    huge = 1 << 22
+    row = torch.ones(1, huge, device="xla")
+    torch_xla.sync()
+    kept, number = torch.full((1237, 811), 2.0, device="xla") * 3, line()
+    torch_xla.sync()
+    big = row.t() + row
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        torch_xla.sync(wait=True)
+    held = str(caught.value).partition("Tensors hold ")[2]
+    shown = next(each for each in held.splitlines() if "float32[1237,811]" in each)
+    assert f"test_memory.py:{number} in test_errors_of_memory" in shown, held
+    assert "XLA_TRACK_MEMORY" not in held
+    del kept, big

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 import torch_xla
 import torch_xla.core.xla_model as xm
+from torch_xla.experimental.distributed_checkpoint import CheckpointManager
 from xla_dist.job_health import flight_recorder, local_processes
 
 PLACE = "never reached by all"
@@ -172,12 +173,33 @@ def trains(index, steps, seconds=0.0):
         time.sleep(seconds)
 
 
+def trains_and_saves(index, folder, steps):
+    """As ``trains``, with a checkpoint after each step."""
+    dist.init_process_group("gloo", init_method="xla://")
+    saver = CheckpointManager(f"{folder}/run", 1, max_to_keep=2)
+    w = torch.ones(4, device="xla")
+    for step in range(steps):
+        w = w + xm.all_reduce("sum", w) * 0.1
+        torch_xla.sync()
+        saver.save(step, {"w": w})
+
+
 def trains_and_asks(index):
     """As ``trains``; the first process asks for a report on the way."""
     trains(index, 14)
     if index == 0:
         os.kill(os.getpid(), flight_recorder.SIGNAL)
     trains(index, 8)
+
+
+def launches(_index, *args):
+    """A launcher that is the coordinator of its job."""
+    torch_xla.launch(trains, args, start_method="forkserver")
+
+
+def launches_apart(_index, *args):
+    """A launcher whose job's coordinator is a process of its own."""
+    torch_xla.launch(trains, args, start_method="fork")
 
 
 def trains_a_model(index):

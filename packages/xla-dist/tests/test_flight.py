@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import inspect
 import re
+import time
 
 import dist_vitals
 import pytest
+from dist_jobs import clean_environment
 
 from xla_core.support import flight_files, flight_report
 from xla_dist.testing import faults
@@ -19,11 +21,11 @@ LIMIT = 10.0
 COLLECTIVE = "all_reduce sum of float32[4] over all 2 replicas (collective 13)"
 
 
-def _line(text):
-    """Where dist_vitals.trains has a line."""
-    lines, first = inspect.getsourcelines(dist_vitals.trains)
+def _line(text, function=dist_vitals.trains):
+    """Where a function of dist_vitals has a line."""
+    lines, first = inspect.getsourcelines(function)
     number = first + next(i for i, line in enumerate(lines) if text in line)
-    return f"{dist_vitals.__file__}:{number} in trains"
+    return f"{dist_vitals.__file__}:{number} in {function.__name__}"
 
 
 REDUCES, SYNCS = _line("all_reduce"), _line("torch_xla.sync")
@@ -86,22 +88,75 @@ def test_a_fault_leaves_a_report(launch, folder, kind, culprit):
     assert not list(folder.glob("*/running/0.json"))
 
 
-def test_a_lost_coordinator_leaves_what_each_process_did_last(start_hosts, folder):
+@pytest.mark.parametrize("kind", ["coordinator", "coordinator_stop"])
+def test_a_lost_coordinator_leaves_a_report(start_hosts, folder, kind):
+    """jaxlib aborts both processes at once; their witnesses write what each has shown last."""
     job = start_hosts(
         2, [0, 1], dist_vitals.trains, 400, 0.05,
-        XLA_FLIGHT_DIR=str(folder), XLA_DIST_FAULT="coordinator:1:20",
+        XLA_FLIGHT_DIR=str(folder), XLA_DIST_FAULT=f"{kind}:1:20",
     )  # fmt: skip
     for program in job:
         status, _, _ = program.join()
         assert status not in (0, None)
-    places = [place for place in folder.glob("*/*") if list(place.glob("[01].json"))]
-    report = flight_files.merged(places[-1])
-    page = flight_report.text(report)
+    assert_report_of_a_lost_coordinator(folder)
+
+
+@pytest.mark.parametrize("how", [dist_vitals.launches, dist_vitals.launches_apart])
+def test_a_lost_launcher_or_its_coordinator_leaves_a_report(start_program, folder, how):
+    """The launcher is the coordinator, and is killed; or it has one, which is."""
+    named = {"XLA_FLIGHT_DIR": str(folder), "XLA_DIST_FAULT": "coordinator:1:20"}
+    launcher = start_program(clean_environment(2, **named), how, 400, 0.05)
+    status, _, _ = launcher.join()
+    assert status not in (0, None)
+    assert_report_of_a_lost_coordinator(folder)
+
+
+def assert_report_of_a_lost_coordinator(folder):
+    """One report of both processes, within LIMIT, with the collective and both lines."""
+    until = time.monotonic() + LIMIT
+    while not (pages := [p for p in folder.glob("*/end/job.txt") if "2 of 2" in p.read_text()]):
+        assert time.monotonic() < until, list(folder.glob("*/*/*"))
+        time.sleep(0.05)
+    (page,) = (path.read_text() for path in pages)
+    assert "coordinator" in page.split("\n\n")[0], page
+    report = flight_files.merged(pages[0].parent)
+    seconds = pages[0].stat().st_mtime - min(one["time"] for one in report["processes"].values())
+    assert seconds < LIMIT, seconds
     assert sorted(report["processes"]) == ["0", "1"]
-    for ordinal in (0, 1):
+    for ordinal, one in report["processes"].items():
         assert f"ordinal {ordinal}: process " in page
-    assert REDUCES in page
-    assert dist_vitals.__file__ in report["processes"]["1"]["place"]
+        assert dist_vitals.__file__ in one["place"]
+        (last,) = {c["line"] for c in one["collectives"]}
+        assert last == REDUCES
+    assert f"all_reduce sum of float32[4] over all 2 replicas at {REDUCES}" in page
+    assert not list(folder.glob("*/running/*.json"))
+
+
+@pytest.mark.parametrize(("kind", "words"), [("full_disk", "No space left"), ("slow_disk", "")])
+def test_a_disk_that_is_full_or_slow_leaves_a_report(launch, folder, tmp_path, kind, words):
+    """Whoever waits for the checkpoint is at its line, and so is the one whose disk it is."""
+    job = launch(
+        2, dist_vitals.trains_and_saves, str(tmp_path), 40, XLA_FLIGHT_DIR=str(folder),
+        XLA_DIST_FAULT=f"{kind}:1:20", XLA_DIST_STEP_LIMIT_ENDS="1",
+    )  # fmt: skip
+    error = str(job.error())
+    (report,) = _reports(folder, "end")
+    page = flight_report.text(report)
+    saves = _line("saver.save", dist_vitals.trains_and_saves)
+    assert sorted(report["processes"]) == ["0", "1"]
+    assert words in error and words in page
+    assert all(one["place"].startswith(saves) for one in report["processes"].values()), page
+    if kind == "full_disk":
+        assert "OSError: [Errno 28] the checkpoint of step" in page
+        for ordinal in (0, 1):  # all of them are told
+            assert f"ordinal {ordinal} failed at {saves}: " in page
+        assert "No space left on device (in process 1)" in page
+    else:
+        (wait,) = flight_report.waits(report)
+        assert (wait.who, wait.whom, wait.line) == (0, (1,), report["processes"]["0"]["place"])
+        assert wait.what.startswith("the checkpoint of step ") and wait.seconds < LIMIT
+        assert f"ordinal 1 is at {saves}" in page and f"and writes {wait.what}, for " in page
+    assert "all_reduce sum of float32[4] over all 2 replicas at " in page
 
 
 def test_a_signal_asks_for_a_report_of_a_job_that_goes_on(launch, folder):

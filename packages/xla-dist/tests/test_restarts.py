@@ -130,6 +130,31 @@ def test_a_run_goes_on_with_more_and_with_fewer_processes(
     assert [found[step] for step in range(6)] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_run_that_loses_a_process_and_goes_on_without_it_has_the_bits_of_one_that_lost_none(
+    job_environment, monkeypatch, tmp_path, programs, sharded
+):
+    """Four processes, one of which is killed, then three; and four, then three from that step on: with dropout."""
+    monkeypatch.setenv("XLA_PERSISTENT_CACHE_PATH", programs)
+    steps = 6  # an epoch has 5
+    monkeypatch.setenv("CPU_NUM_DEVICES", "4")
+    with pytest.raises(ProcessExitedException, match="ordinal 3 of 4"):
+        train(tmp_path / "killed", steps, {0: (3, 3, 0.0)}, sharded, False)
+    before = losses(tmp_path / "killed")
+    monkeypatch.setenv("CPU_NUM_DEVICES", "3")
+    after = train(tmp_path / "killed", steps, None, sharded, False)
+    changed_at = after[0][1]
+    assert 3 <= changed_at < steps and len(before) - changed_at <= 1  # at most one step again
+
+    monkeypatch.setenv("CPU_NUM_DEVICES", "4")
+    wanted = train(tmp_path / "whole", changed_at, None, sharded, False)
+    monkeypatch.setenv("CPU_NUM_DEVICES", "3")
+    wanted += train(tmp_path / "whole", steps, None, sharded, False)
+    assert [step for _, step, _ in wanted] == list(range(steps))
+    assert before[:changed_at] + after == wanted
+    assert len({loss for _, _, loss in wanted}) == steps
+
+
 @pytest.mark.parametrize(("number", "threads"), [(-1, False), (1.5, False), (2, True)])
 def test_numbers_are_checked(number, threads):
     with pytest.raises(ValueError, match="max_restarts="):

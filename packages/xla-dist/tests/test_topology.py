@@ -122,6 +122,6 @@ def test_one_model_and_one_process_at_a_time(launch, tmp_path):
 
 
 def test_what_does_not_pickle_leaves_nothing_behind(launch):
-    with pytest.raises(Exception, match="pickle|local object"):
+    with pytest.raises(Exception, match=r"pickle|local object"):
         launch(2, dist_jobs.nothing, lambda: None)  # an open socket would be an unraisable warning
     assert launch(1, dist_jobs.nothing).join() == [(0, 1, 1.0)]

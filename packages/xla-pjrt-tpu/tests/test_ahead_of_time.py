@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -35,11 +36,11 @@ PADDING = 1.35
 HLO_NAMES = {"float32": "f32", "int64": "s64"}
 
 
-def run(code, **environment):
+def run(code, *arguments, **environment):
     """Run Python code with the TPU chosen, as a user would; returns the finished process."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "TPU_", "PJRT_"))}
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *arguments],
         env=clean | {"PJRT_DEVICE": "TPU"} | environment,
         capture_output=True,
         text=True,
@@ -250,6 +251,69 @@ def test_chips_have_the_fingerprint_of_their_topology():
     host._flags = topology._flags
     assert host.fingerprint() == topology.fingerprint()
     assert host.fingerprint() != client_of("v6e:4x4").fingerprint()
+
+
+FIRST_STEP = """
+import json, sys
+import torch
+import torch_xla
+from xla_core.compilation import disk_cache
+from xla_core.contract.device_protocol import Topology
+from xla_core.support import counters
+from xla_pjrt_tpu import TpuClient, create_client
+
+def reports_chips(self, topology, options):
+    # what libtpu reports of these chips; programs are loaded, as shapes, and never compiled
+    self.shown = create_client(Topology(), {"XLA_AOT_TOPOLOGY": "v5e:2x2", "XLA_AOT_READS": "zeros"})
+    self._client = self.shown._by_id[0].client
+    self._descriptions = tuple(self.shown.devices())
+    self._local = [self.shown._by_id[one.id] for one in self._descriptions]
+    self._flags = self.shown._flags
+
+def refuses(self, program):
+    raise AssertionError(f"{program.name} is compiled, though it was ahead of time")
+
+if sys.argv[1] == "host":
+    TpuClient.__init__, TpuClient.compile = reports_chips, refuses
+    for name in ("devices local_devices put get copy allocate placement_of wait deserialize").split():
+        setattr(TpuClient, name, lambda self, *given, _name=name: getattr(self.shown, _name)(*given))
+
+keys, get = [], disk_cache.PersistentCache.get
+def noted(self, key):
+    keys.append({name: value.hex() for name, value in key.entries})
+    return get(self, key)
+disk_cache.PersistentCache.get = noted
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.Dropout(), torch.nn.Linear(20, 3)).to("xla")
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.ones(8, 30).to("xla")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch_xla.sync()
+found = counters.all_counters()
+print(json.dumps([keys, {name: found.get(name, 0) for name in ("UncachedCompile", "PersistentCacheHit")}]))
+"""
+
+
+def test_the_first_step_on_chips_finds_what_was_compiled_for_their_topology(tmp_path):
+    """The whole key is the same; the host's client is a stand-in in what it reports, and compiles nothing."""
+    settings = {"XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "cache"), "XLA_CACHE_PREFETCH": "0"}
+    ahead = run(FIRST_STEP, "ahead", XLA_AOT_TOPOLOGY="v5e:2x2", XLA_AOT_READS="zeros", **settings)
+    assert ahead.returncode == 0, ahead.stderr
+    keys, counts = json.loads(ahead.stdout.splitlines()[-1])
+    assert counts == {"UncachedCompile": len(keys), "PersistentCacheHit": 0} and keys
+    host = run(FIRST_STEP, "host", **settings)
+    assert host.returncode == 0, host.stderr
+    keys_there, counts = json.loads(host.stdout.splitlines()[-1])
+    for ours, theirs in zip(keys, keys_there, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert [name for name in ours if ours[name] != theirs[name]] == []
+    assert counts == {"UncachedCompile": 0, "PersistentCacheHit": len(keys)}
+    assert {"program", "settings", "layouts", "lowering", "placement"} < keys[0].keys()
+    device = {name for name in keys[0] if name.startswith("device:")}
+    assert {"device:devices", "device:libtpu_flags", "device:platform_version"} <= device
 
 
 def test_stored_program_has_the_runtimes_own_form():

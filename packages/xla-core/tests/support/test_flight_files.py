@@ -17,6 +17,7 @@ def snapshot(ordinal, count=2, **changed):
         "ordinal": ordinal, "count": count, "pid": 100 + ordinal, "host": "here", "time": 50.0 + ordinal,
         "reason": "", "error": None, "broke": None, "finished": False, "place": f"a.py:{ordinal}",
         "doing": "it sleeps", "stack": "", "waiting": None, "inside": None,
+        "meets": [], "writes": [], "programs": {},
         "launched": {"all": 0, "with": {}}, "seen": {}, "collectives": [],
         "steps": {"ended": 3, "since": 1.0, "usual": None, "own": None}, "records": [],
         "heard": False, **changed,
@@ -83,6 +84,45 @@ def test_who_waits_on_the_host_and_a_circle():
         (1, (0,), "rendezvous 'b'", "a.py:1"),
     ]
     assert flight_report.culprits(made) == []
+
+
+def test_who_writes_is_waited_for_by_who_meets():
+    """Also where a thread does it; without one that writes, who has not come is."""
+    meets = {"what": "the checkpoint of step 4", "seconds": 6.0}
+    writes = {"what": "the checkpoint of step 4", "seconds": 7.0}
+    made = report(snapshot(0, 3, meets=[meets]), snapshot(1, 3, writes=[writes]), snapshot(2, 3))
+    (wait,) = flight_report.waits(made)
+    assert wait == (0, (1,), "the checkpoint of step 4", 0, "a.py:0", 6.0)
+    assert flight_report.culprits(made) == [1]
+    text = flight_report.text(made)
+    assert "ordinal 1 is at a.py:1, and writes the checkpoint of step 4, for 7.0 s; it" in text
+    assert "  meets: the checkpoint of step 4, for 6.0 s" in text
+    (wait,) = flight_report.waits(report(snapshot(0, 2, meets=[meets]), snapshot(1, 2)))
+    assert wait.whom == (1,)
+    both = snapshot(0, 2, meets=[meets]), snapshot(1, 2, meets=[meets])
+    assert flight_report.waits(report(*both)) == []
+
+
+def test_what_programs_over_a_mesh_do_between_devices_is_shown():
+    row = {"kind": "all-reduce", "count": 2, "bytes": 8, "groups": "{{0,1}}", "line": "a.py:7"}
+    text = flight_report.text(report(snapshot(0, 1, programs={"step_1": [row]})))
+    assert "  between devices, in each run of step_1:\n" in text
+    assert "    2 x all-reduce, 8 bytes, groups {{0,1}}, for a.py:7\n" in text
+
+
+def test_what_was_kept_of_processes_that_were_aborted_becomes_a_report(monkeypatch, tmp_path):
+    monkeypatch.setenv("XLA_FLIGHT_DIR", str(tmp_path))
+    for ordinal in (0, 1):
+        flight_files.keep("j", snapshot(ordinal))
+    page = flight_files.conclude("j", "end", "the coordinator is gone")
+    made = flight_files.merged(page.parent)
+    assert flight_report.reasons(made) == ["the coordinator is gone"]
+    assert [one["heard"] for one in made["processes"].values()] == [True, True]
+    assert page.read_text() == flight_report.text(made)
+    assert not (tmp_path / "j" / flight_files.RUNNING).exists()
+    flight_files.keep("j", snapshot(0))
+    assert flight_files.conclude("j", "end", "again") is None
+    assert flight_report.reasons(flight_files.merged(page.parent)) == ["the coordinator is gone"]
 
 
 def test_a_failure_is_the_culprit_and_its_words_the_reason():

@@ -58,7 +58,7 @@ def test_hidden_files_and_file_objects(tmp_path):
 def test_a_save_that_fails_leaves_the_former_file_and_nothing_else(tmp_path):
     path = tmp_path / "checkpoint"
     xm.save({"a": 1}, path)
-    with pytest.raises(Exception, match="pickle|local object"):
+    with pytest.raises(Exception, match=r"pickle|local object"):
         xm.save({"a": (lambda: 0)}, path)
     assert torch.load(path) == {"a": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint"]

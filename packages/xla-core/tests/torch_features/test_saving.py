@@ -187,7 +187,7 @@ def test_an_error_leaves_the_former_file_and_no_other(tmp_path):
     path = tmp_path / "state.pt"
     xm.save([1, 2], path)
     before = path.read_bytes()
-    with pytest.raises(Exception, match="pickle|local object"):
+    with pytest.raises(Exception, match=r"pickle|local object"):
         xm.save([torch.ones(3, device="xla"), lambda: None], path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["state.pt"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import sys
 import weakref
 from collections import defaultdict
@@ -16,10 +15,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from xla_core.contract import events
-from xla_core.extension_api import programs, runtime
+from xla_core.extension_api import programs, runtime, tensors
 from xla_core.extension_api.source_location import Frame, SourceLocation
 from xla_core.extension_api.steps import Entry, Operation, inputs_of, needed_entries
-from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_core.support import caches
 from xla_core.support.counters import render_bytes
 from xla_debug.stacks import stack_frames
@@ -131,6 +129,7 @@ def track() -> None:
     """From now on, remember the line that makes each value. Costs time per step, not per operation."""
     if _origins.undo:
         return
+    tensors.tell_lines(_line_of)
     _origins.undo = [
         events.subscribe(events.ProgramExecuted, _on_executed),
         events.subscribe(events.TransferToDevice, _on_upload),
@@ -139,6 +138,7 @@ def track() -> None:
 
 def stop_tracking() -> None:
     """Undo ``track``."""
+    tensors.tell_lines(None)
     for undo in _origins.undo:
         undo()
     _origins.undo.clear()
@@ -206,26 +206,23 @@ def _on_upload(event: events.TransferToDevice) -> None:
     _origins.add(event.buffer, "uploaded", frames[0] if frames else None)
 
 
+def _line_of(buffer: Any) -> str:
+    """The line that made a value, for errors of memory that does not suffice."""
+    frame = _origins.get(buffer)[1]
+    return f"{frame.filename}:{frame.line} in {frame.function}" if frame is not None else ""
+
+
 def live_tensors() -> list[LiveTensor]:
     """Every value in device memory that a tensor holds, the largest first."""
-    storages: dict[int, Any] = {}
-    holders: defaultdict[int, int] = defaultdict(int)
-    for candidate in gc.get_objects():
-        if type(candidate) is XLATensor:
-            storage = storage_of(candidate)
-            storages[id(storage)] = storage
-            holders[id(storage)] += 1
     live = []
-    for key, storage in storages.items():
+    for storage, buffer, holders in tensors.held_values():
         if storage.buffer is None:
-            continue
-        made_by, frame = _origins.get(storage.buffer)
+            continue  # the pending step computes another
+        made_by, frame = _origins.get(buffer)
         meta = storage.meta
         dtype = str(meta.dtype).removeprefix("torch.")
         device = str(storage.trace.device)
-        live.append(
-            LiveTensor(meta.shape, dtype, meta.nbytes, device, made_by, frame, holders[key])
-        )
+        live.append(LiveTensor(meta.shape, dtype, meta.nbytes, device, made_by, frame, holders))
     return sorted(live, key=lambda t: (-t.nbytes, t.where(), t.shape))
 
 
@@ -238,10 +235,10 @@ def report(limit: int = 20) -> str:
     total = sum(t.nbytes for t in live)
     lines = [f"{len(live)} live values, {render_bytes(total)}"]
     ordered = sorted(groups.items(), key=lambda g: -sum(t.nbytes for t in g[1]))
-    for (where, made_by, device, dtype, shape), tensors in ordered[:limit]:
-        size = render_bytes(sum(t.nbytes for t in tensors))
+    for (where, made_by, device, dtype, shape), members in ordered[:limit]:
+        size = render_bytes(sum(t.nbytes for t in members))
         lines.append(
-            f"{size:>10}  {len(tensors)} x {dtype}{list(shape)} on {device}  {where}  {made_by}"
+            f"{size:>10}  {len(members)} x {dtype}{list(shape)} on {device}  {where}  {made_by}"
         )
     if len(ordered) > limit:
         lines.append(f"and {len(ordered) - limit} more groups")

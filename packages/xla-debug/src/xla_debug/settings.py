@@ -33,6 +33,13 @@ DUMP_POST_OPTIMIZATIONS: Final = Flag(
     False,
     "HLO texts of pending tensors are those of the compiled program",
 )
+TRACK_MEMORY: Final = Flag(
+    "XLA_TRACK_MEMORY",
+    parse_bool,
+    False,
+    "`1` remembers the line that made each value, for errors of memory that does not suffice",
+    see="docs/troubleshoot.md#out-of-memory",
+)
 SAVE_TENSORS_FILE: Final = Flag(
     "XLA_SAVE_TENSORS_FILE", str, "", "append every step that is run to this file"
 )

@@ -12,6 +12,7 @@ from xla_core.support import counters
 from xla_spmd import __version__
 from xla_spmd.lowering import annotation_ops
 from xla_spmd.lowering.mesh_backend import MeshBackend
+from xla_spmd.reports import flight_collectives
 from xla_spmd.sharding.mesh import Mesh
 from xla_spmd.tensors.annotated_copies import keep_annotations
 from xla_spmd.tensors.manual_sharding import over_parts
@@ -24,6 +25,7 @@ def xla_core_make_backends(client: DeviceClient) -> Sequence[MeshBackend] | None
         return None
     counters.increment("VirtualDeviceUsage")
     keep_annotations()
+    flight_collectives.begin()
     return [MeshBackend(client)]
 
 

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from xla_core.dispatch.transfers import materialise, read, upload
 from xla_core.execution.poisoned_values import restore_value, revoke
+from xla_core.lowering.held_values import HeldValue, held_values, tell_lines
 from xla_core.recording.storage import NoValueError, Storage, View
 from xla_core.recording.tensor_trees import (
     collect,
@@ -18,12 +19,14 @@ from xla_core.torch_bridge.dtypes import from_numpy, numpy_dtype, to_numpy
 from xla_core.varying.padded_buffer import exact_buffer
 
 __all__ = [
+    "HeldValue",
     "NoValueError",
     "XLATensor",
     "alias",
     "collect",
     "exact_buffer",
     "from_numpy",
+    "held_values",
     "map_selected",
     "map_tensors",
     "materialise",
@@ -33,6 +36,7 @@ __all__ = [
     "revoke",
     "send_cpu_data_to_device",
     "storage_of",
+    "tell_lines",
     "to_numpy",
     "upload",
     "view_of",

@@ -1,7 +1,8 @@
 """Programs that cannot be compiled or run: which errors cost a step its values, and what they say.
 
 For want of memory XLA says RESOURCE_EXHAUSTED and no more, at times where a value is read long after the
-step. ``explained`` makes torch.OutOfMemoryError of it, which names the largest values and their lines.
+step. ``explained`` makes torch.OutOfMemoryError of it, which names the program's largest values and their lines,
+and what is held besides.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Final, NamedTuple
 
 import torch
 
+from xla_core.lowering import held_values
 from xla_core.recording.entry import Entry, operations_of
 from xla_core.support.counters import render_bytes
 
 MSG_OUT_OF_MEMORY: Final = (
     "{name} needs more memory than the device has: {error}\n"
     "Its largest values:\n{values}\n"
+    "{held}"
     "What helps: a smaller batch (with gradients accumulated over several), bfloat16 (torch.autocast), "
     "torch_xla.utils.checkpoint.checkpoint() around layers, so that their activations are computed again; "
     "`del` of tensors that are not needed any more, or .detach() before they are kept."
@@ -97,7 +100,10 @@ def explained(error: Exception, name: str, values: Sequence[Value]) -> Exception
         )
         for value, count in list(counts.items())[:MOST_VALUES]
     ]
-    text = MSG_OUT_OF_MEMORY.format(name=name, error=error, values="\n".join(lines))
+    held = held_values.text()
+    text = MSG_OUT_OF_MEMORY.format(
+        name=name, error=error, values="\n".join(lines), held=f"{held}\n" if held else ""
+    )
     return torch.OutOfMemoryError(text)
 
 

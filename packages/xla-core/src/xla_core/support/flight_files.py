@@ -23,6 +23,7 @@ __all__ = [
     "MERGED",
     "PAGE",
     "RUNNING",
+    "conclude",
     "folder",
     "forget",
     "keep",
@@ -93,6 +94,27 @@ def forget(job: str, ordinal: int) -> None:
     for empty in (place, place.parent):  # the last one out
         with contextlib.suppress(OSError):
             empty.rmdir()
+
+
+def conclude(job: str, occasion: str, reason: str) -> Path | None:
+    """A report of what ``keep`` has kept of processes that were aborted; the page's path, or None if there is one.
+
+    For who outlives all of them: ``reason`` is why it is written.
+    """
+    running, place = folder() / job / RUNNING, _made(job, occasion)
+    with _locked(place):
+        if (place / MERGED).exists():
+            return None
+        for path in running.glob("[0-9]*.json"):
+            snapshot = {**json.loads(path.read_text()), "reason": reason}
+            # as what others knew of it: it did not say so itself
+            _replace(place / f"{snapshot['ordinal']}{_LAST}", json.dumps(snapshot))
+            path.unlink()
+        _write_merged(place)
+    with contextlib.suppress(OSError):
+        running.rmdir()
+    prune(place.parents[1])
+    return place / PAGE
 
 
 def merged(place: Path) -> dict[str, Any]:

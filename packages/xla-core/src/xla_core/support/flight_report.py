@@ -10,9 +10,11 @@ A report has ``job``, ``occasion``, ``count`` and ``processes``: a snapshot per 
 ``place``      the user's line that the main thread is at; ``doing`` what it does there, ``stack``
 ``waiting``    what the main thread waits at on the host and the ``missing`` ordinals, or None
 ``inside``     what it does inside the runtime (kind, what, amount, seconds), or None
+``meets``      what any of its threads waits for others at (what, seconds), and what it ``writes``
 ``launched``   collectives launched, in all, and ``with`` each other ordinal (as text)
 ``seen``       how many collectives it has seen others launch with it, by ordinal (as text)
 ``collectives``the last of them: number, text, groups, line, time
+``programs``   what each run of a program over a mesh does between devices (kind, count, bytes, groups, line)
 ``steps``      count, seconds since the last, usual and own seconds
 ``records``    the ring: kind, time, seconds (None: it has not ended), thread, what, amount
 ``heard``      whether others said it, as the process itself did not
@@ -80,7 +82,7 @@ def _wait(report: Report, me: int, one: Snapshot) -> Wait | None:
         whom = tuple(waiting["missing"])
         return Wait(me, whom, waiting["what"], number, line or one["place"], waiting["seconds"])
     if not behind or (one["inside"] is None and one["broke"] is None):
-        return None
+        return _meeting(report, me, one)
     first = min(behind, key=lambda other: -behind[other])
     item = _first_missing(one, first, behind[first])
     if item is None:
@@ -89,6 +91,22 @@ def _wait(report: Report, me: int, one: Snapshot) -> Wait | None:
         me, tuple(behind), item["text"], item["number"], item["line"] or one["place"],
         max(one["time"] - item["time"], 0.0),
     )  # fmt: skip
+
+
+def _meeting(report: Report, me: int, one: Snapshot) -> Wait | None:
+    """The first meeting, of any thread, that others write for, or have not come to."""
+    others = {int(n): other for n, other in report["processes"].items() if int(n) != me}
+    for meeting in one["meets"]:
+        what = meeting["what"]
+        whom = [n for n, other in others.items() if _has(other["writes"], what)]
+        whom = whom or [n for n, other in others.items() if not _has(other["meets"], what)]
+        if whom:
+            return Wait(me, tuple(whom), what, 0, one["place"], meeting["seconds"])
+    return None
+
+
+def _has(under_way: list[dict[str, Any]], what: str) -> bool:
+    return any(each["what"] == what for each in under_way)
 
 
 def _behind(report: Report, me: int, one: Snapshot) -> dict[int, int]:
@@ -181,6 +199,9 @@ def _says(ordinal: int, one: Snapshot | None, report: Report) -> str:
         what = f"says nothing; {ago:.1f} s before, it was at {one['place']}"
     elif one["finished"]:
         what = "has finished"
+    elif one["writes"]:
+        written = one["writes"][0]
+        what = f"is at {one['place']}, and writes {written['what']}, for {written['seconds']:.1f} s"
     else:
         what = f"is at {one['place']}, {one['doing']}; it waits for nobody"
     return f"ordinal {ordinal} {what}; {_last_launched(ordinal, one, report)}"
@@ -249,12 +270,17 @@ def _process(ordinal: int, one: Snapshot) -> Iterator[str]:
         inside = one["inside"]
         what = " ".join(str(w) for w in (inside["kind"], inside["what"]) if w)
         yield f"  inside the runtime: {what}, for {inside['seconds']:.1f} s"
+    for doing in ("meets", "writes"):
+        yield from (f"  {doing}: {w['what']}, for {w['seconds']:.1f} s" for w in one[doing])
     steps = one["steps"]
     usual = f", usually {steps['usual'] * 1e3:.1f} ms" if steps["usual"] is not None else ""
     last = f", the last ended {steps['since']:.1f} s before" if steps["ended"] else ""
     yield f"  steps: {steps['ended']}{last}{usual}"
     yield f"  collectives: {one['launched']['all']}"
     yield from (f"    {_collective(c)}" for c in one["collectives"][-3:])
+    for name, rows in one["programs"].items():
+        yield f"  between devices, in each run of {name}:"
+        yield from (f"    {_mesh_collective(row)}" for row in rows)
     yield "  did last:"
     yield from (f"    {record_line(r)}" for r in one["records"][-_MOST_RECORDS:])
     if one["stack"]:
@@ -265,6 +291,11 @@ def _process(ordinal: int, one: Snapshot) -> Iterator[str]:
 def _collective(item: dict[str, Any]) -> str:
     line = f" at {item['line']}" if item["line"] else ""
     return f"{item['number']}. {item['text']}{line}, {_of_day(item['time'])}"
+
+
+def _mesh_collective(row: dict[str, Any]) -> str:
+    line = f", for {row['line']}" if row["line"] else ""
+    return f"{row['count']} x {row['kind']}, {row['bytes']} bytes, groups {row['groups'] or 'all'}{line}"
 
 
 def record_line(record: list[Any]) -> str:

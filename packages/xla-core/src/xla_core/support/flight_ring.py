@@ -15,6 +15,8 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple
 
+from xla_core.support import caches
+
 __all__ = [
     "COLLECTIVE",
     "COMPILE",
@@ -29,14 +31,17 @@ __all__ = [
     "STEP",
     "StepTimes",
     "WAIT",
+    "WRITE",
     "begin",
     "describe",
     "end",
     "newest",
     "note",
+    "programs",
     "records",
     "step",
     "step_times",
+    "tell_program",
     "waited",
     "wall_clock",
 ]
@@ -53,8 +58,10 @@ WAIT: Final = "wait"
 STEP: Final = "step"
 COLLECTIVE: Final = "collective"
 MEET: Final = "meet"
+WRITE: Final = "write"
 """Kinds: a program was enqueued, made, a tensor copied to the device or to the host, the host waited for the
-device, the user ended a step, collectives were launched, the host waited for other processes."""
+device, the user ended a step, collectives were launched, the host waited for other processes, a checkpoint was
+written. MEET in several processes for the same is one meeting: who has none of it, or writes it, is waited for."""
 
 RUNNING: Final = -1
 """The nanoseconds of what has not ended."""
@@ -79,6 +86,9 @@ _append: Final = _ring.append
 # The end of each of the last steps: when, and what the clock said then.
 _ends: Final[collections.deque[tuple[int, int, int]]] = collections.deque(maxlen=_STEPS)
 _end_of_step: Final = _ends.append
+_collectives: Final[caches.Bounded[str, list[dict[str, Any]]]] = caches.Bounded(
+    "collectives of programs", 1024
+)
 
 
 def begin(kind: str, what: Any, amount: Any = 0) -> Record:
@@ -128,6 +138,20 @@ def step() -> None:
     now = perf_counter_ns()
     _append([STEP, now, 0, get_ident(), steps, 0])
     _end_of_step((now, clock.waited, clock.built))
+
+
+def tell_program(name: str, collectives: list[dict[str, Any]]) -> None:
+    """What each run of the program ``name`` does between devices, for reports of who launched it; when it is made.
+
+    A row has ``kind``, ``count``, ``bytes``, ``groups`` and ``line``.
+    """
+    _collectives.keep(name, collectives)
+
+
+def programs(of: Sequence[Record]) -> dict[str, list[dict[str, Any]]]:
+    """What was told of the programs launched in these records, by name."""
+    names = dict.fromkeys(record[4] for record in of if record[0] == LAUNCH)
+    return {name: _collectives[name] for name in names if _collectives.get(name)}
 
 
 def records() -> list[Record]:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from xla_core.extension_api import jobs
 from xla_core.support import flight_files, flight_report, flight_ring
-from xla_dist.job_health import flight_snapshot, thread_states
+from xla_dist.job_health import flight_snapshot, thread_states, witness
 from xla_dist.job_health.collective_order import Agreement
 from xla_dist.job_health.flight_snapshot import Facts
 from xla_dist.settings import STEP_LIMIT, STEP_LIMIT_ENDS
@@ -30,8 +30,7 @@ logger = logging.getLogger(__name__)
 
 SIGNAL: Final = signal.SIGUSR2
 """A process that gets this writes a report of the whole job."""
-END: Final = "end"
-"""The occasion of a job's end."""
+END: Final = witness.END
 _NAME: Final = "xla/flight/job"
 _WANTED: Final = "xla/flight/wanted"
 _LAST: Final = "xla/flight/last"
@@ -84,6 +83,9 @@ class Recorder:
             agreement.on_unusual = self.show
         if count > 1 and ordinal == 0:
             jobs.publish(_NAME, self._own_name.encode())
+        met = jobs.connection()
+        first_here = count > 1 and met is not None and met.job.local_index == 0
+        self._witness = witness.Witness(met.job.address) if met and first_here else None
 
     # -- twice a second -------------------------------------------------------------------------
 
@@ -125,6 +127,8 @@ class Recorder:
                 flight_files.forget(self.name(), self.ordinal)
             else:
                 flight_files.keep(self.name(), last)
+                if self._witness is not None and self._name:
+                    self._witness.name_job(self._name)
 
     def want(self, kind: str, reason: str) -> None:
         """Have all processes write a report, within their next look."""

@@ -85,9 +85,12 @@ def _brief(
         "stack": "",
         "waiting": _waiting(facts.waiting),
         "inside": _inside(ring),
+        "meets": _under_way(ring, flight_ring.MEET),
+        "writes": _under_way(ring, flight_ring.WRITE),
         "launched": _launched(agreement, ordinal, count),
         "seen": {str(n): c for n, c in agreement.seen().items()} if agreement is not None else {},
         "collectives": _collectives(ring, items),
+        "programs": flight_ring.programs(ring[-records:]),
         "steps": times._asdict(),
         "records": _rendered(ring[-records:]),
     }
@@ -113,6 +116,15 @@ def _inside(ring: list[list[Any]]) -> dict[str, Any] | None:
             seconds = time.time() - flight_ring.wall_clock(began)
             return {"kind": kind, "what": _what(what), "amount": amount, "seconds": seconds}
     return None
+
+
+def _under_way(ring: list[list[Any]], kind: str) -> list[dict[str, Any]]:
+    """Records of a kind that have not ended, of any thread."""
+    return [
+        {"what": _what(what), "seconds": time.time() - flight_ring.wall_clock(began)}
+        for one, began, took, _, what, _ in ring
+        if one == kind and took == flight_ring.RUNNING
+    ]
 
 
 def _launched(agreement: Agreement | None, ordinal: int, count: int) -> dict[str, Any]:

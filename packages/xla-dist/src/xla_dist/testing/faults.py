@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import multiprocessing
 import os
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 _COORDINATOR: Final = b"xla_core.jax_bridge.coordinator_process"
 _NAP_SECONDS: Final = 0.1
 _SLOW_SECONDS: Final = 0.3
+_DISK_SECONDS: Final = 60.0
 
 MSG_RAISED: Final = "a fault on purpose (xla_dist.testing.faults)"
 MSG_KIND: Final = "there is no fault {kind!r}: choose one of {known}"
@@ -70,7 +72,7 @@ def _check(kind: str) -> None:
 def strike(kind: str) -> None:
     """Let this process fail now, as ``KINDS`` says. Raises ValueError for another kind.
 
-    ``raise`` raises InjectedFault; only ``program``, ``slow`` and ``coordinator`` return.
+    ``raise`` raises InjectedFault; only ``program``, ``slow``, ``full_disk`` and ``slow_disk`` return.
     """
     _check(kind)
     if kind not in _told:
@@ -142,16 +144,51 @@ def _program() -> None:
     model_collectives.all_reduce("sum", torch.ones(6007, device="xla")).cpu()
 
 
-def _coordinator() -> None:
+def _coordinator() -> NoReturn:
+    _to_coordinator(signal.SIGKILL)
+
+
+def _coordinator_stop() -> NoReturn:
+    _to_coordinator(signal.SIGSTOP)
+
+
+def _to_coordinator(number: int) -> NoReturn:
     pid = _serving()
     if pid is None:
         launcher = multiprocessing.parent_process()
         pid = launcher.pid if launcher is not None else None
     if pid is None:
         raise RuntimeError(MSG_NO_COORDINATOR)
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, number)
     while True:  # what comes of it is the watchdog's affair
         time.sleep(_NAP_SECONDS)
+
+
+def _full_disk() -> None:
+    _flush_as(_refuse)
+
+
+def _slow_disk() -> None:
+    _flush_as(_take_long)
+
+
+def _flush_as(behave: Callable[[], None]) -> None:
+    """From now on each ``os.fsync`` of this process does ``behave`` first: where a disk says that it is full."""
+    flush = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        behave()
+        flush(descriptor)
+
+    os.fsync = fsync  # type: ignore[assignment]
+
+
+def _refuse() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _take_long() -> None:
+    time.sleep(_DISK_SECONDS)
 
 
 def _serving() -> int | None:
@@ -172,8 +209,10 @@ KINDS: Final[Mapping[str, Callable[[], None]]] = MappingProxyType(
     {
         "raise": _raise, "kill": _kill, "stop": _stop, "hang": _hang, "lock": _lock, "slow": _slow,
         "collective": _collective, "program": _program, "coordinator": _coordinator,
+        "coordinator_stop": _coordinator_stop, "full_disk": _full_disk, "slow_disk": _slow_disk,
     }
 )  # fmt: skip
 """What can happen: an exception; SIGKILL; SIGSTOP; a loop in Python that never ends; a lock that nobody
 releases; steps that take 0.3 s longer; a rendezvous that nobody else comes to; a collective that the others do
-not run; the end of the coordinator, or of the launcher where that is the coordinator."""
+not run; the end of the coordinator, or of the launcher where that is the coordinator, and its stop; a disk
+that is full, and one that takes a minute for each file, for what this process writes from then on."""

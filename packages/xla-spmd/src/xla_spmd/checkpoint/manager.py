@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from xla_core.extension_api import runtime, training
+from xla_core.support import flight_ring
 from xla_spmd.checkpoint import parts, preemption
 from xla_spmd.checkpoint.checked_files import Written
 from xla_spmd.checkpoint.planners import SPMDLoadPlanner, SPMDSavePlanner
@@ -37,9 +38,11 @@ MSG_NOT_WATCHING: Final = (
     "this CheckpointManager was made with chkpt_on_preemption=False and does not know"
 )
 MSG_NOT_WRITTEN: Final = (
-    "the checkpoint of step {step} could not be written to {path}: {error}. What was written of it is removed; the "
-    "complete checkpoints, of steps {steps}, are as they were"
+    "the checkpoint of step {step} could not be written to {path}: {error}{who}. What was written of it is "
+    "removed; the complete checkpoints, of steps {steps}, are as they were"
 )
+MSG_PROGRESS: Final = "the checkpoint of step {step}"
+MSG_WHO: Final = " (in process {rank})"
 MSG_DAMAGED: Final = "the checkpoint of step {step} below {path} is not used: {fault}"
 MSG_ALL_DAMAGED: Final = (
     "no checkpoint below {path} can be used: {faults}. To begin from the start, give another path"
@@ -251,30 +254,44 @@ class CheckpointManager:
     def _save(self, step: int, state: dict[str, Any], planner: SPMDSavePlanner) -> None:
         written = Written()
         name = ""
+        progress = _Progress(step)
         try:
             name = self._agreed(lambda: self._storage.begin(step), self.pg)
+            writer = self._storage.writer(name, self.num_of_threads, written)
+            writer.write_data = progress.meeting_after(writer.write_data)  # type: ignore[method-assign]
             with _without_group_warning():
                 dcp.save(
                     state,
-                    storage_writer=self._storage.writer(name, self.num_of_threads, written),
+                    storage_writer=writer,
                     planner=planner,
                     process_group=self.pg,
                     no_dist=self.pg is None,
                 )
             record = Record(step, datetime.datetime.now(), name, self._all_sums(written))
+            if self._is_first:
+                progress.goes_on_to(flight_ring.WRITE)
             self._agreed(lambda: self._storage.complete(record), self.pg)
         except BaseException as error:  # torch's CheckpointException is no Exception
             if name and self._is_first:
                 self._storage.abandon(name)
-            full = written.error or _disk_is_full(error)
+            full = (None, written.error) if written.error else _disk_is_full(error)
             if full is None:
                 raise
-            path = self._storage.path(name or str(step))
-            text = MSG_NOT_WRITTEN.format(
-                step=step, path=path, error=full.strerror, steps=self.all_steps()
-            )
-            raise OSError(full.errno, text) from error
+            raise self._not_written(step, name, *full) from error
+        finally:
+            progress.end()
         self._keep(record)
+
+    def _not_written(self, step: int, name: str, rank: int | None, error: OSError) -> OSError:
+        """What to raise where the disk of process ``rank`` of the group (None: of this one) is full."""
+        who = ""
+        if self.pg is not None:
+            who = MSG_WHO.format(rank=dist.get_rank(self.pg) if rank is None else rank)
+        path = self._storage.path(name or str(step))
+        text = MSG_NOT_WRITTEN.format(
+            step=step, path=path, error=error.strerror, who=who, steps=self.all_steps()
+        )
+        return OSError(error.errno, text)
 
     def _all_sums(self, written: Written) -> dict[str, Any]:
         """The checksums of what all processes wrote; of use in the first one only."""
@@ -325,12 +342,40 @@ class CheckpointManager:
         return choice
 
 
-def _disk_is_full(error: BaseException) -> OSError | None:
-    """The error, of any process, that says so."""
-    errors: list[BaseException] = [error]
+def _disk_is_full(error: BaseException) -> tuple[int, OSError] | None:
+    """The process of the group, and its error, that says so; where only the first one writes it is that one's."""
+    errors: dict[int, BaseException] = {0: error}
     if isinstance(error, dcp.api.CheckpointException):
-        errors += [failure[0] for failure in error.failures.values()]
-    return next((e for e in errors if isinstance(e, OSError) and e.errno in _FULL), None)
+        errors = {rank: failure[0] for rank, failure in error.failures.items()}
+    full = ((n, e) for n, e in errors.items() if isinstance(e, OSError) and e.errno in _FULL)
+    return next(full, None)
+
+
+class _Progress:
+    """What a save is at, in the flight recorder: it writes its part, then waits for those of the others."""
+
+    def __init__(self, step: int) -> None:
+        self._what = MSG_PROGRESS.format(step=step)
+        self._record = flight_ring.begin(flight_ring.WRITE, self._what)
+
+    def goes_on_to(self, kind: str) -> None:
+        """What it was at has ended; next it writes, or waits."""
+        flight_ring.end(self._record)
+        self._record = flight_ring.begin(kind, self._what)
+
+    def meeting_after(self, write: Callable[..., T]) -> Callable[..., T]:
+        """``write``, after which it waits for the others."""
+
+        def run(*args: Any, **named: Any) -> T:
+            result = write(*args, **named)
+            self.goes_on_to(flight_ring.MEET)
+            return result
+
+        return run
+
+    def end(self) -> None:
+        """It is over."""
+        flight_ring.end(self._record)
 
 
 def _check_numbers(interval: int, keep: int, pending: int, threads: int) -> None:

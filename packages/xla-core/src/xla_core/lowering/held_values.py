@@ -1,0 +1,145 @@
+"""What holds a device's memory: the largest values that tensors show, what they are and which line made them.
+
+Looked at when memory does not suffice, and by xla-debug: nothing is kept in mind for it while steps run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from xla_core.recording.storage import Storage
+from xla_core.recording.xla_tensor import XLATensor
+from xla_core.support.counters import render_bytes
+
+MOST_GROUPS: Final = 8
+
+MSG_HELD: Final = (
+    "Tensors hold {count} values in device memory, {total} in all; the largest of them:\n{groups}"
+)
+MSG_GROUP: Final = "  {size} {count} x {meta}{what}{place}"
+MSG_MORE: Final = "  and {count} more, {size}"
+MSG_LINES: Final = "XLA_TRACK_MEMORY=1 (of xla-debug) names the lines that made them."
+
+
+class HeldValue(NamedTuple):
+    """The value of ``storage`` in device memory, its ``buffer``, and how many tensors show it."""
+
+    storage: Storage
+    buffer: Any
+    tensors: int
+
+
+class _Origins:
+    line_of: Callable[[Any], str] | None = None
+
+
+def tell_lines(line_of: Callable[[Any], str] | None) -> None:
+    """From now on ask ``line_of(buffer)`` which line made a value, "" if that is not known; None: nobody."""
+    _Origins.line_of = line_of
+
+
+def held_values() -> list[HeldValue]:
+    """Every value in device memory that a tensor shows, or that the pending step of a device reads."""
+    storages: dict[int, Storage] = {}
+    tensors: defaultdict[int, int] = defaultdict(int)
+    for candidate in gc.get_objects():
+        if type(candidate) is XLATensor:
+            storages[id(candidate._s)] = candidate._s
+            tensors[id(candidate._s)] += 1
+    traces = {id(s.trace): s.trace for s in storages.values()}.values()
+    read: dict[
+        int, Any
+    ] = {}  # a storage that the step changes holds no value meanwhile, its inputs do
+    for trace in traces:
+        for buffer, position in zip(trace.inputs, trace.input_storages, strict=False):
+            read[id(trace.touched[position])] = buffer
+    held = []
+    for key, storage in storages.items():
+        buffer = storage.buffer if storage.buffer is not None else read.get(key)
+        if buffer is not None:
+            held.append(HeldValue(storage, buffer, tensors[key]))
+    return held
+
+
+def text() -> str:
+    """Totals, and the largest groups of values of the same shape, dtype and line; "" where nothing is held."""
+    values = held_values()
+    if not values:
+        return ""
+    names = _names()
+    groups: defaultdict[tuple[str, str], list[HeldValue]] = defaultdict(list)
+    for value in values:
+        place = _Origins.line_of(value.buffer) if _Origins.line_of is not None else ""
+        groups[f"{value.storage.meta}", place].append(value)
+    ordered = sorted(groups.items(), key=lambda group: -_size(group[1]))
+    lines = [
+        MSG_GROUP.format(
+            size=render_bytes(_size(members)), count=len(members), meta=meta, what=_what(members, names),
+            place=f" at {place}" if place else "",
+        )
+        for (meta, place), members in ordered[:MOST_GROUPS]
+    ]  # fmt: skip
+    rest = [value for _, members in ordered[MOST_GROUPS:] for value in members]
+    if rest:
+        lines.append(MSG_MORE.format(count=len(rest), size=render_bytes(_size(rest))))
+    if _Origins.line_of is None:
+        lines.append(MSG_LINES)
+    return MSG_HELD.format(
+        count=len(values), total=render_bytes(_size(values)), groups="\n".join(lines)
+    )
+
+
+def _size(values: Iterable[HeldValue]) -> int:
+    return sum(value.storage.meta.nbytes for value in values)
+
+
+def _what(members: list[HeldValue], names: dict[int, str]) -> str:
+    """What a group's values are of modules and optimizers, as far as that is known."""
+    known = [names[id(value.storage)] for value in members if id(value.storage) in names]
+    if not known:
+        return ""
+    more = f" and {len(known) - 1} more" if len(known) > 1 else ""
+    return f" ({min(known)}{more})"
+
+
+def _names() -> dict[int, str]:
+    """What modules and optimizers call the storages that they hold."""
+    objects = gc.get_objects()
+    names: dict[int, str] = {}
+    # by their types: ``isinstance`` asks a weakref's proxy for its class, which raises where what it is of is gone
+    modules = [each for each in objects if issubclass(type(each), torch.nn.Module)]
+    inner = {id(child) for module in modules for child in vars(module).get("_modules", {}).values()}
+    for module in modules:
+        if id(module) not in inner:
+            with contextlib.suppress(AttributeError):  # of one whose __init__ has not run
+                names.update(_of_module(module))
+    for optimizer in objects:
+        if issubclass(type(optimizer), torch.optim.Optimizer):
+            for parameter, state in optimizer.state.items():
+                of = names.get(_key(parameter), "a parameter")
+                for key, value in state.items():
+                    if type(value) is XLATensor:
+                        names.setdefault(_key(value), f"{key} of {of}")
+    return names
+
+
+def _of_module(module: torch.nn.Module) -> Iterator[tuple[int, str]]:
+    for kind, named in (
+        ("parameter", module.named_parameters()),
+        ("buffer", module.named_buffers()),
+    ):
+        for name, tensor in named:
+            if type(tensor) is XLATensor:
+                yield _key(tensor), f"{kind} {name}"
+            if isinstance(tensor.grad, XLATensor):
+                yield _key(tensor.grad), f"gradient of {name}"
+
+
+def _key(tensor: Any) -> int:
+    return id(tensor._s) if type(tensor) is XLATensor else 0
