@@ -9,12 +9,12 @@ from typing import Protocol
 from xla_core.contract.device_protocol import Executable
 
 __all__ = [
+    "Axes",
     "DATA",
     "OTHER",
     "PARAMETER",
-    "STATE",
-    "Axes",
     "PartitionSpec",
+    "STATE",
     "ShardingChoice",
     "StepInput",
     "StepToSplit",

@@ -9,19 +9,16 @@ look like those of the step that decided are split in the same way as they are u
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from xla_core.contract.step_sharding import DATA, PARAMETER, Axes, ShardingChoice
 from xla_core.extension_api import plugins, runtime
 from xla_core.extension_api.backends import Recorder
 from xla_core.support import counters
 from xla_spmd.lowering import gradient_sharding
-from xla_spmd.lowering.recorded_step import Owners, RecordedStep, products_of
+from xla_spmd.lowering.recorded_step import DevicesAsOne, Owners, RecordedStep, products_of
 from xla_spmd.sharding.annotation import Annotation, checked_annotation
 from xla_spmd.sharding.mesh import Mesh
-
-if TYPE_CHECKING:
-    from xla_spmd.lowering.mesh_backend import MeshBackend
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +37,7 @@ _NOTHING, _PRODUCTS, _TRAINING = range(3)
 class AutomaticSharding:
     """What was decided for the devices of one ``MeshBackend``; ``choice`` is None before that."""
 
-    def __init__(self, backend: MeshBackend) -> None:
+    def __init__(self, backend: DevicesAsOne) -> None:
         self._backend = backend
         self._known = _NOTHING
         self._data: list[tuple[Any, tuple[int, ...], Annotation]] = []

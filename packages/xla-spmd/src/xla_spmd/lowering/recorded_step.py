@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.flop_counter import flop_registry
 
-from xla_core.contract.device_protocol import Executable
+from xla_core.contract.device_protocol import DeviceClient, Executable
 from xla_core.contract.step_sharding import (
     DATA,
     OTHER,
@@ -22,16 +22,47 @@ from xla_core.contract.step_sharding import (
     StepInput,
 )
 from xla_core.extension_api import programs
-from xla_core.extension_api.backends import Recorder, Storage
+from xla_core.extension_api.backends import Layout, Recorder, Storage
 from xla_core.extension_api.steps import Entry, Lift, Ref, operations_of, wanted
 from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_spmd.sharding.annotation import Annotation, checked_annotation, storage_annotation
 from xla_spmd.sharding.mesh import Mesh
 
-if TYPE_CHECKING:
-    from xla_spmd.lowering.mesh_backend import MeshBackend
-
 _NAME: Final = "automatic_sharding_trial"
+
+
+class DevicesAsOne(Protocol):
+    """What is needed of a ``MeshBackend``; the methods are described there."""
+
+    client: DeviceClient
+
+    @property
+    def count(self) -> int:
+        """The number of devices."""
+        ...
+
+    def sharding_of(self, buffer: Any) -> str | None:
+        """How a value lies."""
+        ...
+
+    def is_whole(self, buffer: Any) -> bool:
+        """Whether nobody has split a value yet."""
+        ...
+
+    def lay_input(self, trace: Recorder, slot: int, sharding: str | None) -> None:
+        """Lay an input of the pending step out."""
+        ...
+
+    def layout_from(
+        self,
+        trace: Recorder,
+        entries: Sequence[Entry],
+        outputs: Sequence[int],
+        aliases: tuple[tuple[int, int], ...],
+        layouts: Sequence[str | None],
+    ) -> Layout:
+        """The layout of the step's program with inputs that lie so."""
+        ...
 
 
 class Owners:
@@ -84,7 +115,7 @@ class RecordedStep:
     It is good until the step runs. ``trains`` says whether the step replaces parameters.
     """
 
-    def __init__(self, backend: MeshBackend, trace: Recorder, owners: Owners) -> None:
+    def __init__(self, backend: DevicesAsOne, trace: Recorder, owners: Owners) -> None:
         self._backend = backend
         self._trace: Any = trace
         self._outputs = tuple(wanted(self._trace)[2])
