@@ -9,9 +9,10 @@ look like those of the step that decided are split in the same way as they are u
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any, Final
 
-from xla_core.contract.step_sharding import DATA, PARAMETER, Axes, ShardingChoice
+from xla_core.contract.step_sharding import DATA, PARAMETER, ShardingChoice
 from xla_core.extension_api import plugins, runtime
 from xla_core.extension_api.backends import Recorder
 from xla_core.support import counters
@@ -119,9 +120,5 @@ def _parts(annotation: Annotation) -> int:
     """Into how many parts the first dimension is split."""
     mesh: Mesh = annotation.mesh
     axes = annotation.spec[0] if annotation.spec else None
-    sizes: Axes = tuple(mesh.shape().items())  # type: ignore[assignment]
     names = axes if isinstance(axes, tuple) else (axes,)
-    parts = 1
-    for name, size in sizes:
-        parts *= size if name in names else 1
-    return parts
+    return math.prod(size for name, size in mesh.shape().items() if name in names)

@@ -23,7 +23,7 @@ from xla_core.contract.step_sharding import (
 )
 from xla_core.extension_api import programs
 from xla_core.extension_api.backends import Layout, Recorder, Storage
-from xla_core.extension_api.steps import Entry, Lift, Ref, operations_of, wanted
+from xla_core.extension_api.steps import Entry, Lift, Ref, Trace, operations_of, wanted
 from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_spmd.sharding.annotation import Annotation, checked_annotation, storage_annotation
 from xla_spmd.sharding.mesh import Mesh
@@ -115,9 +115,9 @@ class RecordedStep:
     It is good until the step runs. ``trains`` says whether the step replaces parameters.
     """
 
-    def __init__(self, backend: DevicesAsOne, trace: Recorder, owners: Owners) -> None:
+    def __init__(self, backend: DevicesAsOne, trace: Trace, owners: Owners) -> None:
         self._backend = backend
-        self._trace: Any = trace
+        self._trace = trace
         self._outputs = tuple(wanted(self._trace)[2])
         self._entries: Sequence[Entry] = self._trace.cur.path()
         self.devices = backend.count
