@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from xla_core.contract.device_protocol import Executable
@@ -12,13 +13,24 @@ from xla_plan.compiled.collectives import by_kind, collectives
 
 def figures_of(executable: Executable, devices: int, slices: int = 1) -> dict[str, Any]:
     """What a program over ``devices``, which belong to ``slices`` slices (default: 1), needs and does on one."""
-    cost = dict(executable.cost_analysis())
-    module = hlo_module.parse(executable.optimized_hlo())
+    memory, cost = dict(executable.memory_analysis()), dict(executable.cost_analysis())
+    return of_texts(executable.optimized_hlo(), memory, cost, devices, slices)
+
+
+def of_texts(
+    hlo: str,
+    memory: Mapping[str, int],
+    cost: Mapping[str, float],
+    devices: int,
+    slices: int = 1,
+) -> dict[str, Any]:
+    """The same from a compiled module's text and its compiler's analyses, whoever compiled it."""
+    module = hlo_module.parse(hlo)
     between = collectives(module, devices // slices if slices > 1 else 0)
     inside = [c for c in between if not c.crosses]
     return {
         "devices": devices,
-        "memory": dict(executable.memory_analysis()),
+        "memory": dict(memory),
         "cost": {k: cost[k] for k in ("flops", "bytes accessed", "estimated cycles") if k in cost},
         "work": dataclasses.asdict(hlo_work.work(module)),
         "collectives": by_kind(between),
