@@ -37,6 +37,7 @@ PUBLIC_SUPPORT = {
         "once",
         "own_packages",
         "protobuf_wire",
+        "svg",
     )
 }
 CONFORMANCE = "xla_core.testing.conformance"

@@ -22,8 +22,8 @@ from torch_xla.experimental.custom_kernel import flash_attention
 from torch_xla.experimental.scan import scan
 from torch_xla.utils.checkpoint import checkpoint
 
-BATCH: Final = ("data", "fsdp")
-"""The axes of the mesh that a batch is split over."""
+BATCH: Final = ("data", "fsdp", "expert")
+"""The axes of the mesh that a batch is split over; ``expert`` is that of ``mixture.py``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +37,15 @@ class Shape:
     hidden: int
     vocabulary: int
     head: int = 128
+
+    def feed_forward(self, how: Sharding) -> nn.Module:
+        """What follows attention in a layer."""
+        return GatedMLP(self, how)
+
+    @property
+    def feed_forward_weights(self) -> int:
+        """How many weights of ``feed_forward`` a token is multiplied with."""
+        return 3 * self.width * self.hidden
 
 
 SIZES: Final = {
@@ -166,7 +175,7 @@ class Layer(nn.Module):
         self.how = how
         self.norm1, self.norm2 = Norm(shape.width), Norm(shape.width)
         self.attention = Attention(shape, how)
-        self.mlp = GatedMLP(shape, how)
+        self.mlp = shape.feed_forward(how)
 
     def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
         """Of (batch, length, width)."""
@@ -266,7 +275,7 @@ def model_flops(shape: Shape, batch: int, length: int) -> int:
     pass has twice as many.
     """
     inner, outer = shape.heads * shape.head, shape.key_heads * shape.head
-    layer = shape.width * (2 * inner + 2 * outer + 3 * shape.hidden) + 2 * length * inner
+    layer = shape.width * (2 * inner + 2 * outer) + shape.feed_forward_weights + 2 * length * inner
     return 6 * batch * length * (shape.layers * layer + shape.width * shape.vocabulary)
 
 
@@ -277,9 +286,16 @@ def axes_of(module: nn.Module, count: int) -> list[tuple[Any, ...]]:
 
 
 def training_step(
+    mesh: xs.Mesh, *, size: str = "tiny", **options: Any
+) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], object], int]:
+    """``step_of`` a model of ``SIZES``, with its options."""
+    return step_of(SIZES[size], mesh, **options)
+
+
+def step_of(
+    shape: Shape,
     mesh: xs.Mesh,
     *,
-    size: str = "tiny",
     layers: int = 0,
     batch: int = 1,
     sequences: int = 0,
@@ -291,13 +307,12 @@ def training_step(
 ) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], object], int]:
     """The model over ``mesh``, its optimizer, a function that records one training step, and its model FLOPs.
 
-    ``size`` is one of ``SIZES``; ``layers`` of it, if not 0. ``batch`` sequences of ``length`` tokens for
+    ``layers`` of it, if not 0. ``batch`` sequences of ``length`` tokens for
     each part that the batch is split into, or ``sequences`` in all. ``attention`` is ``flash`` (a kernel) or
     ``plain``. With ``remat`` layers are computed again in the backward pass, the loss always, in
     ``loss_chunks`` parts. With ``loop`` the layers are a loop over stacked parameters, which compiles in a
     time that does not grow with them.
     """
-    shape = SIZES[size]
     if layers:
         shape = dataclasses.replace(shape, layers=layers)
     how = Sharding(mesh, attention, remat, loop)

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from importlib import util
+import textwrap
+import tomllib
+from importlib import metadata, util
 from pathlib import Path
 
 import pytest
@@ -32,5 +34,42 @@ def command(tmp_path_factory):
         )  # fmt: skip
         done.plans = json.loads(target.read_text()) if target.is_file() else None
         return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def extension_path(tmp_path_factory):
+    """A folder that makes this package's extensions known where the checkout is used without being installed."""
+    folder = tmp_path_factory.mktemp("installed")
+    project = tomllib.loads((ROOT / "packages" / "xla-plan" / "pyproject.toml").read_text())[
+        "project"
+    ]
+    group = "xla_core.extensions"
+    declared = project["entry-points"][group]
+    known = {point.value for point in metadata.entry_points(group=group)}
+    if not known >= set(declared.values()):
+        info = folder / f"xla_plan-{project['version']}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Name: xla-plan\nVersion: {project['version']}\n")
+        lines = [f"[{group}]", *(f"{name} = {value}" for name, value in declared.items())]
+        (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture
+def script(extension_path):
+    """``script(code, **environment)`` runs Python on eight CPU devices with this package found: its process."""
+    kept = ("XLA_", "TPU_", "PJRT_", "CPU_NUM_DEVICES")
+
+    def run(code, *, with_plan=True, **environment):
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(kept)}
+        clean |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8", **environment}
+        if with_plan:
+            clean["PYTHONPATH"] = f"{extension_path}:{clean.get('PYTHONPATH', '')}"
+        return subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env=clean, capture_output=True, text=True, timeout=300, cwd=ROOT,
+        )  # fmt: skip
 
     return run

@@ -98,11 +98,6 @@ def test_what_does_not_fit_is_refused(device_mesh, attempt, text):
         attempt(device_mesh)
 
 
-def test_the_compiler_chooses_for_nobody(device_mesh):
-    with pytest.raises(RuntimeError, match="auto-sharding is not available"):
-        distribute_module(nn.Linear(8, 8), device_mesh, xs.auto_policy)
-
-
 def test_an_annotation_of_one_value_does_not_last(mesh):
     tensor = torch.ones(8, 8).to("xla")
     torch_xla.sync()

@@ -156,10 +156,8 @@ def test_tensors_from_the_cpu_are_split_on_their_way():
     assert tuple(c.shape) == (8, 8) and torch.equal(c.cpu(), VALUES)
 
 
-def test_there_is_no_auto_sharding():
+def test_no_step_decides_unless_it_is_asked_to():
     assert _XLAC._xla_get_auto_sharding() is False
-    with pytest.raises(RuntimeError, match="auto-sharding is not available"):
-        _XLAC._xla_set_auto_sharding()
     _XLAC._xla_force_spmd_device()  # it is already
     assert torch_xla.devices() == [torch.device("xla:0")]
 

@@ -14,6 +14,7 @@ import pluggy
 
 from xla_core.contract.device_protocol import DeviceClient, Executable, Program, Topology
 from xla_core.contract.events import Events
+from xla_core.contract.step_sharding import ShardingChoice, StepToSplit
 
 __all__ = [
     "OperatorRegistry",
@@ -21,6 +22,7 @@ __all__ = [
     "hookimpl",
     "hookspec",
     "xla_core_cache_key_entries",
+    "xla_core_choose_shardings",
     "xla_core_client_started",
     "xla_core_kept_in_step",
     "xla_core_make_backends",
@@ -100,6 +102,16 @@ def xla_core_over_parts(
     ``mesh`` a mesh, its text, or None for the global one; a tensor may be None. Called for kernels, which no
     partitioner divides, where the user names a partition spec; without an answer every device computes all
     of it. Autograd is not involved.
+    """
+
+
+@hookspec(firstresult=True)
+def xla_core_choose_shardings(step: StepToSplit) -> ShardingChoice | None:
+    """How the inputs of ``step`` shall be split over all devices; None: somebody else may know.
+
+    Called where the user leaves the choice (``use_spmd(auto=True)``), once for the first step that has products
+    of parameters, and once more for the first that replaces parameters. Raise RuntimeError that says what to
+    change where no way to split it is good enough to run.
     """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from xla_core.operators.extensions import extensions
 from xla_core.plugins.discovery import (
     PluginError,
     chosen_device,
@@ -15,6 +16,7 @@ from xla_core.plugins.discovery import (
 __all__ = [
     "PluginError",
     "chosen_device",
+    "extensions",
     "installed_devices",
     "load_extensions",
     "load_factory",

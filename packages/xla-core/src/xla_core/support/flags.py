@@ -216,7 +216,7 @@ AUTO_SPMD: Final = Flag(
     "XLA_AUTO_SPMD",
     parse_bool,
     False,
-    "`1` lets `xr.use_spmd()` be `xr.use_spmd(auto=True)`, which no device here can be",
+    "`1` lets `xr.use_spmd()` be `xr.use_spmd(auto=True)`: the first training step chooses shardings",
 )
 XLA_FLAGS: Final = Flag(
     "XLA_FLAGS", str, "", "read by XLA itself; part of the persistent cache's key"

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from xla_core.support import svg
 from xla_core.support.counters import render_bytes
 from xla_debug.run_report import advice, findings, plots
 from xla_debug.run_report.recorder import Recorder
@@ -45,10 +46,6 @@ table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .35rem .6rem; border-bottom: 1px solid #d8dee4; vertical-align: top; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 td.n { white-space: nowrap; }
-.wide { overflow-x: auto; }
-.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; margin-bottom: .3rem; }
-.legend i { display: inline-block; width: .9em; height: .9em; margin-right: .4em; vertical-align: -.1em; }
-svg.plot { width: 100%; min-width: 640px; font-family: system-ui, sans-serif; display: block; }
 td.p { white-space: nowrap; }
 code.line { display: block; background: #f6f8fa; padding: .1rem .4rem; margin: .15rem 0; }
 code { font: 13px ui-monospace, monospace; overflow-wrap: anywhere; }
@@ -99,7 +96,7 @@ def render(recorder: Recorder, title: str) -> str:
 
 def page(title: str, body: str) -> str:
     """A whole page in this package's style; ``title`` is text, ``body`` HTML."""
-    head = f"{_META}<title>{html.escape(title)}</title><style>{_STYLE}</style>"
+    head = f"{_META}<title>{html.escape(title)}</title><style>{svg.STYLE}{_STYLE}</style>"
     return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body>{body}</body></html>'
 
 

@@ -1,30 +1,14 @@
-"""The plots of a report as SVG: a few kilobytes each, drawn by any browser without a script.
-
-A shape tells its figures when the pointer rests on it (``title``). Colours are Okabe and Ito's, told apart with
-every kind of colour vision.
-"""
+"""The plots of a report, of the shapes of ``xla_core.support.svg``."""
 
 from __future__ import annotations
 
-import dataclasses
 import html
-import math
 from collections.abc import Iterable, Sequence
-from typing import Final
 
-WIDTH: Final = 1000
+from xla_core.support import svg
+from xla_core.support.svg import Series
+
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 12, 46
-_TICKS: Final = 5
-_GREY: Final = "#57606a"
-
-
-@dataclasses.dataclass(frozen=True)
-class Series:
-    """One kind of bar: its name, its colour, and a value for each place on the axis."""
-
-    name: str
-    colour: str
-    values: Sequence[float]
 
 
 def stacked_bars(
@@ -46,15 +30,15 @@ def stacked_bars(
             low, high = plot.y(base), plot.y(base + value)
             base += value
             if low - high >= 0.05:
-                parts.append(_rect(_LEFT + i * width, high, width - gap, low - high, one.colour))
+                parts.append(svg.rect(_LEFT + i * width, high, width - gap, low - high, one.colour))
         parts_text = "\n".join(
             f"{s.name}: {s.values[i]:.2f}" for s in series if s.values[i] >= 0.005
         )
-        shapes.append(_told(f"{place}: {base:.2f}\n{parts_text}", "".join(parts)))
+        shapes.append(svg.told(f"{place}: {base:.2f}\n{parts_text}", "".join(parts)))
     ticks = [
         (_LEFT + (i + 0.5) * width, str(places[i])) for i in _spread(len(places)) if len(places)
     ]
-    return _legend(series) + plot.svg("".join(shapes), ticks, x_title, y_title)
+    return svg.legend(series) + plot.svg("".join(shapes), ticks, x_title, y_title)
 
 
 def horizontal_bars(rows: Sequence[tuple[str, float, str]], colour: str, x_title: str) -> str:
@@ -62,20 +46,20 @@ def horizontal_bars(rows: Sequence[tuple[str, float, str]], colour: str, x_title
     row, left = 34, 260
     height = _TOP + row * len(rows) + _BOTTOM
     most = max((value for _, value, _ in rows), default=0.0) or 1.0
-    room = WIDTH - left - 190  # for the text beside the longest bar
+    room = svg.WIDTH - left - 190  # for the text beside the longest bar
     bottom = _TOP + row * len(rows)
     shapes = []
-    for tick in _ticks(most):
+    for tick in svg.ticks(most):
         x = left + room * tick / most
-        shapes.append(_rule(x, _TOP, x, bottom))
-        shapes.append(_text(x, bottom + 18, _number(tick), "middle", _GREY))
+        shapes.append(svg.rule(x, _TOP, x, bottom))
+        shapes.append(svg.text(x, bottom + 18, svg.number(tick), "middle", svg.GREY))
     for i, (label, value, text) in enumerate(rows):
         middle, length = _TOP + row * (i + 0.5), room * value / most
-        shapes.append(_text(left - 10, middle + 5, label, "end"))
-        shapes.append(_rect(left, middle - 11, max(length, 1), 22, colour))
-        shapes.append(_text(left + length + 8, middle + 5, text))
-    shapes.append(_text(left + room / 2, height - 6, x_title, "middle", _GREY))
-    return _svg(height, "".join(shapes))
+        shapes.append(svg.text(left - 10, middle + 5, label, "end"))
+        shapes.append(svg.rect(left, middle - 11, max(length, 1), 22, colour))
+        shapes.append(svg.text(left + length + 8, middle + 5, text))
+    shapes.append(svg.text(left + room / 2, height - 6, x_title, "middle", svg.GREY))
+    return svg.drawing(height, "".join(shapes))
 
 
 def line(
@@ -94,8 +78,8 @@ def line(
     radius = 3.5 if len(points) < 100 else 1.5
     for a, b in points:
         dot = f'<circle cx="{x(a):.1f}" cy="{plot.y(b):.1f}" r="{radius}" fill="{colour}"/>'
-        shapes += _told(f"{_number(a)}: {b:.2f} {unit}", dot)
-    ticks = [(x(points[i][0]), _number(points[i][0])) for i in _spread(len(points))]
+        shapes += svg.told(f"{svg.number(a)}: {b:.2f} {unit}", dot)
+    ticks = [(x(points[i][0]), svg.number(points[i][0])) for i in _spread(len(points))]
     return plot.svg(shapes, ticks, x_title, y_title)
 
 
@@ -106,7 +90,7 @@ class _Plot:
         self.height = height
         self.most = most or 1.0
         self.bottom = height - _BOTTOM
-        self.width = WIDTH - _LEFT - _RIGHT
+        self.width = svg.WIDTH - _LEFT - _RIGHT
 
     def y(self, value: float) -> float:
         """Where a value is; what is too high is at the top."""
@@ -117,67 +101,19 @@ class _Plot:
     ) -> str:
         """The axes and, on them, the shapes."""
         drawn = []
-        for tick in _ticks(self.most):
-            drawn.append(_rule(_LEFT, self.y(tick), WIDTH - _RIGHT, self.y(tick)))
-            drawn.append(_text(_LEFT - 8, self.y(tick) + 5, _number(tick), "end", _GREY))
+        for tick in svg.ticks(self.most):
+            drawn.append(svg.rule(_LEFT, self.y(tick), svg.WIDTH - _RIGHT, self.y(tick)))
+            drawn.append(svg.text(_LEFT - 8, self.y(tick) + 5, svg.number(tick), "end", svg.GREY))
         drawn.append(shapes)
         for x, label in ticks:
-            drawn.append(_text(x, self.bottom + 18, label, "middle", _GREY))
-        drawn.append(_text(_LEFT + self.width / 2, self.height - 6, x_title, "middle", _GREY))
+            drawn.append(svg.text(x, self.bottom + 18, label, "middle", svg.GREY))
+        drawn.append(svg.text(_LEFT + self.width / 2, self.height - 6, x_title, "middle", svg.GREY))
         middle = (_TOP + self.bottom) / 2
         drawn.append(
             f'<text transform="translate(16 {middle:.0f}) rotate(-90)" text-anchor="middle" '
-            f'fill="{_GREY}">{html.escape(y_title)}</text>'
+            f'fill="{svg.GREY}">{html.escape(y_title)}</text>'
         )
-        return _svg(self.height, "".join(drawn))
-
-
-def _svg(height: float, content: str) -> str:
-    return (
-        f'<div class="wide"><svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'font-size="14">{content}</svg></div>'
-    )
-
-
-def _legend(series: Sequence[Series]) -> str:
-    names = "".join(
-        f'<span><i style="background:{one.colour}"></i>{html.escape(one.name)}</span>'
-        for one in series
-    )
-    return f'<div class="legend">{names}</div>'
-
-
-def _told(text: str, shapes: str) -> str:
-    return f"<g><title>{html.escape(text)}</title>{shapes}</g>"
-
-
-def _rect(x: float, y: float, width: float, height: float, colour: str) -> str:
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}"/>'
-    )
-
-
-def _rule(x: float, y: float, x_end: float, y_end: float) -> str:
-    return f'<path d="M{x:.1f} {y:.1f}L{x_end:.1f} {y_end:.1f}" stroke="#d8dee4"/>'
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start", colour: str = "#1b1f24") -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">'
-        f"{html.escape(text)}</text>"
-    )
-
-
-def _ticks(most: float) -> list[float]:
-    """Round numbers from 0 to ``most``."""
-    rough = most / _TICKS
-    unit = 10.0 ** math.floor(math.log10(rough))
-    step = next(unit * n for n in (1, 2, 5, 10) if unit * n >= rough * 0.999)
-    return [i * step for i in range(int(most / step + 1e-9) + 1)]
-
-
-def _number(value: float) -> str:
-    return f"{value:.6g}"
+        return svg.drawing(self.height, "".join(drawn))
 
 
 def _spread(count: int) -> list[int]:

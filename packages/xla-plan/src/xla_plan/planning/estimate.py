@@ -15,9 +15,9 @@ class Estimate:
 
     ``compute`` is the products at the chip's peak, ``hbm`` what the program's instructions read and write
     at the memory's rate, ``ici`` and ``dcn`` what is sent at the networks' rates, ``cycles`` the compiler's own
-    estimate of everything but kernels and networks, ``kernels`` kernels at the chip's peak. ``seconds`` lies
-    between ``low`` (perfect overlap at the peak) and ``high`` (no overlap, one axis of the network at a time).
-    ``mfu`` likewise: model FLOPs over peak FLOPs; None where the model's are not known.
+    estimate of everything but kernels and networks (the roofline where it makes none), ``kernels`` kernels at the
+    chip's peak. ``seconds`` lies between ``low`` (perfect overlap at the peak) and ``high`` (no overlap, one axis
+    of the network at a time). ``mfu`` likewise: model FLOPs over peak FLOPs; None where the model's are not known.
     """
 
     compute: float
@@ -46,7 +46,9 @@ def estimate(figures: Mapping[str, Any], chip: Chip) -> Estimate:
     peak = chip.flops / chip.devices
     clock = chip.clock
     compute = (work["flops"] + work["kernel_flops"]) / peak
-    cycles = work["cycles"] / clock
+    hbm = work["hbm_bytes"] / (chip.hbm / chip.devices)
+    # compilers of other devices than TPUs tell no cycles: the roofline stands for them
+    cycles = work["cycles"] / clock or max(work["flops"] / peak, hbm)
     # hidden positions of a causal mask count in a kernel's own figures: full work at the peak is the real
     # half of it at half the peak
     kernels = max(work["kernel_flops"] / peak, work["kernel_bytes"] / (chip.hbm / chip.devices))
@@ -63,7 +65,7 @@ def estimate(figures: Mapping[str, Any], chip: Chip) -> Estimate:
     ideal = model / (figures["devices"] * peak) if model else None
     return Estimate(
         compute=compute,
-        hbm=(work["hbm_bytes"]) / (chip.hbm / chip.devices),
+        hbm=hbm,
         ici=network,
         dcn=dcn,
         cycles=cycles,

@@ -65,7 +65,7 @@ def search(
         )
     limit = answer["limit"] or chip.hbm_bytes
     guesses = [
-        _guess(Candidate(topology, mesh, options), row, chip, limit)
+        guess(Candidate(topology, mesh, options), row, chip, limit)
         for mesh, row in zip(meshes, answer["rows"], strict=True)
     ]
     guesses.sort(key=lambda g: (bool(g.out), g.seconds))
@@ -108,7 +108,8 @@ def layouts(devices: int, axes: Sequence[str]) -> Iterator[Mesh]:
             yield (((axes[0], size),) if size > 1 else ()) + rest
 
 
-def _guess(candidate: Candidate, row: Mapping[str, Any], chip: Chip, limit: int) -> Guess:
+def guess(candidate: Candidate, row: Mapping[str, Any], chip: Chip, limit: int) -> Guess:
+    """One mesh by arithmetic, from what ``measure.shapes`` says of it in ``row``."""
     if "error" in row:
         return Guess(candidate, 0, math.inf, row["error"])
     parts = row["parts"]

@@ -7,16 +7,25 @@ import io
 from collections.abc import Sequence
 from typing import Final
 
-import plotly.graph_objects as go
 from rich.console import Console
 
+from xla_core.support import svg
+from xla_plan.planning.estimate import Estimate
 from xla_plan.planning.plans import Plan
 from xla_plan.reports import tables
 
 _KINDS: Final = (
     "parameters", "optimizer state", "inputs and padding", "results", "gradients", "activations", "code",
+    "refused",
+)  # fmt: skip
+_TIMES: Final = (
+    ("compute", "products at the peak"), ("hbm", "HBM traffic"), ("ici", "ICI"), ("dcn", "DCN"),
 )  # fmt: skip
 _GIB: Final = 1 << 30
+_LEFT: Final = 20
+_ROOM: Final = svg.WIDTH - 2 * _LEFT
+_LABEL, _BAR, _SPACE, _AXIS = 24, 20, 14, 48
+"""Heights: a candidate's name above its bars, a bar, what is left below them, the axis with its title."""
 _STYLE: Final = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem;color:#222}"
     "pre{font-size:12px;overflow-x:auto}"
@@ -25,17 +34,16 @@ _STYLE: Final = (
 
 def render(plans: Sequence[Plan], title: str) -> str:
     """The page: memory by kind against the chip's, step times with their bounds, and the tables."""
-    known = [p for p in plans if p.estimate is not None]
-    parts = [_memory(plans).to_html(full_html=False, include_plotlyjs=True)]
-    if known:
-        parts.append(_times(known).to_html(full_html=False, include_plotlyjs=False))
+    parts = ["<h2>HBM of one chip, GiB</h2>", _memory(plans)]
+    if any(p.estimate is not None for p in plans):
+        parts += ["<h2>Seconds of one step</h2>", _times(plans)]
     file = io.StringIO()
     tables.show(plans, Console(file=file, width=150, highlight=False))
     text = html.escape(file.getvalue())
     name = html.escape(title)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
-        f"<style>{_STYLE}</style></head><body><h1>{name}</h1>{''.join(parts)}"
+        f"<style>{svg.STYLE}{_STYLE}</style></head><body><h1>{name}</h1>{''.join(parts)}"
         f"<h2>Figures</h2><pre>{text}</pre></body></html>"
     )
 
@@ -44,48 +52,91 @@ def _names(plans: Sequence[Plan]) -> list[str]:
     return [f"{number}: {p.candidate.title}" for number, p in enumerate(plans, 1)]
 
 
-def _memory(plans: Sequence[Plan]) -> go.Figure:
-    names = _names(plans)
-    bars = [
-        go.Bar(y=names, x=[p.memory.get(k, 0) / _GIB for p in plans], name=k, orientation="h")
-        for k in _KINDS
+def _memory(plans: Sequence[Plan]) -> str:
+    """A bar for each plan, made of its kinds, and a mark where the chip's memory ends."""
+    sizes = [_kinds(p) for p in plans]
+    series = [
+        svg.Series(kind, colour, [size.get(kind, 0.0) for size in sizes])
+        for kind, colour in zip(_KINDS, svg.COLOURS, strict=True)
+        if any(size.get(kind) for size in sizes)
     ]
-    if any(p.error for p in plans):
-        refused = [p.memory["total"] / _GIB if p.error else 0 for p in plans]
-        bars.append(go.Bar(y=names, x=refused, name="refused", orientation="h"))
-    limits = go.Scatter(
-        y=names, x=[p.limit / _GIB for p in plans], mode="markers", name="the chip has",
-        marker={"symbol": "line-ns-open", "size": 26, "color": "black", "line": {"width": 3}},
-    )  # fmt: skip
-    return _figure([*bars, limits], "HBM of one chip, GiB", len(plans), stacked=True)
+    limits = [p.limit / _GIB for p in plans]
+    scale = _Scale(max([*limits, *(sum(size.values()) for size in sizes)]))
+    shapes, top = [], 0.0
+    for i, name in enumerate(_names(plans)):
+        shapes.append(svg.text(_LEFT, top + _LABEL - 7, name))
+        start, middle = 0.0, top + _LABEL
+        for one in series:
+            bar = svg.rect(scale.x(start), middle, scale.length(one.values[i]), _BAR, one.colour)
+            shapes.append(svg.told(f"{one.name}: {one.values[i]:.2f} GiB", bar))
+            start += one.values[i]
+        mark = svg.rect(scale.x(limits[i]) - 1.5, middle - 4, 3, _BAR + 8, "#222222")
+        shapes.append(svg.told(f"the chip has {limits[i]:.2f} GiB", mark))
+        top += _LABEL + _BAR + _SPACE
+    limit = svg.Series("the chip has", "#222222", limits)
+    return svg.legend([*series, limit]) + scale.drawing(top, shapes, "GiB")
 
 
-def _times(plans: Sequence[Plan]) -> go.Figure:
-    names = _names(plans)
-    estimates = [p.estimate for p in plans if p.estimate is not None]
-    traces = [
-        go.Bar(y=names, x=[getattr(e, part) for e in estimates], name=label, orientation="h")
-        for part, label in (
-            ("compute", "products at the peak"), ("hbm", "HBM traffic"), ("ici", "ICI"), ("dcn", "DCN"),
-        )
-    ]  # fmt: skip
-    error = {
-        "type": "data", "symmetric": False,
-        "array": [e.high - e.seconds for e in estimates], "arrayminus": [e.seconds - e.low for e in estimates],
-    }  # fmt: skip
-    step = go.Scatter(
-        y=names, x=[e.seconds for e in estimates], error_x=error, mode="markers", name="step, estimated",
-        marker={"size": 12, "color": "black"},
-    )  # fmt: skip
-    return _figure([*traces, step], "seconds of one step", len(plans), stacked=False)
+def _kinds(plan: Plan) -> dict[str, float]:
+    if plan.error:
+        return {"refused": plan.memory["total"] / _GIB}
+    return {kind: plan.memory.get(kind, 0) / _GIB for kind in _KINDS}
 
 
-def _figure(
-    traces: list[go.Bar | go.Scatter], title: str, rows: int, *, stacked: bool
-) -> go.Figure:
-    figure = go.Figure(traces)
-    figure.update_layout(
-        barmode="stack" if stacked else "group", title=title, template="plotly_white",
-        height=290 + rows * (50 if stacked else 110), yaxis={"autorange": "reversed"},
-    )  # fmt: skip
-    return figure
+def _times(plans: Sequence[Plan]) -> str:
+    """What would take a step's time if nothing else did, and the step itself with its bounds."""
+    rows = [
+        (name, p.estimate)
+        for name, p in zip(_names(plans), plans, strict=True)
+        if p.estimate is not None
+    ]
+    series = [
+        svg.Series(label, colour, [getattr(e, part) for _, e in rows])
+        for (part, label), colour in zip(_TIMES, svg.COLOURS, strict=False)
+    ]
+    scale = _Scale(max(e.high for _, e in rows))
+    shapes, top = [], 0.0
+    for i, (name, estimate) in enumerate(rows):
+        shapes.append(svg.text(_LEFT, top + _LABEL - 7, name))
+        top += _LABEL
+        for one in series:
+            bar = svg.rect(_LEFT, top, scale.length(one.values[i]), _BAR - 8, one.colour)
+            shapes.append(svg.told(f"{one.name}: {one.values[i]:.4g} s", bar))
+            top += _BAR - 8
+        shapes.append(_bounds(estimate, scale, top + 4))
+        top += _BAR + _SPACE
+    step = svg.Series("step, estimated, with its bounds", "#222222", [])
+    return svg.legend([*series, step]) + scale.drawing(top, shapes, "seconds")
+
+
+def _bounds(estimate: Estimate, scale: _Scale, top: float) -> str:
+    low, step, high = (scale.x(s) for s in (estimate.low, estimate.seconds, estimate.high))
+    line = svg.rect(low, top + 5, high - low, 2, "#222222")
+    ends = "".join(svg.rect(x - 1, top + 1, 2, 10, "#222222") for x in (low, high))
+    text = f"{estimate.seconds:.4g} s ({estimate.low:.4g} to {estimate.high:.4g})"
+    return svg.told(text, line + ends + svg.rect(step - 5, top + 1, 10, 10, "#222222"))
+
+
+class _Scale:
+    """An axis from 0 to ``most``, to the right."""
+
+    def __init__(self, most: float) -> None:
+        self.most = most or 1.0
+
+    def length(self, value: float) -> float:
+        """How long a value is."""
+        return _ROOM * value / self.most
+
+    def x(self, value: float) -> float:
+        """Where a value is."""
+        return _LEFT + self.length(value)
+
+    def drawing(self, bottom: float, shapes: Sequence[str], title: str) -> str:
+        """The axis under ``bottom``, its lines behind the shapes, and these."""
+        behind = [svg.rule(self.x(t), 0, self.x(t), bottom) for t in svg.ticks(self.most)]
+        below = [
+            svg.text(self.x(t), bottom + 18, svg.number(t), "middle", svg.GREY)
+            for t in svg.ticks(self.most)
+        ]
+        below.append(svg.text(_LEFT + _ROOM / 2, bottom + 40, title, "middle", svg.GREY))
+        return svg.drawing(bottom + _AXIS, "".join([*behind, *shapes, *below]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import math
 import resource
@@ -22,8 +21,7 @@ import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from xla_core.extension_api import programs, runtime
 from xla_core.extension_api.tensors import XLATensor, exact_buffer, storage_of
-from xla_plan.compiled import hlo_module, hlo_work
-from xla_plan.compiled.collectives import by_kind, collectives
+from xla_plan.compiled.figures import figures_of
 from xla_plan.steps import optimizer_state
 from xla_plan.steps.candidate import Candidate, Mesh, find_step, is_script
 from xla_plan.steps.step_flops import StepFlops
@@ -165,30 +163,13 @@ def _part(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def of_program(program: programs.StepProgram, candidate: Candidate) -> dict[str, Any]:
     """What one compiled program needs and does on one chip."""
-    memory = dict(program.executable.memory_analysis())
-    cost = dict(program.executable.cost_analysis())
-    text = program.executable.optimized_hlo()
-    module = hlo_module.parse(text)
     devices = len(runtime.client().devices())
     slices = int(candidate.topology.partition("*")[2] or 1)
-    between = collectives(module, devices // slices if slices > 1 else 0)
     return {
         "program": program.name,
-        "devices": devices,
         "limit": runtime.client().memory_info(0).bytes_limit,
-        "memory": memory,
-        "cost": {k: cost[k] for k in ("flops", "bytes accessed", "estimated cycles") if k in cost},
-        "work": dataclasses.asdict(hlo_work.work(module)),
-        "collectives": by_kind(between),
-        "sent": {
-            "ici": sum(c.sent * c.times for c in between if not c.crosses),
-            "ici exposed": sum(
-                c.sent * c.times for c in between if not c.crosses and not c.overlapped
-            ),
-            "dcn": sum(c.sent * c.times for c in between if c.crosses),
-        },
         "operations": program.operations,
-        "instructions": sum(map(len, module.computations.values())),
+        **figures_of(program.executable, devices, slices),
     }
 
 

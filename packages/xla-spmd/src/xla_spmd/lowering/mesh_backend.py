@@ -26,8 +26,10 @@ from xla_core.extension_api.tensors import exact_buffer, numpy_dtype
 from xla_core.support import indivisible
 from xla_spmd.lowering import gradient_sharding
 from xla_spmd.lowering.annotation_ops import TO_SHARD, TO_WHOLE, annotating
+from xla_spmd.lowering.automatic_sharding import AutomaticSharding
 from xla_spmd.lowering.propagation import annotated, output_shardings
 from xla_spmd.lowering.uneven_dims import padding
+from xla_spmd.sharding import mode
 from xla_spmd.sharding.annotation import storage_annotation
 from xla_spmd.sharding.hlo_sharding import REPLICATED, canonical, parse
 from xla_spmd.sharding.shardy import ShardyMesh, common_mesh
@@ -74,6 +76,7 @@ class MeshBackend(DeviceBackend):
         self._mine = frozenset(d.id for d in client.local_devices())
         self._canonical: dict[str | None, str | None] = {}
         self._movers = Table()
+        self.automatic = AutomaticSharding(self)
 
     @property
     def count(self) -> int:
@@ -183,8 +186,10 @@ class MeshBackend(DeviceBackend):
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def input_layouts(self, trace: Recorder) -> Hashable:
+    def input_layouts(self, trace: Recorder) -> tuple[str | None, ...]:
         """The shardings of the step's inputs; those that no device has are put whole on all."""
+        if mode.is_automatic():
+            self.automatic.prepare(trace)
         placement_of = self.client.placement_of
         canonical_texts = self._canonical
         devices = self.devices
@@ -250,6 +255,26 @@ class MeshBackend(DeviceBackend):
             buffer = buffer.placed
         return buffer if self.sharding_of(buffer) == sharding else self.move(buffer, sharding)
 
+    def is_whole(self, buffer: Any) -> bool:
+        """Whether a value lies on no device yet, or, ahead of time, has a shape that nobody has split."""
+        if type(buffer) is HostValue:
+            return buffer.placed is None
+        return self.shapes_only and self.sharding_of(buffer) is None
+
+    def lay_input(self, trace: Recorder, slot: int, sharding: str | None) -> None:
+        """Lay an input of the pending step out as ``sharding``, and with it the tensor that it came from."""
+        buffer = trace.inputs[slot]
+        if self.shapes_only:
+            spec = ArraySpec(tuple(buffer.shape), np.dtype(buffer.dtype), sharding)
+            buffer = self.client.allocate(spec, Placement(self.devices, sharding))
+        elif type(buffer) is HostValue and buffer.placed is None:
+            buffer = self.place(buffer, sharding)
+        else:
+            buffer = buffer.placed if type(buffer) is HostValue else buffer
+            if self.sharding_of(buffer) != sharding:
+                buffer = self.move(buffer, sharding)
+        self._replace(trace, slot, buffer)
+
     def _replace(self, trace: Recorder, slot: int, buffer: Any) -> Any:
         """Give a step's input, and the tensor that it came from, another buffer of its value."""
         former = trace.inputs[slot]
@@ -272,8 +297,17 @@ class MeshBackend(DeviceBackend):
         aliases: tuple[tuple[int, int], ...],
     ) -> Layout:
         """The layout of a program over all devices: inputs as they lie, outputs by ``propagation``."""
-        layouts = self.input_layouts(trace)
-        assert isinstance(layouts, tuple)
+        return self.layout_from(trace, entries, outputs, aliases, self.input_layouts(trace))
+
+    def layout_from(
+        self,
+        trace: Recorder,
+        entries: Sequence[Entry],
+        outputs: Sequence[int],
+        aliases: tuple[tuple[int, int], ...],
+        layouts: Sequence[str | None],
+    ) -> Layout:
+        """The same with inputs that lie as ``layouts`` say: canonical HLO shardings, None for a whole value."""
         numbers = bool(entries[-1].floats) + bool(entries[-1].ints)
         inputs = [text or REPLICATED.text for text in layouts] + [REPLICATED.text] * numbers
         vids = [entry.first for entry in inputs_of(entries)]

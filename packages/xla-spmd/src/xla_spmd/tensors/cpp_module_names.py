@@ -14,10 +14,10 @@ from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_spmd.lowering.annotation_ops import TO_SHARD
 from xla_spmd.lowering.manual_collectives import all_reduce as _xla_spmd_all_reduce
 from xla_spmd.lowering.manual_collectives import reduce_scatter as _xla_spmd_reduce_scatter
+from xla_spmd.sharding import mode
 from xla_spmd.sharding.annotation import Annotation
 from xla_spmd.sharding.hlo_sharding import MANUAL, Sharding, ShardingType
 from xla_spmd.sharding.mesh import Mesh
-from xla_spmd.sharding.mode import MSG_AUTO
 from xla_spmd.sharding.op_sharding import OpSharding, annotation_by, from_lists
 from xla_spmd.tensors import marking
 from xla_spmd.tensors.assembling import assembled
@@ -128,13 +128,13 @@ def _get_local_shard_replica_and_indices(
 
 
 def _xla_get_auto_sharding() -> bool:
-    """False: shardings are the user's, and what the compiler propagates from them."""
-    return False
+    """Whether steps decide how their inputs are split: ``xr.use_spmd(auto=True)``."""
+    return mode.is_automatic()
 
 
 def _xla_set_auto_sharding() -> None:
-    """Not here: raises RuntimeError that says what to do instead."""
-    raise RuntimeError(MSG_AUTO.format(device=runtime.device_type()))
+    """``xr.use_spmd(auto=True)``."""
+    mode.use_spmd(auto=True)
 
 
 # -- what is marked --------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate
 
-from xla_core.extension_api import meshes, runtime
+from xla_core.extension_api import meshes
 from xla_spmd.sharding.dtensor_placements import checked_partition_spec, convert_to_xla_mesh
-from xla_spmd.sharding.mode import MSG_AUTO, use_spmd
+from xla_spmd.sharding.mode import use_spmd
 from xla_spmd.tensors.marking import mark_sharding
 
 MSG_NO_MESH: Final = "xla_distribute_module got no device mesh; pass DeviceMesh('xla', ...)"
@@ -72,13 +72,12 @@ def xla_distribute_module(
 
     ``input_fn(module, inputs, device_mesh)`` runs before every forward, ``output_fn(module, outputs,
     device_mesh)`` after it. Parameters that ``partition_fn`` leaves alone are whole on every device.
-    Raises ValueError without a mesh for ``xla`` devices, RuntimeError for ``auto_policy``.
+    With ``auto_policy`` they are split as the first training step finds best, over a mesh of its own.
+    Raises ValueError without a mesh for ``xla`` devices.
     """
     if device_mesh is None:
         raise ValueError(MSG_NO_MESH)
     convert_to_xla_mesh(device_mesh)
-    if partition_fn is auto_policy:
-        auto_policy("", module, device_mesh)
     module.to("xla")
     if meshes.is_over_processes(device_mesh):
         meshes.distribute_module(module, device_mesh, partition_fn)
@@ -105,6 +104,6 @@ def _after(
 
 
 def auto_policy(mod_name: str, mod: nn.Module, mesh: DeviceMesh) -> None:
-    """The ``partition_fn`` that leaves the choice to the compiler. Raises RuntimeError: none offers it."""
+    """The ``partition_fn`` that leaves the choice to the first training step: ``xr.use_spmd(auto=True)``."""
     del mod_name, mod, mesh
-    raise RuntimeError(MSG_AUTO.format(device=runtime.device_type()))
+    use_spmd(auto=True)

@@ -12,6 +12,7 @@ __getattr__, __dir__ = lazy_names(
         **JAX_HELPERS,
         "visualize_sharding": "xla_spmd.reports.visualize",
         "visualize_tensor_sharding": "xla_spmd.reports.visualize",
+        "automatic_sharding": "xla_spmd.reports.automatic_report",
         "bytes_per_device": "xla_spmd.reports.program_report",
         "collectives": "xla_spmd.reports.program_report",
         "live_tensors": "xla_spmd.reports.program_report",

@@ -1,0 +1,283 @@
+"""A training step of examples/pods/llama.py beside the same step written in jax, both compiled by libtpu.
+
+    python benchmarks/plan_against_jax.py [--topology v5e:4x4] [--mesh fsdp=16] [--layers 2] [--loop] [--json FILE]
+
+The shape is that of 8 billion parameters with ``--layers`` of its 32 layers. Weights are float32, products
+bfloat16, layers are computed again in the backward pass, attention is the same kernel with the same blocks, and
+shardings are the same for every parameter, moment, input and held value. Each side is compiled in a process of its
+own. Printed: HBM of one chip by use, collectives by kind with their bytes, FLOPs, the compiler's cycles, and
+how far the two differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+STEP = f"{ROOT / 'examples' / 'pods' / 'llama.py'}:training_step"
+WIDTH, HEADS, KEY_HEADS, HIDDEN, VOCABULARY, HEAD = 4096, 32, 8, 14336, 128256, 128
+BLOCKS = {
+    "block_q": 512, "block_k_major": 512, "block_k": 512, "block_b": 1, "block_q_major_dkv": 512,
+    "block_k_major_dkv": 512, "block_q_dkv": 512, "block_k_dkv": 512, "block_q_dq": 1024, "block_k_dq": 256,
+    "block_k_major_dq": 512,
+}  # fmt: skip
+"""Those of ``torch_xla.experimental.custom_kernel.flash_attention`` for long sequences."""
+BATCH = ("data", "fsdp")
+LAYER = {
+    "norm1": ((WIDTH,), (None,)),
+    "norm2": ((WIDTH,), (None,)),
+    "q": ((HEADS * HEAD, WIDTH), ("tensor", "fsdp")),
+    "k": ((KEY_HEADS * HEAD, WIDTH), ("tensor", "fsdp")),
+    "v": ((KEY_HEADS * HEAD, WIDTH), ("tensor", "fsdp")),
+    "out": ((WIDTH, HEADS * HEAD), ("fsdp", "tensor")),
+    "gate": ((HIDDEN, WIDTH), ("tensor", "fsdp")),
+    "up": ((HIDDEN, WIDTH), ("tensor", "fsdp")),
+    "down": ((WIDTH, HIDDEN), ("fsdp", "tensor")),
+}
+ENDS = {
+    "tokens": ((VOCABULARY, WIDTH), ("tensor", "fsdp")),
+    "norm": ((WIDTH,), (None,)),
+    "head": ((VOCABULARY, WIDTH), ("tensor", "fsdp")),
+}
+RATE, BETA1, BETA2, EPSILON, DECAY = 3e-4, 0.9, 0.95, 1e-8, 0.1
+
+
+def jax_side(options: argparse.Namespace) -> dict[str, Any]:
+    """The step in jax: what ``figures_of`` says of its program."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.experimental import topologies
+    from jax.experimental.pallas.ops.tpu import flash_attention as kernel
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from xla_plan.compiled import figures
+
+    axes = [part.split("=") for part in options.mesh.split(",")]
+    names = tuple(name for name, _ in axes)
+    chips = topologies.get_topology_desc(platform="tpu", topology_name=options.topology).devices
+    chips = sorted(chips, key=lambda d: d.id)
+    mesh = jax.sharding.Mesh(np.array(chips).reshape([int(n) for _, n in axes]), names)
+
+    def spec(*wanted: Any) -> PartitionSpec:
+        def kept(axis: Any) -> Any:
+            own = tuple(a for a in (axis if isinstance(axis, tuple) else (axis,)) if a in names)
+            return (own if len(own) > 1 else own[0]) if own else None
+
+        return PartitionSpec(*map(kept, wanted))
+
+    def held(x: Any, *wanted: Any) -> Any:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(*wanted)))
+
+    def product(x: Any, weight: Any) -> Any:
+        return jnp.einsum("...i,oi->...o", x, weight.astype(x.dtype))
+
+    def norm(x: Any, weight: Any) -> Any:
+        y = x.astype(jnp.float32)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + 1e-5)
+        return (y * weight).astype(x.dtype)
+
+    def rotated(x: Any, angles: Any) -> Any:
+        first, second = jnp.split(x, 2, -1)
+        sin, cos = jnp.sin(angles).astype(x.dtype), jnp.cos(angles).astype(x.dtype)
+        return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+
+    lies = spec(BATCH, "tensor", None, None)
+    attention = jax.shard_map(
+        lambda q, k, v: kernel.flash_attention(
+            q, k, v, causal=True, sm_scale=HEAD**-0.5, block_sizes=kernel.BlockSizes(**BLOCKS)
+        ),
+        mesh=mesh, in_specs=(lies,) * 3, out_specs=lies, check_vma=False,
+    )  # fmt: skip
+
+    def layer(x: Any, weights: dict[str, Any], angles: Any) -> Any:
+        h = norm(x, weights["norm1"])
+        q, k, v = (
+            product(h, weights[n]).reshape(*h.shape[:2], -1, HEAD).swapaxes(1, 2) for n in "qkv"
+        )
+        q, k = rotated(q, angles), rotated(k, angles)
+        k, v = (jnp.repeat(t, HEADS // KEY_HEADS, 1) for t in (k, v))
+        q, k, v = (held(t, BATCH, "tensor", None, None) for t in (q, k, v))
+        y = attention(q, k, v).swapaxes(1, 2).reshape(*h.shape[:2], -1)
+        x = held(x + product(y, weights["out"]), BATCH, None, None)
+        h = norm(x, weights["norm2"])
+        hidden = jax.nn.silu(product(h, weights["gate"])) * product(h, weights["up"])
+        hidden = held(hidden, BATCH, None, "tensor")
+        return held(x + product(hidden, weights["down"]), BATCH, None, None)
+
+    def loss_of(weights: dict[str, Any], ids: Any, targets: Any) -> Any:
+        half = jnp.arange(0, HEAD, 2)
+        angles = jnp.arange(ids.shape[1])[:, None] * 500000.0 ** (-half / HEAD)
+        x = held(weights["tokens"].astype(jnp.bfloat16)[ids], BATCH, None, None)
+        again = jax.checkpoint(layer)
+        if options.loop:
+            x, _ = jax.lax.scan(lambda x, w: (again(x, w, angles), None), x, weights["layers"])
+        else:
+            for one in weights["layers"]:
+                x = again(x, one, angles)
+        x = norm(x, weights["norm"])
+
+        def cross_entropy(x: Any, targets: Any) -> Any:
+            logits = held(product(x, weights["head"]), BATCH, None, "tensor").astype(jnp.float32)
+            chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)
+            return -chosen.sum() / targets.size
+
+        return jax.checkpoint(cross_entropy)(x, targets)
+
+    def step(state: Any, ids: Any, targets: Any) -> Any:
+        weights, first, second, count = state
+        loss, gradients = jax.value_and_grad(loss_of)(weights, ids, targets)
+        count = count + 1
+        first = jax.tree.map(lambda m, g: BETA1 * m + (1 - BETA1) * g, first, gradients)
+        second = jax.tree.map(lambda m, g: BETA2 * m + (1 - BETA2) * g * g, second, gradients)
+
+        def moved(p: Any, m: Any, n: Any) -> Any:
+            root = jnp.sqrt(n) / jnp.sqrt(1 - BETA2**count) + EPSILON
+            return p * (1 - RATE * DECAY) - RATE / (1 - BETA1**count) * m / root
+
+        return (jax.tree.map(moved, weights, first, second), first, second, count), loss
+
+    def shaped(shape: tuple[int, ...], wanted: Any, dtype: Any = jnp.float32) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec(*wanted)))
+
+    weights: dict[str, Any] = {name: shaped(*row) for name, row in ENDS.items()}
+    if options.loop:
+        weights["layers"] = {
+            n: shaped((options.layers, *shape), (None, *wanted))
+            for n, (shape, wanted) in LAYER.items()
+        }
+    else:
+        weights["layers"] = [
+            {n: shaped(*row) for n, row in LAYER.items()} for _ in range(options.layers)
+        ]
+    state = (weights, weights, weights, shaped((), ()))
+    parts = 1
+    for name, size in axes:
+        parts *= int(size) if name in BATCH else 1
+    ids = shaped((parts, options.length), (BATCH, None), jnp.int32)
+    places = jax.tree.map(lambda s: s.sharding, state)
+    lowered = jax.jit(step, donate_argnums=0, out_shardings=(places, None)).lower(state, ids, ids)
+    program = lowered.compile()
+    memory = program.memory_analysis()
+    return figures.of_texts(
+        program.as_text(),
+        {
+            "arguments": memory.argument_size_in_bytes,
+            "outputs": memory.output_size_in_bytes,
+            "temporaries": memory.temp_size_in_bytes,
+            "aliased": memory.alias_size_in_bytes,
+            "code": memory.generated_code_size_in_bytes,
+        },
+        {},
+        len(chips),
+    )
+
+
+def our_side(options: argparse.Namespace) -> dict[str, Any]:
+    """The same by xla-plan, in this process."""
+    from xla_plan.steps.candidate import Candidate, parse_mesh
+    from xla_plan.steps.measure import measure
+
+    chosen = {
+        "size": "8b",
+        "layers": options.layers,
+        "length": options.length,
+        "loop": options.loop,
+    }
+    return measure(STEP, Candidate(options.topology, parse_mesh(options.mesh), chosen))
+
+
+def asked(side: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What one side says, from a process of its own."""
+    environment = {**os.environ, "PJRT_DEVICE": "TPU", "XLA_AOT_TOPOLOGY": options.topology}
+    if side == "jax":
+        # the topology is compiled for without a client of it
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, __file__, "--side", side, "--topology", options.topology, "--mesh", options.mesh,
+               "--layers", str(options.layers), "--length", str(options.length)]  # fmt: skip
+    command += ["--loop"] if options.loop else []
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def side(options: argparse.Namespace) -> dict[str, Any]:
+    """One side's figures with what they cost the host."""
+    began = time.perf_counter()
+    answer = jax_side(options) if options.side == "jax" else our_side(options)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    for row in answer["collectives"]:
+        row.pop("lines")
+    memory = answer["memory"]
+    memory["total"] = (
+        sum(memory[k] for k in ("arguments", "outputs", "temporaries", "code")) - memory["aliased"]
+    )
+    kept = {k: answer[k] for k in ("memory", "collectives", "sent", "work", "instructions")}
+    host = {
+        "wall seconds": time.perf_counter() - began,
+        "processor seconds": usage.ru_utime + usage.ru_stime,
+        "peak bytes": usage.ru_maxrss * 1024,
+    }
+    return {**kept, "host": host}
+
+
+def show(ours: dict[str, Any], jaxs: dict[str, Any]) -> None:
+    """Both, side by side."""
+
+    def line(name: str, a: float, b: float, unit: float, suffix: str) -> None:
+        apart = f"{(a / b - 1) * 100:+.2f} %" if b else ""
+        print(f"{name:36}{a / unit:14.3f}{b / unit:14.3f} {suffix:6}{apart}")
+
+    print(f"{'':36}{'PyTorch':>14}{'jax':>14}")
+    for use in ("arguments", "temporaries", "code", "total"):
+        line(f"HBM of one chip, {use}", ours["memory"][use], jaxs["memory"][use], 2**30, "GiB")
+    for name, unit, suffix in (
+        ("flops", 1e12, "TFLOP"),
+        ("cycles", 1e6, "Mcyc"),
+        ("hbm_bytes", 2**30, "GiB"),
+    ):
+        line(name, ours["work"][name], jaxs["work"][name], unit, suffix)
+    rows = [{row["kind"]: row for row in one["collectives"]} for one in (ours, jaxs)]
+    for kind in sorted({*rows[0], *rows[1]}):
+        for name, unit, suffix in (
+            ("count", 1, ""),
+            ("bytes", 2**20, "MiB"),
+            ("sent", 2**20, "MiB"),
+        ):
+            a, b = (r.get(kind, {}).get(name, 0) for r in rows)
+            line(f"{kind}, {name}", a, b, unit, suffix)
+    for name in ours["host"]:
+        line(f"host, {name}", ours["host"][name], jaxs["host"][name], 1, "")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--topology", default="v5e:4x4")
+    parser.add_argument("--mesh", default="fsdp=16")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--loop", action="store_true", help="the layers as a loop")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--side", choices=("ours", "jax"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        print(json.dumps(side(options)))
+        return
+    ours, jaxs = asked("ours", options), asked("jax", options)
+    show(ours, jaxs)
+    if options.json is not None:
+        said = {k: v for k, v in vars(options).items() if k not in ("json", "side")}
+        options.json.write_text(json.dumps({**said, "PyTorch": ours, "jax": jaxs}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

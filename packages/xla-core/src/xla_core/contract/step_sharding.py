@@ -1,0 +1,73 @@
+"""A recorded step whose inputs shall be split over devices, and how: see ``xla_core_choose_shardings``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+from xla_core.contract.device_protocol import Executable
+
+__all__ = [
+    "Axes",
+    "DATA",
+    "OTHER",
+    "PARAMETER",
+    "PartitionSpec",
+    "STATE",
+    "ShardingChoice",
+    "StepInput",
+    "StepToSplit",
+]
+
+PARAMETER = "parameter"
+"""The role of an input that is a parameter of a module, or another leaf that needs a gradient."""
+STATE = "state"
+"""The role of an input that the step replaces and that is no parameter: what an optimizer keeps."""
+DATA = "data"
+"""The role of an input that belongs to no module and is not replaced: what the step is fed with."""
+OTHER = "other"
+"""The role of everything else: buffers of modules, scalars."""
+
+Axes = tuple[tuple[str, int], ...]
+"""A mesh over all devices: the names of its axes with their sizes."""
+PartitionSpec = tuple[str | tuple[str, ...] | None, ...]
+"""For each dimension of a value the axis, or axes, that it lies on; None: every device has all of it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepInput:
+    """A value that the step takes from memory. ``annotated``: the user said how it is split."""
+
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    itemsize: int
+    annotated: bool = False
+
+
+class StepToSplit(Protocol):
+    """A step that was recorded for ``devices`` devices as one.
+
+    ``flops`` are the multiplications and additions of its products, of all devices together. ``kind`` is the
+    hardware's name, ``limit`` the bytes that programs may use on one device, None where nobody tells.
+    """
+
+    inputs: Sequence[StepInput]
+    flops: float
+    devices: int
+    kind: str
+    limit: int | None
+
+    def compiled(self, axes: Axes, specs: Sequence[PartitionSpec | None]) -> Executable:
+        """The step's program with its inputs split so (None: as they are). Raises RuntimeError as the compiler."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShardingChoice:
+    """``specs`` over a mesh of ``axes``, one for each input (None: as it is); ``report`` says why, in lines."""
+
+    axes: Axes
+    specs: Sequence[PartitionSpec | None]
+    report: str

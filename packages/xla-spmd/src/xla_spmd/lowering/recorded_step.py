@@ -1,0 +1,211 @@
+"""A recorded step as those see it who choose how to split it: inputs with names and roles, trial programs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.flop_counter import flop_registry
+
+from xla_core.contract.device_protocol import DeviceClient, Executable
+from xla_core.contract.step_sharding import (
+    DATA,
+    OTHER,
+    PARAMETER,
+    STATE,
+    Axes,
+    PartitionSpec,
+    StepInput,
+)
+from xla_core.extension_api import programs
+from xla_core.extension_api.backends import Layout, Recorder, Storage
+from xla_core.extension_api.steps import Entry, Lift, Ref, Trace, operations_of, wanted
+from xla_core.extension_api.tensors import XLATensor, storage_of
+from xla_spmd.sharding.annotation import Annotation, checked_annotation, storage_annotation
+from xla_spmd.sharding.mesh import Mesh
+
+_NAME: Final = "automatic_sharding_trial"
+
+
+class DevicesAsOne(Protocol):
+    """What is needed of a ``MeshBackend``; the methods are described there."""
+
+    client: DeviceClient
+
+    @property
+    def count(self) -> int:
+        """The number of devices."""
+        ...
+
+    def sharding_of(self, buffer: Any) -> str | None:
+        """How a value lies."""
+        ...
+
+    def is_whole(self, buffer: Any) -> bool:
+        """Whether nobody has split a value yet."""
+        ...
+
+    def lay_input(self, trace: Recorder, slot: int, sharding: str | None) -> None:
+        """Lay an input of the pending step out."""
+        ...
+
+    def layout_from(
+        self,
+        trace: Recorder,
+        entries: Sequence[Entry],
+        outputs: Sequence[int],
+        aliases: tuple[tuple[int, int], ...],
+        layouts: Sequence[str | None],
+    ) -> Layout:
+        """The layout of the step's program with inputs that lie so."""
+        ...
+
+
+class Owners:
+    """Which tensors of the process are parameters, buffers and optimizers' state, by their storages."""
+
+    def __init__(self) -> None:
+        objects = [o for o in gc.get_objects() if issubclass(type(o), _LOOKED_FOR)]
+        modules = [o for o in objects if isinstance(o, nn.Module)]
+        self.leaves: dict[int, torch.Tensor] = {}
+        self.buffers: set[int] = set()
+        self.names: dict[int, str] = {}
+        inner = {id(child) for module in modules for child in module.children()}
+        # roots first: their names are the whole ones
+        for module in sorted(modules, key=lambda m: id(m) in inner):
+            for name, parameter in module.named_parameters():
+                self._leaf(parameter, name)
+            for name, buffer in module.named_buffers():
+                if isinstance(buffer, XLATensor):
+                    self.buffers.add(id(storage_of(buffer)))
+                    self.names.setdefault(id(storage_of(buffer)), name)
+        for one in objects:
+            if isinstance(one, XLATensor) and one.requires_grad and one.is_leaf:
+                self._leaf(one, "")
+        for one in objects:
+            if isinstance(one, torch.optim.Optimizer):
+                self._name_state(one.state)
+
+    def _leaf(self, tensor: torch.Tensor, name: str) -> None:
+        if isinstance(tensor, XLATensor):
+            self.leaves.setdefault(id(storage_of(tensor)), tensor)
+            if name:
+                self.names.setdefault(id(storage_of(tensor)), name)
+
+    def _name_state(self, state: Mapping[Any, Any]) -> None:
+        for parameter, values in state.items():
+            if not isinstance(parameter, XLATensor) or not isinstance(values, Mapping):
+                continue
+            owner = self.names.get(id(storage_of(parameter)), "a parameter")
+            for key, value in values.items():
+                if isinstance(value, XLATensor):
+                    self.names.setdefault(id(storage_of(value)), f"{key} of {owner}")
+
+
+_LOOKED_FOR: Final = (nn.Module, torch.optim.Optimizer, XLATensor)
+
+
+class RecordedStep:
+    """The pending step of ``trace``: a ``StepToSplit``.
+
+    It is good until the step runs. ``trains`` says whether the step replaces parameters.
+    """
+
+    def __init__(self, backend: DevicesAsOne, trace: Trace, owners: Owners) -> None:
+        self._backend = backend
+        self._trace = trace
+        self._outputs = tuple(wanted(self._trace)[2])
+        self._entries: Sequence[Entry] = self._trace.cur.path()
+        self.devices = backend.count
+        self.kind = backend.client.devices()[0].kind
+        self.limit = backend.client.memory_info(0).bytes_limit
+        self.flops = products_of(self._entries)
+        shapes = {tuple(leaf.shape) for leaf in owners.leaves.values()}
+        storages = [trace.touched[position] for position in trace.input_storages]
+        self.inputs = [self._described(s, owners, shapes) for s in storages]
+        self.trains = any(id(s) in owners.leaves and s.is_pending_in(trace.epoch) for s in storages)
+
+    def _described(
+        self, storage: Storage, owners: Owners, shapes: set[tuple[int, ...]]
+    ) -> StepInput:
+        shape, key = tuple(storage.meta.shape), id(storage)
+        replaced = storage.is_pending_in(self._trace.epoch)
+        if key in owners.leaves:
+            role = PARAMETER
+        elif replaced and storage.meta.dtype.is_floating_point and shape in shapes:
+            role = STATE
+        elif key in owners.buffers or replaced or not shape:
+            role = OTHER
+        else:
+            role = DATA
+        name = owners.names.get(key, f"{role} {str(storage.meta.dtype)[6:]}{list(shape)}")
+        annotated = storage_annotation(storage) is not None
+        return StepInput(name, role, shape, storage.meta.dtype.itemsize, annotated)
+
+    def annotations(
+        self, axes: Axes, specs: Sequence[PartitionSpec | None]
+    ) -> list[Annotation | None]:
+        """What ``mark_sharding`` would leave on each input; None for those without a spec."""
+        names, sizes = zip(*axes, strict=True)
+        mesh = Mesh(np.arange(self.devices), sizes, names)
+        return [
+            None if spec is None else checked_annotation(mesh, spec, one.shape)
+            for one, spec in zip(self.inputs, specs, strict=True)
+        ]
+
+    def compiled(self, axes: Axes, specs: Sequence[PartitionSpec | None]) -> Executable:
+        """The step's program with its inputs split so; nothing is moved and nothing kept."""
+        backend, trace = self._backend, self._trace
+        layouts = []
+        for slot, annotation in enumerate(self.annotations(axes, specs)):
+            own = storage_annotation(trace.touched[trace.input_storages[slot]])
+            if annotation is not None or own is not None:
+                layouts.append((annotation or own).text)  # type: ignore[union-attr]
+            else:
+                layouts.append(backend.sharding_of(trace.inputs[slot]))
+        layout = backend.layout_from(trace, self._entries, self._outputs, self._aliases(), layouts)
+        program = programs.lower_step(trace, self._entries, self._outputs, layout, _NAME)
+        return programs.compile_program(backend.client, program)
+
+    def _aliases(self) -> tuple[tuple[int, int], ...]:
+        """The inputs that the step replaces, and what replaces them."""
+        trace = self._trace
+        places = {vid: index for index, vid in enumerate(self._outputs)}
+        pairs = []
+        for slot, position in enumerate(trace.input_storages):
+            storage = trace.touched[position]
+            if storage.is_pending_in(trace.epoch) and storage.vid in places:
+                pairs.append((slot, places.pop(storage.vid)))
+        return tuple(pairs)
+
+
+def products_of(entries: Iterable[Entry]) -> float:
+    """Multiplications and additions of a step's products, by torch's own formulas; a loop's body is not in it."""
+    total = 0.0
+    for operation in operations_of(entries):  # type: ignore[arg-type]
+        packet = getattr(operation.plan.overload, "overloadpacket", None)
+        formula = flop_registry.get(packet)
+        if formula is not None:
+            result = [None if m is None else _shaped(m) for m in operation.metas]
+            args = [_example(a) for a in operation.args]
+            kwargs = {name: _example(a) for name, a in operation.kwargs.items()}
+            total += formula(*args, **kwargs, out_val=result[0] if len(result) == 1 else result)
+    return total
+
+
+def _example(operand: Any) -> Any:
+    if isinstance(operand, Ref):
+        return _shaped(operand.meta)
+    if isinstance(operand, Lift):
+        return 1
+    if isinstance(operand, (list, tuple)):
+        return type(operand)(map(_example, operand))
+    return operand
+
+
+def _shaped(meta: Any) -> torch.Tensor:
+    return torch.empty(meta.shape, dtype=meta.dtype, device="meta")
