@@ -158,6 +158,10 @@ def copy_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
     trace = target._s.trace
     meta = target._v.meta if target._v is not None else target._s.meta
     if not isinstance(source, XLATensor):
+        if not isinstance(source, torch.Tensor):
+            source = torch.tensor(
+                source
+            )  # PyTorch hands a tensor made of a number on as the number
         _copy_from_host(target, source, meta, trace)
         return target
     if source._s.trace is not trace:
