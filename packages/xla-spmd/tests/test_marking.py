@@ -7,6 +7,7 @@ import gc
 import numpy as np
 import pytest
 import torch
+from torch._functorch.aot_autograd import aot_function, make_boxed_func
 
 import torch_xla
 import torch_xla.core.xla_model as xm
@@ -146,6 +147,27 @@ def test_gradients_are_annotated_too(mesh):
     torch_xla.sync()
     assert set(held(inner.grad).values()) == {32}
     assert leaf.grad.cpu().eq(8).all()
+
+
+def test_marks_are_in_the_graphs_of_aot_autograd(mesh):
+    graphs = []
+
+    def marked(x):
+        return xs.xla_sharding.MarkShardingFunction.apply(x * 2, mesh, ("data", None)) * 3
+
+    def keep(graph, _inputs):
+        graphs.append(graph)
+        return make_boxed_func(graph)
+
+    leaf = torch.ones(8, 4, device="xla", requires_grad=True)
+    result = aot_function(marked, fw_compiler=keep, bw_compiler=keep)(leaf)
+    result.sum().backward()
+    assert result.cpu().eq(6).all()
+    assert leaf.grad.cpu().eq(6).all()
+    for graph in graphs:
+        targets = [str(node.target) for node in graph.graph.nodes]
+        assert targets.count("xla_spmd.annotate.default") == 1
+    assert len(graphs) == 2
 
 
 def test_results_of_a_program_tell_how_they_lie(mesh):

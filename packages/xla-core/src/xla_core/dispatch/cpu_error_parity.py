@@ -15,6 +15,7 @@ import torch
 from torch._ops import OpOverload
 
 from xla_core.recording.xla_tensor import XLATensor
+from xla_core.support import caches
 
 aten = torch.ops.aten
 
@@ -24,9 +25,19 @@ _MAX_ELEMENTS: Final = 1 << 24
 _COMMON_DTYPES: Final = frozenset(
     {
         torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-        torch.float32, torch.float64, torch.complex64, torch.complex128,
+        torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
     }
 )  # fmt: skip
+# What the kernels of whole numbers say, and nothing else.
+DIVIDED_BY_ZERO: Final = "ZeroDivisionError"
+# Which every kernel takes that takes any floating-point number.
+_PLAIN: Final = frozenset({torch.float32, torch.float64})
+# Up to so many elements an operator is called with operands of their own shapes to learn about dtypes.
+_FEW_ELEMENTS: Final = 4096
+# torch 2.13: its own overload refuses a complex dtype that ``torch.norm`` takes.
+_ASKED_OTHERWISE: Final = (aten.norm.ScalarOpt_dim_dtype,)
+# Operators with dtypes that the CPU has taken: those need not be asked for again.
+_taken: Final[caches.Bounded[Any, None]] = caches.Bounded("dtypes the CPU takes")
 
 
 _INTEGERS: Final = (torch.int64, torch.int32)
@@ -36,8 +47,11 @@ _INDEX_DTYPES: Final = (torch.int64, torch.int32, torch.uint8, torch.bool)
 def cpu_error_for(
     overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Exception | None:
-    """What the CPU raises for operands of these shapes and dtypes (their values are zero), if it does."""
-    return _attempt(overload, args, kwargs, _as_large)
+    """What the CPU raises for operands of these shapes and dtypes (values are zero, or one), if it does."""
+    error = _attempt(overload, args, kwargs, _as_large)
+    if str(error) == DIVIDED_BY_ZERO:
+        error = _attempt(overload, args, kwargs, _filled(1, True, None))
+    return error
 
 
 def are_small(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -49,7 +63,9 @@ def find(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> E
     """The error for a mistake that the meta kernel of ``overload`` lets pass, or None."""
     suspicious = _SUSPICIONS.get(overload)
     if suspicious is not None and suspicious(args):
-        return cpu_error_for(overload, args, kwargs)
+        error = cpu_error_for(overload, args, kwargs)
+        if error is not None:
+            return error
     if overload._schema.name.startswith("aten::_foreach_") and overload._schema.is_mutable:
         whole = any(not x.is_floating_point() for x in _tensors(tuple(args)))
         return cpu_error_for(overload, args, kwargs) if whole else None
@@ -60,7 +76,65 @@ def find(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> E
         if overload._schema.is_mutable and _is_too_narrow(args):
             error = _attempt(overload, args, kwargs, _one_element)
             return None if isinstance(error, NotImplementedError) else error
+        return None
+    return dtype_error(overload, args, kwargs)
+
+
+def dtype_error(
+    overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Exception | None:
+    """What the CPU raises because of the operands' dtypes, ``dtype=`` and ``out=`` among them, if it does.
+
+    An error of small operands of these dtypes counts where the CPU takes the same of one plain dtype: else
+    it is about shapes or values, which those operands have not.
+    """
+    given = (*args, *kwargs.values())
+    tensors = _tensors(given)
+    others = [a for a in given if isinstance(a, torch.dtype)]
+    others += [torch.complex64 for a in given if isinstance(a, complex)]
+    every = {*others, *(x.dtype for x in tensors)}
+    if not tensors or not every <= _COMMON_DTYPES or overload in _ASKED_OTHERWISE:
+        return None
+    schema = overload._schema
+    if len(every) == 1 and every <= _PLAIN and not schema.is_mutable:
+        return None
+    if overload.namespace != "aten" or torch.Tag.nondeterministic_seeded in overload.tags:
+        return None
+    key = (overload, *((x.dtype, x.dim() > 0) for x in tensors), *others)
+    if key in _taken:
+        return None
+    few = sum(x.numel() for x in tensors) <= _FEW_ELEMENTS
+    error = None
+    for number in (0, 1):  # no index is out of range, then nothing is divided by zero
+        make = _filled(number, few, None)
+        error = _attempt(overload, args, kwargs, make)
+        if error is None:
+            _taken.keep(key, None)
+            return None
+    for plain in (torch.float32, torch.int64):
+        of_one_dtype = [_in_dtype(a, plain) for a in args]
+        named = {k: _in_dtype(a, plain) for k, a in kwargs.items()}
+        if _attempt(overload, of_one_dtype, named, _filled(1, few, plain)) is None:
+            return error
     return None
+
+
+def _filled(
+    number: int, few: bool, dtype: torch.dtype | None
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A maker of operands: as large as they are if they are ``few``, of their own dtype without ``dtype``."""
+
+    def make(x: torch.Tensor) -> torch.Tensor:
+        return torch.full(x.shape if few else (1,) * x.dim(), number, dtype=dtype or x.dtype)
+
+    return make
+
+
+def _in_dtype(a: Any, dtype: torch.dtype) -> Any:
+    """Another operand than a tensor in a call with tensors of ``dtype``."""
+    if isinstance(a, torch.dtype):
+        return dtype
+    return 1 if isinstance(a, complex) else a
 
 
 def _as_large(x: torch.Tensor) -> torch.Tensor:
@@ -170,6 +244,11 @@ def _is_no_unpooling(rank: int) -> Callable[[Sequence[Any]], bool]:
     return suspicious
 
 
+def _searches_no_line(args: Sequence[Any]) -> bool:
+    """Whether boundaries have no dimension, or a number looks for its place in several rows."""
+    return args[0].dim() == 0 or (args[0].dim() != 1 and not isinstance(args[1], torch.Tensor))
+
+
 def _is_not_a_line(args: Sequence[Any]) -> bool:
     return args[1].dim() != 1
 
@@ -235,6 +314,8 @@ _SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
     aten.baddbmm.default: _mixes_dtypes,
     aten.linear.default: _mixes_dtypes,
     aten.bucketize.Tensor: _is_not_a_line,
+    aten.searchsorted.Tensor: _searches_no_line,
+    aten.searchsorted.Scalar: _searches_no_line,
     aten.complex.default: _mixes_dtypes,
     aten.convolution.default: lambda args: (
         _mixes_dtypes(args) or _pads_negatively(args) or _steps_backwards(args)

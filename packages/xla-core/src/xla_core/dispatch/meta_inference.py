@@ -169,9 +169,7 @@ class OperatorPlan(Plan):
 
     def _keeps_floats(self) -> bool:
         rule = self.rule
-        return isinstance(rule, Rule) and (
-            rule.promotion in _KEEP_FLOATS or self.overload is torch.ops.aten.pow.Tensor_Scalar
-        )
+        return isinstance(rule, Rule) and rule.promotion in _KEEP_FLOATS
 
 
 def _fresh_count(overload: OpOverload) -> int:

@@ -42,7 +42,11 @@ MSG_INFERENCE: Final = (
 )
 _AS_STRIDED: Final = torch.ops.aten.as_strided.default
 # Whose out= must have the result's dtype: it does not tell in which one to compute.
-_STRICT_DTYPES: Final = (torch.ops.aten.softmax.int_out, torch.ops.aten.log_softmax.int_out)
+_STRICT_DTYPES: Final = (
+    torch.ops.aten.softmax.int_out,
+    torch.ops.aten.log_softmax.int_out,
+    torch.ops.aten.linalg_vector_norm.out,
+)
 
 
 def mutating_handler(plan: Plan, signature: Signature) -> Handler:
@@ -130,16 +134,24 @@ def out_handler(overload: Any, pure: Any, signature: Signature) -> Handler:
         outs = _flat_outs(named.pop(name) for name in names)
         if composite:
             _check_no_gradients(overload, (*args, *named.values(), *outs))
+        if "dtype" in factory and args and outs[0].dtype != getattr(args[0], "dtype", None):
+            _check_out(overload, args, kwargs or {}, cpu_error_parity.dtype_error)
         for name in factory - named.keys():
             if name != "dtype" or where_dtype is None or where_dtype >= len(args):
                 named[name] = getattr(outs[0], name)
-        results = handler_of(pure)(args, named)
+        try:
+            results = handler_of(pure)(args, named)
+        except NotImplementedError:  # the CPU looks at out= before it looks for a kernel
+            _check_out(overload, args, kwargs or {})
+            raise
         results = results if isinstance(results, (tuple, list)) else (results,)
         if len(outs) != len(results) or len(outs) != len(set(map(id, outs))):
             _check_out(overload, args, kwargs or {})  # torch 2.15: aminmax() refuses one for both
         for out, result in zip(outs, results, strict=True):
             if out.dtype != result.dtype or (out.shape != result.shape and _is_among(out, args)):
                 _check_out(overload, args, kwargs or {})
+                if not cpu_error_parity.are_small((*args, out), kwargs or {}):
+                    _check_cast(out, result)
             _store(out, result, str(pure))
         if signature.returns == "none":
             return None
@@ -167,11 +179,16 @@ def _is_among(out: Any, args: Iterable[Any]) -> bool:
     )
 
 
-def _check_out(overload: Any, args: Any, kwargs: dict[str, Any]) -> None:
+def _check_out(
+    overload: Any,
+    args: Any,
+    kwargs: dict[str, Any],
+    error_for: Any = cpu_error_parity.cpu_error_for,
+) -> None:
     """Let the CPU refuse what some operators refuse: an ``out=`` of another dtype, an operand too small."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of shapes: _store() says it
-        error = cpu_error_parity.cpu_error_for(overload, args, kwargs)
+        error = error_for(overload, args, kwargs)
     if error is not None:
         try:
             raise error
@@ -182,10 +199,6 @@ def _check_out(overload: Any, args: Any, kwargs: dict[str, Any]) -> None:
 def _store(out: Any, result: XLATensor, name: str) -> None:
     if not isinstance(out, XLATensor):
         raise error_messages.not_an_xla_tensor(out, name, result.device)
-    if not torch.can_cast(result.dtype, out.dtype):
-        raise RuntimeError(
-            MSG_OUT_DTYPE.format(result=_scalar_name(result.dtype), out=_scalar_name(out.dtype))
-        )
     if out.shape != result.shape:
         if out.numel():
             had, needed = list(out.shape), list(result.shape)
@@ -193,6 +206,14 @@ def _store(out: Any, result: XLATensor, name: str) -> None:
             warnings.warn_explicit(text, UserWarning, *source_location.user_line())
         resize(out, tuple(result.shape))
     handler_of(torch.ops.aten.copy_.default)((out, result), None)
+
+
+def _check_cast(out: Any, result: XLATensor) -> None:
+    """Raise what the CPU raises of nearly all operators, for operands too large to ask it."""
+    if not torch.can_cast(result.dtype, out.dtype):
+        raise RuntimeError(
+            MSG_OUT_DTYPE.format(result=_scalar_name(result.dtype), out=_scalar_name(out.dtype))
+        )
 
 
 def _scalar_name(dtype: torch.dtype) -> str:
@@ -244,7 +265,9 @@ def zero_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
 
 
 def fill_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
-    """``fill_`` with a number: the former value is not read."""
+    """``fill_`` with a number: the former value is not read. Raises for one that the dtype does not hold."""
+    if isinstance(args[1], complex) or not args[0].is_floating_point():
+        torch.empty((1,) * args[0].dim(), dtype=args[0].dtype).fill_(args[1])
     _fill(args[0], torch.ops.aten.full.default, (args[1],))
     return args[0]
 

@@ -43,11 +43,16 @@ def read(tensor: XLATensor) -> torch.Tensor:
     It has a storage of its own. Its strides are those that ``tensor`` says it has: whoever asked
     ``tensor.is_contiguous()`` goes on to write these bytes as they lie.
     """
+    counters.increment("xla::_to_cpu")
+    return _fetched(tensor)
+
+
+def _fetched(tensor: XLATensor) -> torch.Tensor:
+    """``read`` without its counter: copies to the CPU count as the operator that was called."""
     s = tensor._s
     trace = s.trace
     views = chain(tensor._v)
     meta = s.meta
-    counters.increment("xla::_to_cpu")
     with trace.lock:
         if views and meta.nbytes > HOST_VIEW_BYTES:
             held = trace.new_tensor(views[-1].meta, trace.read_view(views[-1], s))
@@ -128,7 +133,7 @@ def leave(tensor: XLATensor, device: torch.device) -> torch.Tensor:
         left = None if buffer is None else device_memory.give(buffer, source.dtype, trace.backend)
         if left is not None:
             return left
-    return read(tensor)
+    return _fetched(tensor)
 
 
 def to_copy_handler(cast: Handler) -> Handler:
@@ -166,6 +171,10 @@ def copy_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
     trace = target._s.trace
     meta = target._v.meta if target._v is not None else target._s.meta
     if not isinstance(source, XLATensor):
+        if not isinstance(source, torch.Tensor):
+            source = torch.tensor(
+                source
+            )  # PyTorch hands a tensor made of a number on as the number
         _copy_from_host(target, source, meta, trace)
         return target
     if source._s.trace is not trace:

@@ -268,8 +268,8 @@ def report(
 ) -> str:
     """The metrics report in torch_xla's text format; empty if there is nothing to report.
 
-    Two parts, the tracing layer's and the runtime's, each with its metrics and then its counters: all
-    of them by name, or those named in the order given. Layout and units follow torch_xla 2.9.
+    All by name come in two parts, the tracing layer's and the runtime's, each with its metrics and then its
+    counters; those that are named come in the order given. Layout and units follow torch_xla 2.9.
     """
     metrics = all_metrics()
     counted = all_counters()
@@ -278,9 +278,12 @@ def report(
     ]
     names = [n for n in (counted if counter_names is None else counter_names) if n in counted]
     blocks = []
-    for runtime in (False, True):
-        blocks += [_metric_block(m) for m in chosen if (m.name in RUNTIME_NAMES) == runtime]
-        blocks += [counter_text(n, counted[n]) for n in names if (n in RUNTIME_NAMES) == runtime]
+    layers = (False, True) if metric_names is None and counter_names is None else (None,)
+    for runtime in layers:
+        part = [m for m in chosen if runtime in (None, m.name in RUNTIME_NAMES)]
+        blocks += map(_metric_block, part)
+        counts = [n for n in names if runtime in (None, n in RUNTIME_NAMES)]
+        blocks += [counter_text(n, counted[n]) for n in counts]
     return "".join(blocks)
 
 

@@ -25,6 +25,10 @@ MSG_NAMES: Final = (
 )
 MSG_SAME_NAME: Final = "Axis names must be unique, got {names}: rename one of the two {name!r}"
 MSG_DEVICES_TWICE: Final = "Device IDs must be unique, got {ids}: device {twice} comes twice"
+MSG_DEVICES_BEYOND: Final = (
+    "Device IDs must be less than mesh size ({size}), got {ids}: a mesh has all devices of the job, "
+    "0 to {last}"
+)
 MSG_NOT_A_MESH: Final = (
     "{text!r} is not a mesh; expected what str(mesh) gives, such as \"{{'device_ids': [0, 1], "
     "'mesh_shape': (2,), 'axis_names': ('data',)}}\""
@@ -129,6 +133,8 @@ def _check(ids: np.ndarray, shape: tuple[int, ...], names: tuple[str, ...] | Non
     twice = next((i for i in listed if listed.count(i) > 1), None)
     if twice is not None:
         raise AssertionError(MSG_DEVICES_TWICE.format(ids=listed, twice=twice))
+    if any(not 0 <= i < size for i in listed):
+        raise AssertionError(MSG_DEVICES_BEYOND.format(size=size, ids=listed, last=size - 1))
     if names is None:
         return
     if len(names) != len(shape):

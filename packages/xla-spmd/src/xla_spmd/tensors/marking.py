@@ -190,6 +190,10 @@ class MarkShardingFunction(torch.autograd.Function):
 
 
 def _annotated(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
+    if not isinstance(tensor, XLATensor) and tensor.device.type == "xla":
+        # one that AOTAutograd traces with: the operator goes into the graph
+        sharding = checked_sharding(mesh, spec, tuple(tensor.shape))
+        return ANNOTATE(tensor, sharding.text)  # type: ignore[no-any-return]
     xla = checked(tensor)
     sharding = checked_sharding(mesh, spec, tuple(tensor.shape))
     return handler_of(ANNOTATE)((xla, sharding.text), None)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import Array, lax
 
 from xla_core.lowering.rules.common import (
@@ -184,7 +185,12 @@ def pow_tensor(self: Array, exponent: Array) -> Array:
     return pair(lax.pow)(self, exponent)
 
 
-@rule(aten.pow.Tensor_Scalar, context=True)
+def _power_meta(self: torch.Tensor, exponent: Any) -> torch.Tensor:
+    # torch 2.13: its own kernel makes int64 of ``bool ** True``
+    return torch.empty_like(self, dtype=torch.result_type(self, exponent))
+
+
+@rule(aten.pow.Tensor_Scalar, context=True, meta=_power_meta)
 def pow_scalar(context: RuleContext, self: Array, exponent: Any) -> Array:
     """``self ** exponent`` for a constant exponent."""
     return static_power(opmath(self.astype(output_dtype(context))), exponent)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import Array
 
 from xla_core.lowering.rules.common import is_integer, opmath, opmath_dtype, output_dtype
@@ -22,7 +23,14 @@ def frexp(self: Array) -> tuple[Array, Array]:
     return mantissa, exponent.astype(np.int32)
 
 
-@rule(aten.ldexp.Tensor, context=True)
+def _ldexp_meta(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    # as C++ defines it; torch 2.13: its meta kernel says other dtypes
+    if self.is_floating_point() and not (other.is_floating_point() or other.is_complex()):
+        return torch.empty_like(self).expand(torch.broadcast_shapes(self.shape, other.shape))
+    return torch.mul(self, torch.pow(2.0, other))
+
+
+@rule(aten.ldexp.Tensor, context=True, meta=_ldexp_meta)
 def ldexp(context: RuleContext, self: Array, other: Array) -> Array:
     """``self * 2**other``."""
     dtype = opmath_dtype(output_dtype(context))

@@ -1,0 +1,118 @@
+"""Operators of operands that the CPU refuses for their dtypes, or gives another dtype than usual.
+
+``tools/dtype_report.py`` compares all pairs of dtypes; here is one case of each kind.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from xla_core.dispatch import cpu_error_parity
+from xla_core.testing.against_cpu import assert_agrees_with_cpu, attempt, copy_to
+
+# of halves of complex numbers, and of imaginary parts that are left out
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+DTYPES = (
+    torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.complex64,
+)  # fmt: skip
+
+
+def some(dtype, *shape):
+    return (torch.arange(torch.Size(shape).numel()).reshape(shape) % 5 + 1).to(dtype)
+
+
+def check(function, *operands):
+    """The same exception when recorded, or results of the same shape and dtype; values are in the report."""
+    e = attempt(lambda: function(*copy_to(operands, "cpu")))
+    g = attempt(lambda: function(*copy_to(operands, "xla")))
+    assert type(g.error) is type(e.error), (e.error, g.error)
+    if e.error is None:
+        pairs = zip(*(r if isinstance(r, tuple) else (r,) for r in (e.value, g.value)), strict=True)
+        assert all((a.dtype, a.shape) == (b.dtype, b.shape) for a, b in pairs)
+
+
+REDUCTIONS = {
+    "std": lambda x: torch.std(x, 0),
+    "var of all": torch.var,
+    "median": torch.median,
+    "median, dim": lambda x: torch.median(x, 0),
+    "nanmedian": lambda x: torch.nanmedian(x, 0),
+    "mode": lambda x: torch.mode(x, 0),
+    "topk": lambda x: torch.topk(x, 2),
+    "kthvalue": lambda x: torch.kthvalue(x, 1),
+    "histc": lambda x: torch.histc(x, 4, 0, 3),
+    "argmax": torch.argmax,
+    "max, dim": lambda x: torch.max(x, 0),
+    "aminmax": torch.aminmax,
+    "cummax": lambda x: torch.cummax(x, 0),
+    "cumsum as booleans": lambda x: torch.cumsum(x, 0, dtype=torch.bool),
+    "nansum as integers": lambda x: torch.nansum(x, dtype=torch.int32),
+    "logcumsumexp": lambda x: torch.logcumsumexp(x, 0),
+    "trace": torch.trace,
+    "cdist": lambda x: torch.cdist(x, x),
+    "mean, out= of halves": lambda x: torch.mean(x, 0, out=torch.zeros(3, dtype=torch.half, device=x.device)),
+    "all, out= of booleans": lambda x: torch.all(x, 0, out=torch.zeros(3, dtype=torch.bool, device=x.device)),
+    "norm, out= of doubles": lambda x: torch.linalg.vector_norm(
+        x, dim=0, out=torch.zeros(3, dtype=torch.double, device=x.device)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_of_every_dtype(name):
+    for dtype in DTYPES:
+        check(REDUCTIONS[name], some(dtype, 2, 3))
+
+
+BINARY = {
+    "sub": torch.sub, "pow": torch.pow, "ldexp": torch.ldexp, "remainder": torch.remainder,
+    "bitwise_and": torch.bitwise_and, "gcd": torch.gcd, "maximum": torch.maximum, "polar": torch.polar,
+    "heaviside": torch.heaviside, "searchsorted": torch.searchsorted,
+    "gcd_": lambda a, b: a.gcd_(b), "heaviside_": lambda a, b: a.heaviside_(b), "lt_": lambda a, b: a.lt_(b),
+    "floor_divide_": lambda a, b: a.floor_divide_(b), "copy_": lambda a, b: a.copy_(b),
+    "add, alpha=True": lambda a, b: torch.add(a, b, alpha=True),
+    "gcd, out= of booleans": lambda a, b: torch.gcd(
+        a, b, out=torch.zeros(3, dtype=torch.bool, device=a.device)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_pairs_of_dtypes(name):
+    for dtype in DTYPES:
+        for other in (*(some(d, 3) for d in DTYPES), some(torch.float16), True, 2, 1.5 + 1j):
+            check(BINARY[name], some(dtype, 3), other)
+
+
+@pytest.mark.parametrize("number", [True, 300, -1, 1.5, 1j])
+def test_filling_with_a_number_that_the_dtype_does_not_hold(number):
+    for dtype in DTYPES:
+        check(lambda x: x.fill_(number), some(dtype, 3))
+
+
+def test_values_of_what_had_another_dtype():
+    assert_agrees_with_cpu(lambda x: x**True, some(torch.bool, 3))
+    assert_agrees_with_cpu(lambda x: x.copy_(2), some(torch.float32, 3))
+    assert_agrees_with_cpu(torch.ldexp, some(torch.bool, 3), some(torch.float16))
+    assert_agrees_with_cpu(torch.ldexp, some(torch.float16, 3), some(torch.int64, 3))
+    assert_agrees_with_cpu(
+        lambda x: torch.remainder(x, x, out=torch.zeros(3, dtype=torch.uint8, device=x.device)),
+        some(torch.int64, 3),
+    )
+
+
+def test_the_cpu_is_asked_once_for_the_same_dtypes(monkeypatch):
+    torch.topk(some(torch.int16, 2, 3).to("xla"), 2)
+    calls = []
+    attempted = cpu_error_parity._attempt
+    monkeypatch.setattr(
+        cpu_error_parity, "_attempt", lambda *a: calls.append(a[0]) or attempted(*a)
+    )
+    torch.topk(some(torch.int16, 4, 3).to("xla"), 2)
+    assert not calls
+    torch.topk(some(torch.uint8, 4, 3).to("xla"), 2)
+    torch.topk(some(torch.uint8, 5, 3).to("xla"), 2)
+    assert len(calls) <= 1
