@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import jax
 import numpy as np
@@ -46,8 +46,11 @@ TORCH_TYPES: Final = {
 XLA_TYPES: Final = {dtype: name for name, dtype in TORCH_TYPES.items()}
 _OF_NUMPY: Final = {NUMPY_DTYPES[dtype]: name for name, dtype in TORCH_TYPES.items()}
 
-Described = Any
+Described: TypeAlias = Any
 """A shape as torch_xla writes it: ``{"type": "f32", "sizes": (2, 3)}``, or a tuple of such."""
+
+Struct: TypeAlias = Any
+"""A shape as jax has it: a ``jax.ShapeDtypeStruct``, or a tuple of such."""
 
 
 def numpy_type(name: str) -> np.dtype:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 
 Path = tuple[int | str, ...]
+
+StateValue: TypeAlias = Any
+"""What a state dict may hold: tensors, numbers, strings, what can be pickled, and dicts and lists of such."""
+
+StateDict: TypeAlias = dict[str, StateValue]
+"""The state of a module, an optimizer, a loader or a whole run, by name."""
 
 
 def flatten_state_dict(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +15,9 @@ from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.torch_bridge.dtypes import numpy_dtype
 
 Shape = tuple[int, ...]
+
+Scalar: TypeAlias = Array | complex
+"""A number among an operator's arguments: the user's own, or a program's input where it was lifted out of the step."""
 
 
 def find_overload(name: str) -> OpOverload | None:
