@@ -17,7 +17,7 @@ from xla_core.torch_bridge.dtypes import numpy_dtype
 Shape = tuple[int, ...]
 
 Scalar: TypeAlias = Array | complex
-"""A number among an operator's arguments: the user's own, or a program's input where it was lifted out of the step."""
+"""A number among an operator's arguments: the user's own, or an input of the program that it was lifted to."""
 
 
 def find_overload(name: str) -> OpOverload | None:
