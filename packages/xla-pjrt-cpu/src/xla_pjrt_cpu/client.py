@@ -7,7 +7,6 @@ import functools
 import hashlib
 import os
 import platform
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,8 +22,6 @@ from xla_pjrt_cpu.fusions import RULE, options_for
 from xla_pjrt_cpu.rehearsal import CpuExecutable, noted
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
-# as jaxlib 0.10.2 to 0.12 say it
-_NO_OPTION: Final = re.compile(r"No such compile option: '(\w+)'")
 
 
 def create_client(topology: Topology, options: Mapping[str, str]) -> CpuClient:
@@ -112,7 +109,7 @@ class CpuClient(PjrtClient):
                 return super().compile(dataclasses.replace(program, options=options))
             except RuntimeError as error:
                 # they are no interface of XLA's: another jaxlib may be without one, and has the others
-                unknown = _unknown_option(str(error))
+                unknown = cpu_runtime.unknown_option(error)
                 if unknown not in known or unknown in program.options:
                     raise
                 self._unknown.add(unknown)
@@ -155,12 +152,6 @@ class CpuClient(PjrtClient):
 
     def _memory_limit(self) -> int | None:
         return _physical_memory()
-
-
-def _unknown_option(message: str) -> str:
-    """The option for whose name XLA refuses a program; empty if that is not what ``message`` says."""
-    match = _NO_OPTION.search(message)
-    return match[1] if match else ""
 
 
 @functools.cache

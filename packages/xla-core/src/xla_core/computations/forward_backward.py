@@ -26,14 +26,12 @@ from xla_core.recording.entry import Operation, inputs_of
 from xla_core.recording.storage import Storage
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
-from xla_core.torch_bridge import torch_private
+from xla_core.torch_bridge import error_texts, torch_private
 
 MSG_HISTORY: Final = (
     "{what} uses a tensor that it was not given and whose gradient is wanted, in a way that cannot "
     "be followed ({node}); give it as an argument, or detach() it"
 )
-# What autograd says of writing in place to a leaf of its graph.
-_LEAF: Final = "leaf Variable that requires grad"
 
 
 class Joint:
@@ -203,7 +201,7 @@ def _leaves_unwritten(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if _LEAF not in str(error):
+        if not error_texts.is_write_to_leaf(error):
             raise
         target = "an argument, or to a captured tensor that requires a gradient"
         raise RuntimeError(MSG_WRITES.format(what=what, target=target)) from error

@@ -8,6 +8,7 @@ from xla_core.jax_bridge.jax_private import (
     make_cpu_client,
     prepare_cpu_kernels,
 )
+from xla_core.jax_bridge.pjrt_c_api import unknown_option
 from xla_core.jax_bridge.program_work import Weights, estimate
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "estimate",
     "make_cpu_client",
     "prepare_cpu_kernels",
+    "unknown_option",
 ]

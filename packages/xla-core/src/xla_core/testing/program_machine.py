@@ -19,6 +19,8 @@ from typing import Any, Final
 
 import torch
 
+from xla_core.torch_bridge import error_texts
+
 # Operators that read each element before they write it: operand and target may be the same tensor.
 ELEMENTWISE: Final = frozenset(
     {"add_", "sub_", "mul_", "copy_", "clamp_", "addcmul_", "torch.add", "torch.sub", "torch.mul"}
@@ -27,13 +29,6 @@ ELEMENTWISE: Final = frozenset(
 
 # PyTorch promises neither a refusal nor a result for these on a tensor that overlaps itself.
 _UNCHECKED: Final = frozenset({"index_put_", "masked_fill_", "__setitem__", "index_fill_"})
-
-# Errors that the CPU has and a device without strides, with values not known yet, has not:
-# views of another shape, positions out of range, dtypes that a CPU kernel does not have.
-_ONLY_ON_THE_CPU: Final = (
-    "view size is not compatible", "out of bounds for dimension", "not implemented for"
-)  # fmt: skip
-
 
 _MINUS_ZERO: Final = re.compile(r"-(0\.0*)(?!\d)")
 
@@ -183,7 +178,9 @@ class Machine:
             self.executed -= 1
             raise
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
-            if self.device.type == "cpu" and any(text in str(error) for text in _ONLY_ON_THE_CPU):
+            # views of another shape, positions out of range, dtypes that a CPU kernel does not have: a device
+            # without strides, with values not known yet, has no such errors
+            if self.device.type == "cpu" and error_texts.is_limit_of_cpu_kernels(error):
                 self.executed -= 1
                 raise UndefinedProgramError from None
             self.log.append(Raised(type(error).__name__, f"{instruction}: {error}"))

@@ -20,6 +20,7 @@ from torch import _tensor_str
 from torch.utils import _foreach_utils, _python_dispatch
 
 from xla_core.support.once import Once
+from xla_core.torch_bridge import error_texts
 
 disabled_torch_function = torch._C._disabled_torch_function_impl  # torch 2.13
 
@@ -295,7 +296,7 @@ def explain_late_backward() -> None:
         try:
             return run(*args, **kwargs)
         except RuntimeError as error:
-            if "device_ready_queues_" in str(error):
+            if error_texts.is_backward_before_device(error):
                 raise RuntimeError(MSG_LATE_BACKWARD) from error
             raise
 
