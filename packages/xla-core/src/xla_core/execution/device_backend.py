@@ -11,7 +11,13 @@ import numpy as np
 
 from xla_core.compilation.program_table import StepProgram
 from xla_core.contract import events
-from xla_core.contract.device_protocol import ArraySpec, DeviceClient, Placement, capabilities_of
+from xla_core.contract.device_protocol import (
+    ArraySpec,
+    Buffer,
+    DeviceClient,
+    Placement,
+    capabilities_of,
+)
 from xla_core.execution import replica_programs
 from xla_core.launching.launch_queue import LaunchQueue, value_of
 from xla_core.lowering import program_failures
@@ -75,7 +81,7 @@ class DeviceBackend(Backend):
         )
         self._numbers: dict[tuple[str, bytes], Any] = {}
 
-    def put(self, array: np.ndarray) -> Any:
+    def put(self, array: np.ndarray) -> Buffer:
         """Copy a host array to the device, in the dtype the device keeps."""
         return self._put(array, self.numpy_dtype(array.dtype))
 
@@ -101,12 +107,12 @@ class DeviceBackend(Backend):
         self._numbers[key] = buffer  # the last one is the one used last
         return buffer
 
-    def _put(self, array: np.ndarray, wanted: np.dtype) -> Any:
+    def _put(self, array: np.ndarray, wanted: np.dtype) -> Buffer:
         if wanted != array.dtype:
             array = array.astype(wanted)
         return self.transfer(array, self.placement)
 
-    def transfer(self, array: np.ndarray, placement: Placement) -> Any:
+    def transfer(self, array: np.ndarray, placement: Placement) -> Buffer:
         """A buffer with an array's values where ``placement`` says, counted and told to listeners."""
         what = (array.dtype, array.shape)
         record = flight_ring.begin(flight_ring.SEND, what, array.nbytes)
@@ -121,7 +127,7 @@ class DeviceBackend(Backend):
             events.emit(sent)
         return buffer
 
-    def get(self, buffer: Any) -> np.ndarray:
+    def get(self, buffer: Buffer) -> np.ndarray:
         """Wait for a buffer and copy it to the host, in the dtype that the device keeps.
 
         Raises RuntimeError, or torch.OutOfMemoryError, where the program that computes it failed.
@@ -173,11 +179,11 @@ class DeviceBackend(Backend):
         """Into how many parts a tensor is split."""
         return 1
 
-    def device_buffer(self, storage: Storage) -> Any:
+    def device_buffer(self, storage: Storage) -> Buffer:
         """The buffer of a tensor that has a value, as programs take it."""
         return value_of(storage.buffer)
 
-    def buffer_for_copy(self, storage: Storage, buffer: Any) -> Any:
+    def buffer_for_copy(self, storage: Storage, buffer: Buffer) -> Buffer:
         """The buffer for a tensor that just takes over another one's value (``copy_``)."""
         return buffer
 
@@ -194,16 +200,16 @@ class DeviceBackend(Backend):
         """
         return replica_programs.layout_of(self, entries, outputs, aliases)
 
-    def allocate(self, meta: TensorMeta) -> Any:
+    def allocate(self, meta: TensorMeta) -> Buffer:
         """A buffer of zeros for a tensor of this shape and dtype."""
         spec = ArraySpec(meta.shape, self.numpy_dtype(numpy_dtype(meta.dtype)))
         return self.client.allocate(spec, self.placement)
 
-    def copy(self, buffer: Any) -> Any:
+    def copy(self, buffer: Buffer) -> Buffer:
         """A second buffer with the same value on this device."""
         return self.client.copy(value_of(buffer), self.placement)
 
-    def copy_from(self, buffer: Any, origin: Backend) -> Any:
+    def copy_from(self, buffer: Buffer, origin: Backend) -> Any:
         """The value of another device's buffer, on this device."""
         return self.client.copy(value_of(buffer), self.placement)
 
