@@ -16,15 +16,16 @@ from torch.utils import _pytree
 
 from xla_core.testing import op_db
 from xla_core.testing.against_cpu import assert_as_accurate, weights
+from xla_core.torch_bridge.operands import Operand
 
 MODES: Final = ("jvp", "grad", "vmap")
 
 
-def _has_derivative(leaf: Any) -> bool:
+def _has_derivative(leaf: Operand) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.requires_grad
 
 
-def _is_mapped(leaf: Any) -> bool:
+def _is_mapped(leaf: Operand) -> bool:
     return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from xla_core.testing.rules import Call, check_all
+from xla_core.torch_bridge.operands import Operand
 
 
 def together(test: Callable[..., Iterator[Call]]) -> Callable[..., None]:
@@ -16,7 +17,7 @@ def together(test: Callable[..., Iterator[Call]]) -> Callable[..., None]:
     """
 
     @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
+    def run(*args: Operand, **kwargs: Any) -> None:
         calls = list(test(*args, **kwargs))
         assert calls, f"{test.__name__} yields no call to check"
         check_all(calls)

@@ -18,6 +18,7 @@ from xla_core.support import caches, counters
 from xla_core.testing import op_db
 from xla_core.testing.against_cpu import attempt, forget_pending, leaves
 from xla_core.testing.lengths.programs import NotServedError
+from xla_core.torch_bridge.operands import Operand
 from xla_core.varying import families
 
 LENGTHS: Final = (6, 9, 7, 11, 8)
@@ -115,7 +116,7 @@ def _resizable(op: OpInfo, sample: SampleInput) -> Iterator[Callable[[int], Samp
                 yield change
 
 
-def _dense(value: Any) -> bool:
+def _dense(value: Operand) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
@@ -125,7 +126,7 @@ def resized(sample: SampleInput, size: int, numbers: bool, length: int) -> Sampl
     Elements repeat, each a little smaller than the one before, so that none are equal.
     """
 
-    def change(leaf: Any) -> Any:
+    def change(leaf: Operand) -> Any:
         if _dense(leaf):
             return _resized(leaf, size, length)
         same = numbers and type(leaf) is int and leaf == size

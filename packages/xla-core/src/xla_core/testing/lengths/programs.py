@@ -18,9 +18,11 @@ import torch
 
 import torch_xla
 from xla_core.compilation import build_program
+from xla_core.contract.device_protocol import Buffer
 from xla_core.support import counters
 from xla_core.testing.against_cpu import forget_pending
 from xla_core.testing.lengths import operations
+from xla_core.torch_bridge.operands import Operand
 from xla_core.varying import families
 from xla_core.varying.bound_program import VaryingExecutable
 
@@ -76,7 +78,7 @@ class Program(NamedTuple):
         leaves = [x.detach().clone() for x in inputs]
         if self.backward:
             leaves = [x.requires_grad_(x.is_floating_point()) for x in leaves]
-        values: list[Any] = list(leaves)
+        values: list[Operand] = list(leaves)
         for line in self.lines:
             values.append(
                 operations.apply(line.name, line.seed, [values[i] for i in line.operands])
@@ -295,7 +297,7 @@ def _junk(dtype: Any) -> Any:
     return np.nan if np.issubdtype(dtype, np.inexact) else np.iinfo(dtype).max // 3
 
 
-def _padded_with_junk(self: Any, buffer: Any, shape: tuple[int, ...]) -> Any:
+def _padded_with_junk(self: Any, buffer: Buffer, shape: tuple[int, ...]) -> Any:
     array = np.asarray(self._client.get(buffer))
     whole = np.full(shape, _junk(array.dtype), array.dtype)
     whole[tuple(map(slice, array.shape))] = array
