@@ -51,10 +51,10 @@ class Report:
 
 def run_child(
     job: Job,
-    pipe: Any,
+    pipe: object,
     environment: dict[str, str],
-    fn: Callable[..., Any],
-    args: Sequence[Any],
+    fn: Callable[..., object],
+    args: Sequence[object],
     ledger: Ledger | None = None,
 ) -> None:
     """Call ``fn(ordinal, *args)`` as one of the job's processes; the entry of each of them."""
@@ -131,7 +131,7 @@ def attend() -> None:
     atexit.register(leave)
 
 
-def _named(error: BaseException, trace: Any) -> tuple[type[BaseException], BaseException, Any]:
+def _named(error: BaseException, trace: object) -> tuple[type[BaseException], BaseException, Any]:
     """What to show of a collective that broke: who has died or failed, and at which line this one was."""
     current = session.begin()
     if current is None or current.watchdog is None:
@@ -179,7 +179,7 @@ def finish() -> None:
         current.watchdog.stop()
 
 
-def _fail(pipe: Any, text: str, error: BaseException) -> None:
+def _fail(pipe: object, text: str, error: BaseException) -> None:
     """Report to the launcher and to the other processes, and exit."""
     consequence = distributed.is_lost_connection(error)
     current = session.begin() if jobs.connection() is not None else None
