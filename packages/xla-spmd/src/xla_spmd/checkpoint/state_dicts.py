@@ -20,13 +20,15 @@ StateDict: TypeAlias = dict[str, StateValue]
 """The state of a module, an optimizer, a loader or a whole run, by name."""
 
 
-def flatten_state_dict(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
+def flatten_state_dict(
+    state_dict: Mapping[str, StateValue],
+) -> tuple[dict[str, Any], dict[str, Path]]:
     """The values of nested dicts and lists under keys such as ``model.layer.0``, and each key's path.
 
     Lists and tuples without tensors or dicts in them are values. Raises ValueError when two paths make the
     same key.
     """
-    flat: dict[str, Any] = {}
+    flat: StateDict = {}
     paths: dict[str, Path] = {}
 
     def visit(path: Path, value: Any) -> None:
@@ -49,18 +51,18 @@ def flatten_state_dict(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], d
     return flat, paths
 
 
-def _is_container(value: Any) -> bool:
+def _is_container(value: object) -> bool:
     """Whether a list has something in it that is saved on its own."""
     return isinstance(value, (list, tuple)) and any(
         isinstance(item, (torch.Tensor, Mapping)) or _is_container(item) for item in value
     )
 
 
-def set_element(root_dict: dict[str, Any], path: Sequence[int | str], value: Any) -> None:
+def set_element(root_dict: StateDict, path: Sequence[int | str], value: Any) -> None:
     """Store ``value`` at ``path``, making dicts (for names) and lists (for numbers) on the way."""
     place: Any = root_dict
     for key, following in itertools.pairwise(path):
-        missing: Any = [] if isinstance(following, int) else {}
+        missing: object = [] if isinstance(following, int) else {}
         place = _at(place, key, missing)
     _at(place, path[-1], None)
     place[path[-1]] = value
