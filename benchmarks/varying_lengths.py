@@ -166,7 +166,7 @@ def child(workload: str, variant: str, count: int) -> dict[str, Any]:
     )
     if found.returncode:
         raise RuntimeError(f"{workload} {variant}: {found.stderr[-3000:]}")
-    result: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
+    result: dict[str, object] = json.loads(found.stdout.splitlines()[-1])
     return result
 
 
@@ -195,7 +195,7 @@ def main() -> int:
         workload, variant = args.child
         answer(measure(workload, variant, args.count))
         return 0
-    results: dict[str, Any] = {}
+    results: dict[str, object] = {}
     differ = False
     print("| workload | | programs | after three lengths | seconds | processor | as the CPU |")
     print("|---|---|---|---|---|---|---|")
