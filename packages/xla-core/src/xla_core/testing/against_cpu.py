@@ -12,7 +12,7 @@ from torch.utils import _pytree
 
 from xla_core.api import program_report
 from xla_core.execution import runtime
-from xla_core.torch_bridge.operands import Operand
+from xla_core.extension_api.operators import Operand
 
 Tolerance = tuple[float, float]
 """``(rtol, atol)``."""

@@ -30,9 +30,9 @@ from xla_core.contract.device_protocol import (
     Program,
     capabilities_of,
 )
+from xla_core.extension_api.operators import Operand
 from xla_core.testing.conformance_devices import SeveralDevices, f32, first, pair, sample
 from xla_core.testing.programs import make_program, run
-from xla_core.torch_bridge.operands import Operand
 
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",

@@ -16,6 +16,7 @@ from torch.testing._internal.opinfo import core
 from torch.testing._internal.opinfo.core import ErrorInput, OpInfo, SampleInput
 from torch.utils import _pytree
 
+from xla_core.extension_api.operators import Operand
 from xla_core.testing.against_cpu import (
     Outcome,
     assert_as_accurate,
@@ -25,7 +26,6 @@ from xla_core.testing.against_cpu import (
     gradients,
     leaves,
 )
-from xla_core.torch_bridge.operands import Operand
 
 # In which dtype the truth is computed when a result is not near the CPU's in the dtype itself.
 REFERENCE = {

@@ -14,9 +14,9 @@ from torch import func
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree
 
+from xla_core.extension_api.operators import Operand
 from xla_core.testing import op_db
 from xla_core.testing.against_cpu import assert_as_accurate, weights
-from xla_core.torch_bridge.operands import Operand
 
 MODES: Final = ("jvp", "grad", "vmap")
 

@@ -11,9 +11,9 @@ from typing import Final
 
 import torch
 
+from xla_core.extension_api.operators import Operand
 from xla_core.testing.program_machine import Instruction, Slot
 from xla_core.testing.program_writer import ProgramWriter
-from xla_core.torch_bridge.operands import Operand
 
 Maker = Callable[[ProgramWriter], Instruction | None]
 

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import torch
 
+from xla_core.extension_api.operators import Operand, Operands
 from xla_core.torch_bridge import error_texts
-from xla_core.torch_bridge.operands import Operand, Operands
 
 # Operators that read each element before they write it: operand and target may be the same tensor.
 ELEMENTWISE: Final = frozenset(

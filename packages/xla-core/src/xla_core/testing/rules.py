@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch._ops import OpOverload
 
+from xla_core.extension_api.operators import NamedOperands, Operand, Operands
 from xla_core.operators.inlining import calls_of
 from xla_core.operators.lowering_registry import Rule, find_rule
 from xla_core.operators.run_rule import STORAGE_ARGUMENTS, run_rule
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.torch_bridge.dtypes import from_numpy, numpy_dtype, to_numpy
-from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 # (rtol, atol) by result dtype: a few units in the last place, since XLA and the CPU kernels
 # use different approximations of transcendental functions; integers are compared exactly.

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from xla_core.extension_api.operators import Operand
 from xla_core.testing.rules import Call, check_all
-from xla_core.torch_bridge.operands import Operand
 
 
 def together(test: Callable[..., Iterator[Call]]) -> Callable[..., None]:

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from xla_core.torch_bridge.operands import Operand
+from xla_core.extension_api.operators import Operand
 
 Operation: TypeAlias = Callable[..., torch.Tensor]
 

@@ -14,11 +14,11 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree
 
 import torch_xla
+from xla_core.extension_api.operators import Operand
 from xla_core.support import caches, counters
 from xla_core.testing import op_db
 from xla_core.testing.against_cpu import attempt, forget_pending, leaves
 from xla_core.testing.lengths.programs import NotServedError
-from xla_core.torch_bridge.operands import Operand
 from xla_core.varying import families
 
 LENGTHS: Final = (6, 9, 7, 11, 8)

@@ -19,10 +19,10 @@ import torch
 import torch_xla
 from xla_core.compilation import build_program
 from xla_core.contract.device_protocol import Buffer
+from xla_core.extension_api.operators import Operand
 from xla_core.support import counters
 from xla_core.testing.against_cpu import forget_pending
 from xla_core.testing.lengths import operations
-from xla_core.torch_bridge.operands import Operand
 from xla_core.varying import families
 from xla_core.varying.bound_program import VaryingExecutable
 
