@@ -63,7 +63,7 @@ def package_folders(root: Path = ROOT) -> dict[str, Path]:
 
 
 def _project(folder: Path) -> dict[str, Any]:
-    project: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    project: dict[str, object] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     return project
 
 
@@ -191,7 +191,7 @@ def tox_add_core_config(core_conf: ConfigSet, state: State) -> None:
 
 
 @impl
-def tox_on_install(tox_env: ToxEnv, arguments: Any, section: str, of_type: str) -> None:
+def tox_on_install(tox_env: ToxEnv, arguments: object, section: str, of_type: str) -> None:
     """Let the environment have what all share before anything is installed that needs it."""
     _share(tox_env)
 

@@ -141,7 +141,7 @@ class Workload:
             program.executable, replay.donated = executable, donated
 
 
-def cpu_microseconds(run: Callable[[], Any], count: int, wait: bool = False) -> float:
+def cpu_microseconds(run: Callable[[], object], count: int, wait: bool = False) -> float:
     """The thread's own processor time for one call."""
     spent = 0.0
     for _ in range(count):

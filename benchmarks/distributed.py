@@ -205,7 +205,7 @@ class SlowData(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return torch.full((GLOBAL_BATCH, 1, 28, 28), float(index)), torch.zeros(GLOBAL_BATCH).long()
 
 
-def plain_batches(loader: Any) -> Iterator[Any]:
+def plain_batches(loader: Any) -> Iterator[object]:
     """Each batch read and sent when it is needed."""
     for images, labels in loader:
         yield images.to("xla"), labels.to("xla")
@@ -249,7 +249,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_job(processes: int, function: Callable[..., Any], *arguments: Any) -> Any:
+def run_job(processes: int, function: Callable[..., object], *arguments: Any) -> Any:
     """What process 0 of a job finds."""
     os.environ["CPU_NUM_DEVICES"] = str(processes)
     return run_multiprocess(function, *arguments)[0]

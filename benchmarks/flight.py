@@ -13,14 +13,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 LIMIT: Final = 0.01
 STEPS: Final = 50
 REPEATS: Final = 20_000
 
 
-def seconds(call: Callable[[], Any], times: int) -> float:
+def seconds(call: Callable[[], object], times: int) -> float:
     """The median of five rounds of ``times`` calls, per call."""
     rounds = []
     for _ in range(5):

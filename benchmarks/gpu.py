@@ -45,7 +45,9 @@ def optimizer_of(
     return torch.optim.AdamW(model.parameters(), lr=RATE, fused=fused)
 
 
-def torch_step(size: gpu_models.Size, device: torch.device, compiled: Callable[[Any], Any]) -> Step:
+def torch_step(
+    size: gpu_models.Size, device: torch.device, compiled: Callable[[Any], object]
+) -> Step:
     """A step of PyTorch on ``device``; ``compiled`` makes of the model what is run."""
     model = gpu_models.model_of(size).to(device)
     optimizer = optimizer_of(model, size, fused=device.type == "cuda")

@@ -40,7 +40,7 @@ def build(name: str) -> Callable[[], jax.Array]:
     torch.manual_seed(0)
     model, batches = small_gpt_parts(torch.device("cpu"), layers)
     values = {name: jnp.asarray(p.detach().numpy()) for name, p in model.named_parameters()}
-    state: list[Any] = [
+    state: list[object] = [
         values,
         *({n: jnp.zeros_like(v) for n, v in values.items()} for _ in range(2)),
     ]
@@ -68,7 +68,9 @@ def build(name: str) -> Callable[[], jax.Array]:
     return step
 
 
-def adamw(p: Any, first: Any, second: Any, gradient: Any, count: Any, rate: Any) -> tuple[Any, ...]:
+def adamw(
+    p: Any, first: Any, second: Any, gradient: Any, count: Any, rate: Any
+) -> tuple[object, ...]:
     """A parameter and its moments after one update (Loshchilov and Hutter 2019)."""
     first = BETA1 * first + (1 - BETA1) * gradient
     second = BETA2 * second + (1 - BETA2) * gradient**2

@@ -110,7 +110,7 @@ def measure(workload: str, rounds: int, round_seconds: float, states: States) ->
         order = KINDS[number % 3 :] + KINDS[: number % 3]
         for kind in order if number % 2 else order[::-1]:
             times[kind].append(run(kind, steps))
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "steps_per_round": steps,
         "rounds": rounds,
         "step_ms": {kind: statistics.median(t) * 1e3 for kind, t in times.items()},

@@ -114,7 +114,7 @@ def in_a_process(way: str, megabytes: int, count: int) -> dict[str, Any]:
     command = [sys.executable, __file__, "--way", way]
     command += ["--megabytes", str(megabytes), "--tensors", str(count)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    figures: dict[str, Any] = json.loads(done.stdout)
+    figures: dict[str, object] = json.loads(done.stdout)
     return figures
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 Figures = dict[str, Any]
 Results = Mapping[str, Mapping[str, Figures]]
 
-COLUMNS: list[tuple[str, Callable[[Figures], Any], str]] = [
+COLUMNS: list[tuple[str, Callable[[Figures], object], str]] = [
     ("trace ms", lambda f: f.get("trace_ms"), "{:.2f}"),
     ("sync ms", lambda f: f.get("sync_ms"), "{:.2f}"),
     ("step ms", lambda f: f.get("step_ms"), "{:.2f}"),
@@ -38,7 +38,7 @@ def overall(read: Callable[[Figures], Any]) -> Callable[[Figures, Figures], floa
     return divided
 
 
-def by_turns(read: Callable[[Figures], Any]) -> Callable[[Figures, Figures], float | None]:
+def by_turns(read: Callable[[Figures], object]) -> Callable[[Figures, Figures], float | None]:
     """A round's figure divided by that of the round beside it: the median over all rounds.
 
     A machine whose speed changes from minute to minute was about as fast for both of them.

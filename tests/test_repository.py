@@ -407,6 +407,57 @@ def test_jaxs_private_parts_are_used_in_one_place():
     assert not private_uses(r"(jax\._src|jaxlib)(\.|$)", JAX_PRIVATE_HOME)
 
 
+def reads_of_error_texts(tree: ast.AST) -> Iterator[ast.AST]:
+    """Places that look for words in the text of an error: ``in str(error)``, ``str(error).startswith``, ..."""
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)}
+    names |= {"error", "exception"}
+
+    def is_text(node: ast.AST) -> bool:
+        return (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) in ("str", "repr")
+            and len(node.args) == 1
+            and isinstance(node.args[0], ast.Name)
+            and node.args[0].id in names
+        )
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            if any(map(is_text, [node.left, *node.comparators])):
+                yield node
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            method = node.func.attr
+            if method in ("startswith", "endswith", "find") and is_text(node.func.value):
+                yield node
+            if method in ("search", "match", "fullmatch") and any(map(is_text, node.args)):
+                yield node
+
+
+def test_errors_are_told_apart_by_class():
+    """Errors of torch and of XLA that have no class of their own: in the bridges, each in one function."""
+    homes = (TORCH_PRIVATE_HOME, "xla_core/jax_bridge")
+    reads = [
+        at(path, node)
+        for path in SOURCES
+        if not any(home in path.as_posix() for home in homes)
+        for node in reads_of_error_texts(parsed(path))
+    ]
+    assert not reads
+
+
+def test_reads_of_error_texts_are_seen():
+    script = """
+try:
+    run()
+except RuntimeError as e:
+    a = "words" in str(e)
+    b = str(e).startswith("words")
+    c = PATTERN.search(str(e))
+    d = str(e)
+"""
+    assert len(list(reads_of_error_texts(ast.parse(script)))) == 3
+
+
 @pytest.mark.parametrize("path", OWN_CODE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_and_functions_are_short(path):
     assert len(path.read_text("utf-8").splitlines()) <= MOST_FILE_LINES

@@ -135,7 +135,7 @@ def _row(module: str, text: str, level: str) -> Row:
 
 
 def _look_up(module: str, name: str) -> Any:
-    found: Any = importlib.import_module(module)
+    found: object = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
     return found

@@ -31,7 +31,7 @@ END: Final = "<!-- end -->"
 
 def declared() -> dict[str, list[Flag[Any]]]:
     """Each package's flags, in the order of their declarations."""
-    found: dict[str, list[Flag[Any]]] = {}
+    found: dict[str, list[Flag[object]]] = {}
     for package, home in HOMES.items():
         module = importlib.import_module(home)
         flags = [value for value in vars(module).values() if isinstance(value, Flag)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 NOTEBOOKS: Final = DOCS / "notebooks"
@@ -31,10 +31,10 @@ def cells(text: str) -> list[tuple[str, str]]:
 
 def notebook(text: str) -> str:
     """A page as the JSON of a notebook (format 4.5); links lead to the pages beside its folder."""
-    listed: list[dict[str, Any]] = []
+    listed: list[dict[str, object]] = []
     for number, (kind, part) in enumerate(cells(text)):
         shown = part if kind == "code" else _LINK.sub(r"../\1", part)
-        cell: dict[str, Any] = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}}
+        cell: dict[str, object] = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}}
         if kind == "code":
             cell |= {"execution_count": None, "outputs": []}
         listed.append(cell | {"source": shown.splitlines(keepends=True)})

@@ -155,7 +155,7 @@ def draw_sharding() -> str:
         parts.append(box(20 + 115 * number, 18, 16, 16, COLOURS[device], "#ffffff"))
         place = f"data {device // 4}, model {device % 4}"
         parts.append(text(40 + 115 * number, 31, f"{device}: {place}", size=10))
-    specs: list[tuple[Any, ...]] = [
+    specs: list[tuple[object, ...]] = [
         ("data", None),
         (None, "model"),
         ("data", "model"),

@@ -63,7 +63,7 @@ def run_programs(first: int, end: int) -> bool:
 
 def run_operators(path: Path, every: bool, only: set[str]) -> bool:
     """Run operators that ``path`` does not have; whether none of all that it then has is wrong."""
-    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    report: dict[str, object] = json.loads(path.read_text()) if path.exists() else {}
     for op in op_db:
         for mode in _MODES:
             key = f"{name_of(op)} {mode}"

@@ -65,22 +65,22 @@ class Sharding:
         self.remat = remat
         self.scan = scan
 
-    def spec(self, *axes: Any) -> tuple[Any, ...]:
+    def spec(self, *axes: object) -> tuple[Any, ...]:
         """``axes`` without those that the mesh lacks."""
         names = self.mesh.axis_names or ()
 
-        def kept(axis: Any) -> Any:
+        def kept(axis: object) -> Any:
             found = tuple(a for a in (axis if isinstance(axis, tuple) else (axis,)) if a in names)
             return (found if len(found) > 1 else found[0]) if found else None
 
         return tuple(map(kept, axes))
 
-    def mark(self, tensor: torch.Tensor, *axes: Any) -> torch.Tensor:
+    def mark(self, tensor: torch.Tensor, *axes: object) -> torch.Tensor:
         """Split a parameter or an input."""
         xs.mark_sharding(tensor, self.mesh, self.spec(*axes))
         return tensor
 
-    def held(self, value: torch.Tensor, *axes: Any) -> torch.Tensor:
+    def held(self, value: torch.Tensor, *axes: object) -> torch.Tensor:
         """A value of the step, split with its gradient."""
         return xs.mark_sharding_with_gradients(value, self.mesh, self.spec(*axes))
 
@@ -88,7 +88,7 @@ class Sharding:
 class Linear(nn.Module):
     """A product with a float32 weight, computed in bfloat16; ``axes`` split the weight (out, in)."""
 
-    def __init__(self, inputs: int, outputs: int, axes: tuple[Any, Any]) -> None:
+    def __init__(self, inputs: int, outputs: int, axes: tuple[object, object]) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.axes = axes
@@ -281,7 +281,7 @@ def model_flops(shape: Shape, batch: int, length: int) -> int:
 
 def axes_of(module: nn.Module, count: int) -> list[tuple[Any, ...]]:
     """How each of a module's own parameters is split."""
-    axes: Any = getattr(module, "axes", ())
+    axes: object = getattr(module, "axes", ())
     return axes if isinstance(axes, list) else [axes] * count
 
 

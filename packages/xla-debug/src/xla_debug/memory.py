@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from xla_core.contract import events
+from xla_core.contract.device_protocol import Buffer
 from xla_core.extension_api import programs, runtime, tensors
 from xla_core.extension_api.source_location import Frame, SourceLocation
 from xla_core.extension_api.steps import Entry, Operation, inputs_of, needed_entries
@@ -103,18 +104,18 @@ class _Origins:
     """From buffers to what made them; entries go with their buffers."""
 
     def __init__(self) -> None:
-        self.of: dict[int, tuple[weakref.ref[Any], str, Frame | None]] = {}
+        self.of: dict[int, tuple[weakref.ref[object], str, Frame | None]] = {}
         self.undo: list[Any] = []
 
-    def add(self, buffer: Any, made_by: str, frame: Frame | None) -> None:
+    def add(self, buffer: Buffer, made_by: str, frame: Frame | None) -> None:
         key = id(buffer)
 
-        def gone(_: Any) -> None:
+        def gone(_: object) -> None:
             self.of.pop(key, None)
 
         self.of[key] = (weakref.ref(buffer, gone), made_by, frame)
 
-    def get(self, buffer: Any) -> tuple[str, Frame | None]:
+    def get(self, buffer: Buffer) -> tuple[str, Frame | None]:
         origin = self.of.get(id(buffer))
         return (
             (origin[1], origin[2]) if origin is not None and origin[0]() is buffer else ("", None)

@@ -24,9 +24,9 @@ MSG_NOT_RUNNING: Final = "no profile is being recorded; start_trace(log_dir) beg
 
 class _State:
     lock = threading.Lock()
-    session: Any = None
+    session: object = None
     folder: Path | None = None
-    server: Any = None
+    server: object = None
     port: int | None = None
     marked_step = True
 
@@ -37,7 +37,7 @@ class _State:
 class TraceMe:
     """A named span in profiles, between ``__enter__`` and ``__exit__``; ``kwargs`` are shown with it."""
 
-    def __init__(self, name: str, **kwargs: Any) -> None:
+    def __init__(self, name: str, **kwargs: object) -> None:
         self.name = name
         self._details = kwargs
         self._span: Any = None
@@ -83,7 +83,7 @@ class StepTrace(Trace):
     ``step_num=N`` lets TensorBoard group events by step. Within the block only.
     """
 
-    def __init__(self, name: str, **kwargs: Any) -> None:
+    def __init__(self, name: str, **kwargs: object) -> None:
         super().__init__(name, **kwargs, _r=1)  # the mark of a step in profiles
 
     def __exit__(
@@ -153,7 +153,7 @@ def stop_trace() -> None:
         _export(session, folder)
 
 
-def _export(session: Any, folder: Path) -> None:
+def _export(session: object, folder: Path) -> None:
     began = time.time() - 2  # file systems with whole seconds
     profiler.profiler_export(session, str(folder))
     for path in (folder / "plugins" / "profile").glob("*/*.trace.json.gz"):
@@ -225,7 +225,7 @@ def trace(
     )
 
 
-def trace_detached(*args: Any, **kwargs: Any) -> threading.Thread:
+def trace_detached(*args: object, **kwargs: object) -> threading.Thread:
     """``trace`` in a thread of its own, which is returned: the script goes on meanwhile."""
     thread = threading.Thread(
         target=trace, args=args, kwargs=kwargs, name="xla-profile", daemon=True

@@ -94,7 +94,7 @@ class TslProfilerSessionWrapper:
     """A recording that begins when this is made; ``export(folder, ...)`` or ``stop()`` ends it."""
 
     def __init__(self) -> None:
-        self._session: Any = profiler_session()
+        self._session: object = profiler_session()
 
     def stop(self) -> bytes:
         """End the recording; the profile as a serialized XSpace. Raises RuntimeError the second time."""

@@ -281,7 +281,7 @@ def _compared(name: str) -> list[Known]:
 
 def _nearest(mine: Known, entries: Sequence[Entry]) -> Known | None:
     """The known program most like this one; one whose beginning this is, or the reverse, first."""
-    best: tuple[Any, ...] | None = None
+    best: tuple[object, ...] | None = None
     chosen = None
     for age, known in enumerate(reversed(_compared(mine.name))):
         path = known.last.path()

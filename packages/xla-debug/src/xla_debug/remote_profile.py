@@ -10,7 +10,7 @@ import importlib
 import platform
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from xla_core.support.protobuf_wire import bytes_field, number_field, read_message
 
@@ -46,7 +46,7 @@ def record(
         raise ImportError(MSG_GRPC, name="grpc") from None
     session = time.strftime("%Y_%m_%d_%H_%M_%S")
     request = _request(duration_ms, host_level, session)
-    error: Any = "nothing was recorded"
+    error: object = "nothing was recorded"
     for attempt in range(attempts):
         if attempt:
             time.sleep(interval)

@@ -37,7 +37,7 @@ def autoload() -> None:
         logger.warning("torch.distributed's backend 'xla' is not available: %s", error)
 
 
-def _create(options: Any, backend_options: Any) -> Any:
+def _create(options: object, backend_options: object) -> Any:
     return importlib.import_module("xla_dist.collectives.process_group").create(
         options, backend_options
     )
@@ -50,7 +50,7 @@ def _is_over_processes(size: int) -> bool:
 
 
 def pjrt_rendezvous_handler(
-    url: str, timeout: timedelta | None = None, **kwargs: Any
+    url: str, timeout: timedelta | None = None, **kwargs: object
 ) -> Iterator[tuple[Any, int, int]]:
     """The handler of ``xla://``: yields a store, this process's rank and the number of processes."""
     del kwargs  # nothing to choose

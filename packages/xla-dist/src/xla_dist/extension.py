@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -52,7 +51,7 @@ def xla_core_kept_in_step(trace: Trace) -> torch.Tensor | None:
 
 @hookimpl
 def xla_core_replicated_executable(
-    executable: Executable, name: str, collectives: Sequence[Operation], backend: Any
+    executable: Executable, name: str, collectives: Sequence[Operation], backend: object
 ) -> replicated_program.ReplicaExecutable:
     """Run programs over all replicas on this replica's buffers."""
     return replicated_program.replicated_executable(executable, name, collectives, backend)

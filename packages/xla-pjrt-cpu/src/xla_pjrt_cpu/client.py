@@ -13,7 +13,14 @@ from typing import Any, Final
 
 import xla_pjrt_cpu.settings as settings
 from xla_core.contract import serialized_executable
-from xla_core.contract.device_protocol import Executable, Outlining, Placement, Program, Topology
+from xla_core.contract.device_protocol import (
+    Buffer,
+    Executable,
+    Outlining,
+    Placement,
+    Program,
+    Topology,
+)
 from xla_core.pjrt import cpu_runtime
 from xla_core.pjrt.client import PjrtClient
 from xla_core.support import flags
@@ -131,7 +138,7 @@ class CpuClient(PjrtClient):
         if b"lapack_" in code:
             cpu_runtime.prepare_cpu_kernels()
 
-    def copy(self, buffer: Any, placement: Any) -> Any:
+    def copy(self, buffer: Buffer, placement: Any) -> Buffer:
         """A second buffer with the same value on ``placement``; also on the same device."""
         # through the host, which on the CPU is the same memory
         return self.put(self.get(buffer), placement)

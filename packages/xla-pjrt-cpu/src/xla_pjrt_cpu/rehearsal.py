@@ -49,7 +49,7 @@ class CpuExecutable(PjrtExecutable):
             for slot, spec in enumerate(program.inputs)
         ]
 
-    def stored_report(self) -> Mapping[str, Any]:
+    def stored_report(self) -> Mapping[str, object]:
         """Whether it may be rehearsed, which is found out now if nobody has asked before."""
         if self.rehearsable is None:
             try:
@@ -70,7 +70,7 @@ class CpuExecutable(PjrtExecutable):
         return used <= MOST_BYTES and self.cost_analysis().get("flops", 0.0) <= MOST_FLOPS
 
 
-def noted(report: Mapping[str, Any] | None) -> bool:
+def noted(report: Mapping[str, object] | None) -> bool:
     """Whether a stored program's report says that it may be rehearsed; those of old say nothing."""
     return report is not None and report.get(_MARK) is True
 

@@ -41,7 +41,7 @@ def xla_core_over_parts(
     tensors: Sequence[Any],
     specs: Sequence[Any],
     results: Sequence[tuple[Any, tuple[int, ...]]],
-    mesh: Any,
+    mesh: Mesh | None,
 ) -> Any:
     """Manual sharding around the call."""
     if not runtime.is_spmd():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -55,7 +54,7 @@ def lazy_real_devices(devices: Sequence[torch.device | str] | None = None) -> li
 
 
 def add_step_closure(
-    closure: Callable[..., Any], args: Sequence[Any] = (), run_async: bool = False
+    closure: Callable[..., object], args: Sequence[object] = (), run_async: bool = False
 ) -> None:
     """Call ``closure(*args)`` at the end of the current step; see ``torch_xla``'s function."""
     step_closures.add(xla_model.device(), closure, args, run_async)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -96,7 +95,7 @@ def get_memory_info(device: torch.device | str | None = None) -> MemoryInfo:
 
 
 def add_step_closure(
-    closure: Callable[..., Any], args: Sequence[Any] = (), run_async: bool = False
+    closure: Callable[..., object], args: Sequence[object] = (), run_async: bool = False
 ) -> None:
     """Call ``closure(*args)`` at the end of the current step, when the tensors in ``args`` have values.
 

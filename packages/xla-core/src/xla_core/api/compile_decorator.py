@@ -91,7 +91,7 @@ class _Region(contextlib.ContextDecorator):
             self._leave()
             raise
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             try:
                 trace = self.trace
@@ -146,10 +146,10 @@ def check_graphs(trace: Trace, graphs: list[Entry], limit: int) -> None:
 
 
 # owner (a function, a module, an object with a method) -> the method or None -> last entries of the graphs
-_known: weakref.WeakKeyDictionary[Any, dict[Any, list[Entry]]] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[object, dict[object, list[Entry]]] = weakref.WeakKeyDictionary()
 
 
-def _graphs_of(func: Any) -> list[Entry]:
+def _graphs_of(func: object) -> list[Entry]:
     """The graphs that ``func`` has recorded under any limit: one list for each function."""
     owner, method = getattr(func, "__self__", func), getattr(func, "__func__", None)
     try:
@@ -188,7 +188,7 @@ def _common(path: list[Entry], other: list[Entry]) -> int:
 
 
 def compile(
-    f: Callable[..., Any] | None = None,
+    f: Callable[..., object] | None = None,
     full_graph: bool = False,
     name: str | None = None,
     max_different_graphs: int | None = None,
@@ -222,13 +222,13 @@ def step() -> Any:
     return compile()
 
 
-def _as_function(f: Callable[..., Any]) -> Callable[..., Any]:
+def _as_function(f: Callable[..., object]) -> Callable[..., Any]:
     """``f``, or for a callable object (a module) a function that calls it."""
     if hasattr(f, "__name__"):
         return f
 
     @functools.wraps(f, updated=())
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         return f(*args, **kwargs)
 
     return call

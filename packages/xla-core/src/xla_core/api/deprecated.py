@@ -17,8 +17,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 MSG_DEPRECATED: Final = "{old} is deprecated; use {new}"
 
 
-def _alias(old: str, new: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
+def _alias(old: str, new: str, function: Callable[..., object]) -> Callable[..., Any]:
+    def call(*args: object, **kwargs: object) -> Any:
         warnings.warn(MSG_DEPRECATED.format(old=old, new=new), DeprecationWarning, stacklevel=2)
         return function(*args, **kwargs)
 
@@ -48,7 +48,7 @@ def register_deprecated(module: ModuleType, new: F) -> None:
 
 def _warning(text: str, new: F, extra: str | None) -> F:
     @functools.wraps(new)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         warnings.warn(f"{text}. {extra}" if extra else text, DeprecationWarning, stacklevel=2)
         return new(*args, **kwargs)
 
@@ -67,7 +67,7 @@ using_pjrt: Final = _alias("xr.using_pjrt", "nothing: it is always True", lambda
 class GradScaler(torch.amp.GradScaler):
     """Deprecated name of ``torch.amp.GradScaler('xla')``; not needed with bfloat16."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         warnings.warn(
             MSG_DEPRECATED.format(
                 old="torch_xla.amp.GradScaler", new="torch.amp.GradScaler('xla')"

@@ -29,7 +29,7 @@ class SampleGenerator:
     It has the length ``sample_count`` and can be gone through again and again.
     """
 
-    def __init__(self, data: Any, sample_count: int) -> None:
+    def __init__(self, data: object, sample_count: int) -> None:
         self._data = data
         self._sample_count = sample_count
         self._given = 0
@@ -55,7 +55,7 @@ class FnDataGenerator:
 
     def __init__(
         self,
-        func: Callable[[torch.Tensor], Any],
+        func: Callable[[torch.Tensor], object],
         batch_size: int,
         gen_tensor: Callable[..., torch.Tensor],
         dims: Sequence[int] | None = None,
@@ -85,13 +85,13 @@ class FnDataGenerator:
 class LazyProperty:
     """A class attribute that ``gen_fn(instance)`` computes when it is first read, once per instance."""
 
-    def __init__(self, gen_fn: Callable[[Any], Any]) -> None:
+    def __init__(self, gen_fn: Callable[[Any], object]) -> None:
         self._gen_fn = gen_fn
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         if instance is None:
             return self
         value = self._gen_fn(instance)
@@ -123,7 +123,7 @@ def as_list(t: Any) -> Any:
     return t if isinstance(t, (list, tuple)) else [t]
 
 
-def getenv_as(name: str, type: Callable[[str], Any], defval: Any = None) -> Any:
+def getenv_as(name: str, type: Callable[[str], object], defval: object = None) -> Any:
     """An environment variable as ``type`` makes it (``bool`` reads 0, false and no), else ``defval``."""
     text = os.environ.get(name)
     if text is None:
@@ -142,14 +142,14 @@ def eprint(*args: Any, file: TextIO | None = None, **kwargs: Any) -> None:
 
 
 def for_each_instance(
-    value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], Any]
+    value: object, select_fn: Callable[[Any], bool], fn: Callable[[Any], object]
 ) -> None:
     """Call ``fn`` with whatever ``select_fn`` says yes to inside ``value``.
 
     Goes through dicts (keys, too), lists, tuples, sets and the attributes of objects, each object once.
     """
 
-    def visit(item: Any) -> Any:
+    def visit(item: object) -> Any:
         fn(item)
         return item
 
@@ -157,7 +157,7 @@ def for_each_instance(
 
 
 def for_each_instance_rewrite(
-    value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], Any]
+    value: object, select_fn: Callable[[Any], bool], fn: Callable[[Any], object]
 ) -> Any:
     """``value`` with ``fn(item)`` in place of each item that ``select_fn`` says yes to.
 
@@ -167,9 +167,9 @@ def for_each_instance_rewrite(
 
 
 def _rewritten(
-    value: Any,
+    value: object,
     select: Callable[[Any], bool],
-    change: Callable[[Any], Any],
+    change: Callable[[Any], object],
     known: dict[int, tuple[Any, Any]],
 ) -> Any:
     """``known`` has what was met and what stands for it now, by identity: objects may refer to each other."""
@@ -179,7 +179,7 @@ def _rewritten(
         return known[id(value)][1]
     known[id(value)] = value, value
 
-    def inner(item: Any) -> Any:
+    def inner(item: object) -> Any:
         return _rewritten(item, select, change, known)
 
     rewritten = value
@@ -208,7 +208,7 @@ def _rewritten(
 class TimedScope:
     """A ``with`` block that prints ``msg`` and its milliseconds when it ends; ``printfn=None`` prints nothing."""
 
-    def __init__(self, msg: str = "", printfn: Callable[[str], Any] | None = eprint) -> None:
+    def __init__(self, msg: str = "", printfn: Callable[[str], object] | None = eprint) -> None:
         self._msg = msg
         self._printfn = printfn
         self.seconds = 0.0
@@ -229,14 +229,14 @@ class TimedScope:
 
 
 def timed(
-    fn: Callable[[], Any], msg: str = "", printfn: Callable[[str], Any] | None = eprint
+    fn: Callable[[], object], msg: str = "", printfn: Callable[[str], object] | None = eprint
 ) -> Any:
     """``fn()``, with ``msg`` and its milliseconds printed."""
     with TimedScope(msg, printfn):
         return fn()
 
 
-def null_print(*args: Any, **kwargs: Any) -> None:
+def null_print(*args: object, **kwargs: object) -> None:
     """Print nothing: a ``printfn`` for silence."""
     del args, kwargs
 
@@ -250,7 +250,7 @@ def get_print_fn(debug: bool | None = None) -> Callable[..., None]:
 class Cleaner:
     """Calls ``func()`` when it is deleted."""
 
-    def __init__(self, func: Callable[[], Any]) -> None:
+    def __init__(self, func: Callable[[], object]) -> None:
         self.func = func
 
     def __del__(self) -> None:
@@ -268,14 +268,14 @@ def shape(inputs: Any) -> list[int]:
     return sizes
 
 
-def flatten_nested_tuple(inputs: Any) -> tuple[Any, ...]:
+def flatten_nested_tuple(inputs: Any) -> tuple[object, ...]:
     """The items of tuples and lists inside each other, in order, as one tuple."""
     if not isinstance(inputs, (list, tuple)):
         return (inputs,)
     return tuple(item for part in inputs for item in flatten_nested_tuple(part))
 
 
-def list_copy_append(ilist: Sequence[Any], item: Any) -> list[Any]:
+def list_copy_append(ilist: Sequence[object], item: object) -> list[Any]:
     """A new list: ``ilist`` and ``item`` behind it."""
     return [*ilist, item]
 

@@ -17,6 +17,7 @@ import torch.multiprocessing
 from xla_core.api import xla_model
 from xla_core.execution import runtime
 from xla_core.support import counters
+from xla_core.torch_bridge.operands import NamedOperands, Operands
 
 MSG_FAILED: Final = "{name} failed in its process:\n{report}"
 MSG_STARTED: Final = (
@@ -150,7 +151,7 @@ def mp_test(func: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _reporting(
-    reports: Any, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    reports: Any, func: Callable[..., Any], args: Operands, kwargs: NamedOperands
 ) -> None:
     try:
         func(*args, **kwargs)

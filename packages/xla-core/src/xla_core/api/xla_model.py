@@ -176,20 +176,20 @@ def fork_rng(device: torch.device | str | None = None, enabled: bool = True) -> 
 
 
 def master_print(
-    *args: Any, fd: TextIO = sys.stdout, local: bool = False, flush: bool = False
+    *args: object, fd: TextIO = sys.stdout, local: bool = False, flush: bool = False
 ) -> None:
     """``print`` on the master ordinal only."""
     if is_master_ordinal(local=local):
         print(*args, file=fd, flush=flush)
 
 
-def to_cpu(data: Any, convert: bool = True) -> Any:
+def to_cpu(data: object, convert: bool = True) -> Any:
     """``data`` with every ``xla`` tensor in it (dicts, lists, tuples, sets, attributes not) on the CPU."""
     return tensor_trees.map_tensors(data, lambda t: t.cpu()) if convert else data
 
 
 def save(
-    data: Any, file_or_path: Any, master_only: bool = True, global_master: bool = False
+    data: object, file_or_path: object, master_only: bool = True, global_master: bool = False
 ) -> None:
     """Write ``data`` so that ``torch.load`` gives it back with CPU tensors, from the master only.
 
@@ -202,7 +202,7 @@ def save(
 
 
 def save_streaming(
-    data: Any, path: Any, master_only: bool = True, global_master: bool = False
+    data: object, path: object, master_only: bool = True, global_master: bool = False
 ) -> None:
     """``save`` under the parameter names of ``xser.save``: both stream one tensor at a time."""
     save(data, path, master_only, global_master)
@@ -219,7 +219,7 @@ def gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [p.grad for group in groups for p in group["params"] if p.grad is not None]
 
 
-def check_view_sharing(obj: Any) -> None:
+def check_view_sharing(obj: object) -> None:
     """Raise RuntimeError when two tensors inside ``obj`` are different views of one storage.
 
     Such tensors are separate once they are on another device.

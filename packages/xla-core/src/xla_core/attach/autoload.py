@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 
 from xla_core.recording import random_state
 from xla_core.support import messages
@@ -139,10 +140,10 @@ def _file_as_old() -> None:
         gc.unfreeze()
 
 
-_handler_of: list[Callable[[Any], Callable[..., Any]]] = []
+_handler_of: list[Callable[[Any], Callable[..., object]]] = []
 
 
-def _factory(overload: Any, *args: Any, **kwargs: Any) -> Any:
+def _factory(overload: OpOverload, *args: object, **kwargs: object) -> Any:
     if not _handler_of:
         ensure()
         _handler_of.append(importlib.import_module("xla_core.recording.xla_tensor").handler_of)

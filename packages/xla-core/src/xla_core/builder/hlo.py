@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import jax
 import numpy as np
@@ -46,8 +46,11 @@ TORCH_TYPES: Final = {
 XLA_TYPES: Final = {dtype: name for name, dtype in TORCH_TYPES.items()}
 _OF_NUMPY: Final = {NUMPY_DTYPES[dtype]: name for name, dtype in TORCH_TYPES.items()}
 
-Described = Any
+Described: TypeAlias = Any
 """A shape as torch_xla writes it: ``{"type": "f32", "sizes": (2, 3)}``, or a tuple of such."""
+
+Struct: TypeAlias = Any
+"""A shape as jax has it: a ``jax.ShapeDtypeStruct``, or a tuple of such."""
 
 
 def numpy_type(name: str) -> np.dtype:
@@ -57,7 +60,7 @@ def numpy_type(name: str) -> np.dtype:
     return NUMPY_DTYPES[TORCH_TYPES[name]]
 
 
-def struct_of(shape: Described) -> Any:
+def struct_of(shape: Described) -> Struct:
     """What jax calls a shape: a struct, or a tuple of them."""
     if isinstance(shape, (tuple, list)):
         return tuple(map(struct_of, shape))
@@ -66,14 +69,14 @@ def struct_of(shape: Described) -> Any:
     return jax.ShapeDtypeStruct(tuple(shape["sizes"]), numpy_type(shape["type"]))
 
 
-def describe(struct: Any) -> Described:
+def describe(struct: Struct) -> Described:
     """A jax struct as torch_xla writes shapes."""
     if isinstance(struct, (tuple, list)):
         return tuple(map(describe, struct))
     return {"type": _OF_NUMPY[np.dtype(struct.dtype)], "sizes": tuple(struct.shape)}
 
 
-def text_of(struct: Any) -> str:
+def text_of(struct: Struct) -> str:
     """A shape as HLO's text has it: ``f32[2,3]``."""
     if isinstance(struct, (tuple, list)):
         return f"({', '.join(map(text_of, struct))})"
@@ -101,16 +104,16 @@ class XlaOp:
         builder: XlaBuilder,
         name: str,
         operands: Sequence[XlaOp],
-        evaluate: Callable[..., Any],
+        evaluate: Callable[..., object],
         parameter: int | None = None,
-        struct: Any = None,
+        struct: Struct = None,
     ) -> None:
         self.builder = builder
         self.operands = tuple(operands)
         self.evaluate = evaluate
         self.parameter = parameter
         self.number = next(builder.numbers)
-        self.struct: Any = struct
+        self.struct: Struct = struct
         if parameter is not None:
             builder.parameters[parameter] = self
         else:
@@ -139,8 +142,8 @@ class XlaOp:
                 raise RuntimeError(MSG_PARAMETERS.format(name=name, number=number))
             structs.append(parameters[number].struct)
 
-        def evaluate(*arguments: Any) -> Any:
-            values: dict[int, Any] = {}
+        def evaluate(*arguments: jax.Array) -> jax.Array:
+            values: dict[int, jax.Array] = {}
             for op in ordered:
                 if op.parameter is not None:
                     values[op.number] = arguments[op.parameter]
@@ -155,7 +158,11 @@ class XlaComputation:
     """A function of arrays (and tuples of arrays) with fixed shapes."""
 
     def __init__(
-        self, name: str, parameters: Sequence[Any], evaluate: Callable[..., Any], result: Any
+        self,
+        name: str,
+        parameters: Sequence[Struct],
+        evaluate: Callable[..., object],
+        result: Struct,
     ) -> None:
         self.name = name
         self.parameters = list(parameters)
@@ -163,7 +170,7 @@ class XlaComputation:
         self._evaluate = evaluate
         self._computations: dict[str, Computation] = {}
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: jax.Array) -> jax.Array:
         """The value for these jax arrays. Raises RuntimeError where their shapes are others."""
         if len(arguments) != len(self.parameters):
             wanted, got = len(self.parameters), len(arguments)
@@ -180,7 +187,7 @@ class XlaComputation:
         """The computation as a StableHLO module for one of jax's platforms, tuples flattened."""
         leaves, structure = jax.tree.flatten(tuple(self.parameters))
 
-        def flat(*arrays: Any) -> Any:
+        def flat(*arrays: jax.Array) -> jax.Array:
             return jax.tree.leaves(self(*jax.tree.unflatten(structure, arrays)))
 
         name = "".join(c if c.isalnum() or c in "_." else "_" for c in self.name)
@@ -214,7 +221,9 @@ class XlaComputation:
     def _computation(self, name: str, platform: str) -> Computation:
         dtypes = [p.dtype for p in self.parameters]
 
-        def evaluate(tensors: Any, _floats: Any, _ints: Any, _key: Any) -> list[Any]:
+        def evaluate(
+            tensors: jax.Array, _floats: jax.Array, _ints: jax.Array, _key: jax.Array
+        ) -> list[jax.Array]:
             arrays = [t.astype(dtype) for t, dtype in zip(tensors, dtypes, strict=True)]
             return list(jax.tree.leaves(self(*arrays)))
 
@@ -223,7 +232,7 @@ class XlaComputation:
         return Computation(name.rpartition("::")[2], text, metas, evaluate)
 
 
-def _meta(struct: Any) -> TensorMeta:
+def _meta(struct: Struct) -> TensorMeta:
     dtype = TORCH_TYPES[_OF_NUMPY[np.dtype(struct.dtype)]]
     return tensor_meta(tuple(struct.shape), dtype)
 
@@ -236,10 +245,10 @@ def from_module(name: str, module: bytes) -> XlaComputation:
     stablehlo = hlo_primitives.to_stablehlo(module)
     arguments, results = hlo_primitives.signature(stablehlo)
 
-    def structs(avals: Sequence[hlo_primitives.Aval]) -> list[Any]:
+    def structs(avals: Sequence[hlo_primitives.Aval]) -> list[Struct]:
         return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
 
-    def evaluate(*arrays: Any) -> Any:
+    def evaluate(*arrays: jax.Array) -> jax.Array:
         outcome = tuple(hlo_primitives.call_module(stablehlo, name, arrays, results))
         return outcome[0] if len(outcome) == 1 else outcome
 

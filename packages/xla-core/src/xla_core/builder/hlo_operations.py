@@ -35,11 +35,11 @@ MSG_RANKS: Final = (
 MSG_SIZES: Final = "{size} elements have no shape {sizes}"
 MSG_SLICES: Final = "a gather needs slice_sizes, one size per dimension of its operand"
 
-_operations: dict[str, Callable[..., Any]] = {}
+_operations: dict[str, Callable[..., object]] = {}
 
 
 def _named(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: Callable[..., object]) -> Callable[..., Any]:
         _operations[name] = function
         return function
 
@@ -67,7 +67,7 @@ def create(
     fixed = {k: v for k, v in own.items() if k not in lists}
     sizes = {k: len(v) for k, v in lists.items()}
 
-    def evaluate(*values: Any) -> Any:
+    def evaluate(*values: jax.Array) -> jax.Array:
         rest = list(values[count:])
         named = {k: [rest.pop(0) for _ in range(size)] for k, size in sizes.items()}
         return function(*values[:count], **named, **fixed)
@@ -79,7 +79,7 @@ def create(
 # -- elementwise ----------------------------------------------------------------------------------
 
 
-def _shift_right(x: Any, by: Any) -> Any:
+def _shift_right(x: jax.Array, by: jax.Array) -> jax.Array:
     unsigned = jnp.issubdtype(x.dtype, jnp.unsignedinteger)
     return (lax.shift_right_logical if unsigned else lax.shift_right_arithmetic)(x, by)
 
@@ -100,8 +100,8 @@ _BINARY: Final = {
 }  # fmt: skip
 
 
-def _binary(name: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def run(left: Any, right: Any) -> Any:
+def _binary(name: str, function: Callable[[Any, Any], object]) -> Callable[[Any, Any], Any]:
+    def run(left: jax.Array, right: jax.Array) -> jax.Array:
         if left.dtype != right.dtype:
             text = MSG_TYPES.format(name=name.lower(), left=text_of(left), right=text_of(right))
             raise TypeError(text)
@@ -118,22 +118,22 @@ _operations.update({name: _binary(name, function) for name, function in _BINARY.
 
 
 @_named("Select")
-def _select(predicate: Any, true: Any, false: Any) -> Any:
+def _select(predicate: jax.Array, true: jax.Array, false: jax.Array) -> jax.Array:
     return lax.select(predicate, true, false)
 
 
 @_named("Clamp")
-def _clamp(x: Any, low: Any, high: Any) -> Any:
+def _clamp(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
     return lax.clamp(low, x, high)
 
 
 @_named("Convert")
-def _convert(x: Any, to_type: str) -> Any:
+def _convert(x: jax.Array, to_type: str) -> jax.Array:
     return lax.convert_element_type(x, numpy_type(to_type))
 
 
 @_named("BitcastConvert")
-def _bitcast(x: Any, to_type: str) -> Any:
+def _bitcast(x: jax.Array, to_type: str) -> jax.Array:
     return lax.bitcast_convert_type(x, numpy_type(to_type))
 
 
@@ -141,23 +141,23 @@ def _bitcast(x: Any, to_type: str) -> Any:
 
 
 @_named("Constant")
-def _constant(value: torch.Tensor) -> Any:
+def _constant(value: torch.Tensor) -> jax.Array:
     return jnp.asarray(to_numpy(value))
 
 
 @_named("Iota")
-def _iota(shape: Any, iota_dimension: int) -> Any:
+def _iota(shape: Any, iota_dimension: int) -> jax.Array:
     struct = struct_of(shape)
     return lax.broadcasted_iota(struct.dtype, struct.shape, iota_dimension)
 
 
 @_named("Tuple")
-def _tuple(*values: Any) -> Any:
+def _tuple(*values: jax.Array) -> jax.Array:
     return tuple(values)
 
 
 @_named("GetTupleElement")
-def _element(value: Any, index: int) -> Any:
+def _element(value: jax.Array, index: int) -> jax.Array:
     return value[index]
 
 
@@ -166,84 +166,95 @@ def _element(value: Any, index: int) -> Any:
 
 @_named("Reshape")
 def _reshape(
-    x: Any, sizes: Sequence[int], dimensions: Any = None, inferred_dimension: Any = None
-) -> Any:
+    x: jax.Array,
+    sizes: Sequence[int],
+    dimensions: Sequence[int] | None = None,
+    inferred_dimension: Any = None,
+) -> jax.Array:
     del inferred_dimension  # of dynamic shapes
     return _reshaped(x if dimensions is None else lax.transpose(x, tuple(dimensions)), sizes)
 
 
-def _reshaped(x: Any, sizes: Sequence[int]) -> Any:
+def _reshaped(x: jax.Array, sizes: Sequence[int]) -> jax.Array:
     if math.prod(sizes) != x.size:
         raise ValueError(MSG_SIZES.format(size=x.size, sizes=tuple(sizes)))
     return lax.reshape(x, tuple(sizes))
 
 
 @_named("DynamicReshape")
-def _dynamic_reshape(x: Any, sizes: Sequence[int]) -> Any:
+def _dynamic_reshape(x: jax.Array, sizes: Sequence[int]) -> jax.Array:
     return _reshaped(x, sizes)
 
 
 @_named("Broadcast")
-def _broadcast(x: Any, sizes: Sequence[int]) -> Any:
+def _broadcast(x: jax.Array, sizes: Sequence[int]) -> jax.Array:
     return lax.broadcast(x, tuple(sizes))
 
 
 @_named("BroadcastInDim")
-def _broadcast_in_dim(x: Any, sizes: Sequence[int], dimensions: Sequence[int]) -> Any:
+def _broadcast_in_dim(x: jax.Array, sizes: Sequence[int], dimensions: Sequence[int]) -> jax.Array:
     return lax.broadcast_in_dim(x, tuple(sizes), tuple(dimensions))
 
 
 @_named("Transpose")
-def _transpose(x: Any, permutation: Sequence[int]) -> Any:
+def _transpose(x: jax.Array, permutation: Sequence[int]) -> jax.Array:
     return lax.transpose(x, tuple(permutation))
 
 
 @_named("Rev")
-def _reverse(x: Any, dimensions: Sequence[int]) -> Any:
+def _reverse(x: jax.Array, dimensions: Sequence[int]) -> jax.Array:
     return lax.rev(x, tuple(dimensions))
 
 
 @_named("Slice")
-def _slice(x: Any, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
+def _slice(
+    x: jax.Array, start_indices: jax.Array, limit_indices: Sequence[int], strides: Sequence[int]
+) -> jax.Array:
     return lax.slice(x, tuple(start_indices), tuple(limit_indices), tuple(strides))
 
 
 @_named("SliceInDim")
-def _slice_in_dim(x: Any, start_index: int, limit_index: int, dimno: int, stride: int) -> Any:
+def _slice_in_dim(
+    x: jax.Array, start_index: int, limit_index: int, dimno: int, stride: int
+) -> jax.Array:
     return lax.slice_in_dim(x, start_index, limit_index, stride, dimno)
 
 
 @_named("DynamicSlice")
-def _dynamic_slice(x: Any, start_indices: Sequence[Any], slice_sizes: Sequence[int]) -> Any:
+def _dynamic_slice(
+    x: jax.Array, start_indices: Sequence[jax.Array], slice_sizes: Sequence[int]
+) -> jax.Array:
     return lax.dynamic_slice(x, start_indices, tuple(slice_sizes))
 
 
 @_named("DynamicUpdateSlice")
-def _dynamic_update_slice(x: Any, update: Any, start_indices: Sequence[Any]) -> Any:
+def _dynamic_update_slice(
+    x: jax.Array, update: jax.Array, start_indices: Sequence[jax.Array]
+) -> jax.Array:
     return lax.dynamic_update_slice(x, update, start_indices)
 
 
 @_named("Pad")
-def _pad(x: Any, value: Any, config: Sequence[Sequence[int]]) -> Any:
+def _pad(x: jax.Array, value: jax.Array, config: Sequence[Sequence[int]]) -> jax.Array:
     return lax.pad(x, value, [tuple(c) for c in config])
 
 
 @_named("ConcatInDim")
-def _concatenate(*values: Any, dimension: int) -> Any:
+def _concatenate(*values: jax.Array, dimension: int) -> jax.Array:
     return lax.concatenate(values, dimension)
 
 
 @_named("GetDimensionSize")
-def _dimension_size(x: Any, dimension: int) -> Any:
+def _dimension_size(x: jax.Array, dimension: int) -> jax.Array:
     return jnp.int32(x.shape[dimension])
 
 
 @_named("SetDimensionSize")
-def _set_dimension_size(*_values: Any, dimension: int) -> Any:
+def _set_dimension_size(*_values: object, dimension: int) -> jax.Array:
     raise NotImplementedError(MSG_DYNAMIC)
 
 
-def _indices(indices: Any, index_vector_dim: int) -> Any:
+def _indices(indices: jax.Array, index_vector_dim: int) -> jax.Array:
     """Indices whose vectors are along the last dimension."""
     if index_vector_dim == indices.ndim:
         return indices[..., None]
@@ -252,15 +263,15 @@ def _indices(indices: Any, index_vector_dim: int) -> Any:
 
 @_named("Gather")
 def _gather(
-    x: Any,
-    start_indices: Any,
+    x: jax.Array,
+    start_indices: jax.Array,
     offset_dims: Sequence[int],
     collapsed_slice_dims: Sequence[int],
     start_index_map: Sequence[int],
     index_vector_dim: int,
     slice_sizes: Sequence[int] = (),
     indices_are_sorted: bool = False,
-) -> Any:
+) -> jax.Array:
     if not slice_sizes:
         raise ValueError(MSG_SLICES)
     numbers = lax.GatherDimensionNumbers(
@@ -278,9 +289,9 @@ def _gather(
 
 @_named("Scatter")
 def _scatter(
-    x: Any,
-    scatter_indices: Any,
-    updates: Any,
+    x: jax.Array,
+    scatter_indices: jax.Array,
+    updates: jax.Array,
     computation: XlaComputation,
     update_window_dims: Sequence[int],
     inserted_window_dims: Sequence[int],
@@ -288,7 +299,7 @@ def _scatter(
     index_vector_dim: int,
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
-) -> Any:
+) -> jax.Array:
     numbers = lax.ScatterDimensionNumbers(
         tuple(update_window_dims), tuple(inserted_window_dims), tuple(scatter_dims_to_operand_dims)
     )
@@ -307,19 +318,19 @@ def _scatter(
 
 
 @_named("Dot")
-def _dot(left: Any, right: Any) -> Any:
+def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
     return lax.dot(left, right)
 
 
 @_named("TriangularSolve")
 def _triangular_solve(
-    a: Any,
-    b: Any,
+    a: jax.Array,
+    b: jax.Array,
     left_side: bool = True,
     lower: bool = True,
     unit_diagonal: bool = False,
-    transpose_a: Any = False,
-) -> Any:
+    transpose_a: bool = False,
+) -> jax.Array:
     kind = {0: "N", 1: "T", 2: "C"}.get(int(transpose_a), "N")
     return lax.linalg.triangular_solve(
         a,
@@ -335,7 +346,13 @@ def _triangular_solve(
 _SPATIAL: Final = "DHW"
 
 
-def _convolve(x: Any, kernel: Any, window_strides: Any, padding: Any, **options: Any) -> Any:
+def _convolve(
+    x: jax.Array,
+    kernel: jax.Array,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    **options: Any,
+) -> Any:
     names = ("input", "kernel", "output")
     specs = []
     rank = x.ndim - 2
@@ -364,20 +381,26 @@ def _convolve(x: Any, kernel: Any, window_strides: Any, padding: Any, **options:
 @_named("ConvWithGeneralPadding")
 @_named("ConvWithGeneralDimensions")
 @_named("ConvGeneral")
-def _conv(x: Any, kernel: Any, window_strides: Any, padding: Any = "valid", **options: Any) -> Any:
+def _conv(
+    x: jax.Array,
+    kernel: jax.Array,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]] = "valid",
+    **options: object,
+) -> jax.Array:
     return _convolve(x, kernel, window_strides, padding, **options)
 
 
 @_named("ConvGeneralDilated")
 def _conv_dilated(
-    x: Any,
-    kernel: Any,
-    window_strides: Any,
-    padding: Any,
-    lhs_dilation: Any,
-    rhs_dilation: Any,
-    **options: Any,
-) -> Any:
+    x: jax.Array,
+    kernel: jax.Array,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int],
+    rhs_dilation: Sequence[int],
+    **options: object,
+) -> jax.Array:
     dilation = {"lhs_dilation": tuple(lhs_dilation), "rhs_dilation": tuple(rhs_dilation)}
     return _convolve(x, kernel, window_strides, padding, **dilation, **options)
 
@@ -386,24 +409,26 @@ def _conv_dilated(
 
 
 @_named("Reduce")
-def _reduce(x: Any, init: Any, computation: XlaComputation, dimensions: Sequence[int]) -> Any:
+def _reduce(
+    x: jax.Array, init: jax.Array, computation: XlaComputation, dimensions: Sequence[int]
+) -> jax.Array:
     return lax.reduce(x, init, computation, tuple(dimensions))
 
 
 @_named("ReduceAll")
-def _reduce_all(x: Any, init: Any, computation: XlaComputation) -> Any:
+def _reduce_all(x: jax.Array, init: jax.Array, computation: XlaComputation) -> jax.Array:
     return lax.reduce(x, init, computation, tuple(range(x.ndim)))
 
 
 @_named("ReduceWindow")
 def _reduce_window(
-    x: Any,
-    init: Any,
+    x: jax.Array,
+    init: jax.Array,
     computation: XlaComputation,
-    window_dimensions: Any,
-    window_strides: Any,
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int],
     padding: str = "valid",
-) -> Any:
+) -> jax.Array:
     return lax.reduce_window(
         x, init, computation, tuple(window_dimensions), tuple(window_strides), padding.upper()
     )
@@ -411,14 +436,14 @@ def _reduce_window(
 
 @_named("MaxPool")
 def _max_pool(
-    x: Any,
-    kernel_size: Any,
-    stride: Any,
+    x: jax.Array,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
     batch_dimension: int,
     feature_dimension: int,
-    spatial_dimensions: Any,
+    spatial_dimensions: Sequence[int],
     padding: str = "valid",
-) -> Any:
+) -> jax.Array:
     del batch_dimension, feature_dimension, spatial_dimensions  # the window has all dimensions
     floating = jnp.issubdtype(x.dtype, jnp.inexact)
     lowest = np.array(-np.inf if floating else jnp.iinfo(x.dtype).min, x.dtype)
@@ -428,15 +453,15 @@ def _max_pool(
 @_named("SelectAndScatter")
 @_named("SelectAndScatterWithGeneralPadding")
 def _select_and_scatter(
-    x: Any,
-    source: Any,
-    init: Any,
-    window_dimensions: Any,
-    window_strides: Any,
+    x: jax.Array,
+    source: jax.Array,
+    init: jax.Array,
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int],
     select_computation: XlaComputation,
     scatter_computation: XlaComputation,
-    padding: Any = "valid",
-) -> Any:
+    padding: str | Sequence[tuple[int, int]] = "valid",
+) -> jax.Array:
     window, strides = tuple(window_dimensions), tuple(window_strides)
     if isinstance(padding, str):
         padding = lax.padtype_to_pads(x.shape, window, strides, padding.upper())
@@ -454,21 +479,21 @@ def _select_and_scatter(
 
 @_named("Sort")
 def _sort(
-    *values: Any, comparator: XlaComputation, dimension: int = -1, is_stable: bool = False
-) -> Any:
+    *values: jax.Array, comparator: XlaComputation, dimension: int = -1, is_stable: bool = False
+) -> jax.Array:
     sorted_values = hlo_primitives.sort(values, comparator, dimension % values[0].ndim, is_stable)
     return sorted_values[0] if len(sorted_values) == 1 else tuple(sorted_values)
 
 
 @_named("Map")
 def _map(
-    *values: Any,
+    *values: jax.Array,
     computation: XlaComputation,
     dimensions: Sequence[int],
-    static_operands: Sequence[Any] = (),
-) -> Any:
+    static_operands: Sequence[jax.Array] = (),
+) -> jax.Array:
     del dimensions  # HLO has all of them, always
-    mapped: Callable[..., Any] = lambda *scalars: computation(*scalars, *static_operands)  # noqa: E731
+    mapped: Callable[..., object] = lambda *scalars: computation(*scalars, *static_operands)  # noqa: E731
     for _ in range(values[0].ndim):
         mapped = jax.vmap(mapped)
     return mapped(*values)
@@ -478,18 +503,18 @@ def _map(
 
 
 @_named("Call")
-def _call(*values: Any, computation: XlaComputation) -> Any:
+def _call(*values: jax.Array, computation: XlaComputation) -> jax.Array:
     return computation(*values)
 
 
 @_named("Conditional")
 def _conditional(
-    predicate: Any,
-    true: Any,
-    false: Any,
+    predicate: jax.Array,
+    true: jax.Array,
+    false: jax.Array,
     true_computation: XlaComputation,
     false_computation: XlaComputation,
-) -> Any:
+) -> jax.Array:
     return lax.cond(
         predicate.astype(np.bool_),
         lambda: true_computation(true),
@@ -499,6 +524,6 @@ def _conditional(
 
 @_named("While")
 def _while(
-    state: Any, condition_computation: XlaComputation, body_computation: XlaComputation
-) -> Any:
+    state: jax.Array, condition_computation: XlaComputation, body_computation: XlaComputation
+) -> jax.Array:
     return lax.while_loop(condition_computation, body_computation, state)

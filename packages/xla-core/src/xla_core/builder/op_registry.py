@@ -23,7 +23,7 @@ class Op:
         self._lock = threading.Lock()
         self._computations: dict[Hashable, XlaComputation] = {}
 
-    def __call__(self, *args: torch.Tensor, **kwargs: Any) -> Any:
+    def __call__(self, *args: torch.Tensor, **kwargs: object) -> Any:
         """The result for these tensors, or a list of several; keyword arguments are ``opfn``'s."""
         key = (pytrees.metas(args), repr(sorted(kwargs.items())))
         with self._lock:

@@ -26,6 +26,7 @@ from xla_core.recording.storage import chain
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import counters, flags
+from xla_core.torch_bridge.operands import Operand
 
 RECORDED: Final = "CapturedStepRecorded"
 """Counts calls of captured functions that ran their Python to be recorded."""
@@ -45,7 +46,7 @@ class Captured:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         warmup: int = 1,
         check_every: int = 0,
         max_recordings: int = 16,
@@ -63,8 +64,8 @@ class Captured:
         self._warmup = warmup
         self._check_every = check_every
         self._max = max_recordings
-        self._known: dict[Any, Replay | _Progress] = {}
-        self._bound: weakref.WeakKeyDictionary[Any, Captured] = weakref.WeakKeyDictionary()
+        self._known: dict[object, Replay | _Progress] = {}
+        self._bound: weakref.WeakKeyDictionary[object, Captured] = weakref.WeakKeyDictionary()
         self._replays = 0
 
     def __get__(self, instance: Any, owner: Any = None) -> Captured:
@@ -89,7 +90,7 @@ class Captured:
         for one in self._bound.values():
             one.reset()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Operand, **kwargs: object) -> Any:
         """The function's results: replayed, or in the first calls recorded like any step.
 
         CPU tensors among the arguments are uploaded. Raises CaptureError when the function cannot be
@@ -114,7 +115,9 @@ class Captured:
 
     # -- recording -----------------------------------------------------------------------------
 
-    def _record(self, trace: Trace, key: Any, known: Any, leaves: Sequence[Any], spec: Any) -> Any:
+    def _record(
+        self, trace: Trace, key: object, known: Any, leaves: Sequence[Operand], spec: object
+    ) -> Any:
         leaves = [_on_device(t, trace) if isinstance(t, torch.Tensor) else t for t in leaves]
         args, kwargs = (leaves, {}) if spec is None else pytree.tree_unflatten(leaves, spec)
         function = functools.partial(self._function, *args, **kwargs)
@@ -161,7 +164,7 @@ class Captured:
 def observe(
     name: str,
     trace: Trace,
-    function: Callable[[], Any],
+    function: Callable[[], object],
     arguments: Sequence[XLATensor],
     reachable: Reachable,
 ) -> tuple[Observation, Any]:
@@ -187,12 +190,12 @@ def observe(
     return observed, result
 
 
-def detached(result: Any) -> Any:
+def detached(result: Operand) -> Operand:
     """The results without their autograd graphs."""
     return pytree.tree_map(_detached, result)
 
 
-def _detached(leaf: Any) -> Any:
+def _detached(leaf: Operand) -> Operand:
     if isinstance(leaf, XLATensor) and leaf.grad_fn is not None:
         return leaf.detach()
     return leaf
@@ -201,7 +204,7 @@ def _detached(leaf: Any) -> Any:
 _NESTED: Final = object()
 
 
-def _kind(leaf: Any) -> Any:
+def _kind(leaf: Operand) -> Operand:
     """What of an argument decides which recording is replayed."""
     if type(leaf) is XLATensor:
         if leaf._v is None:
@@ -222,7 +225,7 @@ class _Identity:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Operand) -> None:
         self.value = value
 
     def __hash__(self) -> int:
@@ -242,7 +245,7 @@ def _mode() -> Any:
     )
 
 
-def _layouts(leaves: Sequence[Any], trace: Trace) -> Any:
+def _layouts(leaves: Sequence[Operand], trace: Trace) -> Any:
     """How the arguments lie over devices; nothing on one."""
     if type(trace.backend) is DeviceBackend:
         return trace.device.index
@@ -252,7 +255,7 @@ def _layouts(leaves: Sequence[Any], trace: Trace) -> Any:
     return trace.backend.argument_layouts(storages)
 
 
-def _trace_of(leaves: Sequence[Any]) -> Trace:
+def _trace_of(leaves: Sequence[Operand]) -> Trace:
     for leaf in leaves:
         if isinstance(leaf, XLATensor):
             trace: Trace = leaf._s.trace
@@ -260,14 +263,14 @@ def _trace_of(leaves: Sequence[Any]) -> Trace:
     return runtime.trace_of(None)
 
 
-def _on_device(tensor: torch.Tensor, trace: Trace) -> Any:
+def _on_device(tensor: torch.Tensor, trace: Trace) -> Operand:
     if isinstance(tensor, XLATensor):
         return tensor
     return transfers.upload(tensor, trace)
 
 
 def capture(
-    function: Callable[..., Any] | None = None,
+    function: Callable[..., object] | None = None,
     *,
     warmup: int = 1,
     check_every: int = 0,

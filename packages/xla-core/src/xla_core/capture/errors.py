@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 MSG_READ: Final = (
     "a captured step reads a value (.item(), print, .cpu(), a condition on a tensor) or syncs; return the "
@@ -125,6 +125,6 @@ class CaptureError(RuntimeError):
         self.line = line
 
 
-def refuse(message: str, line: tuple[str, int] | None = None, /, **details: Any) -> CaptureError:
+def refuse(message: str, line: tuple[str, int] | None = None, /, **details: object) -> CaptureError:
     """The error with this message, to be raised."""
     return CaptureError(message.format(**details), line)

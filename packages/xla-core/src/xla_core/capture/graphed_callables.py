@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
@@ -17,6 +18,7 @@ from xla_core.capture.captured import Captured
 from xla_core.capture.replay import shown
 from xla_core.recording.storage import Storage, View
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
+from xla_core.torch_bridge.operands import Gradients, Operand
 
 
 class _Saved:
@@ -45,14 +47,14 @@ class _Graphed:
         self.forward = Captured(self._forward, warmup)
         self.backward = Captured(self._backward, warmup)
 
-    def _forward(self, *inputs: Any) -> Any:
+    def _forward(self, *inputs: Operand) -> Operand:
         """Results and saved tensors, as flat lists; leaves the graph behind for ``_backward``."""
         leaves = [_leaf(t) for t in inputs]
         self._own = {id(t._s) for t in self._parameters}
         saved: dict[int, int] = {}
         handed: list[XLATensor] = []
 
-        def pack(t: Any) -> Any:
+        def pack(t: Operand) -> Operand:
             if not isinstance(t, XLATensor) or id(t._s) in self._own:
                 return t
             s: Storage = t._s
@@ -66,7 +68,7 @@ class _Graphed:
         self._roots = results, [t for t in (*leaves, *self._parameters) if _wants_gradient(t)]
         return [t.detach() for t in results], handed
 
-    def _unpack(self, packed: Any) -> Any:
+    def _unpack(self, packed: object) -> Any:
         if not isinstance(packed, _Saved):
             return packed
         base = self._handed[packed.number]
@@ -83,12 +85,12 @@ class _Graphed:
         finally:
             self._handed = ()
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Operand) -> Any:
         graphed = self
 
         class Passes(torch.autograd.Function):
             @staticmethod
-            def forward(ctx: Any, *given: Any) -> Any:
+            def forward(ctx: FunctionCtx, *given: Operand) -> Any:
                 results, saved = graphed.forward(*given[: len(inputs)])
                 ctx.saved = saved
                 ctx.wanted = [_wants_gradient(t) for t in given]
@@ -96,7 +98,7 @@ class _Graphed:
                 return tuple(results)
 
             @staticmethod
-            def backward(ctx: Any, *gradients: Any) -> Any:
+            def backward(ctx: FunctionCtx, *gradients: torch.Tensor | None) -> Gradients:
                 given = [
                     g for g, t in zip(gradients, graphed._roots[0], strict=True) if t.requires_grad
                 ]
@@ -107,17 +109,17 @@ class _Graphed:
         return pytree.tree_unflatten(list(results), self._spec)
 
 
-def _leaf(t: Any) -> Any:
+def _leaf(t: Operand) -> Operand:
     return t.detach().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t
 
 
-def _wants_gradient(t: Any) -> bool:
+def _wants_gradient(t: Operand) -> bool:
     return isinstance(t, torch.Tensor) and t.requires_grad
 
 
 def make_graphed_callables(
     callables: Any,
-    sample_args: Any,
+    sample_args: Operand,
     num_warmup_iters: int = 3,
     allow_unused_input: bool = False,
 ) -> Any:
@@ -140,7 +142,7 @@ def make_graphed_callables(
     return tuple(tensors) if several else tensors[0]
 
 
-def _graphed(function: Any, sample: Sequence[Any], count: int, allow_unused: bool) -> Any:
+def _graphed(function: Any, sample: Sequence[Operand], count: int, allow_unused: bool) -> Operand:
     is_module = isinstance(function, torch.nn.Module)
     parameters = [p for p in function.parameters() if p.requires_grad] if is_module else []
     former = function.forward if is_module else function
@@ -156,7 +158,7 @@ def _graphed(function: Any, sample: Sequence[Any], count: int, allow_unused: boo
         return graphed
     training = function.training
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: Operand, **kwargs: Any) -> Any:
         if kwargs or function.training != training:
             return former(*args, **kwargs)
         return graphed(*args)

@@ -20,6 +20,7 @@ from xla_core.capture.errors import refuse
 from xla_core.capture.reachable import NUMBERS, Reachable, Slot
 from xla_core.recording.xla_tensor import Replacements, XLATensor
 from xla_core.torch_bridge import module_tables
+from xla_core.torch_bridge.operands import Operand
 
 _CONTENTS: Final = operator.attrgetter("cell_contents")
 _GRAD: Final = operator.attrgetter("grad")
@@ -60,7 +61,7 @@ class _Length:
         self.count = count
 
 
-def _seen(value: Any) -> Any:
+def _seen(value: Operand) -> Any:
     if isinstance(value, (list, dict)):
         return _Length(len(value))
     return value if isinstance(value, (*NUMBERS, torch.Tensor)) else type(value)
@@ -76,7 +77,7 @@ def _same(old: Any, new: Any) -> bool:
     return type(old) is type(new) and repr(old) == repr(new)
 
 
-def _told(value: Any) -> str:
+def _told(value: Operand) -> str:
     return f"{value.count} items" if isinstance(value, _Length) else repr(value)
 
 
@@ -170,7 +171,7 @@ class Guards:
                     what=f"the state of {type(optimizer).__name__}",
                 )
 
-    def _check_slots(self, slots: Sequence[Slot], values: list[Any]) -> None:
+    def _check_slots(self, slots: Sequence[Slot], values: list[Operand]) -> None:
         for number, (slot, old) in enumerate(zip(slots, values, strict=True)):
             new = slot.value()
             if isinstance(old, torch.Tensor):
@@ -210,7 +211,7 @@ class Guards:
                 raise refuse(errors.MSG_REPLACED, name=self._name, what=self._path_of(t))
         self._replacements = Replacements.count
 
-    def _path_of(self, tensor: Any) -> str:
+    def _path_of(self, tensor: Operand) -> str:
         for path, module in self._reachable.modules.values():
             for table in module_tables.tensor_tables(module):
                 for key, value in table.items():

@@ -17,6 +17,7 @@ from xla_core.recording.entry import Entry, Operation, operations_of
 from xla_core.recording.storage import Storage, View, chain
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge.operands import Operand
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Result:
     argument: int | None = None
     storage: Storage | None = None
     view: View | None = None
-    same: Any = None
+    same: object = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Wiring:
     tuple) for each. ``written`` are storages and arguments' numbers with their new values.
     """
 
-    inputs: list[Storage | int | tuple[Any]]
+    inputs: list[Storage | int | tuple[Operand]]
     written: list[tuple[Storage | int, Value]]
     gradients: list[NewGradient]
     fresh: list[Fresh]
@@ -82,7 +83,7 @@ def wiring(name: str, trace: Trace, former: Observation, latter: Observation) ->
             errors.MSG_NOT_STABLE, name=name, got=f"{len(latter.values)} tensors to keep",
             expected=str(len(former.values)),
         )  # fmt: skip
-    inputs: list[Any] = []
+    inputs: list[Operand] = []
     slots: dict[int, int] = {}
     for slot, (a, b) in enumerate(zip(former.inputs, latter.inputs, strict=True)):
         gradient = _former_gradient(former, latter, a, b)
@@ -120,7 +121,9 @@ def wiring(name: str, trace: Trace, former: Observation, latter: Observation) ->
 
 def static_wiring(observed: Observation) -> Wiring:
     """The wiring of one block: whatever it read and wrote are the tensors that it read and wrote."""
-    inputs: list[Any] = [(one.buffer,) if one.uploaded else one.storage for one in observed.inputs]
+    inputs: list[Operand] = [
+        (one.buffer,) if one.uploaded else one.storage for one in observed.inputs
+    ]
     return Wiring(inputs, list(observed.values), [], [], [Result()], observed.spec)
 
 
@@ -150,7 +153,7 @@ def _input(name: str, trace: Trace, a: Input, b: Input) -> Storage | int | tuple
     return b.storage
 
 
-def _equal(trace: Trace, a: Any, b: Any) -> bool:
+def _equal(trace: Trace, a: Operand, b: Any) -> bool:
     """Whether two values are the same bytes."""
     first, second = (np.asarray(trace.backend.get(one)) for one in (a, b))
     return first.tobytes() == second.tobytes()
@@ -193,13 +196,13 @@ def _results(
     return fresh, results
 
 
-def _is_constant(a: Any, b: Any) -> bool:
+def _is_constant(a: Operand, b: Any) -> bool:
     if a is b:
         return True
     return not isinstance(b, torch.Tensor) and type(a) is type(b) and repr(a) == repr(b)
 
 
-def _told(value: Any) -> str:
+def _told(value: Operand) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor on {value.device} that the step does not compute"
     return repr(value)

@@ -31,6 +31,7 @@ from xla_core.recording.storage import Storage
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import indivisible
+from xla_core.torch_bridge.operands import Operand
 
 Line = tuple[str, int] | None
 
@@ -82,7 +83,7 @@ class Observation:
     values: list[tuple[Storage, Value]]
     gradients: list[Gradient]
     arguments: list[Storage]
-    leaves: list[Any]
+    leaves: list[Operand]
     spec: Any
     floats: list[float]
     ints: list[int]
@@ -128,13 +129,13 @@ class Observer:
         self.trace = trace
         self.name = name
         self._arguments = [t._s for t in arguments]
-        self._made: dict[int, tuple[Any, Line]] = {}
+        self._made: dict[int, tuple[object, Line]] = {}
         self._optimizers = OptimizerSteps(trace)
         self._before = 0
         self._ran: tuple[str, int] | None = None
 
     @contextmanager
-    def recording(self, schedulers: Sequence[Any] = ()) -> Iterator[None]:
+    def recording(self, schedulers: Sequence[object] = ()) -> Iterator[None]:
         """The block that records the step; nothing runs in it, and no value can be read."""
         trace = self.trace
         if buffer_donation.aliasing():
@@ -164,7 +165,9 @@ class Observer:
     def _note(self, s: Storage) -> None:
         self._made[id(s)] = s.buffer, source_location.recording_line()
 
-    def end(self, result: Any, parameters: Sequence[Any], former: Sequence[Any]) -> Observation:
+    def end(
+        self, result: Operand, parameters: Sequence[Any], former: Sequence[object]
+    ) -> Observation:
         """Run the step, and say what it was. ``former`` are the parameters' gradients before the call."""
         gc.collect()  # what reference cycles keep would be results
         trace = self.trace

@@ -27,6 +27,7 @@ from xla_core.recording.entry import Entry, Operation
 from xla_core.recording.storage import PLACEHOLDER, chain
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge.operands import Operand, Operands
 from xla_core.torch_bridge.torch_private import disabled_torch_function
 
 MSG_PROBE: Final = "a stand-in's numbers are never read"
@@ -57,7 +58,7 @@ class StepCount(torch.Tensor):
     begin: float
     group: Any
 
-    def item(self) -> Any:
+    def item(self) -> Operand:
         """The number of steps so far."""
         value = float(super().item())
         return self.table.source(value, ("step", self.group, value - self.begin))
@@ -124,7 +125,7 @@ def explain(
     return Explanation(expressions, frozenset(fixed), frozenset(table.nonzero))
 
 
-def reader(optimizer: Any, source: Source) -> Callable[[], Any]:
+def reader(optimizer: torch.optim.Optimizer, source: Source) -> Callable[[], Any]:
     """A function that reads a source of an optimizer's numbers, as they are now."""
     if source[0] == "group":
         group, key = optimizer.param_groups[source[1]], source[2]
@@ -138,7 +139,7 @@ def reader(optimizer: Any, source: Source) -> Callable[[], Any]:
     return lambda: state[key].item() + behind
 
 
-def _number(value: Any, key: str) -> Any:
+def _number(value: Operand, key: str) -> Any:
     if type(value) is not float and type(value) is not int:
         raise refuse(errors.MSG_NO_NUMBER, key=key, got=type(value).__name__)
     return value
@@ -167,11 +168,13 @@ def _constants(entries: Sequence[Entry]) -> list[Any]:
     return constants
 
 
-def _stand_in(optimizer: Any, arguments: tuple[Any, ...], scratch: Trace, table: Table) -> None:
+def _stand_in(
+    optimizer: torch.optim.Optimizer, arguments: Operands, scratch: Trace, table: Table
+) -> None:
     """Let a stand-in of ``optimizer`` take a step in ``scratch``."""
-    tensors: dict[int, Any] = {}
+    tensors: dict[int, Operand] = {}
 
-    def shown(t: Any) -> Any:
+    def shown(t: Operand) -> Any:
         if not isinstance(t, XLATensor):
             return t
         known = tensors.get(id(t))
@@ -210,7 +213,7 @@ def _stand_in(optimizer: Any, arguments: tuple[Any, ...], scratch: Trace, table:
         inspect.unwrap(type(copied).step)(copied, *map(shown, args), **named)
 
 
-def _changed(value: Any, table: Table, source: Source) -> Any:
+def _changed(value: Operand, table: Table, source: Source) -> Any:
     """Another number in place of a float that is not zero, slightly smaller: one that nobody else has."""
     if type(value) is float and value:
         return table.source(value * (1 - random.uniform(1e-4, 1e-3)), source)
@@ -220,7 +223,10 @@ def _changed(value: Any, table: Table, source: Source) -> Any:
 
 
 def _state(
-    optimizer: Any, parameters: dict[int, Any], shown: Callable[[Any], Any], table: Table
+    optimizer: torch.optim.Optimizer,
+    parameters: dict[int, Any],
+    shown: Callable[[Any], Any],
+    table: Table,
 ) -> Any:
     state: Any = defaultdict(dict)
     counts: dict[float, tuple[float, Any]] = {}

@@ -52,7 +52,7 @@ class _Counts:
 class _Hyperparameters:
     """What must stay as it was in an optimizer's groups; what formulas read may change."""
 
-    def __init__(self, name: str, optimizer: Any, window: Window) -> None:
+    def __init__(self, name: str, optimizer: torch.optim.Optimizer, window: Window) -> None:
         self._name = name
         self._optimizer = optimizer
         self._groups = list(optimizer.param_groups)

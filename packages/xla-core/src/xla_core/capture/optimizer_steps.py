@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
 from xla_core.capture.optimizer_probe import Explanation, explain
 from xla_core.recording.entry import Entry
 from xla_core.recording.trace import Trace
+from xla_core.torch_bridge.operands import Operand
 
 # Whose step is known to touch the optimizer, its parameters and their gradients only.
 _KNOWN_PACKAGES = ("torch.optim", "torch_xla", "xla_core")
@@ -44,7 +45,7 @@ class Window:
     ``explanation`` says what the floats are computed from; None where that was not found, for ``why``.
     """
 
-    optimizer: Any
+    optimizer: torch.optim.Optimizer
     first: int
     last: int
     counters: list[Counter]
@@ -77,19 +78,19 @@ class OptimizerSteps:
     def _noting(self, scheduler: Any, step: Callable[..., Any]) -> Callable[..., Any]:
         reference = weakref.ref(scheduler)
 
-        def noted(*args: Any, **kwargs: Any) -> Any:
+        def noted(*args: Operand, **kwargs: Any) -> Any:
             self.events.append(("schedule", (reference(), bool(args or kwargs))))
             return step(*args, **kwargs)
 
         return noted
 
-    def _begin(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _begin(self, optimizer: torch.optim.Optimizer, _args: Operand, _kwargs: Any) -> None:
         trace = self._trace
         with trace.lock:
             self._open.append((optimizer, len(trace.floats), trace.cur, host_state(optimizer)))
         self._nested = False
 
-    def _end(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _end(self, optimizer: torch.optim.Optimizer, args: Operand, kwargs: Any) -> None:
         if not self._open or self._open[-1][0] is not optimizer:
             return
         _, first, entry, before = self._open.pop()
@@ -131,7 +132,7 @@ def _between(first: Entry, last: Entry) -> list[Entry]:
     return path
 
 
-def host_state(optimizer: Any) -> dict[tuple[int, str], Any]:
+def host_state(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], Any]:
     """Numbers that an optimizer keeps on the host, by the parameter's id and their name."""
     values = {}
     for p, state in optimizer.state.items():
@@ -146,7 +147,7 @@ def host_state(optimizer: Any) -> dict[tuple[int, str], Any]:
 
 
 def _changes(
-    optimizer: Any, before: dict[tuple[int, str], Any]
+    optimizer: torch.optim.Optimizer, before: dict[tuple[int, str], Any]
 ) -> tuple[list[Counter], str | None]:
     """What counted on by one, and the name of something that changed otherwise (or is new)."""
     counters = []

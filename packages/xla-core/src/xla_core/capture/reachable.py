@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from xla_core.torch_bridge import module_tables
+from xla_core.torch_bridge.operands import Operand
 
 # Whose code is not looked into: it reads no state of the user's but through arguments.
 _FOREIGN: Final = frozenset({
@@ -61,7 +62,7 @@ class Reachable:
         self.slots: list[Slot] = []
         self.roots: list[tuple[str, torch.nn.Module]] = []
         self.modules: dict[int, tuple[str, torch.nn.Module]] = {}
-        self.optimizers: dict[int, Any] = {}
+        self.optimizers: dict[int, torch.optim.Optimizer] = {}
         self.schedulers: dict[int, Any] = {}
         self._seen: set[int] = set()
         self._keep: list[Any] = []
@@ -69,7 +70,7 @@ class Reachable:
         self._objects: list[tuple[str, Any]] = []
 
     @classmethod
-    def of(cls, function: Any, arguments: Mapping[str, Any]) -> Reachable:
+    def of(cls, function: Any, arguments: Mapping[str, Operand]) -> Reachable:
         """What ``function`` reaches by itself and through objects among its arguments, by name."""
         reachable = cls()
         reachable._visit(getattr(function, "__name__", "the function"), function)
@@ -102,7 +103,7 @@ class Reachable:
 
     # -- walking -------------------------------------------------------------------------------
 
-    def _visit(self, path: str, value: Any) -> None:
+    def _visit(self, path: str, value: Operand) -> None:
         if id(value) in self._seen or len(self._seen) > _MOST or isinstance(value, NUMBERS):
             return
         if isinstance(value, torch.Tensor):
@@ -133,7 +134,7 @@ class Reachable:
         else:
             self._other(path, value)
 
-    def _other(self, path: str, value: Any) -> None:
+    def _other(self, path: str, value: Operand) -> None:
         inner = getattr(value, "__wrapped__", None) or getattr(value, "func", None)
         if callable(inner):
             self._visit(path, inner)

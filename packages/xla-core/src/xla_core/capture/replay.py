@@ -33,6 +33,7 @@ from xla_core.recording.storage import Storage, View, binding, leaving, poison
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.support import counters
+from xla_core.torch_bridge.operands import Operand
 
 _BUFFER: Final = operator.attrgetter("buffer")
 _GRAD: Final = operator.attrgetter("grad")
@@ -239,7 +240,7 @@ class Replay:
         put = trace.backend.put_numbers
         buffers += [put(np.array(seen.floats, np.float64))] if seen.floats else []
         buffers += [put(np.array(seen.ints, np.int64))] if seen.ints else []
-        results: list[Any] = []
+        results: list[Operand] = []
         run_step.launch(trace, self.program, buffers, results, (), recorded=self._blank)
         gradients = [p.grad for p in self._gradient_owners]
         targets = self._targets[: len(self._targets) - len(gradients)]
@@ -407,7 +408,7 @@ class Replay:
             if deleted is not None and deleted():
                 poison(s, error)
 
-    def _end(self, arguments: Sequence[XLATensor], results: Sequence[Any], kept: Any) -> None:
+    def _end(self, arguments: Sequence[XLATensor], results: Sequence[Operand], kept: Any) -> None:
         index = self.program.output_index
         for number, value in self._written_arguments:
             s = arguments[number]._s
@@ -448,11 +449,11 @@ class Replay:
             if p.grad is not g:
                 p.grad = g
 
-    def _give(self, arguments: Sequence[XLATensor], results: Sequence[Any], kept: Any) -> Any:
+    def _give(self, arguments: Sequence[XLATensor], results: Sequence[Operand], kept: Any) -> Any:
         """What the function returns."""
         trace, index = self._trace, self.program.output_index
         storages = []
-        tensors: list[Any] = []
+        tensors: list[Operand] = []
         for one in self._fresh:
             vid = one.value.vid
             buffer = results[index[vid]] if vid is not None else kept[one.value.slot]

@@ -14,6 +14,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from xla_core.torch_bridge.operands import Operand
+
 Source: TypeAlias = tuple[Any, ...]
 """What a number is read from: ``("group", 0, "lr")``, ``("group", 0, "betas", 1)``, ``("step", 1)``."""
 
@@ -64,23 +66,23 @@ class Traced(float):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def _compared(self, other: Any) -> bool:
+    def _compared(self, other: object) -> bool:
         raise Branches
 
     __lt__ = __le__ = __gt__ = __ge__ = _compared
     __hash__ = float.__hash__
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Operand) -> Operand:
     return float(value) if type(value) is Traced else value
 
 
-def _expression(value: Any) -> Expression:
+def _expression(value: Operand) -> Expression:
     return value.expression if type(value) is Traced else value
 
 
 def _binary(operation: Callable[[Any, Any], Any], reflected: bool) -> Callable[[Any, Any], Any]:
-    def method(self: Traced, other: Any, *rest: Any) -> Any:
+    def method(self: Traced, other: object, *rest: object) -> Any:
         if rest or type(other) not in (int, float, Traced):
             return NotImplemented
         a, b = (other, self) if reflected else (self, other)
@@ -121,8 +123,8 @@ class Formulas:
         reader: Callable[[Source], Read],
     ) -> None:
         self._reader = reader
-        self._registers: list[Any] = []
-        self._known: dict[Any, int] = {}
+        self._registers: list[object] = []
+        self._known: dict[object, int] = {}
         self._sources: list[tuple[int, Read]] = []
         self._work: list[tuple[Any, ...]] = []
         places = [
@@ -133,10 +135,10 @@ class Formulas:
         self.fixed: Final = not self._sources
         self._vector: Final = np.array(constants, np.float64)
 
-    def _constant(self, value: Any) -> int:
+    def _constant(self, value: Operand) -> int:
         return self._new((type(value), repr(value)), value)
 
-    def _new(self, key: Any, value: Any) -> int:
+    def _new(self, key: object, value: Operand) -> int:
         number = self._known.get(key)
         if number is None:
             number = self._known[key] = len(self._registers)

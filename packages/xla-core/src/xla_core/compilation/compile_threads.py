@@ -35,7 +35,7 @@ def wanted() -> int:
 class _Job:
     """A function to call, and what it gives or raises."""
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
         self._mine = threading.Lock()
         self.future: Future[Any] = Future()
@@ -59,7 +59,7 @@ class _Pool:
         self.jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self.lock = threading.Lock()
         self.threads = 0
-        self.unfinished: set[Future[Any]] = set()
+        self.unfinished: set[Future[object]] = set()
         self.closed = False
 
     def submit(self, job: _Job) -> None:

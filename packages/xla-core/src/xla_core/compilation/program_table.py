@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from xla_core.contract import events
-from xla_core.contract.device_protocol import ArraySpec
+from xla_core.contract.device_protocol import ArraySpec, Buffer, Executable
 from xla_core.lowering.program_failures import Value
 from xla_core.recording.evictable import Kept
 from xla_core.support import caches, counters, flags, memory_mappings
@@ -54,7 +54,7 @@ class TooManyMappingsError(RuntimeError):
 
 
 def execution(
-    executable: Any, arguments: list[Any], results: list[Any], checked: bool = False
+    executable: Executable, arguments: list[Buffer], results: list[Buffer], checked: bool = False
 ) -> Iterable[Any]:
     """For ``indivisible.do``: one run of ``executable``, whose results ``results`` is extended by.
 
@@ -94,15 +94,15 @@ class StepProgram(Kept):
         "runs", "tally", "copied_donations", "compile_seconds", "from_cache", "output_bytes",
         "backend", "largest", "making", "_needed",
     )  # fmt: skip
-    executable: Any
+    executable: Executable
     program: Any
     compile_seconds: float
 
     def __init__(
         self,
         name: str,
-        executable: Any,
-        program: Any,
+        executable: Executable,
+        program: object,
         inputs: tuple[ArraySpec, ...],
         output_index: dict[int, int],
         aliases: tuple[tuple[int, int], ...],
@@ -140,7 +140,7 @@ class StepProgram(Kept):
         self.making = making
         del self.executable, self.program, self.compile_seconds
 
-    def made(self, executable: Any, program: Any, seconds: float) -> None:
+    def made(self, executable: Executable, program: object, seconds: float) -> None:
         """Have an executable from now on."""
         self.program, self.compile_seconds = program, seconds
         self.executable = executable

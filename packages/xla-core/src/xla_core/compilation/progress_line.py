@@ -93,7 +93,7 @@ class _Terminal:
 class _Notebook:
     """An output of its own below a notebook's cell, which IPython updates in its place."""
 
-    def __init__(self, display: Callable[..., Any]) -> None:
+    def __init__(self, display: Callable[..., object]) -> None:
         self._display = display
         self._handle: Any = None
 

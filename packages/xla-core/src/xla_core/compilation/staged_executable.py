@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from xla_core.compilation.program_table import execution
-from xla_core.contract.device_protocol import DeviceClient, Executable, Placement
+from xla_core.contract.device_protocol import Buffer, DeviceClient, Executable, Placement
 from xla_core.lowering.stage_schedule import Run, Schedule
 from xla_core.support import indivisible
 
@@ -52,7 +52,7 @@ class StagedExecutable:
         self._schedule = plan
         # registers are numbered as they are filled: what a run gives goes to the end of the list
         self._runs = [(self._executables[r.executable], r.arguments, r.freed) for r in plan.runs]
-        self._numbers: list[Any] | None = None
+        self._numbers: list[Buffer] | None = None
 
     @property
     def aliases(self) -> tuple[tuple[int, int], ...]:
@@ -64,9 +64,9 @@ class StagedExecutable:
         """The programs of the stages, each once."""
         return self._executables
 
-    def execute(self, arguments: Sequence[Any]) -> list[Any]:
+    def execute(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         """Enqueue one run of every stage and return the step's results."""
-        results: list[Any] = []
+        results: list[Buffer] = []
         indivisible.do(self.deferred(arguments, results))
         return results
 
@@ -92,7 +92,7 @@ class StagedExecutable:
         work.append(map(results.extend, (map(values.__getitem__, self._schedule.outputs),)))
         return itertools.chain.from_iterable(work)
 
-    def _constants(self) -> list[Any]:
+    def _constants(self) -> list[Buffer]:
         """The registers behind the arguments, put on the device at the first run."""
         if self._numbers is None:
             put = self._client.put

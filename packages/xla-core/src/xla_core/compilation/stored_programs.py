@@ -7,7 +7,7 @@ from typing import Any
 
 from xla_core.compilation import disk_cache, staged_executable, warm_start
 from xla_core.compilation.disk_cache import CacheKey
-from xla_core.contract.device_protocol import DeviceClient, Placement
+from xla_core.contract.device_protocol import DeviceClient, Executable, Placement
 
 
 def load(client: DeviceClient, key: CacheKey | None, name: str, placement: Placement) -> Any:
@@ -31,7 +31,7 @@ def load(client: DeviceClient, key: CacheKey | None, name: str, placement: Place
         return None
 
 
-def store(key: CacheKey | None, executable: Any) -> None:
+def store(key: CacheKey | None, executable: Executable) -> None:
     """Store an executable under ``key``, if a cache is in use and the plugin can serialize."""
     stored = disk_cache.current()
     if stored is None or key is None or stored.readonly:

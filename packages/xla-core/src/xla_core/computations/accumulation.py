@@ -18,6 +18,7 @@ from xla_core.computations.forward_backward import Recorded
 from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.torch_bridge.dtypes import numpy_dtype
+from xla_core.torch_bridge.operands import Tree
 
 WHAT: Final = "train_step"
 MSG_NONE: Final = "iterable_tensors cannot be empty"
@@ -107,7 +108,7 @@ def _length(iterable_tensors: Sequence[torch.Tensor]) -> int:
     return len(iterable_tensors[0])
 
 
-def _check(loss: Any, after: Sequence[Any], carries: Sequence[Any]) -> None:
+def _check(loss: Tree, after: Sequence[Tree], carries: Sequence[Tree]) -> None:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
         got = pytrees.metas([loss])[0] if isinstance(loss, torch.Tensor) else repr(loss)
         raise ValueError(MSG_LOSS.format(got=got))
@@ -145,11 +146,13 @@ def _computation(recorded: Recorded, items: int, length: int) -> Computation:
     metas = [body.meta(v) for v in (loss, *after, *gradients)]
     stacks = [tensor_meta((length, *m.shape), m.dtype) for m in map(body.meta, indices)]
 
-    def evaluate(tensors: Any, floats: Any, ints: Any, key: Any) -> list[Any]:
+    def evaluate(
+        tensors: jax.Array, floats: jax.Array, ints: jax.Array, key: jax.Array
+    ) -> list[jax.Array]:
         captured = tensors[joint.arguments :]
         share = jnp.asarray(1 / length, numpy_dtype(metas[0].dtype))
 
-        def step(state: Any, item: Any) -> tuple[Any, Any]:
+        def step(state: Tree, item: jax.Array) -> tuple[Tree, Tree]:
             total, carried, sums = state
             number, slices = item
             sources = (*slices, *carried, *reversed(captured))

@@ -22,6 +22,7 @@ from xla_core.computations.forward_backward import Joint, Passes, Recorded, snap
 from xla_core.dispatch.functional import find_trace
 from xla_core.recording import random_state
 from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge.operands import NamedOperands, Operands, Tree
 
 MSG_SEED: Final = (
     "the function was made with add_rng_seed_argument=True: give it rng_seed=, an int; got {got}"
@@ -51,7 +52,7 @@ def assume_pure(
     cache: dict[Hashable, _Traced] = {}
 
     @functools.wraps(fn)
-    def pure(*args: Any, **kwargs: Any) -> Any:
+    def pure(*args: Tree, **kwargs: Any) -> Tree:
         seed = None
         if add_rng_seed_argument:
             given = kwargs.pop("rng_seed", None)
@@ -69,7 +70,7 @@ def assume_pure(
     return pure
 
 
-def _key(fn: Any, leaves: Sequence[Any]) -> Hashable:
+def _key(fn: Any, leaves: Sequence[Tree]) -> Hashable:
     """What decides what is recorded, of all arguments."""
     parts: list[Any] = []
     for leaf in leaves:
@@ -99,11 +100,11 @@ class _Traced:
 
     recorded: Recorded
     seed: int
-    leaves: tuple[Any, ...]
+    leaves: tuple[Tree, ...]
     places: tuple[int, ...]
     spec: Any
 
-    def __call__(self, tensors: Sequence[torch.Tensor], seed: int | None) -> Any:
+    def __call__(self, tensors: Sequence[torch.Tensor], seed: int | None) -> Tree:
         passes = _Once(self.recorded, self.seed if seed is None else seed)
         outputs = joints.run(passes, [*tensors, *self.recorded.differentiable])
         values = self.recorded.checked(outputs)
@@ -114,9 +115,9 @@ class _Traced:
 
 
 def _trace(
-    fn: Callable[..., Any], leaves: Sequence[Any], spec: Any, tensors: Sequence[XLATensor]
+    fn: Callable[..., Any], leaves: Sequence[Tree], spec: Any, tensors: Sequence[XLATensor]
 ) -> _Traced:
-    results: list[Any] = []
+    results: list[Tree] = []
 
     def flat(given: list[XLATensor]) -> list[torch.Tensor]:
         remaining = iter(given)
@@ -245,7 +246,7 @@ class PureModule(nn.Module):
         function.__name__ = f"{type(module).__name__}.forward"  # type: ignore[attr-defined]
         self._pure_forward = assume_pure(function)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Tree, **kwargs: Any) -> Tree:
         """``module(*args, **kwargs)``."""
         parameters = dict(self._module.named_parameters())
         buffers = dict(self._module.named_buffers())
@@ -257,8 +258,8 @@ def _pure_forward(
     parameters: dict[str, torch.Tensor],
     buffers: dict[str, torch.Tensor],
     _training: bool,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Operands,
+    kwargs: NamedOperands,
 ) -> Any:
     return torch.func.functional_call(module, (parameters, buffers), args, kwargs)
 
@@ -274,7 +275,7 @@ def assume_pure_torch(func: Callable[..., Any], use_cache: bool = False) -> Call
     pure = assume_pure(func)
 
     @functools.wraps(func)
-    def inner(*args: Any, **kwargs: Any) -> Any:
+    def inner(*args: Tree, **kwargs: Any) -> Tree:
         with torch.no_grad():
             return (pure if use_cache else assume_pure(func))(*args, **kwargs)
 

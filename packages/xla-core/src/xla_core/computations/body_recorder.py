@@ -106,7 +106,7 @@ class _Turnstile:
             held = (*held, (lock, False))
         self._held.locks = held
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         *held, (lock, aside) = self._held.locks
         self._held.locks = tuple(held)
         if aside:
@@ -186,7 +186,7 @@ class Recorder:
         indivisible.do(trace.installing(Recording(step, mode)))
         return self
 
-    def __exit__(self, kind: Any, error: Any, _traceback: Any) -> None:
+    def __exit__(self, kind: Any, error: object, _traceback: Any) -> None:
         self.close()
         if error is None:
             self._check_writes()
@@ -325,10 +325,10 @@ class Body:
     def run(
         self,
         entries: Iterable[Entry],
-        given: Mapping[int, Any],
-        floats: Sequence[Any],
-        ints: Sequence[Any],
-        key: Any,
+        given: Mapping[int, jax.Array],
+        floats: Sequence[jax.Array],
+        ints: Sequence[jax.Array],
+        key: jax.Array,
     ) -> Scope:
         """All values of ``entries`` under jax, from those ``given`` by number."""
         numbers = list(ints)

@@ -23,6 +23,7 @@ from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import caches
 from xla_core.torch_bridge.dtypes import NUMPY_DTYPES, numpy_dtype
+from xla_core.torch_bridge.operands import NamedOperands, Operands, Tree
 from xla_core.torch_features.jax_coexistence import requires_jax
 
 MSG_NOT_XLA: Final = (
@@ -62,9 +63,9 @@ class _Array:
 class _Traced:
     """A function traced for arguments of certain shapes: what it computes, and its results' structure."""
 
-    function: Any  # kept: its address is part of the key
+    function: object  # kept: its address is part of the key
     computation: Computation
-    structure: Any
+    structure: object
 
 
 _traced: OrderedDict[Hashable, _Traced] = OrderedDict()
@@ -74,8 +75,8 @@ caches.register("functions of jax", bound=MAX_KEPT + 1, size=_traced.__len__, cl
 @requires_jax
 def call_jax(
     jax_func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any] | None = None,
+    args: Operands,
+    kwargs: NamedOperands | None = None,
     name: str | None = None,
     override_hash: Hashable = None,
 ) -> Any:
@@ -123,7 +124,7 @@ def _typed(constant: Any) -> Hashable:
     return constant  # type: ignore[no-any-return]
 
 
-def _constant(function: Any, position: int, leaf: Any) -> Any:
+def _constant(function: Any, position: int, leaf: Tree) -> Any:
     """What a leaf is to the traced function: a place for a tensor, or a hashable constant."""
     if isinstance(leaf, torch.Tensor):
         if not isinstance(leaf, XLATensor):
@@ -152,13 +153,13 @@ def _trace(
     function: Any,
     name: str | None,
     metas: tuple[TensorMeta, ...],
-    constants: tuple[Any, ...],
+    constants: tuple[Tree, ...],
     structure: Any,
     platform: str,
 ) -> _Traced:
-    results: list[Any] = []
+    results: list[Tree] = []
 
-    def flat(*arrays: Any) -> list[Any]:
+    def flat(*arrays: Any) -> list[jax.Array]:
         remaining = iter(arrays)
         leaves = [
             next(remaining) if c is _TENSOR else c.value() if isinstance(c, _Array) else c
@@ -185,8 +186,11 @@ def _computation(function: Any, name: str | None, jaxpr: Any, platform: str) -> 
     module = jax_private.lower(lambda *arrays: call(*arrays), jaxpr.in_avals, (), platform, "jax")
 
     def evaluate(
-        tensors: Sequence[Any], _floats: Sequence[Any], _ints: Sequence[Any], _key: Any
-    ) -> Sequence[Any]:
+        tensors: Sequence[jax.Array],
+        _floats: Sequence[jax.Array],
+        _ints: Sequence[jax.Array],
+        _key: jax.Array,
+    ) -> Sequence[jax.Array]:
         arrays = [a.astype(dtype) for a, dtype in zip(tensors, dtypes, strict=True)]
         return call(*arrays)  # type: ignore[no-any-return]
 

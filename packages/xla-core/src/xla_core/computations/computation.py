@@ -23,6 +23,7 @@ from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor, through_wrapper
 from xla_core.support import caches
 from xla_core.torch_bridge import op_library as op_library
+from xla_core.torch_bridge.operands import NamedOperands, Operands
 
 MSG_OPERAND: Final = (
     "{name}: operand {position} is {got}; operands of a computation are tensors on an xla device"
@@ -78,7 +79,7 @@ class Computation:
         )
         return recorded
 
-    def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def _record(self, args: Operands, kwargs: NamedOperands | None) -> Any:
         trace: Trace = find_trace(args)
         if self.plan.random and kwargs is None:
             kwargs = {SEED: random_state.next_seed(trace.device.index)}
@@ -103,7 +104,7 @@ def _make_plan(computation: Computation, evaluate: Evaluate, random: bool) -> Pl
     overload = torch.ops.xla.computation.default
     outputs = computation.outputs
 
-    def meta(*_args: Any) -> list[torch.Tensor]:
+    def meta(*_args: object) -> list[torch.Tensor]:
         return [torch.empty(m.shape, dtype=m.dtype, device="meta") for m in outputs]
 
     def run(context: Any, tensors: list[Any], floats: list[Any], ints: list[Any]) -> Sequence[Any]:

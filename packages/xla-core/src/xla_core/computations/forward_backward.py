@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
@@ -26,14 +26,13 @@ from xla_core.recording.entry import Operation, inputs_of
 from xla_core.recording.storage import Storage
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
-from xla_core.torch_bridge import torch_private
+from xla_core.torch_bridge import error_texts, torch_private
+from xla_core.torch_bridge.operands import Operands, Tree
 
 MSG_HISTORY: Final = (
     "{what} uses a tensor that it was not given and whose gradient is wanted, in a way that cannot "
     "be followed ({node}); give it as an argument, or detach() it"
 )
-# What autograd says of writing in place to a leaf of its graph.
-_LEAF: Final = "leaf Variable that requires grad"
 
 
 class Joint:
@@ -203,7 +202,7 @@ def _leaves_unwritten(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if _LEAF not in str(error):
+        if not error_texts.is_write_to_leaf(error):
             raise
         target = "an argument, or to a captured tensor that requires a gradient"
         raise RuntimeError(MSG_WRITES.format(what=what, target=target)) from error
@@ -256,7 +255,7 @@ class _Cut(TorchFunctionMode):
         self.aliases: dict[tuple[Any, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_function__(
-        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self, func: Any, _types: Any, args: Operands = (), kwargs: Tree = None
     ) -> Any:
         named = {name: self.alias(a) for name, a in kwargs.items()} if kwargs else {}
         return func(*map(self.alias, args), **named)
@@ -318,7 +317,9 @@ class Passes:
 
 class _Apply(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, passes: Passes, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: FunctionCtx, passes: Passes, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         results, differentiable, saved = passes.forward(tensors)
         ctx.passes = passes
         ctx.save_for_backward(*saved)
@@ -329,7 +330,7 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return (None, *ctx.passes.backward(ctx.saved_tensors, gradients))
 
 

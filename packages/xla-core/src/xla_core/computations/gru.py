@@ -29,14 +29,14 @@ class GRU(nn.GRU):
     ``bidirectional=True`` a ``torch.nn.GRU`` is made, with a warning.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: object, **kwargs: object) -> Any:
         """A ``torch.nn.GRU`` for two directions, which this class does not have."""
         if kwargs.get("bidirectional"):
             warnings.warn(MSG_BIDIRECTIONAL, stacklevel=2)
             return nn.GRU(*args, **kwargs)
         return super().__new__(cls)
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         if kwargs.get("proj_size"):
             raise ValueError(MSG_PROJECTION)
         super().__init__(*args, **kwargs)

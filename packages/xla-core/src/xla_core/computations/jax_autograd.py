@@ -15,6 +15,7 @@ import torch
 from xla_core.computations import forward_backward as joints
 from xla_core.computations.call_jax import call_jax
 from xla_core.computations.forward_backward import Passes
+from xla_core.torch_bridge.operands import Tree
 
 
 def j2t_autograd(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,7 +26,7 @@ def j2t_autograd(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(fn)
-    def inner(*args: Any, **kwargs: Any) -> Any:
+    def inner(*args: Tree, **kwargs: Any) -> Tree:
         leaves, structure = jax.tree.flatten((args, kwargs))
         places = tuple(
             i for i, a in enumerate(leaves) if isinstance(a, torch.Tensor) and a.requires_grad
@@ -48,10 +49,10 @@ class _Call:
     structure: Hashable
     places: tuple[int, ...]
 
-    def __call__(self, differentiable: Sequence[Any], others: Sequence[Any]) -> Any:
+    def __call__(self, differentiable: Sequence[jax.Array], others: Sequence[jax.Array]) -> Tree:
         """The results of ``fn``, and the function from their gradients to those at ``places``."""
 
-        def flat(arrays: Sequence[Any]) -> Any:
+        def flat(arrays: Sequence[jax.Array]) -> jax.Array:
             leaves = list(others)
             for i, array in zip(self.places, arrays, strict=True):
                 leaves[i] = array
@@ -64,7 +65,7 @@ class _Call:
 def _pull(vjp: Callable[[Any], Any], gradients: Any) -> Any:
     """The gradients of a function's arguments, from those of its results."""
 
-    def tangent(array: Any) -> Any:
+    def tangent(array: Any) -> jax.Array:
         if jnp.issubdtype(array.dtype, jnp.inexact):
             return array
         return np.zeros(array.shape, jax.dtypes.float0)  # what jax wants for integers
@@ -76,7 +77,7 @@ def _pull(vjp: Callable[[Any], Any], gradients: Any) -> Any:
 class _Vjp(Passes):
     """One call of a function of jax, and its gradient."""
 
-    def __init__(self, call: _Call, others: list[Any]) -> None:
+    def __init__(self, call: _Call, others: list[jax.Array]) -> None:
         self.call = call
         self.others = others
         self.structure: Any = None

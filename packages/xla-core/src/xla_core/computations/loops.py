@@ -19,6 +19,7 @@ from xla_core.computations.forward_backward import Recorded
 from xla_core.dispatch.functional import find_trace
 from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
+from xla_core.torch_bridge.operands import Tree
 
 BODY: Final = "the body of while_loop"
 CONDITION: Final = "the condition of while_loop"
@@ -38,8 +39,8 @@ _EXTREMES: Final = tensor_meta((2,), torch.int64)
 def while_loop(
     cond_fn: Callable[..., torch.Tensor],
     body_fn: Callable[..., Any],
-    carried_inputs: Sequence[Any],
-    additional_inputs: Sequence[Any] | None = None,
+    carried_inputs: Sequence[Tree],
+    additional_inputs: Sequence[Tree] | None = None,
 ) -> list[torch.Tensor]:
     """``while cond_fn(*carried, *additional): carried = body_fn(*carried, *additional)``, on the device.
 
@@ -85,7 +86,7 @@ def while_loop(
         return _Loop(tested, repeated, count).run(tensors)
 
 
-def _in_place(additional: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+def _in_place(additional: Sequence[Tree], tensors: Sequence[jax.Array]) -> list[Tree]:
     """``additional`` with ``tensors`` where it has tensors."""
     rest = iter(tensors)
     return [t if isinstance(t, int) else next(rest) for t in additional]
@@ -95,7 +96,7 @@ def _in_place(additional: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
 def _of_torch(
     cond_fn: Callable[..., torch.Tensor],
     body_fn: Callable[..., Any],
-    carried_inputs: Sequence[Any],
+    carried_inputs: Sequence[Tree],
     additional_inputs: Sequence[torch.Tensor],
 ) -> tuple[torch.Tensor, ...]:
     """``torch._higher_order_ops.while_loop`` on ``xla`` tensors."""
@@ -124,7 +125,7 @@ def fori_loop(
     return while_loop(lambda left, *_values: left > 0, body, (left, *input_value))
 
 
-def _widened(seen: Sequence[Any], indices: Sequence[Any]) -> tuple[Any, ...]:
+def _widened(seen: Sequence[Tree], indices: Sequence[Tree]) -> tuple[Any, ...]:
     """The smallest and largest of indices so far and of one more iteration."""
     return tuple(
         jnp.stack([jnp.minimum(s[0], jnp.min(i[..., 0])), jnp.maximum(s[1], jnp.max(i[..., 1]))])
@@ -176,14 +177,16 @@ class _Loop:
         captures = len(self.condition.captured)
         joints_ = [p.joint for p in parts]
 
-        def evaluate(tensors: Any, floats: Any, ints: Any, key: Any) -> list[Any]:
+        def evaluate(
+            tensors: jax.Array, floats: jax.Array, ints: jax.Array, key: jax.Array
+        ) -> list[jax.Array]:
             constants, captured = tensors[self.carried : arguments], tensors[arguments:]
             held = (captured[:captures], captured[captures:])
             cut_floats, cut_ints = numbers[0]
             own_floats = (floats[:cut_floats], floats[cut_floats:])
             own_ints = (ints[:cut_ints], ints[cut_ints:])
 
-            def values(which: int, state: Any) -> list[Any]:
+            def values(which: int, state: Tree) -> list[Any]:
                 count, carried = state
                 joint = joints_[which]
                 sources = (*carried, *constants, *reversed(held[which]))
@@ -194,7 +197,7 @@ class _Loop:
                 )
                 return [scope[v] for v in joint.outputs]
 
-            def step(state: Any) -> Any:
+            def step(state: Tree) -> Tree:
                 count, carried, seen = state
                 outputs = values(1, (count, carried))
                 tested = values(0, (count, carried))[1:] if self.condition.ranges else []

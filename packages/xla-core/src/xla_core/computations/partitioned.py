@@ -10,15 +10,16 @@ from functorch.compile import default_partition
 from torch.utils import _pytree
 
 from xla_core.computations.rematerialization import PartitionFn
+from xla_core.torch_bridge.operands import Gradients, Tree
 
 MSG_PARTS: Final = "parts of the lengths {lengths} do not make up a sequence of {whole} items"
 MSG_GRADIENTS: Final = "{name}.backward returned {got} gradients for {wanted} arguments"
 
 
 def value_and_grad_partitioned(
-    fn: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
-    xs: Any,
+    fn: Callable[[Any, Any], tuple[object, object]],
+    init: Tree,
+    xs: Tree,
     partition_fn: PartitionFn = default_partition,
     is_fn_pure: bool = True,
 ) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
@@ -32,15 +33,15 @@ def value_and_grad_partitioned(
     """
     del init, xs, partition_fn, is_fn_pure
 
-    def forward(carry: Any, x: Any) -> tuple[Any, tuple[Any, Any]]:
+    def forward(carry: Tree, x: Tree) -> tuple[Tree, tuple[Tree, Tree]]:
         with torch.no_grad():
             result, y = fn(carry, x)
         return result, (y, carry)
 
-    def alias_input(stacked: Any, xs: Any) -> Any:
+    def alias_input(stacked: Tree, xs: Tree) -> Tree:
         return stacked, xs
 
-    def backward(carry_gradient: Any, rest: tuple[Any, Any]) -> tuple[Any, Any]:
+    def backward(carry_gradient: Tree, rest: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         y_gradient, activations = rest
         with torch.enable_grad():
             given = _pytree.tree_map(_fresh, activations)
@@ -68,30 +69,30 @@ def value_and_grad_partitioned(
     return forward, alias_input, backward
 
 
-def _differentiable(leaf: Any) -> bool:
+def _differentiable(leaf: Tree) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.requires_grad
 
 
-def _fresh(leaf: Any) -> Any:
+def _fresh(leaf: Tree) -> Any:
     """A leaf of autograd's graph with the same value, for what has gradients."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return leaf.detach().requires_grad_(leaf.is_floating_point() or leaf.is_complex())
 
 
-def tree_flatten_none(pytree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+def tree_flatten_none(pytree: Tree) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
     """The leaves of a tree that are not None, and what makes a tree of such leaves again."""
     leaves, spec = _pytree.tree_flatten(pytree)
     there = [leaf is not None for leaf in leaves]
 
-    def unflatten(flat: Sequence[Any]) -> Any:
+    def unflatten(flat: Sequence[Tree]) -> Tree:
         remaining = iter(flat)
         return _pytree.tree_unflatten([next(remaining) if t else None for t in there], spec)
 
     return [leaf for leaf in leaves if leaf is not None], unflatten
 
 
-def split(seq: Sequence[Any], *part_lengths: int) -> tuple[Sequence[Any], ...]:
+def split(seq: Sequence[Tree], *part_lengths: int) -> tuple[Sequence[Any], ...]:
     """``seq`` cut into parts of these lengths, which have to add up to its own. Raises ValueError."""
     if sum(part_lengths) != len(seq):
         raise ValueError(MSG_PARTS.format(lengths=part_lengths, whole=len(seq)))
@@ -102,7 +103,7 @@ def split(seq: Sequence[Any], *part_lengths: int) -> tuple[Sequence[Any], ...]:
     return tuple(parts)
 
 
-def pytreeify(cls: Any) -> Any:
+def pytreeify(cls: Any) -> type:
     """An autograd function like ``cls`` whose arguments and results are trees of tensors.
 
     ``cls.forward(ctx, *trees)`` returns a tree, or a tuple of them; ``cls.backward(ctx, *gradients)`` takes
@@ -111,7 +112,7 @@ def pytreeify(cls: Any) -> Any:
 
     class OfTrees(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, specs: list[Any], spec: Any, *leaves: Any) -> Any:
+        def forward(ctx: Any, specs: list[Any], spec: Any, *leaves: Any) -> Tree:
             results = cls.forward(ctx, *_pytree.tree_unflatten(leaves, spec))
             flat, result_spec = _pytree.tree_flatten(results)
             specs.append(result_spec)
@@ -119,7 +120,7 @@ def pytreeify(cls: Any) -> Any:
             return tuple(flat)
 
         @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
+        def backward(ctx: Any, *gradients: torch.Tensor | None) -> Gradients:
             spec, results = ctx.trees
             trees = _pytree.tree_unflatten(gradients, results)
             result_spec = cls.backward(ctx, *(trees if isinstance(trees, tuple) else (trees,)))
@@ -127,10 +128,10 @@ def pytreeify(cls: Any) -> Any:
 
     class Trees(cls):  # type: ignore[misc]
         @classmethod
-        def apply(cls, *trees: Any) -> Any:
+        def apply(cls, *trees: Tree) -> Tree:
             """The function's results, with a history."""
             leaves, spec = _pytree.tree_flatten(trees)
-            specs: list[Any] = []
+            specs: list[object] = []
             flat = OfTrees.apply(specs, spec, *leaves)
             return _pytree.tree_unflatten(list(flat), specs[0])
 
@@ -139,13 +140,13 @@ def pytreeify(cls: Any) -> Any:
     return Trees
 
 
-def _flat_gradients(name: str, gradients: Any, spec: Any) -> list[Any]:
+def _flat_gradients(name: str, gradients: Tree, spec: Any) -> list[Any]:
     """The gradients of all leaves; None for an argument is None for each of its leaves."""
     given = gradients if isinstance(gradients, tuple) else (gradients,)
     children = spec.children()
     if len(given) != len(children):
         raise ValueError(MSG_GRADIENTS.format(name=name, got=len(given), wanted=len(children)))
-    flat: list[Any] = []
+    flat: list[Tree] = []
     for gradient, child in zip(given, children, strict=True):
         flat += [None] * child.num_leaves if gradient is None else _pytree.tree_leaves(gradient)
     return flat

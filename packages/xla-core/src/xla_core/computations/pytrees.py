@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge.operands import Tree
 
 MSG_LEAF: Final = "{what} contains {got}; its leaves are tensors on an xla device, or None"
 
@@ -22,14 +23,14 @@ class Structure:
     spec: Any
     present: tuple[bool, ...]
 
-    def unflatten(self, tensors: Sequence[Any]) -> Any:
+    def unflatten(self, tensors: Sequence[Any]) -> Tree:
         """The tree with these leaves."""
-        remaining: Iterator[Any] = iter(tensors)
+        remaining: Iterator[Tree] = iter(tensors)
         leaves = [next(remaining) if there else None for there in self.present]
         return pytree.tree_unflatten(leaves, self.spec)
 
 
-def flatten(tree: Any, what: str) -> tuple[list[XLATensor], Structure]:
+def flatten(tree: Tree, what: str) -> tuple[list[XLATensor], Structure]:
     """The tensors of a tree, and its structure. Raises TypeError, naming ``what``, for other leaves."""
     leaves, spec = pytree.tree_flatten(tree)
     tensors: list[XLATensor] = []

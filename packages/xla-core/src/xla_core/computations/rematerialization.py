@@ -97,7 +97,7 @@ def _graph(
     """The two passes as functorch's partitioners take them, and the values by their nodes' names."""
     graph = Graph()
     nodes: dict[int, Node] = {}
-    examples: dict[str, list[Any]] = {"primals": [], "tangents": []}
+    examples: dict[str, list[object]] = {"primals": [], "tangents": []}
     inputs = [entry.first for entry in inputs_of(body.entries)]
     with FakeTensorMode():
         for vid in sorted(inputs, key=lambda v: v in tangents):  # partitioners go by these names

@@ -28,6 +28,7 @@ from xla_core.recording.trace import Entry
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import caches
 from xla_core.torch_bridge.dtypes import numpy_dtype
+from xla_core.torch_bridge.operands import Tree
 
 WHAT: Final = "the function of scan"
 MSG_CALLABLE: Final = "`fn` {fn} must be callable."
@@ -46,11 +47,11 @@ MSG_CARRY: Final = (
 
 def scan(
     fn: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
-    xs: Any,
+    init: Tree,
+    xs: Tree,
     partition_fn: PartitionFn = default_partition,
     is_fn_pure: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[Tree, Tree]:
     """``carry, y = fn(carry, x)`` for each ``x`` in ``xs``: the last carry, and the stacked ``y``.
 
     ``init``, ``xs`` and what ``fn`` returns are pytrees of ``xla`` tensors (or None); an ``x`` has the
@@ -87,7 +88,7 @@ _Found = tuple[Recorded, pytrees.Structure]
 _pure: weakref.WeakKeyDictionary[Any, dict[Hashable, _Found]] = weakref.WeakKeyDictionary()
 
 
-def _length(xs: Any, items: Sequence[torch.Tensor]) -> int:
+def _length(xs: Tree, items: Sequence[torch.Tensor]) -> int:
     if not items:
         raise ValueError(MSG_EMPTY.format(xs=xs))
     if any(not t.dim() for t in items):
@@ -190,7 +191,11 @@ class _Loops:
         self.backward = self._backward() if joint.differentiable else None
 
     def _computation(
-        self, name: str, evaluate: Any, outputs: Sequence[TensorMeta], entries: Sequence[Entry]
+        self,
+        name: str,
+        evaluate: jax.Array,
+        outputs: Sequence[TensorMeta],
+        entries: Sequence[Entry],
     ) -> Computation:
         text = self.joint.text() + repr((self.carries, self.length)).encode()
         random = self.joint.body.is_random(entries)
@@ -201,8 +206,10 @@ class _Loops:
         entries = needed(joint.body.entries, (*joint.outputs[:carries], *self.stacked))
         count = joint.arguments
 
-        def evaluate(tensors: Any, floats: Any, ints: Any, key: Any) -> list[Any]:
-            def step(carry: Any, item: Any) -> tuple[Any, Any]:
+        def evaluate(
+            tensors: jax.Array, floats: jax.Array, ints: jax.Array, key: jax.Array
+        ) -> list[jax.Array]:
+            def step(carry: Tree, item: jax.Array) -> tuple[Tree, Tree]:
                 index, x = item
                 sources = (*carry, *x, *reversed(tensors[count:]))
                 given = {v: sources[s] for v, s in joint.inputs.items()}
@@ -224,7 +231,7 @@ class _Loops:
     def _stack(self, meta: TensorMeta) -> TensorMeta:
         return tensor_meta((self.length, *meta.shape), meta.dtype)
 
-    def _indices(self, key: Any) -> Any:
+    def _indices(self, key: jax.Array) -> jax.Array:
         """The numbers of the iterations, where random numbers depend on them."""
         return None if key is None else jnp.arange(self.length)
 
@@ -236,13 +243,15 @@ class _Loops:
         captured = {v: s for v, s in joint.inputs.items() if s < 0}
         counts = (len(self.kept), len(self.items), len(self.steady), joint.captures)
 
-        def evaluate(tensors: Any, floats: Any, ints: Any, key: Any) -> list[Any]:
+        def evaluate(
+            tensors: jax.Array, floats: jax.Array, ints: jax.Array, key: jax.Array
+        ) -> list[jax.Array]:
             kept, items, steady, held, gradients = _split(tensors, counts)
             results = dict(
                 zip((i for i, t in enumerate(tangents) if t is not None), gradients, strict=True)
             )
 
-            def step(state: Any, item: Any) -> tuple[Any, Any]:
+            def step(state: Tree, item: jax.Array) -> tuple[Tree, Tree]:
                 flowing, sums = state
                 index, kept_now, items_now, of_ys = item
                 given = dict(zip((*self.kept, *self.items), (*kept_now, *items_now), strict=True))
@@ -279,7 +288,7 @@ class _Loops:
         return self._computation("scan_backward", evaluate, outputs, joint.backward)
 
 
-def _split(items: Sequence[Any], counts: Sequence[int]) -> list[Sequence[Any]]:
+def _split(items: Sequence[Tree], counts: Sequence[int]) -> list[Sequence[Any]]:
     """The items in parts of these lengths, and the rest."""
     parts = []
     for count in counts:
@@ -288,7 +297,7 @@ def _split(items: Sequence[Any], counts: Sequence[int]) -> list[Sequence[Any]]:
     return [*parts, items]
 
 
-def _zeros(meta: TensorMeta) -> Any:
+def _zeros(meta: TensorMeta) -> jax.Array:
     return jnp.zeros(meta.shape, numpy_dtype(meta.dtype))
 
 

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from xla_core.computations.rematerialization import PartitionFn
 from xla_core.computations.scan import scan
+from xla_core.torch_bridge.operands import Tree
 
 MSG_KEYS: Final = "Layer {number} has mismatched keys.{missing}{extra}"
 MSG_SHAPES: Final = "Shape mismatch for '{name}' in layer {number}: expected {expected}, got {got}."
@@ -22,7 +23,9 @@ MSG_CLASSES: Final = (
 )
 
 _Tensors = dict[str, torch.Tensor]
-_ONE_LAYER: weakref.WeakKeyDictionary[nn.Module, Callable[..., Any]] = weakref.WeakKeyDictionary()
+_ONE_LAYER: weakref.WeakKeyDictionary[nn.Module, Callable[..., object]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def scan_layers(
@@ -30,7 +33,7 @@ def scan_layers(
     input_data: Any,
     partition_fn: PartitionFn = default_partition,
     is_layer_pure: bool = False,
-) -> Any:
+) -> Tree:
     """``torch.nn.Sequential(*layers)(input_data)`` as one ``scan``: the first layer is compiled for all.
 
     The layers have the same modules, parameter names and shapes, and compute the same (dropout
@@ -65,7 +68,7 @@ def _one_layer(first: nn.Module, kept: bool) -> Callable[..., Any]:
         return kept_function
     alive = weakref.ref(first)  # the dictionary must not keep its own key
 
-    def one_layer(carry: Any, tensors: tuple[_Tensors, _Tensors]) -> tuple[Any, None]:
+    def one_layer(carry: Tree, tensors: tuple[_Tensors, _Tensors]) -> tuple[Any, None]:
         layer = alive()
         assert layer is not None
         return torch.func.functional_call(layer, tensors, carry, strict=True), None

@@ -94,7 +94,7 @@ class Topology:
     process_index: int = 0
     process_count: int = 1
     coordinator_address: str | None = None
-    distributed_client: Any = None
+    distributed_client: object = None
     local_device_count: int | None = None
     aot_topology: str | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -177,7 +177,7 @@ class Exchange:
 
     device: str
     take: Callable[[Any, Placement], Buffer]
-    give: Callable[[Buffer], Any]
+    give: Callable[[Buffer], object]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -275,8 +275,8 @@ class DeferredExecutable(Executable, Protocol):
     """An executable whose run no interrupt can tear from what it donates; optional."""
 
     def deferred(
-        self, arguments: list[Any], results: list[Any], checked: bool = False
-    ) -> Iterator[Any]:
+        self, arguments: list[Buffer], results: list[Buffer], checked: bool = False
+    ) -> Iterator[object]:
         """An iterator that does what ``execute`` does once it is exhausted, and extends ``results``.
 
         It runs no Python function (``map`` over functions of C). With ``checked`` the arguments are not checked,
@@ -295,7 +295,7 @@ class ReplicaExecutable(Executable, Protocol):
         """``execute``, with this process's parts of the arguments and results."""
         ...
 
-    def deferred_own(self, arguments: list[Any], results: list[Any]) -> Iterator[Any]:
+    def deferred_own(self, arguments: list[Buffer], results: list[Buffer]) -> Iterator[object]:
         """``DeferredExecutable.deferred``, with this process's parts."""
         ...
 

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from xla_core.contract.device_protocol import Program
+from xla_core.contract.device_protocol import Buffer, Program
 
 __all__ = [
     "E",
@@ -118,7 +118,7 @@ class ProgramExecuted(Event):
 
     trace: Any
     program: Any
-    results: Sequence[Any]
+    results: Sequence[Buffer]
     nanoseconds: int
 
 
@@ -145,8 +145,8 @@ class Flushed(Event):
 class TransferToDevice(Event):
     """A host array became a buffer; ``array`` is what was sent, which a listener must not keep."""
 
-    buffer: Any
-    array: Any
+    buffer: Buffer
+    array: object
     nbytes: int
     nanoseconds: int
 

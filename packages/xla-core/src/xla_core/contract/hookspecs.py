@@ -90,9 +90,9 @@ def xla_core_partition_program(program: Program) -> Program | None:
 
 @hookspec(firstresult=True)
 def xla_core_over_parts(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     tensors: Sequence[Any],
-    specs: Sequence[Any],
+    specs: Sequence[object],
     results: Sequence[tuple[Any, tuple[int, ...]]],
     mesh: Any,
 ) -> Any:
@@ -117,7 +117,7 @@ def xla_core_choose_shardings(step: StepToSplit) -> ShardingChoice | None:
 
 @hookspec(firstresult=True)
 def xla_core_replicated_executable(
-    executable: Executable, name: str, collectives: Sequence[Any], backend: Any
+    executable: Executable, name: str, collectives: Sequence[object], backend: object
 ) -> Executable | None:
     """What runs a program over all replicas in place of ``executable``; called once for each.
 
@@ -127,7 +127,7 @@ def xla_core_replicated_executable(
 
 
 @hookspec
-def xla_core_kept_in_step(trace: Any) -> Any:
+def xla_core_kept_in_step(trace: object) -> Any:
     """The tensor that the extension keeps until the calling thread's step on ``trace`` ends, or None.
 
     It means nothing in later steps. Called when a step that shall be replayed has been recorded: a replay does not

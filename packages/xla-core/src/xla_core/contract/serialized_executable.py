@@ -35,7 +35,7 @@ MSG_OTHER_COUNT: Final = (
 
 
 def pack(
-    plugin: str, program: Program, code: bytes, report: Mapping[str, Any] | None = None
+    plugin: str, program: Program, code: bytes, report: Mapping[str, object] | None = None
 ) -> bytes:
     """Description of ``program`` followed by ``code``, marked as written by ``plugin``.
 
@@ -74,7 +74,7 @@ def report(payload: bytes) -> dict[str, Any] | None:
     """The report that ``pack`` was given, of a payload that ``unpack`` takes; None without one."""
     start = len(_MAGIC) + _LENGTH.size
     (length,) = _LENGTH.unpack_from(payload, len(_MAGIC))
-    kept: dict[str, Any] | None = json.loads(payload[start : start + length]).get("report")
+    kept: dict[str, object] | None = json.loads(payload[start : start + length]).get("report")
     return kept
 
 

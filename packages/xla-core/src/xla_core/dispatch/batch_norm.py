@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch._ops import OpOverload
 
@@ -12,6 +10,7 @@ from xla_core.dispatch.meta_inference import OperatorPlan
 from xla_core.operators.lowering_registry import find_rule
 from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording.xla_tensor import Handler
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 aten = torch.ops.aten
 _PURE = aten._native_batch_norm_legit_functional.default
@@ -25,7 +24,7 @@ def handler(overload: OpOverload) -> Handler | None:
     pure = OperatorPlan(_PURE, find_rule(_PURE))
     without = functional_handler(OperatorPlan(_NO_STATS, find_rule(_NO_STATS)), "tuple")
 
-    def batch_norm(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def batch_norm(args: Operands, kwargs: NamedOperands | None) -> Operand:
         given = [*args, *(kwargs or {}).values()]
         source, _weight, _bias, mean, variance, training = given[:6]
         if mean is None or variance is None:

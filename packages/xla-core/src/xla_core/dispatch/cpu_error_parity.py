@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import caches
+from xla_core.torch_bridge.operands import NamedOperands, Operand
 
 aten = torch.ops.aten
 
@@ -45,7 +46,7 @@ _INDEX_DTYPES: Final = (torch.int64, torch.int32, torch.uint8, torch.bool)
 
 
 def cpu_error_for(
-    overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+    overload: OpOverload, args: Sequence[Operand], kwargs: NamedOperands
 ) -> Exception | None:
     """What the CPU raises for operands of these shapes and dtypes (values are zero, or one), if it does."""
     error = _attempt(overload, args, kwargs, _as_large)
@@ -54,12 +55,12 @@ def cpu_error_for(
     return error
 
 
-def are_small(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def are_small(args: Sequence[Operand], kwargs: NamedOperands) -> bool:
     """Whether an operator is repeated on the CPU to learn what it says of such operands."""
     return sum(x.numel() for x in _tensors((args, tuple(kwargs.values())))) <= _MAX_ELEMENTS
 
 
-def find(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception | None:
+def find(overload: OpOverload, args: Sequence[Operand], kwargs: NamedOperands) -> Exception | None:
     """The error for a mistake that the meta kernel of ``overload`` lets pass, or None."""
     suspicious = _SUSPICIONS.get(overload)
     if suspicious is not None and suspicious(args):
@@ -147,8 +148,8 @@ def _one_element(x: torch.Tensor) -> torch.Tensor:
 
 def _attempt(
     overload: OpOverload,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
+    args: Sequence[Operand],
+    kwargs: NamedOperands,
     stand_in: Callable[[XLATensor], torch.Tensor],
 ) -> Exception | None:
     named = {k: v for k, v in kwargs.items() if k in {a.name for a in overload._schema.arguments}}
@@ -164,7 +165,7 @@ def _attempt(
     return None
 
 
-def _replace(a: Any, stand_in: Callable[[XLATensor], torch.Tensor]) -> Any:
+def _replace(a: Operand, stand_in: Callable[[XLATensor], torch.Tensor]) -> Operand:
     if isinstance(a, XLATensor):
         return stand_in(a)
     if isinstance(a, (list, tuple)):
@@ -172,18 +173,18 @@ def _replace(a: Any, stand_in: Callable[[XLATensor], torch.Tensor]) -> Any:
     return a
 
 
-def _tensors(a: Any) -> list[torch.Tensor]:
+def _tensors(a: Operand) -> list[torch.Tensor]:
     if isinstance(a, torch.Tensor):
         return [a]
     return [x for item in a for x in _tensors(item)] if isinstance(a, (list, tuple)) else []
 
 
-def _has_common_dtypes(args: Sequence[Any]) -> bool:
+def _has_common_dtypes(args: Sequence[Operand]) -> bool:
     # For the others the CPU lacks kernels that the xla device has.
     return all(x.dtype in _COMMON_DTYPES for x in _tensors(tuple(args)))
 
 
-def _is_too_narrow(args: Sequence[Any]) -> bool:
+def _is_too_narrow(args: Sequence[Operand]) -> bool:
     """Whether an operator would write floating-point numbers into integers."""
     target = args[0]
     return isinstance(target, torch.Tensor) and any(
@@ -191,38 +192,38 @@ def _is_too_narrow(args: Sequence[Any]) -> bool:
     )
 
 
-def _mixes_dtypes(args: Sequence[Any]) -> bool:
+def _mixes_dtypes(args: Sequence[Operand]) -> bool:
     return len({x.dtype for x in _tensors(tuple(args))}) > 1
 
 
-def _has_masks(args: Sequence[Any]) -> bool:
+def _has_masks(args: Sequence[Operand]) -> bool:
     """Whether a tensor is boolean, which subtraction refuses whatever the other one is."""
     return any(x.dtype == torch.bool for x in _tensors(tuple(args)))
 
 
-def _is_empty(args: Sequence[Any]) -> bool:
+def _is_empty(args: Sequence[Operand]) -> bool:
     return args[0].numel() == 0
 
 
-def _has_no_row_numbers(args: Sequence[Any]) -> bool:
+def _has_no_row_numbers(args: Sequence[Operand]) -> bool:
     return args[1].dtype not in (torch.int32, torch.int64)
 
 
-def _is_no_chance(args: Sequence[Any]) -> bool:
+def _is_no_chance(args: Sequence[Operand]) -> bool:
     # in evaluation nothing is drawn, whatever the probability
     return args[2] is not False and not 0 <= args[1] <= 1
 
 
-def _is_no_softmax(args: Sequence[Any]) -> bool:
+def _is_no_softmax(args: Sequence[Operand]) -> bool:
     x, dim = args[0], args[1]
     return not x.dtype.is_floating_point or not -max(x.dim(), 1) <= dim < max(x.dim(), 1)
 
 
-def _pads_negatively(args: Sequence[Any]) -> bool:
+def _pads_negatively(args: Sequence[Operand]) -> bool:
     return any(size < 0 for size in args[4])
 
 
-def _steps_backwards(args: Sequence[Any]) -> bool:
+def _steps_backwards(args: Sequence[Operand]) -> bool:
     """Whether a convolution's stride or dilation is not positive."""
     return any(step <= 0 for step in (*args[3], *args[5]))
 
@@ -230,7 +231,7 @@ def _steps_backwards(args: Sequence[Any]) -> bool:
 def _is_no_unpooling(rank: int) -> Callable[[Sequence[Any]], bool]:
     """Whether values have no planes of ``rank`` dimensions, their places are others than they, or no places."""
 
-    def suspicious(args: Sequence[Any]) -> bool:
+    def suspicious(args: Sequence[Operand]) -> bool:
         values, places, size, *settings = args
         strides = settings[0] if settings else ()
         return (
@@ -253,20 +254,20 @@ def _is_not_a_line(args: Sequence[Any]) -> bool:
     return args[1].dim() != 1
 
 
-def _are_no_indices(indices: Sequence[Any]) -> bool:
+def _are_no_indices(indices: Sequence[Operand]) -> bool:
     return any(i is not None and i.dtype not in _INDEX_DTYPES for i in indices)
 
 
 def _unless(dtypes: Sequence[torch.dtype], position: int) -> Callable[[Sequence[Any]], bool]:
     """Whether the tensor at ``position`` has none of ``dtypes``, which the CPU tells in its own words."""
 
-    def suspicious(args: Sequence[Any]) -> bool:
+    def suspicious(args: Sequence[Operand]) -> bool:
         return args[position].dtype not in dtypes
 
     return suspicious
 
 
-def _reaches_beyond(args: Sequence[Any]) -> bool:
+def _reaches_beyond(args: Sequence[Operand]) -> bool:
     """Whether ``as_strided`` (or its copy, or ``as_strided_scatter``) leaves the tensor's elements."""
     source = args[0]
     size, stride, *rest = [a for a in args[1:] if not isinstance(a, torch.Tensor)]
@@ -277,12 +278,12 @@ def _reaches_beyond(args: Sequence[Any]) -> bool:
     return bool(last >= source.numel())
 
 
-def _can_be_indexed(args: Sequence[Any]) -> bool:
+def _can_be_indexed(args: Sequence[Operand]) -> bool:
     # else index 0, which stands in for all, would be out of range
     return args[0].numel() != 0 or args[2].numel() == 0
 
 
-def _do_values_misfit(args: Sequence[Any]) -> bool:
+def _do_values_misfit(args: Sequence[Operand]) -> bool:
     """Whether ``index_put`` cannot broadcast its values to what the indices choose, or their dtype."""
     target, indices, values = args[:3]
     if values.dtype != target.dtype or _are_no_indices(indices):
@@ -297,7 +298,7 @@ def _do_values_misfit(args: Sequence[Any]) -> bool:
     return values.dim() > len(chosen) or any(have not in (1, want) for have, want in fits)
 
 
-def _always(args: Sequence[Any]) -> bool:
+def _always(args: Sequence[Operand]) -> bool:
     """For operators without a meta kernel, whose rules' own says no more than shapes."""
     return True
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import Any, Final
+from typing import Final
 
 import torch
+from torch._ops import OpOverload
 
 from xla_core.contract import events
 from xla_core.dispatch.functional import find_trace
@@ -16,6 +17,7 @@ from xla_core.recording import source_location
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor
 from xla_core.support import counters, flags
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 MSG_FALLBACK: Final = (
     "{operator} has no XLA lowering and runs on the CPU: what was pending was executed, its operands were "
@@ -28,15 +30,15 @@ class FallbackWarning(UserWarning):
     """An operator ran on the CPU because the ``xla`` device has no lowering for it."""
 
 
-def counter_name(overload: Any) -> str:
+def counter_name(overload: OpOverload) -> str:
     """The name that fallbacks of ``overload`` are counted under, ``aten::op``."""
     return str(overload._schema.name)
 
 
-def fallback_handler(overload: Any, signature: Signature) -> Handler:
+def fallback_handler(overload: OpOverload, signature: Signature) -> Handler:
     """A handler that fetches the operands, runs the operator on the CPU and uploads its results."""
 
-    def on_cpu(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def on_cpu(args: Operands, kwargs: NamedOperands | None) -> Operand:
         trace = find_trace(args, kwargs)
         named = kwargs or {}
         hosts: dict[int, torch.Tensor] = {}
@@ -58,15 +60,15 @@ def fallback_handler(overload: Any, signature: Signature) -> Handler:
     return on_cpu
 
 
-def refuse(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def refuse(overload: OpOverload, args: Operands, kwargs: NamedOperands) -> None:
     """Raise what the CPU raises for the values of these operands, if it does."""
     host_args, host_named = _on_host(args, kwargs, {})
     overload(*host_args, **host_named)
 
 
 def _on_host(
-    args: tuple[Any, ...], kwargs: dict[str, Any], hosts: dict[int, torch.Tensor]
-) -> tuple[list[Any], dict[str, Any]]:
+    args: Operands, kwargs: NamedOperands, hosts: dict[int, torch.Tensor]
+) -> tuple[list[Operand], dict[str, Operand]]:
     named = {
         name: torch.device("cpu") if name == "device" else _to_host(value, hosts)
         for name, value in kwargs.items()
@@ -95,7 +97,7 @@ def _tell(name: str, nanoseconds: int) -> None:
     events.emit(event)
 
 
-def _to_host(a: Any, hosts: dict[int, torch.Tensor]) -> Any:
+def _to_host(a: Operand, hosts: dict[int, torch.Tensor]) -> Operand:
     if isinstance(a, XLATensor):
         if id(a) not in hosts:
             hosts[id(a)] = read(a)
@@ -105,7 +107,7 @@ def _to_host(a: Any, hosts: dict[int, torch.Tensor]) -> Any:
     return a
 
 
-def _tensors(items: Any) -> list[XLATensor]:
+def _tensors(items: Operand) -> list[XLATensor]:
     tensors: list[XLATensor] = []
     for a in items:
         if isinstance(a, XLATensor):
@@ -116,8 +118,8 @@ def _tensors(items: Any) -> list[XLATensor]:
 
 
 def _write_back(
-    args: tuple[Any, ...],
-    named: dict[str, Any],
+    args: Operands,
+    named: NamedOperands,
     signature: Signature,
     hosts: dict[int, torch.Tensor],
 ) -> None:
@@ -127,7 +129,7 @@ def _write_back(
             tensor.copy_(hosts[id(tensor)])
 
 
-def _to_device(result: Any, trace: Trace, originals: dict[int, XLATensor]) -> Any:
+def _to_device(result: Operand, trace: Trace, originals: dict[int, XLATensor]) -> Operand:
     if isinstance(result, torch.Tensor):
         return originals.get(id(result)) if id(result) in originals else upload(result, trace)
     if isinstance(result, (list, tuple)):

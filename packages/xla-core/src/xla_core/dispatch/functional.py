@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from xla_core.dispatch import random_numbers
 from xla_core.dispatch.meta_inference import OperatorPlan
@@ -17,9 +18,10 @@ from xla_core.recording import random_state
 from xla_core.recording.trace import Entry, Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor
 from xla_core.torch_bridge import reference_kernels
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 
-def find_trace(args: Any, kwargs: Any = None) -> Trace:
+def find_trace(args: Operand, kwargs: Any = None) -> Trace:
     """The trace of the first ``xla`` tensor among the arguments, else of their ``device``."""
     trace = _search(args) or (_search(kwargs.values()) if kwargs else None)
     if trace is None:
@@ -28,7 +30,7 @@ def find_trace(args: Any, kwargs: Any = None) -> Trace:
     return trace
 
 
-def _search(items: Any) -> Trace | None:
+def _search(items: Operand) -> Trace | None:
     for a in items:
         if isinstance(a, XLATensor):
             return a._s.trace
@@ -42,7 +44,7 @@ def _search(items: Any) -> Trace | None:
 def functional_handler(plan: Plan, returns: str) -> Handler:
     """A handler that records the operator and wraps its results as they are declared."""
 
-    def functional(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def functional(args: Operands, kwargs: NamedOperands | None) -> Operand:
         first = args[0] if args else None
         trace = first._s.trace if type(first) is XLATensor else find_trace(args, kwargs)
         with trace.bare:
@@ -68,7 +70,7 @@ def seeded(handler: Handler, plan: Plan) -> Handler:
     names = [argument.name for argument in plan.overload._schema.arguments]
     place = names.index("generator") if "generator" in names else len(names)
 
-    def random(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def random(args: Operands, kwargs: NamedOperands | None) -> Operand:
         trace = find_trace(args, kwargs)
         named = dict(kwargs) if kwargs else {}
         given = named.get("generator")
@@ -88,7 +90,7 @@ def seeded(handler: Handler, plan: Plan) -> Handler:
     return random
 
 
-def wrap_results(trace: Trace, entry: Entry, returns: str) -> Any:
+def wrap_results(trace: Trace, entry: Entry, returns: str) -> Operand:
     """New tensors on the entry's values; None where an operator gives none."""
     tensors = [
         None if meta is None else trace.new_tensor(meta, entry.first + i)
@@ -102,7 +104,7 @@ def wrap_results(trace: Trace, entry: Entry, returns: str) -> Any:
 def factory_handler(plan: Plan) -> Handler:
     """A handler for operators whose device is an argument (``zeros``, ``new_full``, ``full_like``)."""
 
-    def factory(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def factory(args: Operands, kwargs: NamedOperands | None) -> Operand:
         device = kwargs.get("device") if kwargs else None
         if device is not None and device.type != "xla":
             return plan.overload(*_on_host(plan, args), **(kwargs or {}))
@@ -124,7 +126,7 @@ def _is_pattern(plan: Plan, position: int) -> bool:
     return bool(plan.overload._schema.arguments[position].name == "self")
 
 
-def _on_host(plan: Plan, args: tuple[Any, ...]) -> list[Any]:
+def _on_host(plan: Plan, args: Operands) -> list[Operand]:
     """The arguments for the CPU; of a pattern not the values."""
     return [
         (torch.empty(a.shape, dtype=a.dtype) if _is_pattern(plan, i) else a.cpu())
@@ -134,7 +136,7 @@ def _on_host(plan: Plan, args: tuple[Any, ...]) -> list[Any]:
     ]
 
 
-def _on_device(plan: Plan, position: int, a: Any, trace: Trace) -> Any:
+def _on_device(plan: Plan, position: int, a: Operand, trace: Trace) -> Operand:
     """An argument for another ``xla`` device; a pattern as a tensor that nobody has written to."""
     if not isinstance(a, XLATensor):
         return a
@@ -143,21 +145,21 @@ def _on_device(plan: Plan, position: int, a: Any, trace: Trace) -> Any:
     return trace.from_buffer(None, a._v.meta if a._v is not None else a._s.meta)
 
 
-def composite_handler(overload: Any) -> Callable[..., Any]:
+def composite_handler(overload: OpOverload) -> Callable[..., Any]:
     """A handler for an operator that PyTorch itself defines by others (met in inference mode)."""
 
-    def composite(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def composite(args: Operands, kwargs: NamedOperands | None) -> Operand:
         return overload.decompose(*args, **(kwargs or {}))
 
     return composite
 
 
-def one_hot(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+def one_hot(args: Operands, kwargs: NamedOperands | None) -> Operand:
     """``one_hot``, as C++ defines it; PyTorch's Python also asserts what the CPU would check."""
     return reference_kernels.in_cpp(torch.ops.aten.one_hot.default)(*args, **(kwargs or {}))
 
 
-def decomposed_handler(overload: Any, returns: str, on_cpu: Handler) -> Handler:
+def decomposed_handler(overload: OpOverload, returns: str, on_cpu: Handler) -> Handler:
     """A handler of an operator that PyTorch's decomposition defines by others which have rules.
 
     It is recorded as one entry; the decomposition is traced once per operand shapes, and followed when the
@@ -166,7 +168,7 @@ def decomposed_handler(overload: Any, returns: str, on_cpu: Handler) -> Handler:
     rule = DecomposedRule(overload)
     plan = OperatorPlan(overload, rule)
 
-    def decomposed(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def decomposed(args: Operands, kwargs: NamedOperands | None) -> Operand:
         trace = find_trace(args, kwargs)
         with trace.lock:
             if rule.lowerable(args, kwargs or {}):

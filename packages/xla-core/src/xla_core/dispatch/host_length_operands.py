@@ -8,7 +8,7 @@ lengths on the host, on all of PyTorch's devices.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -17,6 +17,7 @@ from xla_core.dispatch.functional import find_trace
 from xla_core.dispatch.transfers import read, upload
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 aten = torch.ops.aten
 
@@ -25,23 +26,23 @@ _IN_LOSS = (2, 3)
 _IN_GRADIENT = (3, 4)
 
 
-def _on_device(lengths: Any, trace: Trace) -> XLATensor:
+def _on_device(lengths: Operand, trace: Trace) -> XLATensor:
     if isinstance(lengths, XLATensor):
         return lengths
     return upload(torch.as_tensor(lengths, dtype=torch.int64), trace)
 
 
-def _with_lengths(args: tuple[Any, ...], positions: tuple[int, int]) -> tuple[Any, ...]:
+def _with_lengths(args: Operands, positions: tuple[int, int]) -> tuple[Operand, ...]:
     trace = find_trace(args)
     return tuple(_on_device(a, trace) if i in positions else a for i, a in enumerate(args))
 
 
-def ctc_loss(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+def ctc_loss(args: Operands, kwargs: NamedOperands | None) -> Operand:
     """``_ctc_loss`` with lengths as numbers."""
     return handler_of(aten._ctc_loss.Tensor)(_with_lengths(args, _IN_LOSS), kwargs)
 
 
-def ctc_loss_backward(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+def ctc_loss_backward(args: Operands, kwargs: NamedOperands | None) -> Operand:
     """``_ctc_loss_backward`` with lengths as numbers."""
     handler = handler_of(aten._ctc_loss_backward.Tensor)
     return handler(_with_lengths(args, _IN_GRADIENT), kwargs)
@@ -53,7 +54,7 @@ MSG_NEGATIVE_REPEATS: Final = "repeats can not be negative"
 def repeat_interleave_handler(record: Handler) -> Handler:
     """``repeat_interleave`` of repeats alone; ``record`` takes the result's length with them."""
 
-    def repeat_interleave(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def repeat_interleave(args: Operands, kwargs: NamedOperands | None) -> Operand:
         repeats, named = args[0], kwargs or {}
         if named.get("output_size") is not None:
             return record(args, kwargs)
@@ -73,7 +74,7 @@ def repeat_interleave_handler(record: Handler) -> Handler:
     return repeat_interleave
 
 
-def pack_padded_sequence(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+def pack_padded_sequence(args: Operands, kwargs: NamedOperands | None) -> Operand:
     """``_pack_padded_sequence``: rows of the padded sequences, and how many sequences each step has, on the host.
 
     The host packs the rows' numbers, and raises its errors for lengths that do not fit.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch._ops import OpOverload
@@ -21,6 +21,7 @@ from xla_core.execution.index_checks import (
 )
 from xla_core.recording import source_location
 from xla_core.recording.xla_tensor import Handler, XLATensor
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 from xla_core.torch_bridge.reference_kernels import keep_whole
 from xla_core.torch_bridge.torch_private import current_backward
 
@@ -40,21 +41,21 @@ def _size(tensor: torch.Tensor, dim: int) -> tuple[int, int]:
 
 
 def _along(negative: bool) -> _Finder:
-    def find(tensor: Any, dim: int, index: Any, *_rest: Any) -> Iterator[_Found]:
+    def find(tensor: Operand, dim: int, index: Operand, *_rest: object) -> Iterator[_Found]:
         yield *_size(tensor, dim), index, negative, None
 
     return find
 
 
-def _rows(table: Any, indices: Any, *_rest: Any) -> Iterator[_Found]:
+def _rows(table: Operand, indices: Operand, *_rest: object) -> Iterator[_Found]:
     yield 0, table.shape[0], indices, False, None
 
 
-def _flat(tensor: Any, index: Any, *_rest: Any) -> Iterator[_Found]:
+def _flat(tensor: Operand, index: Operand, *_rest: object) -> Iterator[_Found]:
     yield 0, tensor.numel(), index, True, None
 
 
-def _several(tensor: Any, indices: Any, *_rest: Any) -> Iterator[_Found]:
+def _several(tensor: Operand, indices: Operand, *_rest: object) -> Iterator[_Found]:
     dim = 0
     for index in indices:
         if index is None:
@@ -68,18 +69,18 @@ def _several(tensor: Any, indices: Any, *_rest: Any) -> Iterator[_Found]:
 
 
 def _classes(
-    scores: Any, target: Any, _weight: Any, _reduction: int, ignored: int = -100
+    scores: Operand, target: Operand, _weight: object, _reduction: int, ignored: int = -100
 ) -> Iterator[_Found]:
     dim = 0 if scores.dim() == 1 else 1
     yield dim, scores.shape[dim], target, False, ignored
 
 
-def _hot(classes: Any, count: int = -1) -> Iterator[_Found]:
+def _hot(classes: Operand, count: int = -1) -> Iterator[_Found]:
     # without a count it is found out which is the largest
     yield classes.dim(), count if count >= 0 else _INT64_MAX, classes, False, None
 
 
-def _last(scores: Any, target: Any, *_rest: Any) -> Iterator[_Found]:
+def _last(scores: Operand, target: Operand, *_rest: object) -> Iterator[_Found]:
     yield max(scores.dim() - 1, 0), scores.shape[-1] if scores.dim() else 1, target, False, None
 
 
@@ -121,7 +122,7 @@ def checking(overload: OpOverload, handler: Handler) -> Handler:
     words, find = known
 
     @functools.wraps(handler)
-    def checked(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def checked(args: Operands, kwargs: NamedOperands | None) -> Operand:
         trace = find_trace(args, kwargs)
         # the backward pass takes the indices of the forward pass
         if current_backward() == -1 and index_checks.are_wanted(trace):

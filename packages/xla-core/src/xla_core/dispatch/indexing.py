@@ -15,19 +15,20 @@ from xla_core.dispatch.functional import find_trace
 from xla_core.dispatch.transfers import upload
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 _MASKS = (torch.bool, torch.uint8)
 _NONZERO = torch.ops.aten.nonzero.default
 _MASKED_SELECT = torch.ops.aten.masked_select.default
 
 
-def _has_mask(indices: Any) -> bool:
+def _has_mask(indices: Operand) -> bool:
     return any(i is not None and i.dtype in _MASKS for i in indices)
 
 
-def _device_indices(indices: Any, trace: Trace) -> list[Any]:
+def _device_indices(indices: Operand, trace: Trace) -> list[Operand]:
     """Index tensors on the device, each mask replaced by one index tensor per dimension."""
-    expanded: list[Any] = []
+    expanded: list[Operand] = []
     for index in indices:
         if index is None:
             expanded.append(None)
@@ -47,7 +48,7 @@ def _positions(mask: torch.Tensor, trace: Trace) -> list[torch.Tensor]:
     return [upload(i.contiguous(), trace) for i in mask.nonzero().unbind(1)]
 
 
-def _is_whole_mask(source: torch.Tensor, indices: Any) -> bool:
+def _is_whole_mask(source: torch.Tensor, indices: Operand) -> bool:
     """Whether ``source`` is indexed by one mask of its own shape on the device."""
     if len(indices) != 1:
         return False
@@ -55,7 +56,7 @@ def _is_whole_mask(source: torch.Tensor, indices: Any) -> bool:
     return type(mask) is XLATensor and mask.dtype == torch.bool and mask.shape == source.shape
 
 
-def _check_masks(shape: torch.Size, indices: Any) -> None:
+def _check_masks(shape: torch.Size, indices: Operand) -> None:
     dimension = 0
     for index in indices:
         if index is not None and index.dtype in _MASKS:
@@ -73,7 +74,7 @@ def _check_masks(shape: torch.Size, indices: Any) -> None:
 def index_handler(record: Handler) -> Handler:
     """``index.Tensor``; ``record`` takes integer index tensors on the device."""
 
-    def index(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def index(args: Operands, kwargs: NamedOperands | None) -> Any:
         source, indices = args[0], args[1]
         if not all(type(i) is XLATensor and i.dtype not in _MASKS for i in indices):
             trace = find_trace(args)
@@ -91,7 +92,7 @@ def index_handler(record: Handler) -> Handler:
 def index_put_handler(record: Handler, in_place: bool) -> Handler:
     """``index_put`` and ``index_put_``; ``record`` takes integer index tensors on the device."""
 
-    def index_put(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def index_put(args: Operands, kwargs: NamedOperands | None) -> Operand:
         target, indices, values = args[:3]
         trace = find_trace(args)
         accumulate = args[3] if len(args) > 3 else (kwargs or {}).get("accumulate", False)
@@ -108,7 +109,9 @@ def index_put_handler(record: Handler, in_place: bool) -> Handler:
     return index_put
 
 
-def _masked_fill(target: Any, mask: Any, values: Any, trace: Trace, in_place: bool) -> Any:
+def _masked_fill(
+    target: Operand, mask: Operand, values: Operand, trace: Trace, in_place: bool
+) -> Operand:
     mask = mask if isinstance(mask, XLATensor) else upload(mask, trace)
     mask = mask.to(torch.bool).reshape(mask.shape + (1,) * (target.dim() - mask.dim()))
     masked_fill = torch.ops.aten.masked_fill_ if in_place else torch.ops.aten.masked_fill

@@ -8,9 +8,10 @@ show: the CPU is then asked for its error, which is raised at the user's line.
 from __future__ import annotations
 
 import functools
-from typing import Any, Final
+from typing import Final
 
 import torch
+from torch._ops import OpOverload
 
 from xla_core.dispatch.cpu_fallback import fallback_handler, refuse
 from xla_core.dispatch.functional import find_trace, wrap_results
@@ -22,11 +23,12 @@ from xla_core.operators.schema import Signature
 from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording.storage import View
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of, tensor_on
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 aten = torch.ops.aten
 
 
-def inspected_handler(overload: Any, inspected: InspectedRule, facts: Signature) -> Handler:
+def inspected_handler(overload: OpOverload, inspected: InspectedRule, facts: Signature) -> Handler:
     """A handler that records ``overload``, looks at what the result depends on, and cuts it."""
     plan = OperatorPlan(overload, inspected.rule, name=f"{overload} inspected")
     then = None
@@ -34,7 +36,7 @@ def inspected_handler(overload: Any, inspected: InspectedRule, facts: Signature)
         then = OperatorPlan(overload, inspected.then, name=f"{overload} of a size")
     on_cpu = fallback_handler(overload, facts)
 
-    def inspect(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def inspect(args: Operands, kwargs: NamedOperands | None) -> Operand:
         trace = find_trace(args, kwargs)
         if inspected.platforms is not None and trace.backend.platform not in inspected.platforms:
             return on_cpu(args, kwargs)

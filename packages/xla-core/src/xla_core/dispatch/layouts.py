@@ -7,12 +7,13 @@ its result cannot be a dense tensor; or C++ would say that a dispatch key has no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import torch
 from torch._ops import OpOverload
 
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 MSG_LAYOUT: Final = (
     "{operator}: tensors on an xla device are dense (torch.strided), none is sparse, nested or of MKL-DNN. "
@@ -45,20 +46,20 @@ def refuse(overload: OpOverload) -> NoReturn:
 def refusing_handler(overload: OpOverload) -> Handler:
     """A handler that raises LayoutError where the operator is called."""
 
-    def refused(_args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> NoReturn:
+    def refused(_args: Operands, _kwargs: NamedOperands | None) -> NoReturn:
         refuse(overload)
 
     return refused
 
 
-def sparse_addmm(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+def sparse_addmm(args: Operands, kwargs: NamedOperands | None) -> Operand:
     """``sparse.mm`` and ``sparse.addmm``: of dense tensors an ordinary product, as on the CPU."""
     if not all(isinstance(a, XLATensor) for a in args[:3]):
         refuse(torch.ops.aten._sparse_addmm.default)
     return handler_of(torch.ops.aten.addmm.default)(args, kwargs)
 
 
-def check_wanted(overload: OpOverload, kwargs: Mapping[str, Any]) -> None:
+def check_wanted(overload: OpOverload, kwargs: Mapping[str, Operand]) -> None:
     """Raise LayoutError where the caller asks for another layout, as ``zeros_like(x, layout=...)`` may."""
     if kwargs.get("layout") not in (None, torch.strided):
         refuse(overload)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch._ops import OpOverload
@@ -16,6 +16,7 @@ from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording.xla_tensor import NoMetaKernelError, XLATensor
 from xla_core.support import caches
 from xla_core.torch_bridge import dtypes, reference_kernels
+from xla_core.torch_bridge.operands import NamedOperands, Operand
 
 _META: Final = torch.device("meta")
 # In place of the metas of an operator whose results only a CPU can tell; told apart by identity.
@@ -32,7 +33,9 @@ class OperatorPlan(Plan):
 
     __slots__ = ()
 
-    def infer(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[TensorMeta | None, ...]:
+    def infer(
+        self, args: Sequence[Operand], kwargs: NamedOperands
+    ) -> tuple[TensorMeta | None, ...]:
         """The metas of the results.
 
         Raises what PyTorch raises for these operands, and NoMetaKernelError where only a CPU can
@@ -49,7 +52,7 @@ class OperatorPlan(Plan):
         return metas
 
     def _checked(
-        self, args: Sequence[Any], kwargs: dict[str, Any]
+        self, args: Sequence[Operand], kwargs: NamedOperands
     ) -> tuple[TensorMeta | None, ...]:
         layouts.check_wanted(self.overload, kwargs)
         try:
@@ -81,7 +84,7 @@ class OperatorPlan(Plan):
         return metas
 
     def _run_meta(
-        self, args: Sequence[Any], kwargs: dict[str, Any]
+        self, args: Sequence[Operand], kwargs: NamedOperands
     ) -> tuple[TensorMeta | None, ...]:
         if not is_per_element(self.name):
             return self._metas_of(args, kwargs)
@@ -97,7 +100,7 @@ class OperatorPlan(Plan):
         )
 
     def _metas_of(
-        self, args: Sequence[Any], kwargs: dict[str, Any]
+        self, args: Sequence[Operand], kwargs: NamedOperands
     ) -> tuple[TensorMeta | None, ...]:
         known = {a.name for a in self.overload._schema.arguments}
         named = {
@@ -143,7 +146,7 @@ class OperatorPlan(Plan):
             _meta_of(w) for w in _flat(written)
         )
 
-    def _is_like_its_operand(self, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    def _is_like_its_operand(self, args: Sequence[Operand], named: Mapping[str, Operand]) -> bool:
         """Whether this is an elementwise operator whose result any kernel says is as the first operand.
 
         That is so of floats of one shape and dtype. An operator that refuses floats is found out
@@ -176,7 +179,7 @@ def _fresh_count(overload: OpOverload) -> int:
     return sum(r.alias_info is None for r in overload._schema.returns)
 
 
-def _freeze(a: Any) -> Any:
+def _freeze(a: Operand) -> Operand:
     """A hashable image of an argument in which 1, 1.0 and True, 0.0 and -0.0 differ."""
     t = type(a)
     if t is XLATensor:
@@ -199,12 +202,12 @@ def _freeze(a: Any) -> Any:
     return a
 
 
-def _is_large_on_host(a: Any) -> bool:
+def _is_large_on_host(a: Operand) -> bool:
     """Whether this is a CPU tensor that does not stand for a number."""
     return isinstance(a, torch.Tensor) and a.device.type == "cpu" and a.dim() > 0
 
 
-def to_meta(a: Any) -> Any:
+def to_meta(a: Operand) -> Operand:
     """An operand as the meta kernels take it: ``xla`` tensors become meta tensors."""
     if isinstance(a, XLATensor):
         return torch.empty(
@@ -218,7 +221,7 @@ def to_meta(a: Any) -> Any:
     return a
 
 
-def _meta_of(a: Any) -> TensorMeta | None:
+def _meta_of(a: Operand) -> TensorMeta | None:
     if a is None:
         return None
     if isinstance(a, XLATensor):
@@ -226,8 +229,8 @@ def _meta_of(a: Any) -> TensorMeta | None:
     return tensor_meta(tuple(a.shape), a.dtype)
 
 
-def _flat(items: Any) -> list[Any]:
-    flat: list[Any] = []
+def _flat(items: Operand) -> list[Operand]:
+    flat: list[Operand] = []
     for item in items:
         if isinstance(item, (list, tuple)):
             flat.extend(_flat(item))
@@ -236,5 +239,5 @@ def _flat(items: Any) -> list[Any]:
     return flat
 
 
-def _flat_results(result: Any) -> list[Any]:
+def _flat_results(result: Operand) -> list[Operand]:
     return _flat(result) if isinstance(result, (list, tuple)) else [result]

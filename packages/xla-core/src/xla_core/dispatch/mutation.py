@@ -10,6 +10,7 @@ from threading import get_ident
 from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 from torch.autograd.graph import increment_version
 
 from xla_core.dispatch import cpu_error_parity, views
@@ -23,6 +24,7 @@ from xla_core.recording.geometry import geometry
 from xla_core.recording.storage import chain
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 MSG_OUT_DTYPE: Final = "result type {result} can't be cast to the desired output type {out}"
 MSG_OUT_GRADIENT: Final = (
@@ -56,7 +58,7 @@ def mutating_handler(plan: Plan, signature: Signature) -> Handler:
     names = signature.names
     lists = signature.writes_lists
 
-    def mutate(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def mutate(args: Operands, kwargs: NamedOperands | None) -> Operand:
         first = args[0]
         trace = first._s.trace if type(first) is XLATensor else find_trace(args, kwargs)
         with trace.bare:
@@ -75,7 +77,7 @@ def mutating_handler(plan: Plan, signature: Signature) -> Handler:
             results = wrap_results(trace, entry, "tuple")[:fresh]
             return results[0] if signature.returns == "tensor" else results
 
-    def mutate_first(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def mutate_first(args: Operands, kwargs: NamedOperands | None) -> Operand:
         target = args[0]
         if type(target) is not XLATensor and not isinstance(target, XLATensor):
             raise error_messages.not_an_xla_tensor(
@@ -96,8 +98,8 @@ def mutating_handler(plan: Plan, signature: Signature) -> Handler:
 
 
 def _targets(
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any] | None,
+    args: Operands,
+    kwargs: NamedOperands | None,
     written: tuple[int, ...],
     names: tuple[str, ...],
 ) -> Iterator[XLATensor]:
@@ -118,7 +120,7 @@ def _check_inference(targets: list[XLATensor]) -> None:
         raise RuntimeError(MSG_INFERENCE)
 
 
-def out_handler(overload: Any, pure: Any, signature: Signature) -> Handler:
+def out_handler(overload: OpOverload, pure: OpOverload, signature: Signature) -> Handler:
     """A handler for ``out=``: the results of ``pure``, the form without, go to the given tensors."""
     names = [a.name for a in overload._schema.arguments if a.is_out]
     given = {a.name for a in overload._schema.arguments}
@@ -129,7 +131,7 @@ def out_handler(overload: Any, pure: Any, signature: Signature) -> Handler:
     composite = overload._can_decompose()  # autograd has refused for the others
     where_dtype = signature.names.index("dtype") if "dtype" in signature.names else None
 
-    def into(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def into(args: Operands, kwargs: NamedOperands | None) -> Operand:
         named = dict(kwargs or {})
         outs = _flat_outs(named.pop(name) for name in names)
         if composite:
@@ -160,12 +162,12 @@ def out_handler(overload: Any, pure: Any, signature: Signature) -> Handler:
     return into
 
 
-def _flat_outs(outs: Iterable[Any]) -> list[Any]:
+def _flat_outs(outs: Iterable[Operand]) -> list[Any]:
     """The tensors to write to: each ``out=`` argument is one, or a list of them."""
     return [t for out in outs for t in (out if isinstance(out, (list, tuple)) else (out,))]
 
 
-def _check_no_gradients(overload: Any, operands: Iterable[Any]) -> None:
+def _check_no_gradients(overload: OpOverload, operands: Iterable[Operand]) -> None:
     """Refuse what autograd refuses."""
     if torch.is_grad_enabled() and any(
         isinstance(x, XLATensor) and x.requires_grad for x in operands
@@ -173,7 +175,7 @@ def _check_no_gradients(overload: Any, operands: Iterable[Any]) -> None:
         raise RuntimeError(MSG_OUT_GRADIENT.format(name=overload._schema.name.split("::")[1]))
 
 
-def _is_among(out: Any, args: Iterable[Any]) -> bool:
+def _is_among(out: Operand, args: Iterable[Operand]) -> bool:
     return any(
         out is one or (isinstance(one, (list, tuple)) and _is_among(out, one)) for one in args
     )
@@ -196,7 +198,7 @@ def _check_out(
             del error  # a frame that names its own exception is a cycle
 
 
-def _store(out: Any, result: XLATensor, name: str) -> None:
+def _store(out: Operand, result: XLATensor, name: str) -> None:
     if not isinstance(out, XLATensor):
         raise error_messages.not_an_xla_tensor(out, name, result.device)
     if out.shape != result.shape:
@@ -258,7 +260,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(steps)[::-1] if shape else ()
 
 
-def zero_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+def zero_(args: Operands, _kwargs: NamedOperands | None) -> Operand:
     """``zero_``: the former value is not read."""
     _fill(args[0], torch.ops.aten.zeros.default, ())
     return args[0]
@@ -272,7 +274,7 @@ def fill_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
     return args[0]
 
 
-def _fill(target: XLATensor, factory: Any, extra: tuple[Any, ...]) -> None:
+def _fill(target: XLATensor, factory: OpOverload, extra: tuple[Operand, ...]) -> None:
     trace: Trace = target._s.trace
     with trace.bare:
         if trace.thread != get_ident():

@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 
 from xla_core.recording import source_location
 from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge.operands import Operand
 
 # Whether an operator surely takes these arguments (positional ones, what is left out is None), and the
 # dtype of what it draws or of its first tensor.
@@ -66,27 +67,27 @@ def _second_has(dtypes: frozenset[torch.dtype]) -> Test:
     return lambda args, _dtype: args[1].dtype in dtypes
 
 
-def _below_first(args: Sequence[Any], dtype: torch.dtype) -> bool:
+def _below_first(args: Sequence[Operand], dtype: torch.dtype) -> bool:
     return _holds(dtype, 0, args[0])
 
 
-def _below_second(args: Sequence[Any], dtype: torch.dtype) -> bool:
+def _below_second(args: Sequence[Operand], dtype: torch.dtype) -> bool:
     return _holds(dtype, 0, args[1])
 
 
-def _from_first(args: Sequence[Any], dtype: torch.dtype) -> bool:
+def _from_first(args: Sequence[Operand], dtype: torch.dtype) -> bool:
     return _holds(dtype, args[0], args[1])
 
 
-def _from_second(args: Sequence[Any], dtype: torch.dtype) -> bool:
+def _from_second(args: Sequence[Operand], dtype: torch.dtype) -> bool:
     return _holds(dtype, args[1], args[2])
 
 
-def _permuted(args: Sequence[Any], dtype: torch.dtype) -> bool:
+def _permuted(args: Sequence[Operand], dtype: torch.dtype) -> bool:
     return dtype in _FLOATS | _INTEGERS and 0 <= args[0] < _integers_of(dtype).stop
 
 
-def _uniform(args: Sequence[Any], dtype: torch.dtype) -> bool:
+def _uniform(args: Sequence[Operand], dtype: torch.dtype) -> bool:
     largest = _LARGEST.get(dtype)
     if largest is None:
         return False
@@ -96,32 +97,32 @@ def _uniform(args: Sequence[Any], dtype: torch.dtype) -> bool:
 
 
 def _at_least_0(position: int) -> Test:
-    def normal(args: Sequence[Any], dtype: torch.dtype) -> bool:
+    def normal(args: Sequence[Operand], dtype: torch.dtype) -> bool:
         return dtype in _INEXACT and (args[position] is None or args[position] >= 0)
 
     return normal
 
 
 def _above_0(position: int) -> Test:
-    def positive(args: Sequence[Any], dtype: torch.dtype) -> bool:
+    def positive(args: Sequence[Operand], dtype: torch.dtype) -> bool:
         return dtype in _FLOATS and (args[position] is None or args[position] > 0)
 
     return positive
 
 
-def _geometric(args: Sequence[Any], dtype: torch.dtype) -> bool:
+def _geometric(args: Sequence[Operand], dtype: torch.dtype) -> bool:
     return dtype in _FLOATS | _INTEGERS and 0 < args[1] < 1
 
 
-def _bernoulli(args: Sequence[Any], dtype: torch.dtype) -> bool:
+def _bernoulli(args: Sequence[Operand], dtype: torch.dtype) -> bool:
     return dtype in _REAL and (args[1] is None or 0 <= args[1] <= 1)
 
 
-def _bernoulli_tensor(args: Sequence[Any], dtype: torch.dtype) -> bool:
+def _bernoulli_tensor(args: Sequence[Operand], dtype: torch.dtype) -> bool:
     return dtype in _REAL and args[1].dtype in _FLOATS
 
 
-def _multinomial(args: Sequence[Any], dtype: torch.dtype) -> bool:
+def _multinomial(args: Sequence[Operand], dtype: torch.dtype) -> bool:
     weights, count, replacement = args[:3]
     if dtype not in _FLOATS or not 0 < weights.dim() <= 2:
         return False
@@ -185,7 +186,7 @@ def check_of(overload: OpOverload) -> Callable[[Sequence[Any], Mapping[str, Any]
     takes_tensor = str(schema.arguments[0].type) == "Tensor"
     default = torch.int64 if schema.name in _DRAW_INTEGERS else torch.float32  # or another float
 
-    def check(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def check(args: Sequence[Operand], kwargs: Mapping[str, Operand]) -> None:
         values = args
         if len(args) < len(positional):
             values = [*args, *(kwargs.get(name) for name in positional[len(args) :])]
@@ -199,7 +200,10 @@ def check_of(overload: OpOverload) -> Callable[[Sequence[Any], Mapping[str, Any]
 
 
 def _ask_cpu(
-    overload: OpOverload, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+    overload: OpOverload,
+    names: Sequence[str],
+    args: Sequence[Operand],
+    kwargs: Mapping[str, Operand],
 ) -> None:
     """Call the operator on the CPU, with one element where their number does not matter."""
     dtypes = {a.dtype for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)}
@@ -222,7 +226,7 @@ def _ask_cpu(
         warnings.warn_explicit(warning.message, warning.category, *source_location.user_line())
 
 
-def _on_cpu(name: str, a: Any, keep_shapes: bool) -> Any:
+def _on_cpu(name: str, a: Operand, keep_shapes: bool) -> Operand:
     if isinstance(a, XLATensor):
         # expanded, so that a large shape takes no memory
         one = torch.ones((), dtype=a.dtype)

@@ -8,7 +8,7 @@ definition by other operators; PyTorch's decomposition; the CPU.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch._ops import OpOverload
@@ -51,6 +51,7 @@ from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
 from xla_core.support import flags
 from xla_core.support.once import Once
 from xla_core.torch_bridge.op_library import kernel_from_outside
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 from xla_core.torch_bridge.torch_private import allow_list_kernels, let_make_fx_take
 
 aten = torch.ops.aten
@@ -96,12 +97,12 @@ _WINDOWS: dict[OpOverload, Callable[[], Handler]] = {
 }
 
 
-def _resize(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+def _resize(args: Operands, _kwargs: NamedOperands | None) -> Operand:
     mutation.resize(args[0], tuple(args[1]))
     return args[0]
 
 
-def _resize_as(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+def _resize_as(args: Operands, _kwargs: NamedOperands | None) -> Operand:
     mutation.resize(args[0], tuple(args[1].shape))
     return args[0]
 
@@ -140,7 +141,7 @@ def _special(overload: OpOverload, facts: Signature) -> Handler | None:
     return batch_norm.handler(overload)
 
 
-def _calling(kernel: Callable[..., Any]) -> Handler:
+def _calling(kernel: Callable[..., object]) -> Handler:
     """By a kernel that records other operators."""
     return lambda args, kwargs: kernel(*args, **(kwargs or {}))
 
@@ -218,7 +219,7 @@ def _mutating(overload: OpOverload, facts: Signature) -> Handler | None:
 def _through_pure(pure: OpOverload) -> Handler:
     """In-place through the decomposition of the pure form."""
 
-    def replace(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def replace(args: Operands, kwargs: NamedOperands | None) -> Operand:
         result = handler_of(pure)(args, kwargs)
         return transfers.copy_((args[0], result), None)
 

@@ -27,6 +27,7 @@ from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
 from xla_core.support import counters
 from xla_core.torch_bridge import dtypes
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 from xla_core.varying.padded_buffer import exact_buffer
 
 # Up to this size a view is cut out on the host after its whole storage was fetched: that needs
@@ -139,7 +140,7 @@ def leave(tensor: XLATensor, device: torch.device) -> torch.Tensor:
 def to_copy_handler(cast: Handler) -> Handler:
     """``_to_copy``: a cast on the device, or a transfer. ``cast`` records the former."""
 
-    def to_copy(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def to_copy(args: Operands, kwargs: NamedOperands | None) -> Operand:
         source = args[0]
         named = kwargs or {}
         device = named.get("device")
@@ -163,7 +164,7 @@ def to_copy_handler(cast: Handler) -> Handler:
     return to_copy
 
 
-def copy_(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+def copy_(args: Operands, _kwargs: NamedOperands | None) -> Operand:
     """``copy_``: between devices, or on one. A whole tensor of equal dtype just takes the value."""
     target, source = args[0], args[1]
     if not isinstance(target, XLATensor):
@@ -198,7 +199,7 @@ def check_copy(source: tuple[int, ...], target: tuple[int, ...]) -> None:
         torch.empty(target).copy_(torch.empty(()).expand(source))
 
 
-def copy_from(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+def copy_from(args: Operands, _kwargs: NamedOperands | None) -> Operand:
     """``_copy_from``: ``copy_`` with the source first, as C++ calls it below the Python key."""
     return copy_((args[1], args[0]), None)
 
@@ -224,13 +225,13 @@ def _copy_from_host(
             trace.write(target, trace.value_of(fresh))
 
 
-def local_scalar(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+def local_scalar(args: Operands, _kwargs: NamedOperands | None) -> Operand:
     """``.item()``."""
     counters.increment(counters.SCALAR_READ)
     return read(args[0]).item()
 
 
-def equal(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> bool:
+def equal(args: Operands, _kwargs: NamedOperands | None) -> bool:
     """``torch.equal``."""
     first, second = args
     find_trace(args)
@@ -242,23 +243,23 @@ def equal(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> bool:
     return bool(read(torch.eq(first, second).all()).item())
 
 
-def allclose(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+def allclose(args: Operands, kwargs: NamedOperands | None) -> bool:
     """``torch.allclose``."""
     return bool(read(torch.isclose(*args, **(kwargs or {})).all()).item())
 
 
-def is_same_size(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> bool:
+def is_same_size(args: Operands, _kwargs: NamedOperands | None) -> bool:
     """``is_same_size``, which forward-mode AD asks of every tangent: no value is read."""
     return bool(args[0].shape == args[1].shape)
 
 
-def has_same_storage_numel(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> bool:
+def has_same_storage_numel(args: Operands, _kwargs: NamedOperands | None) -> bool:
     """``_has_same_storage_numel``: whether two storages have room for as many elements."""
     room, other = (one.untyped_storage().nbytes() // one.element_size() for one in args)
     return bool(room == other)
 
 
-def new_zeros_for_tangent(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+def new_zeros_for_tangent(args: Operands, kwargs: NamedOperands | None) -> Operand:
     """``_new_zeros_with_same_feature_meta``: the zeros that a tangent of the second argument starts from."""
     tangent, primal = args
     batch = (kwargs or {}).get("self_num_batch_dims", 0)
@@ -266,12 +267,12 @@ def new_zeros_for_tangent(args: tuple[Any, ...], kwargs: dict[str, Any] | None) 
     return torch.zeros(shape, dtype=primal.dtype, device=primal.device)
 
 
-def check_linalg(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+def check_linalg(args: Operands, kwargs: NamedOperands | None) -> None:
     """``_linalg_check_errors``: raises for a matrix that could not be inverted or factored."""
     torch.ops.aten._linalg_check_errors(read(args[0]), *args[1:], **(kwargs or {}))
 
 
-def empty(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+def empty(args: Operands, kwargs: NamedOperands | None) -> Operand:
     """``empty`` and ``empty_strided``: a tensor that nobody has written to costs nothing."""
     named = kwargs or {}
     dtype = named.get("dtype") or torch.get_default_dtype()
@@ -279,7 +280,7 @@ def empty(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     return _unwritten(tuple(args[0]), dtype, trace_of(named.get("device") or torch.device("xla")))
 
 
-def empty_permuted(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+def empty_permuted(args: Operands, kwargs: NamedOperands | None) -> Operand:
     """``empty_permuted``: like ``empty``, in whatever order its elements lie.
 
     It is what ``torch.empty_like(t, device="xla")`` of a ``meta`` tensor does, and so ``to_empty()`` of a
@@ -293,7 +294,7 @@ def empty_permuted(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     return tensor
 
 
-def _unwritten(shape: tuple[int, ...], dtype: torch.dtype, trace: Trace) -> Any:
+def _unwritten(shape: tuple[int, ...], dtype: torch.dtype, trace: Trace) -> Operand:
     if any(size < 0 for size in shape):
         raise RuntimeError(
             f"Trying to create tensor with negative dimension {min(shape)}: {list(shape)}"
@@ -319,17 +320,17 @@ def unwritten_value(dtype: torch.dtype) -> float | int | bool:
     return True if dtype == torch.bool else torch.iinfo(dtype).max
 
 
-def new_empty(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+def new_empty(args: Operands, kwargs: NamedOperands | None) -> Operand:
     """``new_empty``, ``new_empty_strided``: like ``empty``, dtype and device from a tensor."""
     return _empty_as(args[0], tuple(args[1]), kwargs or {})
 
 
-def empty_like(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+def empty_like(args: Operands, kwargs: NamedOperands | None) -> Operand:
     """``empty_like``: like ``empty``, all but the values from a tensor."""
     return _empty_as(args[0], tuple(args[0].shape), kwargs or {})
 
 
-def _empty_as(source: Any, shape: tuple[int, ...], named: dict[str, Any]) -> Any:
+def _empty_as(source: Operand, shape: tuple[int, ...], named: NamedOperands) -> Operand:
     dtype = named.get("dtype") or source.dtype
     device = named.get("device")
     if device is not None and device.type != "xla":
@@ -338,7 +339,7 @@ def _empty_as(source: Any, shape: tuple[int, ...], named: dict[str, Any]) -> Any
     return _unwritten(shape, dtype, trace or trace_of(device or torch.device("xla")))
 
 
-def set_buffer_donor(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+def set_buffer_donor(args: Operands, kwargs: NamedOperands | None) -> Operand:
     """Mark the operand's value as given away, or take the mark back; the operand itself."""
     t, donated = [*args, *(kwargs or {}).values()]
     counters.increment("XlaSetBufferDonation")
@@ -348,11 +349,11 @@ def set_buffer_donor(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> An
     return t
 
 
-def is_pinned(_args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> bool:
+def is_pinned(_args: Operands, _kwargs: NamedOperands | None) -> bool:
     """False: only memory of the host can be pinned."""
     return False
 
 
-def pin_memory(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+def pin_memory(args: Operands, _kwargs: NamedOperands | None) -> Operand:
     """Raises RuntimeError, with PyTorch's words for other devices."""
     raise RuntimeError(MSG_NOT_PINNED.format(kind=args[0].type()))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from threading import get_ident
-from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from xla_core.operators.lowering_registry import MultiViewRule
 from xla_core.operators.plan import Plan
@@ -15,12 +15,13 @@ from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording import xla_tensor as tensor_module
 from xla_core.recording.storage import View
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of, tensor_on
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 from xla_core.torch_bridge.torch_private import current_backward, make_wrapper
 
 is_inference_mode = torch.is_inference_mode_enabled
 
 
-def as_the_other_kind(*args: Any, **kwargs: Any) -> Any:
+def as_the_other_kind(*args: Operand, **kwargs: object) -> Operand:
     """``make_wrapper`` of a normal tensor inside ``torch.inference_mode()``, of an inference tensor outside.
 
     A view is of its base's kind, wherever it is made: they share the counter of versions, or have none.
@@ -39,7 +40,7 @@ def become(target: XLATensor, source: XLATensor) -> XLATensor:
     return target
 
 
-def showing(tensor: XLATensor, view: View | None, **strides: Any) -> XLATensor:
+def showing(tensor: XLATensor, view: View | None, **strides: object) -> XLATensor:
     """A tensor of the same kind that shows another part of ``tensor``'s storage, or all of it (None).
 
     ``strides`` (``strides``, ``storage_offset``) are what its C++ part says, by default that it is contiguous.
@@ -57,7 +58,7 @@ def view_handler(plan: Plan, signature: Signature) -> Handler:
     """A handler for an operator that returns one view of its first argument."""
     names = signature.names
 
-    def view(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def view(args: Operands, kwargs: NamedOperands | None) -> Operand:
         if kwargs:
             args = positional(args, kwargs, names, plan)
         base = args[0]
@@ -75,8 +76,8 @@ def view_handler(plan: Plan, signature: Signature) -> Handler:
 
 
 def positional(
-    args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...], plan: Plan
-) -> tuple[Any, ...]:
+    args: Operands, kwargs: NamedOperands, names: tuple[str, ...], plan: Plan
+) -> tuple[object, ...]:
     """All arguments in the schema's order, so that a view is recorded in one way only."""
     full = list(args)
     defaults = plan.overload._schema.arguments
@@ -86,14 +87,14 @@ def positional(
     return tuple(full)
 
 
-def alias(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+def alias(args: Operands, _kwargs: NamedOperands | None) -> Operand:
     """``detach``, ``alias``: the same value under another tensor object."""
     base = args[0]
     make = make_wrapper if is_inference_mode() is base.is_inference() else as_the_other_kind
     return tensor_on(base._s, base._v, make)
 
 
-def detach(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+def detach(args: Operands, kwargs: NamedOperands | None) -> Operand:
     """``detach``: an alias, but for a gradient that becomes a leaf's ``.grad``.
 
     Where a gradient's strides are not the leaf's, autograd copies it (``AccumulateGrad``). Here all
@@ -113,9 +114,9 @@ def detach(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
 def multi_view_handler(rule: MultiViewRule, signature: Signature, plan: Plan) -> Handler:
     """A handler for ``split`` and its like: a list of single views."""
 
-    known: dict[Any, list[tuple[Handler, tuple[Any, ...]]]] = {}
+    known: dict[object, list[tuple[Handler, tuple[object, ...]]]] = {}
 
-    def views(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def views(args: Operands, kwargs: NamedOperands | None) -> Operand:
         if kwargs:
             args = positional(args, kwargs, signature.names, plan)
         base = args[0]
@@ -133,16 +134,16 @@ def multi_view_handler(rule: MultiViewRule, signature: Signature, plan: Plan) ->
     return views
 
 
-def inplace_view_handler(pure: Any) -> Handler:
+def inplace_view_handler(pure: OpOverload) -> Handler:
     """A handler for ``transpose_`` and its like: the tensor itself looks differently afterwards."""
 
-    def reshape_self(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def reshape_self(args: Operands, kwargs: NamedOperands | None) -> Operand:
         return become(args[0], handler_of(pure)(args, kwargs))
 
     return reshape_self
 
 
-def set_source(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+def set_source(args: Operands, _kwargs: NamedOperands | None) -> Operand:
     """``set_(tensor)``: share the other tensor's storage from now on."""
     target, source = args
     if not isinstance(source, XLATensor):
@@ -152,7 +153,7 @@ def set_source(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
     return become(target, source)
 
 
-def set_nothing(args: tuple[Any, ...], _kwargs: dict[str, Any] | None) -> Any:
+def set_nothing(args: Operands, _kwargs: NamedOperands | None) -> Operand:
     """``set_()``: a storage of its own, without elements."""
     target = args[0]
     return become(target, target._s.trace.from_buffer(None, tensor_meta((0,), target.dtype)))

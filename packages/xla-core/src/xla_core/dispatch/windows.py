@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 
 from xla_core.dispatch import transfers, views
 from xla_core.dispatch.functional import functional_handler
@@ -19,6 +20,7 @@ from xla_core.operators.schema import signature
 from xla_core.recording.geometry import geometry
 from xla_core.recording.storage import chain
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 from xla_core.torch_bridge.strided_gradients import SHIFT, Place, register
 
 aten = torch.ops.aten
@@ -48,7 +50,7 @@ def as_strided_handler() -> Handler:
     """The handler of ``as_strided``."""
     whole = views.view_handler(_plan(AS_STRIDED, find_view(AS_STRIDED)), signature(AS_STRIDED))
 
-    def as_strided(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def as_strided(args: Operands, kwargs: NamedOperands | None) -> Operand:
         tensor, size, stride, offset = _arguments(AS_STRIDED, args, kwargs)
         if tensor._v is None:
             _check_repeated(offset)
@@ -74,7 +76,7 @@ def as_strided_copy_handler() -> Handler:
     """The handler of ``as_strided_copy``: the value of a window, in a storage of its own."""
     whole = functional_handler(_plan(_COPY, find_rule(_COPY)), "tensor")
 
-    def as_strided_copy(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def as_strided_copy(args: Operands, kwargs: NamedOperands | None) -> Operand:
         if args[0]._v is None:
             return whole(args, kwargs)
         window = handler_of(AS_STRIDED)(args, kwargs)
@@ -89,7 +91,7 @@ def as_strided_scatter_handler() -> Handler:
     """The handler of ``as_strided_scatter``: what the tensor shows after a write to a copy of its storage."""
     whole = functional_handler(_plan(_SCATTER, find_rule(_SCATTER)), "tensor")
 
-    def as_strided_scatter(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def as_strided_scatter(args: Operands, kwargs: NamedOperands | None) -> Operand:
         tensor, src, *window = _arguments(_SCATTER, args, kwargs)
         if tensor._v is None:
             return whole(args, kwargs)
@@ -111,13 +113,11 @@ def is_dense(tensor: XLATensor) -> bool:
     return views.with_strides(tensor, place.stride, place.offset).is_contiguous()
 
 
-def _plan(overload: Any, rule: Any) -> OperatorPlan:
+def _plan(overload: OpOverload, rule: Any) -> OperatorPlan:
     return OperatorPlan(overload, rule)
 
 
-def _arguments(
-    overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
-) -> Sequence[Any]:
+def _arguments(overload: OpOverload, args: Operands, kwargs: NamedOperands | None) -> Sequence[Any]:
     names = tuple(a.name for a in overload._schema.arguments)
     full = [*args, *[a.default_value for a in overload._schema.arguments[len(args) :]]]
     for name, value in (kwargs or {}).items():

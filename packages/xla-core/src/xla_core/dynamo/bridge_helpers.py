@@ -10,9 +10,10 @@ import torch
 from xla_core.support import counters
 from xla_core.torch_bridge import marking_ops as marking_ops
 from xla_core.torch_bridge import torch_private
+from xla_core.torch_bridge.operands import Operand
 
 
-def dynamo_backend(fx: Any, args: Sequence[Any]) -> Callable[..., Any]:
+def dynamo_backend(fx: Any, args: Sequence[Operand]) -> Callable[..., Any]:
     """The backend ``openxla`` of ``torch.compile`` as a function: what runs the graph ``fx``."""
     compiled: Callable[..., Any] = torch_private.dynamo_backend("openxla")(fx, args)
     return compiled
@@ -40,12 +41,12 @@ class NoneRemover:
     def __init__(self) -> None:
         self._positions: list[int] = []
 
-    def remove_nones(self, value_list: list[Any]) -> None:
+    def remove_nones(self, value_list: list[Operand]) -> None:
         """Take them out, and remember where they were."""
         self._positions = [i for i, value in enumerate(value_list) if value is None]
         value_list[:] = [value for value in value_list if value is not None]
 
-    def add_nones(self, value_list: list[Any]) -> None:
+    def add_nones(self, value_list: list[Operand]) -> None:
         """Put them back into a list of as many other values."""
         for position in self._positions:
             value_list.insert(position, None)
@@ -57,12 +58,12 @@ class Deduper:
     def __init__(self) -> None:
         self._places: list[int] = []
 
-    def dedup(self, values: Sequence[Any]) -> list[Any]:
+    def dedup(self, values: Sequence[Operand]) -> list[Operand]:
         """The objects that are in ``values``, each once."""
         numbers: dict[int, int] = {}
         self._places = [numbers.setdefault(id(value), len(numbers)) for value in values]
         return [values[self._places.index(number)] for number in range(len(numbers))]
 
-    def recover(self, values: Sequence[Any]) -> list[Any]:
+    def recover(self, values: Sequence[Operand]) -> list[Operand]:
         """A list as long as the one that ``dedup`` took, repeated where that one was."""
         return [values[place] for place in self._places]

@@ -42,6 +42,7 @@ from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.support import caches, counters, flags, indivisible
 from xla_core.torch_bridge import aot_graphs
+from xla_core.torch_bridge.operands import Operand, Operands
 from xla_core.torch_bridge.torch_private import without_dispatch_modes
 
 MSG_PENDING: Final = (
@@ -87,7 +88,7 @@ class _Passed:
 class _Constant:
     """A result that is no tensor."""
 
-    value: Any
+    value: Operand
 
 
 @dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -123,7 +124,7 @@ class CompiledGraph:
         self._writes = lost_order.written_arguments(model)
         self._known = Table()
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Operand) -> Any:
         """The graph's results for these arguments, enqueued."""
         args = _with_scalars_on_device(args)
         if self._writes:
@@ -140,7 +141,7 @@ class CompiledGraph:
             counters.increment("DynamoGraphRecordedAgain")
         return recorded(*args)
 
-    def prepare(self, args: Sequence[Any]) -> None:
+    def prepare(self, args: Sequence[Operand]) -> None:
         """Make the program for arguments like ``args`` now."""
         if flags.CHECK_INDICES.get():
             return
@@ -149,9 +150,7 @@ class CompiledGraph:
         with trace.lock, torch.no_grad():
             self._extract(_key(args, trace), args, trace)
 
-    def _extract(
-        self, key: Any, args: tuple[Any, ...], trace: Trace
-    ) -> _Recorded | Callable[..., Any]:
+    def _extract(self, key: object, args: Operands, trace: Trace) -> _Recorded | Callable[..., Any]:
         """The graph as one program, or as several and what lies between, or as it is."""
         counters.increment("DynamoExtractCompiledGraph")
         deferred_steps.finish(trace)
@@ -170,7 +169,9 @@ class CompiledGraph:
         return graph  # type: ignore[no-any-return]
 
 
-def extract_compiled_graph(xla_model: Callable[..., Any], xla_args: Sequence[Any]) -> CompiledGraph:
+def extract_compiled_graph(
+    xla_model: Callable[..., object], xla_args: Sequence[Operand]
+) -> CompiledGraph:
     """A callable that computes ``xla_model(*xla_args)`` with one program, and again for other values.
 
     ``xla_model`` is an FX graph module. The program is made now, for the shapes of ``xla_args``; other
@@ -184,8 +185,8 @@ def extract_compiled_graph(xla_model: Callable[..., Any], xla_args: Sequence[Any
 
 def partition_fx_graph_for_cpu_fallback(
     xla_model: fx.GraphModule,
-    xla_args: Sequence[Any],
-    all_xla_args: Sequence[Any] = (),
+    xla_args: Sequence[Operand],
+    all_xla_args: Sequence[Operand] = (),
     all_xla_args_tensor_only: Sequence[torch.Tensor] = (),
 ) -> fx.GraphModule:
     """``xla_model`` cut where operators run on the CPU, the parts between them compiled to programs.
@@ -200,7 +201,7 @@ def partition_fx_graph_for_cpu_fallback(
     return one_part(xla_model, CompiledGraph) if parts is None else parts
 
 
-def _with_scalars_on_device(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _with_scalars_on_device(args: Operands) -> tuple[Operand, ...]:
     """CPU tensors without dimensions (Python floats, to Dynamo) as arguments of the program."""
     if all(type(a) is not torch.Tensor or a.dim() for a in args):
         return args
@@ -208,20 +209,20 @@ def _with_scalars_on_device(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(a.to(device) if type(a) is torch.Tensor and not a.dim() else a for a in args)
 
 
-def _trace_of(args: Sequence[Any]) -> Trace:
+def _trace_of(args: Sequence[Operand]) -> Trace:
     for a in args:
         if isinstance(a, XLATensor):
             return a._s.trace
     return runtime.trace_of(None)
 
 
-def _key(args: Sequence[Any], trace: Trace) -> ProgramIdentity:
+def _key(args: Sequence[Operand], trace: Trace) -> ProgramIdentity:
     """What decides which program runs: shapes, numbers, and how the arguments lie over devices."""
     layouts = trace.backend.argument_layouts(a._s for a in args if isinstance(a, XLATensor))
     return in_memory(trace, tuple(map(_signature, args)), layouts)
 
 
-def _signature(a: Any) -> Any:
+def _signature(a: Operand) -> Operand:
     """What of an argument is fixed in a program."""
     if isinstance(a, XLATensor):
         if a._v is None:
@@ -235,7 +236,7 @@ def _signature(a: Any) -> Any:
 # -- recording ------------------------------------------------------------------------------------
 
 
-def _record(model: Callable[..., Any], args: tuple[Any, ...], trace: Trace) -> _Recorded | None:
+def _record(model: Callable[..., Any], args: Operands, trace: Trace) -> _Recorded | None:
     """The graph as one program, or None where it cannot be one."""
     _buffers(args, trace, counted=False)  # runs what is pending: it is no part of the graph
     if trace.cur.depth:
@@ -267,7 +268,7 @@ def _end_recording(trace: Trace, rules: Rules) -> None:
 
 
 def _recorded(
-    model: Callable[..., Any], args: tuple[Any, ...], trace: Trace, marks: Mapping[int, bool]
+    model: Callable[..., Any], args: Operands, trace: Trace, marks: Mapping[int, bool]
 ) -> _Recorded:
     stand_ins = [_stand_in(a, trace) if isinstance(a, XLATensor) else a for a in args]
     numbers = {id(t._s): i for i, t in enumerate(stand_ins) if isinstance(t, XLATensor)}
@@ -316,7 +317,7 @@ def _stand_in(a: XLATensor, trace: Trace) -> XLATensor:
     return base if a._v is None else tensor_on(base._s, _copied(a._v))
 
 
-def _written(stand_ins: Sequence[Any], trace: Trace) -> dict[int, int]:
+def _written(stand_ins: Sequence[Operand], trace: Trace) -> dict[int, int]:
     """The arguments that the graph wrote to, and the numbers of their storages' new values."""
     written = {}
     for number, t in enumerate(stand_ins):
@@ -327,7 +328,9 @@ def _written(stand_ins: Sequence[Any], trace: Trace) -> dict[int, int]:
     return written
 
 
-def _shown_by_several(results: Sequence[Any], numbers: dict[int, int], trace: Trace) -> set[int]:
+def _shown_by_several(
+    results: Sequence[Operand], numbers: dict[int, int], trace: Trace
+) -> set[int]:
     """The ids of results whose storages others show, too, and which the graph computes."""
     computed = [
         r
@@ -364,7 +367,7 @@ def _pairs(written: dict[int, int], slots: dict[Any, int]) -> tuple[tuple[int, i
 def _given_away(
     marked: Sequence[int],
     slots: dict[Any, int],
-    stand_ins: Sequence[Any],
+    stand_ins: Sequence[Operand],
     fresh: Sequence[Storage],
     taken: set[int],
 ) -> dict[int, tuple[int, int]]:
@@ -381,7 +384,7 @@ def _given_away(
 
 
 def _result(
-    r: Any,
+    r: Operand,
     vids: dict[int, int | None],
     index: dict[int, int],
     numbers: dict[int, int],
@@ -409,7 +412,7 @@ def _seeds(trace: Trace) -> tuple[int, ...]:
 # -- running --------------------------------------------------------------------------------------
 
 
-def _buffers(args: Sequence[Any], trace: Trace, counted: bool = True) -> None:
+def _buffers(args: Sequence[Operand], trace: Trace, counted: bool = True) -> None:
     """Give every argument's storage a buffer: runs what is pending, and zeros what nobody wrote to.
 
     As in torch_xla, ``counted`` is the run of an argument of a function that has its program already.
@@ -429,12 +432,12 @@ def _buffers(args: Sequence[Any], trace: Trace, counted: bool = True) -> None:
     deferred_steps.finish(trace)
 
 
-def _run(recorded: _Recorded, args: tuple[Any, ...], trace: Trace) -> Any:
+def _run(recorded: _Recorded, args: Operands, trace: Trace) -> Any:
     if recorded.written:
         lost_order.check_arguments(args, (number for number, _ in recorded.written))
     _buffers(args, trace)
     program = recorded.program
-    results: list[Any] = []
+    results: list[Operand] = []
     if program is not None:
         targets = [args[number]._s for number, _ in recorded.written]
         values = map(results.__getitem__, [position for _, position in recorded.written])
@@ -453,7 +456,7 @@ def _run(recorded: _Recorded, args: tuple[Any, ...], trace: Trace) -> Any:
 
 
 def _arguments(
-    recorded: _Recorded, program: StepProgram, args: tuple[Any, ...], trace: Trace
+    recorded: _Recorded, program: StepProgram, args: Operands, trace: Trace
 ) -> list[Any]:
     arguments = [
         _captured(a, trace) if type(a) is Storage else trace.backend.device_buffer(a._s)
@@ -481,9 +484,9 @@ def _captured(s: Storage, trace: Trace) -> Any:
 
 def _give(
     r: _Fresh | _Shared | _Passed | _Constant,
-    results: list[Any],
+    results: list[Operand],
     shared: dict[int, Storage],
-    args: tuple[Any, ...],
+    args: Operands,
     trace: Trace,
 ) -> Any:
     """A result for the caller; ``made`` has the storages that several results show."""

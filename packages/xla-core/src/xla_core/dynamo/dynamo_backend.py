@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # what models call and graphs hold: operators and no state of ours
 _TRACED: Final = ("xla_core.torch_features.composites", "xla_core.torch_features.custom_calls")
 _prepared: Final = Once()
-_to_tell: list[Callable[[], Any]] = []
+_to_tell: list[Callable[[], object]] = []
 
 
 def prepare() -> None:
@@ -36,7 +36,7 @@ def prepare() -> None:
         tell()
 
 
-def _tell(tell: Callable[[], Any]) -> None:
+def _tell(tell: Callable[[], object]) -> None:
     """Let Dynamo, which is slow to import, hear of something when it is there."""
     _to_tell.append(tell)
     if _prepared.done:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from xla_core.torch_bridge.operands import Operand
+
 
 class GraphInputMatcher:
     """Gives, for the arguments of a call, what a recorded program takes in their place, in its order.
@@ -20,7 +22,7 @@ class GraphInputMatcher:
         self,
         tensor_id_to_arg_idx: Mapping[int, int],
         graph_input_tensor_ids: Sequence[int],
-        graph_input_xla_values: Sequence[Any],
+        graph_input_xla_values: Sequence[Operand],
         xla_args_tensor_id: Collection[int],
     ) -> None:
         self.graph_input_tensor_ids = list(graph_input_tensor_ids)
@@ -30,7 +32,7 @@ class GraphInputMatcher:
         ]
         self.arg_idxs = [tensor_id_to_arg_idx.get(number) for number in graph_input_tensor_ids]
 
-    def __call__(self, args: Sequence[Any]) -> list[Any]:
+    def __call__(self, args: Sequence[Operand]) -> list[Any]:
         """The arguments and kept values that the program takes, in its order."""
         return [
             value if number is None else args[number]

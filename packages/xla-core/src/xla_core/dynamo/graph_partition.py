@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from xla_core.operators.error_messages import ValueNeededError
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge.operands import Operand
 
 MSG_UNREADABLE: Final = "a graph that is recorded once cannot depend on a value"
 
@@ -55,7 +56,7 @@ class HostNodes(fx.Interpreter):
         return super().run_node(n)
 
 
-def _on_host(values: Any) -> bool:
+def _on_host(values: Operand) -> bool:
     """Whether a tensor among ``values`` is elsewhere than on an ``xla`` device."""
     return any(
         isinstance(value, torch.Tensor) and not isinstance(value, XLATensor)
@@ -66,17 +67,17 @@ def _on_host(values: Any) -> bool:
 class _Part(torch.nn.Module):
     """A part of a graph as one program."""
 
-    def __init__(self, run: Callable[..., Any]) -> None:
+    def __init__(self, run: Callable[..., object]) -> None:
         super().__init__()
         self._run = run
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args: Operand) -> Any:
         """The part's results."""
         return self._run(*args)
 
 
 def partition(
-    model: fx.GraphModule, args: Sequence[Any], trace: Trace, compile: Compile
+    model: fx.GraphModule, args: Sequence[Operand], trace: Trace, compile: Compile
 ) -> fx.GraphModule | None:
     """``model`` with the parts between its host nodes replaced by ``compile(part)``; None if it has none.
 
@@ -103,7 +104,7 @@ def one_part(model: fx.GraphModule, compile: Compile) -> fx.GraphModule:
     return whole
 
 
-def _host_nodes(model: fx.GraphModule, args: Sequence[Any], trace: Trace) -> set[str]:
+def _host_nodes(model: fx.GraphModule, args: Sequence[Operand], trace: Trace) -> set[str]:
     held = [t for t in (*model.parameters(), *model.buffers()) if isinstance(t, XLATensor)]
     former = [(t, t._version, t.detach().clone()) for t in held]
     copies = [a.detach().clone() if isinstance(a, torch.Tensor) else a for a in args]

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import counters
 from xla_core.torch_bridge import aot_graphs
+from xla_core.torch_bridge.operands import Operand
 
 MSG_SHARED: Final = (
     "the graph writes to argument {written}, which shares memory with argument {other}: which of its operators "
@@ -63,7 +64,7 @@ def check_graph(model: Any) -> None:
             raise LostOrderInGraphError(MSG_STRIDED.format(node=_place(node)))
 
 
-def _is_view(value: Any) -> bool:
+def _is_view(value: Operand) -> bool:
     return (
         isinstance(value, fx.Node) and isinstance(value.target, OpOverload) and value.target.is_view
     )
@@ -101,7 +102,7 @@ def _targets(node: fx.Node) -> Iterator[fx.Node]:
             yield from (v for v in pytree.tree_leaves(value) if isinstance(v, fx.Node))
 
 
-def check_arguments(args: Sequence[Any], written: Iterable[int]) -> None:
+def check_arguments(args: Sequence[Operand], written: Iterable[int]) -> None:
     """Raise LostOrderError where an argument that is written to shares its storage with another one."""
     first: dict[int, int] = {}
     shared: dict[int, tuple[int, int]] = {}

@@ -8,7 +8,7 @@ user's line.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -23,6 +23,7 @@ from xla_core.recording.builtin_plans import ZEROS, known_plan
 from xla_core.recording.entry import Entry, Operation, Root, inputs_of, operations_of
 from xla_core.recording.step_key import map_operands
 from xla_core.recording.trace import Trace
+from xla_core.torch_bridge.operands import Operand
 
 MSG_ALONE: Final = "{operator}{place} cannot be compiled for operands {operands}: {error}"
 MSG_TOGETHER: Final = (
@@ -41,7 +42,7 @@ class Search:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._alone: dict[Any, Exception | None] = {}
+        self._alone: dict[object, Exception | None] = {}
         self._works: bool | None = None
 
     def named(self, error: Exception, outputs: Sequence[int]) -> LoweringError | None:
@@ -146,7 +147,7 @@ def _naming(entry: Operation, refused: Exception, text: str) -> LoweringError:
     return failure
 
 
-def _described(a: Any) -> Any:
+def _described(a: Operand) -> Operand:
     meta = getattr(a, "meta", None)
     if isinstance(meta, TensorMeta):
         return meta

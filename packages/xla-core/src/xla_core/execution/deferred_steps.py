@@ -49,7 +49,7 @@ def is_watched() -> bool:
 
 
 def defer(
-    trace: Trace, program: StepProgram, alive: list[Storage], adoption: Iterable[Any]
+    trace: Trace, program: StepProgram, alive: list[Storage], adoption: Iterable[object]
 ) -> None:
     """End the pending step: it runs when its program is there and those before it have started."""
     queue = trace.backend.queue
@@ -187,7 +187,7 @@ def _recover(run: DeferredRun) -> Exception | None:
     outputs = dict.fromkeys(result.vid for result in run.results)
     search = culprits.Search(run.trace)
     error: Exception | None = None if lost else run.error
-    results: dict[int, Any] = {}
+    results: dict[int, object] = {}
     while True:
         if error is not None:
             named = search.named(error, tuple(vid for vid in outputs if vid not in lost))

@@ -11,7 +11,13 @@ import numpy as np
 
 from xla_core.compilation.program_table import StepProgram
 from xla_core.contract import events
-from xla_core.contract.device_protocol import ArraySpec, DeviceClient, Placement, capabilities_of
+from xla_core.contract.device_protocol import (
+    ArraySpec,
+    Buffer,
+    DeviceClient,
+    Placement,
+    capabilities_of,
+)
 from xla_core.execution import replica_programs
 from xla_core.launching.launch_queue import LaunchQueue, value_of
 from xla_core.lowering import program_failures
@@ -76,7 +82,7 @@ class DeviceBackend(Backend):
         )
         self._numbers: dict[tuple[str, bytes], Any] = {}
 
-    def put(self, array: np.ndarray) -> Any:
+    def put(self, array: np.ndarray) -> Buffer:
         """Copy a host array to the device, in the dtype the device keeps."""
         return self._put(array, self.numpy_dtype(array.dtype))
 
@@ -102,12 +108,12 @@ class DeviceBackend(Backend):
         self._numbers[key] = buffer  # the last one is the one used last
         return buffer
 
-    def _put(self, array: np.ndarray, wanted: np.dtype) -> Any:
+    def _put(self, array: np.ndarray, wanted: np.dtype) -> Buffer:
         if wanted != array.dtype:
             array = array.astype(wanted)
         return self.transfer(array, self.placement)
 
-    def transfer(self, array: np.ndarray, placement: Placement) -> Any:
+    def transfer(self, array: np.ndarray, placement: Placement) -> Buffer:
         """A buffer with an array's values where ``placement`` says, counted and told to listeners."""
         what = (array.dtype, array.shape)
         record = flight_ring.begin(flight_ring.SEND, what, array.nbytes)
@@ -122,27 +128,27 @@ class DeviceBackend(Backend):
             events.emit(sent)
         return buffer
 
-    def get(self, buffer: Any) -> np.ndarray:
+    def get(self, buffer: Buffer) -> np.ndarray:
         """Wait for a buffer and copy it to the host, in the dtype that the device keeps.
 
         Raises RuntimeError, or torch.OutOfMemoryError, where the program that computes it failed.
         """
         record = flight_ring.begin(flight_ring.FETCH, None)
-        buffer = value_of(buffer)
+        held: Any = value_of(buffer)
         started = ready = time.perf_counter_ns()
         if events.listening(
             events.TransferFromDevice
         ):  # the time until there is a value, apart from copying it
-            self.client.wait([whole_buffer(buffer)])
+            self.client.wait([whole_buffer(held)])
             ready = time.perf_counter_ns()
         try:
-            array = self.client.get(whole_buffer(buffer))
+            array = self.client.get(whole_buffer(held))
         except RuntimeError as error:
             flight_ring.waited(record)
             raise self._explained(error) from error
         elapsed = flight_ring.waited(record)
-        if type(buffer) is PaddedBuffer:
-            array = buffer.cut(array)
+        if type(held) is PaddedBuffer:
+            array = held.cut(array)
         flight_ring.describe(record, (array.dtype, array.shape), array.nbytes)
         counters.sample("TransferFromDeviceTime", elapsed)
         counters.sample("InboundData", array.nbytes, counters.render_bytes)
@@ -176,11 +182,11 @@ class DeviceBackend(Backend):
         """Into how many parts a tensor is split."""
         return 1
 
-    def device_buffer(self, storage: Storage) -> Any:
+    def device_buffer(self, storage: Storage) -> Buffer:
         """The buffer of a tensor that has a value, as programs take it."""
         return exact_buffer(value_of(storage.buffer))
 
-    def buffer_for_copy(self, storage: Storage, buffer: Any) -> Any:
+    def buffer_for_copy(self, storage: Storage, buffer: Buffer) -> Buffer:
         """The buffer for a tensor that just takes over another one's value (``copy_``)."""
         return buffer
 
@@ -197,19 +203,19 @@ class DeviceBackend(Backend):
         """
         return replica_programs.layout_of(self, entries, outputs, aliases)
 
-    def allocate(self, meta: TensorMeta) -> Any:
+    def allocate(self, meta: TensorMeta) -> Buffer:
         """A buffer of zeros for a tensor of this shape and dtype."""
         spec = ArraySpec(meta.shape, self.numpy_dtype(numpy_dtype(meta.dtype)))
         return self.client.allocate(spec, self.placement)
 
-    def copy(self, buffer: Any) -> Any:
+    def copy(self, buffer: Buffer) -> Buffer:
         """A second buffer with the same value on this device."""
-        held = value_of(buffer)
+        held: Any = value_of(buffer)
         if type(held) is PaddedBuffer:
             return held.copied()
         return self.client.copy(held, self.placement)
 
-    def copy_from(self, buffer: Any, origin: Backend) -> Any:
+    def copy_from(self, buffer: Buffer, origin: Backend) -> Any:
         """The value of another device's buffer, on this device."""
         return self.client.copy(exact_buffer(value_of(buffer)), self.placement)
 

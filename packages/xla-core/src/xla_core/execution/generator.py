@@ -7,7 +7,7 @@ those of a generator of the CPU behind it. Operators of other devices refuse it,
 from __future__ import annotations
 
 import weakref
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -61,7 +61,7 @@ class XLAGenerator(GeneratorBase):  # type: ignore[misc, valid-type]
         """Another generator in the state of this one."""
         return XLAGenerator(self.device).set_state(self.get_state())
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (str(self.device), self.get_state())
 
 

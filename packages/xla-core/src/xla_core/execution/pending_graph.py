@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -14,12 +14,13 @@ from xla_core.recording.entry import Entry, Excerpt, Input, Operation, inputs_of
 from xla_core.recording.storage import chain
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge.operands import Operand
 
 MSG_NOT_XLA: Final = "expected tensors on an xla device, got one on {device}"
 
 
 @contextlib.contextmanager
-def graph_of(tensors: Sequence[Any]) -> Iterator[tuple[Trace, list[Entry], tuple[int, ...]]]:
+def graph_of(tensors: Sequence[Operand]) -> Iterator[tuple[Trace, list[Entry], tuple[int, ...]]]:
     """Trace, entries and value numbers that make ``tensors`` (none: all that is wanted).
 
     Raises TypeError for a tensor that is not on an ``xla`` device.

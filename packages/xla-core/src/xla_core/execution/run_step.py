@@ -233,7 +233,7 @@ def _run(
     trace: Trace,
     program: StepProgram,
     alive: list[Storage],
-    adoption: Iterable[Any],
+    adoption: Iterable[object],
     held: dict[int, Storage],
 ) -> None:
     """Run the pending step and bind its results; ``held`` are tensors that give their values away."""

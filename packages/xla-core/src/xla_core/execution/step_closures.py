@@ -11,6 +11,7 @@ import torch
 
 from xla_core.execution import runtime
 from xla_core.recording.step_turns import Step
+from xla_core.torch_bridge.operands import Operand
 
 _Added = dict[torch.device, list[tuple[Step, Callable[[], Any]]]]
 _pending: _Added = {}
@@ -25,7 +26,7 @@ class ClosureHandler:
         """Call ``closure()``; what it raises is raised here."""
         closure()
 
-    def run_all(self, closures: Sequence[Callable[[], Any]]) -> None:
+    def run_all(self, closures: Sequence[Callable[[], object]]) -> None:
         """Call all of them in order."""
         for closure in closures:
             self.run(closure)
@@ -38,7 +39,7 @@ class AsyncClosureHandler(ClosureHandler):
     """
 
     def __init__(self, max_queue_size: int = 100) -> None:
-        self.queue: queue.Queue[Callable[[], Any]] = queue.Queue(max_queue_size)
+        self.queue: queue.Queue[Callable[[], object]] = queue.Queue(max_queue_size)
         self.error: BaseException | None = None
         threading.Thread(target=self._work, name="xla-step-closures", daemon=True).start()
 
@@ -70,8 +71,8 @@ _runners: dict[torch.device, AsyncClosureHandler] = {}
 
 def add(
     device: torch.device,
-    closure: Callable[..., Any],
-    args: Sequence[Any] = (),
+    closure: Callable[..., object],
+    args: Sequence[Operand] = (),
     run_async: bool = False,
 ) -> None:
     """Call ``closure(*args)`` after the calling thread's step on ``device``: tensors have values then."""

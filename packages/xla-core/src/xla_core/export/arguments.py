@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from xla_core.export.bundle import VariableSignature
+from xla_core.torch_bridge.operands import Operand
 
 MSG_KEYWORDS: Final = "the model was exported with the keyword arguments {wanted}, got {got}"
 MSG_COUNT: Final = (
@@ -19,7 +20,7 @@ MSG_MISFIT: Final = "argument {position} is {got}; the model was exported for {w
 
 
 def flatten(
-    spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    spec: pytree.TreeSpec | None, args: Sequence[Operand], kwargs: Mapping[str, Operand]
 ) -> list[Any]:
     """The leaves of a call's arguments, in the order of ``spec`` (of ``(args, kwargs)``).
 
@@ -30,7 +31,9 @@ def flatten(
     keywords = _keywords(spec)
     if set(keywords) != set(kwargs):
         raise TypeError(MSG_KEYWORDS.format(wanted=keywords, got=list(kwargs)))
-    leaves: list[Any] = pytree.tree_leaves((tuple(args), {name: kwargs[name] for name in keywords}))
+    leaves: list[Operand] = pytree.tree_leaves(
+        (tuple(args), {name: kwargs[name] for name in keywords})
+    )
     if len(leaves) != spec.num_leaves:
         raise TypeError(MSG_COUNT.format(wanted=spec.num_leaves, got=len(leaves)))
     return leaves

@@ -204,7 +204,7 @@ def _load_function(path: Path) -> StableHLOFunc:
 class StableHLOJSONSerializer(json.JSONEncoder):
     """Writes ``StableHLOFunctionMeta`` and its parts: ``json.dumps(meta, cls=StableHLOJSONSerializer)``."""
 
-    def default(self, o: Any) -> Any:
+    def default(self, o: object) -> Any:
         """A dataclass by its fields, a kind of variable by its name."""
         if dataclasses.is_dataclass(o) and not isinstance(o, type):
             return {f.name: getattr(o, f.name) for f in dataclasses.fields(o)}

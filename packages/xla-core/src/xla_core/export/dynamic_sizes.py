@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from xla_core.export.symbols import is_dynamic
+from xla_core.torch_bridge.operands import Operand
 
 
 def dynamic_expand(
@@ -68,7 +69,7 @@ def wrap_func_as_nn_module(f: Any) -> nn.Module:
     """A module whose forward is ``f``: ``torch.export`` takes modules."""
 
     class Wrapped(nn.Module):
-        def forward(self, *args: Any) -> Any:
+        def forward(self, *args: Operand) -> Any:
             return f(*args)
 
     return Wrapped().eval()

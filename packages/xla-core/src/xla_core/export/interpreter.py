@@ -22,6 +22,7 @@ from xla_core.operators.lowering_registry import Rule, find_multi_view, find_rul
 from xla_core.operators.run_rule import LoweringError
 from xla_core.recording import random_state
 from xla_core.torch_bridge.dtypes import numpy_dtype
+from xla_core.torch_bridge.operands import Operand
 
 MSG_UNSUPPORTED: Final = (
     "the model cannot be exported to StableHLO: there is no lowering for {operators}. Write the model "
@@ -99,7 +100,7 @@ def scalar_constants(program: GraphModule) -> dict[tuple[Node, int | str], np.nd
 
 
 def _lifted(node: Node, rule: Rule) -> Iterator[tuple[int | str, int | float]]:
-    named: list[tuple[int | str, str, Any]] = [
+    named: list[tuple[int | str, str, Operand]] = [
         (i, argument.name, a)
         for i, (argument, a) in enumerate(
             zip(node.target._schema.arguments, node.args, strict=False)  # type: ignore[union-attr]
@@ -134,7 +135,7 @@ class ExportRun(GraphRun):
         self.scopes = scopes
         self.graph: GraphModule | None = None
 
-    def run(self, graph: GraphModule, arrays: Sequence[Any]) -> list[Any]:
+    def run(self, graph: GraphModule, arrays: Sequence[Any]) -> list[Operand]:
         """The flat list of the graph's results for its placeholders' values ``arrays``."""
         self.graph = graph
         return super().run(graph, arrays)
@@ -142,13 +143,13 @@ class ExportRun(GraphRun):
     def branch(self, graph: GraphModule) -> Callable[..., list[Any]]:
         """A function of arrays that runs a graph which a higher-order operator calls."""
 
-        def call(*arrays: Any) -> list[Any]:
+        def call(*arrays: Any) -> list[Operand]:
             inner = ExportRun(self.symbols, self.custom, self.seeds, self.scalars, self.scopes)
             return inner.run(graph, arrays)
 
         return call
 
-    def meta_of(self, value: Any) -> Any:
+    def meta_of(self, value: Operand) -> Any:
         """The metas of an example value; a symbolic number counts as one of its Python type."""
         if isinstance(value, torch.Tensor):
             return self.symbols.meta(value)
@@ -247,7 +248,7 @@ class ExportRun(GraphRun):
 # -- operators that take graphs -------------------------------------------------------------------
 
 
-def _inline(run: ExportRun, _setting: Any, graph: GraphModule, *args: Any) -> list[Any]:
+def _inline(run: ExportRun, _setting: Any, graph: GraphModule, *args: Operand) -> list[Any]:
     return run.branch(graph)(*args)
 
 
@@ -258,19 +259,23 @@ def _inline_autocast(
     _enabled: Any,
     _cache: Any,
     graph: GraphModule,
-    *args: Any,
+    *args: Operand,
 ) -> list[Any]:
     return run.branch(graph)(*args)
 
 
 def _cond(
-    run: ExportRun, predicate: Any, yes: GraphModule, no: GraphModule, operands: Sequence[Any] = ()
+    run: ExportRun,
+    predicate: Any,
+    yes: GraphModule,
+    no: GraphModule,
+    operands: Sequence[Operand] = (),
 ) -> list[Any]:
     if isinstance(predicate, torch.SymBool):
         raise ValueError(MSG_SYMBOLIC_CHOICE.format(predicate=predicate))
     # a single-element predicate of any shape
     chosen = jnp.reshape(predicate, ())
-    results: list[Any] = jax.lax.cond(chosen, run.branch(yes), run.branch(no), *operands)
+    results: list[Operand] = jax.lax.cond(chosen, run.branch(yes), run.branch(no), *operands)
     return results
 
 
@@ -281,19 +286,19 @@ def _while_loop(
     carried: Sequence[Any],
     constant: Sequence[Any] = (),
 ) -> list[Any]:
-    def goes_on(values: list[Any]) -> Any:
+    def goes_on(values: list[Operand]) -> Any:
         return jnp.reshape(run.branch(condition)(*values, *constant)[0], ())
 
-    def step(values: list[Any]) -> list[Any]:
+    def step(values: list[Operand]) -> list[Any]:
         return run.branch(body)(*values, *constant)
 
     start = [jnp.asarray(value) for value in carried]
-    results: list[Any] = jax.lax.while_loop(goes_on, step, start)
+    results: list[Operand] = jax.lax.while_loop(goes_on, step, start)
     return results
 
 
 _higher_order = torch.ops.higher_order
-_HIGHER_ORDER: Final[Mapping[Any, Callable[..., list[Any]]]] = {
+_HIGHER_ORDER: Final[Mapping[object, Callable[..., list[object]]]] = {
     getattr(_higher_order, name): function
     for name, function in (
         ("wrap_with_set_grad_enabled", _inline),
@@ -304,7 +309,7 @@ _HIGHER_ORDER: Final[Mapping[Any, Callable[..., list[Any]]]] = {
     if hasattr(_higher_order, name)
 }
 
-_FLOATS: Final[Mapping[Any, Callable[..., Any]]] = {
+_FLOATS: Final[Mapping[object, Callable[..., object]]] = {
     torch.sym_float: lambda a: jnp.asarray(a, np.float64),
     torch._sym_sqrt: lambda a: jnp.sqrt(jnp.asarray(a, np.float64)),
     operator.truediv: lambda a, b: jnp.asarray(a, np.float64) / b,

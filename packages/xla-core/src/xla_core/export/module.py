@@ -33,6 +33,7 @@ from xla_core.recording.evictable import Kept, Table
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.torch_bridge.dtypes import numpy_dtype
+from xla_core.torch_bridge.operands import Operand, Operands
 
 MSG_NO_METHOD: Final = "there is no function {name!r}; this model has {known}"
 MSG_NO_WEIGHT: Final = (
@@ -77,7 +78,7 @@ class StableHLOGraphModule:
         self._runners: dict[str, _Runner] = {}
 
     def evaluate(
-        self, method_name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+        self, method_name: str, args: Sequence[Operand], kwargs: Mapping[str, object] | None = None
     ) -> Any:
         """The result of one function for these arguments.
 
@@ -88,7 +89,7 @@ class StableHLOGraphModule:
             self._runners[method_name] = _Runner(self._function(method_name), self._bundle)
         return self._runners[method_name](args, kwargs or {})
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Operand, **kwargs: object) -> Any:
         """The result of the first function."""
         return self.evaluate(self._default, args, kwargs)
 
@@ -131,9 +132,9 @@ class _Runner:
         self.in_spec = _spec(self.meta.input_pytree_spec)
         self.out_spec = _spec(self.meta.output_pytree_spec)
         self.executables = Table()
-        self.held: dict[Any, tuple[Any, XLATensor]] = {}
+        self.held: dict[object, tuple[object, XLATensor]] = {}
 
-    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def __call__(self, args: Sequence[Operand], kwargs: Mapping[str, Operand]) -> Any:
         leaves = arguments.flatten(self.in_spec, args, kwargs)
         trace = next((a._s.trace for a in leaves if isinstance(a, XLATensor)), None)
         trace = trace or runtime.trace_of(None)
@@ -144,12 +145,16 @@ class _Runner:
         return results if self.out_spec is None else pytree.tree_unflatten(results, self.out_spec)
 
     def _argument(
-        self, place: InputLocation, wanted: VariableSignature, leaves: Sequence[Any], trace: Trace
+        self,
+        place: InputLocation,
+        wanted: VariableSignature,
+        leaves: Sequence[Operand],
+        trace: Trace,
     ) -> XLATensor:
         if place.type_ is VariableType.INPUT_ARG:
             return _given(place.position, leaves[place.position], wanted, trace)
         key = (place.name or place.position, trace.device)
-        source: Any
+        source: Operand
         if place.type_ is VariableType.CONSTANT:
             source = self.bundle.additional_constants[place.position]
         else:
@@ -226,7 +231,7 @@ def _specs(
     return tuple(specs)
 
 
-def _given(position: int, a: Any, wanted: VariableSignature, trace: Trace) -> XLATensor:
+def _given(position: int, a: Operand, wanted: VariableSignature, trace: Trace) -> XLATensor:
     """A caller's argument on the device."""
     if isinstance(a, np.ndarray):
         a = torch.from_numpy(a)
@@ -278,7 +283,7 @@ def save_as_stablehlo(
 
 def save_torch_model_as_stablehlo(
     torchmodel: torch.nn.Module,
-    args: tuple[Any, ...],
+    args: Operands,
     path: str | os.PathLike[str],
     options: StableHLOExportOptions | None = None,
 ) -> None:

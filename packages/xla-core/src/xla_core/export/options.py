@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 
 @dataclasses.dataclass
@@ -26,8 +25,8 @@ class StableHLOExportOptions:
     """
 
     include_human_readable_text: bool = True
-    override_tracing_arguments: tuple[Any, ...] | None = None
-    override_tracing_kwargs: Mapping[str, Any] | None = None
+    override_tracing_arguments: tuple[object, ...] | None = None
+    override_tracing_kwargs: Mapping[str, object] | None = None
     save_weights: bool = True
     inline_all_constant: bool = True
     export_weights: bool = True

@@ -46,6 +46,7 @@ from xla_core.operators.decompositions import lowerable
 from xla_core.operators.lowering_registry import find_multi_view
 from xla_core.torch_bridge.dtypes import numpy_dtype, to_numpy
 from xla_core.torch_bridge.op_library import kernel_from_outside
+from xla_core.torch_bridge.operands import Operand
 
 METHOD: Final = "forward"
 
@@ -80,7 +81,7 @@ _WRITES: Final = tuple(
 class _Results:
     """What the program gives: a node or a number each, and how they make up the caller's result."""
 
-    values: tuple[Any, ...]
+    values: tuple[object, ...]
     spec: pytree.TreeSpec
 
 
@@ -171,7 +172,7 @@ class _Export:
             used.append((node, place, signature))
         return used, unused
 
-    def _signature(self, value: Any) -> VariableSignature:
+    def _signature(self, value: Operand) -> VariableSignature:
         """Shape and dtype of an example value; in symbolic dimensions the size at the export."""
         if not isinstance(value, torch.Tensor):
             return VariableSignature([], type(value).__name__)
@@ -181,7 +182,7 @@ class _Export:
             dynamic_dims=[i for i, size in enumerate(value.shape) if is_dynamic(size)],
         )
 
-    def _result_signature(self, value: Any) -> VariableSignature:
+    def _result_signature(self, value: Operand) -> VariableSignature:
         """The signature of a result; numbers come back as tensors without dimensions."""
         example = value.meta["val"] if isinstance(value, Node) else value
         for kind, dtype in _NUMBERS:
@@ -244,7 +245,7 @@ class _Export:
         metas = [self.symbols.meta(node.meta["val"]) for node in nodes]
         avals = [jax.ShapeDtypeStruct(m.shape, numpy_dtype(m.dtype)) for m in metas]
 
-        def function(*arrays: Any) -> tuple[Any, ...]:
+        def function(*arrays: Any) -> tuple[object, ...]:
             given = dict(zip(nodes, arrays, strict=False))
             numbers = arrays[len(nodes) :]
             scalars = dict(zip(self.scalars, numbers, strict=False))

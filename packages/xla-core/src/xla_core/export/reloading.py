@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from xla_core.export.saved_model import SERVING_KEY, tensorflow
+from xla_core.torch_bridge.operands import Operand, Operands
 
 
 def has_tf_package() -> bool:
@@ -18,7 +19,7 @@ def has_tf_package() -> bool:
     return importlib.util.find_spec("tensorflow") is not None
 
 
-def load_save_model_and_inference(path: str | os.PathLike[str], args: tuple[Any, ...]) -> Any:
+def load_save_model_and_inference(path: str | os.PathLike[str], args: Operands) -> Any:
     """The results of the TensorFlow SavedModel at ``path``, by their names. Raises ImportError without it."""
     tf = tensorflow("load_save_model_and_inference")
     signature = tf.saved_model.load(os.fspath(path)).signatures[SERVING_KEY]
@@ -41,5 +42,5 @@ def compare_exported_program_and_saved_model_result(
         torch.testing.assert_close(torch.from_numpy(got.numpy()), want, atol=atol, rtol=1.3e-6)
 
 
-def _numpy(value: Any) -> Any:
+def _numpy(value: Operand) -> Any:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value

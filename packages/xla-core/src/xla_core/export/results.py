@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from torch.utils import _pytree as pytree
+
+from xla_core.torch_bridge.operands import Operand
 
 _NAME: Final = "xla_core.export.Nothing"
 # named tuples of operators (``torch.topk``); they have no name to be written down with
@@ -43,17 +45,17 @@ def result_spec(
     return plain_spec
 
 
-def _types(spec: pytree.TreeSpec) -> Iterator[Any]:
+def _types(spec: pytree.TreeSpec) -> Iterator[object]:
     yield spec.type
     for child in spec.children():
         yield from _types(child)
 
 
-def _is_of_operator(kind: Any) -> bool:
+def _is_of_operator(kind: object) -> bool:
     return getattr(kind, "__module__", "") == _OF_OPERATORS
 
 
-def _plain(result: Any) -> Any:
+def _plain(result: Operand) -> Operand:
     if _is_of_operator(type(result)) or type(result) is tuple:
         return tuple(map(_plain, result))
     if type(result) is list:

@@ -24,6 +24,7 @@ from xla_core.export.bundle import (
 )
 from xla_core.export.module import StableHLOGraphModule, exported_program_to_stablehlo
 from xla_core.export.options import StableHLOExportOptions
+from xla_core.torch_bridge.operands import Operand, Operands
 
 MSG_NO_TENSORFLOW: Final = (
     "{function} needs TensorFlow, which cannot be imported ({reason}); pip install tensorflow"
@@ -61,7 +62,7 @@ def make_tf_function(
     places = {place.position: i for i, (place, _) in enumerate(_inputs(function))}
     results = function.meta.output_signature
 
-    def call(*args: Any) -> Any:
+    def call(*args: Operand) -> Operand:
         return call_module(
             [_argument(place, args, places, held) for place in function.meta.input_locations],
             version=_CALL_VERSION,
@@ -112,9 +113,9 @@ def save_stablehlo_graph_as_tf(
 
 def save_torch_module_as_tf_saved_model(
     torch_model: torch.nn.Module,
-    args: tuple[Any, ...],
+    args: Operands,
     saved_model_dir: str | os.PathLike[str],
-    dynamic_shapes: Any = None,
+    dynamic_shapes: object = None,
     serving_key: str = SERVING_KEY,
     function_alias: str = "",
 ) -> None:
@@ -161,7 +162,7 @@ def _inputs(function: StableHLOFunc) -> list[tuple[InputLocation, VariableSignat
 
 def _argument(
     place: InputLocation,
-    args: Sequence[Any],
+    args: Sequence[Operand],
     places: Mapping[int, int],
     held: StableHLOModelBundle,
 ) -> Any:

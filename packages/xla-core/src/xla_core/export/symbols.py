@@ -29,7 +29,7 @@ MSG_DATA_DEPENDENT: Final = (
 # jax's dimensions are at least 1 unless it is told otherwise; larger bounds than this mean none.
 _LARGEST: Final = 2**31 - 1
 
-_OPERATIONS: Final[Mapping[Any, Callable[..., Any]]] = {
+_OPERATIONS: Final[Mapping[object, Callable[..., object]]] = {
     sympy.Add: lambda *items: reduce(operator.add, items),
     sympy.Mul: lambda *items: reduce(operator.mul, items),
     sympy.Pow: operator.pow,
@@ -53,7 +53,7 @@ class Symbols:
         named = [(s, bounds) for s, bounds in ranges.items() if isinstance(s, sympy.Symbol)]
         constraints = [c for s, bounds in named for c in _constraints(s, bounds)]
         self._scope = jax.export.SymbolicScope(constraints)
-        self._known: dict[sympy.Symbol, Any] = {}
+        self._known: dict[sympy.Symbol, object] = {}
 
     def dimension(self, size: int | torch.SymInt) -> Any:
         """A size as jax's: an int, or an expression of symbols.

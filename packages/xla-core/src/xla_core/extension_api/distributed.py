@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from xla_core.torch_bridge.error_texts import is_lost_connection
 from xla_core.torch_bridge.torch_distributed_private import (
     draw_for_dtensors_with,
     give_meshes_groups,
@@ -16,6 +17,7 @@ __all__ = [
     "fsspec_reader",
     "fsspec_writer",
     "give_meshes_groups",
+    "is_lost_connection",
     "process_group",
     "record_nothing_of",
 ]

@@ -10,11 +10,17 @@ from xla_core.dispatch.cpu_fallback import fallback_handler
 from xla_core.operators.lowering_registry import rule
 from xla_core.operators.schema import signature
 from xla_core.recording.xla_tensor import Handler, handler_of, set_handler
+from xla_core.torch_bridge.operands import Gradients, NamedOperands, Operand, Operands, Tree
 from xla_core.torch_bridge.torch_private import when_dynamo_is_used
 from xla_core.torch_features.optimization_barrier import behind_barrier
 
 __all__ = [
+    "Gradients",
     "Handler",
+    "NamedOperands",
+    "Operand",
+    "Operands",
+    "Tree",
     "behind_barrier",
     "fallback_handler",
     "handler_of",

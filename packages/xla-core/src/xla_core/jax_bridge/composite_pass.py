@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 # jaxlib 0.10.2: MLIR bindings
 from jaxlib.mlir import ir
@@ -50,7 +50,7 @@ def build_composites(module: ir.Module) -> None:
         _remove_marks(module)
 
 
-def _build_in(block: Any, module: ir.Module, table: ir.SymbolTable) -> None:
+def _build_in(block: ir.Block, module: ir.Module, table: ir.SymbolTable) -> None:
     waiting = _instances(block)
     while waiting:
         for instance in waiting:
@@ -70,10 +70,10 @@ class _Instance:
     """The marks of one composite in one block, by position."""
 
     name: str
-    inputs: list[tuple[Mark, Any]]
-    outputs: list[tuple[Mark, Any]]
+    inputs: list[tuple[Mark, ir.Value]]
+    outputs: list[tuple[Mark, ir.Value]]
 
-    def body(self) -> list[Any]:
+    def body(self) -> list[ir.Operation]:
         """The operations between the marks, in the block's order.
 
         Those are computed from the operands and needed for the results; with them come the constants
@@ -83,7 +83,7 @@ class _Instance:
         ends = [op for _, op in self.outputs]
         after = _readers(starts, ends)
         inside = _ancestors([op.operands[0] for op in ends], after)
-        known: dict[Any, bool] = {}
+        known: dict[ir.Value, bool] = {}
         around = ends[0].parent.operation
         waiting = list(inside)
         while waiting:
@@ -97,7 +97,7 @@ class _Instance:
         return sorted(inside, key=functools.cmp_to_key(_by_place))
 
 
-def _instances(block: Any) -> list[_Instance]:
+def _instances(block: ir.Block) -> list[_Instance]:
     by_name: dict[tuple[str, str], _Instance] = {}
     for op in block.operations:
         mark = _mark_of(op.operation)
@@ -110,7 +110,7 @@ def _instances(block: Any) -> list[_Instance]:
     return [i for i in by_name.values() if i.inputs and i.outputs]
 
 
-def _mark_of(op: Any) -> Mark | None:
+def _mark_of(op: ir.Operation) -> Mark | None:
     if op.name != "stablehlo.custom_call":
         return None
     if ir.StringAttr(op.attributes["call_target_name"]).value != MARK_TARGET:
@@ -118,7 +118,7 @@ def _mark_of(op: Any) -> Mark | None:
     return Mark(**json.loads(ir.StringAttr(op.attributes["backend_config"]).value))
 
 
-def _nested(op: Any) -> Iterator[Any]:
+def _nested(op: ir.Operation) -> Iterator[ir.Operation]:
     """An operation and all inside its regions."""
     yield op
     for region in op.regions:
@@ -127,14 +127,14 @@ def _nested(op: Any) -> Iterator[Any]:
                 yield from _nested(inner.operation)
 
 
-def _values_read(op: Any) -> Iterator[Any]:
+def _values_read(op: ir.Operation) -> Iterator[ir.Value]:
     for inner in _nested(op):
         yield from inner.operands
 
 
-def _readers(starts: Sequence[Any], ends: Sequence[Any]) -> set[Any]:
+def _readers(starts: Sequence[ir.Operation], ends: Sequence[ir.Operation]) -> set[ir.Operation]:
     """The operations of the block that read ``starts``, at first or second hand, before ``ends``."""
-    readers: set[Any] = set()
+    readers: set[ir.Operation] = set()
     around = ends[0].parent.operation
     waiting = list(starts)
     while waiting:
@@ -148,13 +148,13 @@ def _readers(starts: Sequence[Any], ends: Sequence[Any]) -> set[Any]:
     return readers
 
 
-def _before_any(op: Any, ends: Sequence[Any]) -> bool:
+def _before_any(op: ir.Operation, ends: Sequence[ir.Operation]) -> bool:
     return any(op.is_before_in_block(end) for end in ends)
 
 
-def _ancestors(values: Iterable[Any], among: set[Any]) -> set[Any]:
+def _ancestors(values: Iterable[ir.Value], among: set[ir.Operation]) -> set[ir.Operation]:
     """Those of the operations ``among`` that ``values`` are computed by."""
-    ancestors: set[Any] = set()
+    ancestors: set[ir.Operation] = set()
     waiting = list(values)
     while waiting:
         owner = waiting.pop().owner
@@ -164,13 +164,13 @@ def _ancestors(values: Iterable[Any], among: set[Any]) -> set[Any]:
     return ancestors
 
 
-def _comes_along(op: Any, inside: set[Any], known: dict[Any, bool]) -> bool:
+def _comes_along(op: ir.Operation, inside: set[ir.Operation], known: dict[ir.Value, bool]) -> bool:
     if _is_constant(op, known, _MOST_STEPS):
         return True
     return op.name in _SHAPING and all(use.owner.operation in inside for use in op.result.uses)
 
 
-def _is_constant(op: Any, known: dict[Any, bool], steps: int) -> bool:
+def _is_constant(op: ir.Operation, known: dict[ir.Value, bool], steps: int) -> bool:
     """Whether an operation depends on nothing at all, as is seen within some steps."""
     if op not in known:
         inner = set(_nested(op))
@@ -182,13 +182,13 @@ def _is_constant(op: Any, known: dict[Any, bool], steps: int) -> bool:
     return known[op]
 
 
-def _by_place(left: Any, right: Any) -> int:
+def _by_place(left: ir.Value, right: ir.Value) -> int:
     if left == right:
         return 0
     return -1 if left.is_before_in_block(right) else 1
 
 
-def _is_inside(value: Any, operations: set[Any]) -> bool:
+def _is_inside(value: ir.Value, operations: set[ir.Operation]) -> bool:
     """Whether a value is made by one of ``operations``, or is an argument of their blocks."""
     owner = value.owner
     if isinstance(owner, ir.Block):
@@ -197,7 +197,7 @@ def _is_inside(value: Any, operations: set[Any]) -> bool:
 
 
 def _build(
-    instance: _Instance, body: Sequence[Any], module: ir.Module, table: ir.SymbolTable
+    instance: _Instance, body: Sequence[ir.Operation], module: ir.Module, table: ir.SymbolTable
 ) -> None:
     starts = [op.result for _, op in instance.inputs]
     captured = _captured(body, starts)
@@ -225,7 +225,7 @@ def _build(
             op.erase()
 
 
-def _captured(body: Sequence[Any], starts: Sequence[Any]) -> list[Any]:
+def _captured(body: Sequence[ir.Operation], starts: Sequence[ir.Operation]) -> list[ir.Value]:
     """Values from outside that the body reads, in the order of reading."""
     inside = {inner for op in body for inner in _nested(op)}
     read = {value: None for op in body for value in _values_read(op)}
@@ -234,9 +234,9 @@ def _captured(body: Sequence[Any], starts: Sequence[Any]) -> list[Any]:
 
 def _function(
     name: str,
-    body: Sequence[Any],
-    arguments: Sequence[Any],
-    results: Sequence[Any],
+    body: Sequence[ir.Operation],
+    arguments: Sequence[ir.Value],
+    results: Sequence[ir.Value],
     module: ir.Module,
     table: ir.SymbolTable,
 ) -> str:
@@ -264,7 +264,7 @@ def _attributes(mark: Mark) -> ir.DictAttr:
     return ir.DictAttr.get({name: _attribute(value) for name, value in values.items()})
 
 
-def _attribute(value: Any) -> ir.Attribute:
+def _attribute(value: ir.Value) -> ir.Attribute:
     """As torch_xla writes them: 64-bit integers, 32-bit floats, lists as dense arrays."""
     if isinstance(value, list):
         element = _element_type(value[0])
@@ -280,7 +280,7 @@ def _attribute(value: Any) -> ir.Attribute:
     return ir.FloatAttr.get(_element_type(value), value)
 
 
-def _element_type(value: Any) -> ir.Type:
+def _element_type(value: ir.Value) -> ir.Type:
     if isinstance(value, bool):
         return ir.IntegerType.get_signless(1)
     return ir.IntegerType.get_signless(64) if isinstance(value, int) else ir.F32Type.get()

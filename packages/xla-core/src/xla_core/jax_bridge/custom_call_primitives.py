@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+from jax import Array
 
 # jax 0.10.2: primitives, and the aval type of arrays
 from jax._src import core as _jax_core
@@ -30,14 +31,14 @@ _TYPED_FFI: Final = 4
 
 def custom_call(
     target: str,
-    operands: Sequence[Any],
+    operands: Sequence[Array],
     results: Results,
     *,
     has_side_effect: bool = False,
     backend_config: str = "",
     api_version: int = 0,
     frontend_attributes: Mapping[str, str] | None = None,
-) -> list[Any]:
+) -> list[Array]:
     """A ``stablehlo.custom_call`` of ``target``, one array per (shape, dtype) of ``results``."""
     return _call_p.bind(
         *operands,
@@ -50,13 +51,13 @@ def custom_call(
     )
 
 
-def _results_of_call(*_operands: Any, results: Results, **_: Any) -> list[Any]:
+def _results_of_call(*_operands: Any, results: Results, **_: Any) -> list[Array]:
     return [_jax_core.ShapedArray(shape, dtype) for shape, dtype in results]
 
 
 def _lower_call(
-    ctx: Any,
-    *operands: Any,
+    ctx: _mlir.LoweringRuleContext,
+    *operands: Array,
     target: str,
     results: Results,
     has_side_effect: bool,
@@ -109,12 +110,12 @@ class Mark:
     attributes: str
 
 
-def mark(value: Any, place: Mark) -> Any:
+def mark(value: Array, place: Mark) -> Array:
     """``value``, marked; ``composite_pass`` makes composites of the marks, or removes them."""
     return _mark_p.bind(value, place=place)
 
 
-def _lower_mark(ctx: Any, value: Any, *, place: Mark) -> Any:
+def _lower_mark(ctx: _mlir.LoweringRuleContext, value: Array, *, place: Mark) -> Any:
     call = stablehlo.CustomCallOp(
         [value.type],
         [value],

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
+from jax import Array
 
 # jax 0.10.2: primitives, and the aval type of arrays
 from jax._src import core as _jax_core
@@ -96,13 +97,19 @@ def _aval(type_: Any, kind: str) -> Aval:
     return Aval(tuple(array.shape), dtype)
 
 
-def call_module(module: bytes, name: str, operands: Sequence[Any], results: Sequence[Aval]) -> Any:
+def call_module(
+    module: bytes, name: str, operands: Sequence[Array], results: Sequence[Aval]
+) -> Array:
     """The results of a StableHLO module's function ``main``, which becomes part of the program."""
     return _module_p.bind(*operands, module=module, name=name, results=tuple(results))
 
 
 def _lower_module(
-    ctx: Any, *operands: Any, module: bytes, name: str, results: tuple[Aval, ...]
+    ctx: _mlir.LoweringRuleContext,
+    *operands: Array,
+    module: bytes,
+    name: str,
+    results: tuple[Aval, ...],
 ) -> Any:
     parsed = ir.Module.parse(module)
     context = ctx.module_context
@@ -114,14 +121,14 @@ def _lower_module(
 
 
 def scatter(
-    operand: Any,
-    indices: Any,
-    updates: Any,
+    operand: Array,
+    indices: Array,
+    updates: Array,
     update: Callable[[Any, Any], Any],
     numbers: Any,
     indices_are_sorted: bool,
     unique_indices: bool,
-) -> Any:
+) -> Array:
     """HLO's scatter: ``update(old, new)`` where the indices say; places outside are left out."""
     # jax 0.10.2
     jaxpr, constants = _lax._reduction_jaxpr(update, _jax_core.ShapedArray((), operand.dtype))
@@ -149,8 +156,8 @@ _mlir.register_lowering(_module_p, _lower_module)
 
 
 def sort(
-    operands: Sequence[Any], before: Callable[..., Any], dimension: int, stable: bool
-) -> list[Any]:
+    operands: Sequence[Array], before: Callable[..., Any], dimension: int, stable: bool
+) -> list[Array]:
     """``operands`` sorted along ``dimension`` by ``before``, which says which of two elements is first.
 
     ``before`` takes two scalars of each operand, ``(a0, b0, a1, b1, ...)``, and gives a boolean.
@@ -158,7 +165,9 @@ def sort(
     return _sort_p.bind(*operands, before=before, dimension=dimension, stable=stable)
 
 
-def _lower_sort(ctx: Any, *operands: Any, before: Any, dimension: int, stable: bool) -> Any:
+def _lower_sort(
+    ctx: _mlir.LoweringRuleContext, *operands: Array, before: Array, dimension: int, stable: bool
+) -> Any:
     op = stablehlo.SortOp(
         [operand.type for operand in operands],
         operands,

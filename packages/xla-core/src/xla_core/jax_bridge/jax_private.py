@@ -186,7 +186,7 @@ def lower_to_module(
     return module
 
 
-def module_to_bytecode(module: Any, *, debug_locations: bool = False) -> bytes:
+def module_to_bytecode(module: ir.Module, *, debug_locations: bool = False) -> bytes:
     """The bytecode of an MLIR module, or of what ``jax.jit(f).lower()`` returned.
 
     Without ``debug_locations`` the module loses its locations: it is changed in place.
@@ -461,7 +461,10 @@ def forget_shardings(devices: Sequence[Device]) -> None:
 
 
 def device_put(
-    aval: Any, sharding: Any, shards: Sequence[np.ndarray], devices: Sequence[Device]
+    aval: _jax_core.ShapedArray,
+    sharding: Any,
+    shards: Sequence[np.ndarray],
+    devices: Sequence[Device],
 ) -> Array:
     """Copy one host array per addressable device, before returning, into one logical array."""
     # jaxlib 0.10.2: enable_x64 is an argument, so jax's configuration is not consulted
@@ -476,7 +479,7 @@ def hardware_id(device: Device) -> int:
     return device.local_hardware_id or 0
 
 
-def assemble(aval: Any, sharding: Any, shards: Sequence[Array]) -> Array:
+def assemble(aval: _jax_core.ShapedArray, sharding: Any, shards: Sequence[Array]) -> Array:
     """One logical array of single-device arrays, in the order of the addressable devices."""
     # jaxlib 0.10.2: _skip_checks, as jax would compare values' types with its own configuration
     return Array(aval, sharding, list(shards), committed=True, _skip_checks=True)
@@ -507,7 +510,7 @@ def to_host(array: Array) -> np.ndarray:
     return host if copied and host.flags.writeable else np.array(host, order="C", copy=True)
 
 
-def result_handler(aval: Any, sharding: Any) -> Any:
+def result_handler(aval: _jax_core.ShapedArray, sharding: Any) -> Any:
     """What turns one output of an executable into an array of known type; see ``run``."""
     # jaxlib 0.10.2: committed, checks skipped; 0.11.2 and 0.12.0 never check
     flags = (True,) if SINCE_0_11 else (True, True)

@@ -7,7 +7,7 @@ process: a sum in both places is enough.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 # jaxlib 0.10.2: MLIR bindings; ``ir`` edits modules.
 from jaxlib.mlir import ir
@@ -54,14 +54,14 @@ def computed_on_parts(module: ir.Module) -> set[int]:
     return keys
 
 
-def _called(operation: Any) -> str:
+def _called(operation: ir.Operation) -> str:
     """The name of the function that an operation calls; empty if it calls none."""
     if operation.operation.name != "func.call":
         return ""
     return str(ir.FlatSymbolRefAttr(operation.attributes["callee"]).value)
 
 
-def _separate(operations: list[Any]) -> None:
+def _separate(operations: list[ir.Operation]) -> None:
     if not any(_target(operation) == BEGINS for operation in operations):
         return
     inside = _inside(operations)
@@ -76,12 +76,12 @@ def _separate(operations: list[Any]) -> None:
                 use.owner.operands[use.operand_number] = own
 
 
-def _key(operation: Any) -> int:
+def _key(operation: ir.Operation) -> int:
     # each look at an operation is another Python object; their hash is the operation's
     return hash(operation.operation)
 
 
-def _inside(operations: list[Any]) -> set[int]:
+def _inside(operations: list[ir.Operation]) -> set[int]:
     """The operations on parts, and those on constants alone that are for them."""
     on_parts, inside, constant = set[int](), set[int](), set[int]()
     for operation in operations:
@@ -99,18 +99,18 @@ def _inside(operations: list[Any]) -> set[int]:
     return inside
 
 
-def _sources(operation: Any) -> set[int]:
+def _sources(operation: ir.Operation) -> set[int]:
     """The operations that made the operands; 0 for an argument of the function."""
     return {_key(v.owner) if hasattr(v.owner, "operation") else 0 for v in operation.operands}
 
 
-def _target(operation: Any) -> str | None:
+def _target(operation: ir.Operation) -> str | None:
     if operation.operation.name != "stablehlo.custom_call":
         return None
     return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
 
 
-def _own_constant(operation: Any, value: Any) -> Any:
+def _own_constant(operation: ir.Operation, value: ir.Value) -> ir.Value:
     """The same constant as a marked value that is equal to no other."""
     kind = ir.RankedTensorType(operation.results[0].type)
     own = ir.RankedTensorType.get(_OWN_SHAPE, kind.element_type)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 # jaxlib 0.10.2: MLIR bindings; ``ir`` edits attributes.
 from jaxlib.mlir import ir
@@ -42,14 +42,16 @@ def annotate(
         main.attributes["res_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(r) for r in results])
 
 
-def _main_function(module: ir.Module) -> Any:
+def _main_function(module: ir.Module) -> ir.Operation:
     for operation in module.body.operations:
         if operation.operation.name == "func.func" and operation.name.value == "main":
             return operation
     raise ValueError("the module has no function named main")
 
 
-def _attribute_dicts(main: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _attribute_dicts(
+    main: ir.Operation,
+) -> tuple[list[dict[str, ir.Attribute]], list[dict[str, ir.Attribute]]]:
     counts = (len(main.type.inputs), len(main.type.results))
     dicts = []
     for key, count in zip(("arg_attrs", "res_attrs"), counts, strict=True):
@@ -58,13 +60,13 @@ def _attribute_dicts(main: Any) -> tuple[list[dict[str, Any]], list[dict[str, An
     return dicts[0], dicts[1]
 
 
-def _as_dict(attribute: Any) -> dict[str, Any]:
+def _as_dict(attribute: ir.Attribute) -> dict[str, ir.Attribute]:
     if isinstance(attribute, dict):
         return dict(attribute)
     return {named.name: named.attr for named in map(attribute.__getitem__, range(len(attribute)))}
 
 
-def _check_aliases(main: Any, aliases: Iterable[tuple[int, int]]) -> None:
+def _check_aliases(main: ir.Operation, aliases: Iterable[tuple[int, int]]) -> None:
     inputs, outputs = main.type.inputs, main.type.results
     sources: set[int] = set()
     targets: set[int] = set()
@@ -86,7 +88,7 @@ def _check_aliases(main: Any, aliases: Iterable[tuple[int, int]]) -> None:
 
 
 def _add_shardings(
-    attributes: list[dict[str, Any]], shardings: Sequence[str | None], what: str
+    attributes: list[dict[str, ir.Attribute]], shardings: Sequence[str | None], what: str
 ) -> None:
     if not shardings:
         return
@@ -121,7 +123,7 @@ def pin_unannotated_inputs(module: ir.Module) -> None:
         main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in arguments])
 
 
-def all_operations(block: Any) -> Iterator[Any]:
+def all_operations(block: ir.Block) -> Iterator[ir.Operation]:
     """The operations of a block, and those of the regions inside, in order.
 
     ``Operation.walk`` of MLIR makes a RuntimeError of whatever its callback raises, Ctrl-C's exception included.
@@ -149,7 +151,7 @@ def release_functions(module: ir.Module, names: Collection[str]) -> None:
             del call.attributes[_FRONTEND]
 
 
-def _calls(module: ir.Module) -> Iterator[tuple[str, Any]]:
+def _calls(module: ir.Module) -> Iterator[tuple[str, ir.Operation]]:
     """The calls in the module's functions, with the names of those that they call."""
     for function in module.body.operations:
         if function.operation.name == "func.func":

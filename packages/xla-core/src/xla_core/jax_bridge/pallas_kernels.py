@@ -84,7 +84,7 @@ def interpreted() -> Iterator[None]:
         switch.set_local(former)
 
 
-def call(function: Callable[..., Any], tracing: Tracing, *args: Any, **kwargs: Any) -> Any:
+def call(function: Callable[..., Any], tracing: Tracing, *args: Any, **kwargs: Any) -> jax.Array:
     """``function(*args, **kwargs)``, with the kernels in it traced so; what is no jax array is constant.
 
     Inside, numbers have 32 bits unless they come with more: kernels know no others. ``function`` must not
@@ -94,7 +94,7 @@ def call(function: Callable[..., Any], tracing: Tracing, *args: Any, **kwargs: A
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
     results: list[Any] = []
 
-    def flattened(*arrays: Any) -> list[Any]:
+    def flattened(*arrays: jax.Array) -> list[Any]:
         given = dict(zip(places, arrays, strict=True))
         filled = [given.get(i, leaf) for i, leaf in enumerate(leaves)]
         inner_args, inner_kwargs = jax.tree.unflatten(structure, filled)
@@ -114,7 +114,7 @@ def expanded(jaxpr: Any) -> Any:
     return _partial_eval.lower_jaxpr2(jaxpr) if getattr(jaxpr, "is_high", False) else jaxpr
 
 
-def _lower_narrow(ctx: Any, *operands: Any, jaxpr: Any) -> Any:
+def _lower_narrow(ctx: _mlir.LoweringRuleContext, *operands: jax.Array, jaxpr: Any) -> Any:
     # jax 0.10.2: kernels refuse programs of several partitions outside of jax's own shard_map. Here
     # they stand between manual shardings, or every device computes all of it.
     module = ctx.module_context.replace(axis_context=_sharding_impls.ShardingContext(1))
@@ -147,7 +147,7 @@ def _known_products() -> Iterator[None]:
             common.supports_bfloat16_matmul = former
 
 
-def first_payload(module: Any) -> str | None:
+def first_payload(module: ir.Module) -> str | None:
     """The compiled form of the first kernel for TPUs in an MLIR module; None if it calls none."""
     with module.context:
         for operation in all_operations(module.body):
@@ -159,7 +159,7 @@ def first_payload(module: Any) -> str | None:
 
 
 def call_payload(
-    payload: str, results: Sequence[tuple[tuple[int, ...], Any]], *operands: Any
+    payload: str, results: Sequence[tuple[tuple[int, ...], Any]], *operands: jax.Array
 ) -> Any:
     """Call a compiled kernel; ``results`` are shapes and dtypes."""
     # jaxlib 0.10.2: kernels are calls of the API's first version, with their form as plain text

@@ -56,7 +56,7 @@ def correct(module: ir.Module, num_partitions: int) -> None:
 # --- windows ------------------------------------------------------------------------------------
 
 
-def _separate_windows(operations: list[Any]) -> None:
+def _separate_windows(operations: list[ir.Operation]) -> None:
     """Let operations whose windows are filled with different values read different values."""
     fillings = [(o, i, f) for o in operations for i, f in _fillings(o)]
     if len({key for *_, (key, _) in fillings}) < 2:
@@ -72,7 +72,7 @@ def _separate_windows(operations: list[Any]) -> None:
             operation.operands[index] = barrier.results[0]
 
 
-def _fillings(operation: Any) -> list[tuple[int, tuple[str, Any]]]:
+def _fillings(operation: ir.Operation) -> list[tuple[int, tuple[str, ir.Value]]]:
     """The operands that an operation has windows of, and what they are filled with: a key, and the value."""
     operands = operation.operands
     match operation.name:
@@ -89,7 +89,7 @@ def _fillings(operation: Any) -> list[tuple[int, tuple[str, Any]]]:
     return []
 
 
-def _filling(value: Any) -> tuple[str, Any]:
+def _filling(value: ir.Value) -> tuple[str, Any]:
     constant = value.owner
     while (
         isinstance(constant, ir.OpView | ir.Operation) and constant.operation.name in _SAME_NUMBER
@@ -112,7 +112,7 @@ _NOUGHTS: Final = ("0", "0.000000e+00", "false")
 # --- pads ---------------------------------------------------------------------------------------
 
 
-def _simplify_pad(operation: Any) -> None:
+def _simplify_pad(operation: ir.Operation) -> None:
     """Let a pad only add elements in front of and behind those of its operand."""
     low, high, between = (
         list(ir.DenseI64ArrayAttr(operation.attributes[name]))
@@ -138,7 +138,7 @@ def _simplify_pad(operation: Any) -> None:
     operation.erase()
 
 
-def _spread(value: Any, shape: list[int], between: list[int], filling: Any) -> Any:
+def _spread(value: ir.Value, shape: list[int], between: list[int], filling: ir.Value) -> ir.Value:
     """``value`` with so many fillings behind each of its elements, along each dimension."""
     element = ir.RankedTensorType(value.type).element_type
     apart = [size for n, k in zip(shape, between, strict=True) for size in ((n, 1) if k else (n,))]
@@ -148,12 +148,12 @@ def _spread(value: Any, shape: list[int], between: list[int], filling: Any) -> A
     return _reshape(value, [n * (k + 1) for n, k in zip(shape, between, strict=True)], element)
 
 
-def _reshape(value: Any, shape: list[int], element: Any) -> Any:
+def _reshape(value: ir.Value, shape: list[int], element: ir.Type) -> ir.Value:
     kind = ir.RankedTensorType.get(shape, element)
     return ir.Operation.create("stablehlo.reshape", [kind], [value]).results[0]
 
 
-def _slice(value: Any, starts: list[int], ends: list[int]) -> Any:
+def _slice(value: ir.Value, starts: list[int], ends: list[int]) -> ir.Value:
     element = ir.RankedTensorType(value.type).element_type
     kind = ir.RankedTensorType.get(
         [end - start for start, end in zip(starts, ends, strict=True)], element
@@ -166,7 +166,7 @@ def _slice(value: Any, starts: list[int], ends: list[int]) -> Any:
     return ir.Operation.create("stablehlo.slice", [kind], [value], attributes).results[0]
 
 
-def _pad(value: Any, filling: Any, low: list[int], high: list[int]) -> Any:
+def _pad(value: ir.Value, filling: ir.Value, low: list[int], high: list[int]) -> ir.Value:
     """``value`` with so many fillings in front of and behind it; itself where these are none."""
     if not any(low) and not any(high):
         return value
@@ -184,7 +184,7 @@ def _pad(value: Any, filling: Any, low: list[int], high: list[int]) -> Any:
 # --- scatters -----------------------------------------------------------------------------------
 
 
-def _fill_scatter(operation: Any, count: int) -> None:
+def _fill_scatter(operation: ir.Operation, count: int) -> None:
     """Let the numbers of updates of a scatter divide by ``count``, the new ones leading nowhere."""
     numbers = stablehlo.ScatterDimensionNumbers(operation.attributes["scatter_dimension_numbers"])
     if numbers.scatter_indices_batching_dims:
@@ -207,7 +207,7 @@ def _fill_scatter(operation: Any, count: int) -> None:
             operation.operands[i] = _padded(update, own, nowhere=False)
 
 
-def _padded(value: Any, more: dict[int, int], *, nowhere: bool) -> Any:
+def _padded(value: ir.Value, more: dict[int, int], *, nowhere: bool) -> ir.Value:
     """``value`` with so many more elements at the end of its dimensions: zeros, or no valid indices."""
     kind = ir.RankedTensorType(value.type)
     scalar = ir.RankedTensorType.get((), kind.element_type)
@@ -217,7 +217,7 @@ def _padded(value: Any, more: dict[int, int], *, nowhere: bool) -> Any:
     return _pad(value, filling, [0] * kind.rank, [more.get(d, 0) for d in range(kind.rank)])
 
 
-def _constant(scalar: Any, nowhere: bool) -> Any:
+def _constant(scalar: ir.Value, nowhere: bool) -> ir.Value:
     number = "0"
     element = str(scalar.element_type)
     if nowhere:
@@ -249,7 +249,7 @@ def _keep_whole(module: ir.Module) -> None:
             _unsplit(operation, _WHOLE[operation.name](operation), mesh)
 
 
-def _convolved(operation: Any) -> list[Sequence[int]]:
+def _convolved(operation: ir.Operation) -> list[Sequence[int]]:
     """The dimensions of inputs, kernel and result that the window of a convolution moves along."""
     numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
     if ir.IntegerAttr(operation.attributes["batch_group_count"]).value > 1:
@@ -261,7 +261,7 @@ def _convolved(operation: Any) -> list[Sequence[int]]:
     ]
 
 
-def _transformed(operation: Any) -> list[Sequence[int]]:
+def _transformed(operation: ir.Operation) -> list[Sequence[int]]:
     """The dimensions of a Fourier transform's operand and result that it is over: the last ones."""
     rank = ir.RankedTensorType(operation.results[0].type).rank
     count = len(ir.DenseI64ArrayAttr(operation.attributes["fft_length"]))
@@ -272,7 +272,7 @@ def _transformed(operation: Any) -> list[Sequence[int]]:
 _WHOLE: Final = {"stablehlo.convolution": _convolved, "stablehlo.fft": _transformed}
 
 
-def _unsplit(operation: Any, whole: list[Sequence[int]], mesh: Any) -> None:
+def _unsplit(operation: ir.Operation, whole: list[Sequence[int]], mesh: Any) -> None:
     result = operation.results[0]
     with ir.InsertionPoint(operation):
         for index, dimensions in enumerate(whole[:-1]):
@@ -281,7 +281,7 @@ def _unsplit(operation: Any, whole: list[Sequence[int]], mesh: Any) -> None:
         _use(lambda: _with_whole(result, whole[-1], mesh), result)
 
 
-def _use(make: Callable[[], Any], former: Any) -> None:
+def _use(make: Callable[[], Any], former: ir.Operation) -> None:
     """Let those who use ``former`` now use what ``make()`` makes of it."""
     uses = [(use.owner, use.operand_number) for use in former.uses]
     replacement = make()
@@ -289,7 +289,7 @@ def _use(make: Callable[[], Any], former: Any) -> None:
         user.operands[index] = replacement
 
 
-def _with_whole(value: Any, whole: Sequence[int], mesh: Any) -> Any:
+def _with_whole(value: ir.Value, whole: Sequence[int], mesh: Any) -> ir.Value:
     """``value`` with the dimensions ``whole`` unsplit, the others split as the partitioner likes."""
     rank = ir.RankedTensorType(value.type).rank
     if mesh is not None:
@@ -335,7 +335,7 @@ def lay_out_transforms(module: ir.Module) -> None:
                 _use(functools.partial(_in_rows, operation.results[0]), operation.results[0])
 
 
-def _in_rows(value: Any) -> Any:
+def _in_rows(value: ir.Value) -> Any:
     """``value``, with the elements of its last dimension side by side in memory."""
     order = ir.DenseIntElementsAttr.get(
         np.arange(ir.RankedTensorType(value.type).rank)[::-1].astype(np.int64),

@@ -41,6 +41,10 @@ MSG_STABLEHLO: Final = (
 )
 
 _UNIMPLEMENTED: Final = "UNIMPLEMENTED"
+_OUT_OF_MEMORY: Final = "RESOURCE_EXHAUSTED"
+_NOT_FOUND: Final = "NOT_FOUND"
+# jaxlib 0.10.2 to 0.12
+_NO_OPTION: Final = re.compile(r"No such compile option: '(\w+)'")
 # What a library or jaxlib says of programs in a version that it does not know.
 _OF_VERSIONS: Final = re.compile(
     r"StableHLO_v|\bvhlo\b|portable artifact|StableHLO version", re.IGNORECASE
@@ -269,3 +273,19 @@ def device_attributes(device: Device) -> dict[str, Any]:
 def is_unimplemented(error: Exception) -> bool:
     """Whether a runtime error says that the library lacks the function."""
     return str(error).startswith(_UNIMPLEMENTED)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a runtime or a compiler says that memory does not suffice."""
+    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY in str(error)
+
+
+def is_not_found(error: Exception) -> bool:
+    """Whether the coordination service says that nothing is kept under a key."""
+    return _NOT_FOUND in str(error)
+
+
+def unknown_option(error: Exception) -> str:
+    """The option for whose name XLA refuses a program; empty for another error."""
+    match = _NO_OPTION.search(str(error))
+    return match[1] if match else ""

@@ -193,11 +193,11 @@ def from_portable(bytecode: bytes, arguments: Sequence[HasShape]) -> bytes:
         raise ValueError(MSG_SIZES.format(reason=error)) from error
 
 
-def _main(module: ir.Module) -> Any:
+def _main(module: ir.Module) -> ir.Operation:
     return ir.SymbolTable(module.operation)["main"]
 
 
-def _is_symbolic(kind: Any) -> bool:
+def _is_symbolic(kind: ir.Type) -> bool:
     return not ir.RankedTensorType(kind).has_static_shape
 
 

@@ -62,7 +62,7 @@ class _TooMuchError(ValueError):
 class _Count:
     """Adds up the functions of a module."""
 
-    def __init__(self, module: Any, weights: Weights, most: float) -> None:
+    def __init__(self, module: ir.Module, weights: Weights, most: float) -> None:
         self._weights = weights
         self._most = most
         self._operations = 0
@@ -85,7 +85,7 @@ class _Count:
             self._known[name] = cost = self._region(self._functions[name].regions[0])
         return cost
 
-    def _region(self, region: Any) -> float:
+    def _region(self, region: ir.Region) -> float:
         cost = 0.0
         for block in region.blocks:
             for wrapped in block.operations:
@@ -103,19 +103,19 @@ class _Count:
                         raise _TooMuchError
         return cost
 
-    def _called(self, operation: Any) -> float:
+    def _called(self, operation: ir.Operation) -> float:
         return self._function(ir.FlatSymbolRefAttr(operation.attributes["callee"]).value)
 
-    def _composite(self, operation: Any) -> float:
+    def _composite(self, operation: ir.Operation) -> float:
         return self._function(ir.FlatSymbolRefAttr(operation.attributes["decomposition"]).value)
 
-    def _loop(self, operation: Any) -> float:
+    def _loop(self, operation: ir.Operation) -> float:
         times = _iterations(operation)
         if times is None:
             raise _TooMuchError
         return times * self._region(operation.regions[1])
 
-    def _branches(self, operation: Any) -> float:
+    def _branches(self, operation: ir.Operation) -> float:
         return max(map(self._region, operation.regions))
 
 
@@ -147,7 +147,7 @@ _KNOWN: Final = ("stablehlo.", "chlo.", "sdy.")
 _MATHEMATICS: Final = "chlo."
 
 
-def _single(name: str, operation: Any, weights: Weights) -> float:
+def _single(name: str, operation: ir.Operation, weights: Weights) -> float:
     """What an operation costs that stands for itself."""
     operands, results = ([_shape(v) for v in vs] for vs in (operation.operands, operation.results))
     if not name.startswith(_KNOWN):
@@ -181,7 +181,7 @@ _WINDOWED: Final = frozenset({"stablehlo.reduce_window", "stablehlo.select_and_s
 Shape = tuple[int, ...]
 
 
-def _shape(value: Any) -> Shape:
+def _shape(value: ir.Value) -> Shape:
     """The sizes of a value's dimensions, none for what is no tensor. ValueError where one is not known."""
     kind = value.type
     if not isinstance(kind, ir.RankedTensorType):
@@ -191,7 +191,7 @@ def _shape(value: Any) -> Shape:
     return tuple(kind.shape)
 
 
-def _iterations(loop: Any) -> int | None:
+def _iterations(loop: ir.Operation) -> int | None:
     """How often a loop runs that counts up from one constant to another; None for any other loop."""
     condition, body = (region.blocks[0] for region in loop.regions)
     returned = _operation(condition.operations[len(condition.operations) - 1].operands[0])
@@ -210,7 +210,7 @@ def _iterations(loop: Any) -> int | None:
     return max(0, -(-(last - first) // step))
 
 
-def _step(value: Any, number: int) -> int | None:
+def _step(value: ir.Value, number: int) -> int | None:
     """What is added to a block's argument to give ``value``, if it is at least 1."""
     added = _operation(value)
     if added is None or added.name != "stablehlo.add":
@@ -222,13 +222,13 @@ def _step(value: Any, number: int) -> int | None:
     return number_added if number_added is not None and number_added > 0 else None
 
 
-def _operation(value: Any) -> Any:
+def _operation(value: ir.Value) -> ir.Operation:
     """The operation that gives a value; None for an argument of a block."""
     owner = value.owner
     return None if isinstance(owner, ir.Block) else owner.operation
 
 
-def _constant(value: Any) -> int | None:
+def _constant(value: ir.Value) -> int | None:
     operation = _operation(value)
     if operation is None or operation.name != "stablehlo.constant":
         return None
@@ -236,12 +236,12 @@ def _constant(value: Any) -> int | None:
     return int(number[0]) if len(number) == 1 else None
 
 
-def _product(operation: Any, operands: list[Shape]) -> float:
+def _product(operation: ir.Operation, operands: list[Shape]) -> float:
     numbers = _stablehlo.DotDimensionNumbers(operation.attributes["dot_dimension_numbers"])
     return 2.0 * math.prod(operands[0][d] for d in numbers.lhs_contracting_dimensions)
 
 
-def _convolution(operation: Any, operands: list[Shape]) -> float:
+def _convolution(operation: ir.Operation, operands: list[Shape]) -> float:
     # all elements of the kernel but those of other output features
     numbers = _stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
     kernel = operands[1]
@@ -252,7 +252,7 @@ def _cubic(_: Any, operands: list[Shape]) -> float:
     return float(operands[0][-1])
 
 
-def _window(operation: Any) -> int:
+def _window(operation: ir.Operation) -> int:
     return math.prod(ir.DenseI64ArrayAttr(operation.attributes["window_dimensions"]))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
+from jax import Array
 
 # jax 0.10.2: ShapedArray and Primitive are what an operation of one's own is made of.
 from jax._src import core as _jax_core
@@ -22,30 +23,30 @@ from jaxlib.mlir.dialects import sdy, stablehlo
 from xla_core.jax_bridge.manual_constants_pass import BEGINS, ENDS
 
 
-def annotate_sharding(value: Any, text: str) -> Any:
+def annotate_sharding(value: Array, text: str) -> Array:
     """``value``, laid out as ``text`` says: HLO text or Shardy's, see ``jax_private.lower``."""
     return _layout_p.bind(value, target="Sharding", text=text, shape=value.shape)
 
 
-def to_manual(value: Any, shape: tuple[int, ...]) -> Any:
+def to_manual(value: Array, shape: tuple[int, ...]) -> Array:
     """The part of ``value``, of ``shape``, that each device holds; HLO annotations only."""
     return _layout_p.bind(value, target=BEGINS, text="{manual}", shape=shape)
 
 
-def from_manual(value: Any, text: str, shape: tuple[int, ...]) -> Any:
+def from_manual(value: Array, text: str, shape: tuple[int, ...]) -> Array:
     """The value of ``shape`` whose parts, laid out as ``text`` says, each device gives."""
     part = annotate_sharding(value, "{manual}")
     return _layout_p.bind(part, target=ENDS, text=text, shape=shape)
 
 
-def shard_alike(a: Any, b: Any, group: int, shardy: bool) -> tuple[Any, Any]:
+def shard_alike(a: Array, b: Array, group: int, shardy: bool) -> tuple[Array, Array]:
     """``a`` and ``b``, of one shape, laid out alike; ``group`` is a number of their own in the program."""
     first, second = _alike_p.bind(a, b, group=group, shardy=shardy)
     return first, second
 
 
 def _lower_layout(
-    ctx: Any, value: Any, *, target: str, text: str, shape: tuple[int, ...]
+    ctx: _mlir.LoweringRuleContext, value: Array, *, target: str, text: str, shape: tuple[int, ...]
 ) -> list[Any]:
     if text.startswith("#sdy."):
         return [sdy.ShardingConstraintOp(value, ir.Attribute.parse(text)).result]
@@ -68,7 +69,9 @@ _layout_p.def_abstract_eval(
 _mlir.register_lowering(_layout_p, _lower_layout)
 
 
-def _lower_alike(ctx: Any, *values: Any, group: int, shardy: bool) -> list[Any]:
+def _lower_alike(
+    ctx: _mlir.LoweringRuleContext, *values: Array, group: int, shardy: bool
+) -> list[Any]:
     if shardy:
         for value in values:
             sdy.ShardingGroupOp(value, group)
@@ -111,17 +114,19 @@ _COMBINE: Final[dict[str, Callable[..., Any]]] = {
 _CHANNEL_KIND: Final = 1
 
 
-def reduce_parts(value: Any, kind: str, groups: Groups, channel: int) -> Any:
+def reduce_parts(value: Array, kind: str, groups: Groups, channel: int) -> Array:
     """Each device's part of a value (see ``to_manual``) reduced over its group of devices."""
     return _reduce_p.bind(value, kind=kind, groups=groups, axis=None, channel=channel)
 
 
-def scatter_parts(value: Any, kind: str, groups: Groups, axis: int, channel: int) -> Any:
+def scatter_parts(value: Array, kind: str, groups: Groups, axis: int, channel: int) -> Array:
     """A device's slice along ``axis`` of that reduction."""
     return _reduce_p.bind(value, kind=kind, groups=groups, axis=axis, channel=channel)
 
 
-def _reduced_aval(aval: Any, *, kind: str, groups: Groups, axis: int | None, channel: int) -> Any:
+def _reduced_aval(
+    aval: _jax_core.ShapedArray, *, kind: str, groups: Groups, axis: int | None, channel: int
+) -> Any:
     shape = list(aval.shape)
     if axis is not None:
         shape[axis] //= len(groups[0])
@@ -129,7 +134,13 @@ def _reduced_aval(aval: Any, *, kind: str, groups: Groups, axis: int | None, cha
 
 
 def _lower_reduce(
-    ctx: Any, value: Any, *, kind: str, groups: Groups, axis: int | None, channel: int
+    ctx: _mlir.LoweringRuleContext,
+    value: Array,
+    *,
+    kind: str,
+    groups: Groups,
+    axis: int | None,
+    channel: int,
 ) -> Any:
     result = _mlir.aval_to_ir_type(ctx.module_context, ctx.avals_out[0])
     members = ir.DenseIntElementsAttr.get(np.array(groups, np.int64))

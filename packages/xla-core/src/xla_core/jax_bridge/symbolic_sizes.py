@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 # jax 0.10.2: the type of symbolic sizes, whose bounds and evaluation have no public names
 from jax._src.export import shape_poly as _shape_poly
@@ -212,7 +213,7 @@ def watching_comparisons() -> Iterator[dict[Any, None]]:
         _watch.found = None
 
 
-def threefry(key: Any, numbers: Any) -> tuple[Any, Any]:
+def threefry(key: Array, numbers: Any) -> tuple[Array, Array]:
     """The two words of random bits of each element; ``numbers`` are the elements' 64-bit numbers.
 
     ``key`` are the two words of a key. An array of random bits of any shape has those of its elements' numbers.
@@ -225,7 +226,7 @@ def threefry(key: Any, numbers: Any) -> tuple[Any, Any]:
     return first, second
 
 
-def bind_again(equation: Any, operands: Sequence[Any]) -> Any:
+def bind_again(equation: Any, operands: Sequence[Array]) -> Any:
     """What an equation of a jaxpr gives for other operands of the same shapes."""
     # jax 0.10.2: the parameters, with inner functions among them; before, these apart
     bind_params = equation.primitive.get_bind_params(equation.params)

@@ -33,7 +33,7 @@ def paged_attention(
     attn_logits_soft_cap: float | None = None,
     num_kv_pages_per_compute_block: int = 1,
     num_queries_per_compute_block: int = 4,
-    **_blocks: Any,
+    **_blocks: object,
 ) -> Array:
     """``multi_queries_paged_attention`` of jax arrays; block sizes and ``mask_value`` change nothing."""
     del mask_value
@@ -57,7 +57,7 @@ def ragged_paged_attention(
     mask_value: float | None = MASK_VALUE,
     k_scale: float | None = None,
     v_scale: float | None = None,
-    **_blocks: Any,
+    **_blocks: object,
 ) -> Array:
     """Attention of sequences of different lengths, as the operator has it, of jax arrays."""
     return lower_ragged(
@@ -88,7 +88,7 @@ def quantized_matmul_int8(
     zero_point: Array | None = None,
     quant_block_size: Array | None = None,
     quantize_activation: bool = False,
-    **_blocks: Any,
+    **_blocks: object,
 ) -> Array:
     """``(x @ w.T) * scalar`` of int8 weights, of jax arrays in the dtype of ``x``."""
     if zero_point is not None or quant_block_size is not None:

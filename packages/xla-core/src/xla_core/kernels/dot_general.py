@@ -6,7 +6,7 @@ What matrix products of PyTorch cannot say: int8 times int8 summed in int32, bat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from jax import Array, lax
@@ -116,7 +116,7 @@ def lower(
     dtype: torch.dtype | None = None,
 ) -> Array:
     """HLO's operation of the same name."""
-    preferred: Any = None if dtype is None else NUMPY_DTYPES[dtype]
+    preferred: object = None if dtype is None else NUMPY_DTYPES[dtype]
     numbers = (
         (tuple(lhs_contracting), tuple(rhs_contracting)),
         (tuple(lhs_batch), tuple(rhs_batch)),

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 import jax.numpy as jnp
 import torch
 from jax import Array
+from torch.autograd.function import FunctionCtx
 
 from xla_core.dynamo.dynamo_backend import kept_in_graphs
 from xla_core.jax_bridge import pallas_kernels
@@ -30,6 +31,7 @@ from xla_core.kernels.kernel_operator import (
 from xla_core.kernels.per_shard_calls import over_parts, splits_positions
 from xla_core.operators.target import Target
 from xla_core.torch_bridge.op_library import XLA_LIB
+from xla_core.torch_bridge.operands import Gradients
 
 MSG_SEGMENTS: Final = "q_segment_ids and kv_segment_ids are given both or not at all"
 MSG_SEGMENT_SHAPE: Final = "{name} has the shape {got}; it needs (batch, length), here {wanted}"
@@ -70,7 +72,7 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionCtx,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -100,7 +102,7 @@ class FlashAttention(torch.autograd.Function):
         return o
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Gradients:
         """Gradients by ``q``, ``k``, ``v`` and, if it is wanted, ``ab``."""
         with_ab, spec = ctx.needs_input_grad[7], ctx.spec
         operands = (gradients[0], *ctx.saved_tensors)
@@ -120,7 +122,7 @@ class FlashAttention(torch.autograd.Function):
         return dq, dk, dv, None, None, None, None, dab[0] if dab else None, None, None
 
 
-def _specs(spec: Sequence[Any]) -> tuple[Any, ...]:
+def _specs(spec: Sequence[Any]) -> tuple[object, ...]:
     """The partition specs of ``q, k, v, ab`` and both segments, where ``spec`` is that of ``q``."""
     ids = (*spec[:-3], None)
     return (spec, spec, spec, spec, ids, ids)
@@ -206,7 +208,7 @@ XLA_LIB.impl("flash_attention", _by_name, "CompositeImplicitAutograd")
 
 
 def _forward_meta(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_rest: Any
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_rest: object
 ) -> tuple[torch.Tensor, ...]:
     logs = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
     return q.new_empty((*q.shape[:-1], v.shape[-1])), logs
@@ -218,7 +220,7 @@ def _backward_meta(
     k: torch.Tensor,
     v: torch.Tensor,
     ab: torch.Tensor | None,
-    *rest: Any,
+    *rest: object,
 ) -> tuple[torch.Tensor, ...]:
     with_ab = ab is not None and rest[-1]
     last = torch.empty_like(ab) if with_ab and ab is not None else q.new_empty(())
@@ -349,7 +351,7 @@ class _Kernels:
     def _columns(self, array: Array) -> Array:
         return padded(array, 2, self.kv_padded)
 
-    def _segments(self, q_ids: Array | None, kv_ids: Array | None, batch: int) -> Any:
+    def _segments(self, q_ids: Array | None, kv_ids: Array | None, batch: int) -> Array:
         """Segments as the kernels take them: what was padded belongs to none of the given ones."""
         whole = (self.q_length, self.kv_length) == (self.q_padded, self.kv_padded)
         if q_ids is None or kv_ids is None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import jax.numpy as jnp
 import torch
 from jax import Array, lax
+from torch.autograd.function import FunctionCtx
 
 from xla_core.dynamo.dynamo_backend import kept_in_graphs
 from xla_core.jax_bridge import pallas_kernels
@@ -21,6 +22,7 @@ from xla_core.kernels.kernel_operator import (
     wide,
 )
 from xla_core.torch_bridge.op_library import XLA_LIB
+from xla_core.torch_bridge.operands import Gradients
 
 MSG_RANK: Final = "{name} of {function} has {got} dimensions; it needs {wanted}"
 
@@ -84,7 +86,7 @@ class GMM(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionCtx,
         lhs: torch.Tensor,
         rhs: torch.Tensor,
         group_sizes: torch.Tensor,
@@ -96,7 +98,7 @@ class GMM(torch.autograd.Function):
         return gmm(lhs, rhs, group_sizes, tiling)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Gradients:
         """Gradients by ``lhs`` and ``rhs``."""
         lhs, rhs, group_sizes = ctx.saved_tensors
         derivatives = gmm_backward(gradients[0], lhs, rhs, group_sizes, ctx.tiling)
@@ -238,12 +240,12 @@ def _tiles(
 # -- gradients ------------------------------------------------------------------------------------
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _setup(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Any) -> None:
     lhs, rhs, group_sizes, ctx.tiling, group_offset, ctx.transpose_rhs = inputs
     ctx.save_for_backward(lhs, rhs, group_sizes, group_offset)
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     lhs, rhs, sizes, offset = ctx.saved_tensors
     by_lhs = by_rhs = None
     tiling = ctx.tiling or (_MOST_ROWS, _MOST_ROWS, _MOST_ROWS)

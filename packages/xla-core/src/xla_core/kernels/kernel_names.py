@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import torch
 
@@ -40,7 +40,7 @@ def safe_empty_like(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else torch.empty_like(tensor)
 
 
-def generate_ctx_need_grad(*args: Any) -> list[bool]:
+def generate_ctx_need_grad(*args: object) -> list[bool]:
     """For each argument whether it is a tensor that requires a gradient."""
     return [isinstance(a, torch.Tensor) and a.requires_grad for a in args]
 
@@ -95,7 +95,7 @@ def ragged_paged_attention_xla(
 
 
 def _attention(name: str) -> Callable[..., torch.Tensor]:
-    def shaped(q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def shaped(q: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         del args, kwargs
         return non_xla_attetion(q, q, q, name)
 
@@ -128,7 +128,7 @@ def gmm_non_xla(
 
 
 def quantized_matmul_int8_non_xla(
-    x: torch.Tensor, w: torch.Tensor, scalar: torch.Tensor, *args: Any, **kwargs: Any
+    x: torch.Tensor, w: torch.Tensor, scalar: torch.Tensor, *args: object, **kwargs: object
 ) -> torch.Tensor:
     """The shape of ``quantized_matmul_int8``'s result for meta tensors. Raises ValueError for others."""
     del scalar, args, kwargs

@@ -53,7 +53,7 @@ def for_tpu(fits: bool, name: str) -> target.Target | None:
     return current
 
 
-def call_kernel(tpu: target.Target, kernel: Kernel, *operands: Any, **options: Any) -> Any:
+def call_kernel(tpu: target.Target, kernel: Kernel, *operands: Array, **options: object) -> Array:
     """``kernel(*operands, **options)`` traced for ``tpu``, 64-bit integers made 32-bit ones."""
     narrow, named = jax.tree.map(_narrow, (operands, options))
     return pallas_kernels.call(
@@ -61,13 +61,13 @@ def call_kernel(tpu: target.Target, kernel: Kernel, *operands: Any, **options: A
     )
 
 
-def _narrow(operand: Any) -> Any:
+def _narrow(operand: Array) -> Array:
     if isinstance(operand, Array) and operand.dtype == jnp.int64:
         return operand.astype(jnp.int32)
     return operand
 
 
-def wide(*arrays: Array) -> Any:
+def wide(*arrays: Array) -> Array:
     """The dtype that sums of products of these are computed in: float32 at least."""
     return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 

@@ -169,7 +169,7 @@ def _checked_rows(
 # -- the operators --------------------------------------------------------------------------------
 
 
-def _like_queries(q: torch.Tensor, *_rest: Any, **_named: Any) -> torch.Tensor:
+def _like_queries(q: torch.Tensor, *_rest: object, **_named: object) -> torch.Tensor:
     return torch.empty_like(q)
 
 

@@ -47,10 +47,10 @@ _DEFAULT_TPU: Final = Target("tpu", "TPU v5 lite")
 class _Traced:
     """A function with kernels, traced as its device needs them; equal ones compare equal."""
 
-    kernel: Callable[..., Any]
+    kernel: Callable[..., object]
     target: Target
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         tracing: pallas_kernels.Tracing = pallas_kernels.interpreted
         if self.target.platform == "tpu":
             tracing = pallas_kernels.for_tpu(self.target.kind, self.target.cores)
@@ -58,7 +58,7 @@ class _Traced:
 
 
 def make_kernel_from_pallas(
-    kernel: Callable[..., Any], output_shape_dtype_fn: OutputShapes
+    kernel: Callable[..., object], output_shape_dtype_fn: OutputShapes
 ) -> Callable[..., Any]:
     """A function on ``xla`` tensors of ``kernel``, a function on jax arrays that calls Pallas kernels.
 
@@ -72,13 +72,13 @@ def make_kernel_from_pallas(
 
 
 def _call(
-    kernel: Callable[..., Any],
+    kernel: Callable[..., object],
     output_shape_dtype_fn: OutputShapes,
-    *args: Any,
+    *args: object,
     static_argnums: Any = None,
     static_argnames: Any = None,
-    **kwargs: Any,
-) -> Any:
+    **kwargs: object,
+) -> jax.Array:
     promised = output_shape_dtype_fn(*args)
     name = getattr(kernel, "__name__", "kernel")
     if not isinstance(promised, list):
@@ -96,12 +96,12 @@ _payloads: caches.Bounded[Hashable, str] = caches.Bounded("Pallas kernels", 1024
 
 
 def trace_pallas(
-    kernel: Callable[..., Any],
-    *args: Any,
+    kernel: Callable[..., object],
+    *args: object,
     static_argnums: Any = None,
     static_argnames: Any = None,
     use_cache: bool = False,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[str, list[torch.Tensor]]:
     """The compiled form of the first Pallas kernel that ``kernel`` calls, and the tensors among ``args``.
 
@@ -118,7 +118,7 @@ def trace_pallas(
         counters.increment("trace_pallas_cache_hit")
         return _payloads[key], tensors
 
-    def traced(*arrays: Any) -> Any:
+    def traced(*arrays: jax.Array) -> jax.Array:
         rest = iter(arrays)
         filled = [next(rest) if isinstance(a, torch.Tensor) else a for a in args]
         return _Traced(kernel, target)(*filled, **kwargs)

@@ -53,7 +53,7 @@ def quantized_matmul_int8(
     )  # fmt: skip
 
 
-def _meta(x: torch.Tensor, w: torch.Tensor, *_rest: Any, **_named: Any) -> torch.Tensor:
+def _meta(x: torch.Tensor, w: torch.Tensor, *_rest: object, **_named: object) -> torch.Tensor:
     return x.new_empty(x.shape[0], w.shape[0])
 
 

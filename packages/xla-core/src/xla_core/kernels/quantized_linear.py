@@ -17,11 +17,13 @@ import jax.numpy as jnp
 import torch
 from jax import Array, lax
 from torch import nn
+from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
 
 from xla_core.kernels.kernel_operator import operator
 from xla_core.kernels.quantized import product, rounded_rows
 from xla_core.torch_bridge.op_library import XLA_LIB
+from xla_core.torch_bridge.operands import Gradients
 
 PER_CHANNEL: Final = -1
 
@@ -130,7 +132,7 @@ def lower(
     wide = jnp.promote_types(jnp.promote_types(x.dtype, scale.dtype), jnp.float32)
     if block_size is not None and block_size != PER_CHANNEL:
         return _blockwise(x, w, scale.astype(wide), zero_point, block_size)
-    rows: Any = 1
+    rows: object = 1
     if quantize_activation:
         x, rows = rounded_rows(x)
         total = product(x, w, jnp.int32).astype(wide) * scale
@@ -195,14 +197,14 @@ def _on_cpu(
 XLA_LIB.impl("quantized_matmul", _on_cpu, "CPU")
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _keep(ctx: FunctionCtx, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     _, w, scale, zero_point, block_size, _, quantize_activation = inputs
     ctx.save_for_backward(w, scale, zero_point)
     ctx.block_size = PER_CHANNEL if block_size is None else block_size
     ctx.rounds = quantize_activation
 
 
-def _gradient(context: Any, given: torch.Tensor) -> tuple[Any, ...]:
+def _gradient(context: FunctionCtx, given: torch.Tensor) -> Gradients:
     """That of ``x``; weights of integers have none."""
     if context.rounds:
         raise RuntimeError(MSG_NO_GRADIENT)

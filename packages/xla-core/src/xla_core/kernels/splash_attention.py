@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import Array
+from torch.autograd.function import FunctionCtx
 
 from xla_core.dynamo.dynamo_backend import kept_in_graphs
 from xla_core.jax_bridge import pallas_kernels
@@ -28,6 +29,7 @@ from xla_core.kernels.kernel_operator import (
     wide,
 )
 from xla_core.kernels.per_shard_calls import over_parts, splits_positions
+from xla_core.torch_bridge.operands import Gradients
 
 MSG_NO_WINDOW: Final = (
     "SplashAttentionConfig(attentiontype_local_sliding=True) needs slide_window_size, got None"
@@ -66,8 +68,8 @@ class SplashAttentionConfig:
     sa_k_layout: str = "HEAD_DIM_MINOR"
     sa_v_layout: str = "HEAD_DIM_MINOR"
     mesh: str | None = None
-    qkv_partition_spec: tuple[Any, ...] = (("data", "fsdp"), None, None, None)
-    segment_ids_partition_spec: tuple[Any, ...] = (("data", "fsdp"), None)
+    qkv_partition_spec: tuple[object, ...] = (("data", "fsdp"), None, None, None)
+    segment_ids_partition_spec: tuple[object, ...] = (("data", "fsdp"), None)
     attentiontype_local_sliding: bool = False
     slide_window_size: int | None = None
 
@@ -91,7 +93,7 @@ class SplashAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionCtx,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -111,7 +113,7 @@ class SplashAttention(torch.autograd.Function):
         return _by_parts(kernel, (q, k, v, decoder_segment_ids), shapes, config)[0]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Gradients:
         """Gradients by ``q``, ``k`` and ``v``."""
         q, k, v, ids = ctx.saved_tensors
 
@@ -178,12 +180,14 @@ def splash_attention(
 # -- lowering --------------------------------------------------------------------------------------
 
 
-def _forward_meta(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_rest: Any) -> torch.Tensor:
+def _forward_meta(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_rest: object
+) -> torch.Tensor:
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
 def _backward_meta(
-    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_rest: Any
+    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_rest: object
 ) -> tuple[torch.Tensor, ...]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
@@ -221,11 +225,11 @@ def backward(
     config: str,
     causal: bool,
     soft_cap: float | None,
-) -> Any:
+) -> Gradients:
     """Gradients by ``q``, ``k`` and ``v``: jax derives them, or its kernel has them."""
     run, attention = _attention(q, k, v, config, causal, soft_cap)
 
-    def gradients(q: Array, k: Array, v: Array, ids: Array | None, grad: Array) -> Any:
+    def gradients(q: Array, k: Array, v: Array, ids: Array | None, grad: Array) -> Array:
         return jax.vjp(lambda *operands: attention(*operands, ids), q, k, v)[1](grad)
 
     return run(gradients, q, k, v, segment_ids, grad)
@@ -250,7 +254,7 @@ def _attention(
     return functools.partial(call_kernel, tpu), kernel
 
 
-def _call(function: Callable[..., Any], *operands: Array | None) -> Any:
+def _call(function: Callable[..., object], *operands: Array | None) -> Array:
     return function(*operands)
 
 

@@ -12,8 +12,9 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
+from xla_core.contract.device_protocol import Buffer
 from xla_core.recording.storage import NoValueError, PoisonedValue, Storage, poisoning
 from xla_core.recording.trace import Trace
 
@@ -35,7 +36,7 @@ class _Config:
     alias = False
 
 
-_marked: dict[int, weakref.ref[Any]] = {}
+_marked: dict[int, weakref.ref[object]] = {}
 
 
 @contextlib.contextmanager
@@ -87,7 +88,7 @@ def mark(s: Storage, donated: bool) -> bool:
     return True
 
 
-def is_marked(buffer: Any) -> bool:
+def is_marked(buffer: Buffer) -> bool:
     """Whether a buffer is marked."""
     mark = _marked.get(id(buffer))
     return mark is not None and mark() is buffer

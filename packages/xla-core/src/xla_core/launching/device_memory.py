@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from xla_core.contract.device_protocol import Exchange, capabilities_of
+from xla_core.contract.device_protocol import Buffer, Exchange, capabilities_of
 from xla_core.launching.launch_queue import value_of
 from xla_core.recording.storage import Backend
 from xla_core.support import counters
@@ -42,7 +42,7 @@ def take(tensor: torch.Tensor, backend: Backend) -> Any:
     return buffer
 
 
-def give(buffer: Any, dtype: torch.dtype, backend: Backend) -> torch.Tensor | None:
+def give(buffer: Buffer, dtype: torch.dtype, backend: Backend) -> torch.Tensor | None:
     """A tensor with a buffer's values in memory of PyTorch's own; None where they must go through the host."""
     exchange = capabilities_of(backend.client).exchange
     if exchange is None or not _same_format(dtype, backend):

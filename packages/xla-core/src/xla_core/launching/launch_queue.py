@@ -44,7 +44,7 @@ class Awaited:
     def __init__(self, run: DeferredRun) -> None:
         _living.add(id(self))
         self.run = run
-        self.held: Any = None
+        self.held: object = None
         self.error: Exception | None = None
 
     def __del__(self) -> None:
@@ -97,7 +97,7 @@ class DeferredRun:
         trace: Trace,
         program: StepProgram,
         arguments: list[Any],
-        start: Callable[[DeferredRun], Sequence[Any]],
+        start: Callable[[DeferredRun], Sequence[object]],
     ) -> None:
         self.queue = queue
         self.trace = trace
@@ -162,7 +162,7 @@ class LaunchQueue:
         thread.start()
         self._begun = True
 
-    def adding(self, run: DeferredRun) -> Iterator[Any]:
+    def adding(self, run: DeferredRun) -> Iterator[object]:
         """For ``indivisible.do``: let ``run`` be the last of those that wait."""
         return itertools.chain(map(self.unsettled.append, (run,)), map(self._jobs.put, (run,)))
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from xla_core.compilation.program_table import StepProgram, execution
 from xla_core.contract import events
+from xla_core.contract.device_protocol import Buffer
 from xla_core.launching.launch_queue import value_of
 from xla_core.lowering import program_failures
 from xla_core.recording.trace import Trace
@@ -21,9 +22,9 @@ INPUT_ONLY: Final = 2
 def launch(
     trace: Trace,
     program: StepProgram,
-    arguments: list[Any],
-    results: list[Any],
-    work: Iterable[Any],
+    arguments: list[Buffer],
+    results: list[Buffer],
+    work: Iterable[object],
     wait: bool = False,
     recorded: Trace | None = None,
     watched: int | None = None,
@@ -52,9 +53,9 @@ def launch(
 def enqueue(
     trace: Trace,
     program: StepProgram,
-    arguments: list[Any],
-    results: list[Any],
-    work: Iterable[Any] = (),
+    arguments: list[Buffer],
+    results: list[Buffer],
+    work: Iterable[object] = (),
     wait: bool = False,
     watched: int | None = None,
 ) -> int:
@@ -89,7 +90,7 @@ def enqueue(
 
 
 def keep_donated(
-    trace: Trace, program: StepProgram, arguments: list[Any], given: Sequence[Any]
+    trace: Trace, program: StepProgram, arguments: list[Buffer], given: Sequence[Any]
 ) -> None:
     """Donate copies instead, so that the tensors keep their values should the launch fail."""
     try:

@@ -31,13 +31,16 @@ class Lifted:
     """
 
     def __init__(
-        self, floats: Any, ints: Any, positions: Mapping[tuple[bool, int], Any] | None = None
+        self,
+        floats: jax.Array,
+        ints: jax.Array,
+        positions: Mapping[tuple[bool, int], jax.Array] | None = None,
     ) -> None:
         self.vectors = (ints, floats)
         self.positions = positions or {}
-        self._read: dict[tuple[bool, int], Any] = {}
+        self._read: dict[tuple[bool, int], jax.Array] = {}
 
-    def read(self, lift: Lift) -> Any:
+    def read(self, lift: Lift) -> jax.Array:
         """The scalar's value, in the dtype of the CPU tensor that it was, if it was one."""
         slot = (lift.is_float, lift.position)
         value = self._read.get(slot)
@@ -48,7 +51,7 @@ class Lifted:
             value.astype(numpy_dtype(example.dtype)) if isinstance(example, TensorMeta) else value
         )
 
-    def _element(self, slot: tuple[bool, int]) -> Any:
+    def _element(self, slot: tuple[bool, int]) -> jax.Array:
         vector = self.vectors[slot[0]]
         where = self.positions.get(slot)
         if where is None:
@@ -71,7 +74,7 @@ class Scope(dict[int, Any]):
         self.lazy = lazy
         self.lifted = lifted
 
-    def __missing__(self, vid: int) -> Any:
+    def __missing__(self, vid: int) -> jax.Array:
         self.compute(OpInstance(self.lazy[vid]))
         return self[vid]
 
@@ -99,7 +102,7 @@ class Scope(dict[int, Any]):
             return self[a.vid]
         return self.lifted.read(a) if isinstance(a, Lift) else a
 
-    def _run(self, part: OpInstance) -> list[Any]:
+    def _run(self, part: OpInstance) -> list[jax.Array]:
         plan = part.entry.plan
         recorded, recorded_named = part.arguments()
         outputs = part.metas()
@@ -139,11 +142,11 @@ class Scope(dict[int, Any]):
             raise failure from error
 
 
-def _zeros(ref: Ref) -> Any:
+def _zeros(ref: Ref) -> jax.Array:
     return jnp.zeros(ref.meta.shape, numpy_dtype(ref.meta.dtype))
 
 
-def random_key(seed: Any) -> Any:
+def random_key(seed: jax.Array) -> jax.Array:
     """A jax PRNG key from a lifted 64-bit seed."""
     unsigned = seed.astype(np.uint64)
     words = jnp.stack([unsigned >> 32, unsigned & 0xFFFFFFFF]).astype(np.uint32)

@@ -46,7 +46,7 @@ def outlined_function(
     """
     emitter = Emitter(graph, plan, scope_class)
 
-    def step(*arrays: Any) -> tuple[Any, ...]:
+    def step(*arrays: jax.Array) -> tuple[jax.Array, ...]:
         count = len(graph.inputs)
         rest = list(arrays[count:])
         ints_vector = rest.pop() if ints else None
@@ -69,7 +69,7 @@ class Emitter:
         self.lazy = graph.lazy
         self.scope_class = scope_class
         self.groups = _moving_groups(plan)
-        self._traced: dict[Any, _Traced] = {}
+        self._traced: dict[object, _Traced] = {}
 
     def emit(self, items: Sequence[Item], scope: Scope) -> None:
         """Compute items in order."""
@@ -94,7 +94,11 @@ class Emitter:
         return [of_call[group[0]] for group in self.groups[call.function]]
 
     def run_kept(
-        self, function: Function, vectors: list[Any], indices: list[Any], operands: list[Any]
+        self,
+        function: Function,
+        vectors: list[jax.Array],
+        indices: list[jax.Array],
+        operands: list[jax.Array],
     ) -> list[Any]:
         """Call a function of the program that is kept as one: ``body`` under its name.
 
@@ -105,7 +109,11 @@ class Emitter:
         return [array for array, _ in self._run(function, vectors, indices, given)]
 
     def _run(
-        self, function: Function, vectors: list[Any], indices: list[Any], operands: list[Exported]
+        self,
+        function: Function,
+        vectors: list[jax.Array],
+        indices: list[jax.Array],
+        operands: list[Exported],
     ) -> list[Exported]:
         """Call a function, traced once for each pattern and forms of operands that it meets.
 
@@ -129,7 +137,9 @@ class Emitter:
         body = self._body(function)
         results: list[tuple[int, str]] = []
 
-        def run(vectors: list[Any], indices: list[Any], given: list[Any]) -> list[Any]:
+        def run(
+            vectors: list[jax.Array], indices: list[jax.Array], given: list[jax.Array]
+        ) -> list[jax.Array]:
             operands = [(given[place], form) for place, form in zip(pattern, forms, strict=True)]
             computed = body(vectors, indices, operands)
             # Runs when jax traces it, in the first call: ``results`` is filled when that returns.
@@ -148,7 +158,9 @@ class Emitter:
         """
         body = self._body(function)
 
-        def run(vectors: list[Any], indices: list[Any], operands: list[Any]) -> list[Any]:
+        def run(
+            vectors: list[jax.Array], indices: list[jax.Array], operands: list[jax.Array]
+        ) -> list[jax.Array]:
             results = body(vectors, indices, [(operand, PLAIN) for operand in operands])
             return [array for array, _ in results]
 
@@ -161,7 +173,9 @@ class Emitter:
         parameters = [v for v in function.parameters if v >= 0]
         kinds = kinds_of(function.parameters)
 
-        def run(vectors: list[Any], indices: list[Any], operands: list[Exported]) -> list[Exported]:
+        def run(
+            vectors: list[jax.Array], indices: list[jax.Array], operands: list[Exported]
+        ) -> list[Exported]:
             of = dict(zip(kinds, vectors, strict=True))
             lifted = Lifted(of.get(True), of.get(False), self._positions(function, indices))
             scope = self.scope_class(self.lazy, lifted)
@@ -172,12 +186,12 @@ class Emitter:
 
         return run
 
-    def _positions(self, function: Function, indices: Sequence[Any]) -> dict[Slot, Any]:
+    def _positions(self, function: Function, indices: Sequence[jax.Array]) -> dict[Slot, jax.Array]:
         """Where the lifted numbers are that the body reads, from its index arguments."""
         # The body was recorded in one place of the step, and reads numbers by their positions there. Those that
         # no call moves are in no group, and are read where they are.
         places = slots(function.parameters)
-        positions: dict[Slot, Any] = {}
+        positions: dict[Slot, jax.Array] = {}
         for group, index in zip(self.groups[function], indices, strict=True):
             # one index for the group: the others are equally far from the first in all calls
             base = places[group[0]][1]
@@ -187,7 +201,7 @@ class Emitter:
         return positions
 
 
-def _distinct(values: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
+def _distinct(values: Sequence[jax.Array]) -> tuple[list[jax.Array], tuple[int, ...]]:
     """Each value once, in order, and where among these each of ``values`` is."""
     by_identity = {id(v): v for v in values}
     places = {number: i for i, number in enumerate(by_identity)}
@@ -239,7 +253,7 @@ def name_of(function: Function) -> str:
     return f"{function.index}_{module}{first}_to_{last}_{len(nodes)}_operations"
 
 
-def _index(slot: Slot, scope: Scope) -> Any:
+def _index(slot: Slot, scope: Scope) -> jax.Array:
     position = scope.lifted.positions.get(slot)
     if position is not None:
         return position

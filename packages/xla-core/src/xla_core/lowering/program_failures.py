@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import torch
 
+from xla_core.jax_bridge import pjrt_c_api
 from xla_core.lowering import held_values
 from xla_core.recording.entry import Entry, operations_of
 from xla_core.support.counters import render_bytes
@@ -73,11 +74,9 @@ def place_of(entry: Entry | None) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a runtime or a compiler says that memory does not suffice."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError)
-        and not isinstance(error, torch.OutOfMemoryError)
-        and "RESOURCE_EXHAUSTED" in str(error)
-    )
+    if isinstance(error, torch.OutOfMemoryError):  # ours: it is explained already
+        return False
+    return isinstance(error, MemoryError) or pjrt_c_api.is_out_of_memory(error)
 
 
 def explained(error: Exception, name: str, values: Sequence[Value]) -> Exception:

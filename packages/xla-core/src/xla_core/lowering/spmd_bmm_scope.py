@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import jax.numpy as jnp
+from jax import Array
 
 from xla_core.lowering.evaluate import PLAIN, Exported, Lifted, Scope
 from xla_core.lowering.repeat_graph import OpInstance
@@ -28,7 +29,7 @@ class UnmergedScope(Scope):
 
     def __init__(self, lazy: Mapping[int, Operation], lifted: Lifted) -> None:
         super().__init__(lazy, lifted)
-        self.unmerged: dict[int, Any] = {}
+        self.unmerged: dict[int, Array] = {}
         self.forms = {"unmerged": self.unmerged}
         self._met: set[int] = set()
 
@@ -57,7 +58,7 @@ class UnmergedScope(Scope):
             self._met.add(vid)  # lazy or not, it is there
             self.forms[form][vid] = array
 
-    def __missing__(self, vid: int) -> Any:
+    def __missing__(self, vid: int) -> Array:
         apart = self.unmerged.get(vid)
         if apart is None:
             return super().__missing__(vid)

@@ -12,7 +12,7 @@ the other way round give the transpose at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -36,11 +36,11 @@ class PartitionedScope(UnmergedScope):
 
     def __init__(self, lazy: Mapping[int, Operation], lifted: Lifted) -> None:
         super().__init__(lazy, lifted)
-        self.transposed: dict[int, Any] = {}
+        self.transposed: dict[int, jax.Array] = {}
         self.forms["transposed"] = self.transposed
         self.waiting: dict[int, OpInstance] = {}
 
-    def __missing__(self, vid: int) -> Any:
+    def __missing__(self, vid: int) -> jax.Array:
         part = self.waiting.pop(vid, None)
         if part is not None:
             matrix = self[vid] = _product(self, part)
@@ -60,7 +60,7 @@ class PartitionedScope(UnmergedScope):
         elif name not in _TRANSPOSES or not _transpose(self, part):
             super().compute(part)
 
-    def turn(self, vid: int) -> Any:
+    def turn(self, vid: int) -> jax.Array:
         """The transpose of a matrix: as it was given, or computed so now; else None."""
         part = self.waiting.get(self.materialize(vid))
         if part is not None and part.entry.plan.name == MM:
@@ -82,7 +82,7 @@ def _transpose(scope: PartitionedScope, part: OpInstance) -> bool:
     return True
 
 
-def _product(scope: PartitionedScope, part: OpInstance, swapped: bool = False) -> Any:
+def _product(scope: PartitionedScope, part: OpInstance, swapped: bool = False) -> jax.Array:
     """What ``mm`` or ``addmm`` gives; ``swapped``: the transpose of what ``mm`` gives."""
     args, kwargs = part.arguments()
     *added, left, right = args

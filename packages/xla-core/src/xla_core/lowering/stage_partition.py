@@ -41,7 +41,7 @@ class StageProgram:
     """
 
     name: str
-    function: Callable[..., Sequence[Any]]
+    function: Callable[..., Sequence[object]]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     indices: int

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -156,7 +155,7 @@ class StepLowering:
 
     def program_of(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         inputs: tuple[ArraySpec, ...],
         outputs: tuple[ArraySpec, ...],
     ) -> Program:
@@ -201,7 +200,7 @@ class StepLowering:
     def _program(
         self,
         name: str,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         inputs: tuple[ArraySpec, ...],
         outputs: tuple[ArraySpec, ...],
         aliases: tuple[tuple[int, int], ...],

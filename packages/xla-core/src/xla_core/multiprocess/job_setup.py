@@ -23,6 +23,7 @@ from torch.distributed import TCPStore
 from xla_core.contract.device_protocol import Topology
 from xla_core.jax_bridge import coordinator_process as coordinator
 from xla_core.jax_bridge import jax_private as compat
+from xla_core.jax_bridge import pjrt_c_api
 from xla_core.multiprocess.startup_watchdog import Siblings, vigil
 from xla_core.support import flags
 
@@ -348,7 +349,7 @@ def lookup(key: str) -> bytes | None:
     try:
         return bytes(_client().key_value_try_get_bytes(key))
     except RuntimeError as error:
-        if "NOT_FOUND" in str(error):
+        if pjrt_c_api.is_not_found(error):
             return None
         raise
 

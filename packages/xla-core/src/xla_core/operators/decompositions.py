@@ -17,6 +17,7 @@ from xla_core.operators.run_rule import STORAGE_ARGUMENTS
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.support import caches
 from xla_core.torch_bridge.dtypes import NUMPY_DTYPES
+from xla_core.torch_bridge.operands import NamedOperands, Operand
 
 
 def has_decomposition(overload: OpOverload) -> bool:
@@ -24,7 +25,7 @@ def has_decomposition(overload: OpOverload) -> bool:
     return overload in decomposition_table
 
 
-def lowerable(overload: Any) -> bool:
+def lowerable(overload: OpOverload) -> bool:
     """Whether ``overload`` has a rule that gives its value: its own, or as a view."""
     return find_rule(overload) is not None or find_view(overload) is not None
 
@@ -56,13 +57,15 @@ class DecomposedRule:
 
     def __init__(self, overload: OpOverload) -> None:
         self.overload = overload
-        self._graphs: dict[Any, GraphModule | None] = {}
+        self._graphs: dict[object, GraphModule | None] = {}
 
-    def lowerable(self, args: Any, kwargs: dict[str, Any]) -> bool:
+    def lowerable(self, args: Operand, kwargs: NamedOperands) -> bool:
         """Whether all operators of the decomposition for these operands have rules."""
         return self._graph(_metas_of(args), _metas_of(_relevant(kwargs))) is not None
 
-    def run(self, args: Any, kwargs: dict[str, Any], arg_metas: Any, kwarg_metas: Any) -> list[Any]:
+    def run(
+        self, args: Operand, kwargs: NamedOperands, arg_metas: Any, kwarg_metas: Any
+    ) -> list[Operand]:
         """The results for jax arrays ``args``; metas mirror them."""
         graph = self._graph(arg_metas, kwarg_metas)
         assert graph is not None
@@ -72,18 +75,18 @@ class DecomposedRule:
         named = [kwargs[k] for k, m in kwarg_metas.items() if isinstance(m, TensorMeta)]
         return GraphRun().run(graph, [*arrays, *named])
 
-    def _graph(self, args: Any, kwargs: Any) -> GraphModule | None:
+    def _graph(self, args: Operand, kwargs: Any) -> GraphModule | None:
         key = (_freeze(args), _freeze(tuple(kwargs.items())))
         if key not in self._graphs:
             self._graphs[key] = _trace(self.overload, args, kwargs)
         return self._graphs[key]
 
 
-def _relevant(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _relevant(kwargs: NamedOperands) -> dict[str, Operand]:
     return {k: v for k, v in kwargs.items() if k not in STORAGE_ARGUMENTS}
 
 
-def _metas_of(a: Any) -> Any:
+def _metas_of(a: Operand) -> Operand:
     if isinstance(a, torch.Tensor):
         return tensor_meta(tuple(a.shape), a.dtype)
     if isinstance(a, (list, tuple)):
@@ -93,7 +96,7 @@ def _metas_of(a: Any) -> Any:
     return a
 
 
-def _freeze(a: Any) -> Any:
+def _freeze(a: Operand) -> Operand:
     if isinstance(a, (list, tuple)):
         return tuple(map(_freeze, a))
     if isinstance(a, (bool, int, float, complex)):
@@ -101,15 +104,15 @@ def _freeze(a: Any) -> Any:
     return a
 
 
-def _trace(overload: OpOverload, args: Any, kwargs: dict[str, Any]) -> GraphModule | None:
+def _trace(overload: OpOverload, args: Operand, kwargs: NamedOperands) -> GraphModule | None:
     """The graph for these operands, or None if it contains what has no rule."""
     tensors = [m for m in (*flat(args), *kwargs.values()) if isinstance(m, TensorMeta)]
     examples = [torch.empty(m.shape, dtype=m.dtype, device="meta") for m in tensors]
 
-    def call(*given: torch.Tensor) -> Any:
+    def call(*given: torch.Tensor) -> Operand:
         remaining = iter(given)
 
-        def fill(a: Any) -> Any:
+        def fill(a: Operand) -> Operand:
             if isinstance(a, TensorMeta):
                 return next(remaining)
             return [fill(item) for item in a] if isinstance(a, (list, tuple)) else a

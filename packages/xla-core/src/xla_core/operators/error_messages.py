@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
+
+from xla_core.torch_bridge.operands import Operand
 
 MSG_NOT_AN_XLA_TENSOR: Final = (
     "Input tensor is not an XLA tensor: {type_name}. {operator} was called with tensors on {device} and on "
@@ -56,12 +58,12 @@ def other_device(operator: str, first: torch.device, second: torch.device) -> Ru
     return RuntimeError(MSG_OTHER_DEVICE.format(operator=operator, first=first, second=second))
 
 
-def symbolic(operator: str, value: Any) -> RuntimeError:
+def symbolic(operator: str, value: Operand) -> RuntimeError:
     """The error for a symbolic size."""
     return RuntimeError(MSG_SYMBOLIC.format(operator=operator, value=value))
 
 
-def unknown_argument(operator: str, value: Any) -> TypeError:
+def unknown_argument(operator: str, value: Operand) -> TypeError:
     """The error for an argument of a kind that no operator schema has."""
     return TypeError(
         MSG_UNKNOWN_ARGUMENT.format(operator=operator, type_name=type(value).__name__, value=value)

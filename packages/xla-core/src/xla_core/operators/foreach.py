@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final
 
+from xla_core.torch_bridge.operands import Operand
+
 _PREFIXES: Final = ("aten._foreach_", "aten._fused_")
 # With the overload ``Tensor`` their numbers are the elements of one tensor.
 _NUMBERS_IN_A_TENSOR: Final = ("aten._foreach_addcmul", "aten._foreach_addcdiv")
@@ -18,7 +20,7 @@ def is_per_element(name: str) -> bool:
 
 
 def distinct_elements(
-    args: Sequence[Any], image: Callable[[Any], Hashable]
+    args: Sequence[Operand], image: Callable[[Any], Hashable]
 ) -> tuple[list[Any], list[int]] | None:
     """The arguments with the elements that differ from each other, and where each element went.
 

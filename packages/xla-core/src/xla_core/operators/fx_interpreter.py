@@ -12,16 +12,17 @@ from xla_core.operators.inlining import calls_of
 from xla_core.operators.lowering_registry import find_rule, find_view
 from xla_core.operators.run_rule import STORAGE_ARGUMENTS, conform, run_rule
 from xla_core.operators.tensor_meta import tensor_meta
+from xla_core.torch_bridge.operands import Operand
 
 
-def map_items(a: Any, change: Callable[[Any], Any]) -> Any:
+def map_items(a: Operand, change: Callable[[Any], object]) -> Operand:
     """``a`` with ``change`` applied to each item of its lists and tuples, which become lists."""
     return [map_items(item, change) for item in a] if isinstance(a, (list, tuple)) else change(a)
 
 
-def flat(items: Any) -> list[Any]:
+def flat(items: Operand) -> list[Operand]:
     """The items of nested lists and tuples, in order."""
-    items_in_order: list[Any] = []
+    items_in_order: list[object] = []
     for item in items:
         items_in_order.extend(flat(item)) if isinstance(
             item, (list, tuple)
@@ -38,9 +39,9 @@ class GraphRun:
     """One run of a graph whose nodes carry example values under ``meta["val"]``."""
 
     def __init__(self) -> None:
-        self.env: dict[Node, Any] = {}
+        self.env: dict[Node, Operand] = {}
 
-    def run(self, graph: GraphModule, arrays: Sequence[Any]) -> list[Any]:
+    def run(self, graph: GraphModule, arrays: Sequence[Any]) -> list[Operand]:
         """The flat list of the graph's results for its placeholders' values ``arrays``."""
         remaining = iter(arrays)
         for node in graph.graph.nodes:
@@ -54,17 +55,17 @@ class GraphRun:
                 self.env[node] = self.compute(node)
         raise AssertionError("a graph without output")
 
-    def value(self, a: Any) -> Any:
+    def value(self, a: Operand) -> Any:
         """An argument with nodes replaced by their values."""
         return map_items(a, lambda item: self.env[item] if isinstance(item, Node) else item)
 
-    def meta(self, a: Any) -> Any:
+    def meta(self, a: Operand) -> Any:
         """What type promotion looks at in an argument: metas for tensors."""
         return map_items(
             a, lambda item: self.meta_of(item.meta["val"]) if isinstance(item, Node) else item
         )
 
-    def meta_of(self, value: Any) -> Any:
+    def meta_of(self, value: Operand) -> Any:
         """The metas of an example value; what is no tensor stays."""
         return map_items(
             value,

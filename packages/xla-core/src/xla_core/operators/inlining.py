@@ -33,7 +33,7 @@ loops = functools.partial(jax.disable_jit, False)
 
 def calls_of(rule: Any) -> Any:
     """The context in which a rule is traced: without calls of jax's functions, or with them."""
-    function: Callable[..., Any] | None = None
+    function: Callable[..., object] | None = None
     if isinstance(rule, Rule):
         function = rule.function
     elif isinstance(rule, ViewRule):

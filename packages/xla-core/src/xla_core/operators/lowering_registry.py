@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 
 from xla_core.operators import source_digests
 from xla_core.operators.tensor_meta import TensorMeta
+from xla_core.torch_bridge.operands import Operand, Operands
 
 MSG_DUPLICATE: Final = (
     "duplicate lowering rule for {overload}: {where}; first registered at {first}"
@@ -44,7 +45,7 @@ class _Operators:
 
 
 class _Overloads:
-    def __init__(self, packet: Any) -> None:
+    def __init__(self, packet: Operand) -> None:
         self._packet = packet
 
     def __getattr__(self, name: str) -> Any:
@@ -162,7 +163,7 @@ class RuleContext:
     """
 
     outputs: tuple[TensorMeta | None, ...]
-    args: tuple[Any, ...]
+    args: Operands
     key: Any = None
 
 
@@ -189,7 +190,7 @@ def unfiled() -> dict[str, bytes]:
 _is_file: Final = functools.cache(lambda name: Path(name).is_file())
 
 
-def _note(subject: Any, *functions: Callable[..., Any] | None) -> None:
+def _note(subject: OpOverload, *functions: Callable[..., Any] | None) -> None:
     """Remember where the functions of a rule come from: its lowering is part of cache keys."""
     frame = sys._getframe(2)
     while frame.f_code.co_filename == __file__ and frame.f_back is not None:
@@ -290,7 +291,7 @@ def multi_view_rule(
     _multi_views[overload] = MultiViewRule(overload, expand, where)
 
 
-def _uncut(*_args: Any, **_kwargs: Any) -> Sequence[int | None]:
+def _uncut(*_args: object, **_kwargs: object) -> Sequence[int | None]:
     return ()
 
 

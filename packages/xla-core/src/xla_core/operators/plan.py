@@ -14,6 +14,7 @@ from xla_core.operators.lowering_registry import Rule, ViewRule
 from xla_core.operators.run_rule import STORAGE_ARGUMENTS
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.support import flags
+from xla_core.torch_bridge.operands import NamedOperands, Operand
 
 SEED: Final = "__seed"
 """The extra argument that carries a random operator's seed, a lifted int."""
@@ -80,7 +81,7 @@ class Plan:
         self.storage_arguments = STORAGE_ARGUMENTS
         self.written = written
         self.host_tensors = host_tensors
-        self._metas: dict[Any, tuple[TensorMeta | None, ...]] = {}
+        self._metas: dict[object, tuple[TensorMeta | None, ...]] = {}
         self._put: Plan | None = None
         _Scalars.plans.append(self)
 
@@ -104,7 +105,9 @@ class Plan:
         """Whether CPU tensors of any shape are copied to the device: elementwise, where the user wants it."""
         return torch.Tag.pointwise in self.overload.tags and flags.COPY_CPU_OPERANDS.get()
 
-    def infer(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[TensorMeta | None, ...]:
+    def infer(
+        self, args: Sequence[Operand], kwargs: NamedOperands
+    ) -> tuple[TensorMeta | None, ...]:
         """The metas of the results. Raises what PyTorch raises for these operands."""
         raise NotImplementedError(self.name)
 
@@ -125,7 +128,7 @@ class Plan:
 _reshape_rules: dict[OpOverload, ViewRule] = {}
 
 
-def _put_by_reshape(base: Any, value: Any, *_args: Any) -> Any:
+def _put_by_reshape(base: Any, value: Operand, *_args: object) -> Any:
     # expanding a dimension of size 1 to size 0 shows nothing of it
     return value.reshape(base.shape) if value.size else base
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import jax.numpy as jnp
 import torch
-from jax import lax
+from jax import Array, lax
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from xla_core.operators.lowering_registry import Promotion, Rule, RuleContext
 from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.torch_bridge.dtypes import HALF_COMPLEX, numpy_dtype
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 # Arguments that say where and how a result is stored, never what it is.
 STORAGE_ARGUMENTS = frozenset(
@@ -50,11 +51,11 @@ def _promoted_dtype(promotion: Promotion, metas: tuple[Any, ...]) -> torch.dtype
 
 def run_rule(
     rule: Rule,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Operands,
+    kwargs: NamedOperands,
     arg_metas: tuple[Any, ...],
     outputs: tuple[TensorMeta | None, ...],
-    key: Any = None,
+    key: Array | None = None,
 ) -> list[Any]:
     """Apply ``rule`` and return one jax array per output, with the promised shape and dtype.
 
@@ -88,7 +89,7 @@ def run_rule(
     ]
 
 
-def conform(result: Any, meta: TensorMeta, culprit: Any) -> Any:
+def conform(result: Operand, meta: TensorMeta, culprit: Operand) -> Array:
     """``result`` in the dtype of ``meta``. Raises LoweringError when its shape is another."""
     result = jnp.asarray(result)
     if result.shape != meta.shape:

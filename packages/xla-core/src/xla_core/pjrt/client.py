@@ -11,6 +11,7 @@ from xla_core.contract import serialized_executable
 from xla_core.contract.device_protocol import (
     INTERFACE_VERSION,
     ArraySpec,
+    Buffer,
     Capabilities,
     DeviceDescription,
     Executable,
@@ -151,7 +152,7 @@ class PjrtClient:
         ]
         return compat.assemble(aval, sharding, shards)
 
-    def _put_whole(self, array: np.ndarray, device: compat.Device) -> Any:
+    def _put_whole(self, array: np.ndarray, device: compat.Device) -> Buffer:
         aval = compat.shaped_array(array.shape, array.dtype)
         return compat.device_put(aval, compat.single_device_sharding(device), [array], [device])
 
@@ -180,7 +181,7 @@ class PjrtClient:
                 part[...] = compat.to_host(piece)[tuple(map(slice, part.shape))]
         return host
 
-    def copy(self, buffer: Any, placement: Placement) -> Any:
+    def copy(self, buffer: Buffer, placement: Placement) -> Buffer:
         """A second buffer with the same value on ``placement``; also on the same device."""
         sharding, devices = self._layouts.get(placement) or self._layout(placement)
         pieces = compat.single_device_arrays(buffer)
@@ -189,7 +190,7 @@ class PjrtClient:
         # through the host: jaxlib copies between layouts only inside its own backends
         return self.put(self.get(buffer), placement)
 
-    def take_dlpack(self, array: Any, placement: Placement) -> Any:
+    def take_dlpack(self, array: Any, placement: Placement) -> Buffer:
         """A buffer with the values of an object with ``__dlpack__`` in the memory of one of this process's devices.
 
         They are copied by the device. Raises BufferError where that memory, or its number format, is not the
@@ -206,7 +207,7 @@ class PjrtClient:
         compat.block_until_ready([copied])
         return copied
 
-    def allocate(self, spec: ArraySpec, placement: Placement) -> Any:
+    def allocate(self, spec: ArraySpec, placement: Placement) -> Buffer:
         """A zero-filled buffer; the host array it comes from is untouched zero pages."""
         return self.put(np.zeros(spec.shape, spec.dtype), placement)
 
@@ -221,12 +222,12 @@ class PjrtClient:
             self._placements[id(sharding)] = (sharding, placement)
         return placement
 
-    def shards(self, buffer: Any) -> list[tuple[int, Any]]:
+    def shards(self, buffer: Buffer) -> list[tuple[int, Buffer]]:
         """The addressable pieces as (device id, single-device buffer), sharing memory."""
         pieces = compat.single_device_arrays(buffer)
         return [(next(iter(piece.devices())).id, piece) for piece in pieces]
 
-    def assemble(self, shards: Sequence[Any], spec: ArraySpec, placement: Placement) -> Any:
+    def assemble(self, shards: Sequence[Any], spec: ArraySpec, placement: Placement) -> Buffer:
         """One logical buffer of this process's ``shards``, in the order of the placement's devices.
 
         Raises ValueError when their number or a shape does not fit.
@@ -239,7 +240,7 @@ class PjrtClient:
             )
         return compat.assemble(compat.shaped_array(spec.shape, spec.dtype), sharding, shards)
 
-    def wait(self, buffers: Sequence[Any]) -> None:
+    def wait(self, buffers: Sequence[Buffer]) -> None:
         """Block until every buffer is computed. Raises RuntimeError if one failed."""
         compat.block_until_ready(buffers)
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
+
+from xla_core.jax_bridge import pjrt_c_api
 
 __all__ = ["Options", "with_known_options"]
 
 Options = Mapping[str, str | int | float | bool]
 _Result = TypeVar("_Result")
 
-# as jaxlib 0.10.2 to 0.12 say it
-_NO_OPTION: Final = re.compile(r"No such compile option: '(\w+)'")
 _unknown: Final[set[str]] = set()
 
 
@@ -28,7 +27,7 @@ def with_known_options(compile: Callable[[Options], _Result], options: Options) 
         try:
             return compile(known)
         except RuntimeError as error:
-            match = _NO_OPTION.search(str(error))
-            if match is None or match[1] not in known:
+            unknown = pjrt_c_api.unknown_option(error)
+            if unknown not in known:
                 raise
-            _unknown.add(match[1])
+            _unknown.add(unknown)

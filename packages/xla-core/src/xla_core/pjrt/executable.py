@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from xla_core.contract import serialized_executable
-from xla_core.contract.device_protocol import Program
+from xla_core.contract.device_protocol import Buffer, Program
 from xla_core.jax_bridge import jax_private as compat
 from xla_core.jax_bridge import pjrt_c_api
 
@@ -62,7 +62,7 @@ class PjrtExecutable:
         ]
         self._consume = operator.methodcaller("consume_with_handlers", self._handlers)
 
-    def execute(self, arguments: Sequence[Any]) -> list[Any]:
+    def execute(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         """Enqueue one run and return its results; inputs named in the program's aliases are gone.
 
         Raises RuntimeError for an argument that was donated before or has another shape; what
@@ -71,7 +71,7 @@ class PjrtExecutable:
         return self._run(arguments).consume_with_handlers(self._handlers)
 
     def deferred(
-        self, arguments: Sequence[Any], results: list[Any], checked: bool = False
+        self, arguments: Sequence[Buffer], results: list[Buffer], checked: bool = False
     ) -> Iterator[None]:
         """What ``execute`` does, done when the iterator is exhausted, without a function of Python's."""
         return map(results.extend, map(self._consume, map(self._run, (arguments,))))
@@ -136,13 +136,13 @@ class CheckedExecutable(PjrtExecutable):
         super().__init__(client, loaded, program, devices, plugin)
         self._inputs = [(tuple(s.shape), np.dtype(s.dtype)) for s in program.inputs]
 
-    def execute(self, arguments: Sequence[Any]) -> list[Any]:
+    def execute(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         """Enqueue one run; see ``PjrtExecutable.execute``."""
         self._check(arguments)
         return super().execute(arguments)
 
     def deferred(
-        self, arguments: Sequence[Any], results: list[Any], checked: bool = False
+        self, arguments: Sequence[Buffer], results: list[Buffer], checked: bool = False
     ) -> Iterator[None]:
         """``execute`` as an iterator; raises what it raises for the arguments at once."""
         if not checked:
@@ -181,7 +181,7 @@ class ShardedPjrtExecutable(PjrtExecutable):
         # the sharding object last seen per argument: an identity test replaces the comparison
         self._known: list[Any] = list(self._expected)
 
-    def execute(self, arguments: Sequence[Any]) -> list[Any]:
+    def execute(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         """Enqueue one run on every addressable device; see ``PjrtExecutable.execute``.
 
         Raises RuntimeError for an argument whose layout is not ``input_shardings``: the runtime
@@ -191,14 +191,14 @@ class ShardedPjrtExecutable(PjrtExecutable):
         return super().execute(arguments)
 
     def deferred(
-        self, arguments: Sequence[Any], results: list[Any], checked: bool = False
+        self, arguments: Sequence[Buffer], results: list[Buffer], checked: bool = False
     ) -> Iterator[None]:
         """``execute`` as an iterator; raises what it raises for the arguments at once."""
         if not checked:
             self._check_all(arguments)
         return super().deferred(arguments, results)
 
-    def execute_own(self, arguments: Sequence[Any]) -> list[Any]:
+    def execute_own(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         """``execute`` for a process that runs one replica: one-device buffers in and out.
 
         No logical buffer is made of each, which costs about 5 microseconds per argument and result.
@@ -206,7 +206,7 @@ class ShardedPjrtExecutable(PjrtExecutable):
         results = self._run(arguments).disassemble_into_single_device_arrays()
         return [shards[0] for shards in results]
 
-    def deferred_own(self, arguments: Sequence[Any], results: list[Any]) -> Iterator[None]:
+    def deferred_own(self, arguments: Sequence[Buffer], results: list[Buffer]) -> Iterator[None]:
         """``execute_own`` as an iterator, as ``deferred`` is that of ``execute``."""
         parts = map(_DISASSEMBLE, map(self._run, (arguments,)))
         return map(results.extend, map(map, (_FIRST,), parts))

@@ -96,8 +96,8 @@ class _Registered:
 
     name: str
     value: str
-    factory: Any
-    dist: Any = None
+    factory: object
+    dist: object = None
 
     def load(self) -> Any:
         return self.factory
@@ -106,7 +106,7 @@ class _Registered:
 _registered: dict[str, _Registered] = {}
 
 
-def register_factory(device_type: str, factory: Any, source: str) -> None:
+def register_factory(device_type: str, factory: object, source: str) -> None:
     """Let ``PJRT_DEVICE=device_type`` be started by ``factory``, before any installed plugin.
 
     ``source`` says in errors where it comes from.
@@ -222,7 +222,7 @@ def new_manager() -> pluggy.PluginManager:
     return manager
 
 
-def register(manager: pluggy.PluginManager, extension: Any, source: str) -> None:
+def register(manager: pluggy.PluginManager, extension: object, source: str) -> None:
     """Add one extension. Raises PluginError that names ``source`` if one of its hooks is wrong."""
     try:
         manager.register(extension, name=source)
@@ -236,7 +236,7 @@ def register(manager: pluggy.PluginManager, extension: Any, source: str) -> None
         raise PluginError(text) from error
 
 
-def _unknown_hook(manager: pluggy.PluginManager, extension: Any, source: str) -> str | None:
+def _unknown_hook(manager: pluggy.PluginManager, extension: object, source: str) -> str | None:
     known = [name for name in vars(hookspecs) if name.startswith(hookspecs.PROJECT)]
     for name in dir(extension):
         if name not in known and manager.parse_hookimpl_opts(extension, name) is not None:
@@ -299,7 +299,7 @@ def _is_available(name: str, options: Mapping[str, str]) -> bool:
     return bool(probe is not None and probe(options))
 
 
-def _check_interface(device_type: str, point: Any, theirs: Any) -> None:
+def _check_interface(device_type: str, point: object, theirs: object) -> None:
     if not (isinstance(theirs, int) and OLDEST_INTERFACE_VERSION <= theirs <= INTERFACE_VERSION):
         raise PluginError(
             MSG_INTERFACE.format(
@@ -313,7 +313,7 @@ def _check_interface(device_type: str, point: Any, theirs: Any) -> None:
         )
 
 
-def _failure(text: str, device_type: str, point: Any, error: Exception) -> str:
+def _failure(text: str, device_type: str, point: object, error: Exception) -> str:
     return text.format(
         device=device_type.upper(), source=_source(point), kind=type(error).__name__, error=error
     )

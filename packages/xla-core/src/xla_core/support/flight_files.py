@@ -127,7 +127,7 @@ def merged(place: Path) -> dict[str, Any]:
         for one in report["processes"].values():
             one["heard"] = True  # nobody knows whether it still lives
         return report
-    report_of_all: dict[str, Any] = json.loads((place / MERGED).read_text())
+    report_of_all: dict[str, object] = json.loads((place / MERGED).read_text())
     return report_of_all
 
 

@@ -91,7 +91,7 @@ _collectives: Final[caches.Bounded[str, list[dict[str, Any]]]] = caches.Bounded(
 )
 
 
-def begin(kind: str, what: Any, amount: Any = 0) -> Record:
+def begin(kind: str, what: object, amount: object = 0) -> Record:
     """Something that takes time begins; give the record to ``end`` or ``waited``, which end it.
 
     ``what`` and ``amount`` are kept as they are until somebody looks: nothing big.
@@ -121,12 +121,12 @@ def waited(record: Record) -> int:
     return took
 
 
-def describe(record: Record, what: Any, amount: Any) -> None:
+def describe(record: Record, what: object, amount: object) -> None:
     """Say of something that began what it was, and how much of it, once that is known."""
     record[4:] = what, amount
 
 
-def note(kind: str, what: Any, amount: Any = 0) -> None:
+def note(kind: str, what: object, amount: object = 0) -> None:
     """Something happened that takes no time."""
     _append([kind, perf_counter_ns(), 0, get_ident(), what, amount])
 

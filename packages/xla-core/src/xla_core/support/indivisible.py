@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 __all__ = [
     "do",
@@ -19,16 +18,16 @@ __all__ = [
 ]
 
 
-def do(*work: Iterable[Any]) -> None:
+def do(*work: Iterable[object]) -> None:
     """Exhaust the iterators one after the other; what one raises ends it, and is raised."""
     collections.deque(itertools.chain.from_iterable(work), maxlen=0)
 
 
-def storing(target: Any, names: Iterable[str], values: Iterable[Any]) -> Iterator[None]:
+def storing(target: object, names: Iterable[str], values: Iterable[object]) -> Iterator[None]:
     """For ``do``: give attributes of ``target`` new values."""
     return map(setattr, itertools.repeat(target), names, values)
 
 
-def storing_each(name: str, targets: Sequence[Any], values: Iterable[Any]) -> Iterator[None]:
+def storing_each(name: str, targets: Sequence[object], values: Iterable[object]) -> Iterator[None]:
     """For ``do``: give one attribute of every target its value; ``values`` are taken one by one."""
     return map(setattr, targets, itertools.repeat(name), values)

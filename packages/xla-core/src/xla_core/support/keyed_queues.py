@@ -18,7 +18,7 @@ class QueueBase:
         self._maxsize = maxsize
         self._changed = threading.Condition()
         self._closed = self._write_closed = False
-        self._items: dict[Any, Any] = {}
+        self._items: dict[object, object] = {}
 
     def max_size(self) -> int:
         """How many items fit."""
@@ -37,14 +37,14 @@ class QueueBase:
             self._items.clear()
             self._changed.notify_all()
 
-    def _put(self, key: Any, item: Any) -> None:
+    def _put(self, key: object, item: object) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._write_closed or len(self._items) < self._maxsize)
             if not self._write_closed:
                 self._items[key] = item
                 self._changed.notify_all()
 
-    def _take(self, key: Any, default: Any) -> Any:
+    def _take(self, key: object, default: object) -> Any:
         with self._changed:
             self._changed.wait_for(lambda: key in self._items or self._write_closed)
             if key not in self._items:
@@ -61,7 +61,7 @@ class Queue(QueueBase):
         self._in = self._out = 0
         self._turns = threading.Lock()
 
-    def put(self, item: Any) -> None:
+    def put(self, item: object) -> None:
         """Put an item at the end, waiting for room; dropped once the queue is closed for writing."""
         with self._turns:
             number, self._in = self._in, self._in + 1
@@ -77,7 +77,7 @@ class Queue(QueueBase):
 class KeydQueue(QueueBase):
     """Items by their keys, each taken once."""
 
-    def put(self, key: Key, item: Any) -> None:
+    def put(self, key: Key, item: object) -> None:
         """Put an item under ``key``, waiting for room; dropped once the queue is closed for writing."""
         self._put(key, item)
 

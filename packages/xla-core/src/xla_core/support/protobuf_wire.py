@@ -62,7 +62,7 @@ def read_fields(data: bytes) -> Iterator[tuple[int, Any]]:
     while position < len(data):
         tag, position = _read_varint(data, position)
         kind = tag & 7
-        value: Any
+        value: object
         if kind == _VARINT:
             value, position = _read_varint(data, position)
         elif kind in (_BYTES, _FIXED64, _FIXED32):

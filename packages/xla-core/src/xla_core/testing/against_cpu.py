@@ -12,6 +12,7 @@ from torch.utils import _pytree
 
 from xla_core.api import program_report
 from xla_core.execution import runtime
+from xla_core.extension_api.operators import Operand
 
 Tolerance = tuple[float, float]
 """``(rtol, atol)``."""
@@ -33,7 +34,7 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {
 ROUNDINGS: dict[torch.dtype, int] = {torch.bfloat16: 2, torch.float16: 4}
 
 
-def copy_to(value: Any, device: str) -> Any:
+def copy_to(value: Operand, device: str) -> Any:
     """``value`` with every tensor in it detached, copied to ``device``, and each CPU device replaced.
 
     A tensor that occurs twice stays one tensor, and one that shows a part of its storage shows that part
@@ -41,7 +42,7 @@ def copy_to(value: Any, device: str) -> Any:
     """
     copies: dict[int, torch.Tensor] = {}
 
-    def one(leaf: Any) -> Any:
+    def one(leaf: Operand) -> Any:
         if isinstance(leaf, torch.Tensor):
             if id(leaf) not in copies:
                 copied = _copied(leaf.detach(), device)
@@ -70,12 +71,12 @@ def _storage_of_a_part(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.as_strided((room,), (1,), 0) if room > tensor.numel() else None
 
 
-def leaves(value: Any) -> list[Any]:
+def leaves(value: Operand) -> list[Operand]:
     """The tensors and numbers in nested lists, tuples and dictionaries."""
     return [leaf for leaf in _pytree.tree_leaves(value) if leaf is not None]
 
 
-def to_host(value: Any) -> list[Any]:
+def to_host(value: Operand) -> list[Any]:
     """The leaves of ``value``, each tensor among them detached on the CPU and plainly stored."""
     return [
         leaf.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -101,7 +102,9 @@ def assert_same(got: Any, expected: Any, tolerance: Tolerance | None = None) -> 
         )
 
 
-def assert_as_accurate(got: Any, expected: Any, reference: Callable[[], Any] | None = None) -> None:
+def assert_as_accurate(
+    got: Any, expected: Any, reference: Callable[[], object] | None = None
+) -> None:
     """As ``assert_same``; results that differ more may be as near to the truth as the CPU's are.
 
     ``reference`` computes the truth, in a wider dtype. Raises the first difference when the error of
@@ -147,11 +150,11 @@ def _as_near(got: torch.Tensor, expected: torch.Tensor, truth: torch.Tensor) -> 
 class Outcome:
     """What one call gave: a value, or the exception it raised."""
 
-    value: Any = None
+    value: Operand = None
     error: Exception | None = None
 
 
-def attempt(call: Callable[[], Any]) -> Outcome:
+def attempt(call: Callable[[], object]) -> Outcome:
     """Call ``call``; an exception is kept, without its frames, which would keep tensors alive."""
     try:
         return Outcome(value=call())
@@ -159,7 +162,7 @@ def attempt(call: Callable[[], Any]) -> Outcome:
         return Outcome(error=error.with_traceback(None))
 
 
-def gradients(result: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+def gradients(result: Operand, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     """Gradients by ``inputs`` of a fixed weighting of all differentiable parts of ``result``."""
     outputs = [
         r for r in leaves(result) if isinstance(r, torch.Tensor) and r.requires_grad and r.numel()
@@ -199,10 +202,10 @@ def forget_pending() -> None:
 
 
 def assert_agrees_with_cpu(
-    call: Callable[..., Any],
-    *args: Any,
+    call: Callable[..., object],
+    *args: Operand,
     tolerance: tuple[float, float] | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> None:
     """Raise AssertionError unless ``call`` gives the CPU's value on ``xla``, or its exception and words.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +30,7 @@ from xla_core.contract.device_protocol import (
     Program,
     capabilities_of,
 )
+from xla_core.extension_api.operators import Operand
 from xla_core.testing.conformance_devices import SeveralDevices, f32, first, pair, sample
 from xla_core.testing.programs import make_program, run
 
@@ -327,7 +327,7 @@ class DeviceConformance(SeveralDevices):
         """Running out of memory is a RuntimeError, and the device works on."""
         self.need(computes=self.computes)
 
-        def fill(a: Any) -> Any:
+        def fill(a: Operand) -> Operand:
             return jnp.broadcast_to(a, TOO_LARGE) + 1
 
         # a device may notice when it compiles, when it allocates, or when the value is read

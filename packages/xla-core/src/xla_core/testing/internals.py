@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from xla_core.compilation.build_program import key_text
 from xla_core.dispatch import index_ranges
@@ -65,7 +64,7 @@ def checking_indices() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replacing_rule(overload: Any, function: Callable[..., Any]) -> Iterator[None]:
+def replacing_rule(overload: object, function: Callable[..., object]) -> Iterator[None]:
     """Within the block ``function`` computes ``overload`` in programs, in place of its lowering rule's function."""
     rules = lowering_registry._rules
     rule = rules[overload]

@@ -47,7 +47,7 @@ class _Traced:
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._former)
 
-    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
+    def _call(self, frame: FrameType, event: str, argument: object) -> Any:
         """What traces the inside of the function that is called, if anything."""
         raise NotImplementedError
 
@@ -60,13 +60,13 @@ class Passed(_Traced):
         self.sources = sources
         self.counts: Counter[tuple[CodeType, int]] = Counter()
 
-    def _call(self, frame: FrameType, _event: str, _argument: Any) -> Any:
+    def _call(self, frame: FrameType, _event: str, _argument: object) -> Any:
         if not _is_watched(frame.f_code, self.sources):
             return None
         frame.f_trace_opcodes = not self.lines
         return self._local
 
-    def _local(self, frame: FrameType, event: str, _argument: Any) -> Any:
+    def _local(self, frame: FrameType, event: str, _argument: object) -> Any:
         wanted = event == ("line" if self.lines else "opcode")
         if wanted and frame.f_lasti not in left_out(frame.f_code):
             self.counts[frame.f_code, frame.f_lasti] += 1
@@ -173,7 +173,7 @@ class Again:
         sys.setprofile(self._former)
         sys.settrace(None)
 
-    def _profile(self, frame: FrameType | None, _event: str, _argument: Any) -> None:
+    def _profile(self, frame: FrameType | None, _event: str, _argument: object) -> None:
         assert self._first is not None
         if not self._first.raised or self._began:
             return
@@ -184,13 +184,13 @@ class Again:
                 frame.f_trace = self._local
             frame = frame.f_back
 
-    def _call(self, frame: FrameType, _event: str, _argument: Any) -> Any:
+    def _call(self, frame: FrameType, _event: str, _argument: object) -> Any:
         if not _is_watched(frame.f_code, self.sources):
             return None
         frame.f_trace_opcodes = True
         return self._local
 
-    def _local(self, frame: FrameType, event: str, _argument: Any) -> Any:
+    def _local(self, frame: FrameType, event: str, _argument: object) -> Any:
         place = frame.f_code, frame.f_lasti
         if event == "opcode" and not self.where and place not in self.done:
             self.done.add(place)

@@ -16,6 +16,7 @@ from torch.testing._internal.opinfo import core
 from torch.testing._internal.opinfo.core import ErrorInput, OpInfo, SampleInput
 from torch.utils import _pytree
 
+from xla_core.extension_api.operators import Operand
 from xla_core.testing.against_cpu import (
     Outcome,
     assert_as_accurate,
@@ -63,7 +64,7 @@ def _product(left: torch.Tensor, values: torch.Tensor, right: torch.Tensor) -> t
 
 
 # Factors are determined up to signs and order: what they multiply to is compared, and the values.
-FACTORS: dict[str, Callable[..., Any]] = {
+FACTORS: dict[str, Callable[..., object]] = {
     "linalg.eig": lambda w, v: (_product(v, w, torch.linalg.inv(v)),),
     "linalg.eigh": lambda w, v: (w, _product(v, w.to(v.dtype), v.mH)),
     "linalg.svd": lambda u, s, vh: (
@@ -87,7 +88,7 @@ def name_of(op: OpInfo) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
-def _listed(samples: Callable[[], Iterable[Any]]) -> list[Any]:
+def _listed(samples: Callable[[], Iterable[object]]) -> list[Any]:
     """What the database gives; it does not look for the ``unittest.TestCase`` that asks, for there is none.
 
     It would look through the stack and read the source line of each frame, twice for each sample: nine tenths of
@@ -123,7 +124,7 @@ def chosen(
 def widened(sample: SampleInput, dtype: torch.dtype) -> SampleInput:
     """The sample in the dtype of ``REFERENCE``, to compute the truth with."""
 
-    def wide(leaf: Any) -> Any:
+    def wide(leaf: Operand) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.dtype == dtype:
             return leaf.detach().to(REFERENCE[dtype]).requires_grad_(leaf.requires_grad)
         return REFERENCE[dtype] if leaf is dtype else leaf
@@ -131,7 +132,9 @@ def widened(sample: SampleInput, dtype: torch.dtype) -> SampleInput:
     return sample.transform(wide)
 
 
-def operands(op: OpInfo, sample: SampleInput, device: str) -> tuple[Any, Any, dict[str, Any]]:
+def operands(
+    op: OpInfo, sample: SampleInput, device: str
+) -> tuple[Operand, Operand, dict[str, Operand]]:
     """Copies of the sample's operands on ``device``: the first, the positional and the named ones."""
     args = sample.args if op.name in HOST_ARGUMENTS else copy_to(sample.args, device)
     source, kwargs = copy_to((sample.input, sample.kwargs), device)
@@ -140,7 +143,7 @@ def operands(op: OpInfo, sample: SampleInput, device: str) -> tuple[Any, Any, di
     return source, args, kwargs
 
 
-def call(op: OpInfo, sample: SampleInput, device: str) -> Any:
+def call(op: OpInfo, sample: SampleInput, device: str) -> Operand:
     """What the operator gives for the sample on ``device``."""
     source, args, kwargs = operands(op, sample, device)
     return op(source, *args, **kwargs)
@@ -168,7 +171,7 @@ def assert_same_metas(got: Any, expected: Any) -> None:
     assert described[0] == described[1]
 
 
-def picked(op: OpInfo, sample: SampleInput, result: Any) -> list[torch.Tensor]:
+def picked(op: OpInfo, sample: SampleInput, result: Operand) -> list[torch.Tensor]:
     """The values that indices among the results name, in place of the indices."""
     x = sample.input
     position = TIES[op.name]

@@ -14,17 +14,18 @@ from torch import func
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree
 
+from xla_core.extension_api.operators import Operand
 from xla_core.testing import op_db
 from xla_core.testing.against_cpu import assert_as_accurate, weights
 
 MODES: Final = ("jvp", "grad", "vmap")
 
 
-def _has_derivative(leaf: Any) -> bool:
+def _has_derivative(leaf: Operand) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.requires_grad
 
 
-def _is_mapped(leaf: Any) -> bool:
+def _is_mapped(leaf: Operand) -> bool:
     return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 

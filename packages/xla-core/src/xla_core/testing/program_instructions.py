@@ -7,10 +7,11 @@ None. ``FAMILIES`` groups them, ``WEIGHTS`` says how often each group is drawn.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
+from xla_core.extension_api.operators import Operand
 from xla_core.testing.program_machine import Instruction, Slot
 from xla_core.testing.program_writer import ProgramWriter
 
@@ -37,12 +38,16 @@ def _has_dims(t: torch.Tensor) -> bool:
     return t.dim() > 0
 
 
-def _call(g: ProgramWriter, target: str, *args: Any, count: int = 1, **kwargs: Any) -> Instruction:
+def _call(
+    g: ProgramWriter, target: str, *args: Operand, count: int = 1, **kwargs: object
+) -> Instruction:
     results = tuple(g.new() for _ in range(count))
     return Instruction(target, args, tuple(kwargs.items()), results)
 
 
-def _write(g: ProgramWriter, target: str, into: Slot, *args: Any, **kwargs: Any) -> Instruction:
+def _write(
+    g: ProgramWriter, target: str, into: Slot, *args: Operand, **kwargs: object
+) -> Instruction:
     """An in-place call; now and then its result gets a second name."""
     results = (g.new(),) if g.random.random() < 0.15 else ()
     if target == "__setitem__":
@@ -92,7 +97,7 @@ def _integer_binary(g: ProgramWriter) -> Instruction:
 def _comparison(g: ProgramWriter) -> Instruction:
     a = g.slot(lambda t: t.dtype != torch.bfloat16)
     name = g.random.choice(("eq", "ne", "lt", "ge"))
-    other: Any = g.fitting(g.tensor(a)) if g.random.random() < 0.5 else g.number(g.tensor(a))
+    other: object = g.fitting(g.tensor(a)) if g.random.random() < 0.5 else g.number(g.tensor(a))
     return _call(g, name, a, other)
 
 
@@ -188,9 +193,9 @@ def _slice(g: ProgramWriter) -> Instruction:
     return _call(g, "__getitem__", a, _index(g, g.tensor(a)))
 
 
-def _index(g: ProgramWriter, t: torch.Tensor) -> tuple[Any, ...]:
+def _index(g: ProgramWriter, t: torch.Tensor) -> tuple[object, ...]:
     """A basic index: slices with steps and negative ends, numbers, None, an ellipsis."""
-    index: list[Any] = []
+    index: list[Operand] = []
     for size in t.shape[: g.random.randint(1, max(1, t.dim()))]:
         kind = g.random.random()
         if kind < 0.2 and size:
@@ -411,7 +416,7 @@ def _out(g: ProgramWriter) -> Instruction:
     out = g.maybe(lambda u: u.shape == t.shape and is_float(u)) or g.fresh(t.shape, torch.float32)
     name = g.random.choice(("torch.add", "torch.sub", "torch.mul", "torch.neg", "torch.cumsum"))
     if name == "torch.cumsum":
-        rest: Sequence[Any] = (g.dim(t),)
+        rest: Sequence[object] = (g.dim(t),)
     else:
         rest = () if name == "torch.neg" else (g.fitting(t),)
     return Instruction(name, (a, *rest), (("out", out),), writes=(out.index,))

@@ -19,6 +19,9 @@ from typing import Any, Final
 
 import torch
 
+from xla_core.extension_api.operators import Operand, Operands
+from xla_core.torch_bridge import error_texts
+
 # Operators that read each element before they write it: operand and target may be the same tensor.
 ELEMENTWISE: Final = frozenset(
     {"add_", "sub_", "mul_", "copy_", "clamp_", "addcmul_", "torch.add", "torch.sub", "torch.mul"}
@@ -27,13 +30,6 @@ ELEMENTWISE: Final = frozenset(
 
 # PyTorch promises neither a refusal nor a result for these on a tensor that overlaps itself.
 _UNCHECKED: Final = frozenset({"index_put_", "masked_fill_", "__setitem__", "index_fill_"})
-
-# Errors that the CPU has and a device without strides, with values not known yet, has not:
-# views of another shape, positions out of range, dtypes that a CPU kernel does not have.
-_ONLY_ON_THE_CPU: Final = (
-    "view size is not compatible", "out of bounds for dimension", "not implemented for"
-)  # fmt: skip
-
 
 _MINUS_ZERO: Final = re.compile(r"-(0\.0*)(?!\d)")
 
@@ -78,8 +74,8 @@ class Instruction:
     """
 
     target: str
-    args: tuple[Any, ...] = ()
-    kwargs: tuple[tuple[str, Any], ...] = ()
+    args: Operands = ()
+    kwargs: tuple[tuple[str, object], ...] = ()
     results: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
     grad: bool = True
@@ -111,7 +107,7 @@ class Observation:
 
     where: str
     value: torch.Tensor
-    facts: tuple[Any, ...]
+    facts: tuple[object, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,7 +123,7 @@ def numbers(seed: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor
     source = random.Random(seed)
     count = int(torch.Size(shape).numel())
     if dtype == torch.bool:
-        flat: list[Any] = [source.random() < 0.5 for _ in range(count)]
+        flat: list[Operand] = [source.random() < 0.5 for _ in range(count)]
     elif dtype in (torch.float32, torch.float64):
         flat = [source.randint(-12, 12) / 4 for _ in range(count)]
     else:
@@ -146,7 +142,7 @@ class Machine:
         self.sync = sync
         self.slots: dict[int, torch.Tensor] = {}
         self.versions: dict[int, int] = {}
-        self.log: list[Any] = []
+        self.log: list[object] = []
         self.iteration = 0
         self.executed = 0
         self.closures: list[Callable[[], torch.Tensor]] = []
@@ -183,7 +179,9 @@ class Machine:
             self.executed -= 1
             raise
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
-            if self.device.type == "cpu" and any(text in str(error) for text in _ONLY_ON_THE_CPU):
+            # views of another shape, positions out of range, dtypes that a CPU kernel does not have: a device
+            # without strides, with values not known yet, has no such errors
+            if self.device.type == "cpu" and error_texts.is_limit_of_cpu_kernels(error):
                 self.executed -= 1
                 raise UndefinedProgramError from None
             self.log.append(Raised(type(error).__name__, f"{instruction}: {error}"))
@@ -211,7 +209,7 @@ class Machine:
                 return getattr(torch, target.removeprefix("torch."))(*args, **kwargs)
             return getattr(args[0], target)(*args[1:], **kwargs)
 
-    def _resolve(self, a: Any) -> Any:
+    def _resolve(self, a: Operand) -> Any:
         if isinstance(a, Slot):
             return self.slots[a.index]
         if isinstance(a, Vary):
@@ -316,7 +314,7 @@ def _unrolled(program: Program, machine: Machine) -> Iterator[Instruction]:
         yield from program.body
 
 
-def _slots_in(a: Any) -> Iterator[int]:
+def _slots_in(a: Operand) -> Iterator[int]:
     if isinstance(a, Slot):
         yield a.index
     elif isinstance(a, (list, tuple)):
@@ -333,7 +331,7 @@ def _positions(t: torch.Tensor) -> torch.Tensor:
     return torch.arange(end + 1).as_strided(t.shape, t.stride(), t.storage_offset()).flatten()
 
 
-def _geometry(t: torch.Tensor) -> tuple[Any, ...]:
+def _geometry(t: torch.Tensor) -> tuple[object, ...]:
     return t.untyped_storage().data_ptr(), t.shape, t.stride(), t.storage_offset(), t.dtype
 
 
@@ -341,7 +339,7 @@ def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
-def _out_of_range(target: str, args: Sequence[Any]) -> bool:
+def _out_of_range(target: str, args: Sequence[Operand]) -> bool:
     """Whether an index tensor of an indexing operator leaves its dimension."""
     if target in ("__getitem__", "__setitem__", "index_put_"):
         dim, index = 0, args[1]
@@ -386,7 +384,7 @@ def _positions_tensor(machine: Machine, chosen: Sequence[int]) -> torch.Tensor:
 
 
 def _reshaped(
-    machine: Machine, t: torch.Tensor, name: str, copied: bool, *args: Any
+    machine: Machine, t: torch.Tensor, name: str, copied: bool, *args: Operand
 ) -> torch.Tensor:
     """What is a view or a copy, depending on the strides; with ``copied`` surely a copy."""
     result = getattr(t, name)(*args)
@@ -440,7 +438,7 @@ def _text(machine: Machine, t: torch.Tensor) -> None:
 
 def _garbage(_machine: Machine, t: torch.Tensor) -> None:
     """Leave the tensor in a reference cycle, for the garbage collector to find some day."""
-    cycle: list[Any] = [t]
+    cycle: list[object] = [t]
     cycle.append(cycle)
 
 
@@ -516,7 +514,7 @@ def _cast(_machine: Machine, t: torch.Tensor, dtype: torch.dtype) -> torch.Tenso
     return (t if t.dtype == torch.bool else t.clamp(-8, 8)).to(dtype)
 
 
-OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
+OPERATIONS: Final[dict[str, Callable[..., object]]] = {
     "input": _input,
     "positions": _positions_tensor,
     "reshaped": _reshaped,

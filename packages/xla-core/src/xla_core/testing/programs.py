@@ -19,7 +19,7 @@ def spec(array: np.ndarray, sharding: str | None = None) -> ArraySpec:
 
 def make_program(
     client: DeviceClient,
-    function: Callable[..., Any],
+    function: Callable[..., object],
     inputs: Sequence[ArraySpec],
     *,
     aliases: Sequence[tuple[int, int]] = (),

@@ -95,7 +95,7 @@ def compare_logs(expected: Sequence[Any], got: Sequence[Any]) -> str | None:
     return None
 
 
-def _compare(want: Any, have: Any) -> str | None:
+def _compare(want: object, have: object) -> str | None:
     if isinstance(want, Observation) and isinstance(have, Observation):
         return _compare_observations(want, have)
     if isinstance(want, Raised) and isinstance(have, Raised):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch._ops import OpOverload
 
+from xla_core.extension_api.operators import NamedOperands, Operand, Operands
 from xla_core.operators.inlining import calls_of
 from xla_core.operators.lowering_registry import Rule, find_rule
 from xla_core.operators.run_rule import STORAGE_ARGUMENTS, run_rule
@@ -38,7 +39,7 @@ _FAST_ON_CPU = {
 }
 
 
-def _map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+def _map_tensors(value: Operand, function: Callable[[torch.Tensor], object]) -> Any:
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, (list, tuple)):
@@ -46,7 +47,7 @@ def _map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     return value
 
 
-def _flatten(result: Any) -> list[torch.Tensor | None]:
+def _flatten(result: Operand) -> list[torch.Tensor | None]:
     if isinstance(result, (list, tuple)):
         return [leaf for item in result for leaf in _flatten(item)]
     return [result]
@@ -56,12 +57,12 @@ def _meta(tensor: torch.Tensor) -> TensorMeta:
     return tensor_meta(tuple(tensor.shape), tensor.dtype)
 
 
-def _to_meta(value: Any) -> Any:
+def _to_meta(value: Operand) -> Any:
     return _map_tensors(value, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"))
 
 
 def _expected_metas(
-    overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    overload: OpOverload, args: Operands, kwargs: NamedOperands
 ) -> tuple[TensorMeta | None, ...]:
     """What the rule's or PyTorch's meta kernel promises, else what the CPU kernel gives."""
     meta_kwargs = {name: _to_meta(value) for name, value in kwargs.items()}
@@ -76,7 +77,7 @@ def _expected_metas(
     return tuple(None if leaf is None else _meta(leaf) for leaf in leaves)
 
 
-def _lifted(value: Any) -> Any:
+def _lifted(value: Operand) -> Any:
     if isinstance(value, (list, tuple)):
         return [_lifted(item) for item in value]
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value not in (0, 1):
@@ -87,7 +88,7 @@ def _lifted(value: Any) -> Any:
 class _Operands:
     """The operands of one call: arrays that the traced function takes, and what stays static."""
 
-    def __init__(self, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, rule: Rule, args: Operands, kwargs: NamedOperands) -> None:
         names = [argument.name for argument in rule.overload._schema.arguments]
         lift = rule.lift
         self.arrays: list[np.ndarray] = []
@@ -100,7 +101,7 @@ class _Operands:
             if n not in STORAGE_ARGUMENTS
         }
 
-    def _slot(self, value: Any) -> Any:
+    def _slot(self, value: Operand) -> Any:
         if isinstance(value, torch.Tensor):
             value = to_numpy(value)
         if isinstance(value, np.ndarray):
@@ -118,7 +119,7 @@ class _Slot:
         self.index = index
 
     @staticmethod
-    def fill(value: Any, arrays: list[Any]) -> Any:
+    def fill(value: Operand, arrays: list[Any]) -> Operand:
         """``value`` with each slot in it replaced by its array."""
         if isinstance(value, _Slot):
             return arrays[value.index]
@@ -137,9 +138,9 @@ class Call:
     def __init__(
         self,
         overload: OpOverload,
-        *args: Any,
+        *args: Operand,
         tolerance: tuple[float, float] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         rule = find_rule(overload)
         if rule is None:
@@ -197,7 +198,7 @@ def _run(calls: Sequence[Call], seed: int) -> list[list[torch.Tensor | None]]:
         ]
 
 
-def _to_torch(result: Any, meta: TensorMeta) -> torch.Tensor:
+def _to_torch(result: Operand, meta: TensorMeta) -> torch.Tensor:
     array = np.asarray(result)
     if array.dtype != numpy_dtype(meta.dtype):
         raise AssertionError(f"the rule gave {array.dtype}, PyTorch promises {meta}")
@@ -206,7 +207,7 @@ def _to_torch(result: Any, meta: TensorMeta) -> torch.Tensor:
 
 
 def evaluate(
-    overload: OpOverload, *args: Any, seed: int = 0, **kwargs: Any
+    overload: OpOverload, *args: Operand, seed: int = 0, **kwargs: Any
 ) -> list[torch.Tensor | None]:
     """Run the rule of ``overload`` on CPU tensors, compiled, with its scalars lifted.
 
@@ -228,9 +229,9 @@ def check_all(calls: Sequence[Call]) -> None:
 
 def check(
     overload: OpOverload,
-    *args: Any,
+    *args: Operand,
     tolerance: tuple[float, float] | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> None:
     """As ``check_all`` for the one ``Call`` with these arguments."""
     check_all([Call(overload, *args, tolerance=tolerance, **kwargs)])

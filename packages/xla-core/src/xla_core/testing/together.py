@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from xla_core.extension_api.operators import Operand
 from xla_core.testing.rules import Call, check_all
 
 
@@ -16,7 +17,7 @@ def together(test: Callable[..., Iterator[Call]]) -> Callable[..., None]:
     """
 
     @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
+    def run(*args: Operand, **kwargs: Any) -> None:
         calls = list(test(*args, **kwargs))
         assert calls, f"{test.__name__} yields no call to check"
         check_all(calls)

@@ -11,6 +11,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from xla_core.torch_bridge.operands import Operand
+
 _DESCRIPTORS = "torch._functorch._aot_autograd.descriptors"  # torch 2.11 to 2.15
 _CHECK: Final = "aten::_linalg_check_errors"
 
@@ -64,10 +66,10 @@ def run_plainly_after(
     backend = importlib.import_module("torch._dynamo.backends.torchxla").openxla
 
     class WithPlainRuns(type(backend)):  # type: ignore[misc]
-        def __call__(self, gm: Any, example_inputs: Any, **kwargs: Any) -> Callable[..., Any]:
+        def __call__(self, gm: Any, example_inputs: object, **kwargs: object) -> Callable[..., Any]:
             compiled = super().__call__(gm, example_inputs, **kwargs)
 
-            def run(*args: Any) -> Any:
+            def run(*args: Operand) -> Operand:
                 nonlocal compiled
                 if compiled is not None:
                     try:
@@ -91,7 +93,7 @@ def run_effects_in_order(tensor_class: type) -> None:
     if effects._get_effect(_CHECK) is None:  # torch 2.11: graphs lose it, as it has no result
         effects._register_effectful_op(_CHECK, effects._EffectType.ORDERED)
 
-    def run(token: Any, op: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def run(token: Any, op: Any, *args: Operand, **kwargs: Any) -> tuple[Operand, ...]:
         results = op(*args, **kwargs)
         several = isinstance(results, tuple)
         return (token, *results) if several else (token, results)
@@ -113,7 +115,7 @@ def let_first_runs_pass(tensor_class: type) -> None:
 
     @functools.wraps(dispatch)
     def __torch_dispatch__(
-        self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        self: object, func: Any, types: object, args: Operand = (), kwargs: Any = None
     ) -> Any:
         if isinstance(func, torch._ops.HigherOrderOperator) and any(
             isinstance(a, tensor_class) for a in pytree.tree_leaves((args, kwargs))
@@ -137,7 +139,7 @@ def let_stand_ins_change_shape(tensor_class: type) -> None:
     key_with_kernel = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # torch 2.11 to 2.15
 
     def as_strided_(
-        tensor: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None
+        tensor: torch.Tensor, size: Any, stride: object, storage_offset: object = None
     ) -> torch.Tensor:
         if isinstance(tensor, tensor_class):
             raise RuntimeError(MSG_NOT_RECORDED.format(operator="as_strided_"))

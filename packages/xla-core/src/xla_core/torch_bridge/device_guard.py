@@ -24,6 +24,7 @@ from typing import Any, Final
 import torch
 
 from xla_core.support import flags
+from xla_core.torch_bridge.operands import Operand
 
 XLA_DEVICE_TYPE: Final = 9  # c10::DeviceType::XLA, c10/core/DeviceType.h (torch 2.11 to 2.15)
 _META_DEVICE_TYPE: Final = 14  # c10::DeviceType::Meta, same header
@@ -54,7 +55,7 @@ _GetFn = ctypes.CFUNCTYPE(ctypes.c_uint16, ctypes.c_void_p)
 _SetFn = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint16)
 _CountFn = ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)
 
-_keep_alive: list[Any] = []
+_keep_alive: list[object] = []
 _current = threading.local()
 _lock = threading.Lock()
 _state: dict[str, Any] = {"registered": False, "count": None}
@@ -112,7 +113,7 @@ def _method_order() -> list[str]:
     return order
 
 
-def _verify(meta: int, table: Any, order: list[str]) -> None:
+def _verify(meta: int, table: Operand, order: list[str]) -> None:
     """Call the Meta guard's methods through the table: right answers mean the slots are right."""
     slot = {name: table[order.index(name)] for name in _METHODS}
     answers = (

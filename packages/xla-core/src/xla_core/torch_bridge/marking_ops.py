@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from xla_core.torch_bridge.op_library import XLA_LIB
+from xla_core.torch_bridge.operands import Gradients
 
 MSG_NOT_XLA: Final = (
     "{name}: a custom call is part of a program for an xla device, and got a tensor on {device}; move "
@@ -30,14 +32,14 @@ def result_specs(
 
 
 def results_of(
-    args: list[torch.Tensor], target: str, sizes: Any, ranks: Any, dtypes: str, *_: Any
+    args: list[torch.Tensor], target: str, sizes: Any, ranks: Any, dtypes: str, *_: object
 ) -> list[torch.Tensor]:
     """Meta tensors like the results of a recorded call."""
     specs = result_specs(sizes, ranks, dtypes)
     return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in specs]
 
 
-def _elsewhere(args: list[torch.Tensor], target: str, *_: Any) -> Any:
+def _elsewhere(args: list[torch.Tensor], target: str, *_: object) -> Any:
     device = next(a.device for a in args if a.device.type != "xla")
     raise RuntimeError(MSG_NOT_XLA.format(name=target, device=device))
 
@@ -49,7 +51,7 @@ XLA_LIB.impl("custom_call", _elsewhere, "CPU")
 # -- memories --------------------------------------------------------------------------------------
 
 
-def _same_gradient(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
+def _same_gradient(_context: FunctionCtx, gradient: torch.Tensor) -> torch.Tensor:
     return gradient
 
 
@@ -70,19 +72,19 @@ _register("place_to_device")
 
 
 def _unmarked(
-    x: torch.Tensor, name: str, pos: int, id: str, is_input: bool, attr: Any = None
+    x: torch.Tensor, name: str, pos: int, id: str, is_input: bool, attr: object = None
 ) -> torch.Tensor:
     # an operator's result is no alias of its operand
     return x.clone()
 
 
 def _like_marked(
-    x: torch.Tensor, name: str, pos: int, id: str, is_input: bool, attr: Any = None
+    x: torch.Tensor, name: str, pos: int, id: str, is_input: bool, attr: object = None
 ) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def _gradient_of_marked(_context: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+def _gradient_of_marked(_context: FunctionCtx, gradient: torch.Tensor) -> Gradients:
     return (gradient, None, None, None, None, None)
 
 

@@ -9,6 +9,8 @@ import torch
 from torch.nn.modules import module as module_of_torch
 from torch.utils.hooks import RemovableHandle
 
+from xla_core.torch_bridge.operands import Operand
+
 _MODULE_HOOKS: Final = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
 )  # fmt: skip
@@ -33,7 +35,9 @@ def hooks_registered() -> int:
 
 
 def hook_tables(
-    modules: Iterable[torch.nn.Module], optimizers: Iterable[Any], tensors: Iterable[torch.Tensor]
+    modules: Iterable[torch.nn.Module],
+    optimizers: Iterable[object],
+    tensors: Iterable[torch.Tensor],
 ) -> list[tuple[Any, ...]]:
     """What the hooks of these objects are now, in their order, torch's hooks of all modules first."""
     tables = [_hooks(getattr(module_of_torch, name)) for name in _GLOBAL_HOOKS]
@@ -43,5 +47,5 @@ def hook_tables(
     return tables
 
 
-def _hooks(table: Any) -> tuple[Any, ...]:
+def _hooks(table: Operand) -> tuple[object, ...]:
     return () if not table else tuple(table.values())

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
+
+from xla_core.torch_bridge.operands import Operand
 
 
 @functools.cache
@@ -32,7 +35,7 @@ def call_directly() -> None:
         functions |= inside
 
 
-def in_cpp(overload: Any) -> Callable[..., Any]:
+def in_cpp(overload: OpOverload) -> Callable[..., Any]:
     """What C++ defines an operator by, where PyTorch also has a definition in Python that does more."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd  # torch 2.13
     return functools.partial(overload._op_dk, key)  # torch 2.13
@@ -42,7 +45,7 @@ _libraries: list[torch.library.Library] = []  # a library's registrations end wi
 
 
 @functools.cache
-def keep_whole(overload: Any) -> None:
+def keep_whole(overload: OpOverload) -> None:
     """Let an operator that C++ defines by others arrive at ``__torch_dispatch__`` itself, from now on."""
     library = torch.library.Library("aten", "IMPL")
     library.impl(overload, in_cpp(overload), "XLA")  # torch 2.13: then autograd leaves it alone
@@ -65,11 +68,11 @@ def _functions_in(outer: Any) -> set[Any]:
 class _Direct:
     """Calls ``function``; once there is Dynamo, what ``told`` makes of it, which tells Dynamo."""
 
-    def __init__(self, outer: Callable[..., Any], function: Callable[..., Any]) -> None:
+    def __init__(self, outer: Callable[..., object], function: Callable[..., object]) -> None:
         self._told = outer
         self._function = function
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Operand, **kwargs: object) -> torch.Tensor:
         if "torch._dynamo" not in sys.modules:
             return self._function(*args, **kwargs)
         self._function.__dict__.pop("__dynamo_disable", None)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 
 from xla_core.torch_bridge.torch_private import set_data
 
@@ -50,7 +51,9 @@ def register(place_of: Callable[[torch.Tensor], Place | None]) -> None:
     _libraries.append(library)
 
 
-def _check_transforms(tensor: torch.Tensor, overload: Any, place_of: Callable[..., Any]) -> None:
+def _check_transforms(
+    tensor: torch.Tensor, overload: OpOverload, place_of: Callable[..., object]
+) -> None:
     """Refuse a view inside ``torch.func.grad``, whose own wrapper's strides nobody can set."""
     if not _wrapping.is_functorch_wrapped_tensor(tensor):
         return
@@ -71,9 +74,9 @@ def _past_ours(keys: Any) -> Any:
     return keys.remove(_PYTHON_DISPATCHER).remove(_OURS).add(_PYTORCHS)
 
 
-def _of_alias(overload: Any, place_of: Callable[..., Place | None]) -> Any:
+def _of_alias(overload: OpOverload, place_of: Callable[..., Place | None]) -> Any:
     def as_strided(
-        keys: Any, tensor: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None
+        keys: object, tensor: torch.Tensor, size: Any, stride: object, storage_offset: Any = None
     ) -> torch.Tensor:
         _check_transforms(tensor, overload, place_of)
         place = place_of(tensor)
@@ -89,9 +92,9 @@ def _of_alias(overload: Any, place_of: Callable[..., Place | None]) -> Any:
     return as_strided
 
 
-def _in_place(overload: Any, place_of: Callable[..., Place | None]) -> Any:
+def _in_place(overload: OpOverload, place_of: Callable[..., Place | None]) -> Any:
     def as_strided_(
-        keys: Any, tensor: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None
+        keys: object, tensor: torch.Tensor, size: Any, stride: object, storage_offset: Any = None
     ) -> torch.Tensor:
         _check_transforms(tensor, overload, place_of)
         place = place_of(tensor)

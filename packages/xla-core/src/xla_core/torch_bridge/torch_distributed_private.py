@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from xla_core.torch_bridge.operands import Operand
 
-def process_group(given: Any) -> Any:
+
+def process_group(given: Operand) -> Any:
     """The process group that functional collectives mean by ``given``: a group, or the name of one."""
     if not isinstance(given, str):
         return given

@@ -20,6 +20,8 @@ from torch import _tensor_str
 from torch.utils import _foreach_utils, _python_dispatch
 
 from xla_core.support.once import Once
+from xla_core.torch_bridge import error_texts
+from xla_core.torch_bridge.operands import Operand
 
 disabled_torch_function = torch._C._disabled_torch_function_impl  # torch 2.13
 
@@ -74,7 +76,7 @@ set_data: Callable[[torch.Tensor, torch.Tensor], None] = _data.__set__
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _in_place_of(original: Callable[..., Any]) -> Callable[[F], F]:
+def _in_place_of(original: Callable[..., object]) -> Callable[[F], F]:
     """A decorator: the function stands where torch's ``original`` stood, so it is pickled under that name.
 
     It has no ``__wrapped__``, through which TorchScript would read the source of ``original`` instead.
@@ -199,7 +201,7 @@ def without_autocast() -> Any:
     return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)  # torch 2.13
 
 
-def register_autocast(kernels: Mapping[Any, Callable[..., Any]]) -> None:
+def register_autocast(kernels: Mapping[object, Callable[..., object]]) -> None:
     """Call ``kernels[overload]`` for these operators while autocast is on, and leave the others alone."""
     if not _autocast.begin():
         return
@@ -232,7 +234,7 @@ def seed_with_torch(seed_all: Callable[[int], None]) -> None:
 GeneratorBase = torch._C.Generator  # torch 2.11 to 2.15: cannot be made for device xla
 
 
-def make_generators_with(xla_generator: Callable[[Any], Any]) -> None:
+def make_generators_with(xla_generator: Callable[[Any], object]) -> None:
     """Let ``torch.Generator(device)`` be ``xla_generator(device)`` for ``xla`` devices.
 
     C++ makes all others, and asks a library that was linked in for those of XLA. ``torch.Generator`` stays a
@@ -251,7 +253,7 @@ def make_generators_with(xla_generator: Callable[[Any], Any]) -> None:
                 else GeneratorBase(device)
             )
 
-        def __instancecheck__(cls, instance: Any) -> bool:
+        def __instancecheck__(cls, instance: object) -> bool:
             if cls is Generator:
                 return isinstance(instance, GeneratorBase)
             return bool(super().__instancecheck__(instance))
@@ -291,11 +293,11 @@ def explain_late_backward() -> None:
     run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # torch 2.13
 
     @_in_place_of(run)
-    def explained(*args: Any, **kwargs: Any) -> Any:
+    def explained(*args: Operand, **kwargs: object) -> Operand:
         try:
             return run(*args, **kwargs)
         except RuntimeError as error:
-            if "device_ready_queues_" in str(error):
+            if error_texts.is_backward_before_device(error):
                 raise RuntimeError(MSG_LATE_BACKWARD) from error
             raise
 
@@ -348,7 +350,7 @@ def when_dynamo_is_used(prepare: Callable[[], None]) -> None:
     original = torch.compile
 
     @functools.wraps(original)
-    def compile(*args: Any, **kwargs: Any) -> Any:
+    def compile(*args: Operand, **kwargs: object) -> Any:
         torch.compile = original
         for one in _waiting_for_dynamo:
             one()
@@ -369,7 +371,7 @@ def let_dynamo_take(tensor_type: type, packages: Sequence[str], traced: Sequence
     context = importlib.import_module("torch._guards").CompileContext  # torch 2.13
     disabled = torch._C._disabled_torch_dispatch_impl  # torch 2.13
 
-    def seen_by_dynamo(cls: Any) -> Any:
+    def seen_by_dynamo(cls: object) -> Any:
         # Dynamo also runs real code while it compiles (an optimizer makes its state): tensors are then
         # made as always.
         asked_by = sys._getframe(1).f_globals.get("__name__", "")
@@ -379,10 +381,10 @@ def let_dynamo_take(tensor_type: type, packages: Sequence[str], traced: Sequence
             return disabled
         return cls.__dict__["__torch_dispatch__"].__func__
 
-    def start(_args: Any) -> None:
+    def start(_args: Operand) -> None:
         tensor_type.__torch_dispatch__ = property(seen_by_dynamo)  # type: ignore[attr-defined]
 
-    def end(_args: Any) -> None:
+    def end(_args: Operand) -> None:
         if "__torch_dispatch__" in tensor_type.__dict__:
             del tensor_type.__torch_dispatch__  # type: ignore[attr-defined]
 
@@ -390,7 +392,7 @@ def let_dynamo_take(tensor_type: type, packages: Sequence[str], traced: Sequence
     builder: Any = importlib.import_module("torch._dynamo.variables.builder")
     infer = builder.infer_subclass_type
 
-    def infer_subclass_type(value: Any) -> Any:
+    def infer_subclass_type(value: Operand) -> Any:
         return None if type(type(value)) is tensor_type else infer(value)
 
     builder.infer_subclass_type = infer_subclass_type
@@ -414,7 +416,7 @@ def let_dynamo_take(tensor_type: type, packages: Sequence[str], traced: Sequence
 
 def dynamo_backend(name: str) -> Callable[..., Any]:
     """A backend of ``torch.compile`` by its name (torch 2.9: ``torch._dynamo.lookup_backend``)."""
-    backend: Callable[..., Any] = importlib.import_module("torch._dynamo").lookup_backend(name)
+    backend: Callable[..., object] = importlib.import_module("torch._dynamo").lookup_backend(name)
     return backend
 
 
@@ -449,9 +451,9 @@ def without_dispatch_modes() -> Any:
     return _python_dispatch._disable_current_modes()  # torch 2.13
 
 
-def finished_work(result: Any) -> Any:
+def finished_work(result: Operand) -> Any:
     """The handle of a collective that needs no waiting, with ``result`` in its future."""
-    future: torch.futures.Future[Any] = torch.futures.Future()
+    future: torch.futures.Future[object] = torch.futures.Future()
     future.set_result(result)
     # torch 2.11 to 2.15: how a process group in Python makes what C++ takes for a Work
     return torch._C._distributed_c10d._create_work_from_future(future)
@@ -478,7 +480,7 @@ class _AfterImport:
     def __init__(self, name: str, prepare: Callable[[Any], None]) -> None:
         self._name, self._prepare = name, prepare
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name: str, path: Any = None, target: Operand = None) -> Any:
         """What the other finders find, None for all other modules."""
         if name != self._name:
             return None

@@ -12,8 +12,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 
 from xla_core.torch_bridge import torch_private
+from xla_core.torch_bridge.operands import Operand
 
 # Matrix products and convolutions run in the region's dtype; with them what follows them directly.
 LOWER_PRECISION: Final = (
@@ -46,7 +48,7 @@ WIDEST: Final = ("cat", "stack", "index_copy")
 _FLOATS: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
-def _cast(a: Any, dtype: torch.dtype) -> Any:
+def _cast(a: Operand, dtype: torch.dtype) -> Operand:
     if isinstance(a, torch.Tensor):
         # doubles stay as they are, as in every autocast of PyTorch's
         return a.to(dtype) if a.dtype in _FLOATS and a.dtype != dtype and _is_xla(a) else a
@@ -59,28 +61,28 @@ def _is_xla(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "xla"
 
 
-def _lower(args: Any) -> torch.dtype:
+def _lower(args: Operand) -> torch.dtype:
     del args
     return torch.get_autocast_dtype("xla")
 
 
-def _float32(args: Any) -> torch.dtype:
+def _float32(args: Operand) -> torch.dtype:
     del args
     return torch.float32
 
 
-def _widest(args: Any) -> torch.dtype:
+def _widest(args: Operand) -> torch.dtype:
     return torch.float32 if _holds_float32(args) else torch.get_autocast_dtype("xla")
 
 
-def _holds_float32(a: Any) -> bool:
+def _holds_float32(a: Operand) -> bool:
     if isinstance(a, torch.Tensor):
         return a.dtype == torch.float32
     return isinstance(a, (list, tuple)) and any(map(_holds_float32, a))
 
 
-def _kernel(overload: Any, choose: Any) -> Any:
-    def call(*args: Any, **kwargs: Any) -> Any:
+def _kernel(overload: OpOverload, choose: Any) -> Any:
+    def call(*args: Operand, **kwargs: Any) -> Operand:
         with torch_private.without_autocast():
             dtype = choose((args, list(kwargs.values())))
             named = {name: _cast(value, dtype) for name, value in kwargs.items()}

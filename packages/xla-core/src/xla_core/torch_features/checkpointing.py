@@ -11,14 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 from torch.utils import checkpoint as torch_checkpoint
 
 from xla_core.recording import random_state, tensor_trees
 from xla_core.recording.xla_tensor import XLATensor
+from xla_core.torch_bridge.operands import Gradients, Operands
 from xla_core.torch_features import optimization_barrier
 
 
-def _is_xla(value: Any) -> bool:
+def _is_xla(value: object) -> bool:
     return isinstance(value, XLATensor)
 
 
@@ -29,7 +31,9 @@ class CheckpointFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, function: Callable[..., Any], preserve_rng: bool, *args: Any) -> Any:
+    def forward(
+        ctx: FunctionCtx, function: Callable[..., object], preserve_rng: bool, *args: object
+    ) -> Any:
         """``function(*args)``; the arguments that are tensors are saved."""
         ctx.function = function
         ctx.positions = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
@@ -41,13 +45,13 @@ class CheckpointFunction(torch.autograd.Function):
             return function(*args)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: FunctionCtx, *grads: torch.Tensor | None) -> Gradients:
         """Compute again from the inputs, and from there the gradients."""
         saved = list(ctx.saved_tensors)
         inputs, fresh_grads = _behind_barrier(saved, grads)
         for fresh, tensor in zip(inputs, saved, strict=True):
             fresh.requires_grad_(tensor.requires_grad)
-        args: list[Any] = list(ctx.others)
+        args: list[object] = list(ctx.others)
         for position, tensor in zip(ctx.positions, inputs, strict=True):
             args[position] = tensor
         with torch.enable_grad(), _RandomStates(ctx.rng), _autocast(ctx.autocast):
@@ -63,13 +67,13 @@ class CheckpointFunction(torch.autograd.Function):
                 "necessary"
             )
         torch.autograd.backward([r for r, _ in pairs], [g for _, g in pairs])
-        gradients: list[Any] = [None] * len(args)
+        gradients: list[object] = [None] * len(args)
         for position, tensor in zip(ctx.positions, inputs, strict=True):
             gradients[position] = tensor.grad
         return (None, None, *gradients)
 
 
-def _as_tuple(results: Any) -> tuple[Any, ...]:
+def _as_tuple(results: Any) -> tuple[object, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
@@ -87,7 +91,7 @@ def _behind_barrier(
     return changed[: len(inputs)], changed[len(inputs) :]
 
 
-def _random_states(args: tuple[Any, ...]) -> dict[Any, Any]:
+def _random_states(args: Operands) -> dict[Any, Any]:
     """The random state of the CPU and of each ``xla`` device among the arguments."""
     devices = {t.device.index for t in tensor_trees.collect(list(args), _is_xla)}
     return {
@@ -96,7 +100,7 @@ def _random_states(args: tuple[Any, ...]) -> dict[Any, Any]:
     }
 
 
-def get_device_states(*args: Any) -> tuple[list[torch.device], list[Any]]:
+def get_device_states(*args: object) -> tuple[list[torch.device], list[Any]]:
     """The ``xla`` devices of the tensors among ``args``, and the random state of each."""
     devices = {t.device.index: t.device for t in tensor_trees.collect(list(args), _is_xla)}
     return list(devices.values()), [random_state.get_state(index) for index in devices]
@@ -121,7 +125,7 @@ class _RandomStates:
         }
         self._set(self._wanted)
 
-    def __exit__(self, *_error: Any) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._set(self._former)
 
     @staticmethod
@@ -142,7 +146,7 @@ def _autocast(state: tuple[bool, torch.dtype]) -> Any:
 
 
 def checkpoint(
-    function: Callable[..., Any], *args: Any, use_reentrant: bool = True, **kwargs: Any
+    function: Callable[..., object], *args: object, use_reentrant: bool = True, **kwargs: object
 ) -> Any:
     """Run ``function(*args)`` and recompute it in the backward pass instead of keeping its values.
 
@@ -160,7 +164,7 @@ def checkpoint(
     return CheckpointFunction.apply(function, preserve, *args)
 
 
-def _with_barrier_when_repeated(function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_barrier_when_repeated(function: Callable[..., object]) -> Callable[..., Any]:
     """``function`` for the first call; later calls see their tensors behind a barrier."""
     calls = [0]
 
@@ -177,13 +181,13 @@ class _Behind(torch.autograd.Function):
     """One tensor behind a barrier; its gradient passes."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, tensor: torch.Tensor) -> torch.Tensor:
         """The same value."""
         del ctx
         return optimization_barrier.behind_barrier([tensor])[0]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: FunctionCtx, *grads: torch.Tensor | None) -> Gradients:
         """The gradient as it comes."""
         del ctx
         return grads[0]

@@ -112,7 +112,7 @@ def _checked(
     return tuple(attr.items())
 
 
-def _is_attribute(value: Any) -> bool:
+def _is_attribute(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         kinds = {type(item) for item in value}
         return len(kinds) == 1 and kinds <= {int, float, bool}
@@ -133,7 +133,7 @@ class BoundaryMetadata:
 class BoundaryMetadataSerializer(json.JSONEncoder):
     """Writes it as JSON: ``json.dumps(metadata, cls=BoundaryMetadataSerializer)``."""
 
-    def default(self, o: Any) -> Any:
+    def default(self, o: object) -> Any:
         """The fields by their names."""
         return dataclasses.asdict(o) if isinstance(o, BoundaryMetadata) else super().default(o)
 
@@ -156,7 +156,7 @@ def deserialize_composite_attr(attr: Any) -> dict[str, Attribute] | None:
 
 
 def mark_tensor(
-    x: torch.Tensor, name: str, pos: int, id: str, is_input: bool, attr: Any = None
+    x: torch.Tensor, name: str, pos: int, id: str, is_input: bool, attr: object = None
 ) -> torch.Tensor:
     """``x`` as operand or result number ``pos`` of the composite ``name``; ``id`` tells it from others.
 

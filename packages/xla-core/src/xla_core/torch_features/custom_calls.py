@@ -7,7 +7,7 @@ which memory a value is kept. Exported models hold them too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -96,13 +96,13 @@ def place_to_device(t: torch.Tensor | None) -> torch.Tensor | None:
     return None if t is None else torch.ops.xla.place_to_device(t)
 
 
-def to_host_backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor | None:
+def to_host_backward(ctx: object, grad: torch.Tensor) -> torch.Tensor | None:
     """The gradient of a value that went to the host's memory: it goes there, too."""
     del ctx
     return place_to_host(grad)
 
 
-def to_device_backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor | None:
+def to_device_backward(ctx: object, grad: torch.Tensor) -> torch.Tensor | None:
     """The gradient of a value that came back to the device's memory: it comes there, too."""
     del ctx
     return place_to_device(grad)

@@ -26,6 +26,6 @@ def to_dlpack(xla_tensor: torch.Tensor) -> Any:
     return torch.utils.dlpack.to_dlpack(read(xla_tensor.detach()).clone())
 
 
-def from_dlpack(ext_tensor: Any) -> torch.Tensor:
+def from_dlpack(ext_tensor: object) -> torch.Tensor:
     """A tensor on the current ``xla`` device with the values of a DLPack capsule or a tensor that has one."""
     return torch.utils.dlpack.from_dlpack(ext_tensor).to("xla")

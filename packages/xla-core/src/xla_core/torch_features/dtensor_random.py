@@ -23,7 +23,7 @@ class ShardedNumbers:
 
     def __init__(self) -> None:
         self.distribute_region_enabled = True
-        self._alike: set[Any] = set()  # meshes whose processes have the same state
+        self._alike: set[object] = set()  # meshes whose processes have the same state
 
     @contextlib.contextmanager
     def _distribute_region(

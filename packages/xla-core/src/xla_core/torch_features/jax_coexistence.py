@@ -60,11 +60,11 @@ def jax_env_context() -> Iterator[None]:
             os.environ[_SKIP_VARIABLE] = former
 
 
-def requires_jax(func: Callable[..., Any]) -> Callable[..., Any]:
+def requires_jax(func: Callable[..., object]) -> Callable[..., Any]:
     """A decorator for functions that use jax: the device client is started before they run."""
 
     @functools.wraps(func)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         jax_import_guard()
         with jax_env_context():
             return func(*args, **kwargs)

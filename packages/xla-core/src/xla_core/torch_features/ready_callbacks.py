@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -15,7 +14,7 @@ from xla_core.recording.xla_tensor import XLATensor
 MSG_NOT_XLA = "a callback waits for a tensor on an xla device, got one on {device}"
 
 
-def on_ready_callback(tensor: torch.Tensor, callback: Callable[[], Any]) -> None:
+def on_ready_callback(tensor: torch.Tensor, callback: Callable[[], object]) -> None:
     """Call ``callback()`` from another thread as soon as the value of ``tensor`` is there.
 
     What is pending on its device is launched. Raises TypeError for a tensor that is not on ``xla``.

@@ -25,6 +25,7 @@ from xla_core.recording import tensor_trees
 from xla_core.recording.storage import Storage, View
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import atomic_file
+from xla_core.torch_bridge.operands import Operand
 from xla_core.torch_bridge.torch_private import release_free_memory
 
 MSG_NO_PART: Final = (
@@ -78,11 +79,11 @@ class DeferredStorage(torch.UntypedStorage):
         return read(self._tensor).contiguous().untyped_storage()
 
 
-def _location(storage: Any) -> str | None:
+def _location(storage: object) -> str | None:
     return "cpu" if isinstance(storage, DeferredStorage) else None
 
 
-def _nowhere(_storage: Any, _location: str) -> None:
+def _nowhere(_storage: object, _location: str) -> None:
     """Nothing is loaded through this registration: what it writes is tagged as the CPU's."""
 
 
@@ -96,15 +97,15 @@ class _Pickler(pickle.Pickler):
     Tensors on the same storage, seen through the same views, are written once and load as one.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Operand, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._known: dict[tuple[Storage, View | None], TypedStorage] = {}
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         if not isinstance(obj, XLATensor):
             return NotImplemented
         if getattr(obj, "_is_param", False):
-            parts: tuple[Any, ...] = (obj.data, obj.requires_grad, OrderedDict())
+            parts: tuple[object, ...] = (obj.data, obj.requires_grad, OrderedDict())
             return torch._utils._rebuild_parameter, parts
         if obj.dtype not in _STORED:
             return read(obj).__reduce_ex__(2)
@@ -128,7 +129,7 @@ _pickle_module.__dict__.update(
 )
 
 
-def save(data: Any, file_or_path: Any) -> None:
+def save(data: object, file_or_path: object) -> None:
     """Write ``data`` (any nesting of objects) so that ``torch.load`` gives it back with CPU tensors.
 
     A path is written beside and then renamed: an interrupted save leaves the former file. Host memory
@@ -192,7 +193,7 @@ def tensor_file(path: str | os.PathLike[str], tid: int) -> str:
     return str(Path(path) / f"tensor_{tid}.pt")
 
 
-def rewrite_data(path: str | os.PathLike[str], data: Any, save_tensors: bool) -> Any:
+def rewrite_data(path: str | os.PathLike[str], data: object, save_tensors: bool) -> Any:
     """``data`` with a ``TensorReference`` for each ``xla`` tensor, in order; a copy.
 
     With ``save_tensors`` the folder ``path`` is made anew and gets the tensors, one file each:

@@ -23,10 +23,10 @@ class _Fused:
     param_groups: list[dict[str, Any]]
     found_inf: torch.Tensor
 
-    def __init__(self, params: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, params: object, *args: object, **kwargs: object) -> None:
         super().__init__(params, *args, **{"fused": True, **kwargs})  # type: ignore[call-arg]
 
-    def _step(self, step: Callable[..., Any], closure: Closure, found_inf: FoundInf) -> Any:
+    def _step(self, step: Callable[..., object], closure: Closure, found_inf: FoundInf) -> Any:
         # The base class's step without its wrappers: ours runs the hooks.
         plain = inspect.unwrap(step)
         with torch.no_grad():

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 
 from xla_core.contract.device_protocol import DeviceClient, capabilities_of
 from xla_core.execution import runtime
 from xla_core.recording.xla_tensor import Handler, handler_of, set_handler
+from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 MSG_UNORDERED: Final = (
     "{name} does not have a deterministic implementation on this device, but you set "
@@ -57,27 +59,29 @@ def _overloads(packet: str) -> list[Any]:
     return [getattr(operator, name) for name in names if name != "hacked_twin"]
 
 
-def _always(_arguments: Mapping[str, Any]) -> bool:
+def _always(_arguments: Mapping[str, Operand]) -> bool:
     return True
 
 
-def _accumulates(arguments: Mapping[str, Any]) -> bool:
+def _accumulates(arguments: Mapping[str, Operand]) -> bool:
     return bool(arguments.get("accumulate"))
 
 
-def _reduces(arguments: Mapping[str, Any]) -> bool:
+def _reduces(arguments: Mapping[str, Operand]) -> bool:
     return arguments.get("reduce") not in _ORDERED
 
 
-def _weighted(arguments: Mapping[str, Any]) -> bool:
+def _weighted(arguments: Mapping[str, Operand]) -> bool:
     return arguments.get("weights") is not None
 
 
-def _checked(overload: Any, adds: Callable[[Mapping[str, Any]], bool], handler: Handler) -> Handler:
+def _checked(
+    overload: OpOverload, adds: Callable[[Mapping[str, Any]], bool], handler: Handler
+) -> Handler:
     """``handler``, after a look at the setting; ``adds`` says whether these arguments are added in any order."""
     names = [argument.name for argument in overload._schema.arguments]
 
-    def checked(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def checked(args: Operands, kwargs: NamedOperands | None) -> Operand:
         if torch.are_deterministic_algorithms_enabled():
             arguments = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
             if adds(arguments):

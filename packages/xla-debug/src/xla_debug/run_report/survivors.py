@@ -5,8 +5,8 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
+from xla_core.contract.device_protocol import Buffer
 from xla_core.extension_api.source_location import Frame
 from xla_core.extension_api.steps import Entry
 from xla_debug.run_report.records import Survivor
@@ -18,9 +18,9 @@ class Births:
     def __init__(self) -> None:
         self.survivors: list[Survivor] = []
         self._step = 1
-        self._born: list[tuple[Entry, dict[int, int], list[weakref.ref[Any]]]] = []
+        self._born: list[tuple[Entry, dict[int, int], list[weakref.ref[object]]]] = []
 
-    def made(self, last: Entry, outputs: dict[int, int], buffers: Sequence[Any]) -> None:
+    def made(self, last: Entry, outputs: dict[int, int], buffers: Sequence[Buffer]) -> None:
         """Results of a program whose step ends with ``last``; ``outputs`` are their numbers and places."""
         if _is_power(self._step):
             self._born.append((last, dict(outputs), [weakref.ref(b) for b in buffers]))

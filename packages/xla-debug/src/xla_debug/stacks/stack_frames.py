@@ -150,9 +150,9 @@ class _Scopes(threading.local):
 _scopes = _Scopes()
 # by the parent's id, as long as it lives: a reference that forgets it, its submodules' names by their ids
 _children: dict[int, tuple[ref[Any], dict[int, str]]] = {}
-_interned: caches.Bounded[tuple[Any, ...], tuple[tuple[Frame, ...], dict[str, SourceLocation]]] = (
-    caches.Bounded("stacks", _MAX_DESCRIBED)
-)
+_interned: caches.Bounded[
+    tuple[object, ...], tuple[tuple[Frame, ...], dict[str, SourceLocation]]
+] = caches.Bounded("stacks", _MAX_DESCRIBED)
 _forward: caches.Bounded[int, SourceLocation] = caches.Bounded("forward operations", MAX_SEQUENCES)
 _backward: caches.Bounded[tuple[SourceLocation, Frame | None], SourceLocation] = caches.Bounded(
     "backward operations", _MAX_DESCRIBED
@@ -190,7 +190,7 @@ def locate() -> SourceLocation | None:
 def _walk(start: FrameType | None) -> tuple[list[Frame], Frame | None, list[Any], bool]:
     users: list[Frame] = []
     inner: Frame | None = None
-    modules: list[Any] = []
+    modules: list[object] = []
     optimizer = False
     kinds = _kinds
     frame = start

@@ -139,7 +139,7 @@ class _Graph:
     def _argument(
         self,
         label: str,
-        value: Any,
+        value: object,
         operands: list[str],
         attributes: list[str],
         scalar: TensorMeta,
@@ -363,7 +363,7 @@ _numbers: dict[int, tuple[weakref.ref[Any], int]] = {}
 _next_number: Final = itertools.count(1)
 
 
-def _number(thing: Any, tensor: Any) -> int:
+def _number(thing: object, tensor: Any) -> int:
     """A small number that no other object has, the same each time this one is asked about.
 
     ``tensor`` shows it: storages and buffers have no weak references.

@@ -8,7 +8,7 @@ import html
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -203,7 +203,7 @@ def tensor_text(meta: TensorMeta | None) -> str:
     return f"{str(meta.dtype).removeprefix('torch.')}{list(meta.shape)}"
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     """An argument as a person would write it."""
     if isinstance(value, Ref):
         return f"a tensor {tensor_text(value.meta)}"

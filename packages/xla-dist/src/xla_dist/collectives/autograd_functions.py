@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from xla_core.extension_api import runtime
+from xla_core.extension_api.operators import Gradients
 from xla_core.extension_api.tensors import storage_of
 from xla_dist.collectives import model_collectives
 from xla_dist.collectives.model_collectives import Groups, flat_groups, reduced, world_of
@@ -27,7 +28,7 @@ class AllReduce(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, reduce_type: str, value: torch.Tensor, scale: float, groups: Groups
+        ctx: FunctionCtx, reduce_type: str, value: torch.Tensor, scale: float, groups: Groups
     ) -> torch.Tensor:
         """The reduction, times ``scale``."""
         (result,) = reduced(reduce_type, [value], groups)
@@ -38,7 +39,7 @@ class AllReduce(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> Gradients:
         """Sums every replica's gradient; of a minimum, shared by those that attain it."""
         kind, scale, groups = ctx.details
         gradient = gradient * scale
@@ -70,13 +71,13 @@ class AllReduceSumLayer(Function):
     """The sum over all replicas; its gradient is the sum of theirs."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, value: torch.Tensor) -> torch.Tensor:
         """The sum."""
         return reduced("sum", [value])[0]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> torch.Tensor:
         """The sum of the gradients."""
         return reduced("sum", [gradient])[0]
 
@@ -86,7 +87,7 @@ class AllGather(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, value: torch.Tensor, dim: int, groups: Groups = None
+        ctx: FunctionCtx, value: torch.Tensor, dim: int, groups: Groups = None
     ) -> torch.Tensor:  # fmt: skip
         """All replicas' values along ``dim``."""
         ctx.details = (dim, groups)
@@ -94,7 +95,7 @@ class AllGather(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> Gradients:
         """This replica's slice of the summed gradients."""
         dim, groups = ctx.details
         count = _group_size(gradient, groups)
@@ -106,7 +107,9 @@ class ReduceScatter(Function):
     """``reduce_scatter`` by ``sum``; the gradient is that of all slices, gathered."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, dim: int, groups: Groups = None) -> torch.Tensor:
+    def forward(
+        ctx: FunctionCtx, value: torch.Tensor, dim: int, groups: Groups = None
+    ) -> torch.Tensor:
         """This replica's slice along ``dim`` of the sum."""
         ctx.details = (dim, groups)
         count = _group_size(value, groups)
@@ -114,7 +117,7 @@ class ReduceScatter(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> Gradients:
         """The gradients of all slices."""
         return model_collectives.all_gather(gradient, *ctx.details), None, None
 
@@ -124,7 +127,7 @@ class AllToAll(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, value: torch.Tensor, split: int, concat: int, groups: Groups = None
+        ctx: FunctionCtx, value: torch.Tensor, split: int, concat: int, groups: Groups = None
     ) -> torch.Tensor:
         """Slices along ``split`` sent to the replicas, those received along ``concat``."""
         ctx.details = (split, concat, groups)
@@ -134,7 +137,7 @@ class AllToAll(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> Gradients:
         """Every slice's gradient, back where it came from."""
         split, concat, groups = ctx.details
         count = _group_size(gradient, groups)

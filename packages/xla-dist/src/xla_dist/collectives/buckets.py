@@ -35,7 +35,7 @@ class CoalescingBuckets:
         self._cap = bucket_cap_mb * 1024 * 1024
         self._bucket: list[int] = []
         self._size = 0
-        self._results: list[Any] = [None] * len(self._inputs)
+        self._results: list[torch.Tensor] = [None] * len(self._inputs)
 
     def add(self, tensor: torch.Tensor, idx: int) -> None:
         """Put ``tensor``, number ``idx``, into the bucket, which is flushed first if it is full."""

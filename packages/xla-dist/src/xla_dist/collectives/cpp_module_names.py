@@ -70,7 +70,7 @@ def _xla_all_reduce_inplace(
     xm.all_reduce(reduce_type, list(tensors), scale, groups, pin_layout)
 
 
-def _gathered(value: Any, dim: int, count: int, groups: _Groups, output: Any = None) -> Any:
+def _gathered(value: object, dim: int, count: int, groups: _Groups, output: Any = None) -> Any:
     xm.check_group_size("all_gather", value, count, groups)
     return xm.all_gather(value, dim, groups, output)
 
@@ -226,11 +226,11 @@ def _xla_collective_permute(
     return xm.collective_permute(input, pairs), _token(input)
 
 
-def _xla_send(input: torch.Tensor, token: IrValue, channel_id: int) -> tuple[Any, ...]:
+def _xla_send(input: torch.Tensor, token: IrValue, channel_id: int) -> tuple[object, ...]:
     """Not here: raises NotImplementedError that names ``xm.collective_permute``."""
     raise NotImplementedError(xm.MSG_ONE_SIDED.format(name="_xla_send", channel=channel_id))
 
 
-def _xla_recv(output: torch.Tensor, token: IrValue, channel_id: int) -> tuple[Any, ...]:
+def _xla_recv(output: torch.Tensor, token: IrValue, channel_id: int) -> tuple[object, ...]:
     """Not here: raises NotImplementedError that names ``xm.collective_permute``."""
     raise NotImplementedError(xm.MSG_ONE_SIDED.format(name="_xla_recv", channel=channel_id))

@@ -14,10 +14,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives  # defines some of the operators
 import torch.distributed.tensor  # likewise
+from torch._ops import OpOverload
 
 from xla_core.extension_api import distributed
 from xla_core.extension_api.operators import (
     Handler,
+    NamedOperands,
+    Operands,
     fallback_handler,
     schema_of,
     set_handler,
@@ -31,7 +34,7 @@ MSG_GROUP: Final = (
 )
 MSG_REDUCTION: Final = "{name}: the xla backend has no reduction {kind!r}; it has {known}"
 
-_OPS: Final[dict[str, Any]] = {
+_OPS: Final[dict[str, object]] = {
     "sum": dist.ReduceOp.SUM,
     "avg": dist.ReduceOp.AVG,
     "product": dist.ReduceOp.PRODUCT,
@@ -42,7 +45,7 @@ _OPS: Final[dict[str, Any]] = {
 }
 
 
-def _group(name: str, given: Any) -> ProcessGroupXla:
+def _group(name: str, given: object) -> ProcessGroupXla:
     """The group that an operator names. Raises ValueError for one of another backend."""
     group = distributed.process_group(given)
     if not isinstance(group, ProcessGroupXla):
@@ -50,7 +53,9 @@ def _group(name: str, given: Any) -> ProcessGroupXla:
     return group
 
 
-def _reduced(name: str, tensors: Sequence[Any], kind: Any, group: Any, *arguments: Any) -> Any:
+def _reduced(
+    name: str, tensors: Sequence[torch.Tensor], kind: object, group: Any, *arguments: object
+) -> Any:
     # torch 2.15 takes a dist.ReduceOp, too
     op = _OPS.get(kind.lower()) if isinstance(kind, str) else kind
     if op is None:
@@ -63,25 +68,25 @@ def _written(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) ->
         target.copy_(value)
 
 
-def all_reduce(x: torch.Tensor, kind: Any, group: Any) -> torch.Tensor:
+def all_reduce(x: torch.Tensor, kind: object, group: Any) -> torch.Tensor:
     """The group's tensors, reduced."""
     return all_reduce_coalesced([x], kind, group)[0]
 
 
-def all_reduce_(x: torch.Tensor, kind: Any, group: Any) -> torch.Tensor:
+def all_reduce_(x: torch.Tensor, kind: object, group: Any) -> torch.Tensor:
     """``all_reduce`` in place."""
     return all_reduce_coalesced_([x], kind, group)[0]
 
 
 def all_reduce_coalesced(
-    tensors: Sequence[torch.Tensor], kind: Any, group: Any
+    tensors: Sequence[torch.Tensor], kind: object, group: Any
 ) -> list[torch.Tensor]:  # fmt: skip
     """``all_reduce`` of several tensors by one collective."""
     return list(_reduced("all_reduce", tensors, kind, group))
 
 
 def all_reduce_coalesced_(
-    tensors: Sequence[torch.Tensor], kind: Any, group: Any
+    tensors: Sequence[torch.Tensor], kind: object, group: Any
 ) -> list[torch.Tensor]:
     """``all_reduce_coalesced`` in place."""
     _written(tensors, all_reduce_coalesced(tensors, kind, group))
@@ -157,7 +162,7 @@ def themselves(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return list(tensors)
 
 
-def _all_to_all_handler(overload: Any) -> Handler:
+def _all_to_all_handler(overload: OpOverload) -> Handler:
     """Even slices move on the device; others, whose sizes the other ranks cannot know, on the host."""
     on_host = fallback_handler(overload, signature(overload))
 
@@ -169,7 +174,7 @@ def _all_to_all_handler(overload: Any) -> Handler:
     return _handler(overload, all_to_all_single)
 
 
-_COLLECTIVES: Final[dict[str, Callable[..., Any]]] = {
+_COLLECTIVES: Final[dict[str, Callable[..., object]]] = {
     function.__name__: function
     for function in (
         all_reduce, all_reduce_, all_reduce_coalesced, all_reduce_coalesced_,
@@ -180,10 +185,10 @@ _COLLECTIVES: Final[dict[str, Callable[..., Any]]] = {
 } | {"wait_tensor": itself, "wait_tensors": themselves, "_wrap_tensor_autograd": itself}  # fmt: skip
 
 
-def _handler(overload: Any, function: Callable[..., Any]) -> Handler:
+def _handler(overload: OpOverload, function: Callable[..., object]) -> Handler:
     names = [a.name for a in schema_of(overload).arguments]
 
-    def run(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def run(args: Operands, kwargs: NamedOperands | None) -> Any:
         if kwargs:
             args = (*args, *(kwargs[name] for name in names[len(args) :]))
         return function(*args)

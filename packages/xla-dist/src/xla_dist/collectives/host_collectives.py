@@ -105,7 +105,9 @@ def compute(name: str, values: Values, arguments: Sequence[Any]) -> Values:
     return _COLLECTIVES[name](values, *arguments)
 
 
-def run(team: Team, trace: Trace, name: str, tensors: Any, arguments: Sequence[Any]) -> list[Any]:
+def run(
+    team: Team, trace: Trace, name: str, tensors: Any, arguments: Sequence[Any]
+) -> list[torch.Tensor]:
     """One collective among threads; runs what ``tensors`` need and waits for the other threads."""
     inputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     given = [read(x) for x in inputs]

@@ -49,7 +49,7 @@ MSG_ONE_SIDED: Final = (
 _orders: Final[dict[Trace, dict[int, torch.Tensor]]] = {}
 
 
-def _trace(name: str, tensors: Sequence[Any]) -> Trace:
+def _trace(name: str, tensors: Sequence[torch.Tensor]) -> Trace:
     """The trace that a collective of ``tensors`` is recorded in. Raises TypeError or ValueError."""
     if not tensors:
         raise ValueError(MSG_EMPTY.format(name=name))
@@ -61,7 +61,7 @@ def _trace(name: str, tensors: Sequence[Any]) -> Trace:
     return trace
 
 
-def record(trace: Trace, name: str, tensors: Any, *arguments: Any) -> list[torch.Tensor]:
+def record(trace: Trace, name: str, tensors: Any, *arguments: object) -> list[torch.Tensor]:
     """Record one collective after all that were recorded before it on this device.
 
     Between threads of one process it is computed at once.
@@ -85,7 +85,7 @@ def order_of(trace: Trace) -> torch.Tensor | None:
         return _orders.get(trace, {}).get(trace.epoch)
 
 
-def check_group_size(name: str, value: Any, shard_count: int, groups: Groups) -> None:
+def check_group_size(name: str, value: object, shard_count: int, groups: Groups) -> None:
     """Raises ValueError where ``shard_count`` is not the size of a group, as ``reduce_scatter`` does."""
     trace = _trace(name, _listed(value))
     _check_shards(name, "shard_count", shard_count, flat_groups(groups, world_of(trace))[1])
@@ -190,11 +190,11 @@ def _positive(dim: int, tensor: torch.Tensor) -> int:
     return dim % size
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: Any) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else list(value)
 
 
-def _lists(name: str, value: Any, output: Any) -> tuple[list[torch.Tensor], list[Any]]:
+def _lists(name: str, value: object, output: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     values = _listed(value)
     outputs = [None] * len(values) if output is None else _listed(output)
     if len(outputs) != len(values):

@@ -38,7 +38,7 @@ MSG_IRREGULAR: Final = (
     "the groups by {{'mesh': [[...], ...]}}"
 )
 
-_KINDS: Final[list[tuple[Any, str]]] = [
+_KINDS: Final[list[tuple[object, str]]] = [
     (dist.ReduceOp.SUM, "sum"),
     (dist.ReduceOp.AVG, "sum"),
     (dist.ReduceOp.PRODUCT, "mul"),
@@ -67,7 +67,7 @@ class ProcessGroupXla(dist.ProcessGroup):
 
     def __init__(
         self,
-        prefix_store: Any,
+        prefix_store: object,
         rank: int,
         size: int,
         timeout: timedelta | None = None,
@@ -127,17 +127,21 @@ class ProcessGroupXla(dist.ProcessGroup):
 
     # --- running ---
 
-    def run(self, name: str, tensors: Sequence[torch.Tensor], *arguments: Any) -> list[Any]:
+    def run(
+        self, name: str, tensors: Sequence[torch.Tensor], *arguments: Any
+    ) -> list[torch.Tensor]:
         """The collective ``name`` of the group (``collective_ops``); new tensors, nothing is written."""
         return self._run(name, tensors, *arguments)
 
     def reduced(
-        self, name: str, tensors: Sequence[torch.Tensor], op: Any, *arguments: Any
+        self, name: str, tensors: Sequence[torch.Tensor], op: object, *arguments: object
     ) -> list[Any]:
         """``run`` of one that reduces by ``op``, which may be the mean."""
         return self._averaged(self._run(name, tensors, _kind(op), *arguments), op)
 
-    def _run(self, name: str, tensors: Sequence[torch.Tensor], *arguments: Any) -> list[Any]:
+    def _run(
+        self, name: str, tensors: Sequence[torch.Tensor], *arguments: object
+    ) -> list[torch.Tensor]:
         """One collective of the group; new tensors."""
         on_xla = [isinstance(t, XLATensor) for t in tensors]
         if all(on_xla):
@@ -147,7 +151,9 @@ class ProcessGroupXla(dist.ProcessGroup):
             raise ValueError(MSG_MIXED.format(name=name, devices=", ".join(devices)))
         return self._on_host(name, [t.detach() for t in tensors], arguments)
 
-    def _record(self, name: str, tensors: list[Any], arguments: Sequence[Any]) -> list[Any]:
+    def _record(
+        self, name: str, tensors: list[torch.Tensor], arguments: Sequence[Any]
+    ) -> list[torch.Tensor]:
         if len(self.ranks) == 1:
             return [t.clone() for t in tensors]
         trace = storage_of(tensors[0]).trace
@@ -161,7 +167,9 @@ class ProcessGroupXla(dist.ProcessGroup):
         given = tensors[0] if name == "all_to_all" else tensors
         return model_collectives.record(trace, name, given, *arguments, *self._groups)
 
-    def _on_host(self, name: str, tensors: list[Any], arguments: Sequence[Any]) -> list[Any]:
+    def _on_host(
+        self, name: str, tensors: list[torch.Tensor], arguments: Sequence[object]
+    ) -> list[torch.Tensor]:
         everyone = rendezvous.gather_objects(f"torch.distributed {name}", tensors, self.ranks)
         size = len(self.ranks)
         results = host_collectives.compute(name, everyone, [*arguments, range(size), size])
@@ -175,7 +183,7 @@ class ProcessGroupXla(dist.ProcessGroup):
         results = self._run("all_reduce", tensors, _kind(op))
         return _stored(tensors, self._averaged(results, op))
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
+    def allreduce_coalesced(self, tensors: Any, opts: object = None) -> Any:
         """``allreduce`` of several tensors by one collective."""
         return self.allreduce(tensors, opts)
 
@@ -199,7 +207,9 @@ class ProcessGroupXla(dist.ProcessGroup):
         (part,) = self._averaged(results, op)
         return _stored([output], [part.reshape(output.shape)])
 
-    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Any, inputs: Any, opts: object = None
+    ) -> Any:
         """``_reduce_scatter_base`` of several tensors."""
         for output, input in zip(outputs, inputs, strict=True):
             self._reduce_scatter_base(output, input, opts)
@@ -208,7 +218,7 @@ class ProcessGroupXla(dist.ProcessGroup):
     reduce_scatter_single = _reduce_scatter_base
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
-    def _averaged(self, results: list[Any], op: Any) -> list[Any]:
+    def _averaged(self, results: list[torch.Tensor], op: object) -> list[torch.Tensor]:
         if op != dist.ReduceOp.AVG:
             return results
         return [(r / len(self.ranks)).to(r.dtype) for r in results]
@@ -219,7 +229,7 @@ class ProcessGroupXla(dist.ProcessGroup):
         """Rank ``opts.rootRank``'s values, in place."""
         return _stored(tensors, self._run("broadcast", tensors, opts.rootRank))
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+    def allgather(self, outputs: Any, inputs: Any, opts: object = None) -> Any:
         """Every rank's tensor, one output each; outputs beyond the ranks stay as they are."""
         del opts
         for places, value in zip(outputs, inputs, strict=True):
@@ -230,20 +240,22 @@ class ProcessGroupXla(dist.ProcessGroup):
         """Every rank's ``value`` along a new first dimension."""
         return self._run("all_gather", [value[None]], 0)[0]
 
-    def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> Any:
+    def _allgather_base(self, output: Any, input: Any, opts: object = None) -> Any:
         """Every rank's tensor in one output."""
         del opts
         (whole,) = self._run("all_gather", [input.reshape(-1)], 0)
         return _stored([output], [whole.reshape(output.shape)])
 
-    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Any:
+    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: object = None) -> Any:
         """Every rank's list of tensors; ``output_lists`` has a list per rank."""
         del opts
         for i, value in enumerate(input_list):
             _stored([places[i] for places in output_lists], self._gathered(value).unbind(0))
         return _work(output_lists)
 
-    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+    def allgather_into_tensor_coalesced(
+        self, outputs: Any, inputs: Any, opts: object = None
+    ) -> Any:
         """``_allgather_base`` of several tensors."""
         for output, input in zip(outputs, inputs, strict=True):
             self._allgather_base(output, input, opts)
@@ -268,7 +280,7 @@ class ProcessGroupXla(dist.ProcessGroup):
             _stored([output], [whole[self.me]])
         return _work(outputs)
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+    def alltoall(self, outputs: Any, inputs: Any, opts: object = None) -> Any:
         """The i-th input goes to rank i; outputs by where they come from."""
         del opts
         if len({t.shape for t in [*inputs, *outputs]}) == 1:
@@ -279,7 +291,7 @@ class ProcessGroupXla(dist.ProcessGroup):
         return _stored(outputs, [sent[self.me] for sent in everyone])
 
     def alltoall_base(
-        self, output: Any, input: Any, output_sizes: Any, input_sizes: Any, opts: Any = None
+        self, output: Any, input: Any, output_sizes: Any, input_sizes: Any, opts: object = None
     ) -> Any:
         """Slices of ``input`` along dimension 0, one to each rank."""
         size = len(self.ranks)
@@ -298,7 +310,7 @@ class ProcessGroupXla(dist.ProcessGroup):
 
     # --- on the host ---
 
-    def barrier(self, opts: Any = None) -> Any:
+    def barrier(self, opts: object = None) -> Any:
         """Wait for all ranks of the group, and for what this one has recorded."""
         del opts
         training.sync()
@@ -345,7 +357,7 @@ def _padded_groups(ranks: Sequence[int], world: int) -> tuple[list[int], int]:
 
 
 def _through_reduction(
-    group: ProcessGroupXla, name: str, tensors: list[Any], arguments: Sequence[Any]
+    group: ProcessGroupXla, name: str, tensors: list[torch.Tensor], arguments: Sequence[object]
 ) -> list[Any]:
     """A movement between ranks that are no whole number of equal groups: by sums of bit patterns.
 
@@ -357,7 +369,7 @@ def _through_reduction(
     return host_collectives.compute(name, rows, [*arguments, range(size), size])[group.me]
 
 
-def _stored(targets: Sequence[Any], values: Sequence[Any]) -> Any:
+def _stored(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Any:
     with torch.no_grad():
         for target, value in zip(targets, values, strict=True):
             target.copy_(value.reshape(target.shape))
@@ -369,7 +381,7 @@ def _work(result: Any) -> Any:
     return distributed.finished_work(result)
 
 
-def create(options: Any, backend_options: Any) -> ProcessGroupXla:
+def create(options: Any, backend_options: object) -> ProcessGroupXla:
     """The process group that torch.distributed asks the backend for.
 
     ``backend_options`` is ``pg_options`` of ``dist.new_group``: with ``{"xla_pg_options": {"mesh":
@@ -415,8 +427,8 @@ def new_xla_process_group(
     ranks: Sequence[int] | None = None,
     timeout: timedelta | None = None,
     backend: str | None = None,
-    pg_options: Any = None,
-    **kwargs: Any,
+    pg_options: object = None,
+    **kwargs: object,
 ) -> Any:
     """``dist.new_group``, which also takes ``pg_options={'xla_pg_options': {'mesh': rows}}``.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from xla_core.contract.device_protocol import ArraySpec, Executable, Placement
+from xla_core.contract.device_protocol import ArraySpec, Buffer, Executable, Placement
 from xla_core.extension_api import runtime
 from xla_core.extension_api.steps import Operation
 from xla_dist.job_health.bounded_wait import Patience
@@ -61,7 +61,7 @@ class ReplicaExecutable:
         """What the compiler says of the program (``memory_analysis``, ``optimized_hlo``, ...)."""
         return getattr(self._executable, name)
 
-    def execute(self, arguments: Sequence[Any]) -> list[Any]:
+    def execute(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         """Enqueue this replica's run. The first waits until all others run a program that agrees.
 
         Raises RuntimeError when they run another, or do not come.
@@ -70,7 +70,7 @@ class ReplicaExecutable:
         return self._run(arguments)
 
     def deferred(
-        self, arguments: list[Any], results: list[Any], checked: bool = False
+        self, arguments: list[Buffer], results: list[Buffer], checked: bool = False
     ) -> Iterable[Any]:
         """``execute`` as an iterator, after the replicas agreed; see ``device_protocol.Executable``."""
         own = getattr(self._executable, "deferred_own", None)

@@ -15,14 +15,14 @@ class Channel:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = max(capacity, 1)
-        self._items: dict[int, Any] = {}
+        self._items: dict[int, object] = {}
         self._taken = 0
         self._put = 0
         self._ended = False
         self._closed = False
         self._condition = threading.Condition()
 
-    def put(self, item: Any, number: int | None = None) -> bool:
+    def put(self, item: object, number: int | None = None) -> bool:
         """Add an item, waiting while it is full; False if the channel was closed instead.
 
         ``number`` is its place among all items: those who put may come in any order.

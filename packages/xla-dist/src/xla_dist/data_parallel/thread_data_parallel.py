@@ -21,7 +21,7 @@ class Context:
         self.num_replicas = num_replicas
         self.device = device
 
-    def getattr_or(self, name: str, defval: Any) -> Any:
+    def getattr_or(self, name: str, defval: object) -> Any:
         """The attribute ``name``; if there is none yet, ``defval`` (called, if it can be) becomes it."""
         if not hasattr(self, name):
             setattr(self, name, defval() if callable(defval) else defval)
@@ -31,7 +31,7 @@ class Context:
 class _Numbered:
     """A loader's batches as ``(number, batch)``, and its length."""
 
-    def __init__(self, batches: Iterable[Any], count: Callable[[], int]) -> None:
+    def __init__(self, batches: Iterable[object], count: Callable[[], int]) -> None:
         self._batches = batches
         self._count = count
 
@@ -74,7 +74,7 @@ class DataParallel:
 
     def __call__(
         self,
-        loop_fn: Callable[..., Any],
+        loop_fn: Callable[..., object],
         loader: Any,
         fixed_batch_size: bool = False,
         batchdim: int = 0,

@@ -66,7 +66,7 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: object,
         optimizer_class: type[Optimizer],
         optimizer_dtype: torch.dtype | None = None,
         grad_clipping: bool = True,
@@ -80,7 +80,7 @@ class ZeroRedundancyOptimizer(Optimizer):
         use_grad_acc_hook: bool = False,
         save_master_weights: bool = False,
         higher_cc_precision: bool = False,
-        **defaults: Any,
+        **defaults: object,
     ) -> None:
         super().__init__(params, defaults)
         self.global_rank, self.global_world_size = runtime.replica_of()
@@ -335,7 +335,7 @@ class ZeroRedundancyOptimizer(Optimizer):
 
 
 def _copy_options(
-    source: Sequence[Mapping[str, Any]], target: Sequence[dict[str, Any]]
+    source: Sequence[Mapping[str, object]], target: Sequence[dict[str, object]]
 ) -> None:  # fmt: skip
     """Everything of parameter groups but the parameters: learning rates and the like."""
     for former, group in zip(source, target, strict=True):

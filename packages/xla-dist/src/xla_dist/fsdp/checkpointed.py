@@ -20,12 +20,12 @@ def checkpoint_module(module: nn.Module) -> nn.Module:
     original = module.forward
 
     @functools.wraps(original)
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: object, **kwargs: object) -> Any:
         values = [*args, *kwargs.values()]
         if not any(isinstance(v, torch.Tensor) and v.requires_grad for v in values):
             return original(*args, **kwargs)
 
-        def positional(*flat: Any) -> Any:
+        def positional(*flat: object) -> Any:
             named = dict(zip(kwargs, flat[len(args) :], strict=True))
             return original(*flat[: len(args)], **named)
 

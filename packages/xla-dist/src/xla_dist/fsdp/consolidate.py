@@ -23,7 +23,7 @@ MSG_RANKS: Final = "the files that match {pattern} have the ranks {got}, not 0 t
 
 
 def consolidate_sharded_state_dicts(
-    state_dict_list: Sequence[Mapping[str, Any]], shard_metadata: Mapping[str, Any]
+    state_dict_list: Sequence[Mapping[str, object]], shard_metadata: Mapping[str, Any]
 ) -> OrderedDict[str, torch.Tensor]:
     """The state dict of the module that was wrapped, from those of all replicas, in order of rank.
 

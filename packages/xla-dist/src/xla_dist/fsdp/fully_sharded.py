@@ -243,7 +243,7 @@ class XlaFullyShardedDataParallel(nn.Module):
 
     # -- computing ------------------------------------------------------------------------------
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """The wrapped module's results, with full parameters gathered from all replicas."""
         self._settle_root()
         if self.compute_dtype != torch.float32:
@@ -373,9 +373,9 @@ class XlaFullyShardedDataParallel(nn.Module):
 
     def get_shard_metadata(self) -> dict[str, Any]:
         """What ``consolidate_sharded_state_dicts`` needs; save it beside ``state_dict()``."""
-        shard_info: dict[str, Any] = {}
-        flatten_info: dict[str, Any] = {}
-        buffer_info: dict[str, Any] = {}
+        shard_info: dict[str, object] = {}
+        flatten_info: dict[str, object] = {}
+        buffer_info: dict[str, object] = {}
         shared_info: dict[str, str] = {}
         for full_prefix, part in self.named_modules():
             prefix = full_prefix.replace(names.INNER, "")
@@ -432,7 +432,7 @@ _INHERITED: Final = (
 )  # fmt: skip
 
 
-def _is_float(value: Any) -> bool:
+def _is_float(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 

@@ -62,7 +62,7 @@ class Inner(nn.Module):
         sizes = [p.size() for p in parameters]
         self.flat.append((list(named), sizes, [size.numel() for size in sizes]))
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """The wrapped module's."""
         return self._fpw_module(*args, **kwargs)
 
@@ -84,11 +84,13 @@ def _renamed(state: dict[str, Any], old: str, new: str, spared: Sequence[str] = 
             state[new + key.removeprefix(old)] = state.pop(key)
 
 
-def _without_inner(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+def _without_inner(
+    module: nn.Module, state: dict[str, Any], prefix: str, _metadata: object
+) -> None:
     _renamed(state, prefix + INNER, prefix)
 
 
-def _with_inner(module: nn.Module, state: dict[str, Any], prefix: str, *_more: Any) -> None:
+def _with_inner(module: nn.Module, state: dict[str, Any], prefix: str, *_more: object) -> None:
     if not any(key.startswith(prefix + INNER) for key in state):
         _renamed(state, prefix, prefix + INNER, (FLAT,))
 

@@ -51,10 +51,10 @@ class BucketizedReduceScatter:
             "groups": groups,
             "pin_layout": pin_layout,
         }
-        self._waiting: list[tuple[torch.Tensor, Callable[[torch.Tensor], Any]]] = []
+        self._waiting: list[tuple[torch.Tensor, Callable[[torch.Tensor], object]]] = []
         self._size = 0
 
-    def __call__(self, input: torch.Tensor, callback: Callable[[torch.Tensor], Any]) -> None:
+    def __call__(self, input: torch.Tensor, callback: Callable[[torch.Tensor], object]) -> None:
         """Put ``input`` into the bucket, whose collective runs before if it is full."""
         size = input.numel() * input.element_size()
         if self._size + size > self._bytes:
@@ -81,21 +81,21 @@ class DummyReduceScatter(BucketizedReduceScatter):
         super().__init__(0, shard_count, None, pin_layout=False)
         self.shard_count = shard_count
 
-    def __call__(self, input: torch.Tensor, callback: Callable[[torch.Tensor], Any]) -> None:
+    def __call__(self, input: torch.Tensor, callback: Callable[[torch.Tensor], object]) -> None:
         """Hand the first part of ``input`` to ``callback``."""
         callback(input[: input.size(0) // self.shard_count])
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def apply_to_tensors(fn: Callable[[torch.Tensor], Any], container: Any) -> Any:
+def apply_to_tensors(fn: Callable[[torch.Tensor], object], container: object) -> Any:
     """A copy of a tensor's containers with ``fn`` applied to every tensor in them."""
     return tensors.map_selected(container, _is_tensor, fn)
 
 
-def collect_tensors(container: Any) -> list[torch.Tensor]:
+def collect_tensors(container: object) -> list[torch.Tensor]:
     """The tensors inside nested containers, in order."""
     return tensors.collect(container, _is_tensor)
 

@@ -17,9 +17,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from xla_core.extension_api import autograd, operators
+from xla_core.extension_api.operators import Gradients
 from xla_core.extension_api.tensors import (
     NoValueError,
     XLATensor,
@@ -192,7 +193,7 @@ class Call:
 
     # -- forward --------------------------------------------------------------------------------
 
-    def enter(self, arguments: Any) -> Any:
+    def enter(self, arguments: object) -> Any:
         """Gather, once ``arguments`` are computed; gives them back, for the module."""
         tensors = collect(arguments, _is_xla)
         if not tensors or not self.unit.shards:
@@ -278,7 +279,7 @@ class Call:
         self.finish()
 
 
-def _is_xla(value: Any) -> bool:
+def _is_xla(value: object) -> bool:
     return isinstance(value, XLATensor)
 
 
@@ -296,7 +297,7 @@ class _Enter(Function):
     """The arguments of a call, behind a barrier with the parts that are gathered next."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: FunctionCtx, call: Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The same values."""
         ctx.call = call
         ctx.set_materialize_grads(False)
@@ -312,7 +313,7 @@ class _Enter(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor | None) -> Gradients:
         """The gradients, all of which are there before what came before goes on."""
         return None, *_fenced(gradients, ctx.call.unit.options.barrier_in_backward)
 
@@ -321,7 +322,7 @@ class _Leave(Function):
     """The results of a call; in the backward pass this is where it begins."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: FunctionCtx, call: Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The same values, in storages that are not the parameters'."""
         ctx.call = call
         ctx.set_materialize_grads(False)
@@ -331,7 +332,7 @@ class _Leave(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor | None) -> Gradients:
         """The gradients, once the full parameters are back."""
         return None, *ctx.call.begin_backward(gradients)
 
@@ -341,7 +342,7 @@ class _Full(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: Call, positions: Sequence[int], *parts: torch.Tensor
+        ctx: FunctionCtx, call: Call, positions: Sequence[int], *parts: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """What was gathered already."""
         del parts
@@ -352,7 +353,7 @@ class _Full(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor | None) -> Gradients:
         """The parts' gradients: means over the replicas."""
         unit = ctx.unit
         gradients = tuple(_fenced(gradients, unit.options.barrier_in_backward))

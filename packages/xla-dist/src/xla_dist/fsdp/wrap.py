@@ -20,7 +20,7 @@ MSG_WRAPPED: Final = (
 )
 
 
-def always_wrap_policy(*args: Any, **kwargs: Any) -> bool:
+def always_wrap_policy(*args: object, **kwargs: object) -> bool:
     """Wrap every module."""
     del args, kwargs
     return True

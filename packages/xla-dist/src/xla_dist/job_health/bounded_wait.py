@@ -60,7 +60,7 @@ class Patience:
         self.pause = 0.0005
         self._context = failure_reports.waiting(what)
         self._state: failure_reports.Waiting | None = None
-        self._record: list[Any] = []
+        self._record: list[object] = []
         self._questions = peer_queries.Questions(ordinal)
 
     def __enter__(self) -> Patience:

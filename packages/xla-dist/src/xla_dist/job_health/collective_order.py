@@ -20,7 +20,7 @@ import json
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from xla_core.extension_api import jobs
 from xla_core.support import flight_ring
@@ -348,7 +348,7 @@ class Agreement:
         )  # fmt: skip
 
 
-def describe(name: str, arguments: Sequence[Any], groups: Groups, world: int) -> str:
+def describe(name: str, arguments: Sequence[object], groups: Groups, world: int) -> str:
     """A collective as reports show it: ``all_reduce sum of float32[3, 4] over all 2 replicas``."""
     words = " ".join(str(a) for a in arguments)
     over = f"all {world} replicas" if len(groups) == 1 else f"groups {[list(g) for g in groups]}"

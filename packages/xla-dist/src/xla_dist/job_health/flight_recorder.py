@@ -62,7 +62,7 @@ class Recorder:
     """
 
     def __init__(
-        self, agreement: Agreement | None, ordinal: int, count: int, waiting: Callable[[], Any]
+        self, agreement: Agreement | None, ordinal: int, count: int, waiting: Callable[[], object]
     ) -> None:
         self.agreement = agreement
         self.ordinal = ordinal
@@ -190,7 +190,7 @@ class Recorder:
             with contextlib.suppress(RuntimeError):  # the coordinator is gone, or programs differ
                 self.agreement.look()  # what others have launched meanwhile
         snapshot = flight_snapshot.take(self.agreement, self.ordinal, self.count, facts)
-        others: dict[int, dict[str, Any]] = {}
+        others: dict[int, dict[str, object]] = {}
         if self.count > 1:
             with contextlib.suppress(RuntimeError):  # the coordinator is gone
                 others = _last()
@@ -261,7 +261,7 @@ def _last() -> dict[int, dict[str, Any]]:
 
 
 def start(
-    agreement: Agreement | None, ordinal: int, count: int, waiting: Callable[[], Any]
+    agreement: Agreement | None, ordinal: int, count: int, waiting: Callable[[], object]
 ) -> Recorder:
     """This process's recorder, made once; from now on a signal asks for a report."""
     if _State.recorder is None:

@@ -29,7 +29,7 @@ _REASON: Final = 4000
 class Facts:
     """What the caller knows of this process: ``waiting`` is a ``failure_reports.Waiting`` or None."""
 
-    def __init__(self, reason: str = "", waiting: Any = None, finished: bool = False) -> None:
+    def __init__(self, reason: str = "", waiting: object = None, finished: bool = False) -> None:
         self.reason = reason
         self.waiting = waiting
         self.finished = finished
@@ -136,7 +136,7 @@ def _launched(agreement: Agreement | None, ordinal: int, count: int) -> dict[str
 
 def _collectives(ring: list[list[Any]], most: int) -> list[dict[str, Any]]:
     """The last collectives launched, the oldest first."""
-    newest_first: list[dict[str, Any]] = []
+    newest_first: list[dict[str, object]] = []
     for record in reversed(ring):
         if record[0] != flight_ring.COLLECTIVE:
             continue
@@ -166,7 +166,7 @@ def _rendered(ring: list[list[Any]]) -> list[list[Any]]:
     ]  # fmt: skip
 
 
-def _what(what: Any) -> str:
+def _what(what: object) -> str:
     """What a record is about, as text."""
     if what is None:
         return ""

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from xla_core.extension_api.operators import rule
+from xla_core.extension_api.operators import Operand, rule
 from xla_dist.operators import primitives
 from xla_dist.operators.primitives import Groups
 
@@ -65,18 +65,18 @@ def _resized(name: str, x: torch.Tensor, dim: int, times: int = 1, by: int = 1) 
     return x.new_empty(shape)
 
 
-def _same_shapes_meta(inputs: Any, *_rest: Any) -> list[torch.Tensor]:
+def _same_shapes_meta(inputs: Operand, *_rest: object) -> list[torch.Tensor]:
     return [*(torch.empty_like(x) for x in inputs), _order_meta()]
 
 
 def _all_gather_meta(
-    inputs: Any, dim: int, _groups: Any, group_size: int, _after: Any = None
+    inputs: Operand, dim: int, _groups: Any, group_size: int, _after: Any = None
 ) -> list[torch.Tensor]:
     return [*(_resized("all_gather", x, dim, times=group_size) for x in inputs), _order_meta()]
 
 
 def _reduce_scatter_meta(
-    inputs: Any, _kind: str, dim: int, _groups: Any, group_size: int, _after: Any = None
+    inputs: Operand, _kind: str, dim: int, _groups: Any, group_size: int, _after: Any = None
 ) -> list[torch.Tensor]:
     return [*(_resized("reduce_scatter", x, dim, by=group_size) for x in inputs), _order_meta()]
 
@@ -88,7 +88,7 @@ def _all_to_all_meta(
     return [_resized("all_to_all", halved, concat, times=group_size), _order_meta()]
 
 
-def _permute_meta(x: Any, *_rest: Any) -> list[torch.Tensor]:
+def _permute_meta(x: Any, *_rest: object) -> list[torch.Tensor]:
     return [torch.empty_like(x), _order_meta()]
 
 
@@ -98,7 +98,7 @@ def _permute_meta(x: Any, *_rest: Any) -> list[torch.Tensor]:
 class _Chain:
     """Collectives of one operator, one after the other; ``order`` is that of the last."""
 
-    def __init__(self, after: Any) -> None:
+    def __init__(self, after: jax.Array) -> None:
         # a replica's number is as good as an order: not known before the program runs
         self.order = (
             primitives.replica()
@@ -106,27 +106,29 @@ class _Chain:
             else jax.lax.bitcast_convert_type(after, jnp.uint32)
         )
 
-    def run(self, collective: Callable[[Any], Any], operand: Any) -> Any:
+    def run(self, collective: Callable[[Any], Any], operand: jax.Array) -> Operand:
         """``collective(operand)``, after those before it."""
         result = collective(primitives.ordered(operand, self.order))
         self.order = primitives.order_of(result)
         return result
 
-    def all_reduce(self, operands: Sequence[Any], kind: str, groups: Groups) -> list[Any]:
+    def all_reduce(self, operands: Sequence[Operand], kind: str, groups: Groups) -> list[jax.Array]:
         """One reduction of operands of one dtype, after the collectives before it."""
         results = primitives.all_reduce(operands, kind, groups, self.order)
         self.order = primitives.order_of(results[-1])
         return results
 
-    def done(self, results: Sequence[Any]) -> list[Any]:
+    def done(self, results: Sequence[Operand]) -> list[jax.Array]:
         """The operator's results, the order last."""
         return [*results, jax.lax.bitcast_convert_type(self.order, jnp.int32)]
 
 
-def _reduced(chain: _Chain, operands: Sequence[Any], kind: str, groups: Groups) -> list[Any]:
+def _reduced(
+    chain: _Chain, operands: Sequence[Operand], kind: str, groups: Groups
+) -> list[jax.Array]:
     """Operands of any dtypes reduced, those of one dtype by one collective."""
-    results: list[Any] = [None] * len(operands)
-    by_dtype: dict[Any, list[int]] = {}
+    results: list[Operand] = [None] * len(operands)
+    by_dtype: dict[object, list[int]] = {}
     for i, x in enumerate(operands):
         by_dtype.setdefault(x.dtype, []).append(i)
     for dtype, places in by_dtype.items():
@@ -137,8 +139,8 @@ def _reduced(chain: _Chain, operands: Sequence[Any], kind: str, groups: Groups) 
 
 
 def _reduced_alike(
-    chain: _Chain, dtype: Any, xs: list[Any], kind: str, groups: Groups
-) -> list[Any]:
+    chain: _Chain, dtype: Any, xs: list[jax.Array], kind: str, groups: Groups
+) -> list[jax.Array]:
     """Operands of one dtype reduced."""
     if dtype == jnp.bool_:
         kind = "max" if kind in ("sum", "max", "or") else "min"
@@ -152,7 +154,7 @@ def _reduced_alike(
     return chain.all_reduce(xs, kind, groups)
 
 
-def _stacked(chain: _Chain, x: Any, groups: Groups) -> Any:
+def _stacked(chain: _Chain, x: jax.Array, groups: Groups) -> jax.Array:
     """The group's values along a new first dimension."""
     if not any(-1 in group for group in groups):
         return chain.run(lambda y: primitives.all_gather(y, 0, groups), x[None])
@@ -163,7 +165,7 @@ def _stacked(chain: _Chain, x: Any, groups: Groups) -> Any:
     return _from_bits(summed, x.dtype)
 
 
-def _reduced_complex(chain: _Chain, x: Any, kind: str, groups: Groups) -> Any:
+def _reduced_complex(chain: _Chain, x: jax.Array, kind: str, groups: Groups) -> jax.Array:
     if kind == "sum":
         return jax.lax.complex(*chain.all_reduce([x.real, x.imag], "sum", groups))
     return jnp.prod(
@@ -172,15 +174,15 @@ def _reduced_complex(chain: _Chain, x: Any, kind: str, groups: Groups) -> Any:
 
 
 def _lower_all_reduce(
-    inputs: Any, kind: str, groups: Any, group_size: int, after: Any = None
-) -> list[Any]:
+    inputs: Operand, kind: str, groups: Any, group_size: int, after: jax.Array | None = None
+) -> list[jax.Array]:
     chain = _Chain(after)
     return chain.done(_reduced(chain, inputs, kind, _nested(groups, group_size)))
 
 
 def _lower_all_gather(
-    inputs: Any, dim: int, groups: Any, group_size: int, after: Any = None
-) -> list[Any]:
+    inputs: Operand, dim: int, groups: Any, group_size: int, after: jax.Array | None = None
+) -> list[jax.Array]:
     chain = _Chain(after)
     nested = _nested(groups, group_size)
     return chain.done(
@@ -189,12 +191,17 @@ def _lower_all_gather(
 
 
 def _lower_reduce_scatter(
-    inputs: Any, kind: str, dim: int, groups: Any, group_size: int, after: Any = None
-) -> list[Any]:
+    inputs: Operand,
+    kind: str,
+    dim: int,
+    groups: Any,
+    group_size: int,
+    after: jax.Array | None = None,
+) -> list[jax.Array]:
     chain = _Chain(after)
     nested = _nested(groups, group_size)
 
-    def scatter(x: Any) -> Any:
+    def scatter(x: jax.Array) -> jax.Array:
         if kind in ("sum", "min", "max") and x.dtype != jnp.bool_ and not jnp.iscomplexobj(x):
             return chain.run(lambda y: primitives.reduce_scatter(y, kind, dim, nested), x)
         (whole,) = _reduced(chain, [x], kind, nested)
@@ -203,27 +210,32 @@ def _lower_reduce_scatter(
     return chain.done([scatter(x) for x in inputs])
 
 
-def _position(groups: Groups) -> Any:
+def _position(groups: Groups) -> jax.Array:
     """This replica's place in its group."""
     places = {r: i for group in groups for i, r in enumerate(group) if r >= 0}
     table = jnp.array([places[r] for r in sorted(places)], jnp.uint32)
     return table[primitives.replica()]
 
 
-def _own_part(x: Any, dim: int, groups: Groups) -> Any:
+def _own_part(x: jax.Array, dim: int, groups: Groups) -> jax.Array:
     size = x.shape[dim] // len(groups[0])
     return jax.lax.dynamic_slice_in_dim(x, _position(groups) * size, size, dim)
 
 
 def _lower_all_to_all(
-    x: Any, split: int, concat: int, groups: Any, group_size: int, after: Any = None
-) -> list[Any]:
+    x: jax.Array,
+    split: int,
+    concat: int,
+    groups: Any,
+    group_size: int,
+    after: jax.Array | None = None,
+) -> list[jax.Array]:
     chain = _Chain(after)
     nested = _nested(groups, group_size)
     return chain.done([chain.run(lambda x: primitives.all_to_all(x, split, concat, nested), x)])
 
 
-def _bits(x: Any) -> Any:
+def _bits(x: jax.Array) -> jax.Array:
     """A value as unsigned integers of at least 32 bits: sums of one and zeros are exact."""
     if x.dtype == jnp.bool_:
         return x.astype(jnp.uint32)
@@ -231,7 +243,7 @@ def _bits(x: Any) -> Any:
     return bits.astype(jnp.uint32) if x.dtype.itemsize < 4 else bits
 
 
-def _from_bits(bits: Any, dtype: Any) -> Any:
+def _from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
     if dtype == jnp.bool_:
         return bits.astype(jnp.bool_)
     narrow = bits.astype(jnp.dtype(f"uint{8 * dtype.itemsize}"))
@@ -239,14 +251,14 @@ def _from_bits(bits: Any, dtype: Any) -> Any:
 
 
 def _lower_broadcast(
-    inputs: Any, root: int, groups: Any, group_size: int, after: Any = None
-) -> list[Any]:
+    inputs: Operand, root: int, groups: Any, group_size: int, after: jax.Array | None = None
+) -> list[jax.Array]:
     chain = _Chain(after)
     nested = _nested(groups, group_size)
     member = jnp.array([root in g for r in sorted(set(groups) - {-1}) for g in nested if r in g])
     here = primitives.replica()
 
-    def spread(x: Any) -> Any:
+    def spread(x: jax.Array) -> jax.Array:
         if jnp.iscomplexobj(x):
             return jax.lax.complex(spread(x.real), spread(x.imag))
         bits = _bits(x)
@@ -257,7 +269,7 @@ def _lower_broadcast(
     return chain.done([spread(x) for x in inputs])
 
 
-def _lower_permute(x: Any, pairs: Any, after: Any = None) -> list[Any]:
+def _lower_permute(x: jax.Array, pairs: Any, after: jax.Array | None = None) -> list[jax.Array]:
     chain = _Chain(after)
     nested = _nested(pairs, 2)
     return chain.done([chain.run(lambda x: primitives.collective_permute(x, nested), x)])

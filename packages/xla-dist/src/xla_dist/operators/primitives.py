@@ -27,7 +27,7 @@ def _groups_attribute(groups: Groups) -> ir.DenseIntElementsAttr:
     return ir.DenseIntElementsAttr.get(np.array(groups, np.int64))
 
 
-def _types(ctx: Any, *operands: Any) -> list[ir.Type]:
+def _types(ctx: mlir.LoweringRuleContext, *operands: Any) -> list[ir.Type]:
     """Result types: the shapes promised, with the element types of the operands."""
     elements = [ir.RankedTensorType(x.type).element_type for x in operands]
     return [
@@ -36,7 +36,9 @@ def _types(ctx: Any, *operands: Any) -> list[ir.Type]:
     ]
 
 
-def _primitive(name: str, shape_of: Callable[..., Any], lowering: Callable[..., Any]) -> Primitive:
+def _primitive(
+    name: str, shape_of: Callable[..., object], lowering: Callable[..., object]
+) -> Primitive:
     primitive = Primitive(name)
     primitive.def_abstract_eval(shape_of)
     mlir.register_lowering(primitive, lowering)
@@ -54,7 +56,7 @@ def _resized(axis: int, change: Callable[[int], int]) -> Callable[[Any], Any]:
 
 # --- reductions ---------------------------------------------------------------------------------
 
-_COMBINE: Final[dict[str, Callable[..., Any]]] = {
+_COMBINE: Final[dict[str, Callable[..., jax.Array]]] = {
     "sum": stablehlo.add,
     "mul": stablehlo.multiply,
     "min": stablehlo.minimum,
@@ -69,20 +71,24 @@ def _fill_region(region: Any, kind: str, element: ir.Type) -> None:
         stablehlo.return_([_COMBINE[kind](*block.arguments)])
 
 
-def _lower_native(ctx: Any, *operands: Any, kind: str, groups: Groups) -> Any:
+def _lower_native(
+    ctx: mlir.LoweringRuleContext, *operands: Any, kind: str, groups: Groups
+) -> jax.Array:
     operation = stablehlo.AllReduceOp(_types(ctx, *operands), operands, _groups_attribute(groups))
     _fill_region(operation.regions[0], kind, ir.RankedTensorType(operands[0].type).element_type)
     return operation.results
 
 
-def _lower_all_reduce(ctx: Any, *operands: Any, kind: str, groups: Groups) -> Any:
+def _lower_all_reduce(
+    ctx: mlir.LoweringRuleContext, *operands: Any, kind: str, groups: Groups
+) -> jax.Array:
     return _lower_native(ctx, *operands[:-1], kind=kind, groups=groups)
 
 
-def _all_reduce_on_cpu(*operands: Any, kind: str, groups: Groups) -> list[Any]:
+def _all_reduce_on_cpu(*operands: Any, kind: str, groups: Groups) -> list[jax.Array]:
     """Small operands travel together: on a CPU's network a call costs more than a copy."""
     *arrays, after = operands
-    results: list[Any] = []
+    results: list[object] = []
     for bucket in _buckets(arrays):
         flat = [x.reshape(-1) for x in bucket]
         joined = _ordered_on_cpu(_joined(flat), after)
@@ -94,7 +100,7 @@ def _all_reduce_on_cpu(*operands: Any, kind: str, groups: Groups) -> list[Any]:
     return results
 
 
-def _joined(flat: Sequence[Any]) -> Any:
+def _joined(flat: Sequence[Any]) -> jax.Array:
     """Vectors one after the other.
 
     Written one by one: XLA makes what computes them a part of the loop that concatenates, where
@@ -109,9 +115,9 @@ def _joined(flat: Sequence[Any]) -> Any:
     return joined
 
 
-def _buckets(arrays: Sequence[Any]) -> list[list[Any]]:
+def _buckets(arrays: Sequence[jax.Array]) -> list[list[jax.Array]]:
     """Neighbours together up to ``_BUCKET_BYTES``, larger ones alone."""
-    buckets: list[list[Any]] = []
+    buckets: list[list[jax.Array]] = []
     free = 0
     for x in arrays:
         nbytes = x.size * x.dtype.itemsize
@@ -123,7 +129,9 @@ def _buckets(arrays: Sequence[Any]) -> list[list[Any]]:
     return buckets
 
 
-def _lower_reduce_scatter(ctx: Any, operand: Any, *, kind: str, axis: int, groups: Groups) -> Any:
+def _lower_reduce_scatter(
+    ctx: mlir.LoweringRuleContext, operand: jax.Array, *, kind: str, axis: int, groups: Groups
+) -> jax.Array:
     types = _types(ctx, operand)
     operation = stablehlo.ReduceScatterOp(types[0], operand, axis, _groups_attribute(groups))
     _fill_region(operation.regions[0], kind, ir.RankedTensorType(operand.type).element_type)
@@ -148,7 +156,9 @@ _reduce_scatter: Final = _primitive(
 )
 
 
-def all_reduce(operands: Sequence[Any], kind: str, groups: Groups, after: Any) -> list[Any]:
+def all_reduce(
+    operands: Sequence[Any], kind: str, groups: Groups, after: jax.Array
+) -> list[jax.Array]:
     """Each of ``operands``, which have one dtype, reduced (``sum, mul, min, max``) over its group.
 
     ``after`` as in ``ordered``.
@@ -156,7 +166,7 @@ def all_reduce(operands: Sequence[Any], kind: str, groups: Groups, after: Any) -
     return _all_reduce.bind(*operands, after, kind=kind, groups=groups)
 
 
-def reduce_scatter(operand: Any, kind: str, axis: int, groups: Groups) -> Any:
+def reduce_scatter(operand: jax.Array, kind: str, axis: int, groups: Groups) -> jax.Array:
     """This replica's slice along ``axis`` of the reduction."""
     return _reduce_scatter.bind(operand, kind=kind, axis=axis, groups=groups)
 
@@ -164,15 +174,23 @@ def reduce_scatter(operand: Any, kind: str, axis: int, groups: Groups) -> Any:
 # --- movements ----------------------------------------------------------------------------------
 
 
-def _lower_all_gather(ctx: Any, operand: Any, *, axis: int, groups: Groups) -> Any:
+def _lower_all_gather(
+    ctx: mlir.LoweringRuleContext, operand: jax.Array, *, axis: int, groups: Groups
+) -> jax.Array:
     return stablehlo.AllGatherOp(
         _types(ctx, operand), [operand], axis, _groups_attribute(groups)
     ).results
 
 
 def _lower_all_to_all(
-    ctx: Any, operand: Any, *, split: int, concat: int, count: int, groups: Groups
-) -> Any:
+    ctx: mlir.LoweringRuleContext,
+    operand: jax.Array,
+    *,
+    split: int,
+    concat: int,
+    count: int,
+    groups: Groups,
+) -> jax.Array:
     return stablehlo.AllToAllOp(
         [operand],
         split_dimension=split,
@@ -182,16 +200,18 @@ def _lower_all_to_all(
     ).results
 
 
-def _lower_permute(ctx: Any, operand: Any, *, pairs: Groups) -> Any:
+def _lower_permute(
+    ctx: mlir.LoweringRuleContext, operand: jax.Array, *, pairs: Groups
+) -> jax.Array:
     table = ir.DenseIntElementsAttr.get(np.array(pairs, np.int64).reshape(-1, 2))
     return [stablehlo.CollectivePermuteOp(operand, table).result]
 
 
-def _all_to_all_shape(aval: Any, split: int, concat: int, count: int, groups: Groups) -> Any:
+def _all_to_all_shape(aval: Any, split: int, concat: int, count: int, groups: Groups) -> jax.Array:
     return _resized(concat, lambda n: n * count)(_resized(split, lambda n: n // count)(aval))
 
 
-def _lower_replica(_ctx: Any) -> Any:
+def _lower_replica(_ctx: mlir.LoweringRuleContext) -> jax.Array:
     return [stablehlo.ReplicaIdOp().result]
 
 
@@ -207,23 +227,23 @@ _replica: Final = _primitive(
 )
 
 
-def all_gather(operand: Any, axis: int, groups: Groups) -> Any:
+def all_gather(operand: jax.Array, axis: int, groups: Groups) -> jax.Array:
     """The group's values side by side along ``axis``."""
     return _all_gather.bind(operand, axis=axis, groups=groups)
 
 
-def all_to_all(operand: Any, split: int, concat: int, groups: Groups) -> Any:
+def all_to_all(operand: jax.Array, split: int, concat: int, groups: Groups) -> jax.Array:
     """Slice i along ``split`` goes to the group's i-th replica; what comes is joined along ``concat``."""
     count = len(groups[0])
     return _all_to_all.bind(operand, split=split, concat=concat, count=count, groups=groups)
 
 
-def collective_permute(operand: Any, pairs: Groups) -> Any:
+def collective_permute(operand: jax.Array, pairs: Groups) -> jax.Array:
     """The value of the replica that ``pairs`` (source, target) sends here; zeros if none does."""
     return _permute.bind(operand, pairs=pairs)
 
 
-def replica() -> Any:
+def replica() -> jax.Array:
     """This replica's number, a uint32 scalar."""
     return _replica.bind()
 
@@ -231,7 +251,7 @@ def replica() -> Any:
 # --- order --------------------------------------------------------------------------------------
 
 
-def _ordered_on_cpu(operand: Any, after: Any) -> Any:
+def _ordered_on_cpu(operand: jax.Array, after: jax.Array) -> jax.Array:
     if operand.size == 0:
         return operand
     first = operand[(slice(0, 1),) * operand.ndim]
@@ -251,7 +271,7 @@ mlir.register_lowering(
 )
 
 
-def ordered(operand: Any, after: Any) -> Any:
+def ordered(operand: jax.Array, after: jax.Array) -> jax.Array:
     """``operand``, available only once the uint32 scalar ``after`` is.
 
     The CPU's replicas match collectives by their order, and a replica's program may hold work that
@@ -264,7 +284,7 @@ def ordered(operand: Any, after: Any) -> Any:
     return _ordered.bind(operand, after)
 
 
-def order_of(result: Any) -> Any:
+def order_of(result: Any) -> jax.Array:
     """A uint32 scalar that is available once ``result`` is."""
     if result.size == 0:
         return jnp.uint32(0)

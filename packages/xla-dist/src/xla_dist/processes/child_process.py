@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from xla_core.extension_api import jobs, runtime, training
+from xla_core.extension_api import distributed, jobs, runtime, training
 from xla_core.extension_api.jobs import Job
 from xla_core.support import flags
 from xla_core.support.once import Once
@@ -28,8 +28,6 @@ from xla_dist.job_health.collective_order import Difference
 from xla_dist.job_health.launch_log import Ledger
 from xla_dist.processes import session
 
-# A collective that fails because its partner is gone says so in these words (gloo, gRPC).
-_CONSEQUENCES: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 _LAST_WORDS_SECONDS: Final = 2.0
 
 
@@ -53,10 +51,10 @@ class Report:
 
 def run_child(
     job: Job,
-    pipe: Any,
+    pipe: object,
     environment: dict[str, str],
-    fn: Callable[..., Any],
-    args: Sequence[Any],
+    fn: Callable[..., object],
+    args: Sequence[object],
     ledger: Ledger | None = None,
 ) -> None:
     """Call ``fn(ordinal, *args)`` as one of the job's processes; the entry of each of them."""
@@ -104,7 +102,7 @@ def attend() -> None:
 
     def report(kind: Any, error: Any, trace: Any) -> None:
         text = "".join(traceback.format_exception(kind, error, trace))
-        consequence = any(words in str(error) for words in _CONSEQUENCES)
+        consequence = distributed.is_lost_connection(error)
         written = flight_recorder.failed(text, error, own=not consequence)
         failed.append(text)
         if consequence:
@@ -133,7 +131,7 @@ def attend() -> None:
     atexit.register(leave)
 
 
-def _named(error: BaseException, trace: Any) -> tuple[type[BaseException], BaseException, Any]:
+def _named(error: BaseException, trace: object) -> tuple[type[BaseException], BaseException, Any]:
     """What to show of a collective that broke: who has died or failed, and at which line this one was."""
     current = session.begin()
     if current is None or current.watchdog is None:
@@ -181,9 +179,9 @@ def finish() -> None:
         current.watchdog.stop()
 
 
-def _fail(pipe: Any, text: str, error: BaseException) -> None:
+def _fail(pipe: object, text: str, error: BaseException) -> None:
     """Report to the launcher and to the other processes, and exit."""
-    consequence = any(words in str(error) for words in _CONSEQUENCES)
+    consequence = distributed.is_lost_connection(error)
     current = session.begin() if jobs.connection() is not None else None
     kind = "consequence" if consequence else "own"
     difference = _difference(current) if consequence and current is not None else None

@@ -339,8 +339,8 @@ def _reserve_port() -> tuple[socket.socket, str]:
 
 
 def spawn(
-    fn: Callable[..., Any],
-    args: Sequence[Any] = (),
+    fn: Callable[..., object],
+    args: Sequence[object] = (),
     nprocs: int | None = None,
     join: bool = True,
     daemon: bool = False,
@@ -369,8 +369,8 @@ def spawn(
 
 
 def launch(
-    fn: Callable[..., Any],
-    args: Sequence[Any] = (),
+    fn: Callable[..., object],
+    args: Sequence[object] = (),
     start_method: str = "spawn",
     debug_single_process: bool = False,
     max_restarts: int = 0,
@@ -397,7 +397,7 @@ def launch(
 
 
 def run_multiprocess(
-    fn: Callable[..., Any], *args: Any, start_method: str = "spawn", **kwargs: Any
+    fn: Callable[..., object], *args: object, start_method: str = "spawn", **kwargs: object
 ) -> dict[int, Any]:
     """Run ``fn(*args, **kwargs)`` in one process per device; what it returned, by ordinal."""
     launched = start(_WithoutOrdinal(fn, kwargs), args, start_method)
@@ -409,8 +409,8 @@ def run_multiprocess(
 class _WithoutOrdinal:
     """A function that pickles, and leaves out the ordinal that it is called with."""
 
-    fn: Callable[..., Any]
-    kwargs: dict[str, Any]
+    fn: Callable[..., object]
+    kwargs: dict[str, object]
 
-    def __call__(self, _ordinal: int, *args: Any) -> Any:
+    def __call__(self, _ordinal: int, *args: object) -> Any:
         return self.fn(*args, **self.kwargs)

@@ -45,16 +45,16 @@ def initialize_multiprocess(local_rank: int, local_world_size: int) -> None:
 
 
 def spawn(
-    fn: Callable[..., Any],
+    fn: Callable[..., object],
     nprocs: int | None = None,
     start_method: str = "spawn",
-    args: Sequence[Any] = (),
+    args: Sequence[object] = (),
 ) -> None:
     """``xmp.spawn`` with the arguments in another order; waits for the processes."""
     launching.spawn(fn, args, nprocs, start_method=start_method)
 
 
-def spawn_threads(fn: Callable[..., Any], args: Sequence[Any] = ()) -> dict[int, Any]:
+def spawn_threads(fn: Callable[..., object], args: Sequence[object] = ()) -> dict[int, Any]:
     """Run ``fn(ordinal, *args)`` in one thread per device of this process; the results by ordinal."""
     return dict(enumerate(run_threads(runtime.devices(), lambda ordinal: fn(ordinal, *args))))
 
@@ -97,7 +97,7 @@ def _run_thread_per_device(
     )
 
 
-def _run_singleprocess(fn: Callable[..., R], *args: Any, **kwargs: Any) -> dict[int, R]:
+def _run_singleprocess(fn: Callable[..., R], *args: object, **kwargs: object) -> dict[int, R]:
     """``fn(*args, **kwargs)`` in a thread per device of this process; the results by ordinal."""
     call = functools.partial(fn, *args, **kwargs)
     return _run_thread_per_device(0, 1, call, _initialize_single_process)
@@ -106,7 +106,7 @@ def _run_singleprocess(fn: Callable[..., R], *args: Any, **kwargs: Any) -> dict[
 class _SpawnFn:
     """``fn(ordinal, *args, **kwargs)`` as a function without arguments, which can be sent to a process."""
 
-    def __init__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def __init__(self, fn: Callable[..., object], *args: object, **kwargs: object) -> None:
         self.fn, self.args, self.kwargs = fn, args, kwargs
 
     def __call__(self) -> None:

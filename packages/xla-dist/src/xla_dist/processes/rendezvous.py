@@ -131,7 +131,7 @@ def _fetch(key: str, other: int, patience: Patience) -> tuple[str, bytes]:
     return whole[_TAG_LENGTH.size : end].decode(), whole[end:]
 
 
-def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> Any:
+def mesh_reduce(tag: str, data: object, reduce_fn: Callable[[list[Any]], object]) -> Any:
     """``reduce_fn`` of the list of every replica's ``data``, in ordinal order; the same on each.
 
     ``data`` is any object that pickles; ``xla`` tensors in it come as CPU tensors.
@@ -141,7 +141,7 @@ def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> A
 
 
 def do_on_ordinals(
-    target: Callable[..., Any], data: Any = (), ordinals: Sequence[int] = (0,)
+    target: Callable[..., object], data: Any = (), ordinals: Sequence[int] = (0,)
 ) -> None:
     """Call ``target(*data)`` on the replicas ``ordinals`` only, and wait for one another.
 
@@ -158,7 +158,7 @@ def _ordinal() -> int:
     return runtime.replica_of()[0]
 
 
-def gather_objects(tag: str, data: Any, replicas: Sequence[int] = ()) -> list[Any]:
+def gather_objects(tag: str, data: object, replicas: Sequence[int] = ()) -> list[Any]:
     """Every replica's ``data`` (which pickles), in ordinal order."""
     return [pickle.loads(p) for p in rendezvous(tag, pickle.dumps(data), replicas)]
 

@@ -18,7 +18,7 @@ _VERSIONED: Final = ("xla-core", "xla-spmd", "xla-pjrt-tpu", "torch", "jax", "ja
 def write(cache: Path, step: str, plans: Sequence[Plan]) -> Path:
     """Add the plans that were compiled as a whole to the manifest of a cache; its path."""
     path = cache / NAME
-    present: list[dict[str, Any]] = read(cache) if path.is_file() else []
+    present: list[dict[str, object]] = read(cache) if path.is_file() else []
     added = [_row(step, p) for p in plans if not p.error and not p.scaled]
     replaced = {row["program"] for row in added}
     rows = [row for row in present if row["program"] not in replaced] + added
@@ -29,7 +29,7 @@ def write(cache: Path, step: str, plans: Sequence[Plan]) -> Path:
 
 def read(cache: Path) -> list[dict[str, Any]]:
     """The rows of a cache's manifest. Raises FileNotFoundError where there is none."""
-    rows: list[dict[str, Any]] = json.loads((cache / NAME).read_text())
+    rows: list[dict[str, object]] = json.loads((cache / NAME).read_text())
     return rows
 
 

@@ -42,7 +42,7 @@ def search(
     step: str,
     topology: str,
     axes: Sequence[str],
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     *,
     compiled: int = 3,
     cache: Path | None = None,

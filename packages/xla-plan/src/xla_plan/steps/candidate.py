@@ -47,7 +47,7 @@ class Candidate:
         options = " ".join(f"{k}={v}" for k, v in self.options.items())
         return " ".join(filter(None, (self.topology, self.mesh_text, options)))
 
-    def with_options(self, **options: Any) -> Candidate:
+    def with_options(self, **options: object) -> Candidate:
         """The same with some options replaced."""
         return dataclasses.replace(self, options={**self.options, **options})
 

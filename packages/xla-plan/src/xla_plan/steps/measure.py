@@ -43,7 +43,7 @@ def measure(step: str, candidate: Candidate, arguments: Iterable[str] = ()) -> d
     the step function raises, RuntimeError with the compiler's message for a program that it refuses.
     """
     began = time.perf_counter()
-    recorded: dict[str, Any] = {"parts": {}, "model_flops": None, "recorded_flops": None}
+    recorded: dict[str, object] = {"parts": {}, "model_flops": None, "recorded_flops": None}
     if is_script(step):
         _run_script(step, list(arguments))
         compiled = programs.all_programs()
@@ -64,7 +64,7 @@ def measure(step: str, candidate: Candidate, arguments: Iterable[str] = ()) -> d
 
 
 def shapes(
-    step: str, meshes: Iterable[Mesh], topology: str, options: Mapping[str, Any]
+    step: str, meshes: Iterable[Mesh], topology: str, options: Mapping[str, object]
 ) -> dict[str, Any]:
     """What is known of each mesh before anything is recorded: how the parameters are split, and their bytes.
 
@@ -130,7 +130,7 @@ def _counted(run: Callable[[], object], count: StepFlops) -> object:
         return run()
 
 
-def _bytes_by_kind(model: Any, optimizer: Any) -> dict[str, int]:
+def _bytes_by_kind(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     states = optimizer.state.values() if optimizer is not None else ()
     values = [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
     trained = [p for p in model.parameters() if p.requires_grad]

@@ -32,7 +32,7 @@ def _on_meta(
     optimizer: torch.optim.Optimizer,
 ) -> tuple[torch.optim.Optimizer, list[tuple[Any, Any]]]:
     """The optimizer with parameters and gradients that are shapes, and which stands for which."""
-    pairs: list[tuple[Any, Any]] = []
+    pairs: list[tuple[object, object]] = []
     groups = []
     for group in optimizer.param_groups:
         others = []
@@ -50,7 +50,7 @@ def _on_meta(
     return twin, pairs
 
 
-def _placed(value: Any, parameter: torch.Tensor, mesh: Any) -> Any:
+def _placed(value: object, parameter: torch.Tensor, mesh: Any) -> Any:
     if not isinstance(value, torch.Tensor) or value.device.type != "meta":
         return value
     placed = value.to(parameter.device)

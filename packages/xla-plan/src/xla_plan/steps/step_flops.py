@@ -17,7 +17,7 @@ _BACKWARD_TIMES: Final = 2
 
 
 def _attention(products: int) -> Callable[..., int]:
-    def flops(q: torch.Tensor, k: torch.Tensor, *_: Any, **__: Any) -> int:
+    def flops(q: torch.Tensor, k: torch.Tensor, *_: object, **__: object) -> int:
         # positions that a causal mask hides count, as in PaLM's and MaxText's figures
         return products * 2 * math.prod(q.shape[:-2]) * q.shape[-2] * k.shape[-2] * q.shape[-1]
 
@@ -51,7 +51,7 @@ class StepFlops(TorchDispatchMode):
     def __torch_dispatch__(
         self,
         func: Any,
-        types: Any,
+        types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:

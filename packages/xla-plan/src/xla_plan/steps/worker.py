@@ -18,7 +18,7 @@ from xla_plan.steps.measure import measure, shapes
 
 def main(request: str, result: str) -> int:
     """Read what to measure, and write the figures, or what went wrong."""
-    question: dict[str, Any] = json.loads(Path(request).read_text())
+    question: dict[str, object] = json.loads(Path(request).read_text())
     try:
         answer = _answer(question)
     except Exception as error:

@@ -22,6 +22,7 @@ from xla_core.support import flight_ring
 from xla_spmd.checkpoint import parts, preemption
 from xla_spmd.checkpoint.checked_files import Written
 from xla_spmd.checkpoint.planners import SPMDLoadPlanner, SPMDSavePlanner
+from xla_spmd.checkpoint.state_dicts import StateDict
 from xla_spmd.checkpoint.storage import Record, Storage
 
 logger = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class CheckpointManager:
             logger.warning("asked to end: taking a checkpoint at step %s", step)
         return asked or step % self.save_interval == 0
 
-    def save(self, step: int, state_dict: dict[str, Any], force: bool | None = False) -> bool:
+    def save(self, step: int, state_dict: StateDict, force: bool | None = False) -> bool:
         """Take a checkpoint if one is due at ``step``, or with ``force``; whether one was taken.
 
         Returns when it is written. Raises OSError where the disk is full, and what an earlier ``save_async``
@@ -123,7 +124,7 @@ class CheckpointManager:
         self._raise_failures()
         return True
 
-    def save_async(self, step: int, state_dict: dict[str, Any], force: bool | None = False) -> bool:
+    def save_async(self, step: int, state_dict: StateDict, force: bool | None = False) -> bool:
         """As ``save``, but returns when the state is copied to the host; it is written in the background.
 
         Waits while ``max_pending_async`` copies are still to be written. Raises what an earlier one failed
@@ -145,7 +146,7 @@ class CheckpointManager:
         self._pending.append(future)
         return True
 
-    def restore(self, step: int, state_dict: dict[str, Any]) -> None:
+    def restore(self, step: int, state_dict: StateDict) -> None:
         """Read the checkpoint of ``step`` into ``state_dict``, in place.
 
         Waits for checkpoints that are still being written. Tensors keep their places and splits. What is no
@@ -156,7 +157,7 @@ class CheckpointManager:
         record = self._submit(lambda: self._record_of(step)).result()
         self._read(record, state_dict, checked=False)
 
-    def restore_latest(self, state_dict: dict[str, Any]) -> int | None:
+    def restore_latest(self, state_dict: StateDict) -> int | None:
         """``restore`` of the newest checkpoint that is not damaged; its step, or None where there is none at all.
 
         Those that are damaged are named in the log. Raises DamagedCheckpointError when all of them are.
@@ -185,10 +186,10 @@ class CheckpointManager:
 
     # -- what other kinds of managers do otherwise -------------------------------------------------
 
-    def _state_to_write(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def _state_to_write(self, state_dict: StateDict) -> StateDict:
         return state_dict
 
-    def _read(self, record: Record, state_dict: dict[str, Any], checked: bool) -> None:
+    def _read(self, record: Record, state_dict: StateDict, checked: bool) -> None:
         self._submit(lambda: self._restore(record, state_dict, checked)).result()
 
     # -- in the worker's thread --------------------------------------------------------------------
@@ -239,7 +240,7 @@ class CheckpointManager:
             text = MSG_DAMAGED.format(step=record.step, path=self.base_path, fault=fault)
             raise DamagedCheckpointError(text)
 
-    def _restore(self, record: Record, state_dict: dict[str, Any], checked: bool) -> None:
+    def _restore(self, record: Record, state_dict: StateDict, checked: bool) -> None:
         if not checked:
             self._check(record)
         with _without_group_warning():
@@ -251,7 +252,7 @@ class CheckpointManager:
                 no_dist=self.pg is None,
             )
 
-    def _save(self, step: int, state: dict[str, Any], planner: SPMDSavePlanner) -> None:
+    def _save(self, step: int, state: StateDict, planner: SPMDSavePlanner) -> None:
         written = Written()
         name = ""
         progress = _Progress(step)
@@ -317,13 +318,13 @@ class CheckpointManager:
     def _is_first(self) -> bool:
         return self.pg is None or dist.get_rank(self.pg) == 0
 
-    def _agreed(self, choose: Callable[[], Any], group: dist.ProcessGroup | None) -> Any:
+    def _agreed(self, choose: Callable[[], object], group: dist.ProcessGroup | None) -> Any:
         """What the group's first process chooses, in all of them. Raises what it raises there, elsewhere OSError
         with its number, or RuntimeError.
         """
         if group is None:
             return choose()
-        message: list[Any] = [None, None, None]
+        message: list[object] = [None, None, None]
         failed: Exception | None = None
         if self._is_first:
             try:
@@ -399,7 +400,7 @@ def _groups(
     return writing, dist.new_group(ranks, backend="gloo")
 
 
-def _copied(state_dict: dict[str, Any]) -> tuple[dict[str, Any], SPMDSavePlanner]:
+def _copied(state_dict: StateDict) -> tuple[dict[str, Any], SPMDSavePlanner]:
     """A state dict's values on the host, flat, and the planner that writes them."""
     flattening = dcp.DefaultSavePlanner()
     flattening.set_up_planner(state_dict)

@@ -65,7 +65,7 @@ class _Written:
         """The whole tensor's shape."""
         return self.shape
 
-    def __create_write_items__(self, fqn: str, _object: Any) -> list[WriteItem]:
+    def __create_write_items__(self, fqn: str, _object: object) -> list[WriteItem]:
         return [
             WriteItem(
                 MetadataIndex(fqn, c.offsets),
@@ -258,7 +258,7 @@ def _offsets(index: MetadataIndex) -> Offsets:
     return tuple(index.offset or ())
 
 
-def is_over_mesh(value: Any) -> bool:
+def is_over_mesh(value: object) -> bool:
     """Whether a value is a tensor on all devices of the job at once."""
     return isinstance(value, XLATensor) and isinstance(storage_of(value).trace.backend, MeshBackend)
 
@@ -272,7 +272,7 @@ def to_write(value: Any) -> Any:
     return value.detach().cpu() if isinstance(value, XLATensor) else value
 
 
-def to_load(value: Any) -> Any:
+def to_load(value: object) -> Any:
     """What of a state dict is read into for ``value``."""
     if isinstance(value, Rows):
         return RowsToLoad(value)

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.storage import StorageMeta
 
 from xla_spmd.checkpoint import parts
+from xla_spmd.checkpoint.state_dicts import StateDict
 
 
 class SPMDSavePlanner(DefaultSavePlanner):
@@ -26,7 +27,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
     the keys of a state dict that is flat already come from.
     """
 
-    state_dict: dict[str, Any]
+    state_dict: StateDict
 
     def __init__(self, paths: Mapping[str, tuple[str | int, ...]] | None = None) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
 
     def set_up_planner(
         self,
-        state_dict: dict[str, Any],
+        state_dict: StateDict,
         storage_meta: StorageMeta | None = None,
         is_coordinator: bool = False,
     ) -> None:
@@ -58,11 +59,11 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
     have no state before their first step: see ``prime_optimizer``.
     """
 
-    state_dict: dict[str, Any]
+    state_dict: StateDict
 
     def set_up_planner(
         self,
-        state_dict: dict[str, Any],
+        state_dict: StateDict,
         metadata: Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
@@ -87,7 +88,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
 
 
 def _rows_in(
-    container: dict[Any, Any], path: tuple[Any, ...]
+    container: dict[Any, Any], path: tuple[object, ...]
 ) -> Iterator[tuple[tuple[Any, ...], dict[Any, Any], parts.Rows]]:
     """Replicas' parts of parameters in nested dicts: their paths, and which dict each is in."""
     for key, value in container.items():

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from xla_core.extension_api import runtime
+from xla_spmd.checkpoint.state_dicts import StateDict, StateValue
 
 MSG_BATCH: Final = (
     "ResumableLoader: batch_size={batch} is that of all processes together, and does not split over "
@@ -38,13 +39,13 @@ class ResumableLoader:
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        dataset: Dataset[object],
         batch_size: int,
         *,
         shuffle: bool = True,
         seed: int = 0,
-        wrap: Callable[[DataLoader[Any]], Iterable[Any]] | None = None,
-        **options: Any,
+        wrap: Callable[[DataLoader[Any]], Iterable[object]] | None = None,
+        **options: object,
     ) -> None:
         self._dataset = dataset
         self._size = len(dataset)  # type: ignore[arg-type]
@@ -65,7 +66,7 @@ class ResumableLoader:
         """Batches in an epoch."""
         return self._size // self.batch_size
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         # the loader draws its workers' seeds from a generator: not from the one that the run draws from
         numbers = torch.Generator().manual_seed(self.seed + self.epoch)
         loader = DataLoader(
@@ -91,18 +92,18 @@ class ResumableLoader:
         starts = [n * self.batch_size + self._rank * part for n in range(len(self))]
         return [order[start : start + part] for start in starts]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Which epoch the loop is in, how many of its batches it has taken, and of what."""
         return {"epoch": self.epoch, "batch": self.batch, **self._facts()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
         """Go on there. Raises ValueError where the batches are not those of the saved state."""
         for name, now in self._facts().items():
             if state[name] != now:
                 raise ValueError(MSG_OTHER.format(name=name, saved=state[name], now=now))
         self.epoch, self.batch = state["epoch"], state["batch"]
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> StateDict:
         return {
             "batch_size": self.batch_size, "shuffle": self.shuffle, "seed": self.seed, "size": self._size,
         }  # fmt: skip

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from xla_spmd.checkpoint import run_state
 from xla_spmd.checkpoint.manager import CheckpointManager
+from xla_spmd.checkpoint.state_dicts import StateDict
 from xla_spmd.checkpoint.storage import Record
 
 
@@ -21,7 +20,7 @@ class RunCheckpoints(CheckpointManager):
     The parameters are those of ``CheckpointManager``.
     """
 
-    def resume(self, state: dict[str, Any]) -> int:
+    def resume(self, state: StateDict) -> int:
         """Read the newest checkpoint that is not damaged into the objects of ``state``; the step to go on with.
 
         0, with nothing changed, where there is none. What is no object is replaced in ``state``.
@@ -29,10 +28,10 @@ class RunCheckpoints(CheckpointManager):
         step = self.restore_latest(state)
         return 0 if step is None else step + 1
 
-    def _state_to_write(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def _state_to_write(self, state_dict: StateDict) -> StateDict:
         return run_state.to_write(state_dict)
 
-    def _read(self, record: Record, state_dict: dict[str, Any], checked: bool) -> None:
+    def _read(self, record: Record, state_dict: StateDict, checked: bool) -> None:
         if not checked:
             self._submit(lambda: self._check(record)).result()
         keys = self._storage.reader(record.name).read_metadata().state_dict_metadata

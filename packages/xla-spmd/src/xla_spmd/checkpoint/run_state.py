@@ -21,6 +21,7 @@ from xla_core.contract import checkpoint_marks
 from xla_core.extension_api import runtime, tensors, training
 from xla_spmd.checkpoint.optimizer import prime_optimizer
 from xla_spmd.checkpoint.parts import Rows
+from xla_spmd.checkpoint.state_dicts import StateDict, StateValue
 
 RANDOM: Final = "random_states"
 
@@ -38,7 +39,7 @@ class PerProcess:
     Each process writes its own and reads it again; so the job has to go on with as many processes.
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
 
@@ -47,12 +48,12 @@ def place() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def to_write(state: Mapping[str, Any]) -> dict[str, Any]:
+def to_write(state: Mapping[str, StateValue]) -> StateDict:
     """The values that stand for ``state``, and the process's random states. Raises ValueError for their name."""
     if RANDOM in state:
         raise ValueError(MSG_RESERVED)
     rank, count = place()
-    written: dict[str, Any] = {RANDOM: {str(rank): (_random_states(),)}}
+    written: StateDict = {RANDOM: {str(rank): (_random_states(),)}}
     for name, value in state.items():
         if _is_own(value):
             written[name] = {f"process {rank}": (count, _on_host(_inside(value).state_dict()))}
@@ -61,14 +62,14 @@ def to_write(state: Mapping[str, Any]) -> dict[str, Any]:
     return written
 
 
-def to_load(state: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+def to_load(state: Mapping[str, StateValue], keys: Mapping[str, StateValue]) -> StateDict:
     """What a checkpoint with these ``keys`` is read into; optimizers get the state that there is something for.
 
     Raises KeyError for a name that the checkpoint lacks.
     """
     rank, _ = place()
     own = str(rank) if f"{RANDOM}.{rank}" in keys else "0"
-    targets: dict[str, Any] = {RANDOM: {own: None}}
+    targets: StateDict = {RANDOM: {own: None}}
     for name, value in state.items():
         inside = [key for key in keys if key == name or key.startswith(f"{name}.")]
         if not inside:
@@ -87,7 +88,7 @@ def to_load(state: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]
     return targets
 
 
-def take_over(state: dict[str, Any], loaded: Mapping[str, Any]) -> None:
+def take_over(state: StateDict, loaded: Mapping[str, StateValue]) -> None:
     """Give the objects of ``state`` what was read, and the process its random states, last."""
     rank, count = place()
     for name, value in state.items():
@@ -107,11 +108,11 @@ def take_over(state: dict[str, Any], loaded: Mapping[str, Any]) -> None:
     _set_random_states(states if owner == str(rank) else _derived(states, rank))
 
 
-def _is_own(value: Any) -> bool:
+def _is_own(value: object) -> bool:
     return isinstance(value, PerProcess) or getattr(value, checkpoint_marks.OWN_STATE, False)
 
 
-def _inside(value: Any) -> Any:
+def _inside(value: object) -> Any:
     return value.value if isinstance(value, PerProcess) else value
 
 
@@ -152,11 +153,11 @@ def _tensors_again(got: Any) -> Any:
     return [_tensors_again(item) for item in got] if isinstance(got, list) else got
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _on_host(state: Any) -> Any:
+def _on_host(state: object) -> Any:
     return tensors.map_selected(
         state, lambda v: isinstance(v, tensors.XLATensor), lambda t: t.detach().cpu()
     )
@@ -165,7 +166,7 @@ def _on_host(state: Any) -> Any:
 # --- random states ------------------------------------------------------------------------------
 
 
-def _random_states() -> dict[str, Any]:
+def _random_states() -> StateDict:
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
@@ -174,7 +175,7 @@ def _random_states() -> dict[str, Any]:
     }
 
 
-def _set_random_states(states: Mapping[str, Any]) -> None:
+def _set_random_states(states: Mapping[str, StateValue]) -> None:
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])
@@ -182,7 +183,7 @@ def _set_random_states(states: Mapping[str, Any]) -> None:
         training.set_random_state(number, device.index)
 
 
-def _derived(states: Mapping[str, Any], rank: int) -> dict[str, Any]:
+def _derived(states: Mapping[str, StateValue], rank: int) -> StateDict:
     """Random states for a process that the run did not have before: the same ones each time, no other process's."""
     content = f"{rank} {states['xla']}".encode() + states["torch"].numpy().tobytes()
     digest = hashlib.sha256(content).digest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
@@ -13,14 +13,22 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 Path = tuple[int | str, ...]
 
+StateValue: TypeAlias = Any
+"""What a state dict may hold: tensors, numbers, strings, what can be pickled, and dicts and lists of such."""
 
-def flatten_state_dict(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
+StateDict: TypeAlias = dict[str, StateValue]
+"""The state of a module, an optimizer, a loader or a whole run, by name."""
+
+
+def flatten_state_dict(
+    state_dict: Mapping[str, StateValue],
+) -> tuple[dict[str, Any], dict[str, Path]]:
     """The values of nested dicts and lists under keys such as ``model.layer.0``, and each key's path.
 
     Lists and tuples without tensors or dicts in them are values. Raises ValueError when two paths make the
     same key.
     """
-    flat: dict[str, Any] = {}
+    flat: StateDict = {}
     paths: dict[str, Path] = {}
 
     def visit(path: Path, value: Any) -> None:
@@ -43,18 +51,18 @@ def flatten_state_dict(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], d
     return flat, paths
 
 
-def _is_container(value: Any) -> bool:
+def _is_container(value: object) -> bool:
     """Whether a list has something in it that is saved on its own."""
     return isinstance(value, (list, tuple)) and any(
         isinstance(item, (torch.Tensor, Mapping)) or _is_container(item) for item in value
     )
 
 
-def set_element(root_dict: dict[str, Any], path: Sequence[int | str], value: Any) -> None:
+def set_element(root_dict: StateDict, path: Sequence[int | str], value: Any) -> None:
     """Store ``value`` at ``path``, making dicts (for names) and lists (for numbers) on the way."""
     place: Any = root_dict
     for key, following in itertools.pairwise(path):
-        missing: Any = [] if isinstance(following, int) else {}
+        missing: object = [] if isinstance(following, int) else {}
         place = _at(place, key, missing)
     _at(place, path[-1], None)
     place[path[-1]] = value

@@ -69,7 +69,7 @@ class Record:
         return json.dumps(fields | {"sum": _sum_of(fields)}).encode()
 
 
-def _sum_of(fields: Mapping[str, Any]) -> str:
+def _sum_of(fields: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 

@@ -17,6 +17,7 @@ import torch
 
 from xla_core.contract.hookspecs import OperatorRegistry
 from xla_core.extension_api import shardings
+from xla_core.extension_api.operators import Operand
 from xla_core.extension_api.steps import Entry, Operation
 from xla_spmd.lowering import dynamo
 from xla_spmd.sharding.hlo_sharding import parse
@@ -102,7 +103,7 @@ def _annotate(value: Any, sharding: str) -> Any:
     return shardings.annotate_sharding(value, text)
 
 
-def _shard_as(a: Any, b: Any) -> tuple[Any, Any]:
+def _shard_as(a: Operand, b: Any) -> tuple[Any, Any]:
     form = _form.get() or _Form(None)
     return shardings.shard_alike(a, b, next(form.groups), form.translate is not None)
 

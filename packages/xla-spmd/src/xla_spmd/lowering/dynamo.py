@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from xla_core.support import caches
 from xla_spmd.sharding.mesh import Mesh
@@ -24,11 +25,13 @@ _library.define(
 MARK: Final = torch.ops.xla.dynamo_mark_sharding.default
 
 
-def _meta(input: torch.Tensor, *_description: Any) -> torch.Tensor:
+def _meta(input: torch.Tensor, *_description: object) -> torch.Tensor:
     return torch.empty_like(input)
 
 
-def _backward(_ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+def _backward(
+    _ctx: FunctionCtx, gradient: torch.Tensor
+) -> tuple[torch.Tensor, None, None, None, None]:
     return gradient, None, None, None, None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from xla_core.contract.device_protocol import ArraySpec, DeviceClient, Placement, Program
+from xla_core.contract.device_protocol import ArraySpec, Buffer, DeviceClient, Placement, Program
 from xla_core.extension_api import lowering
 from xla_core.extension_api.backends import (
     Backend,
@@ -94,18 +94,18 @@ class MeshBackend(DeviceBackend):
 
     # -- transfers -----------------------------------------------------------------------------
 
-    def put(self, array: np.ndarray) -> Any:
+    def put(self, array: np.ndarray) -> Buffer:
         """Keep a copy of a host array until it is used or annotated; ahead of time, its shape."""
         if self.shapes_only:
             return super().put(array)
         return HostValue(np.array(array, self.numpy_dtype(array.dtype)))
 
-    def allocate(self, meta: TensorMeta, sharding: str | None = None) -> Any:
+    def allocate(self, meta: TensorMeta, sharding: str | None = None) -> Buffer:
         """Memory without a value, laid out as ``sharding``; None: whole on every device."""
         spec = ArraySpec(meta.shape, self.numpy_dtype(numpy_dtype(meta.dtype)), sharding)
         return self.client.allocate(spec, Placement(self.devices, sharding))
 
-    def place(self, value: HostValue, sharding: str | None = None) -> Any:
+    def place(self, value: HostValue, sharding: str | None = None) -> Buffer:
         """The buffer of a host value, laid out as ``sharding`` if no device has it yet."""
         if value.placed is None:
             assert value.array is not None
@@ -113,7 +113,7 @@ class MeshBackend(DeviceBackend):
             indivisible.do(indivisible.storing(value, ("placed", "array"), (placed, None)))
         return value.placed
 
-    def get(self, buffer: Any) -> np.ndarray:
+    def get(self, buffer: Buffer) -> np.ndarray:
         """Wait for a value and copy it to the host, wherever its parts are."""
         if type(buffer) is HostValue:
             if buffer.array is not None:
@@ -121,7 +121,7 @@ class MeshBackend(DeviceBackend):
             buffer = buffer.placed
         return super().get(self.readable(buffer))
 
-    def readable(self, buffer: Any) -> Any:
+    def readable(self, buffer: Buffer) -> Buffer:
         """``buffer``, or its value whole on every device where this process lacks a part of it.
 
         Every process of the job has to call it then: they gather the value together.
@@ -131,15 +131,15 @@ class MeshBackend(DeviceBackend):
         lacking = bool(sharding.tiles) and len(self._mine) < self.count
         return self.move(buffer, None) if lacking else buffer
 
-    def copy(self, buffer: Any) -> Any:
+    def copy(self, buffer: Buffer) -> Buffer:
         """A second buffer with the same value, laid out alike."""
         return self.move(buffer, self.sharding_of(buffer))
 
-    def copy_from(self, buffer: Any, origin: Backend) -> Any:
+    def copy_from(self, buffer: Buffer, origin: Backend) -> Buffer:
         """The value of another device's buffer."""
         return self.put(origin.get(buffer))
 
-    def sharding_of(self, buffer: Any) -> str | None:
+    def sharding_of(self, buffer: Buffer) -> str | None:
         """The canonical HLO sharding of a buffer; None where it is whole on every device."""
         if type(buffer) is HostValue:
             if buffer.placed is None:
@@ -147,7 +147,7 @@ class MeshBackend(DeviceBackend):
             buffer = buffer.placed
         return canonical(self.client.placement_of(buffer).sharding)
 
-    def move(self, buffer: Any, sharding: str | None) -> Any:
+    def move(self, buffer: Any, sharding: str | None) -> Buffer:
         """The same value laid out as ``sharding``, by a program: parts go from device to device.
 
         A value from before SPMD mode, on one device, goes through the host.
@@ -225,7 +225,7 @@ class MeshBackend(DeviceBackend):
             layouts.append(None if unwritten else self.sharding_of(self.device_buffer(storage)))
         return tuple(layouts)
 
-    def device_buffer(self, storage: Storage) -> Any:
+    def device_buffer(self, storage: Storage) -> Buffer:
         """The buffer of a tensor over all devices, put there now if need be."""
         buffer = storage.buffer
         annotation = storage_annotation(storage)
@@ -239,7 +239,7 @@ class MeshBackend(DeviceBackend):
             storage.relocate(buffer)
         return buffer
 
-    def buffer_for_copy(self, storage: Storage, buffer: Any) -> Any:
+    def buffer_for_copy(self, storage: Storage, buffer: Buffer) -> Buffer:
         """The buffer for a tensor that takes over another one's value: laid out as it was annotated.
 
         A value that no device has yet goes to them in that layout, for both tensors: it is whole nowhere.
@@ -247,7 +247,7 @@ class MeshBackend(DeviceBackend):
         annotation = storage_annotation(storage)
         return buffer if annotation is None else self.resharded(buffer, annotation.text)
 
-    def resharded(self, buffer: Any, sharding: str | None) -> Any:
+    def resharded(self, buffer: Buffer, sharding: str | None) -> Buffer:
         """The same value laid out as ``sharding``; one that no device has is not put there to be whole."""
         if type(buffer) is HostValue and buffer.placed is None:
             return buffer if sharding is None else self.place(buffer, sharding)

@@ -12,11 +12,11 @@ shardings through the program.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
-from xla_core.extension_api.operators import schema_of
+from xla_core.extension_api.operators import Operand, schema_of
 from xla_core.extension_api.steps import Entry, Operation, Ref, operations_of
 from xla_spmd.lowering import annotation_ops
 
@@ -108,11 +108,11 @@ def _by_element(entry: Operation) -> Iterator[tuple[int, Ref]]:
                 yield entry.first + i, ref
 
 
-def _is_list_of_values(a: Any) -> bool:
+def _is_list_of_values(a: Operand) -> bool:
     return isinstance(a, (list, tuple)) and any(isinstance(item, Ref) for item in a)
 
 
-def _flat(a: Any) -> Iterator[Any]:
+def _flat(a: Operand) -> Iterator[object]:
     if isinstance(a, (list, tuple)):
         for item in a:
             yield from _flat(item)

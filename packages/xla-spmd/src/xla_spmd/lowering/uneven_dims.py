@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from xla_core.contract.device_protocol import ArraySpec
 from xla_core.extension_api import shardings
@@ -53,7 +54,7 @@ def padding(
 
 def _between(
     function: Function, cuts: Sequence[Any], outputs: Texts, annotations: Texts, *arguments: Any
-) -> list[Any]:
+) -> list[Array]:
     values = [a if cut is None else _cut(a, *cut) for a, cut in zip(arguments, cuts, strict=True)]
     results = function(*values)
     return [
@@ -62,11 +63,11 @@ def _between(
     ]
 
 
-def _cut(value: Any, shape: Sequence[int], annotation: str) -> Any:
+def _cut(value: Array, shape: Sequence[int], annotation: str) -> Array:
     return shardings.annotate_sharding(value[tuple(map(slice, shape))], annotation)
 
 
-def _fill(value: Any, text: str | None, annotation: str | None) -> Any:
+def _fill(value: Array, text: str | None, annotation: str | None) -> Array:
     shape = _padded(value.shape, text)
     # XLA lays a value without elements out whole, whatever its annotation says: no part is to be filled
     if annotation is None or shape == value.shape or value.size == 0:

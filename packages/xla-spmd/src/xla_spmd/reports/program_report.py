@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from xla_core.contract.device_protocol import Buffer
 from xla_core.extension_api import programs
 from xla_core.extension_api.backends import Storage
 from xla_core.extension_api.tensors import XLATensor, storage_of
@@ -117,7 +118,7 @@ def live_tensors(named: torch.nn.Module | None = None) -> list[LiveTensor]:
     return sorted(living, key=lambda t: -t.bytes)
 
 
-def _part_bytes(backend: MeshBackend, buffer: Any) -> dict[int, int]:
+def _part_bytes(backend: MeshBackend, buffer: Buffer) -> dict[int, int]:
     """Bytes of the parts that this process holds, by the device's number; none of a host value."""
     if type(buffer) is HostValue:
         buffer = buffer.placed
@@ -175,7 +176,9 @@ def _line(tensor: LiveTensor) -> str:
     return f"  {render_bytes(tensor.bytes):>10} {share:>10} {shape:<24} {tensor.sharding} {tensor.name}".rstrip()
 
 
-def parameter_shares(module: torch.nn.Module, optimizer: Any = None) -> dict[str, dict[int, int]]:
+def parameter_shares(
+    module: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> dict[str, dict[int, int]]:
     """Per device, the bytes of a module's ``parameters``, ``gradients`` and optimizer ``state``."""
     state = optimizer.state if optimizer is not None else {}
     groups = {

@@ -39,8 +39,8 @@ class _FromLists(type):
 
     def __call__(
         cls,
-        tile_assignment: Sequence[Any],
-        group_assignment: Sequence[Any],
+        tile_assignment: Sequence[object],
+        group_assignment: Sequence[object],
         replication_groups: Sequence[Sequence[int]],
         sharding_type: int,
     ) -> Any:
@@ -60,8 +60,8 @@ class OpSharding(metaclass=_FromLists):
 
 
 def from_lists(
-    tile_assignment: Sequence[Any],
-    group_assignment: Sequence[Any],
+    tile_assignment: Sequence[object],
+    group_assignment: Sequence[object],
     replication_groups: Sequence[Sequence[int]],
     sharding_type: int,
 ) -> Sharding:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 
-from xla_core.extension_api.operators import handler_of, set_handler
+from xla_core.extension_api.operators import (
+    NamedOperands,
+    Operand,
+    Operands,
+    handler_of,
+    set_handler,
+)
 from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_core.support.once import Once
 from xla_spmd.sharding.annotation import annotation_of
@@ -21,7 +27,7 @@ def keep_annotations() -> None:
         return
     plain = handler_of(torch.ops.aten.clone.default)
 
-    def clone(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def clone(args: Operands, kwargs: NamedOperands | None) -> Operand:
         copy = plain(args, kwargs)
         source = args[0]
         annotation = annotation_of(source) if isinstance(source, XLATensor) else None

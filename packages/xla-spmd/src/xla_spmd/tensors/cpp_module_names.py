@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from xla_core.extension_api import runtime
+from xla_core.extension_api.operators import Operand
 from xla_core.extension_api.steps import graph_of, needed_entries, operations_of
 from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_spmd.lowering.annotation_ops import TO_SHARD
@@ -120,7 +121,7 @@ def _get_local_shards(tensors: Sequence[torch.Tensor]) -> list[list[tuple[torch.
 
 
 def _get_local_shard_replica_and_indices(
-    tensors: Sequence[Any],
+    tensors: Sequence[Operand],
 ) -> list[list[tuple[int, Sequence[slice] | EllipsisType]]]:
     """Per tensor and part, the copy's number and where the part belongs."""
     by_tensor = [shard_indices(unwrap_sharded_tensor(t)) for t in tensors]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
+from torch.autograd.function import FunctionCtx
 
-from xla_core.extension_api.operators import handler_of
+from xla_core.extension_api.operators import Gradients, handler_of
 from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_spmd.lowering.annotation_ops import TO_SHARD, TO_WHOLE
 from xla_spmd.sharding.annotation import Annotation, checked_sharding
@@ -40,23 +41,25 @@ def _mesh(mesh: Mesh | None, function: str) -> Mesh:
 
 class _ToShard(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, text: str) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, tensor: torch.Tensor, text: str) -> torch.Tensor:
         ctx.text, ctx.shape = text, tuple(tensor.shape)
         return handler_of(TO_SHARD)((tensor, text), None)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Gradients:
         return handler_of(TO_WHOLE)((gradients[0], ctx.text, ctx.shape), None), None
 
 
 class _ToWhole(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, text: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def forward(
+        ctx: FunctionCtx, tensor: torch.Tensor, text: str, shape: tuple[int, ...]
+    ) -> torch.Tensor:
         ctx.text = text
         return handler_of(TO_WHOLE)((tensor, text, shape), None)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Gradients:
         return handler_of(TO_SHARD)((gradients[0], ctx.text), None), None, None
 
 

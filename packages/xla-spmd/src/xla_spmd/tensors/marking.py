@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from xla_core.extension_api import runtime
-from xla_core.extension_api.operators import handler_of
+from xla_core.extension_api.operators import Gradients, handler_of
 from xla_core.extension_api.steps import Trace
 from xla_core.extension_api.tensors import XLATensor, storage_of, view_of
 from xla_core.support import counters
@@ -178,13 +179,15 @@ class MarkShardingFunction(torch.autograd.Function):
     """An annotation of a value and of its gradient: ``apply(tensor, mesh, partition_spec)``."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Tensor:
+    def forward(
+        ctx: FunctionCtx, tensor: torch.Tensor, mesh: Mesh, partition_spec: Spec
+    ) -> torch.Tensor:
         """A value equal to ``tensor``, split; ``tensor`` itself stays as it is."""
         ctx.mesh, ctx.spec = mesh, partition_spec
         return _annotated(tensor, mesh, partition_spec)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Gradients:
         """The gradient, split in the same way."""
         return _annotated(gradients[0], ctx.mesh, ctx.spec), None, None
 

@@ -6,8 +6,9 @@ import dataclasses
 from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 
-from xla_core.extension_api.operators import handler_of
+from xla_core.extension_api.operators import Gradients, handler_of
 from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_spmd.lowering.annotation_ops import ANNOTATE
 from xla_spmd.sharding.annotation import Annotation
@@ -26,7 +27,11 @@ class _Relaid(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, target: Annotation, source: Annotation, dtypes: Dtypes
+        ctx: FunctionCtx,
+        tensor: torch.Tensor,
+        target: Annotation,
+        source: Annotation,
+        dtypes: Dtypes,
     ) -> torch.Tensor:
         ctx.target, ctx.source, ctx.dtypes, ctx.dtype = target, source, dtypes, tensor.dtype
         cast = tensor if dtypes.forward is None else tensor.to(dtypes.forward)
@@ -36,7 +41,7 @@ class _Relaid(torch.autograd.Function):
         return relaid_tensor
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Gradients:
         moved = gradients[0].to(ctx.dtypes.backward or ctx.dtype)
         back = _Relaid.apply(moved, ctx.source, ctx.target, Dtypes())
         return back.to(ctx.dtype), None, None, None

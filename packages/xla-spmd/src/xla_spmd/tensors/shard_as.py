@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+from torch.autograd.function import FunctionCtx
 from torch.utils import _pytree as pytree
 
-from xla_core.extension_api.operators import handler_of
+from xla_core.extension_api.operators import Gradients, Operand, handler_of
 from xla_spmd.lowering.annotation_ops import SHARD_AS
 from xla_spmd.tensors.marking import checked
 from xla_spmd.tensors.sharded_tensor import unwrap_sharded_tensor
@@ -21,16 +22,18 @@ class _ShardAs(torch.autograd.Function):
     """Both tensors, split in the same way; so are their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        ctx: FunctionCtx, a: torch.Tensor, b: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         first, second = handler_of(SHARD_AS)((checked(a), checked(b)), None)
         return first, second
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Gradients:
         return tuple(handler_of(SHARD_AS)(gradients, None))
 
 
-def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
+def shard_as(a: Operand, b: Any) -> tuple[Any, Any]:
     """``a`` and ``b``, trees of tensors of one structure, each pair of tensors split in the same way.
 
     The compiler decides how, from what it knows of either. Use the results from then on. The gradients of a
@@ -46,7 +49,7 @@ def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
     return pytree.tree_unflatten(firsts, structure), pytree.tree_unflatten(seconds, structure)
 
 
-def _pair(a: Any, b: Any) -> tuple[Any, Any]:
+def _pair(a: Operand, b: Any) -> tuple[Any, Any]:
     if a is None and b is None:
         return None, None
     if a is None or b is None:

@@ -8,10 +8,11 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from xla_core.contract.device_protocol import ArraySpec, Placement
 from xla_core.extension_api import runtime, tensors
-from xla_core.extension_api.operators import when_dynamo_is_used
+from xla_core.extension_api.operators import Gradients, Operand, when_dynamo_is_used
 from xla_core.extension_api.tensors import XLATensor, alias, materialise, storage_of, view_of
 from xla_spmd.lowering import gradient_sharding
 from xla_spmd.lowering.mesh_backend import HostValue, MeshBackend
@@ -272,11 +273,11 @@ class _Wrap(torch.autograd.Function):
     """The same tensor as another class; gradients pass through."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: XLATensor, kind: type[XLATensor]) -> XLATensor:
+    def forward(ctx: FunctionCtx, tensor: XLATensor, kind: type[XLATensor]) -> XLATensor:
         return alias(tensor, kind)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Gradients:
         return gradients[0], None
 
 
@@ -308,7 +309,7 @@ def wrap_as_sharded_tensor(
     return wrapped
 
 
-def unwrap_sharded_tensor(t: Any) -> Any:
+def unwrap_sharded_tensor(t: Operand) -> Any:
     """The plain tensor inside an ``XLAShardedTensor``; anything else is returned as it is."""
     return _as(t, XLATensor) if isinstance(t, XLAShardedTensor) else t
 

@@ -86,7 +86,7 @@ class SpmdFullyShardedDataParallel(nn.Module):
         chosen = max(fitting, key=lambda i: shape[i], default=None)
         return tuple(AXIS if i == chosen else None for i in range(len(shape)))
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """What the module returns, split over its first dimension or as ``shard_output`` says."""
         output = self.module(*args, **kwargs)
         if self.shard_output is not None:

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.autograd.function import FunctionCtx
 
-from xla_core.extension_api.operators import behind_barrier
+from xla_core.extension_api.operators import Gradients, behind_barrier
 from xla_core.extension_api.tensors import XLATensor
 
 MSG_NOT_LINEAR: Final = (
@@ -26,7 +27,10 @@ class XLAPatchedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+        ctx: FunctionCtx,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``input`` of shape ``(..., n)``, ``weight`` of ``(m, n)``, ``bias`` of ``(m,)``: ``(..., m)``."""
         if torch.is_autocast_enabled("xla"):
@@ -39,7 +43,7 @@ class XLAPatchedLinear(torch.autograd.Function):
         return product if bias is None else product + bias
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Gradients:
         """Gradients by input, weight and bias, where they are asked for."""
         input, weight = ctx.saved_tensors
         (gradient,) = gradients
@@ -97,15 +101,15 @@ class _Barrier(torch.autograd.Function):
     """The same tensors; a barrier in front of their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: FunctionCtx, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(t.view_as(t) for t in tensors)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Gradients:
         return tuple(behind_barrier(gradients))
 
 
-def _behind_barrier(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _behind_barrier(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[object, ...]:
     wanted = [i for i, t in enumerate(inputs) if isinstance(t, XLATensor) and t.requires_grad]
     if not wanted:
         return inputs

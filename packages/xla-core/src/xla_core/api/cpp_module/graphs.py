@@ -18,6 +18,7 @@ from xla_core.api import compile_decorator, xla_model
 from xla_core.api.stablehlo_text import stablehlo_bytecode, stablehlo_text
 from xla_core.builder.hlo import from_module
 from xla_core.compilation.program_table import StepProgram
+from xla_core.contract.device_protocol import Buffer
 from xla_core.dispatch.transfers import materialise
 from xla_core.execution import deferred_steps, run_step, runtime
 from xla_core.execution.pending_graph import graph_of, read_inputs
@@ -128,7 +129,7 @@ def _get_tensors_handle(tensors: Sequence[torch.Tensor]) -> list[int]:
     return handles
 
 
-def _is_deleted(buffer: Any) -> bool:
+def _is_deleted(buffer: Buffer) -> bool:
     ask = getattr(buffer, "is_deleted", None)
     return ask is not None and bool(ask())
 
@@ -177,7 +178,7 @@ class _Cached:
     def arguments(self, tensors: Sequence[XLATensor]) -> list[Any]:
         """The program's arguments for these inputs; those that the results do not need are zeros."""
         backend = self.trace.backend
-        buffers: list[Any] = [None] * len(self.inputs)
+        buffers: list[object] = [None] * len(self.inputs)
         for position, tensor in zip(self.given, tensors, strict=True):
             buffer = materialise(tensor._s.trace, tensor._s)
             unwritten = buffer is None

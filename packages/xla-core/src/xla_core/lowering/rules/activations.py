@@ -11,7 +11,7 @@ import torch
 from jax import Array, lax
 
 from xla_core.lowering.rules.arithmetic import clip
-from xla_core.lowering.rules.common import is_float, present, where
+from xla_core.lowering.rules.common import Scalar, is_float, present, where
 from xla_core.operators.lowering_registry import Promotion, rule
 
 DEFAULT = Promotion.DEFAULT
@@ -30,13 +30,13 @@ def relu(self: Array) -> Array:
 
 
 @rule(*present("threshold"))
-def threshold(self: Array, threshold: Any, value: Any) -> Array:
+def threshold(self: Array, threshold: Scalar, value: Scalar) -> Array:
     """``self`` where it is above ``threshold``, else ``value``; NaN stays."""
     return where(self <= np.asarray(threshold).astype(self.dtype), value, self)
 
 
 @rule(*present("threshold_backward"), promotion=Promotion.NO_OPMATH)
-def threshold_backward(grad_output: Array, self: Array, threshold: Any) -> Array:
+def threshold_backward(grad_output: Array, self: Array, threshold: Scalar) -> Array:
     """``grad_output`` where ``self`` is above ``threshold`` or NaN, else 0."""
     return where(self <= threshold, jnp.zeros_like(grad_output), grad_output)
 
@@ -57,13 +57,13 @@ def leaky_relu_backward(
 
 
 @rule(*present("hardtanh"), promotion=Promotion.NO_OPMATH)
-def hardtanh(self: Array, min_val: Any = -1, max_val: Any = 1) -> Array:
+def hardtanh(self: Array, min_val: Scalar = -1, max_val: Scalar = 1) -> Array:
     """``self`` limited to ``[min_val, max_val]``."""
     return clip(self, min_val, max_val)
 
 
 @rule(*present("hardtanh_backward"))
-def hardtanh_backward(grad_output: Array, self: Array, min_val: Any, max_val: Any) -> Array:
+def hardtanh_backward(grad_output: Array, self: Array, min_val: Scalar, max_val: Scalar) -> Array:
     """``grad_output`` strictly inside the bounds, else 0."""
     outside = (self <= min_val) | (self >= max_val)
     return where(outside, jnp.zeros_like(grad_output), grad_output)
@@ -74,13 +74,13 @@ def _elu_scales(alpha: Any, scale: Any, input_scale: Any) -> tuple[float, float,
 
 
 @rule(*present("elu"), promotion=DEFAULT)
-def elu(self: Array, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Array:
+def elu(self: Array, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> Array:
     """``scale * x`` above zero, ``scale * alpha * (exp(input_scale * x) - 1)`` below."""
     return where(self > 0, self * scale, lax.expm1(self * input_scale) * (alpha * scale))
 
 
 @rule(*present("celu"), promotion=DEFAULT)
-def celu(self: Array, alpha: Any = 1.0) -> Array:
+def celu(self: Array, alpha: Scalar = 1.0) -> Array:
     """``x`` above zero, ``alpha * (exp(x / alpha) - 1)`` below."""
     return where(self > 0, self, lax.expm1(self / alpha) * alpha)
 
@@ -88,9 +88,9 @@ def celu(self: Array, alpha: Any = 1.0) -> Array:
 @rule(*present("elu_backward"))
 def elu_backward(
     grad_output: Array,
-    alpha: Any,
-    scale: Any,
-    input_scale: Any,
+    alpha: Scalar,
+    scale: Scalar,
+    input_scale: Scalar,
     is_result: bool,
     self_or_result: Array,
 ) -> Array:
@@ -191,14 +191,14 @@ def hardswish_backward(grad_output: Array, self: Array) -> Array:
 
 
 @rule(*present("softplus"), promotion=DEFAULT)
-def softplus(self: Array, beta: Any = 1, threshold: Any = 20) -> Array:
+def softplus(self: Array, beta: Scalar = 1, threshold: Scalar = 20) -> Array:
     """``log(1 + exp(beta x)) / beta``; ``x`` itself where ``beta x`` is above ``threshold``."""
     scaled = self * beta
     return where(scaled > threshold, self, _softplus(scaled) / beta)
 
 
 @rule(*present("softplus_backward"), promotion=DEFAULT)
-def softplus_backward(grad_output: Array, self: Array, beta: Any, threshold: Any) -> Array:
+def softplus_backward(grad_output: Array, self: Array, beta: Scalar, threshold: Scalar) -> Array:
     """The gradient of ``softplus``."""
     scaled = self * beta
     return where(scaled > threshold, grad_output, grad_output * lax.logistic(scaled))
@@ -219,7 +219,7 @@ def log_sigmoid_backward(grad_output: Array, self: Array, buffer: Array) -> Arra
 
 
 @rule(*present("softshrink"), promotion=Promotion.NO_OPMATH)
-def softshrink(self: Array, lambd: Any = 0.5) -> Array:
+def softshrink(self: Array, lambd: Scalar = 0.5) -> Array:
     """``x`` moved towards zero by ``lambd``; 0 within; NaN stays."""
     lambd = jnp.asarray(lambd).astype(self.dtype)
     moved = where(self > lambd, self - lambd, where(self < -lambd, self + lambd, self * 0))
@@ -227,13 +227,13 @@ def softshrink(self: Array, lambd: Any = 0.5) -> Array:
 
 
 @rule(*present("softshrink_backward", "hardshrink_backward"))
-def shrink_backward(grad_output: Array, self: Array, lambd: Any) -> Array:
+def shrink_backward(grad_output: Array, self: Array, lambd: Scalar) -> Array:
     """0 within ``[-lambd, lambd]``, else ``grad_output``."""
     return where((self >= -lambd) & (self <= lambd), 0, grad_output)
 
 
 @rule(*present("hardshrink"))
-def hardshrink(self: Array, lambd: Any = 0.5) -> Array:
+def hardshrink(self: Array, lambd: Scalar = 0.5) -> Array:
     """0 within ``[-lambd, lambd]``, else ``x``."""
     return where((self >= -lambd) & (self <= lambd), 0, self)
 
@@ -289,7 +289,7 @@ def glu_backward(grad_output: Array, self: Array, dim: int) -> Array:
     return lax.concatenate([inner, inner * (1 - gate) * first], dim % self.ndim)
 
 
-def _like_first(first: torch.Tensor, *_others: Any) -> torch.Tensor:
+def _like_first(first: torch.Tensor, *_others: object) -> torch.Tensor:
     return torch.empty_like(first)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from jax import Array, lax
 
 from xla_core.lowering.rules.common import (
+    Scalar,
     aten,
     is_complex,
     is_float,
@@ -30,24 +30,24 @@ DEFAULT = Promotion.DEFAULT
 INT_TO_FLOAT = Promotion.INT_TO_FLOAT
 
 
-def _scaled(value: Array, factor: Any) -> Array:
+def _scaled(value: Array, factor: Scalar) -> Array:
     return value if is_one(factor) else value * scalar(factor, value.dtype)
 
 
 @rule(*present("add.Tensor", "add.Scalar"), promotion=DEFAULT, lift=("other", "alpha"))
-def add(self: Array, other: Array, alpha: Any = 1) -> Array:
+def add(self: Array, other: Array, alpha: Scalar = 1) -> Array:
     """``self + alpha * other``; for bool it is a logical or."""
     return self + _scaled(other, alpha)
 
 
 @rule(*present("sub.Tensor", "sub.Scalar"), promotion=DEFAULT, lift=("other", "alpha"))
-def sub(self: Array, other: Array, alpha: Any = 1) -> Array:
+def sub(self: Array, other: Array, alpha: Scalar = 1) -> Array:
     """``self - alpha * other``."""
     return self - _scaled(other, alpha)
 
 
 @rule(*present("rsub.Tensor", "rsub.Scalar"), promotion=DEFAULT, lift=("other", "alpha"))
-def rsub(self: Array, other: Array, alpha: Any = 1) -> Array:
+def rsub(self: Array, other: Array, alpha: Scalar = 1) -> Array:
     """``other - alpha * self``."""
     return other - _scaled(self, alpha)
 
@@ -185,13 +185,13 @@ def pow_tensor(self: Array, exponent: Array) -> Array:
     return pair(lax.pow)(self, exponent)
 
 
-def _power_meta(self: torch.Tensor, exponent: Any) -> torch.Tensor:
+def _power_meta(self: torch.Tensor, exponent: Scalar) -> torch.Tensor:
     # torch 2.13: its own kernel makes int64 of ``bool ** True``
     return torch.empty_like(self, dtype=torch.result_type(self, exponent))
 
 
 @rule(aten.pow.Tensor_Scalar, context=True, meta=_power_meta)
-def pow_scalar(context: RuleContext, self: Array, exponent: Any) -> Array:
+def pow_scalar(context: RuleContext, self: Array, exponent: Scalar) -> Array:
     """``self ** exponent`` for a constant exponent."""
     return static_power(opmath(self.astype(output_dtype(context))), exponent)
 
@@ -232,7 +232,7 @@ def fmin(self: Array, other: Array) -> Array:
     return _ignoring_nan(lax.min, self, other)
 
 
-def clip(value: Array, low: Any, high: Any) -> Array:
+def clip(value: Array, low: Scalar, high: Scalar) -> Array:
     """``min(max(value, low), high)``; NaN of any operand propagates; a None bound is no bound."""
     if low is not None:
         value = pair(lax.max)(value, jnp.asarray(low).astype(value.dtype))
@@ -246,12 +246,14 @@ def clip(value: Array, low: Any, high: Any) -> Array:
     lift=("min", "max"),
     context=True,
 )
-def clamp(context: RuleContext, self: Array, min: Any = None, max: Any = None) -> Array:
+def clamp(
+    context: RuleContext, self: Array, min: Scalar | None = None, max: Scalar | None = None
+) -> Array:
     """``self`` limited to ``[min, max]``; ``max`` wins where the bounds cross."""
     return clip(self.astype(output_dtype(context)), min, max)
 
 
 @rule(*present("clamp_max", "clamp_max.Tensor"), lift=("max",), context=True)
-def clamp_max(context: RuleContext, self: Array, max: Any) -> Array:
+def clamp_max(context: RuleContext, self: Array, max: Scalar) -> Array:
     """``self`` limited from above."""
     return clip(self.astype(output_dtype(context)), None, max)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +15,9 @@ from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.torch_bridge.dtypes import numpy_dtype
 
 Shape = tuple[int, ...]
+
+Scalar: TypeAlias = Array | complex
+"""A number among an operator's arguments: the user's own, or an input of the program that it was lifted to."""
 
 
 def find_overload(name: str) -> OpOverload | None:
@@ -30,13 +33,13 @@ def present(*names: str) -> tuple[OpOverload, ...]:
     return tuple(overload for overload in overloads if overload is not None)
 
 
-def broadcast_to(array: Any, shape: Shape) -> Array:
+def broadcast_to(array: Array, shape: Shape) -> Array:
     """``array`` broadcast to ``shape``; nothing is emitted when it has that shape."""
     array = jnp.asarray(array)
     return array if array.shape == shape else jnp.broadcast_to(array, shape)
 
 
-def where(condition: Any, on_true: Any, on_false: Any) -> Array:
+def where(condition: Array, on_true: Any, on_false: Any) -> Array:
     """``lax.select`` with broadcasting; plain numbers take the dtype of the other branch.
 
     Unlike ``jnp.where`` it emits no function call.
@@ -66,17 +69,17 @@ def pair(operation: Callable[[Array, Array], Array]) -> Callable[[Array, Array],
     return broadcasting
 
 
-def scalar(value: Any, dtype: np.dtype) -> Array:
+def scalar(value: Scalar, dtype: np.dtype) -> Array:
     """A scalar argument (a number or a 0-d array) as a 0-d array of ``dtype``."""
     return jnp.asarray(value).astype(dtype)
 
 
-def count_as(count: Any, dtype: np.dtype) -> Any:
+def count_as(count: Scalar, dtype: np.dtype) -> Any:
     """A number of elements, or made of one, as a number of ``dtype``; of symbolic sizes as a 0-d array."""
     return dtype.type(count) if isinstance(count, (int, float)) else scalar(count, dtype)
 
 
-def is_one(value: Any) -> bool:
+def is_one(value: Scalar) -> bool:
     """Whether a scalar argument is known, before the program runs, to be exactly 1."""
     return isinstance(value, (bool, int, float)) and value == 1
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from xla_core.lowering.rules.common import (
+    Scalar,
     broadcast_to,
     convert,
     is_complex,
@@ -116,14 +116,14 @@ def logical_not(self: Array) -> Array:
     lift=("self", "other"),
     context=True,
 )
-def select(context: RuleContext, condition: Array, self: Any, other: Any) -> Array:
+def select(context: RuleContext, condition: Array, self: Array, other: Array) -> Array:
     """``self`` where ``condition`` holds, else ``other``; ``condition`` may be uint8."""
     dtype = output_dtype(context)
     return where(truth(condition), scalar(self, dtype), scalar(other, dtype))
 
 
 @rule(*present("masked_fill.Scalar", "masked_fill.Tensor"), lift=("value",))
-def masked_fill(self: Array, mask: Array, value: Any) -> Array:
+def masked_fill(self: Array, mask: Array, value: Scalar) -> Array:
     """``self`` with ``value`` where ``mask`` holds."""
     return where(truth(mask), scalar(value, self.dtype), self)
 
@@ -143,7 +143,7 @@ def isclose(
 
 
 @rule(*present("_to_copy", "to.dtype"), context=True)
-def to_copy(context: RuleContext, self: Array, *_dtype: Any, **options: Any) -> Array:
+def to_copy(context: RuleContext, self: Array, *_dtype: object, **options: object) -> Array:
     """``self`` cast to the promised dtype."""
     return convert(self, output_dtype(context))
 
@@ -161,7 +161,7 @@ def copy(context: RuleContext, self: Array, src: Array) -> Array:
 
 
 @rule(*present("fill.Scalar", "fill.Tensor"), lift=("value",), context=True)
-def fill(context: RuleContext, self: Array, value: Any) -> Array:
+def fill(context: RuleContext, self: Array, value: Scalar) -> Array:
     """``value`` in the shape and dtype of ``self``."""
     return broadcast_to(convert(jnp.asarray(value), self.dtype), self.shape)
 

@@ -66,7 +66,7 @@ def place_to_device(t: Array) -> Array:
     return _placed(t, "device")
 
 
-def _like(x: torch.Tensor, *_: Any) -> torch.Tensor:
+def _like(x: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty_like(x)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import jax.numpy as jnp
 import jax.scipy.special as jsp
@@ -13,6 +13,7 @@ from jax import Array, lax
 from xla_core.lowering.rules import special
 from xla_core.lowering.rules.arithmetic import clip
 from xla_core.lowering.rules.common import (
+    Scalar,
     is_complex,
     is_float,
     is_nan,
@@ -341,7 +342,7 @@ def polygamma_in_place(context: RuleContext, self: Array, n: int) -> Array:
 def mvlgamma(context: RuleContext, self: Array, p: int) -> Array:
     """The logarithm of the multivariate gamma function of dimension ``p``."""
     x = opmath(self.astype(output_dtype(context)))
-    total: Any = p * (p - 1) / 4 * np.log(PI)
+    total: Scalar = p * (p - 1) / 4 * np.log(PI)
     for index in range(p):
         total = total + lax.lgamma(x - index / 2)
     return total

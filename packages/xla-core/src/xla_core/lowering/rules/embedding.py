@@ -32,7 +32,7 @@ def add_rows(count: int, index: Array, rows: Array) -> Array:
     return table.at[index].add(rows, mode="drop", wrap_negative_indices=False)
 
 
-def _same_table(self: torch.Tensor, *_settings: Any) -> torch.Tensor:
+def _same_table(self: torch.Tensor, *_settings: object) -> torch.Tensor:
     return torch.empty_like(self)
 
 

@@ -10,6 +10,7 @@ import torch
 from jax import Array, lax
 
 from xla_core.lowering.rules.common import (
+    Scalar,
     broadcast_to,
     convert,
     is_float,
@@ -39,13 +40,13 @@ from xla_core.operators.lowering_registry import RuleContext, rule
     ),
     context=True,
 )
-def zeros(context: RuleContext, *args: Any, **options: Any) -> Array:
+def zeros(context: RuleContext, *args: object, **options: object) -> Array:
     """Zeros of the promised shape and dtype."""
     return jnp.zeros(output_shape(context), output_dtype(context))
 
 
 @rule(*present("ones", "ones_like", "new_ones"), context=True)
-def ones(context: RuleContext, *args: Any, **options: Any) -> Array:
+def ones(context: RuleContext, *args: object, **options: object) -> Array:
     """Ones of the promised shape and dtype."""
     return jnp.ones(output_shape(context), output_dtype(context))
 
@@ -55,19 +56,19 @@ def ones(context: RuleContext, *args: Any, **options: Any) -> Array:
     lift=("fill_value",),
     context=True,
 )
-def full(context: RuleContext, *like_or_size_and_value: Any, **options: Any) -> Array:
+def full(context: RuleContext, *like_or_size_and_value: object, **options: object) -> Array:
     """The last positional argument, the fill value, in the promised shape and dtype."""
     value = convert(jnp.asarray(like_or_size_and_value[-1]), output_dtype(context))
     return broadcast_to(value, output_shape(context))
 
 
 @rule(*present("scalar_tensor"), lift=("s",), context=True)
-def scalar_tensor(context: RuleContext, s: Any, **options: Any) -> Array:
+def scalar_tensor(context: RuleContext, s: Scalar, **options: object) -> Array:
     """A number as a 0-d array."""
     return convert(jnp.asarray(s), output_dtype(context))
 
 
-def _number(value: Any, dtype: np.dtype) -> Any:
+def _number(value: Scalar, dtype: np.dtype) -> Any:
     """A number, or a size that is none yet, in ``dtype``."""
     return dtype.type(value) if isinstance(value, (int, float)) else scalar(value, dtype)
 
@@ -85,18 +86,20 @@ def _progression(context: RuleContext, start: Any, step: Any) -> Array:
 
 
 @rule(*present("arange"), context=True)
-def arange(context: RuleContext, end: Any, **options: Any) -> Array:
+def arange(context: RuleContext, end: Scalar, **options: object) -> Array:
     """0, 1, ... below ``end``."""
     return _progression(context, 0, 1)
 
 
 @rule(*present("arange.start", "arange.start_step", "range", "range.step"), context=True)
-def arange_from(context: RuleContext, start: Any, end: Any, step: Any = 1, **options: Any) -> Array:
+def arange_from(
+    context: RuleContext, start: Scalar, end: Scalar, step: Scalar = 1, **options: object
+) -> Array:
     """``start``, ``start + step``, ... ; ``range`` includes ``end``, as its promised shape says."""
     return _progression(context, start, step)
 
 
-def _even_steps(context: RuleContext, start: Any, end: Any, steps: int) -> Array:
+def _even_steps(context: RuleContext, start: Scalar, end: Scalar, steps: int) -> Array:
     """``steps`` even steps, counted from the nearer end so that both ends are exact; never rounded."""
     dtype = output_dtype(context)
     compute = opmath_dtype(dtype) if is_float(dtype) else np.dtype(np.float64)
@@ -117,14 +120,21 @@ _SPAN_KINDS = ("", ".Tensor_Tensor", ".Tensor_Scalar", ".Scalar_Tensor")
 
 
 @rule(*present(*(f"linspace{kind}" for kind in _SPAN_KINDS)), context=True)
-def linspace(context: RuleContext, start: Any, end: Any, steps: int, **options: Any) -> Array:
+def linspace(
+    context: RuleContext, start: Scalar, end: Scalar, steps: int, **options: object
+) -> Array:
     """``steps`` numbers from ``start`` to ``end``, both included."""
     return convert(_even_steps(context, start, end, steps), output_dtype(context))
 
 
 @rule(*present(*(f"logspace{kind}" for kind in _SPAN_KINDS)), context=True)
 def logspace(
-    context: RuleContext, start: Any, end: Any, steps: int, base: float = 10.0, **options: Any
+    context: RuleContext,
+    start: Scalar,
+    end: Scalar,
+    steps: int,
+    base: float = 10.0,
+    **options: object,
 ) -> Array:
     """``base`` to the power of ``steps`` even steps from ``start`` to ``end``."""
     # A single exponent is taken as it is; several are between whole ends where the result is whole.
@@ -133,7 +143,7 @@ def logspace(
     return convert(lax.pow(jnp.full_like(exponent, base), exponent), output_dtype(context))
 
 
-def _window_meta(window_length: int, *_shape: Any, **options: Any) -> torch.Tensor:
+def _window_meta(window_length: int, *_shape: object, **options: object) -> torch.Tensor:
     dtype = options.get("dtype") or torch.get_default_dtype()
     return torch.empty(window_length, dtype=dtype, device="meta")
 
@@ -148,7 +158,7 @@ def kaiser_window(
     window_length: int,
     periodic: bool = True,
     beta: float = 12.0,
-    **options: Any,
+    **options: object,
 ) -> Array:
     """Bessel functions of half an ellipse; a ``periodic`` one is that of one place more, cut."""
     dtype = output_dtype(context)
@@ -162,7 +172,7 @@ def kaiser_window(
 
 
 @rule(*present("eye", "eye.m"), context=True)
-def eye(context: RuleContext, n: int, m: int | None = None, **options: Any) -> Array:
+def eye(context: RuleContext, n: int, m: int | None = None, **options: object) -> Array:
     """Ones on the diagonal, zeros elsewhere."""
     shape = output_shape(context)
     on_diagonal = lax.broadcasted_iota(np.int32, shape, 0) == lax.broadcasted_iota(
@@ -193,7 +203,7 @@ def triu(self: Array, diagonal: int = 0) -> Array:
 
 @rule(*present("tril_indices"), context=True)
 def tril_indices(
-    context: RuleContext, row: int, col: int, offset: int = 0, **options: Any
+    context: RuleContext, row: int, col: int, offset: int = 0, **options: object
 ) -> Array:
     """Row and column numbers of a lower triangle, row by row; shape ``(2, n)``."""
     return jnp.asarray(np.stack(np.tril_indices(row, offset, col)), output_dtype(context))
@@ -201,7 +211,7 @@ def tril_indices(
 
 @rule(*present("triu_indices"), context=True)
 def triu_indices(
-    context: RuleContext, row: int, col: int, offset: int = 0, **options: Any
+    context: RuleContext, row: int, col: int, offset: int = 0, **options: object
 ) -> Array:
     """Row and column numbers of an upper triangle, row by row; shape ``(2, n)``."""
     return jnp.asarray(np.stack(np.triu_indices(row, offset, col)), output_dtype(context))

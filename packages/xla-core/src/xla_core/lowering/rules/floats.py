@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import Array
 
-from xla_core.lowering.rules.common import is_integer, opmath, opmath_dtype, output_dtype
+from xla_core.lowering.rules.common import Scalar, is_integer, opmath, opmath_dtype, output_dtype
 from xla_core.lowering.rules.common import where as select
 from xla_core.operators.lowering_registry import RuleContext, aten, rule
 
@@ -43,7 +42,7 @@ def ldexp(context: RuleContext, self: Array, other: Array) -> Array:
 
 
 @rule(aten.histc.default)
-def histc(self: Array, bins: int = 100, min: Any = 0, max: Any = 0) -> Array:
+def histc(self: Array, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> Array:
     """How many elements fall in each of ``bins`` equal parts of [min, max], the data's if equal."""
     x = self.reshape(-1)
     low, high = jnp.asarray(min, x.dtype), jnp.asarray(max, x.dtype)

@@ -22,6 +22,7 @@ from xla_core.lowering.rules.common import (
 from xla_core.lowering.rules.reductions import sum_over
 from xla_core.operators.lowering_registry import RuleContext, rule, rule_of
 from xla_core.operators.run_rule import run_rule
+from xla_core.torch_bridge.operands import NamedOperands, Operands
 
 UNARY: Final = (
     "abs", "acos", "asin", "atan", "ceil", "clone", "cos", "cosh", "erf", "erfc", "exp", "expm1",
@@ -78,7 +79,7 @@ def _element(value: Any, index: int) -> Any:
 
 
 def _apply(
-    context: RuleContext, single: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    context: RuleContext, single: OpOverload, args: Operands, kwargs: NamedOperands
 ) -> list[Array]:
     """The rule of ``single`` on the i-th elements of all lists, for each i."""
     element_rule = rule_of(single)
@@ -91,7 +92,7 @@ def _apply(
 
 
 def _foreach(single: OpOverload) -> Callable[..., list[Array]]:
-    def each(context: RuleContext, *args: Any, **kwargs: Any) -> list[Array]:
+    def each(context: RuleContext, *args: object, **kwargs: object) -> list[Array]:
         return _apply(context, single, args, kwargs)
 
     return each
@@ -112,7 +113,7 @@ def _fused_multiply(name: str) -> Callable[..., list[Array]]:
     single = find_overload(name)
 
     def each(
-        context: RuleContext, self: Any, tensor1: Any, tensor2: Any, value: Any = 1
+        context: RuleContext, self: Array, tensor1: Array, tensor2: Array, value: Any = 1
     ) -> list[Array]:
         count = len(context.outputs)
         several = isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) == 1

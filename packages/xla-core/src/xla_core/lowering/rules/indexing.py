@@ -8,13 +8,12 @@ depends on their values, never get here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.rules.common import convert, output_shape, scalar
+from xla_core.lowering.rules.common import Scalar, convert, output_shape, scalar
 from xla_core.lowering.rules.common import where as select
 from xla_core.lowering.rules.views import wrap_dim
 from xla_core.operators.inlining import loops
@@ -26,15 +25,15 @@ _Indices = Sequence[Array | None]
 _MAX_COMPARED_BOUNDARIES = 256
 
 
-def _key(indices: _Indices) -> tuple[Any, ...]:
+def _key(indices: _Indices) -> tuple[object, ...]:
     return tuple(slice(None) if index is None else index for index in indices)
 
 
-def _axis_key(dim: int, index: Array) -> tuple[Any, ...]:
+def _axis_key(dim: int, index: Array) -> tuple[object, ...]:
     return (*(slice(None),) * dim, index)
 
 
-def _readable(self: Array, key: tuple[Any, ...]) -> Array:
+def _readable(self: Array, key: tuple[Array | slice, ...]) -> Array:
     """``self`` with an element in every indexed dimension: XLA's gather insists on one.
 
     PyTorch raises where an index meets an empty dimension, once it knows that there is an index.
@@ -46,7 +45,7 @@ def _readable(self: Array, key: tuple[Any, ...]) -> Array:
     return jnp.pad(self, grown)
 
 
-def _read(self: Array, key: tuple[Any, ...]) -> Array:
+def _read(self: Array, key: tuple[Array | slice, ...]) -> Array:
     return _readable(self, key).at[key].get(mode="promise_in_bounds")
 
 
@@ -86,7 +85,7 @@ def _clamped(self: Array, indices: _Indices) -> list[Array | None]:
 
 
 @rule(aten._unsafe_masked_index.default, lift=("fill",))
-def unsafe_masked_index(self: Array, mask: Array, indices: _Indices, fill: Any) -> Array:
+def unsafe_masked_index(self: Array, mask: Array, indices: _Indices, fill: Scalar) -> Array:
     """``self`` at the indices where ``mask`` holds, ``fill`` elsewhere."""
     values = _read(self, _key(_clamped(self, indices)))
     return select(mask, values, scalar(fill, self.dtype))
@@ -122,7 +121,7 @@ def _as_source(source: Array, self: Array, dim: int, index: Array) -> Array:
 
 
 @rule(aten.index_add.default, lift=("alpha",))
-def index_add(self: Array, dim: int, index: Array, source: Array, *, alpha: Any = 1) -> Array:
+def index_add(self: Array, dim: int, index: Array, source: Array, *, alpha: Scalar = 1) -> Array:
     """``self`` plus ``alpha * source`` at entries of one dimension; repeats add up."""
     whole, dim, (index,) = _lined_up(self, dim, index)
     source = _as_source(source, whole, dim, index)
@@ -141,7 +140,7 @@ def index_copy(self: Array, dim: int, index: Array, source: Array) -> Array:
 
 
 @rule(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, lift=("value",))
-def index_fill(self: Array, dim: int, index: Array, value: Any) -> Array:
+def index_fill(self: Array, dim: int, index: Array, value: Scalar) -> Array:
     """``self`` with entries of one dimension set to one value."""
     whole, dim, (index,) = _lined_up(self, dim, index)
     filled = whole.at[_axis_key(dim, index)].set(scalar(value, self.dtype))
@@ -205,7 +204,7 @@ def _search(boundaries: Array, values: Array, right: bool) -> Array:
 @rule(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
 def searchsorted(
     sorted_sequence: Array,
-    self: Any,
+    self: Array,
     *,
     out_int32: bool = False,
     right: bool = False,
@@ -223,7 +222,7 @@ def searchsorted(
 
 @rule(aten.bucketize.Tensor, aten.bucketize.Scalar)
 def bucketize(
-    self: Any, boundaries: Array, *, out_int32: bool = False, right: bool = False
+    self: Array, boundaries: Array, *, out_int32: bool = False, right: bool = False
 ) -> Array:
     """The bucket of each value between ``boundaries``."""
     return searchsorted(boundaries, self, right=right)
@@ -236,7 +235,7 @@ def bucketize(
     lift=("element", "test_element"),
 )
 def isin(
-    elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False
+    elements: Array, test_elements: Array, *, assume_unique: bool = False, invert: bool = False
 ) -> Array:
     """Whether each element is among ``test_elements`` (or is not, with ``invert``)."""
     grid = jnp.asarray(elements)[..., None] == jnp.asarray(test_elements).reshape(-1)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import Array
 
-from xla_core.lowering.rules.common import opmath
+from xla_core.lowering.rules.common import Scalar, opmath
 from xla_core.lowering.rules.common import where as select
 from xla_core.operators.lowering_registry import aten, rule
 
@@ -24,8 +22,8 @@ _NONE, _MEAN, _SUM = range(3)
 def _multi_margin_meta(
     self: torch.Tensor,
     target: torch.Tensor,
-    p: Any = 1,
-    margin: Any = 1,
+    p: Scalar = 1,
+    margin: Scalar = 1,
     weight: torch.Tensor | None = None,
     reduction: int = _MEAN,
 ) -> torch.Tensor:
@@ -46,7 +44,7 @@ def _reduce(loss: Array, reduction: int) -> Array:
     return jnp.sum(loss) if reduction == _SUM else loss
 
 
-def _like_scores(grad_output: Any, self: torch.Tensor, *_settings: Any) -> torch.Tensor:
+def _like_scores(grad_output: Array, self: torch.Tensor, *_settings: object) -> torch.Tensor:
     return torch.empty_like(self)
 
 
@@ -59,8 +57,8 @@ def _rows(a: Array) -> Array:
 def multi_margin_loss(
     self: Array,
     target: Array,
-    p: Any = 1,
-    margin: Any = 1,
+    p: Scalar = 1,
+    margin: Scalar = 1,
     weight: Array | None = None,
     reduction: int = 1,
 ) -> Array:
@@ -83,8 +81,8 @@ def multi_margin_loss_backward(
     grad_output: Array,
     self: Array,
     target: Array,
-    p: Any,
-    margin: Any,
+    p: Scalar,
+    margin: Scalar,
     weight: Array | None = None,
     reduction: int = 1,
 ) -> Array:

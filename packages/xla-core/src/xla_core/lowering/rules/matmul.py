@@ -8,12 +8,12 @@ Python number and leaves the added tensor out, so that its NaNs do not spread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from xla_core.lowering.rules.common import Scalar
 from xla_core.operators.lowering_registry import aten, rule
 
 _SCALARS = ("beta", "alpha")
@@ -47,7 +47,7 @@ def product(left: Array, right: Array, turned: tuple[bool, bool] = (False, False
     return dot_general(left, right, over, (batch, batch))
 
 
-def blend(added: Array, beta: Any, total: Array, alpha: Any) -> Array:
+def blend(added: Array, beta: Scalar, total: Array, alpha: Scalar) -> Array:
     """``beta * added + alpha * total`` in the dtype of ``added``."""
     if not (isinstance(alpha, (int, float)) and alpha == 1):
         total = total * jnp.asarray(alpha).astype(total.dtype)
@@ -71,8 +71,8 @@ def addmm(
     mat1: Array,
     mat2: Array,
     *,
-    beta: Any = 1,
-    alpha: Any = 1,
+    beta: Scalar = 1,
+    alpha: Scalar = 1,
     turned: tuple[bool, bool] = (False, False),
 ) -> Array:
     """``beta * self + alpha * mat1 @ mat2``, batched or not."""
@@ -80,7 +80,9 @@ def addmm(
 
 
 @rule(aten.addbmm.default, lift=_SCALARS)
-def addbmm(self: Array, batch1: Array, batch2: Array, *, beta: Any = 1, alpha: Any = 1) -> Array:
+def addbmm(
+    self: Array, batch1: Array, batch2: Array, *, beta: Scalar = 1, alpha: Scalar = 1
+) -> Array:
     """``beta * self + alpha * sum(batch1 @ batch2)`` over the batch."""
     total = jnp.einsum(
         "bij,bjk->ik", batch1, batch2, preferred_element_type=accumulator(batch1.dtype)
@@ -95,7 +97,7 @@ def mv(self: Array, vec: Array) -> Array:
 
 
 @rule(aten.addmv.default, lift=_SCALARS)
-def addmv(self: Array, mat: Array, vec: Array, *, beta: Any = 1, alpha: Any = 1) -> Array:
+def addmv(self: Array, mat: Array, vec: Array, *, beta: Scalar = 1, alpha: Scalar = 1) -> Array:
     """``beta * self + alpha * mat @ vec``."""
     return blend(self, beta, dot_general(mat, vec, ((1,), (0,))), alpha)
 
@@ -113,7 +115,7 @@ def vdot(self: Array, other: Array) -> Array:
 
 
 @rule(aten.addr.default, lift=_SCALARS)
-def addr(self: Array, vec1: Array, vec2: Array, *, beta: Any = 1, alpha: Any = 1) -> Array:
+def addr(self: Array, vec1: Array, vec2: Array, *, beta: Scalar = 1, alpha: Scalar = 1) -> Array:
     """``beta * self + alpha * outer(vec1, vec2)``, in the promoted dtype of the three."""
     dtype = jnp.promote_types(self.dtype, jnp.promote_types(vec1.dtype, vec2.dtype))
     wide = dtype if dtype != np.bool_ else np.dtype(np.bool_)

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import Array, lax
+from torch._ops import OpOverload
 
-from xla_core.lowering.rules.common import count_as, is_one, opmath, output_shape
+from xla_core.lowering.rules.common import Scalar, count_as, is_one, opmath, output_shape
 from xla_core.operators.lowering_registry import RuleContext, aten, rule
 
 
@@ -48,7 +49,7 @@ def _promised(context: RuleContext, index: int, value: Array) -> Array:
     return value.reshape(shape) if math.prod(shape) == value.size else jnp.zeros(shape, value.dtype)
 
 
-def _with_statistics(overload: Any, running: Sequence[int] = ()) -> Callable[..., Any]:
+def _with_statistics(overload: OpOverload, running: Sequence[int] = ()) -> Callable[..., Any]:
     """A meta kernel of ``overload`` whose statistics have the dtypes that they have on the CPU.
 
     The saved ones, results 1 and 2, have the operands' dtype if all have one, float32 if half-precision
@@ -105,7 +106,7 @@ def _affine(
     return x * scale + shift
 
 
-def _mix(old: Array, new: Array, momentum: Any) -> Array:
+def _mix(old: Array, new: Array, momentum: Scalar) -> Array:
     if is_one(momentum):
         return new.reshape(old.shape).astype(old.dtype)
     share = jnp.asarray(momentum).astype(new.dtype)
@@ -120,7 +121,7 @@ def _batch_norm(
     bias: Array | None,
     running: tuple[Array | None, Array | None],
     training: bool,
-    momentum: Any,
+    momentum: Scalar,
     eps: float,
 ) -> tuple[tuple[Array, Array, Array], tuple[Any, Any]]:
     """Result, saved mean, saved reciprocal deviation; then the new running statistics."""
@@ -151,7 +152,7 @@ def batch_norm_functional(
     running_mean: Array,
     running_var: Array,
     training: bool,
-    momentum: Any,
+    momentum: Scalar,
     eps: float,
 ) -> tuple[Array, ...]:
     """Batch normalisation with the new running statistics as results four and five."""
@@ -173,7 +174,7 @@ def batch_norm_no_stats(
     weight: Array | None,
     bias: Array | None,
     training: bool,
-    momentum: Any,
+    momentum: Scalar,
     eps: float,
 ) -> tuple[Array, ...]:
     """Batch normalisation by the batch alone."""
@@ -193,7 +194,7 @@ def batch_norm_no_training(
     bias: Array | None,
     running_mean: Array,
     running_var: Array,
-    momentum: Any,
+    momentum: Scalar,
     eps: float,
 ) -> tuple[Array, ...]:
     """Batch normalisation by running statistics, which stay as they are."""
@@ -214,7 +215,7 @@ def batch_norm_with_update(
     bias: Array | None,
     running_mean: Array,
     running_var: Array,
-    momentum: Any,
+    momentum: Scalar,
     eps: float,
 ) -> tuple[Array, ...]:
     """The same while training, with an (always empty) reserve as result four."""
@@ -236,7 +237,7 @@ def batch_norm_no_update(
     bias: Array | None,
     running_mean: Array | None,
     running_var: Array | None,
-    momentum: Any,
+    momentum: Scalar,
     eps: float,
 ) -> tuple[Array, ...]:
     """Batch normalisation that leaves running statistics alone, with an empty reserve."""
@@ -482,7 +483,7 @@ def weight_norm_backward(
 
 
 @rule(aten.renorm.default, lift=("maxnorm",))
-def renorm(self: Array, p: float, dim: int, maxnorm: Any) -> Array:
+def renorm(self: Array, p: float, dim: int, maxnorm: Scalar) -> Array:
     """Entries of ``dim`` whose p-norm exceeds ``maxnorm`` scaled down to it."""
     wide = opmath(self)
     size = jnp.linalg.norm(jnp.moveaxis(wide, dim, 0).reshape(wide.shape[dim], -1), ord=p, axis=1)

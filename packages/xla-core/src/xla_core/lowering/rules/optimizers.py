@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from xla_core.lowering.rules.common import opmath, present, scalar, where
+from xla_core.lowering.rules.common import Scalar, opmath, present, scalar, where
 from xla_core.operators.lowering_registry import rule
 
 Arrays = list[Array]
@@ -32,7 +32,7 @@ def _unless_infinite(found_inf: Array | None, old: Arrays, new: Arrays) -> Array
 class _AdamOptions:
     """The numbers of one Adam step, and whether weight decay is decoupled (AdamW)."""
 
-    lr: Any
+    lr: Scalar
     beta1: float
     beta2: float
     weight_decay: float
@@ -47,7 +47,7 @@ def _adam_one(
     grad: Array,
     mean: Array,
     square: Array,
-    peak: Any,
+    peak: Scalar,
     step: Array,
 ) -> tuple[Array, Array, Array, Any]:
     """One parameter's Adam step in its opmath dtype; ``peak`` is AMSGrad's maximum or None."""
@@ -104,7 +104,7 @@ def _adam_rule(decoupled: bool) -> Any:
         max_exp_avg_sqs: Arrays,
         state_steps: Arrays,
         *,
-        lr: Any,
+        lr: Scalar,
         beta1: float,
         beta2: float,
         weight_decay: float,
@@ -137,7 +137,7 @@ def fused_sgd(
     *,
     weight_decay: float,
     momentum: float,
-    lr: Any,
+    lr: Scalar,
     dampening: float,
     nesterov: bool,
     maximize: bool,
@@ -169,7 +169,7 @@ def _adagrad(
     state_sums: Arrays,
     state_steps: Arrays,
     *,
-    lr: Any,
+    lr: Scalar,
     lr_decay: float,
     weight_decay: float,
     eps: float,

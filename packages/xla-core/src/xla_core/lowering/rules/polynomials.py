@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.rules.common import broadcast_to
+from xla_core.lowering.rules.common import Scalar, broadcast_to
 from xla_core.lowering.rules.common import where as select
 from xla_core.operators.lowering_registry import Promotion, aten, rule
 
@@ -34,23 +34,23 @@ def _evaluate(x: Array, n: Array, first: Array, step: _Step) -> Array:
     return lax.while_loop(lambda state: state[0] < highest, raise_degree, begin)[3]
 
 
-def _chebyshev(k: Any, x: Array, before: Array, here: Array) -> Array:
+def _chebyshev(k: Scalar, x: Array, before: Array, here: Array) -> Array:
     return 2 * x * here - before
 
 
-def _hermite_h(k: Any, x: Array, before: Array, here: Array) -> Array:
+def _hermite_h(k: Scalar, x: Array, before: Array, here: Array) -> Array:
     return 2 * (x * here - k * before)
 
 
-def _hermite_he(k: Any, x: Array, before: Array, here: Array) -> Array:
+def _hermite_he(k: Scalar, x: Array, before: Array, here: Array) -> Array:
     return x * here - k * before
 
 
-def _laguerre(k: Any, x: Array, before: Array, here: Array) -> Array:
+def _laguerre(k: Scalar, x: Array, before: Array, here: Array) -> Array:
     return ((2 * k + 1 - x) * here - k * before) / (k + 1)
 
 
-def _legendre(k: Any, x: Array, before: Array, here: Array) -> Array:
+def _legendre(k: Scalar, x: Array, before: Array, here: Array) -> Array:
     return ((2 * k + 1) * x * here - k * before) / (k + 1)
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.rules.common import opmath
+from xla_core.lowering.rules.common import Scalar, opmath
 from xla_core.lowering.rules.window import (
     Axis,
     along_axis,
@@ -127,7 +127,7 @@ def max_pool3d_backward(
 def _divisor(axes: Sequence[Axis], include: bool, override: int | None) -> Any:
     if override is not None:
         return np.asarray(override)
-    total: Any = np.ones((1,) * len(axes))
+    total: Scalar = np.ones((1,) * len(axes))
     for place, axis in enumerate(axes):
         total = total * along_axis(axis.lengths(include), len(axes), place)
     if not isinstance(total, np.ndarray):

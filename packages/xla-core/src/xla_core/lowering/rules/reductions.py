@@ -11,6 +11,7 @@ import torch
 from jax import Array, lax
 
 from xla_core.lowering.rules.common import (
+    Scalar,
     convert,
     count_as,
     is_complex,
@@ -43,7 +44,12 @@ def sum_over(array: Array, dims: tuple[int, ...], keepdim: bool = False) -> Arra
 
 @rule(*present("sum", "sum.dim_IntList"), context=True)
 def sum_rule(
-    context: RuleContext, self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
+    context: RuleContext,
+    self: Array,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Array:
     """The sum; bool and integers give int64, bfloat16 and float16 accumulate in float32."""
     value = opmath(convert(self, output_dtype(context)))
@@ -52,7 +58,12 @@ def sum_rule(
 
 @rule(*present("nansum"), context=True)
 def nansum(
-    context: RuleContext, self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
+    context: RuleContext,
+    self: Array,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Array:
     """The sum with NaN counted as 0."""
     value = opmath(convert(self, output_dtype(context)))
@@ -61,7 +72,9 @@ def nansum(
     return sum_over(value, normalize_dims(dim, self.ndim), keepdim)
 
 
-def _mean_meta(self: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _mean_meta(
+    self: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
     """That of the sum, which is written in C++, where the mean is one of floats."""
     if not (dtype or self.dtype).is_floating_point:
         return torch.ops.aten.mean.dim(self, dim, keepdim, dtype=dtype)
@@ -70,7 +83,12 @@ def _mean_meta(self: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any 
 
 @rule(*present("mean", "mean.dim"), context=True, meta=_mean_meta)
 def mean(
-    context: RuleContext, self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
+    context: RuleContext,
+    self: Array,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Array:
     """The mean; NaN over nothing."""
     dims = normalize_dims(dim, self.ndim)
@@ -80,7 +98,12 @@ def mean(
 
 @rule(*present("prod", "prod.dim_int"), context=True)
 def prod(
-    context: RuleContext, self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
+    context: RuleContext,
+    self: Array,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Array:
     """The product; bool and integers give int64."""
     value = opmath(convert(self, output_dtype(context)))
@@ -190,7 +213,7 @@ def _freedom(count: Any, correction: Any, dtype: np.dtype) -> Any:
 
 
 def moments(
-    self: Array, dims: tuple[int, ...], correction: Any, keepdim: bool
+    self: Array, dims: tuple[int, ...], correction: Scalar, keepdim: bool
 ) -> tuple[Array, Array]:
     """Variance and mean over ``dims``, in two passes; ``correction`` None is Bessel's 1."""
     value = opmath(self)
@@ -208,20 +231,24 @@ def moments(
 
 
 @rule(*present("var.correction"))
-def var(self: Array, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Array:
+def var(
+    self: Array, dim: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False
+) -> Array:
     """The variance, divided by ``n - correction`` (1 by default)."""
     return moments(self, normalize_dims(dim, self.ndim), correction, keepdim)[0]
 
 
 @rule(*present("std.correction"))
-def std(self: Array, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Array:
+def std(
+    self: Array, dim: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False
+) -> Array:
     """The square root of the variance."""
     return lax.sqrt(var(self, dim, correction=correction, keepdim=keepdim))
 
 
 @rule(*present("var_mean.correction"))
 def var_mean(
-    self: Array, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
+    self: Array, dim: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False
 ) -> tuple[Array, Array]:
     """Variance and mean."""
     return moments(self, normalize_dims(dim, self.ndim), correction, keepdim)
@@ -229,14 +256,14 @@ def var_mean(
 
 @rule(*present("std_mean.correction"))
 def std_mean(
-    self: Array, dim: Dims = None, *, correction: Any = None, keepdim: bool = False
+    self: Array, dim: Dims = None, *, correction: Scalar | None = None, keepdim: bool = False
 ) -> tuple[Array, Array]:
     """Standard deviation and mean."""
     variance, center = moments(self, normalize_dims(dim, self.ndim), correction, keepdim)
     return lax.sqrt(variance), center
 
 
-def vector_norm(self: Array, order: Any, dims: tuple[int, ...], keepdim: bool = False) -> Array:
+def vector_norm(self: Array, order: Scalar, dims: tuple[int, ...], keepdim: bool = False) -> Array:
     """The ``order``-norm of the elements over ``dims``; infinities and 0 included."""
     size = lax.abs(self)
     if order == np.inf:
@@ -265,11 +292,11 @@ def _norm_operand(context: RuleContext, self: Array, dtype: Any) -> Array:
 def linalg_vector_norm(
     context: RuleContext,
     self: Array,
-    ord: Any = 2,
+    ord: Scalar = 2,
     dim: Dims = None,
     keepdim: bool = False,
     *,
-    dtype: Any = None,
+    dtype: torch.dtype | None = None,
 ) -> Array:
     """The vector norm of order ``ord`` over ``dim``."""
     value = _norm_operand(context, self, dtype)
@@ -285,11 +312,11 @@ def linalg_vector_norm(
 def norm(
     context: RuleContext,
     self: Array,
-    p: Any = 2,
+    p: Scalar = 2,
     dim: Dims = None,
     keepdim: bool = False,
     *,
-    dtype: Any = None,
+    dtype: torch.dtype | None = None,
 ) -> Array:
     """The vector norm of order ``p`` (None means 2) over ``dim``."""
     value = _norm_operand(context, self, dtype)
@@ -297,7 +324,7 @@ def norm(
 
 
 @rule(*present("dist"), context=True)
-def dist(context: RuleContext, self: Array, other: Array, p: Any = 2) -> Array:
+def dist(context: RuleContext, self: Array, other: Array, p: Scalar = 2) -> Array:
     """The norm of order ``p`` of the difference."""
     difference = _norm_operand(context, self - other, None)
     return vector_norm(difference, p, tuple(range(difference.ndim)))

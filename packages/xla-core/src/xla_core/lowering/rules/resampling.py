@@ -200,7 +200,7 @@ def _register_nearest(forward: OpOverload, backward: OpOverload, rank: int, shif
     rule(backward)(resize_backward)
 
 
-def _register(name: str, register: Callable[..., None], *settings: Any) -> None:
+def _register(name: str, register: Callable[..., None], *settings: object) -> None:
     overloads = present(name, f"{name}_backward")
     if len(overloads) == 2:
         register(overloads[0], overloads[1], *settings)
@@ -217,7 +217,7 @@ _register("upsample_bicubic2d", _register_interpolation, 2, _cubic_taps)
 
 
 def _unpooled(
-    self: torch.Tensor, indices: torch.Tensor, output_size: Sequence[int], *_settings: Any
+    self: torch.Tensor, indices: torch.Tensor, output_size: Sequence[int], *_settings: object
 ) -> torch.Tensor:
     return self.new_empty(*self.shape[: self.dim() - len(output_size)], *output_size)
 

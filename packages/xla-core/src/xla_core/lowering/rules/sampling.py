@@ -11,6 +11,7 @@ from jax import Array, lax
 
 from xla_core.lowering.rules.activations import leaky_relu
 from xla_core.lowering.rules.common import (
+    Scalar,
     is_complex,
     is_float,
     is_integer,
@@ -54,7 +55,7 @@ def standard_normal(key: Array, shape: tuple[int, ...], dtype: np.dtype) -> Arra
     return jax.random.normal(key, shape, opmath_dtype(dtype))
 
 
-def _uniform(context: RuleContext, low: Any, high: Any) -> Array:
+def _uniform(context: RuleContext, low: Scalar, high: Scalar) -> Array:
     dtype = output_dtype(context)
     unit = unit_uniform(context.key, output_shape(context), dtype)
     low, high = scalar(low, unit.dtype), scalar(high, unit.dtype)
@@ -64,13 +65,13 @@ def _uniform(context: RuleContext, low: Any, high: Any) -> Array:
 
 
 @rule(*present(*(f"rand{kind}" for kind in _GENERATOR)), random=True)
-def rand(context: RuleContext, size: Any, **options: Any) -> Array:
+def rand(context: RuleContext, size: Any, **options: object) -> Array:
     """Uniform numbers in [0, 1)."""
     return _unit(context)
 
 
 @rule(*present(*(f"rand_like{kind}" for kind in _GENERATOR)), random=True)
-def rand_like(context: RuleContext, self: Array, **options: Any) -> Array:
+def rand_like(context: RuleContext, self: Array, **options: object) -> Array:
     """Uniform numbers in [0, 1), shaped like ``self``."""
     return _unit(context)
 
@@ -85,24 +86,24 @@ def _unit(context: RuleContext) -> Array:
 
 
 @rule(*present("uniform"), lift=("from", "to"), random=True)
-def uniform(context: RuleContext, self: Array, low: Any = 0.0, high: Any = 1.0) -> Array:
+def uniform(context: RuleContext, self: Array, low: Scalar = 0.0, high: Scalar = 1.0) -> Array:
     """Uniform numbers in [low, high)."""
     return _uniform(context, low, high)
 
 
 @rule(*present(*(f"randn{kind}" for kind in _GENERATOR)), random=True)
-def randn(context: RuleContext, size: Any, **options: Any) -> Array:
+def randn(context: RuleContext, size: Any, **options: object) -> Array:
     """Normal numbers of mean 0 and variance 1."""
     return standard_normal(context.key, output_shape(context), output_dtype(context))
 
 
 @rule(*present(*(f"randn_like{kind}" for kind in _GENERATOR)), random=True)
-def randn_like(context: RuleContext, self: Array, **options: Any) -> Array:
+def randn_like(context: RuleContext, self: Array, **options: object) -> Array:
     """Normal numbers of mean 0 and variance 1, shaped like ``self``."""
     return standard_normal(context.key, output_shape(context), output_dtype(context))
 
 
-def _normal(context: RuleContext, mean: Any, std: Any) -> Array:
+def _normal(context: RuleContext, mean: Scalar, std: Scalar) -> Array:
     value = standard_normal(context.key, output_shape(context), output_dtype(context))
     return value * jnp.asarray(std).astype(value.dtype) + jnp.asarray(mean).astype(value.dtype)
 
@@ -112,19 +113,21 @@ def _normal(context: RuleContext, mean: Any, std: Any) -> Array:
     lift=("mean", "std"),
     random=True,
 )
-def normal(context: RuleContext, mean: Any, std: Any = 1.0) -> Array:
+def normal(context: RuleContext, mean: Scalar, std: Scalar = 1.0) -> Array:
     """Normal numbers of the given means and standard deviations."""
     return _normal(context, mean, std)
 
 
 @rule(*present("normal.float_float"), lift=("mean", "std"), random=True)
-def normal_sized(context: RuleContext, mean: Any, std: Any, size: Any, **options: Any) -> Array:
+def normal_sized(context: RuleContext, mean: Any, std: Any, size: Any, **options: object) -> Array:
     """Normal numbers of the shape ``size``."""
     return _normal(context, mean, std)
 
 
 @rule(*present("normal_functional"), lift=("mean", "std"), random=True)
-def normal_functional(context: RuleContext, self: Array, mean: Any = 0.0, std: Any = 1.0) -> Array:
+def normal_functional(
+    context: RuleContext, self: Array, mean: Scalar = 0.0, std: Scalar = 1.0
+) -> Array:
     """Normal numbers, shaped like ``self``."""
     return _normal(context, mean, std)
 
@@ -144,26 +147,26 @@ def _integers(context: RuleContext, low: Any, high: Any) -> Array:
 
 
 @rule(*present(*(f"randint{kind}" for kind in _GENERATOR)), random=True)
-def randint(context: RuleContext, high: int, size: Any, **options: Any) -> Array:
+def randint(context: RuleContext, high: int, size: Any, **options: object) -> Array:
     """Integers in [0, high)."""
     return _integers(context, 0, high)
 
 
 @rule(*present("randint.low", "randint.low_generator"), random=True)
-def randint_low(context: RuleContext, low: int, high: int, size: Any, **options: Any) -> Array:
+def randint_low(context: RuleContext, low: int, high: int, size: Any, **options: object) -> Array:
     """Integers in [low, high)."""
     return _integers(context, low, high)
 
 
 @rule(*present(*(f"randint_like{kind}" for kind in _GENERATOR)), random=True)
-def randint_like(context: RuleContext, self: Array, high: int, **options: Any) -> Array:
+def randint_like(context: RuleContext, self: Array, high: int, **options: object) -> Array:
     """Integers in [0, high), shaped like ``self``."""
     return _integers(context, 0, high)
 
 
 @rule(*present("randint_like.low_dtype", "randint_like.low_generator_dtype"), random=True)
 def randint_like_low(
-    context: RuleContext, self: Array, low: int, high: int, **options: Any
+    context: RuleContext, self: Array, low: int, high: int, **options: object
 ) -> Array:
     """Integers in [low, high), shaped like ``self``."""
     return _integers(context, low, high)
@@ -206,12 +209,12 @@ def random_to(context: RuleContext, self: Array, high: int) -> Array:
 
 
 @rule(*present(*(f"randperm{kind}" for kind in _GENERATOR)), random=True)
-def randperm(context: RuleContext, n: int, **options: Any) -> Array:
+def randperm(context: RuleContext, n: int, **options: object) -> Array:
     """The integers below ``n`` in random order."""
     return jax.random.permutation(context.key, n).astype(output_dtype(context))
 
 
-def _chance(context: RuleContext, shape: tuple[int, ...], probability: Any) -> Array:
+def _chance(context: RuleContext, shape: tuple[int, ...], probability: Scalar) -> Array:
     """True with ``probability``; never for 0 and always for 1."""
     double = getattr(probability, "dtype", None) == np.float64 and jnp.ndim(probability) > 0
     unit = unit_uniform(context.key, shape, np.dtype(np.float64 if double else np.float32))
@@ -225,7 +228,7 @@ def bernoulli(context: RuleContext, self: Array) -> Array:
 
 
 @rule(*present("bernoulli.p"), lift=("p",), random=True)
-def bernoulli_p(context: RuleContext, self: Array, p: Any = 0.5) -> Array:
+def bernoulli_p(context: RuleContext, self: Array, p: Scalar = 0.5) -> Array:
     """1 with probability ``p``, else 0, shaped like ``self``."""
     return _chance(context, self.shape, p)
 
@@ -246,27 +249,27 @@ def _open(context: RuleContext) -> Array:
 
 
 @rule(*present("exponential"), lift=("lambd",), random=True)
-def exponential(context: RuleContext, self: Array, lambd: Any = 1.0) -> Array:
+def exponential(context: RuleContext, self: Array, lambd: Scalar = 1.0) -> Array:
     """Exponentially distributed numbers of rate ``lambd``, never 0 in float32 and float64."""
     unit = _open(context)
     return -lax.log(unit) / scalar(lambd, unit.dtype)
 
 
 @rule(*present("log_normal"), lift=("mean", "std"), random=True)
-def log_normal(context: RuleContext, self: Array, mean: Any = 1.0, std: Any = 2.0) -> Array:
+def log_normal(context: RuleContext, self: Array, mean: Scalar = 1.0, std: Scalar = 2.0) -> Array:
     """The exponential of normal numbers."""
     return lax.exp(_normal(context, mean, std))
 
 
 @rule(*present("geometric"), lift=("p",), random=True)
-def geometric(context: RuleContext, self: Array, p: Any) -> Array:
+def geometric(context: RuleContext, self: Array, p: Scalar) -> Array:
     """The number, from 1, of the first success among trials of probability ``p``."""
     unit = _open(context)
     return jnp.maximum(lax.ceil(lax.log(unit) / lax.log1p(-scalar(p, unit.dtype))), 1)
 
 
 @rule(*present("cauchy"), lift=("median", "sigma"), random=True)
-def cauchy(context: RuleContext, self: Array, median: Any = 0.0, sigma: Any = 1.0) -> Array:
+def cauchy(context: RuleContext, self: Array, median: Scalar = 0.0, sigma: Scalar = 1.0) -> Array:
     """Cauchy-distributed numbers."""
     unit = _open(context)
     tangent = lax.tan((unit - 0.5) * np.pi)
@@ -336,7 +339,7 @@ def native_dropout(
 
 @rule(*present("native_dropout_backward"), context=True, lift=("scale",))
 def native_dropout_backward(
-    context: RuleContext, grad_output: Array, mask: Array, scale: Any
+    context: RuleContext, grad_output: Array, mask: Array, scale: Scalar
 ) -> Array:
     """``grad_output * mask * scale``."""
     gradient = opmath(grad_output)
@@ -353,7 +356,7 @@ def fused_dropout(context: RuleContext, self: Array, p: float) -> tuple[Array, A
 
 
 @rule(*present("_masked_scale"), context=True, lift=("scale",))
-def masked_scale(context: RuleContext, self: Array, mask: Array, scale: Any) -> Array:
+def masked_scale(context: RuleContext, self: Array, mask: Array, scale: Scalar) -> Array:
     """``self * mask * scale``."""
     return native_dropout_backward(context, self, mask, scale)
 
@@ -363,8 +366,8 @@ def rrelu_with_noise(
     context: RuleContext,
     self: Array,
     noise: Array,
-    lower: Any = 0.125,
-    upper: Any = 1.0 / 3.0,
+    lower: Scalar = 0.125,
+    upper: Scalar = 1.0 / 3.0,
     training: bool = False,
 ) -> tuple[Array, Array]:
     """Leaky ReLU with a random slope for each negative element in training; and the slopes."""

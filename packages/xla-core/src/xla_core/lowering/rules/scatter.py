@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.rules.common import convert, is_float, scalar
+from xla_core.lowering.rules.common import Scalar, convert, is_float, scalar
 from xla_core.lowering.rules.common import where as select
 from xla_core.lowering.rules.indexing import along
 from xla_core.lowering.rules.views import wrap_dim
@@ -48,7 +48,7 @@ def _hit(self: Array, dim: int, index: Array) -> Array:
     return positions == wrapped
 
 
-def _operands(self: Array, index: Array, source: Any) -> tuple[Array, Array, Array]:
+def _operands(self: Array, index: Array, source: Array) -> tuple[Array, Array, Array]:
     """Operands with at least one dimension; the source cut to the shape of ``index``."""
     if self.ndim == 0:
         self = self.reshape(1)
@@ -60,7 +60,7 @@ def _operands(self: Array, index: Array, source: Any) -> tuple[Array, Array, Arr
     return self, index, convert(part, self.dtype)
 
 
-def _scatter(self: Array, dim: int, index: Array, source: Any, method: str) -> Array:
+def _scatter(self: Array, dim: int, index: Array, source: Array, method: str) -> Array:
     whole, index, values = _operands(self, index, source)
     dim = wrap_dim(dim, whole.ndim)
     if index.size == 0:
@@ -78,7 +78,9 @@ def _scatter(self: Array, dim: int, index: Array, source: Any, method: str) -> A
 
 
 @rule(aten.scatter.src, aten.scatter.value, lift=("value",))
-def scatter(self: Array, dim: int, index: Array, src: Any = None, value: Any = None) -> Array:
+def scatter(
+    self: Array, dim: int, index: Array, src: Array | None = None, value: Scalar | None = None
+) -> Array:
     """``self`` with ``src``, a tensor or one value, written at the indices along ``dim``."""
     return _scatter(self, dim, index, value if src is None else src, "set")
 
@@ -88,7 +90,13 @@ _BINARY = {"add": "add", "multiply": "multiply"}
 
 @rule(aten.scatter.reduce, aten.scatter.value_reduce, lift=("value",))
 def scatter_binary(
-    self: Array, dim: int, index: Array, src: Any = None, value: Any = None, *, reduce: str
+    self: Array,
+    dim: int,
+    index: Array,
+    src: Array | None = None,
+    value: Scalar | None = None,
+    *,
+    reduce: str,
 ) -> Array:
     """``self`` with ``src`` added or multiplied in at the indices along ``dim``."""
     return _scatter(self, dim, index, value if src is None else src, _BINARY[reduce])
@@ -120,7 +128,7 @@ def _neutral(reduce: str, dtype: np.dtype) -> Any:
 
 
 def reduce_at(
-    whole: Array, key: tuple[Any, ...], values: Array, reduce: str, include_self: bool
+    whole: Array, key: tuple[Array | slice, ...], values: Array, reduce: str, include_self: bool
 ) -> Array:
     """``whole`` reduced with ``values`` at the places of ``key``; others keep their value."""
     start = whole

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jax import Array
 
-from xla_core.lowering.rules.common import is_nan, opmath, output_shape
+from xla_core.lowering.rules.common import Scalar, is_nan, opmath, output_shape
 from xla_core.lowering.rules.common import where as select
 from xla_core.lowering.rules.compaction import number
 from xla_core.operators.lowering_registry import RuleContext, aten, inspected_rule, rule
@@ -29,7 +29,7 @@ def _segment_reduce_meta(
     offsets: torch.Tensor | None = None,
     axis: int = 0,
     unsafe: bool = False,
-    initial: Any = None,
+    initial: Scalar | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     given = lengths if lengths is not None else offsets
     if (
@@ -52,7 +52,7 @@ class _Segments:
     Positions in none have the number of segments.
     """
 
-    def __init__(self, shape: tuple[int, ...], lengths: Any, offsets: Any, axis: int) -> None:
+    def __init__(self, shape: tuple[int, ...], lengths: Array, offsets: Array, axis: int) -> None:
         self.shape = shape
         self.flat = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
         bounds = lengths if lengths is not None else offsets
@@ -84,7 +84,7 @@ class _Segments:
         return entries.at[self.row, self.of].get(mode="fill", fill_value=0)
 
 
-def _looks(data: torch.Tensor, reduce: str, **named: Any) -> bool:
+def _looks(data: torch.Tensor, reduce: str, **named: object) -> bool:
     lengths, offsets = named.get("lengths"), named.get("offsets")
     if _is_refused(data, lengths, offsets):
         return True

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.rules.common import convert, output_dtype, scalar
+from xla_core.lowering.rules.common import Scalar, convert, output_dtype, scalar
 from xla_core.lowering.rules.views import wrap_dim
 from xla_core.operators.lowering_registry import RuleContext, aten, rule
 
@@ -69,7 +68,7 @@ def repeat(self: Array, repeats: Sequence[int]) -> Array:
 
 
 @rule(aten.constant_pad_nd.default, lift=("value",))
-def constant_pad_nd(self: Array, pad: Sequence[int], value: Any = 0) -> Array:
+def constant_pad_nd(self: Array, pad: Sequence[int], value: Scalar = 0) -> Array:
     """Padding of the last dimensions, last one first; a negative amount cuts."""
     config = [(0, 0, 0)] * self.ndim
     for place in range(len(pad) // 2):

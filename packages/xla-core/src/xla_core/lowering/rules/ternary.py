@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array, lax
 
 from xla_core.lowering.rules.common import (
+    Scalar,
     is_complex,
     is_nan,
     is_one,
@@ -147,18 +148,18 @@ def lerp(self: Array, end: Array, weight: Array) -> Array:
     return interpolate(self, end, weight)
 
 
-def add_scaled(self: Array, term: Array, value: Any) -> Array:
+def add_scaled(self: Array, term: Array, value: Scalar) -> Array:
     """``self + value * term``; nothing is emitted for a value of exactly 1."""
     return self + (term if is_one(value) else scalar(value, term.dtype) * term)
 
 
 @rule(*present("addcmul"), promotion=DEFAULT, lift=("value",))
-def addcmul(self: Array, tensor1: Array, tensor2: Array, *, value: Any = 1) -> Array:
+def addcmul(self: Array, tensor1: Array, tensor2: Array, *, value: Scalar = 1) -> Array:
     """``self + value * tensor1 * tensor2``."""
     return add_scaled(self, tensor1 * tensor2, value)
 
 
 @rule(*present("addcdiv"), promotion=DEFAULT, lift=("value",))
-def addcdiv(self: Array, tensor1: Array, tensor2: Array, *, value: Any = 1) -> Array:
+def addcdiv(self: Array, tensor1: Array, tensor2: Array, *, value: Scalar = 1) -> Array:
     """``self + value * tensor1 / tensor2``."""
     return add_scaled(self, tensor1 / tensor2, value)

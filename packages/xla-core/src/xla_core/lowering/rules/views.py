@@ -56,11 +56,11 @@ def _put_whole(base: Array, value: Array) -> Array:
     return value
 
 
-def _reshape(base: Array, size: Sequence[int], *_: Any) -> Array:
+def _reshape(base: Array, size: Sequence[int], *_: object) -> Array:
     return jnp.reshape(base, tuple(size))
 
 
-def _unreshape(base: Array, value: Array, *_: Any) -> Array:
+def _unreshape(base: Array, value: Array, *_: object) -> Array:
     return jnp.reshape(value, base.shape)
 
 
@@ -135,7 +135,7 @@ def _put_slice(
 def _put_range(base: Array, value: Array, dim: int, low: int) -> Array:
     if value.shape == base.shape:
         return value
-    starts: list[Any] = [np.int32(0)] * base.ndim
+    starts: list[object] = [np.int32(0)] * base.ndim
     starts[dim] = count_as(low, np.dtype(np.int32))
     return lax.dynamic_update_slice(base, value, starts)
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from xla_core.jax_bridge.symbolic_sizes import are_all, at_least
-from xla_core.lowering.rules.common import count_as, is_float
+from xla_core.lowering.rules.common import Scalar, count_as, is_float
 from xla_core.lowering.rules.common import where as select
 
 _PLACE: Final = np.dtype(np.int32)
@@ -45,7 +45,7 @@ class Axis:
         """How far the windows reach from the first padded entry."""
         return (self.count - 1) * self.stride + self.dilation * (self.kernel - 1) + 1
 
-    def pad(self, x: Array, axis: int, fill: Any) -> Array:
+    def pad(self, x: Array, axis: int, fill: Scalar) -> Array:
         """``x`` padded, or cut, to exactly what the windows read."""
         config = [(0, 0, 0)] * x.ndim
         config[axis] = (self.padding, self.reach - self.size - self.padding, 0)
@@ -142,7 +142,7 @@ def _sortable(x: Array, place: Array) -> tuple[Array, Array]:
 
 def _max_packed(x: Array, axes: Sequence[Axis]) -> tuple[Array, Array]:
     lead = x.ndim - len(axes)
-    place: Any = np.int32(0)
+    place: Scalar = np.int32(0)
     for offset, window in enumerate(axes):
         step = lax.broadcasted_iota(np.int32, x.shape, lead + offset)
         place = place * count_as(window.size, _PLACE) + step
@@ -211,12 +211,12 @@ def max_pool_backward(grad: Array, flat: Array, like: Sequence[int], axes: Seque
     stride, once for each window that overlaps it, and compared with the entry's own place.
     """
     rank, lead = len(like), len(like) - len(axes)
-    own: Any = None
+    own: object = None
     for offset, window in enumerate(axes):
         step = lax.broadcasted_iota(flat.dtype, tuple(like), lead + offset)
         own = step if own is None else own * count_as(window.size, flat.dtype) + step
     overlaps = [-(-(w.dilation * (w.kernel - 1) + 1) // w.stride) for w in axes]
-    total: Any = None
+    total: Scalar = None
     for shift in np.ndindex(*overlaps):
         places = _spread_windows(flat, axes, shift, rank, -1)
         values = _spread_windows(grad, axes, shift, rank, 0)

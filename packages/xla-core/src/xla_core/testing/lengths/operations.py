@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 import torch.nn.functional as F
+
+from xla_core.extension_api.operators import Operand
 
 Operation: TypeAlias = Callable[..., torch.Tensor]
 
@@ -216,7 +218,7 @@ def _conv(draw: random.Random, x: torch.Tensor) -> torch.Tensor:
     return F.conv1d(x, kernel, stride=stride, padding=padding, dilation=dilation)
 
 
-def apply(name: str, seed: int, operands: list[Any]) -> torch.Tensor:
+def apply(name: str, seed: int, operands: list[Operand]) -> torch.Tensor:
     """What the operation ``name`` gives for its operands, with the random choices of ``seed``."""
     table = UNARY if len(operands) == 1 else BINARY
     return table[name](random.Random(seed), *operands)

@@ -14,6 +14,7 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree
 
 import torch_xla
+from xla_core.extension_api.operators import Operand
 from xla_core.support import caches, counters
 from xla_core.testing import op_db
 from xla_core.testing.against_cpu import attempt, forget_pending, leaves
@@ -127,7 +128,7 @@ def _resizable(op: OpInfo, sample: SampleInput) -> Iterator[Callable[[int], Samp
                 yield change
 
 
-def _dense(value: Any) -> bool:
+def _dense(value: Operand) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
@@ -137,7 +138,7 @@ def resized(sample: SampleInput, size: int, numbers: bool, length: int) -> Sampl
     Elements repeat, each smaller than the one before, so that none are equal, nor rows as near as rounding.
     """
 
-    def change(leaf: Any) -> Any:
+    def change(leaf: Operand) -> Any:
         if _dense(leaf):
             return _resized(leaf, size, length)
         same = numbers and type(leaf) is int and leaf == size

@@ -18,6 +18,7 @@ import torch
 
 import torch_xla
 from xla_core.compilation import build_program
+from xla_core.extension_api.operators import Operand
 from xla_core.support import counters
 from xla_core.testing.against_cpu import forget_pending
 from xla_core.testing.lengths import operations
@@ -76,7 +77,7 @@ class Program(NamedTuple):
         leaves = [x.detach().clone() for x in inputs]
         if self.backward:
             leaves = [x.requires_grad_(x.is_floating_point()) for x in leaves]
-        values: list[Any] = list(leaves)
+        values: list[Operand] = list(leaves)
         for line in self.lines:
             values.append(
                 operations.apply(line.name, line.seed, [values[i] for i in line.operands])

@@ -1,0 +1,36 @@
+"""PyTorch's errors that have no class of their own: told apart by their text, here and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# torch 2.13, check_inplace of autograd
+_LEAF: Final = "leaf Variable that requires grad"
+# torch 2.13, the assertion in autograd's engine for a device that came after its threads
+_NO_QUEUE: Final = "device_ready_queues_"
+# torch 2.13: gloo, and gRPC, in the words of the C library
+_LOST: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+# torch 2.13: kernels of the CPU that look at strides, at values of indices, or lack a dtype
+_OF_CPU: Final = (
+    "view size is not compatible", "out of bounds for dimension", "not implemented for"
+)  # fmt: skip
+
+
+def is_write_to_leaf(error: BaseException) -> bool:
+    """Whether autograd refuses to write in place to a leaf that requires a gradient."""
+    return _LEAF in str(error)
+
+
+def is_backward_before_device(error: BaseException) -> bool:
+    """Whether autograd's threads were started before the device was registered, so that it has none."""
+    return _NO_QUEUE in str(error)
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether a collective failed because the process at the other end is gone."""
+    return any(words in str(error) for words in _LOST)
+
+
+def is_limit_of_cpu_kernels(error: BaseException) -> bool:
+    """Whether a kernel of the CPU refuses what other devices compute."""
+    return any(words in str(error) for words in _OF_CPU)
