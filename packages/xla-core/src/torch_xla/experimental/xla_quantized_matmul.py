@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from xla_core.kernels.quantized_linear import XlaQuantizedLinear as XlaQuantizedLinear
 from xla_core.kernels.quantized_linear import quantized_matmul as quantized_matmul
-from xla_core.torch_bridge import quantized_ops as _quantized_ops
 from xla_core.torch_bridge.op_library import XLA_LIB as XLA_LIB
+from xla_core.torch_bridge.op_library import load_quantized_operators as _load_quantized_operators
 
+_load_quantized_operators()
 quantized_matmul_xla = quantized_matmul

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import caches
+from xla_core.torch_bridge import error_texts
 from xla_core.torch_bridge.operands import NamedOperands, Operand
 
 aten = torch.ops.aten
@@ -29,8 +30,6 @@ _COMMON_DTYPES: Final = frozenset(
         torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
     }
 )  # fmt: skip
-# What the kernels of whole numbers say, and nothing else.
-DIVIDED_BY_ZERO: Final = "ZeroDivisionError"
 # Which every kernel takes that takes any floating-point number.
 _PLAIN: Final = frozenset({torch.float32, torch.float64})
 # Up to so many elements an operator is called with operands of their own shapes to learn about dtypes.
@@ -50,7 +49,7 @@ def cpu_error_for(
 ) -> Exception | None:
     """What the CPU raises for operands of these shapes and dtypes (values are zero, or one), if it does."""
     error = _attempt(overload, args, kwargs, _as_large)
-    if str(error) == DIVIDED_BY_ZERO:
+    if error_texts.is_division_by_zero(error):
         error = _attempt(overload, args, kwargs, _filled(1, True, None))
     return error
 

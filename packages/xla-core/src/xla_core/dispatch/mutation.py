@@ -14,8 +14,10 @@ from torch._ops import OpOverload
 from torch.autograd.graph import increment_version
 
 from xla_core.dispatch import cpu_error_parity, views
-from xla_core.dispatch.functional import find_trace, seeded, wrap_results
+from xla_core.dispatch.functional import find_trace, functional_handler, seeded, wrap_results
+from xla_core.dispatch.meta_inference import OperatorPlan
 from xla_core.operators import error_messages
+from xla_core.operators.lowering_registry import find_rule
 from xla_core.operators.plan import Plan
 from xla_core.operators.schema import Signature
 from xla_core.operators.tensor_meta import tensor_meta
@@ -292,3 +294,39 @@ def _without_repeats(target: XLATensor) -> XLATensor:
     steps = zip(target.shape, place.stride, strict=True)
     shape = [1 if step == 0 else size for size, step in steps]
     return handler_of(_AS_STRIDED)((target, shape, place.stride, place.offset), None)
+
+
+_BATCH_NORM: Final = torch.ops.aten._native_batch_norm_legit_functional.default
+_STATELESS_BATCH_NORM: Final = torch.ops.aten._native_batch_norm_legit.no_stats
+
+
+def batch_norm_handler(overload: OpOverload) -> Handler | None:
+    """The handler of a batch norm overload, whose schema hides that it writes to the running statistics."""
+    if overload not in (
+        torch.ops.aten.native_batch_norm.default,
+        torch.ops.aten._native_batch_norm_legit.default,
+    ):
+        return None
+    pure = OperatorPlan(_BATCH_NORM, find_rule(_BATCH_NORM))
+    without = functional_handler(
+        OperatorPlan(_STATELESS_BATCH_NORM, find_rule(_STATELESS_BATCH_NORM)),
+        "tuple",
+    )
+
+    def batch_norm(args: Operands, kwargs: NamedOperands | None) -> Operand:
+        given = [*args, *(kwargs or {}).values()]
+        source, _weight, _bias, mean, variance, training = given[:6]
+        if mean is None or variance is None:
+            return without((*given[:3], True, *given[6:8]), None)
+        trace = source._s.trace
+        with trace.lock:
+            entry = trace.record(pure, given, None)
+            if not training:
+                # As on the CPU: nothing was computed from the batch, so nothing is saved.
+                saved = trace.from_buffer(None, tensor_meta((0,), mean.dtype))
+                return trace.new_tensor(entry.metas[0], entry.first), saved, saved.detach()
+            trace.write(mean, entry.first + 3)
+            trace.write(variance, entry.first + 4)
+            return wrap_results(trace, entry, "tuple")[:3]
+
+    return batch_norm

@@ -14,7 +14,6 @@ import torch
 from torch._ops import OpOverload
 
 from xla_core.dispatch import (
-    batch_norm,
     functional,
     host_length_operands,
     index_ranges,
@@ -138,7 +137,7 @@ def _special(overload: OpOverload, facts: Signature) -> Handler | None:
         handler = _mutating(overload, facts)
         assert handler is not None
         return indexing.index_put_handler(handler, in_place=True)
-    return batch_norm.handler(overload)
+    return mutation.batch_norm_handler(overload)
 
 
 def _calling(kernel: Callable[..., object]) -> Handler:

@@ -22,7 +22,7 @@ from xla_core.operators.extensions import extensions
 from xla_core.plugins import discovery
 from xla_core.recording.storage import Backend
 from xla_core.recording.trace import Trace
-from xla_core.support import counters
+from xla_core.support import counters, flags
 from xla_core.torch_bridge import device_guard
 
 
@@ -254,3 +254,20 @@ def current_device(index: int) -> Iterator[None]:
         yield
     finally:
         device_guard.set_current_index(former)
+
+
+def use_topology(name: str, *, reads: str = "error", device_type: str = "TPU") -> None:
+    """Let the ``xla`` devices be those of the topology ``name`` (``v5e:4x4``), without any chip.
+
+    Steps are traced, lowered and compiled as for the chips, tensors exist as shapes only. ``reads``
+    says what reading a value does: ``"error"`` refuses it, ``"zeros"`` gives zeros. Call it before
+    the first ``xla`` tensor; what the topology may be is the plugin's of ``device_type``. Raises
+    RuntimeError when a client runs already.
+    """
+    set_options({flags.AOT_TOPOLOGY.name: name, flags.AOT_READS.name: reads})
+    set_device_type(device_type)
+
+
+def is_ahead_of_time() -> bool:
+    """Whether the running client compiles for a topology and computes nothing."""
+    return started() and capabilities_of(client()).shapes_only

@@ -15,6 +15,7 @@ from xla_core.execution.runtime import (
     client,
     current_device,
     device_type,
+    is_ahead_of_time,
     process_replicas,
     reattach,
     set_replicas,
@@ -22,13 +23,12 @@ from xla_core.execution.runtime import (
     started,
     trace_of,
     traces,
+    use_topology,
     wait,
 )
 from xla_core.execution.spmd_mode import enable as enable_spmd
 from xla_core.execution.spmd_mode import is_spmd
 from xla_core.pjrt.client import DEVICE_CODE
-from xla_core.torch_features.ahead_of_time import active as is_ahead_of_time
-from xla_core.torch_features.ahead_of_time import use_topology
 
 __all__ = [
     "DEVICE_CODE",

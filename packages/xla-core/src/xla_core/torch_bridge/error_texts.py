@@ -14,6 +14,13 @@ _LOST: Final = ("Connection closed by peer", "Connection reset by peer", "Broken
 _OF_CPU: Final = (
     "view size is not compatible", "out of bounds for dimension", "not implemented for"
 )  # fmt: skip
+# torch 2.13: the CPU's kernels of integers
+_DIVIDED_BY_ZERO: Final = "ZeroDivisionError"
+
+
+def is_division_by_zero(error: BaseException | None) -> bool:
+    """Whether a kernel of the CPU refuses to divide integers by zero."""
+    return str(error) == _DIVIDED_BY_ZERO
 
 
 def is_write_to_leaf(error: BaseException) -> bool:

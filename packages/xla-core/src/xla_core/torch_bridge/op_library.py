@@ -7,6 +7,7 @@ their lowering rules with ``xla_core.operators.lowering_registry``.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -37,6 +38,11 @@ def kernel_from_outside(overload: OpOverload) -> Callable[..., Any] | None:
     if overload.namespace in _OURS or not overload.has_kernel_for_dispatch_key(key):
         return None
     return functools.partial(overload._op_dk, key)  # torch 2.13
+
+
+def load_quantized_operators() -> None:
+    """Load PyTorch's operators ``quantized_decomposed``, which its own quantizer defines where it is imported."""
+    importlib.import_module("torch.ao.quantization.fx._decomposed")  # torch 2.9 to 2.15
 
 
 MARK: Final = "xla.mark_tensor.default"
