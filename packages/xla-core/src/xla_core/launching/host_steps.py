@@ -72,11 +72,7 @@ def _is_small(entry: Entry) -> bool:
 def _is_plain(operation: Operation) -> bool:
     """Whether PyTorch's operator is all that there is to it."""
     plan = operation.plan
-    return (
-        plan.name == str(plan.overload)
-        and plan.overload.namespace == "aten"
-        and not plan.random
-    )
+    return plan.name == str(plan.overload) and plan.overload.namespace == "aten" and not plan.random
 
 
 def _computed(trace: Trace, entries: Sequence[Entry]) -> dict[int, torch.Tensor] | None:
