@@ -40,6 +40,11 @@ def symbols(names: Sequence[str], constraints: Sequence[str]) -> tuple[Any, ...]
     return tuple(symbolic_shape(",".join(names), scope=SymbolicScope(constraints)))
 
 
+def parsed(text: str) -> Any:
+    """The symbolic size that is written as ``text``, to be evaluated. Raises ValueError where it is none."""
+    return symbolic_shape(text, scope=SymbolicScope())[0]
+
+
 def is_symbolic(size: Any) -> bool:
     """Whether a size is no plain number."""
     return bool(is_symbolic_dim(size))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 
+from xla_core.compilation import disk_cache, program_identity, stored_programs
 from xla_core.compilation.build_program import compile_program
+from xla_core.compilation.disk_cache import CacheKey
 from xla_core.compilation.program_table import execution
 from xla_core.contract.device_protocol import ArraySpec, Executable, Program
 from xla_core.jax_bridge import symbolic_sizes
@@ -37,7 +40,7 @@ from xla_core.varying.padded_buffer import (
 from xla_core.varying.scope import VaryingScope
 
 MSG_WHOLE: Final = "{operator} looks at the whole step"
-MSG_STORE: Final = "a program for varying lengths is not stored"
+MSG_STORE: Final = "steps of one length are not stored, but the program for their bound"
 
 assert primitive_rules.MODULES
 
@@ -61,7 +64,7 @@ class BoundProgram:
 
     ``inputs`` are the shapes that its varying inputs are padded to, None for those that do not vary; ``outputs``
     the sizes of its varying results, None for others. It may be used for lengths for which none of ``differences``
-    is zero, and all of ``sizes`` are at least ``LEAST``.
+    is zero, and all of ``sizes`` are at least ``LEAST``. ``from_cache`` says that it was not compiled here.
     """
 
     executable: Executable
@@ -73,6 +76,7 @@ class BoundProgram:
     aliases: tuple[tuple[int, int], ...]
     differences: tuple[Any, ...]
     sizes: tuple[Any, ...]
+    from_cache: bool
 
     def serves(self, lengths: Sequence[int]) -> bool:
         """Whether steps of these lengths may be runs of it."""
@@ -150,8 +154,22 @@ def build(
     behind the lengths.
     """
     lowering = _BoundLowering(step, fitted, sizes, between, name, room, flags)
-    program = lowering.program()
-    executable = compile_program(step.trace.backend.client, program)
+    key, differences_key = lowering.cache_keys()
+    client = step.trace.backend.client
+    differences = _stored_differences(differences_key)
+    executable: Any = None
+    if differences is not None:
+        executable = stored_programs.load(client, key, name, step.layout.placement)
+    from_cache = executable is not None
+    if from_cache:
+        program = lowering.described()
+    else:
+        program = lowering.program()
+        executable = compile_program(client, program)
+        differences = tuple(lowering.differences)
+        stored_programs.store(key, executable)
+        _store_differences(differences_key, differences)
+    assert differences is not None
     return BoundProgram(
         executable=executable,
         program=program,
@@ -160,9 +178,30 @@ def build(
         inputs=lowering.input_shapes,
         outputs=lowering.output_sizes,
         aliases=lowering.aliases,
-        differences=tuple(lowering.differences),
+        differences=differences,
         sizes=lowering.sizes,
+        from_cache=from_cache,
     )
+
+
+def _store_differences(key: CacheKey | None, differences: Sequence[Any]) -> None:
+    """Keep beside a stored program for which lengths it is none."""
+    stored = disk_cache.current()
+    if stored is not None and key is not None and not stored.readonly:
+        stored.put(key, json.dumps(list(map(str, differences))).encode())
+
+
+def _stored_differences(key: CacheKey | None) -> tuple[Any, ...] | None:
+    """For which lengths a stored program is none; None where there is no such program."""
+    stored = disk_cache.current()
+    payload = None if stored is None or key is None else stored.get(key)
+    if payload is None:
+        return None
+    try:
+        return tuple(map(symbolic_sizes.parsed, json.loads(payload)))
+    except ValueError as error:
+        disk_cache.warn_unusable(key, error)
+        return None
 
 
 class _BoundLowering:
@@ -190,7 +229,8 @@ class _BoundLowering:
         self.differences: dict[Any, None] = {}
         numbers = _symbolic_numbers(fitted, sizes, *between)
         self.sizes = tuple(dict.fromkeys(numbers[p] for p in sizes if p in fitted.terms))
-        self.metas, parts = skeletons.filled(step.entries, numbers)
+        filled = skeletons.filled(step.entries, numbers)
+        self.metas, parts = filled
         needed = {e.first for e in operations_of(needed_entries(step.entries, step.outputs))}
         self.parts = [part for part in parts if part.entry.first in needed]
         frame = Frame({})
@@ -206,8 +246,31 @@ class _BoundLowering:
             if self.input_shapes[slot] == self.output_shapes[target]
         )
 
+        shapes = f"inputs {self.input_shapes} outputs {step.outputs} {self.output_shapes}"
+        facts = f"{between} {self.sizes} {flags} flags, aliases {self.aliases}"
+        self.text = f"{skeletons.text(filled, step.entries)}\n{shapes}\n{facts}"
+
+    def cache_keys(self) -> tuple[CacheKey | None, CacheKey | None]:
+        """The keys in the persistent cache of the program, and of the lengths for which it is none."""
+        backend, layout = self.step.trace.backend, self.step.layout
+        texts = (self.text, f"{self.text}\ndifferences")
+        identities = [program_identity.of_step(backend, text.encode(), layout) for text in texts]
+        key, another = (one.cache_key(self.name, layout.placement) for one in identities)
+        return key, another
+
+    def described(self) -> Program:
+        """The program without its code."""
+        _, inputs, outputs = self._outline()
+        placement = self.step.layout.placement
+        return Program(self.name, b"", inputs, outputs, self.aliases, placement)
+
     def program(self) -> Program:
         """The program: inputs padded, lifted numbers, then the vector of lengths and flags."""
+        lowering, inputs, outputs = self._outline()
+        with symbolic_sizes.watching_comparisons() as self.differences:
+            return lowering.program_of(self._run, inputs, outputs)
+
+    def _outline(self) -> tuple[StepLowering, tuple[ArraySpec, ...], tuple[ArraySpec, ...]]:
         step, backend = self.step, self.step.trace.backend
         layout = dataclasses.replace(step.layout, aliases=self.aliases)
         lowering = StepLowering(
@@ -219,8 +282,7 @@ class _BoundLowering:
         count = self.count + self.flags
         inputs.append(ArraySpec((count,), backend.client.numpy_dtype(np.dtype(np.int32))))
         outputs = map(_with_shape, lowering.output_specs(), self.output_shapes)
-        with symbolic_sizes.watching_comparisons() as self.differences:
-            return lowering.program_of(self._run, tuple(inputs), tuple(outputs))
+        return lowering, tuple(inputs), tuple(outputs)
 
     def _run(self, *arrays: Any) -> tuple[Any, ...]:
         *rest, lengths = arrays
@@ -384,7 +446,7 @@ class VaryingExecutable:
         return np.asarray(self._client.get(buffer))
 
     def serialize(self) -> bytes:
-        """Raise NotImplementedError: the program is made anew in each process."""
+        """Raise NotImplementedError: the program for the bound is stored, as what it is."""
         raise NotImplementedError(MSG_STORE)
 
     def memory_analysis(self) -> Mapping[str, int]:

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 SERVED: Final = "VaryingShapesServed"
 """Counts steps of new sizes that needed no compilation: a program for a bound runs them."""
 PROGRAMS: Final = "VaryingShapesPrograms"
-"""Counts programs that were compiled for all lengths up to a bound."""
+"""Counts programs that were compiled, or loaded from the persistent cache, for all lengths up to a bound."""
 KEPT_OUT: Final = "VaryingShapesKeptOut"
 """Counts families of steps that no program for a bound is made of: an operator lets no length vary."""
 PADDING: Final = "VaryingShapesPadding"
@@ -271,8 +271,11 @@ def _compiled(
     finally:
         flight_ring.end(record)
     counters.sample("CompileTime", (time.perf_counter() - started) * 1e9)
-    counters.increment("UncachedCompile")
-    counters.increment("CreateCompileHandles")
+    if bound.from_cache:
+        counters.increment("PersistentCacheHit")
+    else:
+        counters.increment("UncachedCompile")
+        counters.increment("CreateCompileHandles")
     counters.increment(PROGRAMS)
     return bound
 

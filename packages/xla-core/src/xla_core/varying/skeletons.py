@@ -160,6 +160,34 @@ def filled(entries: Sequence[Entry], numbers: Sequence[Any]) -> Filled:
     return Filled(metas, parts)
 
 
+def text(filled: Filled, entries: Sequence[Entry]) -> str:
+    """A step with other numbers as text that is the same in every process: all that its program is made of."""
+    operations = {part.entry.first: part for part in filled.parts}
+    lines = []
+    for entry in entries:
+        metas = [filled.metas[vid] for vid in range(entry.first, entry.end)]
+        part = operations.get(entry.first)
+        if part is None:
+            lines.append(f"input {metas}")
+        else:
+            args, kwargs = part.given
+            named = " ".join(f"{name}={_word(a)}" for name, a in kwargs.items())
+            lines.append(f"{part.entry.plan.name} {_word(args)} {named} -> {metas}")
+    return "\n".join(lines)
+
+
+def _word(operand: Any) -> str:
+    if isinstance(operand, Ref):
+        return f"%{operand.vid}"
+    if isinstance(operand, Lift):
+        example = operand.example
+        kind = example if isinstance(example, TensorMeta) else type(example).__name__
+        return f"lifted {operand.is_float} {operand.position} {kind}"
+    if isinstance(operand, (list, tuple)):
+        return f"[{', '.join(map(_word, operand))}]"
+    return f"{type(operand).__name__} {operand!r}"
+
+
 def _fill(operand: Any, rest: Iterator[Any], metas: dict[int, TensorMeta | None]) -> Any:
     if type(operand) is int:
         return next(rest)
