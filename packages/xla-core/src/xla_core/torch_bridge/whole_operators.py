@@ -37,7 +37,7 @@ def is_watched() -> bool:
     return _modes() > 0 or forward_ad._current_level >= 0
 
 
-def _linear(tensor_class: type) -> Callable[..., Any]:
+def _linear(tensor_class: type[torch.Tensor]) -> Callable[..., Any]:
     overload = torch.ops.aten.linear.default
     as_one = functools.partial(overload._handle.redispatch_boxed, _AS_NESTED)
     by_parts = functools.partial(overload._op_dk, _Key.CompositeImplicitAutograd)
@@ -58,7 +58,7 @@ def _linear(tensor_class: type) -> Callable[..., Any]:
     return linear
 
 
-def leave_whole(tensor_class: type) -> None:
+def leave_whole(tensor_class: type[torch.Tensor]) -> None:
     """Let these operators arrive at tensors of a class as one, unless somebody would miss the parts; once."""
     if not _libraries:
         library = torch.library.Library("aten", "IMPL")
