@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from threading import get_ident
 from typing import Any, Final
 
@@ -44,6 +44,7 @@ MSG_INFERENCE: Final = (
     "Inplace update to inference tensor outside InferenceMode is not allowed.You can make a clone to get a "
     "normal tensor before doing inplace update.See https://github.com/pytorch/rfcs/pull/17 for more details."
 )
+_is_inference: Final = torch.Tensor.is_inference
 _AS_STRIDED: Final = torch.ops.aten.as_strided.default
 # Whose out= must have the result's dtype: it does not tell in which one to compute.
 _STRICT_DTYPES: Final = (
@@ -65,13 +66,10 @@ def mutating_handler(plan: Plan, signature: Signature) -> Handler:
         trace = first._s.trace if type(first) is XLATensor else find_trace(args, kwargs)
         with trace.bare:
             entry = trace.record(plan, args, kwargs)
-            vid = entry.first + fresh
-            targets = list(_targets(args, kwargs, written, names))
+            targets = _targets(args, kwargs, written, names)
             if lists and not views.is_inference_mode():
                 _check_inference(targets)
-            for target in targets:
-                trace.write(target, vid)
-                vid += 1
+            trace.write_each(targets, entry.first + fresh)
             if lists:
                 increment_version(targets)
             if not fresh:
@@ -104,21 +102,23 @@ def _targets(
     kwargs: NamedOperands | None,
     written: tuple[int, ...],
     names: tuple[str, ...],
-) -> Iterator[XLATensor]:
+) -> list[XLATensor]:
+    targets: list[XLATensor] = []
     for position in written:
         if position < len(args):
             target = args[position]
         else:
             target = kwargs.get(names[position]) if kwargs else None
         if isinstance(target, (list, tuple)):
-            yield from target
+            targets.extend(target)
         elif target is not None:
-            yield target
+            targets.append(target)
+    return targets
 
 
 def _check_inference(targets: list[XLATensor]) -> None:
     """Raise what autograd raises of single tensors, and on the CPU of lists of them."""
-    if any(target.is_inference() for target in targets):
+    if any(map(_is_inference, targets)):
         raise RuntimeError(MSG_INFERENCE)
 
 

@@ -22,7 +22,6 @@ from xla_core.dispatch import (
     mutation,
     transfers,
     views,
-    whole_operators,
     windows,
 )
 from xla_core.dispatch.cpu_fallback import fallback_handler
@@ -52,6 +51,7 @@ from xla_core.support.once import Once
 from xla_core.torch_bridge.op_library import kernel_from_outside
 from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 from xla_core.torch_bridge.torch_private import allow_list_kernels, let_make_fx_take
+from xla_core.torch_bridge.whole_operators import leave_whole
 
 aten = torch.ops.aten
 
@@ -242,8 +242,8 @@ def install() -> None:
     strided = OperatorPlan(aten.as_strided.default, find_view(aten.as_strided.default))
     builtin_plans.set_plan(builtin_plans.AS_STRIDED, strided)
     windows.install()
-    whole_operators.install()
     if flags.CHECK_INDICES.get():
         index_ranges.install()
     allow_list_kernels(XLATensor)
     let_make_fx_take(XLATensor)
+    leave_whole(XLATensor)

@@ -501,6 +501,18 @@ class Trace(StepState):
             v.epoch = self.epoch
             v.version = s.version
 
+    def write_each(self, tensors: Sequence[XLATensor], first: int) -> None:
+        """``write`` for many: the values from ``first`` on, one for each of ``tensors``."""
+        epoch = self.epoch
+        for vid, tensor in enumerate(tensors, first):
+            s = tensor._s
+            if tensor._v is None and s.epoch == epoch:
+                s.version += 1  # as ``assign``, without its call: optimizers write thousands
+                s.buffer = None
+                s.vid = vid
+            else:
+                self.write(tensor, vid)
+
     def _write_strided(self, tensor: XLATensor, vid: int) -> None:
         """Write through a chain of views in which one (``expand``, ``unfold``) repeats elements.
 

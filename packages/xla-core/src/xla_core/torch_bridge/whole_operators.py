@@ -1,8 +1,9 @@
-"""Operators that PyTorch's C++ defines by others, and kernels above autograd that may leave them whole.
+"""Operators that are recorded as one, though PyTorch's C++ defines them by others.
 
-``linear`` is a transpose, views, a product and a sum to C++, and autograd differentiates each of them. It has
-derivatives of the operator as a whole, too, which it takes for nested tensors only. A kernel that is registered
-here stands before autograd and chooses between the two.
+``linear`` is a transpose, views, a product and a sum to C++, and autograd differentiates each of them: four
+operators and ten in the backward pass, each through all of PyTorch's layers. Autograd has derivatives of the
+operator as a whole, too, which it takes for nested tensors only. A kernel that is registered here stands before
+autograd and chooses between the two; the lowering rules compute what the parts would.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch._ops import OpOverload
 from torch.autograd import forward_ad
 
 _Key: Final = torch._C.DispatchKey  # torch 2.11 to 2.15, as all names of torch._C below
@@ -37,18 +37,30 @@ def is_watched() -> bool:
     return _modes() > 0 or forward_ad._current_level >= 0
 
 
-def parts_of(overload: OpOverload) -> Callable[..., Any]:
-    """The operator as C++ defines it by others."""
-    return functools.partial(overload._op_dk, _Key.CompositeImplicitAutograd)
+def _linear(tensor_class: type[torch.Tensor]) -> Callable[..., Any]:
+    overload = torch.ops.aten.linear.default
+    as_one = functools.partial(overload._handle.redispatch_boxed, _AS_NESTED)
+    by_parts = functools.partial(overload._op_dk, _Key.CompositeImplicitAutograd)
+
+    def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+        """``linear`` as one operator where the operands have the ranks that layers have."""
+        if (
+            type(input) is tensor_class
+            and type(weight) is tensor_class
+            and (bias is None or (type(bias) is tensor_class and bias.dim() == 1))
+            and weight.dim() == 2
+            and input.dim() > 1
+            and not is_watched()
+        ):
+            return as_one(input, weight, bias)
+        return by_parts(input, weight, bias)
+
+    return linear
 
 
-def whole(overload: OpOverload) -> Callable[..., Any]:
-    """The operator as one, differentiated by autograd's derivatives of the whole."""
-    return functools.partial(overload._handle.redispatch_boxed, _AS_NESTED)
-
-
-def register(overload: OpOverload, kernel: Callable[..., Any]) -> None:
-    """Let ``kernel`` carry out ``overload`` for ``xla`` tensors, above autograd."""
+def leave_whole(tensor_class: type[torch.Tensor]) -> None:
+    """Let these operators arrive at tensors of a class as one, unless somebody would miss the parts; once."""
     if not _libraries:
-        _libraries.append(torch.library.Library("aten", "IMPL"))
-    _libraries[0].impl(overload, kernel, "AutogradXLA")
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("linear", _linear(tensor_class), "AutogradXLA")
+        _libraries.append(library)
