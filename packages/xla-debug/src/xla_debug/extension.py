@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xla_core.contract.hookspecs import hookimpl
 from xla_core.extension_api import source_location
-from xla_debug import settings
+from xla_debug import memory, settings
 from xla_debug.live import listeners
 from xla_debug.stacks import stack_frames
 
@@ -18,3 +18,5 @@ def xla_core_subscribe() -> None:
     elif source_location.detail() is source_location.Detail.NONE:
         source_location.set_detail(source_location.Detail.SCOPES)
     listeners.start()
+    if settings.TRACK_MEMORY.get():
+        memory.track()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from xla_core.contract import events
 from xla_core.contract.events import subscribe
-from xla_debug import memory, recompile, settings
+from xla_debug import recompile, settings
 from xla_debug.live import analysis, metrics_file, saved_graphs
 
 Made = events.ProgramCompiled | events.ProgramLoaded
@@ -50,8 +50,6 @@ def start() -> None:
     """Begin with the causes of compilations, and with what the environment asks for; once."""
     if _undo:
         return
-    if settings.TRACK_MEMORY.get():
-        memory.track()
     _listen(events.ProgramMissing, _missing)
     _listen(events.ProgramCompiled, _made)
     _listen(events.ProgramLoaded, _made)

@@ -49,7 +49,7 @@ def rows_of(hlo: str) -> list[dict[str, Any]]:
     file and line of the user's program, else the operator, else nothing.
     """
     lines = _lines_of_frames(hlo)
-    texts = {found.name: found for found in collectives_in(hlo)}
+    texts = {one.name: one for one in collectives_in(hlo)}
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for name, text in _instructions(hlo, texts):
         groups = _GROUPS.search(text)
