@@ -257,9 +257,9 @@ FIRST_STEP = """
 import json, sys
 import torch
 import torch_xla
-from xla_core.compilation import disk_cache
 from xla_core.contract.device_protocol import Topology
 from xla_core.support import counters
+from xla_core.testing.internals import PersistentCache
 from xla_pjrt_tpu import TpuClient, create_client
 
 def reports_chips(self, topology, options):
@@ -278,11 +278,11 @@ if sys.argv[1] == "host":
     for name in ("devices local_devices put get copy allocate placement_of wait deserialize").split():
         setattr(TpuClient, name, lambda self, *given, _name=name: getattr(self.shown, _name)(*given))
 
-keys, get = [], disk_cache.PersistentCache.get
+keys, get = [], PersistentCache.get
 def noted(self, key):
     keys.append({name: value.hex() for name, value in key.entries})
     return get(self, key)
-disk_cache.PersistentCache.get = noted
+PersistentCache.get = noted
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.Dropout(), torch.nn.Linear(20, 3)).to("xla")

@@ -20,3 +20,5 @@ def xla_core_subscribe() -> None:
     if settings.TRACK_MEMORY.get():
         memory.track()
     listeners.start()
+    if settings.TRACK_MEMORY.get():
+        memory.track()

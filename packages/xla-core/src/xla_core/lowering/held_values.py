@@ -69,7 +69,7 @@ def held_values() -> list[HeldValue]:
 
 def text() -> str:
     """Totals, and the largest groups of values of the same shape, dtype and line; "" where nothing is held."""
-    values = held_values()
+    values = [value for value in held_values() if not _has_failed(value)]
     if not values:
         return ""
     names = _names()
@@ -93,6 +93,18 @@ def text() -> str:
     return MSG_HELD.format(
         count=len(values), total=render_bytes(_size(values)), groups="\n".join(lines)
     )
+
+
+def _has_failed(value: HeldValue) -> bool:
+    """Whether the program that computes a value has failed, so that it takes no memory; it is not waited for."""
+    is_ready = getattr(value.buffer, "is_ready", None)
+    if is_ready is None or not is_ready():
+        return False
+    try:
+        value.storage.trace.backend.client.wait([value.buffer])
+    except RuntimeError:
+        return True
+    return False
 
 
 def _size(values: Iterable[HeldValue]) -> int:

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from xla_core.compilation.build_program import key_text
+from xla_core.compilation.disk_cache import PersistentCache
 from xla_core.dispatch import index_ranges
 from xla_core.execution import index_checks
 from xla_core.execution.device_backend import keep_numbers
@@ -25,6 +26,7 @@ from xla_core.support.memory_mappings import count as count_memory_mappings
 
 __all__ = [
     "KEPT_PREFIX",
+    "PersistentCache",
     "Root",
     "checking_indices",
     "count_memory_mappings",
