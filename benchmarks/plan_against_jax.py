@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import subprocess
@@ -50,135 +51,155 @@ ENDS = {
 RATE, BETA1, BETA2, EPSILON, DECAY = 3e-4, 0.9, 0.95, 1e-8, 0.1
 
 
-def jax_side(options: argparse.Namespace) -> dict[str, Any]:
-    """The step in jax: what ``figures_of`` says of its program."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    from jax.experimental import topologies
-    from jax.experimental.pallas.ops.tpu import flash_attention as kernel
-    from jax.sharding import NamedSharding, PartitionSpec
+class Model:
+    """The decoder and its training step in jax, over a mesh."""
 
-    from xla_plan.compiled import figures
+    def __init__(self, jax: Any, mesh: Any, loop: bool) -> None:
+        self.jax, self.jnp, self.mesh, self.loop = jax, jax.numpy, mesh, loop
+        lies = self.spec(BATCH, "tensor", None, None)
+        self.attention = jax.shard_map(
+            attention, mesh=mesh, in_specs=(lies,) * 3, out_specs=lies, check_vma=False
+        )
 
-    axes = [part.split("=") for part in options.mesh.split(",")]
-    names = tuple(name for name, _ in axes)
-    chips = topologies.get_topology_desc(platform="tpu", topology_name=options.topology).devices
-    chips = sorted(chips, key=lambda d: d.id)
-    mesh = jax.sharding.Mesh(np.array(chips).reshape([int(n) for _, n in axes]), names)
+    def spec(self, *wanted: Any) -> Any:
+        """The axes of the mesh among those wanted."""
+        names = self.mesh.axis_names
 
-    def spec(*wanted: Any) -> PartitionSpec:
         def kept(axis: Any) -> Any:
             own = tuple(a for a in (axis if isinstance(axis, tuple) else (axis,)) if a in names)
             return (own if len(own) > 1 else own[0]) if own else None
 
-        return PartitionSpec(*map(kept, wanted))
+        return self.jax.sharding.PartitionSpec(*map(kept, wanted))
 
-    def held(x: Any, *wanted: Any) -> Any:
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(*wanted)))
+    def place(self, *wanted: Any) -> Any:
+        """How something lies that is split so."""
+        return self.jax.sharding.NamedSharding(self.mesh, self.spec(*wanted))
 
-    def product(x: Any, weight: Any) -> Any:
-        return jnp.einsum("...i,oi->...o", x, weight.astype(x.dtype))
+    def held(self, x: Any, *wanted: Any) -> Any:
+        """A value of the step that lies so."""
+        return self.jax.lax.with_sharding_constraint(x, self.place(*wanted))
 
-    def norm(x: Any, weight: Any) -> Any:
-        y = x.astype(jnp.float32)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + 1e-5)
+    def product(self, x: Any, weight: Any) -> Any:
+        """With a float32 weight (out, in), in the dtype of ``x``."""
+        return self.jnp.einsum("...i,oi->...o", x, weight.astype(x.dtype))
+
+    def norm(self, x: Any, weight: Any) -> Any:
+        """Root mean square norm in float32."""
+        y = x.astype(self.jnp.float32)
+        y = y * self.jax.lax.rsqrt(self.jnp.mean(y * y, -1, keepdims=True) + 1e-5)
         return (y * weight).astype(x.dtype)
 
-    def rotated(x: Any, angles: Any) -> Any:
-        first, second = jnp.split(x, 2, -1)
-        sin, cos = jnp.sin(angles).astype(x.dtype), jnp.cos(angles).astype(x.dtype)
-        return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+    def rotated(self, x: Any, angles: Any) -> Any:
+        """With its halves turned."""
+        first, second = self.jnp.split(x, 2, -1)
+        sin, cos = self.jnp.sin(angles).astype(x.dtype), self.jnp.cos(angles).astype(x.dtype)
+        return self.jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
 
-    lies = spec(BATCH, "tensor", None, None)
-    attention = jax.shard_map(
-        lambda q, k, v: kernel.flash_attention(
-            q, k, v, causal=True, sm_scale=HEAD**-0.5, block_sizes=kernel.BlockSizes(**BLOCKS)
-        ),
-        mesh=mesh, in_specs=(lies,) * 3, out_specs=lies, check_vma=False,
-    )  # fmt: skip
-
-    def layer(x: Any, weights: dict[str, Any], angles: Any) -> Any:
-        h = norm(x, weights["norm1"])
+    def layer(self, x: Any, weights: dict[str, Any], angles: Any) -> Any:
+        """Attention, then the MLP."""
+        h = self.norm(x, weights["norm1"])
         q, k, v = (
-            product(h, weights[n]).reshape(*h.shape[:2], -1, HEAD).swapaxes(1, 2) for n in "qkv"
+            self.product(h, weights[n]).reshape(*h.shape[:2], -1, HEAD).swapaxes(1, 2)
+            for n in "qkv"
         )
-        q, k = rotated(q, angles), rotated(k, angles)
-        k, v = (jnp.repeat(t, HEADS // KEY_HEADS, 1) for t in (k, v))
-        q, k, v = (held(t, BATCH, "tensor", None, None) for t in (q, k, v))
-        y = attention(q, k, v).swapaxes(1, 2).reshape(*h.shape[:2], -1)
-        x = held(x + product(y, weights["out"]), BATCH, None, None)
-        h = norm(x, weights["norm2"])
-        hidden = jax.nn.silu(product(h, weights["gate"])) * product(h, weights["up"])
-        hidden = held(hidden, BATCH, None, "tensor")
-        return held(x + product(hidden, weights["down"]), BATCH, None, None)
+        q, k = self.rotated(q, angles), self.rotated(k, angles)
+        k, v = (self.jnp.repeat(t, HEADS // KEY_HEADS, 1) for t in (k, v))
+        q, k, v = (self.held(t, BATCH, "tensor", None, None) for t in (q, k, v))
+        y = self.attention(q, k, v).swapaxes(1, 2).reshape(*h.shape[:2], -1)
+        x = self.held(x + self.product(y, weights["out"]), BATCH, None, None)
+        h = self.norm(x, weights["norm2"])
+        gate, up = (self.product(h, weights[n]) for n in ("gate", "up"))
+        hidden = self.held(self.jax.nn.silu(gate) * up, BATCH, None, "tensor")
+        return self.held(x + self.product(hidden, weights["down"]), BATCH, None, None)
 
-    def loss_of(weights: dict[str, Any], ids: Any, targets: Any) -> Any:
-        half = jnp.arange(0, HEAD, 2)
-        angles = jnp.arange(ids.shape[1])[:, None] * 500000.0 ** (-half / HEAD)
-        x = held(weights["tokens"].astype(jnp.bfloat16)[ids], BATCH, None, None)
-        again = jax.checkpoint(layer)
-        if options.loop:
+    def cross_entropy(self, x: Any, head: Any, targets: Any) -> Any:
+        """The mean over all tokens."""
+        logits = self.held(self.product(x, head), BATCH, None, "tensor").astype(self.jnp.float32)
+        logs = self.jax.nn.log_softmax(logits)
+        return -self.jnp.take_along_axis(logs, targets[..., None], -1).sum() / targets.size
+
+    def loss(self, weights: dict[str, Any], ids: Any, targets: Any) -> Any:
+        """Of a batch; layers and loss are computed again in the backward pass."""
+        jax, jnp = self.jax, self.jnp
+        angles = jnp.arange(ids.shape[1])[:, None] * 500000.0 ** (-jnp.arange(0, HEAD, 2) / HEAD)
+        x = self.held(weights["tokens"].astype(jnp.bfloat16)[ids], BATCH, None, None)
+        again = jax.checkpoint(self.layer)
+        if self.loop:
             x, _ = jax.lax.scan(lambda x, w: (again(x, w, angles), None), x, weights["layers"])
         else:
             for one in weights["layers"]:
                 x = again(x, one, angles)
-        x = norm(x, weights["norm"])
+        x = self.norm(x, weights["norm"])
+        return jax.checkpoint(self.cross_entropy)(x, weights["head"], targets)
 
-        def cross_entropy(x: Any, targets: Any) -> Any:
-            logits = held(product(x, weights["head"]), BATCH, None, "tensor").astype(jnp.float32)
-            chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)
-            return -chosen.sum() / targets.size
-
-        return jax.checkpoint(cross_entropy)(x, targets)
-
-    def step(state: Any, ids: Any, targets: Any) -> Any:
-        weights, first, second, count = state
-        loss, gradients = jax.value_and_grad(loss_of)(weights, ids, targets)
+    def step(self, state: Any, ids: Any, targets: Any) -> Any:
+        """One step of AdamW: the next state, and the loss."""
+        tree, (weights, first, second, count) = self.jax.tree, state
+        loss, gradients = self.jax.value_and_grad(self.loss)(weights, ids, targets)
         count = count + 1
-        first = jax.tree.map(lambda m, g: BETA1 * m + (1 - BETA1) * g, first, gradients)
-        second = jax.tree.map(lambda m, g: BETA2 * m + (1 - BETA2) * g * g, second, gradients)
+        first = tree.map(lambda m, g: BETA1 * m + (1 - BETA1) * g, first, gradients)
+        second = tree.map(lambda m, g: BETA2 * m + (1 - BETA2) * g * g, second, gradients)
 
         def moved(p: Any, m: Any, n: Any) -> Any:
-            root = jnp.sqrt(n) / jnp.sqrt(1 - BETA2**count) + EPSILON
+            root = self.jnp.sqrt(n) / self.jnp.sqrt(1 - BETA2**count) + EPSILON
             return p * (1 - RATE * DECAY) - RATE / (1 - BETA1**count) * m / root
 
-        return (jax.tree.map(moved, weights, first, second), first, second, count), loss
+        return (tree.map(moved, weights, first, second), first, second, count), loss
 
-    def shaped(shape: tuple[int, ...], wanted: Any, dtype: Any = jnp.float32) -> Any:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec(*wanted)))
+    def arguments(self, layers: int, length: int) -> tuple[Any, Any]:
+        """Shapes of a state, and of a batch with one sequence for each part of it."""
+        jnp = self.jnp
 
-    weights: dict[str, Any] = {name: shaped(*row) for name, row in ENDS.items()}
-    if options.loop:
-        weights["layers"] = {
-            n: shaped((options.layers, *shape), (None, *wanted))
-            for n, (shape, wanted) in LAYER.items()
-        }
-    else:
-        weights["layers"] = [
-            {n: shaped(*row) for n, row in LAYER.items()} for _ in range(options.layers)
-        ]
-    state = (weights, weights, weights, shaped((), ()))
-    parts = 1
-    for name, size in axes:
-        parts *= int(size) if name in BATCH else 1
-    ids = shaped((parts, options.length), (BATCH, None), jnp.int32)
+        def shaped(shape: tuple[int, ...], wanted: Any, dtype: Any = jnp.float32) -> Any:
+            return self.jax.ShapeDtypeStruct(shape, dtype, sharding=self.place(*wanted))
+
+        weights: dict[str, Any] = {name: shaped(*row) for name, row in ENDS.items()}
+        if self.loop:
+            weights["layers"] = {
+                n: shaped((layers, *shape), (None, *wanted)) for n, (shape, wanted) in LAYER.items()
+            }
+        else:
+            weights["layers"] = [
+                {n: shaped(*row) for n, row in LAYER.items()} for _ in range(layers)
+            ]
+        parts = math.prod(self.mesh.shape[axis] for axis in BATCH if axis in self.mesh.shape)
+        ids = shaped((parts, length), (BATCH, None), jnp.int32)
+        return (weights, weights, weights, shaped((), ())), ids
+
+
+def attention(q: Any, k: Any, v: Any) -> Any:
+    """The kernel that ours uses."""
+    from jax.experimental.pallas.ops.tpu import flash_attention as kernel
+
+    sizes = kernel.BlockSizes(**BLOCKS)
+    return kernel.flash_attention(q, k, v, causal=True, sm_scale=HEAD**-0.5, block_sizes=sizes)
+
+
+def jax_side(options: argparse.Namespace) -> dict[str, Any]:
+    """The step in jax: what ``figures_of`` says of its program."""
+    import jax
+    import numpy as np
+    from jax.experimental import topologies
+
+    from xla_plan.compiled import figures
+
+    axes = [part.split("=") for part in options.mesh.split(",")]
+    chips = topologies.get_topology_desc(platform="tpu", topology_name=options.topology).devices
+    grid = np.array(sorted(chips, key=lambda d: d.id)).reshape([int(n) for _, n in axes])
+    model = Model(jax, jax.sharding.Mesh(grid, [name for name, _ in axes]), options.loop)
+    state, ids = model.arguments(options.layers, options.length)
     places = jax.tree.map(lambda s: s.sharding, state)
-    lowered = jax.jit(step, donate_argnums=0, out_shardings=(places, None)).lower(state, ids, ids)
-    program = lowered.compile()
-    memory = program.memory_analysis()
-    return figures.of_texts(
-        program.as_text(),
-        {
-            "arguments": memory.argument_size_in_bytes,
-            "outputs": memory.output_size_in_bytes,
-            "temporaries": memory.temp_size_in_bytes,
-            "aliased": memory.alias_size_in_bytes,
-            "code": memory.generated_code_size_in_bytes,
-        },
-        {},
-        len(chips),
-    )
+    jitted = jax.jit(model.step, donate_argnums=0, out_shardings=(places, None))
+    program = jitted.lower(state, ids, ids).compile()
+    sizes = program.memory_analysis()
+    memory = {
+        "arguments": sizes.argument_size_in_bytes,
+        "outputs": sizes.output_size_in_bytes,
+        "temporaries": sizes.temp_size_in_bytes,
+        "aliased": sizes.alias_size_in_bytes,
+        "code": sizes.generated_code_size_in_bytes,
+    }
+    return figures.of_texts(program.as_text(), memory, {}, len(chips))
 
 
 def our_side(options: argparse.Namespace) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array, lax
 
 from xla_core.lowering.rules.common import Scalar
+from xla_core.operators import target
 from xla_core.operators.lowering_registry import aten, rule
 
 _SCALARS = ("beta", "alpha")
@@ -31,20 +32,27 @@ def dot_general(
     right: Array,
     contract: tuple[Sequence[int], Sequence[int]],
     batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    result: np.dtype | None = None,
 ) -> Array:
-    """``lax.dot_general`` whose result stays in the accumulator's dtype."""
-    wide = accumulator(left.dtype)
+    """``lax.dot_general`` whose result stays in the accumulator's dtype, or is of the dtype ``result``."""
+    wide = accumulator(left.dtype) if result is None else result
     return lax.dot_general(left, right, (contract, batch), preferred_element_type=wide)
 
 
-def product(left: Array, right: Array, turned: tuple[bool, bool] = (False, False)) -> Array:
-    """``left @ right`` of equal rank, over shared batch dimensions, in the accumulator's dtype.
+def product(
+    left: Array,
+    right: Array,
+    turned: tuple[bool, bool] = (False, False),
+    result: np.dtype | None = None,
+) -> Array:
+    """``left @ right`` of equal rank, over shared batch dimensions.
 
-    ``turned`` says which of the two is given with its last two dimensions swapped.
+    ``turned`` says which of the two is given with its last two dimensions swapped; ``result`` is the dtype of the
+    result (default: the accumulator's).
     """
     batch = tuple(range(left.ndim - 2))
     over = (left.ndim - 1 - turned[0],), (left.ndim - 2 + turned[1],)
-    return dot_general(left, right, over, (batch, batch))
+    return dot_general(left, right, over, (batch, batch), result)
 
 
 def blend(added: Array, beta: Scalar, total: Array, alpha: Scalar) -> Array:
@@ -61,8 +69,19 @@ def blend(added: Array, beta: Scalar, total: Array, alpha: Scalar) -> Array:
 
 @rule(aten.mm.default, aten.bmm.default)
 def mm(self: Array, mat2: Array, *, turned: tuple[bool, bool] = (False, False)) -> Array:
-    """Matrix product, batched or not."""
+    """Matrix product, batched or not.
+
+    A TPU's matrix units sum bfloat16 in float32 whatever the result is. There the result is bfloat16 at once:
+    over a mesh what devices add up is half as large then, as with jax.
+    """
+    if self.dtype == mat2.dtype == jnp.bfloat16 and _sums_wide():
+        return product(self, mat2, turned, self.dtype)
     return product(self, mat2, turned).astype(self.dtype)
+
+
+def _sums_wide() -> bool:
+    device = target.current()
+    return device is not None and device.platform == "tpu"
 
 
 @rule(aten.addmm.default, aten.baddbmm.default, lift=_SCALARS)
