@@ -277,7 +277,7 @@ def report(
         metrics[n] for n in (metrics if metric_names is None else metric_names) if n in metrics
     ]
     names = [n for n in (counted if counter_names is None else counter_names) if n in counted]
-    blocks = []
+    blocks: list[str] = []
     layers = (False, True) if metric_names is None and counter_names is None else (None,)
     for runtime in layers:
         part = [m for m in chosen if runtime in (None, m.name in RUNTIME_NAMES)]
