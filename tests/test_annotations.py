@@ -2,8 +2,8 @@
 
 A type that has a name is written by its name: ``Operand``, ``Operands``, ``NamedOperands``, ``Tree`` and
 ``Gradients`` (``torch_bridge/operands.py``), ``Scalar`` in rules, ``Struct`` in the builder, ``StateDict`` in
-checkpoints, ``Buffer`` and ``Executable`` of the device protocol, ``jax.Array``, ``torch.Tensor``. What nobody looks
-into is an ``object``. Lower a number when a folder needs fewer.
+checkpoints, ``Buffer`` and ``Executable`` of the device protocol, ``jax.Array``, ``torch.Tensor``. What nobody
+looks into is an ``object``. Lower a number when a folder needs fewer.
 """
 
 from __future__ import annotations
