@@ -29,7 +29,7 @@ def build(size: Size) -> tuple[Callable[[], Any], Callable[[Any], float]]:
     slots = 1 if size.family == "resnet" else 2
     moments = [{n: jnp.zeros_like(v) for n, v in weights.items()} for _ in range(slots)]
 
-    def update(weights: Values, moments: list[Values], statistics: Values, count: Any) -> Any:
+    def update(weights: Values, moments: list[Values], statistics: Values, count: jax.Array) -> Any:
         compute = jax.value_and_grad(_loss, has_aux=True)
         (loss, statistics), gradients = compute(weights, statistics, size, inputs, labels)
         rule = _momentum if size.family == "resnet" else _adamw
@@ -58,13 +58,15 @@ def build(size: Size) -> tuple[Callable[[], Any], Callable[[Any], float]]:
     return step, float
 
 
-def _array(tensor: torch.Tensor) -> Any:
+def _array(tensor: torch.Tensor) -> jax.Array:
     if tensor.dtype == torch.bfloat16:
         return jnp.asarray(tensor.float().numpy()).astype(jnp.bfloat16)
     return jnp.asarray(tensor.numpy())
 
 
-def _adamw(p: Any, moments: list[Any], gradient: Any, count: Any) -> tuple[Any, list[Any]]:
+def _adamw(
+    p: jax.Array, moments: list[jax.Array], gradient: jax.Array, count: jax.Array
+) -> tuple[Any, list[Any]]:
     first, second = moments
     first = BETA1 * first + (1 - BETA1) * gradient
     second = BETA2 * second + (1 - BETA2) * gradient**2
@@ -73,13 +75,15 @@ def _adamw(p: Any, moments: list[Any], gradient: Any, count: Any) -> tuple[Any, 
     return changed.astype(p.dtype), [first.astype(p.dtype), second.astype(p.dtype)]
 
 
-def _momentum(p: Any, moments: list[Any], gradient: Any, _count: Any) -> tuple[Any, list[Any]]:
+def _momentum(
+    p: jax.Array, moments: list[jax.Array], gradient: jax.Array, _count: jax.Array
+) -> tuple[Any, list[Any]]:
     velocity = MOMENTUM * moments[0] + gradient
     return p - RATE * velocity, [velocity]
 
 
 def _loss(
-    w: Values, statistics: Values, size: Size, inputs: Any, labels: Any
+    w: Values, statistics: Values, size: Size, inputs: jax.Array, labels: jax.Array
 ) -> tuple[Any, Values]:
     if size.family == "resnet":
         logits, statistics = _resnet(w, statistics, inputs)
@@ -89,12 +93,12 @@ def _loss(
     return -jnp.take_along_axis(likely, labels[..., None], axis=-1).mean(), statistics
 
 
-def _linear(w: Values, name: str, x: Any) -> Any:
+def _linear(w: Values, name: str, x: jax.Array) -> jax.Array:
     y = x @ w[f"{name}.weight"].T
     return y + w[f"{name}.bias"] if f"{name}.bias" in w else y
 
 
-def _norm(w: Values, name: str, x: Any) -> Any:
+def _norm(w: Values, name: str, x: jax.Array) -> jax.Array:
     wide = x.astype(jnp.float32)
     scaled = (wide - wide.mean(-1, keepdims=True)) * jax.lax.rsqrt(
         wide.var(-1, keepdims=True) + 1e-5
@@ -102,7 +106,7 @@ def _norm(w: Values, name: str, x: Any) -> Any:
     return (scaled * w[f"{name}.weight"] + w[f"{name}.bias"]).astype(x.dtype)
 
 
-def _attention(w: Values, name: str, x: Any, size: Size, causal: bool) -> Any:
+def _attention(w: Values, name: str, x: jax.Array, size: Size, causal: bool) -> jax.Array:
     parts = jnp.split(_linear(w, f"{name}.queries_keys_values", x), 3, axis=-1)
     query, key, value = (p.reshape(*x.shape[:2], size.heads, -1) for p in parts)
     kernel = "cudnn" if jax.default_backend() == "gpu" and x.dtype == jnp.bfloat16 else None
@@ -110,11 +114,11 @@ def _attention(w: Values, name: str, x: Any, size: Size, causal: bool) -> Any:
     return _linear(w, f"{name}.out", seen.reshape(x.shape))
 
 
-def _embedded(w: Values, tokens: Any) -> Any:
+def _embedded(w: Values, tokens: jax.Array) -> jax.Array:
     return w["tokens.weight"][tokens] + w["positions.weight"][: tokens.shape[1]]
 
 
-def _gpt(w: Values, size: Size, tokens: Any) -> Any:
+def _gpt(w: Values, size: Size, tokens: jax.Array) -> jax.Array:
     x = _embedded(w, tokens)
     for i in range(size.layers):
         block = f"blocks.{i}"
@@ -124,7 +128,7 @@ def _gpt(w: Values, size: Size, tokens: Any) -> Any:
     return _linear(w, "head", _norm(w, "norm", x))
 
 
-def _bert(w: Values, size: Size, tokens: Any) -> Any:
+def _bert(w: Values, size: Size, tokens: jax.Array) -> jax.Array:
     x = _norm(w, "norm", _embedded(w, tokens))
     for i in range(size.layers):
         block = f"blocks.{i}"
@@ -134,17 +138,17 @@ def _bert(w: Values, size: Size, tokens: Any) -> Any:
     return _linear(w, "head", x)
 
 
-def _conv(w: Values, name: str, x: Any, stride: int, pad: int) -> Any:
+def _conv(w: Values, name: str, x: jax.Array, stride: int, pad: int) -> jax.Array:
     pads = [(pad, pad)] * 2
     layout = ("NCHW", "OIHW", "NCHW")
     kernel = w[f"{name}.weight"]
     return jax.lax.conv_general_dilated(x, kernel, (stride,) * 2, pads, dimension_numbers=layout)
 
 
-def _resnet(w: Values, statistics: Values, x: Any) -> tuple[Any, Values]:
+def _resnet(w: Values, statistics: Values, x: jax.Array) -> tuple[Any, Values]:
     changed: Values = {}
 
-    def norm(name: str, x: Any) -> Any:
+    def norm(name: str, x: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)
         mean, variance = wide.mean((0, 2, 3)), wide.var((0, 2, 3))
         count = x.size // x.shape[1]

@@ -48,7 +48,7 @@ def build(name: str) -> Callable[[], jax.Array]:
     counts = itertools.count(1)
     endless = itertools.cycle(texts)
 
-    def update(state: list[Any], count: Any, rate: Any, batch: Any) -> Any:
+    def update(state: list[Any], count: jax.Array, rate: jax.Array, batch: jax.Array) -> Any:
         loss, gradients = jax.value_and_grad(loss_of)(state[0], layers, *batch)
         p, first, second = state
         updated = {
@@ -69,7 +69,12 @@ def build(name: str) -> Callable[[], jax.Array]:
 
 
 def adamw(
-    p: Any, first: Any, second: Any, gradient: Any, count: Any, rate: Any
+    p: jax.Array,
+    first: jax.Array,
+    second: jax.Array,
+    gradient: jax.Array,
+    count: jax.Array,
+    rate: jax.Array,
 ) -> tuple[object, ...]:
     """A parameter and its moments after one update (Loshchilov and Hutter 2019)."""
     first = BETA1 * first + (1 - BETA1) * gradient
@@ -79,15 +84,17 @@ def adamw(
     return p, first, second
 
 
-def loss_of(parameters: Parameters, layers: int, tokens: Any, following: Any) -> Any:
+def loss_of(
+    parameters: Parameters, layers: int, tokens: jax.Array, following: jax.Array
+) -> jax.Array:
     """Mean cross-entropy of the following tokens (N, T)."""
 
-    def norm(x: Any, name: str) -> Any:
+    def norm(x: jax.Array, name: str) -> jax.Array:
         centred = x - x.mean(-1, keepdims=True)
         scale, shift = parameters[f"{name}.weight"], parameters[f"{name}.bias"]
         return centred * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * scale + shift
 
-    def linear(x: Any, name: str) -> Any:
+    def linear(x: jax.Array, name: str) -> jax.Array:
         return x @ parameters[f"{name}.weight"].T + parameters[f"{name}.bias"]
 
     length = tokens.shape[1]

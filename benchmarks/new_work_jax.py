@@ -33,12 +33,12 @@ def numbers(*shape: int) -> np.ndarray:
     return np.linspace(-1.0, 1.0, math.prod(shape), dtype=np.float32).reshape(shape)
 
 
-def layer_norm(x: Any) -> Any:
+def layer_norm(x: jax.Array) -> jax.Array:
     """Over the last dimension, without weights."""
     return (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
 
 
-def attention(p: Parameters, x: Any, heads: int, cache: Any = None) -> tuple[Any, Any]:
+def attention(p: Parameters, x: jax.Array, heads: int, cache: Any = None) -> tuple[Any, Any]:
     """Causal attention of (T, width); with a cache, of one token to all before it."""
     parts = jnp.split(layer_norm(x) @ p["qkv"], 3, axis=1)
     query, key, value = (a.reshape(len(x), heads, -1).swapaxes(0, 1) for a in parts)
@@ -51,7 +51,9 @@ def attention(p: Parameters, x: Any, heads: int, cache: Any = None) -> tuple[Any
     return y.swapaxes(0, 1).reshape(x.shape) @ p["out"], (key, value)
 
 
-def gpt(p: Parameters, tokens: Any, start: Any, heads: int, caches: Any = None) -> tuple[Any, Any]:
+def gpt(
+    p: Parameters, tokens: jax.Array, start: jax.Array, heads: int, caches: Any = None
+) -> tuple[Any, Any]:
     """Logits of tokens (T,) at positions from ``start``, and the keys and values."""
     x = p["tokens"][tokens] + lax.dynamic_slice_in_dim(p["positions"], start, tokens.shape[0])
     grown = []
@@ -63,10 +65,10 @@ def gpt(p: Parameters, tokens: Any, start: Any, heads: int, caches: Any = None) 
     return layer_norm(x) @ p["head"], grown
 
 
-def resnet(p: Sequence[Any], images: Any) -> Any:
+def resnet(p: Sequence[Any], images: jax.Array) -> Any:
     """A ResNet-18 with its batch norms as they are at evaluation: a factor and a summand."""
 
-    def convolve(x: Any, layer: Any, stride: int = 1) -> Any:
+    def convolve(x: jax.Array, layer: Any, stride: int = 1) -> Any:
         kernel, factor, summand = layer
         pad = [(kernel.shape[-1] // 2,) * 2] * 2
         y = lax.conv_general_dilated(x, kernel, (stride, stride), pad)
@@ -125,7 +127,7 @@ def kinds(
         return float(run(lambda: (jnp.ones((3 + number, 5 + number)) * 2 + 1.5).sum()))
 
     def linear(number: int) -> float:
-        def loss(weight: Any, bias: Any, x: Any) -> Any:
+        def loss(weight: jax.Array, bias: jax.Array, x: jax.Array) -> jax.Array:
             return jnp.square(x @ weight.T + bias).mean()
 
         shapes = ((8, 4 + number), (8,), (rows, 4 + number))
@@ -133,7 +135,7 @@ def kinds(
         return float(weight.sum() + bias.sum())
 
     def transformer(number: int) -> float:
-        def loss(p: Parameters, tokens: Any) -> Any:
+        def loss(p: Parameters, tokens: jax.Array) -> jax.Array:
             logits, _ = gpt(p, tokens[:-1], 0, heads)
             picked = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[1:, None], 1)
             return -picked.mean()

@@ -16,6 +16,7 @@ from xla_core.recording.entry import Entry, operations_of
 from xla_core.recording.step_record import RegionState
 from xla_core.recording.trace import Trace
 from xla_core.support import counters, indivisible
+from xla_core.torch_bridge.operands import Tree
 
 MSG_UNEXPECTED: Final = (
     "Unexpected execution happens inside the compiled function, exiting. With full_graph=True nothing "
@@ -217,7 +218,7 @@ def compile(
     return region if f is None else region(f)
 
 
-def step() -> Any:
+def step() -> Tree:
     """A block that runs as one program: ``with torch_xla.step():``, also as a decorator."""
     return compile()
 
@@ -228,7 +229,7 @@ def _as_function(f: Callable[..., object]) -> Callable[..., Any]:
         return f
 
     @functools.wraps(f, updated=())
-    def call(*args: object, **kwargs: object) -> Any:
+    def call(*args: object, **kwargs: object) -> Tree:
         return f(*args, **kwargs)
 
     return call

@@ -208,7 +208,7 @@ def save_streaming(
     save(data, path, master_only, global_master)
 
 
-def is_xla_tensor(tensor: Any) -> bool:
+def is_xla_tensor(tensor: object) -> bool:
     """Whether ``tensor`` lives on an ``xla`` device."""
     return isinstance(tensor, XLATensor)
 

@@ -26,7 +26,7 @@ from xla_core.recording.storage import chain
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.support import counters, flags
-from xla_core.torch_bridge.operands import Operand
+from xla_core.torch_bridge.operands import Operand, Tree
 
 RECORDED: Final = "CapturedStepRecorded"
 """Counts calls of captured functions that ran their Python to be recorded."""
@@ -90,7 +90,7 @@ class Captured:
         for one in self._bound.values():
             one.reset()
 
-    def __call__(self, *args: Operand, **kwargs: object) -> Any:
+    def __call__(self, *args: Operand, **kwargs: object) -> Tree:
         """The function's results: replayed, or in the first calls recorded like any step.
 
         CPU tensors among the arguments are uploaded. Raises CaptureError when the function cannot be

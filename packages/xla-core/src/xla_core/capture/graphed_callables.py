@@ -18,7 +18,7 @@ from xla_core.capture.captured import Captured
 from xla_core.capture.replay import shown
 from xla_core.recording.storage import Storage, View
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
-from xla_core.torch_bridge.operands import Gradients, Operand
+from xla_core.torch_bridge.operands import Gradients, Operand, Tree
 
 
 class _Saved:
@@ -35,14 +35,14 @@ class _Graphed:
     """The two captured passes of one callable."""
 
     def __init__(
-        self, function: Callable[..., Any], parameters: Sequence[Any], warmup: int
+        self, function: Callable[..., Any], parameters: Sequence[Operand], warmup: int
     ) -> None:
         self._function = self.__wrapped__ = function
         self._parameters = list(parameters)
         self._own: set[int] = set()
         self._saved: list[XLATensor] = []
-        self._handed: Sequence[Any] = ()
-        self._roots: tuple[list[Any], list[Any]] = [], []
+        self._handed: Sequence[Operand] = ()
+        self._roots: tuple[list[Operand], list[Operand]] = [], []
         self._spec: Any = None
         self.forward = Captured(self._forward, warmup)
         self.backward = Captured(self._backward, warmup)
@@ -74,7 +74,7 @@ class _Graphed:
         base = self._handed[packed.number]
         return shown(base._s, packed.view)
 
-    def _backward(self, saved: Sequence[Any], gradients: Sequence[Any]) -> Any:
+    def _backward(self, saved: Sequence[Operand], gradients: Sequence[Operand]) -> Any:
         results, wanted = self._roots
         outputs = [t for t in results if t.requires_grad]
         self._handed = saved
@@ -85,12 +85,12 @@ class _Graphed:
         finally:
             self._handed = ()
 
-    def __call__(self, *inputs: Operand) -> Any:
+    def __call__(self, *inputs: Operand) -> Tree:
         graphed = self
 
         class Passes(torch.autograd.Function):
             @staticmethod
-            def forward(ctx: FunctionCtx, *given: Operand) -> Any:
+            def forward(ctx: FunctionCtx, *given: Operand) -> Tree:
                 results, saved = graphed.forward(*given[: len(inputs)])
                 ctx.saved = saved
                 ctx.wanted = [_wants_gradient(t) for t in given]
@@ -158,7 +158,7 @@ def _graphed(function: Any, sample: Sequence[Operand], count: int, allow_unused:
         return graphed
     training = function.training
 
-    def forward(*args: Operand, **kwargs: Any) -> Any:
+    def forward(*args: Operand, **kwargs: Tree) -> Tree:
         if kwargs or function.training != training:
             return former(*args, **kwargs)
         return graphed(*args)

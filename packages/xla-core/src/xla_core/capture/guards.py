@@ -67,7 +67,7 @@ def _seen(value: Operand) -> Any:
     return value if isinstance(value, (*NUMBERS, torch.Tensor)) else type(value)
 
 
-def _same(old: Any, new: Any) -> bool:
+def _same(old: Operand, new: Operand) -> bool:
     if old is new:
         return True
     if isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor):
@@ -131,7 +131,7 @@ class Guards:
         """The storages of ``tensors``."""
         return self._storages
 
-    def parameters(self) -> list[Any]:
+    def parameters(self) -> list[Operand]:
         """The parameters that are reached."""
         return self._parameters
 

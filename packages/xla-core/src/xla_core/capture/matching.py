@@ -51,8 +51,8 @@ class NewGradient:
     ``none`` says that there was none before; ``slot`` is that of the former gradient, if the step reads it.
     """
 
-    parameter: Any
-    grad: Any
+    parameter: Operand
+    grad: Operand
     value: Value
     none: bool
     slot: int | None
@@ -153,7 +153,7 @@ def _input(name: str, trace: Trace, a: Input, b: Input) -> Storage | int | tuple
     return b.storage
 
 
-def _equal(trace: Trace, a: Operand, b: Any) -> bool:
+def _equal(trace: Trace, a: Operand, b: Operand) -> bool:
     """Whether two values are the same bytes."""
     first, second = (np.asarray(trace.backend.get(one)) for one in (a, b))
     return first.tobytes() == second.tobytes()
@@ -196,7 +196,7 @@ def _results(
     return fresh, results
 
 
-def _is_constant(a: Operand, b: Any) -> bool:
+def _is_constant(a: Operand, b: Operand) -> bool:
     if a is b:
         return True
     return not isinstance(b, torch.Tensor) and type(a) is type(b) and repr(a) == repr(b)

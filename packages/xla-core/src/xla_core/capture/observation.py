@@ -63,9 +63,9 @@ class Value:
 class Gradient:
     """A parameter whose ``grad`` is another tensor after the call than before (``was``)."""
 
-    parameter: Any
-    grad: Any
-    was: Any
+    parameter: Operand
+    grad: Operand
+    was: Operand
 
 
 @dataclasses.dataclass(slots=True)
@@ -166,7 +166,7 @@ class Observer:
         self._made[id(s)] = s.buffer, source_location.recording_line()
 
     def end(
-        self, result: Operand, parameters: Sequence[Any], former: Sequence[object]
+        self, result: Operand, parameters: Sequence[Operand], former: Sequence[object]
     ) -> Observation:
         """Run the step, and say what it was. ``former`` are the parameters' gradients before the call."""
         gc.collect()  # what reference cycles keep would be results

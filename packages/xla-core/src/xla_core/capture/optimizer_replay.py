@@ -17,6 +17,7 @@ from xla_core.capture.observation import Observation
 from xla_core.capture.optimizer_probe import reader
 from xla_core.capture.optimizer_steps import Counter, Window
 from xla_core.capture.traced_numbers import Formulas, Source
+from xla_core.torch_bridge.operands import Operand
 
 
 class _Counts:
@@ -88,7 +89,7 @@ class _Hyperparameters:
             if not read():
                 self._refuse(source[2], "not zero", 0.0)
 
-    def _refuse(self, key: str, old: Any, new: Any) -> None:
+    def _refuse(self, key: str, old: Operand, new: Operand) -> None:
         raise refuse(
             errors.MSG_HYPERPARAMETER, name=self._name, key=key,
             optimizer=type(self._optimizer).__name__, old=old, new=new,

@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
 from xla_core.capture.optimizer_probe import Explanation, explain
 from xla_core.recording.entry import Entry
 from xla_core.recording.trace import Trace
-from xla_core.torch_bridge.operands import Operand
+from xla_core.torch_bridge.operands import Operand, Tree
 
 # Whose step is known to touch the optimizer, its parameters and their gradients only.
 _KNOWN_PACKAGES = ("torch.optim", "torch_xla", "xla_core")
@@ -78,7 +78,7 @@ class OptimizerSteps:
     def _noting(self, scheduler: Any, step: Callable[..., Any]) -> Callable[..., Any]:
         reference = weakref.ref(scheduler)
 
-        def noted(*args: Operand, **kwargs: Any) -> Any:
+        def noted(*args: Operand, **kwargs: Tree) -> Any:
             self.events.append(("schedule", (reference(), bool(args or kwargs))))
             return step(*args, **kwargs)
 
@@ -90,7 +90,7 @@ class OptimizerSteps:
             self._open.append((optimizer, len(trace.floats), trace.cur, host_state(optimizer)))
         self._nested = False
 
-    def _end(self, optimizer: torch.optim.Optimizer, args: Operand, kwargs: Any) -> None:
+    def _end(self, optimizer: torch.optim.Optimizer, args: Operand, kwargs: Tree) -> None:
         if not self._open or self._open[-1][0] is not optimizer:
             return
         _, first, entry, before = self._open.pop()

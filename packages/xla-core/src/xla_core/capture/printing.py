@@ -6,12 +6,11 @@ import builtins
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any
 
 from xla_core.capture import errors
 from xla_core.capture.errors import refuse
 from xla_core.recording import source_location
-from xla_core.torch_bridge.operands import Operand
+from xla_core.torch_bridge.operands import Operand, Tree
 
 
 class Noticed:
@@ -33,7 +32,7 @@ def noticing_prints(name: str) -> Iterator[Noticed]:
     noticed = Noticed(name)
     thread, former = get_ident(), builtins.print
 
-    def noticing(*args: Operand, **kwargs: Any) -> None:
+    def noticing(*args: Operand, **kwargs: Tree) -> None:
         if get_ident() == thread and noticed.place is None:
             noticed.place = source_location.recording_line()
         former(*args, **kwargs)

@@ -33,7 +33,7 @@ from xla_core.recording.storage import Storage, View, binding, leaving, poison
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.support import counters
-from xla_core.torch_bridge.operands import Operand
+from xla_core.torch_bridge.operands import Operand, Tree
 
 _BUFFER: Final = operator.attrgetter("buffer")
 _GRAD: Final = operator.attrgetter("grad")
@@ -258,7 +258,7 @@ class Replay:
 
     # -- running -------------------------------------------------------------------------------
 
-    def run(self, arguments: Sequence[XLATensor]) -> Any:
+    def run(self, arguments: Sequence[XLATensor]) -> Tree:
         """The results for these arguments, enqueued. Raises CaptureError when something is not as recorded."""
         trace = self._trace
         with trace.bare:
@@ -287,7 +287,7 @@ class Replay:
                 buffers.append(
                     trace.backend.put_numbers(self._draw()) if kept_ints is None else kept_ints
                 )
-            results: list[Any] = []
+            results: list[Operand] = []
             values = map(results.__getitem__, self._positions)
             work = itertools.chain(binding(self._targets, values), adopted)
             if trace.parked:
@@ -449,7 +449,7 @@ class Replay:
             if p.grad is not g:
                 p.grad = g
 
-    def _give(self, arguments: Sequence[XLATensor], results: Sequence[Operand], kept: Any) -> Any:
+    def _give(self, arguments: Sequence[XLATensor], results: Sequence[Operand], kept: Any) -> Tree:
         """What the function returns."""
         trace, index = self._trace, self.program.output_index
         storages = []

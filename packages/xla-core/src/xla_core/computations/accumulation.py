@@ -41,7 +41,7 @@ def gradient_accumulation(
     iterable_tensors: Sequence[torch.Tensor],
     model: nn.Module,
     *carried_tensors: torch.Tensor,
-) -> Any:
+) -> Tree:
     """``train_step`` and its backward pass for each slice of ``iterable_tensors``, as one loop.
 
     ``train_step(*slices, *carried)`` returns a loss, or a tuple of the loss and the next carried

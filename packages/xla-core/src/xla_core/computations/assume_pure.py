@@ -52,7 +52,7 @@ def assume_pure(
     cache: dict[Hashable, _Traced] = {}
 
     @functools.wraps(fn)
-    def pure(*args: Tree, **kwargs: Any) -> Tree:
+    def pure(*args: Tree, **kwargs: Tree) -> Tree:
         seed = None
         if add_rng_seed_argument:
             given = kwargs.pop("rng_seed", None)
@@ -246,7 +246,7 @@ class PureModule(nn.Module):
         function.__name__ = f"{type(module).__name__}.forward"  # type: ignore[attr-defined]
         self._pure_forward = assume_pure(function)
 
-    def forward(self, *args: Tree, **kwargs: Any) -> Tree:
+    def forward(self, *args: Tree, **kwargs: Tree) -> Tree:
         """``module(*args, **kwargs)``."""
         parameters = dict(self._module.named_parameters())
         buffers = dict(self._module.named_buffers())
@@ -275,7 +275,7 @@ def assume_pure_torch(func: Callable[..., Any], use_cache: bool = False) -> Call
     pure = assume_pure(func)
 
     @functools.wraps(func)
-    def inner(*args: Tree, **kwargs: Any) -> Tree:
+    def inner(*args: Tree, **kwargs: Tree) -> Tree:
         with torch.no_grad():
             return (pure if use_cache else assume_pure(func))(*args, **kwargs)
 

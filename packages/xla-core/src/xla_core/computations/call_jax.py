@@ -79,7 +79,7 @@ def call_jax(
     kwargs: NamedOperands | None = None,
     name: str | None = None,
     override_hash: Hashable = None,
-) -> Any:
+) -> Tree:
     """``jax_func(*args, **kwargs)`` with each ``xla`` tensor as a jax array, and arrays back as tensors.
 
     ``jax_func`` must be pure and traceable by ``jax.jit``; arguments may be nested as jax's pytrees

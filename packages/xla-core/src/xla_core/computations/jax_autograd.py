@@ -26,7 +26,7 @@ def j2t_autograd(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(fn)
-    def inner(*args: Tree, **kwargs: Any) -> Tree:
+    def inner(*args: Tree, **kwargs: Tree) -> Tree:
         leaves, structure = jax.tree.flatten((args, kwargs))
         places = tuple(
             i for i, a in enumerate(leaves) if isinstance(a, torch.Tensor) and a.requires_grad

@@ -21,7 +21,7 @@ from xla_core.torch_bridge import reference_kernels
 from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 
-def find_trace(args: Operand, kwargs: Any = None) -> Trace:
+def find_trace(args: Operand, kwargs: Operand = None) -> Trace:
     """The trace of the first ``xla`` tensor among the arguments, else of their ``device``."""
     trace = _search(args) or (_search(kwargs.values()) if kwargs else None)
     if trace is None:

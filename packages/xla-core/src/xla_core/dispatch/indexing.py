@@ -7,8 +7,6 @@ even that.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from xla_core.dispatch.functional import find_trace
@@ -74,7 +72,7 @@ def _check_masks(shape: torch.Size, indices: Operand) -> None:
 def index_handler(record: Handler) -> Handler:
     """``index.Tensor``; ``record`` takes integer index tensors on the device."""
 
-    def index(args: Operands, kwargs: NamedOperands | None) -> Any:
+    def index(args: Operands, kwargs: NamedOperands | None) -> Operand:
         source, indices = args[0], args[1]
         if not all(type(i) is XLATensor and i.dtype not in _MASKS for i in indices):
             trace = find_trace(args)

@@ -117,7 +117,9 @@ def _plan(overload: OpOverload, rule: Any) -> OperatorPlan:
     return OperatorPlan(overload, rule)
 
 
-def _arguments(overload: OpOverload, args: Operands, kwargs: NamedOperands | None) -> Sequence[Any]:
+def _arguments(
+    overload: OpOverload, args: Operands, kwargs: NamedOperands | None
+) -> Sequence[Operand]:
     names = tuple(a.name for a in overload._schema.arguments)
     full = [*args, *[a.default_value for a in overload._schema.arguments[len(args) :]]]
     for name, value in (kwargs or {}).items():

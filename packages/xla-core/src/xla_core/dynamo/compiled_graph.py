@@ -124,7 +124,7 @@ class CompiledGraph:
         self._writes = lost_order.written_arguments(model)
         self._known = Table()
 
-    def __call__(self, *args: Operand) -> Any:
+    def __call__(self, *args: Operand) -> Operand:
         """The graph's results for these arguments, enqueued."""
         args = _with_scalars_on_device(args)
         if self._writes:
@@ -432,7 +432,7 @@ def _buffers(args: Sequence[Operand], trace: Trace, counted: bool = True) -> Non
     deferred_steps.finish(trace)
 
 
-def _run(recorded: _Recorded, args: Operands, trace: Trace) -> Any:
+def _run(recorded: _Recorded, args: Operands, trace: Trace) -> Operand:
     if recorded.written:
         lost_order.check_arguments(args, (number for number, _ in recorded.written))
     _buffers(args, trace)
@@ -476,7 +476,7 @@ def _arguments(
     return arguments
 
 
-def _captured(s: Storage, trace: Trace) -> Any:
+def _captured(s: Storage, trace: Trace) -> Operand:
     """The buffer of a tensor that the graph holds itself."""
     trace.compute(s)
     return trace.backend.device_buffer(s)

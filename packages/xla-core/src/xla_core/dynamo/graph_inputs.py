@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from xla_core.torch_bridge.operands import Operand
 
@@ -32,7 +31,7 @@ class GraphInputMatcher:
         ]
         self.arg_idxs = [tensor_id_to_arg_idx.get(number) for number in graph_input_tensor_ids]
 
-    def __call__(self, args: Sequence[Operand]) -> list[Any]:
+    def __call__(self, args: Sequence[Operand]) -> list[Operand]:
         """The arguments and kept values that the program takes, in its order."""
         return [
             value if number is None else args[number]

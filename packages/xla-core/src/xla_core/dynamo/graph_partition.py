@@ -36,7 +36,7 @@ class HostNodes(fx.Interpreter):
         self._trace = trace
         self.found: set[str] = set()
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> Operand:
         """The node's result; one that needs a value gets it, and is noted."""
         if n.op not in _CALLS:
             return super().run_node(n)
@@ -71,7 +71,7 @@ class _Part(torch.nn.Module):
         super().__init__()
         self._run = run
 
-    def forward(self, *args: Operand) -> Any:
+    def forward(self, *args: Operand) -> Operand:
         """The part's results."""
         return self._run(*args)
 

@@ -135,7 +135,7 @@ class ExportRun(GraphRun):
         self.scopes = scopes
         self.graph: GraphModule | None = None
 
-    def run(self, graph: GraphModule, arrays: Sequence[Any]) -> list[Operand]:
+    def run(self, graph: GraphModule, arrays: Sequence[jax.Array]) -> list[Operand]:
         """The flat list of the graph's results for its placeholders' values ``arrays``."""
         self.graph = graph
         return super().run(graph, arrays)
@@ -143,7 +143,7 @@ class ExportRun(GraphRun):
     def branch(self, graph: GraphModule) -> Callable[..., list[Any]]:
         """A function of arrays that runs a graph which a higher-order operator calls."""
 
-        def call(*arrays: Any) -> list[Operand]:
+        def call(*arrays: jax.Array) -> list[Operand]:
             inner = ExportRun(self.symbols, self.custom, self.seeds, self.scalars, self.scopes)
             return inner.run(graph, arrays)
 
@@ -159,7 +159,7 @@ class ExportRun(GraphRun):
             return 2
         return 0.5 if isinstance(value, torch.SymFloat) else value
 
-    def random_key(self, node: Node) -> Any:
+    def random_key(self, node: Node) -> jax.Array:
         """The key made of the node's seed."""
         return random_key(jnp.asarray(self.seeds[node], np.int64))
 
@@ -173,7 +173,7 @@ class ExportRun(GraphRun):
             {name: self.scalars.get((node, name), a) for name, a in named.items()},
         )
 
-    def compute(self, node: Node) -> Any:
+    def compute(self, node: Node) -> jax.Array:
         """The value of a node, or the list of its values. Raises LoweringError naming its operator."""
         if node.op == "get_attr":
             return getattr(self.graph, str(node.target))
@@ -196,7 +196,7 @@ class ExportRun(GraphRun):
         self.scopes[node.name] = node
         return f"{node.name}"
 
-    def _compute(self, node: Node) -> Any:
+    def _compute(self, node: Node) -> jax.Array:
         target = node.target
         if isinstance(target, HigherOrderOperator):
             return _HIGHER_ORDER[target](self, *(self.value(a) for a in node.args))
@@ -210,7 +210,7 @@ class ExportRun(GraphRun):
         # arithmetic on what follows from sizes (a scale of 1 / sqrt(size))
         return _FLOATS.get(target, target)(*(self.value(a) for a in node.args))  # type: ignore[arg-type,operator]
 
-    def _views(self, node: Node, expand: Callable[..., Any]) -> list[Any]:
+    def _views(self, node: Node, expand: Callable[..., Any]) -> list[jax.Array]:
         (base, *rest), named = self.arguments(node)
         parts = expand(self.meta(node.args[0]), *rest, **named)
         views = []
@@ -220,7 +220,7 @@ class ExportRun(GraphRun):
             views.append(view.get(base, *args))
         return views
 
-    def _custom_call(self, node: Node) -> Any:
+    def _custom_call(self, node: Node) -> jax.Array:
         value = node.meta["val"]
         several = isinstance(value, (list, tuple))
         metas = [self.symbols.meta(v) for v in (value if several else [value])]
@@ -248,7 +248,7 @@ class ExportRun(GraphRun):
 # -- operators that take graphs -------------------------------------------------------------------
 
 
-def _inline(run: ExportRun, _setting: Any, graph: GraphModule, *args: Operand) -> list[Any]:
+def _inline(run: ExportRun, _setting: Any, graph: GraphModule, *args: Operand) -> list[jax.Array]:
     return run.branch(graph)(*args)
 
 
@@ -266,7 +266,7 @@ def _inline_autocast(
 
 def _cond(
     run: ExportRun,
-    predicate: Any,
+    predicate: jax.Array,
     yes: GraphModule,
     no: GraphModule,
     operands: Sequence[Operand] = (),
@@ -283,13 +283,13 @@ def _while_loop(
     run: ExportRun,
     condition: GraphModule,
     body: GraphModule,
-    carried: Sequence[Any],
-    constant: Sequence[Any] = (),
+    carried: Sequence[jax.Array],
+    constant: Sequence[jax.Array] = (),
 ) -> list[Any]:
-    def goes_on(values: list[Operand]) -> Any:
+    def goes_on(values: list[Operand]) -> jax.Array:
         return jnp.reshape(run.branch(condition)(*values, *constant)[0], ())
 
-    def step(values: list[Operand]) -> list[Any]:
+    def step(values: list[Operand]) -> list[jax.Array]:
         return run.branch(body)(*values, *constant)
 
     start = [jnp.asarray(value) for value in carried]

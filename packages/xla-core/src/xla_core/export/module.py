@@ -33,7 +33,7 @@ from xla_core.recording.evictable import Kept, Table
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.torch_bridge.dtypes import numpy_dtype
-from xla_core.torch_bridge.operands import Operand, Operands
+from xla_core.torch_bridge.operands import Operand, Operands, Tree
 
 MSG_NO_METHOD: Final = "there is no function {name!r}; this model has {known}"
 MSG_NO_WEIGHT: Final = (
@@ -89,7 +89,7 @@ class StableHLOGraphModule:
             self._runners[method_name] = _Runner(self._function(method_name), self._bundle)
         return self._runners[method_name](args, kwargs or {})
 
-    def __call__(self, *args: Operand, **kwargs: object) -> Any:
+    def __call__(self, *args: Operand, **kwargs: object) -> Tree:
         """The result of the first function."""
         return self.evaluate(self._default, args, kwargs)
 
@@ -134,7 +134,7 @@ class _Runner:
         self.executables = Table()
         self.held: dict[object, tuple[object, XLATensor]] = {}
 
-    def __call__(self, args: Sequence[Operand], kwargs: Mapping[str, Operand]) -> Any:
+    def __call__(self, args: Sequence[Operand], kwargs: Mapping[str, Operand]) -> Tree:
         leaves = arguments.flatten(self.in_spec, args, kwargs)
         trace = next((a._s.trace for a in leaves if isinstance(a, XLATensor)), None)
         trace = trace or runtime.trace_of(None)

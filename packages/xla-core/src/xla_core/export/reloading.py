@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from xla_core.export.saved_model import SERVING_KEY, tensorflow
-from xla_core.torch_bridge.operands import Operand, Operands
+from xla_core.torch_bridge.operands import Operand, Operands, Tree
 
 
 def has_tf_package() -> bool:
@@ -19,7 +19,7 @@ def has_tf_package() -> bool:
     return importlib.util.find_spec("tensorflow") is not None
 
 
-def load_save_model_and_inference(path: str | os.PathLike[str], args: Operands) -> Any:
+def load_save_model_and_inference(path: str | os.PathLike[str], args: Operands) -> Tree:
     """The results of the TensorFlow SavedModel at ``path``, by their names. Raises ImportError without it."""
     tf = tensorflow("load_save_model_and_inference")
     signature = tf.saved_model.load(os.fspath(path)).signatures[SERVING_KEY]

@@ -31,7 +31,7 @@ from xla_core.kernels.kernel_operator import (
 from xla_core.kernels.per_shard_calls import over_parts, splits_positions
 from xla_core.operators.target import Target
 from xla_core.torch_bridge.op_library import XLA_LIB
-from xla_core.torch_bridge.operands import Gradients
+from xla_core.torch_bridge.operands import Gradients, Operand
 
 MSG_SEGMENTS: Final = "q_segment_ids and kv_segment_ids are given both or not at all"
 MSG_SEGMENT_SHAPE: Final = "{name} has the shape {got}; it needs (batch, length), here {wanted}"
@@ -89,7 +89,7 @@ class FlashAttention(torch.autograd.Function):
         operands = (q, k, v, ab, q_segment_ids, kv_segment_ids)
         ctx.numbers, ctx.spec, ctx.mesh = numbers, partition_spec, mesh
 
-        def kernel(*tensors: Any) -> Sequence[torch.Tensor]:
+        def kernel(*tensors: Operand) -> Sequence[torch.Tensor]:
             return _by_batch(torch.ops.xla.flash_attention_forward, tensors, numbers)
 
         if partition_spec is None:
@@ -107,7 +107,7 @@ class FlashAttention(torch.autograd.Function):
         with_ab, spec = ctx.needs_input_grad[7], ctx.spec
         operands = (gradients[0], *ctx.saved_tensors)
 
-        def kernel(*tensors: Any) -> Sequence[torch.Tensor]:
+        def kernel(*tensors: Operand) -> Sequence[torch.Tensor]:
             numbers = (*ctx.numbers, with_ab)
             gradients_of = _by_batch(torch.ops.xla.flash_attention_backward, tensors, numbers)
             return gradients_of if with_ab else gradients_of[:3]
@@ -163,7 +163,7 @@ def flash_attention(
 
 
 def _by_batch(
-    operator: Any, tensors: Sequence[torch.Tensor | None], numbers: Sequence[Any]
+    operator: Any, tensors: Sequence[torch.Tensor | None], numbers: Sequence[Operand]
 ) -> Sequence[torch.Tensor]:
     """The operator's results, with the dimensions in front of the heads as one."""
     first = tensors[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax.numpy as jnp
 import torch
@@ -22,7 +22,7 @@ from xla_core.kernels.kernel_operator import (
     wide,
 )
 from xla_core.torch_bridge.op_library import XLA_LIB
-from xla_core.torch_bridge.operands import Gradients
+from xla_core.torch_bridge.operands import Gradients, Operand
 
 MSG_RANK: Final = "{name} of {function} has {got} dimensions; it needs {wanted}"
 
@@ -240,7 +240,7 @@ def _tiles(
 # -- gradients ------------------------------------------------------------------------------------
 
 
-def _setup(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Any) -> None:
+def _setup(ctx: FunctionCtx, inputs: tuple[Operand, ...], output: Operand) -> None:
     lhs, rhs, group_sizes, ctx.tiling, group_offset, ctx.transpose_rhs = inputs
     ctx.save_for_backward(lhs, rhs, group_sizes, group_offset)
 

@@ -15,6 +15,7 @@ from xla_core.operators import target
 from xla_core.operators.lowering_registry import rule
 from xla_core.support import counters
 from xla_core.torch_bridge.op_library import XLA_LIB
+from xla_core.torch_bridge.operands import Operand
 
 F = TypeVar("F", bound=Callable[..., Any])
 Kernel = Callable[..., Any]
@@ -106,7 +107,7 @@ def rounded_up(length: int, multiple: int) -> int:
     return -(-length // multiple) * multiple
 
 
-def padded(array: Array, axis: int, length: int, value: Any = 0) -> Array:
+def padded(array: Array, axis: int, length: int, value: Operand = 0) -> Array:
     """``array`` with ``value`` appended along ``axis`` up to ``length``."""
     missing = length - array.shape[axis]
     if not missing:

@@ -25,6 +25,7 @@ from xla_core.kernels.kernel_operator import (
     weights_of,
     wide,
 )
+from xla_core.torch_bridge.operands import Operand
 
 MSG_MEGACORE: Final = "megacore_mode is {got!r}; it is 'kv_head', 'batch' or None"
 MSG_HEADS: Final = "{queries} heads of queries cannot share {keys} heads of keys evenly"
@@ -309,7 +310,7 @@ def _one_sequence(
     kv_lens: Array,
     page_indices: Array,
     cu_q_lens: Array,
-    numbers: tuple[Any, ...],
+    numbers: tuple[Operand, ...],
     i: Array,
     so_far: Array,
 ) -> Array:

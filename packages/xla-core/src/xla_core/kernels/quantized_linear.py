@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import jax.numpy as jnp
 import torch
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from xla_core.kernels.kernel_operator import operator
 from xla_core.kernels.quantized import product, rounded_rows
 from xla_core.torch_bridge.op_library import XLA_LIB
-from xla_core.torch_bridge.operands import Gradients
+from xla_core.torch_bridge.operands import Gradients, Operand
 
 PER_CHANNEL: Final = -1
 
@@ -197,7 +197,7 @@ def _on_cpu(
 XLA_LIB.impl("quantized_matmul", _on_cpu, "CPU")
 
 
-def _keep(ctx: FunctionCtx, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _keep(ctx: FunctionCtx, inputs: tuple[Operand, ...], output: torch.Tensor) -> None:
     _, w, scale, zero_point, block_size, _, quantize_activation = inputs
     ctx.save_for_backward(w, scale, zero_point)
     ctx.block_size = PER_CHANNEL if block_size is None else block_size

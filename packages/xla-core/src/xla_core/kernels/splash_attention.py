@@ -29,7 +29,7 @@ from xla_core.kernels.kernel_operator import (
     wide,
 )
 from xla_core.kernels.per_shard_calls import over_parts, splits_positions
-from xla_core.torch_bridge.operands import Gradients
+from xla_core.torch_bridge.operands import Gradients, Operand
 
 MSG_NO_WINDOW: Final = (
     "SplashAttentionConfig(attentiontype_local_sliding=True) needs slide_window_size, got None"
@@ -84,7 +84,7 @@ class SplashAttentionConfig:
         return cls(**{name: _tuples(value) for name, value in fields.items()})
 
 
-def _tuples(value: Any) -> Any:
+def _tuples(value: Operand) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
@@ -106,7 +106,7 @@ class SplashAttention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, decoder_segment_ids)
         ctx.rest = rest = (config, causal, attn_logits_soft_cap)
 
-        def kernel(*tensors: Any) -> Sequence[torch.Tensor]:
+        def kernel(*tensors: Operand) -> Sequence[torch.Tensor]:
             return [torch.ops.xla.splash_attention_forward(*tensors, *rest)]
 
         shapes = [(*q.shape[:-1], v.shape[-1])]
@@ -117,7 +117,9 @@ class SplashAttention(torch.autograd.Function):
         """Gradients by ``q``, ``k`` and ``v``."""
         q, k, v, ids = ctx.saved_tensors
 
-        def kernel(q: Any, k: Any, v: Any, ids: Any, grad: Any) -> Sequence[torch.Tensor]:
+        def kernel(
+            q: Operand, k: Operand, v: Operand, ids: Operand, grad: Operand
+        ) -> Sequence[torch.Tensor]:
             derivatives = torch.ops.xla.splash_attention_backward(grad, q, k, v, ids, *ctx.rest)
             return derivatives  # type: ignore[no-any-return]
 

@@ -75,7 +75,7 @@ class DecomposedRule:
         named = [kwargs[k] for k, m in kwarg_metas.items() if isinstance(m, TensorMeta)]
         return GraphRun().run(graph, [*arrays, *named])
 
-    def _graph(self, args: Operand, kwargs: Any) -> GraphModule | None:
+    def _graph(self, args: Operand, kwargs: Operand) -> GraphModule | None:
         key = (_freeze(args), _freeze(tuple(kwargs.items())))
         if key not in self._graphs:
             self._graphs[key] = _trace(self.overload, args, kwargs)

@@ -41,7 +41,7 @@ class GraphRun:
     def __init__(self) -> None:
         self.env: dict[Node, Operand] = {}
 
-    def run(self, graph: GraphModule, arrays: Sequence[Any]) -> list[Operand]:
+    def run(self, graph: GraphModule, arrays: Sequence[Operand]) -> list[Operand]:
         """The flat list of the graph's results for its placeholders' values ``arrays``."""
         remaining = iter(arrays)
         for node in graph.graph.nodes:
@@ -55,28 +55,28 @@ class GraphRun:
                 self.env[node] = self.compute(node)
         raise AssertionError("a graph without output")
 
-    def value(self, a: Operand) -> Any:
+    def value(self, a: Operand) -> Operand:
         """An argument with nodes replaced by their values."""
         return map_items(a, lambda item: self.env[item] if isinstance(item, Node) else item)
 
-    def meta(self, a: Operand) -> Any:
+    def meta(self, a: Operand) -> Operand:
         """What type promotion looks at in an argument: metas for tensors."""
         return map_items(
             a, lambda item: self.meta_of(item.meta["val"]) if isinstance(item, Node) else item
         )
 
-    def meta_of(self, value: Operand) -> Any:
+    def meta_of(self, value: Operand) -> Operand:
         """The metas of an example value; what is no tensor stays."""
         return map_items(
             value,
             lambda v: tensor_meta(tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else v,
         )
 
-    def random_key(self, node: Node) -> Any:
+    def random_key(self, node: Node) -> Operand:
         """The jax PRNG key for a random operator. Raises LookupError: plain graphs have none."""
         raise LookupError(f"{node.target} draws random numbers, which needs a key")
 
-    def compute(self, node: Node) -> Any:
+    def compute(self, node: Node) -> Operand:
         """The value of a ``call_function`` node, or the list of its values."""
         args, kwargs = self.arguments(node)
         value = node.meta["val"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch._ops import OpOverload
@@ -128,7 +128,7 @@ class Plan:
 _reshape_rules: dict[OpOverload, ViewRule] = {}
 
 
-def _put_by_reshape(base: Any, value: Operand, *_args: object) -> Any:
+def _put_by_reshape(base: Operand, value: Operand, *_args: object) -> Operand:
     # expanding a dimension of size 1 to size 0 shows nothing of it
     return value.reshape(base.shape) if value.size else base
 

@@ -56,7 +56,7 @@ def run_rule(
     arg_metas: tuple[Any, ...],
     outputs: tuple[TensorMeta | None, ...],
     key: Array | None = None,
-) -> list[Any]:
+) -> list[Operand]:
     """Apply ``rule`` and return one jax array per output, with the promised shape and dtype.
 
     ``args`` holds jax arrays (tensors and lifted scalars) and Python values. ``arg_metas`` mirrors

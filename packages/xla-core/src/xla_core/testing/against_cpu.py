@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch.utils import _pytree
@@ -34,7 +33,7 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {
 ROUNDINGS: dict[torch.dtype, int] = {torch.bfloat16: 2, torch.float16: 4}
 
 
-def copy_to(value: Operand, device: str) -> Any:
+def copy_to(value: Operand, device: str) -> Operand:
     """``value`` with every tensor in it detached, copied to ``device``, and each CPU device replaced.
 
     A tensor that occurs twice stays one tensor, and one that shows a part of its storage shows that part
@@ -42,7 +41,7 @@ def copy_to(value: Operand, device: str) -> Any:
     """
     copies: dict[int, torch.Tensor] = {}
 
-    def one(leaf: Operand) -> Any:
+    def one(leaf: Operand) -> Operand:
         if isinstance(leaf, torch.Tensor):
             if id(leaf) not in copies:
                 copied = _copied(leaf.detach(), device)
@@ -76,7 +75,7 @@ def leaves(value: Operand) -> list[Operand]:
     return [leaf for leaf in _pytree.tree_leaves(value) if leaf is not None]
 
 
-def to_host(value: Operand) -> list[Any]:
+def to_host(value: Operand) -> list[Operand]:
     """The leaves of ``value``, each tensor among them detached on the CPU and plainly stored."""
     return [
         leaf.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -86,7 +85,7 @@ def to_host(value: Operand) -> list[Any]:
     ]
 
 
-def assert_same(got: Any, expected: Any, tolerance: Tolerance | None = None) -> None:
+def assert_same(got: Operand, expected: Operand, tolerance: Tolerance | None = None) -> None:
     """Assert that values, shapes and dtypes agree; ``tolerance`` widens that of the dtype."""
     actual, wanted = to_host(got), to_host(expected)
     assert len(actual) == len(wanted), f"{len(actual)} results instead of {len(wanted)}"
@@ -103,7 +102,7 @@ def assert_same(got: Any, expected: Any, tolerance: Tolerance | None = None) -> 
 
 
 def assert_as_accurate(
-    got: Any, expected: Any, reference: Callable[[], object] | None = None
+    got: Operand, expected: Operand, reference: Callable[[], object] | None = None
 ) -> None:
     """As ``assert_same``; results that differ more may be as near to the truth as the CPU's are.
 

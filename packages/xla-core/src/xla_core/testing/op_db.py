@@ -130,7 +130,7 @@ def chosen(
 def widened(sample: SampleInput, dtype: torch.dtype) -> SampleInput:
     """The sample in the dtype of ``REFERENCE``, to compute the truth with."""
 
-    def wide(leaf: Operand) -> Any:
+    def wide(leaf: Operand) -> Operand:
         if isinstance(leaf, torch.Tensor) and leaf.dtype == dtype:
             return leaf.detach().to(REFERENCE[dtype]).requires_grad_(leaf.requires_grad)
         return REFERENCE[dtype] if leaf is dtype else leaf
@@ -171,7 +171,7 @@ def is_random(op: OpInfo, sample: SampleInput) -> bool:
     )
 
 
-def assert_same_metas(got: Any, expected: Any) -> None:
+def assert_same_metas(got: Operand, expected: Operand) -> None:
     """Raise AssertionError unless shapes and dtypes agree."""
     described = [[(tuple(t.shape), t.dtype) for t in leaves(r)] for r in (got, expected)]
     assert described[0] == described[1]
@@ -192,7 +192,9 @@ def picked(op: OpInfo, sample: SampleInput, result: Operand) -> list[torch.Tenso
     return tensors
 
 
-def assert_agrees(op: OpInfo, sample: SampleInput, dtype: torch.dtype, e: Any, g: Any) -> None:
+def assert_agrees(
+    op: OpInfo, sample: SampleInput, dtype: torch.dtype, e: Operand, g: Operand
+) -> None:
     """Raise AssertionError unless ``g``, of ``xla``, is as good as ``e``, which the CPU gave."""
     if op.name in UNWRITTEN or is_random(op, sample):
         assert_same_metas(g, e)
@@ -227,7 +229,7 @@ def gradients_of(op: OpInfo, sample: SampleInput, device: str) -> Outcome:
 
 
 def assert_gradients_agree(
-    op: OpInfo, sample: SampleInput, dtype: torch.dtype, expected: Any, got: Any
+    op: OpInfo, sample: SampleInput, dtype: torch.dtype, expected: Operand, got: Operand
 ) -> None:
     """Raise AssertionError unless ``gradients_of`` gave the same on both devices, in ``dtype``."""
     assert [x is None for x in got] == [x is None for x in expected]

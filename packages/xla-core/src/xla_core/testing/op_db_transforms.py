@@ -52,7 +52,7 @@ def as_function(
     return function, tuple(operands[i].detach() for i in places)
 
 
-def transformed(op: OpInfo, sample: SampleInput, device: str, mode: str) -> Any:
+def transformed(op: OpInfo, sample: SampleInput, device: str, mode: str) -> Operand:
     """What the transform ``mode`` of the operator gives for the sample on ``device``."""
     function, values = as_function(
         op, sample, device, _is_mapped if mode == "vmap" else _has_derivative
@@ -71,7 +71,7 @@ def transformed(op: OpInfo, sample: SampleInput, device: str, mode: str) -> Any:
 
 
 def assert_agrees(
-    op: OpInfo, sample: SampleInput, dtype: torch.dtype, mode: str, expected: Any, got: Any
+    op: OpInfo, sample: SampleInput, dtype: torch.dtype, mode: str, expected: Operand, got: Operand
 ) -> None:
     """Raise AssertionError unless ``got``, of ``xla``, is as good as ``expected``, of the CPU."""
     if op.name in op_db.UNWRITTEN or op_db.is_random(op, sample):

@@ -15,7 +15,7 @@ import random
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -194,7 +194,7 @@ class Machine:
                 self.slots[slot] = value
                 self.versions[slot] = value._version
 
-    def _call(self, instruction: Instruction) -> Any:
+    def _call(self, instruction: Instruction) -> Operand:
         args = [self._resolve(a) for a in instruction.args]
         kwargs = {name: self._resolve(a) for name, a in instruction.kwargs}
         target = instruction.target
@@ -209,7 +209,7 @@ class Machine:
                 return getattr(torch, target.removeprefix("torch."))(*args, **kwargs)
             return getattr(args[0], target)(*args[1:], **kwargs)
 
-    def _resolve(self, a: Operand) -> Any:
+    def _resolve(self, a: Operand) -> Operand:
         if isinstance(a, Slot):
             return self.slots[a.index]
         if isinstance(a, Vary):

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from xla_core.extension_api.operators import Operand
 from xla_core.testing.program_machine import (
     Instruction,
     Machine,
@@ -98,7 +99,7 @@ class ProgramWriter:
         """The CPU tensor in a slot."""
         return self.machine.slots[slot.index]
 
-    def number(self, t: torch.Tensor) -> Any:
+    def number(self, t: torch.Tensor) -> Operand:
         """A number for ``t``: a constant, or one that varies from iteration to iteration."""
         if t.dtype == torch.bool:
             return self.random.random() < 0.5

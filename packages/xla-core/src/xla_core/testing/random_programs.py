@@ -11,10 +11,11 @@ Values are small multiples of 1/4 and kept so: float results are exact but for w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
+from xla_core.extension_api.operators import Operand
 from xla_core.testing.program_instructions import FAMILIES, WEIGHTS, is_float
 from xla_core.testing.program_machine import (
     FACTS,
@@ -82,7 +83,7 @@ def difference(program: Program, device: torch.device, sync: Callable[[], None])
     return compare_logs(expected.log, got.log)
 
 
-def compare_logs(expected: Sequence[Any], got: Sequence[Any]) -> str | None:
+def compare_logs(expected: Sequence[Operand], got: Sequence[Operand]) -> str | None:
     """The first difference between two machines' logs, or None."""
     for number, (want, have) in enumerate(zip(expected, got, strict=False)):
         difference = _compare(want, have)

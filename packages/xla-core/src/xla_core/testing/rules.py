@@ -39,7 +39,7 @@ _FAST_ON_CPU = {
 }
 
 
-def _map_tensors(value: Operand, function: Callable[[torch.Tensor], object]) -> Any:
+def _map_tensors(value: Operand, function: Callable[[torch.Tensor], object]) -> Operand:
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, (list, tuple)):
@@ -57,7 +57,7 @@ def _meta(tensor: torch.Tensor) -> TensorMeta:
     return tensor_meta(tuple(tensor.shape), tensor.dtype)
 
 
-def _to_meta(value: Operand) -> Any:
+def _to_meta(value: Operand) -> Operand:
     return _map_tensors(value, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"))
 
 
@@ -77,7 +77,7 @@ def _expected_metas(
     return tuple(None if leaf is None else _meta(leaf) for leaf in leaves)
 
 
-def _lifted(value: Operand) -> Any:
+def _lifted(value: Operand) -> Operand:
     if isinstance(value, (list, tuple)):
         return [_lifted(item) for item in value]
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value not in (0, 1):
@@ -101,7 +101,7 @@ class _Operands:
             if n not in STORAGE_ARGUMENTS
         }
 
-    def _slot(self, value: Operand) -> Any:
+    def _slot(self, value: Operand) -> Operand:
         if isinstance(value, torch.Tensor):
             value = to_numpy(value)
         if isinstance(value, np.ndarray):
@@ -207,7 +207,7 @@ def _to_torch(result: Operand, meta: TensorMeta) -> torch.Tensor:
 
 
 def evaluate(
-    overload: OpOverload, *args: Operand, seed: int = 0, **kwargs: Any
+    overload: OpOverload, *args: Operand, seed: int = 0, **kwargs: Operand
 ) -> list[torch.Tensor | None]:
     """Run the rule of ``overload`` on CPU tensors, compiled, with its scalars lifted.
 

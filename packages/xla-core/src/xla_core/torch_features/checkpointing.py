@@ -16,7 +16,7 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from xla_core.recording import random_state, tensor_trees
 from xla_core.recording.xla_tensor import XLATensor
-from xla_core.torch_bridge.operands import Gradients, Operands
+from xla_core.torch_bridge.operands import Gradients, Operands, Tree
 from xla_core.torch_features import optimization_barrier
 
 
@@ -33,7 +33,7 @@ class CheckpointFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: FunctionCtx, function: Callable[..., object], preserve_rng: bool, *args: object
-    ) -> Any:
+    ) -> Tree:
         """``function(*args)``; the arguments that are tensors are saved."""
         ctx.function = function
         ctx.positions = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
@@ -73,7 +73,7 @@ class CheckpointFunction(torch.autograd.Function):
         return (None, None, *gradients)
 
 
-def _as_tuple(results: Any) -> tuple[object, ...]:
+def _as_tuple(results: Tree) -> tuple[object, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
@@ -147,7 +147,7 @@ def _autocast(state: tuple[bool, torch.dtype]) -> Any:
 
 def checkpoint(
     function: Callable[..., object], *args: object, use_reentrant: bool = True, **kwargs: object
-) -> Any:
+) -> Tree:
     """Run ``function(*args)`` and recompute it in the backward pass instead of keeping its values.
 
     As ``torch.utils.checkpoint.checkpoint``, with a barrier that keeps the compiler from undoing it.
@@ -168,7 +168,7 @@ def _with_barrier_when_repeated(function: Callable[..., object]) -> Callable[...
     """``function`` for the first call; later calls see their tensors behind a barrier."""
     calls = [0]
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Tree, **kwargs: Tree) -> Tree:
         calls[0] += 1
         if calls[0] == 1:
             return function(*args, **kwargs)

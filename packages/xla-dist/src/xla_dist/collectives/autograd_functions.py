@@ -5,21 +5,19 @@ The program is the same on every replica, so each gradient is that of the sum of
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from xla_core.extension_api import runtime
-from xla_core.extension_api.operators import Gradients
+from xla_core.extension_api.operators import Gradients, Operand
 from xla_core.extension_api.tensors import storage_of
 from xla_dist.collectives import model_collectives
 from xla_dist.collectives.model_collectives import Groups, flat_groups, reduced, world_of
 
 
-def _group_size(tensor: Any, groups: Groups) -> int:
+def _group_size(tensor: Operand, groups: Groups) -> int:
     return flat_groups(groups, world_of(storage_of(tensor).trace))[1]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from xla_core.extension_api.operators import Operand
 from xla_dist.collectives.model_collectives import Groups, all_gather, all_reduce, reduce_scatter
 
 BUCKET_MB = 160
@@ -55,7 +56,7 @@ class CoalescingBuckets:
             self._results[i] = result
         self._bucket, self._size = [], 0
 
-    def __call__(self) -> list[Any]:
+    def __call__(self) -> list[Operand]:
         """The results for all tensors."""
         for i, tensor in enumerate(self._inputs):
             self.add(tensor, i)
@@ -76,7 +77,7 @@ def all_gather_bucketized(
     """``all_gather`` of each tensor of a list, ``bucket_cap_mb`` MiB at a time."""
     del pin_layout, channel_id, use_global_device_ids
 
-    def gather(tensors: list[torch.Tensor], outputs: Any) -> Any:
+    def gather(tensors: list[torch.Tensor], outputs: Operand) -> Operand:
         return all_gather(tensors, dim, groups, outputs)
 
     return CoalescingBuckets(gather, input_list, output, bucket_cap_mb)()
@@ -98,7 +99,7 @@ def reduce_scatter_bucketized(
     """``reduce_scatter`` of each tensor of a list, ``bucket_cap_mb`` MiB at a time."""
     del pin_layout, channel_id, use_global_device_ids
 
-    def scatter(tensors: list[torch.Tensor], outputs: Any) -> Any:
+    def scatter(tensors: list[torch.Tensor], outputs: Operand) -> Operand:
         where = (scatter_dim, shard_count, groups, outputs)
         return reduce_scatter(reduce_type, tensors, scale, *where)
 
@@ -122,7 +123,7 @@ def all_reduce_bucketized_gradients(
         all_reduce("sum", list(gradients), scale, groups)
         return
 
-    def reduce(tensors: list[torch.Tensor], _outputs: Any) -> Any:
+    def reduce(tensors: list[torch.Tensor], _outputs: Operand) -> Operand:
         return all_reduce("sum", tensors, scale, groups)
 
     CoalescingBuckets(reduce, list(reversed(gradients)), None, bucket_cap_mb)()

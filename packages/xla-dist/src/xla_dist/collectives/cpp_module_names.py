@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from xla_core.extension_api import runtime
+from xla_core.extension_api.operators import Operand
 from xla_dist.collectives import model_collectives as xm
 
 MSG_TOKEN: Final = (
@@ -70,7 +71,9 @@ def _xla_all_reduce_inplace(
     xm.all_reduce(reduce_type, list(tensors), scale, groups, pin_layout)
 
 
-def _gathered(value: object, dim: int, count: int, groups: _Groups, output: Any = None) -> Any:
+def _gathered(
+    value: object, dim: int, count: int, groups: _Groups, output: Operand = None
+) -> Operand:
     xm.check_group_size("all_gather", value, count, groups)
     return xm.all_gather(value, dim, groups, output)
 
@@ -112,7 +115,7 @@ def _xla_all_gather_coalesced(
     shard_count: int,
     groups: _Groups,
     pin_layout: bool = True,
-) -> list[Any]:
+) -> list[Operand]:
     """``xm.all_gather`` of a list, and last the collective's token."""
     _after(inputs[0], token)
     return [*_gathered(list(inputs), dim, shard_count, groups), _token(inputs[0])]
@@ -178,7 +181,7 @@ def _xla_reduce_scatter_coalesced(
     shard_count: int,
     groups: _Groups,
     pin_layout: bool = True,
-) -> list[Any]:
+) -> list[Operand]:
     """``xm.reduce_scatter`` of a list, and last the collective's token."""
     _after(inputs[0], token)
     results = xm.reduce_scatter(reduce_type, list(inputs), scale, scatter_dim, shard_count, groups)

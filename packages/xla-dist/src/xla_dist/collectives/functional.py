@@ -8,7 +8,7 @@ what torch wraps, to wait at its first use, stays the tensor itself. Autograd is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from xla_core.extension_api import distributed
 from xla_core.extension_api.operators import (
     Handler,
     NamedOperands,
+    Operand,
     Operands,
     fallback_handler,
     schema_of,
@@ -54,8 +55,8 @@ def _group(name: str, given: object) -> ProcessGroupXla:
 
 
 def _reduced(
-    name: str, tensors: Sequence[torch.Tensor], kind: object, group: Any, *arguments: object
-) -> Any:
+    name: str, tensors: Sequence[torch.Tensor], kind: object, group: Operand, *arguments: object
+) -> Operand:
     # torch 2.15 takes a dist.ReduceOp, too
     op = _OPS.get(kind.lower()) if isinstance(kind, str) else kind
     if op is None:
@@ -68,38 +69,38 @@ def _written(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) ->
         target.copy_(value)
 
 
-def all_reduce(x: torch.Tensor, kind: object, group: Any) -> torch.Tensor:
+def all_reduce(x: torch.Tensor, kind: object, group: Operand) -> torch.Tensor:
     """The group's tensors, reduced."""
     return all_reduce_coalesced([x], kind, group)[0]
 
 
-def all_reduce_(x: torch.Tensor, kind: object, group: Any) -> torch.Tensor:
+def all_reduce_(x: torch.Tensor, kind: object, group: Operand) -> torch.Tensor:
     """``all_reduce`` in place."""
     return all_reduce_coalesced_([x], kind, group)[0]
 
 
 def all_reduce_coalesced(
-    tensors: Sequence[torch.Tensor], kind: object, group: Any
+    tensors: Sequence[torch.Tensor], kind: object, group: Operand
 ) -> list[torch.Tensor]:  # fmt: skip
     """``all_reduce`` of several tensors by one collective."""
     return list(_reduced("all_reduce", tensors, kind, group))
 
 
 def all_reduce_coalesced_(
-    tensors: Sequence[torch.Tensor], kind: object, group: Any
+    tensors: Sequence[torch.Tensor], kind: object, group: Operand
 ) -> list[torch.Tensor]:
     """``all_reduce_coalesced`` in place."""
     _written(tensors, all_reduce_coalesced(tensors, kind, group))
     return list(tensors)
 
 
-def all_gather_into_tensor(x: torch.Tensor, size: int, group: Any) -> torch.Tensor:
+def all_gather_into_tensor(x: torch.Tensor, size: int, group: Operand) -> torch.Tensor:
     """The group's tensors side by side along dimension 0."""
     return all_gather_into_tensor_coalesced([x], size, group)[0]
 
 
 def all_gather_into_tensor_out(
-    x: torch.Tensor, size: int, group: Any, out: torch.Tensor
+    x: torch.Tensor, size: int, group: Operand, out: torch.Tensor
 ) -> torch.Tensor:
     """``all_gather_into_tensor`` into ``out``."""
     _written([out], all_gather_into_tensor_coalesced([x], size, group))
@@ -107,7 +108,7 @@ def all_gather_into_tensor_out(
 
 
 def all_gather_into_tensor_coalesced(
-    tensors: Sequence[torch.Tensor], size: int, group: Any
+    tensors: Sequence[torch.Tensor], size: int, group: Operand
 ) -> list[torch.Tensor]:
     """``all_gather_into_tensor`` of several tensors, recorded as one operator."""
     del size
@@ -115,13 +116,13 @@ def all_gather_into_tensor_coalesced(
     return list(_group("all_gather", group).run("all_gather", rows, 0))
 
 
-def reduce_scatter_tensor(x: torch.Tensor, kind: str, size: int, group: Any) -> torch.Tensor:
+def reduce_scatter_tensor(x: torch.Tensor, kind: str, size: int, group: Operand) -> torch.Tensor:
     """This rank's slice along dimension 0 of the reduction."""
     return reduce_scatter_tensor_coalesced([x], kind, size, group)[0]
 
 
 def reduce_scatter_tensor_out(
-    x: torch.Tensor, kind: str, size: int, group: Any, out: torch.Tensor
+    x: torch.Tensor, kind: str, size: int, group: Operand, out: torch.Tensor
 ) -> torch.Tensor:
     """``reduce_scatter_tensor`` into ``out``."""
     _written([out], reduce_scatter_tensor_coalesced([x], kind, size, group))
@@ -129,25 +130,25 @@ def reduce_scatter_tensor_out(
 
 
 def reduce_scatter_tensor_coalesced(
-    tensors: Sequence[torch.Tensor], kind: str, size: int, group: Any
+    tensors: Sequence[torch.Tensor], kind: str, size: int, group: Operand
 ) -> list[torch.Tensor]:
     """``reduce_scatter_tensor`` of several tensors, recorded as one operator."""
     del size
     return list(_reduced("reduce_scatter", tensors, kind, group, 0))
 
 
-def broadcast(x: torch.Tensor, source: int, group: Any) -> torch.Tensor:
+def broadcast(x: torch.Tensor, source: int, group: Operand) -> torch.Tensor:
     """The tensor of the group's rank ``source``."""
     return _group("broadcast", group).run("broadcast", [x], source)[0]
 
 
-def broadcast_(x: torch.Tensor, source: int, group: Any) -> torch.Tensor:
+def broadcast_(x: torch.Tensor, source: int, group: Operand) -> torch.Tensor:
     """``broadcast`` in place."""
     _written([x], [broadcast(x, source, group)])
     return x
 
 
-def shard_dim_alltoall(x: torch.Tensor, gathered: int, split: int, group: Any) -> torch.Tensor:
+def shard_dim_alltoall(x: torch.Tensor, gathered: int, split: int, group: Operand) -> torch.Tensor:
     """Slices along ``split`` sent to the ranks, those received along ``gathered``: a DTensor split anew."""
     return _group("all_to_all", group).run("all_to_all", [x], split, gathered)[0]
 
@@ -166,7 +167,9 @@ def _all_to_all_handler(overload: OpOverload) -> Handler:
     """Even slices move on the device; others, whose sizes the other ranks cannot know, on the host."""
     on_host = fallback_handler(overload, signature(overload))
 
-    def all_to_all_single(x: torch.Tensor, received: Any, sent: Any, group: Any) -> torch.Tensor:
+    def all_to_all_single(
+        x: torch.Tensor, received: Operand, sent: Operand, group: Operand
+    ) -> torch.Tensor:
         if len({*received, *sent}) > 1:
             return on_host((x, received, sent, group), None)  # type: ignore[no-any-return]
         return _group("all_to_all", group).run("all_to_all", [x], 0, 0)[0]
@@ -188,7 +191,7 @@ _COLLECTIVES: Final[dict[str, Callable[..., object]]] = {
 def _handler(overload: OpOverload, function: Callable[..., object]) -> Handler:
     names = [a.name for a in schema_of(overload).arguments]
 
-    def run(args: Operands, kwargs: NamedOperands | None) -> Any:
+    def run(args: Operands, kwargs: NamedOperands | None) -> Operand:
         if kwargs:
             args = (*args, *(kwargs[name] for name in names[len(args) :]))
         return function(*args)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from xla_core.extension_api.operators import Operand
 from xla_core.extension_api.steps import Trace
 from xla_core.extension_api.tensors import read, upload
 from xla_dist.processes.thread_replicas import Team
@@ -100,13 +101,13 @@ _COLLECTIVES: Final[dict[str, Callable[..., Values]]] = {
 }
 
 
-def compute(name: str, values: Values, arguments: Sequence[Any]) -> Values:
+def compute(name: str, values: Values, arguments: Sequence[Operand]) -> Values:
     """What each replica gets of the collective ``name``; the last arguments are the groups."""
     return _COLLECTIVES[name](values, *arguments)
 
 
 def run(
-    team: Team, trace: Trace, name: str, tensors: Any, arguments: Sequence[Any]
+    team: Team, trace: Trace, name: str, tensors: Operand, arguments: Sequence[Operand]
 ) -> list[torch.Tensor]:
     """One collective among threads; runs what ``tensors`` need and waits for the other threads."""
     inputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)

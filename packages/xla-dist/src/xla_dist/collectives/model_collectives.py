@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from xla_core.extension_api import runtime
+from xla_core.extension_api.operators import Operand
 from xla_core.extension_api.steps import Trace
 from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_dist.collectives import host_collectives
@@ -61,7 +62,7 @@ def _trace(name: str, tensors: Sequence[torch.Tensor]) -> Trace:
     return trace
 
 
-def record(trace: Trace, name: str, tensors: Any, *arguments: object) -> list[torch.Tensor]:
+def record(trace: Trace, name: str, tensors: Operand, *arguments: object) -> list[torch.Tensor]:
     """Record one collective after all that were recorded before it on this device.
 
     Between threads of one process it is computed at once.
@@ -137,7 +138,7 @@ def all_reduce(
     scale: float = 1.0,
     groups: Groups = None,
     pin_layout: bool = True,
-) -> Any:
+) -> Operand:
     """``inputs`` reduced over the replicas (``sum, mul, and, or, min, max``), then times ``scale``.
 
     A tensor gives a new tensor. A list of tensors is reduced in place, by one collective, and
@@ -190,11 +191,13 @@ def _positive(dim: int, tensor: torch.Tensor) -> int:
     return dim % size
 
 
-def _listed(value: Any) -> list[torch.Tensor]:
+def _listed(value: Operand) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else list(value)
 
 
-def _lists(name: str, value: object, output: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _lists(
+    name: str, value: object, output: Operand
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     values = _listed(value)
     outputs = [None] * len(values) if output is None else _listed(output)
     if len(outputs) != len(values):
@@ -206,11 +209,11 @@ def all_gather(
     value: torch.Tensor | Sequence[torch.Tensor],
     dim: int = 0,
     groups: Groups = None,
-    output: Any = None,
+    output: Operand = None,
     pin_layout: bool = True,
     channel_id: int | None = None,
     use_global_device_ids: bool | None = None,
-) -> Any:
+) -> Operand:
     """The values of all replicas of the group side by side along ``dim``.
 
     A list gives a list, gathered one by one in one operator. ``output`` takes the result in place.
@@ -236,11 +239,11 @@ def reduce_scatter(
     scatter_dim: int,
     shard_count: int,
     groups: Groups = None,
-    output: Any = None,
+    output: Operand = None,
     pin_layout: bool = True,
     channel_id: int | None = None,
     use_global_device_ids: bool | None = None,
-) -> Any:
+) -> Operand:
     """This replica's slice along ``scatter_dim`` of the reduction, times ``scale``.
 
     ``shard_count`` is the size of a group. A list gives a list. Raises ValueError where the

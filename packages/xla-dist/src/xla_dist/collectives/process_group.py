@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from xla_core.extension_api import distributed, jobs, runtime, training
+from xla_core.extension_api.operators import Operand
 from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_dist.collectives import host_collectives, model_collectives
 from xla_dist.job_health.bounded_wait import Patience
@@ -49,7 +50,7 @@ _KINDS: Final[list[tuple[object, str]]] = [
 ]
 
 
-def _kind(op: Any) -> str:
+def _kind(op: Operand) -> str:
     for known, kind in _KINDS:
         if op == known:
             return kind
@@ -128,7 +129,7 @@ class ProcessGroupXla(dist.ProcessGroup):
     # --- running ---
 
     def run(
-        self, name: str, tensors: Sequence[torch.Tensor], *arguments: Any
+        self, name: str, tensors: Sequence[torch.Tensor], *arguments: Operand
     ) -> list[torch.Tensor]:
         """The collective ``name`` of the group (``collective_ops``); new tensors, nothing is written."""
         return self._run(name, tensors, *arguments)
@@ -152,7 +153,7 @@ class ProcessGroupXla(dist.ProcessGroup):
         return self._on_host(name, [t.detach() for t in tensors], arguments)
 
     def _record(
-        self, name: str, tensors: list[torch.Tensor], arguments: Sequence[Any]
+        self, name: str, tensors: list[torch.Tensor], arguments: Sequence[Operand]
     ) -> list[torch.Tensor]:
         if len(self.ranks) == 1:
             return [t.clone() for t in tensors]
@@ -177,30 +178,32 @@ class ProcessGroupXla(dist.ProcessGroup):
 
     # --- reductions ---
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+    def allreduce(self, tensors: Operand, opts: Operand = None) -> dist.Work:
         """Reduce in place."""
         op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
         results = self._run("all_reduce", tensors, _kind(op))
         return _stored(tensors, self._averaged(results, op))
 
-    def allreduce_coalesced(self, tensors: Any, opts: object = None) -> Any:
+    def allreduce_coalesced(self, tensors: Operand, opts: object = None) -> dist.Work:
         """``allreduce`` of several tensors by one collective."""
         return self.allreduce(tensors, opts)
 
-    def reduce(self, tensors: Any, opts: Any) -> Any:
+    def reduce(self, tensors: Operand, opts: Operand) -> dist.Work:
         """Reduce in place on rank ``opts.rootRank``; the others keep their values."""
         results = self._averaged(
             self._run("all_reduce", tensors, _kind(opts.reduceOp)), opts.reduceOp
         )
         return _stored(tensors, results) if self.me == opts.rootRank else _work(tensors)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+    def reduce_scatter(self, outputs: Operand, inputs: Operand, opts: Operand = None) -> dist.Work:
         """Each rank's own of ``inputs[0]`` (one tensor per rank), reduced."""
         for output, parts in zip(outputs, inputs, strict=True):
             self._reduce_scatter_base(output, torch.cat([p.reshape(-1) for p in parts]), opts)
         return _work(outputs)
 
-    def _reduce_scatter_base(self, output: Any, input: Any, opts: Any = None) -> Any:
+    def _reduce_scatter_base(
+        self, output: Operand, input: Operand, opts: Operand = None
+    ) -> dist.Work:
         """This rank's slice of ``input``, reduced."""
         op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
         results = self._run("reduce_scatter", [input.reshape(-1)], _kind(op), 0)
@@ -208,8 +211,8 @@ class ProcessGroupXla(dist.ProcessGroup):
         return _stored([output], [part.reshape(output.shape)])
 
     def reduce_scatter_tensor_coalesced(
-        self, outputs: Any, inputs: Any, opts: object = None
-    ) -> Any:
+        self, outputs: Operand, inputs: Operand, opts: object = None
+    ) -> dist.Work:
         """``_reduce_scatter_base`` of several tensors."""
         for output, input in zip(outputs, inputs, strict=True):
             self._reduce_scatter_base(output, input, opts)
@@ -225,11 +228,11 @@ class ProcessGroupXla(dist.ProcessGroup):
 
     # --- movements ---
 
-    def broadcast(self, tensors: Any, opts: Any) -> Any:
+    def broadcast(self, tensors: Operand, opts: Operand) -> dist.Work:
         """Rank ``opts.rootRank``'s values, in place."""
         return _stored(tensors, self._run("broadcast", tensors, opts.rootRank))
 
-    def allgather(self, outputs: Any, inputs: Any, opts: object = None) -> Any:
+    def allgather(self, outputs: Operand, inputs: Operand, opts: object = None) -> dist.Work:
         """Every rank's tensor, one output each; outputs beyond the ranks stay as they are."""
         del opts
         for places, value in zip(outputs, inputs, strict=True):
@@ -240,13 +243,15 @@ class ProcessGroupXla(dist.ProcessGroup):
         """Every rank's ``value`` along a new first dimension."""
         return self._run("all_gather", [value[None]], 0)[0]
 
-    def _allgather_base(self, output: Any, input: Any, opts: object = None) -> Any:
+    def _allgather_base(self, output: Operand, input: Operand, opts: object = None) -> dist.Work:
         """Every rank's tensor in one output."""
         del opts
         (whole,) = self._run("all_gather", [input.reshape(-1)], 0)
         return _stored([output], [whole.reshape(output.shape)])
 
-    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: object = None) -> Any:
+    def allgather_coalesced(
+        self, output_lists: Operand, input_list: Operand, opts: object = None
+    ) -> dist.Work:
         """Every rank's list of tensors; ``output_lists`` has a list per rank."""
         del opts
         for i, value in enumerate(input_list):
@@ -254,8 +259,8 @@ class ProcessGroupXla(dist.ProcessGroup):
         return _work(output_lists)
 
     def allgather_into_tensor_coalesced(
-        self, outputs: Any, inputs: Any, opts: object = None
-    ) -> Any:
+        self, outputs: Operand, inputs: Operand, opts: object = None
+    ) -> dist.Work:
         """``_allgather_base`` of several tensors."""
         for output, input in zip(outputs, inputs, strict=True):
             self._allgather_base(output, input, opts)
@@ -264,7 +269,7 @@ class ProcessGroupXla(dist.ProcessGroup):
     all_gather_single = _allgather_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+    def gather(self, outputs: Operand, inputs: Operand, opts: Operand) -> dist.Work:
         """Every rank's tensor, on rank ``opts.rootRank``."""
         parts = [self._gathered(value).unbind(0) for value in inputs]
         if self.me == opts.rootRank:
@@ -272,7 +277,7 @@ class ProcessGroupXla(dist.ProcessGroup):
                 _stored(places, values)
         return _work(outputs)
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+    def scatter(self, outputs: Operand, inputs: Operand, opts: Operand) -> dist.Work:
         """Rank ``opts.rootRank``'s list of tensors, one to each rank."""
         for i, output in enumerate(outputs):
             parts = inputs[i] if self.me == opts.rootRank else [output] * len(self.ranks)
@@ -280,7 +285,7 @@ class ProcessGroupXla(dist.ProcessGroup):
             _stored([output], [whole[self.me]])
         return _work(outputs)
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: object = None) -> Any:
+    def alltoall(self, outputs: Operand, inputs: Operand, opts: object = None) -> dist.Work:
         """The i-th input goes to rank i; outputs by where they come from."""
         del opts
         if len({t.shape for t in [*inputs, *outputs]}) == 1:
@@ -291,8 +296,13 @@ class ProcessGroupXla(dist.ProcessGroup):
         return _stored(outputs, [sent[self.me] for sent in everyone])
 
     def alltoall_base(
-        self, output: Any, input: Any, output_sizes: Any, input_sizes: Any, opts: object = None
-    ) -> Any:
+        self,
+        output: Operand,
+        input: Operand,
+        output_sizes: Operand,
+        input_sizes: Operand,
+        opts: object = None,
+    ) -> dist.Work:
         """Slices of ``input`` along dimension 0, one to each rank."""
         size = len(self.ranks)
         if not input_sizes and not output_sizes:
@@ -310,7 +320,7 @@ class ProcessGroupXla(dist.ProcessGroup):
 
     # --- on the host ---
 
-    def barrier(self, opts: object = None) -> Any:
+    def barrier(self, opts: object = None) -> dist.Work:
         """Wait for all ranks of the group, and for what this one has recorded."""
         del opts
         training.sync()
@@ -318,13 +328,13 @@ class ProcessGroupXla(dist.ProcessGroup):
             rendezvous.rendezvous("torch.distributed barrier", b"", self.ranks)
         return _work([])
 
-    def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
+    def send(self, tensors: Operand, destination: int, tag: int = 0) -> dist.Work:
         """Hand tensors to another rank; returns at once."""
         key = self._mail(self.ranks[self.me], self.ranks[destination], tag)
         rendezvous.put(key, pickle.dumps([t.detach().cpu() for t in tensors]))
         return _work(tensors)
 
-    def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
+    def recv(self, tensors: Operand, source: int, tag: int = 0) -> dist.Work:
         """Take what rank ``source`` sent, waiting for it."""
         origin = self.ranks[source]
         key = self._mail(origin, self.ranks[self.me], tag)
@@ -339,7 +349,7 @@ class ProcessGroupXla(dist.ProcessGroup):
         group = "-".join(map(str, self.ranks))
         return f"xla/mail/{group}/{source}-{target}-{tag}/{number}"
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
+    def recv_anysource(self, tensors: Operand, tag: int = 0) -> dist.Work:
         """Not here: raises NotImplementedError; name the source."""
         raise NotImplementedError(
             "the xla backend receives from a named rank: recv(tensor, src=...)"
@@ -369,19 +379,19 @@ def _through_reduction(
     return host_collectives.compute(name, rows, [*arguments, range(size), size])[group.me]
 
 
-def _stored(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Any:
+def _stored(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> dist.Work:
     with torch.no_grad():
         for target, value in zip(targets, values, strict=True):
             target.copy_(value.reshape(target.shape))
     return _work(list(targets))
 
 
-def _work(result: Any) -> Any:
+def _work(result: Any) -> dist.Work:
     """A finished work: what was recorded runs with the step, and reading a result waits for it."""
     return distributed.finished_work(result)
 
 
-def create(options: Any, backend_options: object) -> ProcessGroupXla:
+def create(options: Operand, backend_options: object) -> ProcessGroupXla:
     """The process group that torch.distributed asks the backend for.
 
     ``backend_options`` is ``pg_options`` of ``dist.new_group``: with ``{"xla_pg_options": {"mesh":

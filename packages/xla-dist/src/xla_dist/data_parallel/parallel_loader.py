@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from xla_core.extension_api import runtime, tensors, training
+from xla_core.extension_api.operators import Tree
 from xla_dist.data_parallel.channels import CLOSED, Channel, Turns
 
 _JOIN_SECONDS: Final = 10.0
@@ -160,10 +161,10 @@ class _Stepping:
     def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Tree:
         return self.next()
 
-    def next(self) -> Any:
+    def next(self) -> Tree:
         """The next batch; raises what reading or uploading it raised, StopIteration at the end."""
         self._batches_yielded += 1
         if self._batches_yielded >= self._batches_per_execution:
@@ -216,7 +217,7 @@ def _in_loop(
     """A loader's batches read and uploaded in the loop's own thread, each when the loop asks for it."""
     batches = iter(loader)
 
-    def take() -> Any:
+    def take() -> Tree:
         for batch in batches:
             return tensors.send_cpu_data_to_device(batch, device, input_sharding)
         return None
@@ -234,7 +235,7 @@ def _speaks_of_its_loop(loader: Any) -> bool:
     return hasattr(loader, "end_of_dataloader")
 
 
-def next_item(pipeline: _Pipeline, device: torch.device) -> Any:
+def next_item(pipeline: _Pipeline, device: torch.device) -> Tree:
     """The next uploaded batch, or None. Raises what a background thread raised."""
     item = pipeline.queues[device].queue.get()
     if item is CLOSED:
@@ -274,7 +275,7 @@ class ParallelLoader:
             PerDeviceQueue(d, loader_prefetch_size, device_prefetch_size) for d in self._devices
         ]
 
-        def send(batch: Any, device: torch.device) -> Any:
+        def send(batch: Tree, device: torch.device) -> Tree:
             return tensors.send_cpu_data_to_device(batch, device, input_sharding)
 
         threads = max(host_to_device_transfer_threads, 1)
@@ -295,7 +296,7 @@ class ParallelLoader:
         """How many batches each device gets, where the loader has a length."""
         return len(self._cpu_loader) // len(self._devices)  # type: ignore[arg-type]
 
-    def next_item(self, device: torch.device | str) -> Any:
+    def next_item(self, device: torch.device | str) -> Tree:
         """The next batch on ``device``, or None at the end."""
         return next_item(self._pipeline, _device(device))
 
@@ -322,7 +323,7 @@ class MpDeviceLoader:
     it says of the loop has to be true while the loop works on a batch.
     """
 
-    def __init__(self, loader: Any, device: torch.device | str, **kwargs: Any) -> None:
+    def __init__(self, loader: Any, device: torch.device | str, **kwargs: Tree) -> None:
         self._loader = loader
         self._device = device
         self._parallel_loader_kwargs = kwargs

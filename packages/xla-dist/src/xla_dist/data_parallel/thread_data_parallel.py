@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from xla_core.extension_api import runtime
+from xla_core.extension_api.operators import Tree
 from xla_dist.data_parallel.parallel_loader import ParallelLoader
 from xla_dist.processes.thread_replicas import run_threads
 
@@ -90,7 +91,7 @@ class DataParallel:
             return [loop_fn(self._models[0], batches, torch.device("cpu"), self._contexts[0])]
         parallel = ParallelLoader(loader, self._device_ids, batchdim=batchdim)
 
-        def run(ordinal: int) -> Any:
+        def run(ordinal: int) -> Tree:
             device = self._device_ids[ordinal]
             mine = parallel.per_device_loader(device)
             batches = _Numbered(mine, parallel.per_device_samples)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from xla_core.extension_api import runtime
+from xla_core.extension_api.operators import Tree
 from xla_core.extension_api.tensors import XLATensor
 from xla_dist.collectives.buckets import all_gather_bucketized, reduce_scatter_bucketized
 from xla_dist.collectives.model_collectives import (
@@ -191,7 +192,7 @@ class ZeroRedundancyOptimizer(Optimizer):
     # --- one step -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Tree) -> Tree:
         """One step of the wrapped optimizer with the replicas' mean gradients; what ``closure`` gives.
 
         ``sharding_scheme=`` splits in several stages (``Scheme``) instead of one over

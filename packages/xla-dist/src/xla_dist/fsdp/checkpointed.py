@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 from torch import nn
 
+from xla_core.extension_api.operators import Tree
 from xla_core.extension_api.training import checkpoint
 
 
@@ -20,12 +20,12 @@ def checkpoint_module(module: nn.Module) -> nn.Module:
     original = module.forward
 
     @functools.wraps(original)
-    def forward(*args: object, **kwargs: object) -> Any:
+    def forward(*args: object, **kwargs: object) -> Tree:
         values = [*args, *kwargs.values()]
         if not any(isinstance(v, torch.Tensor) and v.requires_grad for v in values):
             return original(*args, **kwargs)
 
-        def positional(*flat: object) -> Any:
+        def positional(*flat: object) -> Tree:
             named = dict(zip(kwargs, flat[len(args) :], strict=True))
             return original(*flat[: len(args)], **named)
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from xla_core.contract import checkpoint_marks
 from xla_core.extension_api import autograd, runtime, tensors, training
+from xla_core.extension_api.operators import Tree
 from xla_dist.collectives import model_collectives
 from xla_dist.fsdp import names, units, wrap
 from xla_dist.fsdp.layouts import Layout
@@ -243,7 +244,7 @@ class XlaFullyShardedDataParallel(nn.Module):
 
     # -- computing ------------------------------------------------------------------------------
 
-    def forward(self, *args: object, **kwargs: object) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Tree:
         """The wrapped module's results, with full parameters gathered from all replicas."""
         self._settle_root()
         if self.compute_dtype != torch.float32:

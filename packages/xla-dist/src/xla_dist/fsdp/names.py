@@ -14,6 +14,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from xla_core.extension_api.operators import Tree
+
 SHARD: Final = "_fsdp_shard"
 SEPARATOR: Final = "_FSDP_SHARD_SEPARATOR_"
 WRAPPED: Final = "_fsdp_wrapped_module."
@@ -62,7 +64,7 @@ class Inner(nn.Module):
         sizes = [p.size() for p in parameters]
         self.flat.append((list(named), sizes, [size.numel() for size in sizes]))
 
-    def forward(self, *args: object, **kwargs: object) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Tree:
         """The wrapped module's."""
         return self._fpw_module(*args, **kwargs)
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 
 from xla_core.extension_api import runtime, tensors
+from xla_core.extension_api.operators import Tree
 from xla_dist.collectives.model_collectives import REDUCE_SUM, Groups, reduce_scatter
 
 FLOAT_DTYPES: Final = [torch.float32, torch.float16, torch.bfloat16]
@@ -23,7 +24,7 @@ def dummy_all_gather(value: torch.Tensor, dim: int = 0, groups: Groups = None) -
 
 
 def dummy_all_reduce(
-    reduce_type: str, inputs: Any, scale: float = 1.0, groups: Groups = None
+    reduce_type: str, inputs: Tree, scale: float = 1.0, groups: Groups = None
 ) -> Any:
     """This replica's value times ``scale`` (a list of tensors: in place) without a collective."""
     del reduce_type, groups

@@ -20,7 +20,7 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from xla_core.extension_api import autograd, operators
-from xla_core.extension_api.operators import Gradients
+from xla_core.extension_api.operators import Gradients, Tree
 from xla_core.extension_api.tensors import (
     NoValueError,
     XLATensor,
@@ -193,7 +193,7 @@ class Call:
 
     # -- forward --------------------------------------------------------------------------------
 
-    def enter(self, arguments: object) -> Any:
+    def enter(self, arguments: object) -> Tree:
         """Gather, once ``arguments`` are computed; gives them back, for the module."""
         tensors = collect(arguments, _is_xla)
         if not tensors or not self.unit.shards:
@@ -232,7 +232,7 @@ class Call:
                     self.fulls[position] = full
         unit.put(self.fulls)
 
-    def leave(self, results: Any) -> Any:
+    def leave(self, results: Tree) -> Tree:
         """The module's results, tied to this call's backward pass."""
         self.unit.clear()
         if not torch.is_grad_enabled():

@@ -8,9 +8,11 @@ elements of its parameters that nothing inside wraps.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, Final
+from typing import Final
 
 from torch import nn
+
+from xla_core.extension_api.operators import Tree
 
 MIN_NUM_PARAMS: Final = 100_000_000
 FORCE_LEAF_MODULES: Final = frozenset({nn.MultiheadAttention})
@@ -77,7 +79,7 @@ def recursive_wrap(
     ignored_modules: Collection[nn.Module] = (),
     ignored_params: Collection[nn.Parameter] = (),
     only_wrap_children: bool = False,
-    **kwargs: Any,
+    **kwargs: Tree,
 ) -> tuple[nn.Module, int]:
     """Wrap the parts of ``module`` that the policy chooses as ``wrapper_cls(part, **kwargs)``, inside out.
 

@@ -27,7 +27,7 @@ def _groups_attribute(groups: Groups) -> ir.DenseIntElementsAttr:
     return ir.DenseIntElementsAttr.get(np.array(groups, np.int64))
 
 
-def _types(ctx: mlir.LoweringRuleContext, *operands: Any) -> list[ir.Type]:
+def _types(ctx: mlir.LoweringRuleContext, *operands: jax.Array) -> list[ir.Type]:
     """Result types: the shapes promised, with the element types of the operands."""
     elements = [ir.RankedTensorType(x.type).element_type for x in operands]
     return [
@@ -46,7 +46,7 @@ def _primitive(
 
 
 def _resized(axis: int, change: Callable[[int], int]) -> Callable[[Any], Any]:
-    def shape_of(aval: Any) -> Any:
+    def shape_of(aval: Any) -> jax.Array:
         shape = list(aval.shape)
         shape[axis] = change(shape[axis])
         return aval.update(shape=tuple(shape))
@@ -72,7 +72,7 @@ def _fill_region(region: Any, kind: str, element: ir.Type) -> None:
 
 
 def _lower_native(
-    ctx: mlir.LoweringRuleContext, *operands: Any, kind: str, groups: Groups
+    ctx: mlir.LoweringRuleContext, *operands: jax.Array, kind: str, groups: Groups
 ) -> jax.Array:
     operation = stablehlo.AllReduceOp(_types(ctx, *operands), operands, _groups_attribute(groups))
     _fill_region(operation.regions[0], kind, ir.RankedTensorType(operands[0].type).element_type)
@@ -80,12 +80,12 @@ def _lower_native(
 
 
 def _lower_all_reduce(
-    ctx: mlir.LoweringRuleContext, *operands: Any, kind: str, groups: Groups
+    ctx: mlir.LoweringRuleContext, *operands: jax.Array, kind: str, groups: Groups
 ) -> jax.Array:
     return _lower_native(ctx, *operands[:-1], kind=kind, groups=groups)
 
 
-def _all_reduce_on_cpu(*operands: Any, kind: str, groups: Groups) -> list[jax.Array]:
+def _all_reduce_on_cpu(*operands: jax.Array, kind: str, groups: Groups) -> list[jax.Array]:
     """Small operands travel together: on a CPU's network a call costs more than a copy."""
     *arrays, after = operands
     results: list[object] = []
@@ -100,7 +100,7 @@ def _all_reduce_on_cpu(*operands: Any, kind: str, groups: Groups) -> list[jax.Ar
     return results
 
 
-def _joined(flat: Sequence[Any]) -> jax.Array:
+def _joined(flat: Sequence[jax.Array]) -> jax.Array:
     """Vectors one after the other.
 
     Written one by one: XLA makes what computes them a part of the loop that concatenates, where
@@ -157,7 +157,7 @@ _reduce_scatter: Final = _primitive(
 
 
 def all_reduce(
-    operands: Sequence[Any], kind: str, groups: Groups, after: jax.Array
+    operands: Sequence[jax.Array], kind: str, groups: Groups, after: jax.Array
 ) -> list[jax.Array]:
     """Each of ``operands``, which have one dtype, reduced (``sum, mul, min, max``) over its group.
 
@@ -284,7 +284,7 @@ def ordered(operand: jax.Array, after: jax.Array) -> jax.Array:
     return _ordered.bind(operand, after)
 
 
-def order_of(result: Any) -> jax.Array:
+def order_of(result: jax.Array) -> jax.Array:
     """A uint32 scalar that is available once ``result`` is."""
     if result.size == 0:
         return jnp.uint32(0)

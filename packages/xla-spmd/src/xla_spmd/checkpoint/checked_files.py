@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import IO, Any, Final, ParamSpec, TypeVar
 
+from xla_spmd.checkpoint.state_dicts import StateValue
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -31,7 +33,7 @@ class _SummedStream:
         self._sum = hashlib.sha256()
         self._size = 0
 
-    def write(self, data: Any) -> int:
+    def write(self, data: StateValue) -> int:
         """Write bytes. Raises OSError as the file does, which is remembered: torch's writer may not pass it on."""
         try:
             count = self._stream.write(data)

@@ -22,7 +22,7 @@ from xla_core.support import flight_ring
 from xla_spmd.checkpoint import parts, preemption
 from xla_spmd.checkpoint.checked_files import Written
 from xla_spmd.checkpoint.planners import SPMDLoadPlanner, SPMDSavePlanner
-from xla_spmd.checkpoint.state_dicts import StateDict
+from xla_spmd.checkpoint.state_dicts import StateDict, StateValue
 from xla_spmd.checkpoint.storage import Record, Storage
 
 logger = logging.getLogger(__name__)
@@ -294,7 +294,7 @@ class CheckpointManager:
         )
         return OSError(error.errno, text)
 
-    def _all_sums(self, written: Written) -> dict[str, Any]:
+    def _all_sums(self, written: Written) -> StateDict:
         """The checksums of what all processes wrote; of use in the first one only."""
         if self.pg is None:
             return written.sums
@@ -408,7 +408,7 @@ def _copied(state_dict: StateDict) -> tuple[dict[str, Any], SPMDSavePlanner]:
     return flat, SPMDSavePlanner(flattening.mappings)
 
 
-def _on_host(value: Any) -> Any:
+def _on_host(value: StateValue) -> StateValue:
     writable = parts.to_write(value)
     if isinstance(writable, parts.DeviceParts | parts.RowsToWrite):
         return writable.copied()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from types import EllipsisType
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 from xla_core.extension_api import tensors
 from xla_core.extension_api.tensors import XLATensor, storage_of, view_of
+from xla_spmd.checkpoint.state_dicts import StateValue
 from xla_spmd.lowering.mesh_backend import MeshBackend
 from xla_spmd.tensors.sharded_tensor import XLAShard, load_local_shards_, placed, shard_indices
 
@@ -263,7 +264,7 @@ def is_over_mesh(value: object) -> bool:
     return isinstance(value, XLATensor) and isinstance(storage_of(value).trace.backend, MeshBackend)
 
 
-def to_write(value: Any) -> Any:
+def to_write(value: StateValue) -> StateValue:
     """What of a state dict is written for ``value``: a tensor's parts, or the value on the CPU."""
     if is_over_mesh(value):
         return DeviceParts(value)
@@ -272,7 +273,7 @@ def to_write(value: Any) -> Any:
     return value.detach().cpu() if isinstance(value, XLATensor) else value
 
 
-def to_load(value: object) -> Any:
+def to_load(value: object) -> StateValue:
     """What of a state dict is read into for ``value``."""
     if isinstance(value, Rows):
         return RowsToLoad(value)

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.storage import StorageMeta
 
 from xla_spmd.checkpoint import parts
-from xla_spmd.checkpoint.state_dicts import StateDict
+from xla_spmd.checkpoint.state_dicts import StateDict, StateValue
 
 
 class SPMDSavePlanner(DefaultSavePlanner):
@@ -45,7 +45,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
             self.mappings = dict(self._paths)
         self.state_dict = {name: parts.to_write(value) for name, value in self.state_dict.items()}
 
-    def lookup_object(self, index: MetadataIndex) -> Any:
+    def lookup_object(self, index: MetadataIndex) -> StateValue:
         """A part of a tensor, or another value."""
         value = self.state_dict[index.fqn]
         return value.part(index) if isinstance(value, _WRITTEN) else super().lookup_object(index)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -112,11 +112,11 @@ def _is_own(value: object) -> bool:
     return isinstance(value, PerProcess) or getattr(value, checkpoint_marks.OWN_STATE, False)
 
 
-def _inside(value: object) -> Any:
+def _inside(value: object) -> StateValue:
     return value.value if isinstance(value, PerProcess) else value
 
 
-def _values(value: Any) -> Any:
+def _values(value: StateValue) -> StateValue:
     """The state of an object: tensors where they are, the parts of sharded ones as such."""
     if isinstance(value, nn.Module):
         return {name: _part(t, t) for name, t in value.state_dict(keep_vars=True).items()}
@@ -135,7 +135,7 @@ def _values(value: Any) -> Any:
     return (_on_host(state),)  # a tuple is one value to torch, whatever is in it
 
 
-def _part(value: Any, parameter: Any) -> Any:
+def _part(value: StateValue, parameter: StateValue) -> StateValue:
     """``value``; as part of a whole, if it lies as a parameter does of which this replica has a part."""
     rows_of = getattr(parameter, checkpoint_marks.ROWS_OF, None)
     if rows_of is None or not _is_tensor(value) or value.shape != parameter.shape:
@@ -144,7 +144,7 @@ def _part(value: Any, parameter: Any) -> Any:
     return Rows(value, whole, start)
 
 
-def _tensors_again(got: Any) -> Any:
+def _tensors_again(got: StateValue) -> StateValue:
     """A state as the object itself has it, with tensors in place of their parts."""
     if isinstance(got, Rows):
         return got.tensor
@@ -157,7 +157,7 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _on_host(state: object) -> Any:
+def _on_host(state: object) -> StateValue:
     return tensors.map_selected(
         state, lambda v: isinstance(v, tensors.XLATensor), lambda t: t.detach().cpu()
     )

@@ -31,9 +31,9 @@ def flatten_state_dict(
     flat: StateDict = {}
     paths: dict[str, Path] = {}
 
-    def visit(path: Path, value: Any) -> None:
+    def visit(path: Path, value: StateValue) -> None:
         if isinstance(value, Mapping):
-            items: Any = value.items()
+            items: StateValue = value.items()
         elif _is_container(value):
             items = enumerate(value)
         else:
@@ -58,9 +58,9 @@ def _is_container(value: object) -> bool:
     )
 
 
-def set_element(root_dict: StateDict, path: Sequence[int | str], value: Any) -> None:
+def set_element(root_dict: StateDict, path: Sequence[int | str], value: StateValue) -> None:
     """Store ``value`` at ``path``, making dicts (for names) and lists (for numbers) on the way."""
-    place: Any = root_dict
+    place: StateValue = root_dict
     for key, following in itertools.pairwise(path):
         missing: object = [] if isinstance(following, int) else {}
         place = _at(place, key, missing)
@@ -68,7 +68,7 @@ def set_element(root_dict: StateDict, path: Sequence[int | str], value: Any) -> 
     place[path[-1]] = value
 
 
-def _at(place: Any, key: int | str, missing: Any) -> Any:
+def _at(place: StateValue, key: int | str, missing: StateValue) -> StateValue:
     """What is at ``key``; ``missing`` is put there if nothing is. Lists are made long enough."""
     if isinstance(place, list):
         assert isinstance(key, int)

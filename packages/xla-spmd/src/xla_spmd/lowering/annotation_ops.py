@@ -11,7 +11,7 @@ import contextvars
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -97,29 +97,29 @@ def annotating(translate: Translate | None) -> Iterator[None]:
         _form.reset(token)
 
 
-def _annotate(value: Any, sharding: str) -> Any:
+def _annotate(value: Operand, sharding: str) -> Operand:
     form = _form.get() or _Form(None)
     text = sharding if form.translate is None else form.translate(sharding, value.ndim)
     return shardings.annotate_sharding(value, text)
 
 
-def _shard_as(a: Operand, b: Any) -> tuple[Any, Any]:
+def _shard_as(a: Operand, b: Operand) -> tuple[Operand, Operand]:
     form = _form.get() or _Form(None)
     return shardings.shard_alike(a, b, next(form.groups), form.translate is not None)
 
 
-def _to_shard(value: Any, sharding: str) -> Any:
+def _to_shard(value: Operand, sharding: str) -> Operand:
     shape = parse(sharding).shard_shape(value.shape)
     return shardings.to_manual(shardings.annotate_sharding(value, sharding), shape)
 
 
-def _to_whole(value: Any, sharding: str, shape: list[int]) -> Any:
+def _to_whole(value: Operand, sharding: str, shape: list[int]) -> Operand:
     return shardings.from_manual(value, sharding, tuple(shape))
 
 
 def _reduce_parts(
-    value: Any, kind: str, groups: list[int], size: int, dim: int | None = None
-) -> Any:
+    value: Operand, kind: str, groups: list[int], size: int, dim: int | None = None
+) -> Operand:
     form = _form.get() or _Form(None)
     members = tuple(tuple(groups[i : i + size]) for i in range(0, len(groups), size))
     channel = next(form.groups) + 1
@@ -128,7 +128,7 @@ def _reduce_parts(
     return shardings.scatter_parts(value, kind, members, dim, channel)
 
 
-def _dynamo(value: Any, *description: Any) -> Any:
+def _dynamo(value: Operand, *description: Operand) -> Operand:
     return _annotate(value, dynamo.sharding_text(value.shape, *description))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.autograd.function import FunctionCtx
 
 from xla_core.extension_api import runtime
-from xla_core.extension_api.operators import Gradients, handler_of
+from xla_core.extension_api.operators import Gradients, Operand, handler_of
 from xla_core.extension_api.steps import Trace
 from xla_core.extension_api.tensors import XLATensor, storage_of, view_of
 from xla_core.support import counters
@@ -167,7 +167,7 @@ def is_sharded(t: torch.Tensor) -> bool:
     )
 
 
-def wrap_if_sharded(x: Any) -> Any:
+def wrap_if_sharded(x: Operand) -> Operand:
     """``x`` as an ``XLAShardedTensor`` if it is an annotated tensor, else ``x`` itself."""
     if isinstance(x, torch.Tensor) and not isinstance(x, XLAShardedTensor) and is_sharded(x):
         annotation = storage_of(x).annotation  # type: ignore[attr-defined]

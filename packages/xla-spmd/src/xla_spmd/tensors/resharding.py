@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
 from torch.autograd.function import FunctionCtx
 
-from xla_core.extension_api.operators import Gradients, handler_of
+from xla_core.extension_api.operators import Gradients, Operand, handler_of
 from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_spmd.lowering.annotation_ops import ANNOTATE
 from xla_spmd.sharding.annotation import Annotation
@@ -47,6 +46,6 @@ class _Relaid(torch.autograd.Function):
         return back.to(ctx.dtype), None, None, None
 
 
-def relaid(tensor: torch.Tensor, target: Annotation, source: Annotation, dtypes: Dtypes) -> Any:
+def relaid(tensor: torch.Tensor, target: Annotation, source: Annotation, dtypes: Dtypes) -> Operand:
     """The value of ``tensor`` split as ``target`` says; its gradient is split as ``source`` says."""
     return _Relaid.apply(tensor, target, source, dtypes)

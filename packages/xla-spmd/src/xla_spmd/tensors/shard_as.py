@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -33,7 +33,7 @@ class _ShardAs(torch.autograd.Function):
         return tuple(handler_of(SHARD_AS)(gradients, None))
 
 
-def shard_as(a: Operand, b: Any) -> tuple[Any, Any]:
+def shard_as(a: Operand, b: Operand) -> tuple[Operand, Operand]:
     """``a`` and ``b``, trees of tensors of one structure, each pair of tensors split in the same way.
 
     The compiler decides how, from what it knows of either. Use the results from then on. The gradients of a
@@ -49,7 +49,7 @@ def shard_as(a: Operand, b: Any) -> tuple[Any, Any]:
     return pytree.tree_unflatten(firsts, structure), pytree.tree_unflatten(seconds, structure)
 
 
-def _pair(a: Operand, b: Any) -> tuple[Any, Any]:
+def _pair(a: Operand, b: Operand) -> tuple[Operand, Operand]:
     if a is None and b is None:
         return None, None
     if a is None or b is None:

@@ -110,7 +110,7 @@ class XLAShardedTensor(XLATensor):
         )
         return sharded.requires_grad_() if requires_grad else sharded
 
-    def __init__(self, *_args: Any, **_named: Any) -> None:
+    def __init__(self, *_args: Operand, **_named: Any) -> None:
         """Nothing is left to do: ``__new__`` has wrapped the tensor."""
 
     @property
@@ -157,7 +157,7 @@ class XLAShardedTensor(XLATensor):
         return device_mesh_of(self.mesh)
 
     @property
-    def _spec(self) -> Any:
+    def _spec(self) -> Operand:
         """Mesh, placements, shape and dtype as torch's ``DTensorSpec``."""
         from torch.distributed.tensor._dtensor_spec import DTensorSpec
         from torch.distributed.tensor._dtensor_spec import TensorMeta as SpecMeta
@@ -281,7 +281,7 @@ class _Wrap(torch.autograd.Function):
         return gradients[0], None
 
 
-def _as(tensor: XLATensor, kind: type[XLATensor]) -> Any:
+def _as(tensor: XLATensor, kind: type[XLATensor]) -> Operand:
     if tensor.requires_grad and torch.is_grad_enabled():
         return _Wrap.apply(tensor, kind)
     return alias(tensor, kind).requires_grad_(tensor.requires_grad)
@@ -309,7 +309,7 @@ def wrap_as_sharded_tensor(
     return wrapped
 
 
-def unwrap_sharded_tensor(t: Operand) -> Any:
+def unwrap_sharded_tensor(t: Operand) -> Operand:
     """The plain tensor inside an ``XLAShardedTensor``; anything else is returned as it is."""
     return _as(t, XLATensor) if isinstance(t, XLAShardedTensor) else t
 

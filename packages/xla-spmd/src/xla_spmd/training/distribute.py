@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate
 
 from xla_core.extension_api import meshes
+from xla_core.extension_api.operators import Tree
 from xla_spmd.sharding.dtensor_placements import checked_partition_spec, convert_to_xla_mesh
 from xla_spmd.sharding.mode import use_spmd
 from xla_spmd.tensors.marking import mark_sharding
@@ -23,7 +24,7 @@ def with_xla(func: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator: SPMD mode is on when ``func`` runs."""
 
     @functools.wraps(func)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Tree, **kwargs: Tree) -> Tree:
         use_spmd()
         return func(*args, **kwargs)
 
@@ -93,13 +94,15 @@ def xla_distribute_module(
     return module
 
 
-def _before(function: Callable[..., Any], mesh: DeviceMesh, module: nn.Module, inputs: Any) -> Any:
+def _before(
+    function: Callable[..., Any], mesh: DeviceMesh, module: nn.Module, inputs: Tree
+) -> Tree:
     return function(module, inputs, mesh)
 
 
 def _after(
-    function: Callable[..., Any], mesh: DeviceMesh, module: nn.Module, _inputs: Any, outputs: Any
-) -> Any:
+    function: Callable[..., Any], mesh: DeviceMesh, module: nn.Module, _inputs: Tree, outputs: Tree
+) -> Tree:
     return function(module, outputs, mesh)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from torch import nn
 
+from xla_core.extension_api.operators import Tree
 from xla_core.extension_api.tensors import XLATensor
 from xla_spmd.sharding.mesh import Mesh, get_global_mesh
 from xla_spmd.tensors.marking import is_sharded, mark_sharding
@@ -86,7 +87,7 @@ class SpmdFullyShardedDataParallel(nn.Module):
         chosen = max(fitting, key=lambda i: shape[i], default=None)
         return tuple(AXIS if i == chosen else None for i in range(len(shape)))
 
-    def forward(self, *args: object, **kwargs: object) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Tree:
         """What the module returns, split over its first dimension or as ``shard_output`` says."""
         output = self.module(*args, **kwargs)
         if self.shard_output is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -27,7 +27,7 @@ MSG_POINTER: Final = "the device {device} tells no addresses of its buffers"
 MSG_NOT_XLA: Final = "Input tensor is not an XLA tensor: {type}"
 
 
-def _on_xla(tensor: Any) -> XLATensor:
+def _on_xla(tensor: torch.Tensor) -> XLATensor:
     if not isinstance(tensor, XLATensor):
         raise RuntimeError(MSG_NOT_XLA.format(type=torch.Tensor.type(tensor)))
     return tensor
@@ -43,7 +43,7 @@ def _xla_get_default_device() -> str:
     return str(xla_model.device())
 
 
-def _xla_get_tensor_id(tensor: Any) -> int:
+def _xla_get_tensor_id(tensor: torch.Tensor) -> int:
     """A number that tensors sharing a storage have in common, and no others do while they live."""
     return id(_on_xla(tensor)._s)
 

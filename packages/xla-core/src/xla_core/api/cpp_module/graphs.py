@@ -134,7 +134,7 @@ def _is_deleted(buffer: Buffer) -> bool:
     return ask is not None and bool(ask())
 
 
-def _on_xla(tensor: Any) -> XLATensor:
+def _on_xla(tensor: torch.Tensor) -> XLATensor:
     if not isinstance(tensor, XLATensor):
         raise RuntimeError(f"Input tensor is not an XLA tensor: {torch.Tensor.type(tensor)}")
     return tensor

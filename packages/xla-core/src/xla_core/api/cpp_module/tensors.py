@@ -41,7 +41,7 @@ MSG_BOUNDARY: Final = (
 )
 
 
-def _on_xla(tensor: Any) -> XLATensor:
+def _on_xla(tensor: torch.Tensor) -> XLATensor:
     if not isinstance(tensor, XLATensor):
         raise RuntimeError(MSG_NOT_XLA.format(type=torch.Tensor.type(tensor)))
     return tensor

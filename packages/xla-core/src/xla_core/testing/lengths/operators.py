@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 from unittest import mock
 
 import torch
@@ -138,7 +138,7 @@ def resized(sample: SampleInput, size: int, numbers: bool, length: int) -> Sampl
     Elements repeat, each smaller than the one before, so that none are equal, nor rows as near as rounding.
     """
 
-    def change(leaf: Operand) -> Any:
+    def change(leaf: Operand) -> Operand:
         if _dense(leaf):
             return _resized(leaf, size, length)
         same = numbers and type(leaf) is int and leaf == size
@@ -196,7 +196,7 @@ def _first_difference(
     return None
 
 
-def _gradients(op: OpInfo, sample: SampleInput, device: str) -> Sequence[Any]:
+def _gradients(op: OpInfo, sample: SampleInput, device: str) -> Sequence[Operand]:
     outcome = op_db.gradients_of(op, sample, device)
     if outcome.error is not None:
         raise outcome.error
