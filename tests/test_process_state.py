@@ -68,6 +68,7 @@ REASONS = {
     "xla_core.testing.interrupts": {"left_out": "one entry per function, in tests"},
     "xla_core.varying.interpreter": {"_RULES": CODE},
     "xla_core.varying.padded_buffer": {"_living": OWNER},
+    "xla_core.computations.recurrent": {"_libraries": CODE},
     "xla_core.torch_bridge.aot_graphs": {"_libraries": CODE},
     "xla_core.torch_bridge.device_guard": {"_keep_alive": CODE},
     "xla_core.torch_bridge.reference_kernels": {"_libraries": CODE, "keep_whole": OPERATOR},

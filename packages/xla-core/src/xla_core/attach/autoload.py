@@ -88,7 +88,7 @@ def ensure() -> None:
     importlib.import_module("xla_core.recording.uninitialized").install()
     importlib.import_module("xla_core.torch_features.autocast").install()
     importlib.import_module("xla_core.torch_features.unordered_scatters").install()
-    importlib.import_module("xla_core.torch_features.recurrent").install(_recurrent_nets)
+    importlib.import_module("xla_core.computations.recurrent").install(_recurrent_nets)
     importlib.import_module("xla_core.execution.eager_mode").switch_on_if_asked()
     importlib.import_module("xla_core.torch_features.checkpoint_staging").install()
     compat.when_dynamo_is_used(_prepare_dynamo)

@@ -181,7 +181,7 @@ def _bound_for(
     if any(map(operator.gt, lengths, limits)):
         return None, ()
     if bound is None or not suffices(bound.limits, limits):
-        bound = _built(family, _recorded(trace, key), wiped, lengths, limits, room) or bound
+        bound = _built(family, recorded(trace, key), wiped, lengths, limits, room) or bound
     return bound, lengths
 
 
@@ -198,7 +198,8 @@ def _family(key: Hashable) -> _Family:
         return _families.keep(key, _Family() if family is None else family)
 
 
-def _recorded(trace: Trace, key: ProgramIdentity) -> Recorded:
+def recorded(trace: Trace, key: ProgramIdentity) -> Recorded:
+    """The pending step, whose identity is ``key``, as a program for a bound is made of it."""
     outputs, donations = key.what.outputs, key.what.donations
     entries = trace.cur.path()
     index = {vid: i for i, vid in enumerate(outputs)}
