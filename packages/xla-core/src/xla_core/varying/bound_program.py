@@ -27,7 +27,7 @@ from xla_core.recording.program_layout import Layout
 from xla_core.recording.trace import Trace
 from xla_core.support import counters, indivisible
 from xla_core.torch_bridge.op_library import MARK
-from xla_core.varying import primitive_rules, skeletons
+from xla_core.varying import rules, skeletons
 from xla_core.varying.fit import Fit
 from xla_core.varying.limits import LEAST, NEAR
 from xla_core.varying.padded import Frame, NotCoveredError, Padded, dim_of
@@ -42,7 +42,7 @@ from xla_core.varying.scope import VaryingScope
 MSG_WHOLE: Final = "{operator} looks at the whole step"
 MSG_STORE: Final = "steps of one length are not stored, but the program for their bound"
 
-assert primitive_rules.MODULES
+assert rules.MODULES
 
 
 Range: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]

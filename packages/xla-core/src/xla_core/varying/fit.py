@@ -88,7 +88,7 @@ class Fit:
             terms, more = self.terms.get(position), int(self.constants[position])
             if terms is not None and len(terms) == 1 and more <= NEAR:
                 factor, which = terms[0]
-                if factor == len(which) == 1:
+                if factor == len(which) == 1 and which[0] < len(most):
                     most[which[0]] = max(most[which[0]], more)
         return tuple(most)
 

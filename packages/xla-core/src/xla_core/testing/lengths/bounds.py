@@ -36,7 +36,12 @@ def compiled_for(
         if fitted is None:
             raise ValueError(lengths)
         step = families.recorded(trace, key)
-        programs.append(bound_program.build(step, fitted, wiped.sizes, between, "varying"))
+        room = (0,) * len(fitted.lengths)
+        programs.append(
+            bound_program.build(
+                step, fitted, wiped.sizes, between, "varying", room, len(wiped.flags)
+            )
+        )
 
     with mock.patch.object(families, "serve", look), only_served():
         for length in lengths:

@@ -9,9 +9,9 @@ import numpy as np
 from jax import lax
 
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
-from xla_core.varying.elementwise_rules import aligned
 from xla_core.varying.interpreter import bind, padding_rule
 from xla_core.varying.padded import Frame, NotCoveredError, Padded, dim_of
+from xla_core.varying.rules.elementwise import aligned
 
 MSG_COMPLEX: Final = "the smallest or largest of complex numbers"
 MSG_COUNT: Final = "as many elements as a length says"

@@ -11,7 +11,6 @@ from jax import lax
 
 from xla_core.jax_bridge import symbolic_sizes
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
-from xla_core.varying.elementwise_rules import aligned
 from xla_core.varying.interpreter import bind, padding_rule
 from xla_core.varying.padded import (
     Dim,
@@ -22,6 +21,7 @@ from xla_core.varying.padded import (
     dim_of,
     dim_of_factors,
 )
+from xla_core.varying.rules.elementwise import aligned
 
 MSG_RESHAPE: Final = "sizes {given} cannot be seen as {wanted} for every length"
 MSG_ORDER: Final = "a reshape that reads dimensions in another order"

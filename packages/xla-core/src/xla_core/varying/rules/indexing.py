@@ -17,7 +17,7 @@ from jax import lax
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
 from xla_core.varying.interpreter import bind, padding_rule
 from xla_core.varying.padded import Dim, Frame, NotCoveredError, Padded, common_dims
-from xla_core.varying.shaping_rules import same_size, window
+from xla_core.varying.rules.shaping import same_size, window
 
 MSG_WINDOW: Final = "reading or writing varying parts at computed places"
 MSG_CLIP: Final = "writing to places that are clamped"
