@@ -80,6 +80,9 @@ def test_a_clone_passes_gradients_on(mesh):
 
 @pytest.mark.parametrize("ids", [[0, 1, 2, 3, 4, 5, 6, 9], [0, 1]])
 def test_a_mesh_over_other_devices_is_refused(ids):
-    with pytest.raises(AssertionError, match="a mesh names each device of the job once"):
+    with pytest.raises(
+        AssertionError,
+        match=r"a mesh names each device of the job once|Device IDs must be less than mesh size",
+    ):
         mesh = xs.Mesh(ids, (len(ids),), ("x",))
         xs.mark_sharding(torch.zeros(8, device="xla"), mesh, ("x",))

@@ -72,7 +72,11 @@ def find(overload: OpOverload, args: Sequence[Operand], kwargs: NamedOperands) -
     if torch.Tag.pointwise in overload.tags:
         # One element decides about dtypes as well as many.
         if _has_common_dtypes(args):
-            return _attempt(overload, args, kwargs, _one_element)
+            error = _attempt(overload, args, kwargs, _one_element)
+            taken = _lacks_half(error) and not _attempt(
+                overload, args, kwargs, _filled(1, False, torch.float32)
+            )
+            return None if taken else error
         if overload._schema.is_mutable and _is_too_narrow(args):
             error = _attempt(overload, args, kwargs, _one_element)
             return None if isinstance(error, NotImplementedError) else error
@@ -115,8 +119,13 @@ def dtype_error(
         of_one_dtype = [_in_dtype(a, plain) for a in args]
         named = {k: _in_dtype(a, plain) for k, a in kwargs.items()}
         if _attempt(overload, of_one_dtype, named, _filled(1, few, plain)) is None:
-            return error
+            return None if plain == torch.float32 and _lacks_half(error) else error
     return None
+
+
+def _lacks_half(error: Exception | None) -> bool:
+    """Whether the CPU has just no kernel for half precision: XLA computes there (distances, Bessel functions)."""
+    return error is not None and error_texts.is_missing_half_kernel(error)
 
 
 def _filled(

@@ -228,6 +228,11 @@ def _through_pure(pure: OpOverload) -> Handler:
 _installed: Final = Once()
 
 
+def _is_on_one_device(tensor: XLATensor) -> bool:
+    # over a mesh a weight is gathered once for both directions: lowering has to see its transposes
+    return tensor._s.trace.backend.virtual_name is None
+
+
 def install() -> None:
     """Load the lowering rules and connect the dispatcher to ``XLATensor`` and to torch; once."""
     if not _installed.begin():
@@ -246,4 +251,4 @@ def install() -> None:
         index_ranges.install()
     allow_list_kernels(XLATensor)
     let_make_fx_take(XLATensor)
-    leave_whole(XLATensor)
+    leave_whole(XLATensor, _is_on_one_device)

@@ -14,6 +14,8 @@ _LOST: Final = ("Connection closed by peer", "Connection reset by peer", "Broken
 _OF_CPU: Final = (
     "view size is not compatible", "out of bounds for dimension", "not implemented for"
 )  # fmt: skip
+# torch 2.13: of kernels of the CPU
+_NO_HALF: Final = ("not implemented for 'Half'", "not implemented for 'BFloat16'")
 # torch 2.13: the CPU's kernels of integers
 _DIVIDED_BY_ZERO: Final = "ZeroDivisionError"
 
@@ -41,3 +43,8 @@ def is_lost_connection(error: BaseException) -> bool:
 def is_limit_of_cpu_kernels(error: BaseException) -> bool:
     """Whether a kernel of the CPU refuses what other devices compute."""
     return any(words in str(error) for words in _OF_CPU)
+
+
+def is_missing_half_kernel(error: BaseException) -> bool:
+    """Whether the CPU has a kernel for other dtypes, but none for float16 or bfloat16."""
+    return str(error).endswith(_NO_HALF)

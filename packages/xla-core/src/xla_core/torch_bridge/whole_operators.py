@@ -37,7 +37,9 @@ def is_watched() -> bool:
     return _modes() > 0 or forward_ad._current_level >= 0
 
 
-def _linear(tensor_class: type[torch.Tensor]) -> Callable[..., Any]:
+def _linear(
+    tensor_class: type[torch.Tensor], may_stay_whole: Callable[[Any], bool]
+) -> Callable[..., Any]:
     overload = torch.ops.aten.linear.default
     as_one = functools.partial(overload._handle.redispatch_boxed, _AS_NESTED)
     by_parts = functools.partial(overload._op_dk, _Key.CompositeImplicitAutograd)
@@ -51,6 +53,7 @@ def _linear(tensor_class: type[torch.Tensor]) -> Callable[..., Any]:
             and weight.dim() == 2
             and input.dim() > 1
             and not is_watched()
+            and may_stay_whole(weight)
         ):
             return as_one(input, weight, bias)
         return by_parts(input, weight, bias)
@@ -58,9 +61,12 @@ def _linear(tensor_class: type[torch.Tensor]) -> Callable[..., Any]:
     return linear
 
 
-def leave_whole(tensor_class: type[torch.Tensor]) -> None:
-    """Let these operators arrive at tensors of a class as one, unless somebody would miss the parts; once."""
+def leave_whole(tensor_class: type[torch.Tensor], may_stay_whole: Callable[[Any], bool]) -> None:
+    """Let these operators arrive at tensors of a class as one, unless somebody would miss the parts; once.
+
+    ``may_stay_whole(weight)`` says where whole operators are lowered as well as their parts.
+    """
     if not _libraries:
         library = torch.library.Library("aten", "IMPL")
-        library.impl("linear", _linear(tensor_class), "AutogradXLA")
+        library.impl("linear", _linear(tensor_class, may_stay_whole), "AutogradXLA")
         _libraries.append(library)
