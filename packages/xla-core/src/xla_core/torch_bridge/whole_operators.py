@@ -38,7 +38,7 @@ def is_watched() -> bool:
 
 
 def _linear(
-    tensor_class: type[torch.Tensor], may_stay_whole: Callable[[Any], bool]
+    tensor_class: type[torch.Tensor], may_stay_whole: Callable[[torch.Tensor], bool]
 ) -> Callable[..., Any]:
     overload = torch.ops.aten.linear.default
     as_one = functools.partial(overload._handle.redispatch_boxed, _AS_NESTED)
@@ -61,7 +61,9 @@ def _linear(
     return linear
 
 
-def leave_whole(tensor_class: type[torch.Tensor], may_stay_whole: Callable[[Any], bool]) -> None:
+def leave_whole(
+    tensor_class: type[torch.Tensor], may_stay_whole: Callable[[torch.Tensor], bool]
+) -> None:
     """Let these operators arrive at tensors of a class as one, unless somebody would miss the parts; once.
 
     ``may_stay_whole(weight)`` says where whole operators are lowered as well as their parts.
