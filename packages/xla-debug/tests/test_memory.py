@@ -106,6 +106,17 @@ def test_the_peak_of_a_step_and_what_held_it():
     assert len(memory.step_peak(largest=1).held) == 1
 
 
+def test_a_value_is_shown_as_what_it_is_among_the_results_of_its_operation():
+    x = torch.randn(256, 256).to("xla")
+    values, places = x.sort(dim=1)
+    total = values.sum() + places.sum()
+    del values, places
+    torch_xla.sync()
+    shown = {h.what.removeprefix("aten.sort ") for h in memory.step_peak().held if "sort" in h.what}
+    assert total.shape == ()
+    assert shown == {"float32[256, 256]", "int64[256, 256]"}
+
+
 def test_the_timeline_of_a_step_has_its_peak():
     x = torch.ones(256, 256).to("xla")
     wide = x.repeat(8, 1).sin()

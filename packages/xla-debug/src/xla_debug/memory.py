@@ -18,7 +18,7 @@ from xla_core.contract import events
 from xla_core.contract.device_protocol import Buffer
 from xla_core.extension_api import programs, runtime, tensors
 from xla_core.extension_api.source_location import Frame, SourceLocation
-from xla_core.extension_api.steps import Entry, Operation, inputs_of, needed_entries
+from xla_core.extension_api.steps import Entry, Operation, TensorMeta, inputs_of, needed_entries
 from xla_core.support import caches
 from xla_core.support.counters import render_bytes
 from xla_debug.stacks import stack_frames
@@ -256,7 +256,7 @@ def step_peak(program: programs.StepProgram | None = None, largest: int = 10) ->
     """
     program, entries = _step_of(program)
     unfused, at, alive = _peak_of(entries, set(program.output_index))
-    held = sorted((_held(e, nbytes) for e, nbytes in alive), key=lambda h: -h.nbytes)
+    held = sorted((_held(e, meta) for e, meta in alive), key=lambda h: -h.nbytes)
     return StepPeak(
         program=program.name,
         peak=_compiled_peak(program),
@@ -273,12 +273,15 @@ def _compiled_peak(program: programs.StepProgram) -> int:
     return int(used - sizes.get("aliased", 0))
 
 
-def _held(entry: Entry, nbytes: int) -> Held:
+def _held(entry: Entry, meta: TensorMeta) -> Held:
     where: SourceLocation | None = entry.where
     frame = where.frames[0] if where is not None and where.frames else None
     what = operator_text(entry) if isinstance(entry, Operation) else "input"
-    shape = tensor_text(entry.metas[0])
-    return Held(f"{what} {shape}", nbytes, f"{frame.filename}:{frame.line}" if frame else UNKNOWN)
+    return Held(
+        f"{what} {tensor_text(meta)}",
+        meta.nbytes,
+        f"{frame.filename}:{frame.line}" if frame else UNKNOWN,
+    )
 
 
 def step_timeline(program: programs.StepProgram | None = None) -> list[tuple[str, int]]:
@@ -313,20 +316,20 @@ def _step_of(
 
 def _alive_over(
     entries: Sequence[Entry], outputs: set[int]
-) -> Iterator[tuple[Entry, int, dict[int, tuple[Entry, int]]]]:
-    """After each entry: the bytes that are alive, and the values with their sizes (one dict, which changes)."""
+) -> Iterator[tuple[Entry, int, dict[int, tuple[Entry, TensorMeta]]]]:
+    """After each entry: the bytes that are alive, and the values with what they are (one dict, which changes)."""
     last_use: dict[int, int] = {}
     for position, entry in enumerate(entries):
         for ref in entry.references():
             last_use[ref.vid] = position
     for vid in outputs:
         last_use[vid] = len(entries)
-    alive: dict[int, tuple[Entry, int]] = {}
+    alive: dict[int, tuple[Entry, TensorMeta]] = {}
     total = 0
     for position, entry in enumerate(entries):
         for offset, meta in enumerate(entry.metas):
             if meta is not None:
-                alive[entry.first + offset] = (entry, meta.nbytes)
+                alive[entry.first + offset] = (entry, meta)
                 total += meta.nbytes
         yield entry, total, alive
         # the caller holds inputs to the end of the step
@@ -336,14 +339,14 @@ def _alive_over(
             if isinstance(e, Operation) and last_use.get(v, -1) <= position
         ]
         for vid in over:
-            total -= alive.pop(vid)[1]
+            total -= alive.pop(vid)[1].nbytes
 
 
 def _peak_of(
     entries: Sequence[Entry], outputs: set[int]
-) -> tuple[int, Entry, list[tuple[Entry, int]]]:
-    """Bytes alive at the operation where most are, that operation, and the values with their sizes."""
-    best, best_at, best_alive = -1, entries[0], list[tuple[Entry, int]]()
+) -> tuple[int, Entry, list[tuple[Entry, TensorMeta]]]:
+    """Bytes alive at the operation where most are, that operation, and the values with what they are."""
+    best, best_at, best_alive = -1, entries[0], list[tuple[Entry, TensorMeta]]()
     for entry, total, alive in _alive_over(entries, outputs):
         if total > best:
             best, best_at, best_alive = total, entry, list(alive.values())
@@ -380,7 +383,7 @@ def _missed(
         meta = entry.metas[0]
         if meta is None or meta.nbytes < least:
             continue
-        held = _held(entry, meta.nbytes)
+        held = _held(entry, meta)
         if slot in program.donated:
             if program.copied_donations:
                 reason = REASON_HELD.format(count=program.copied_donations, runs=program.runs)
