@@ -43,6 +43,8 @@ IN_THE_MAKING: Final = 32
 ALIKE: Final = 0.5
 # So many operators at its end show that a step is the rest of another.
 _TAIL: Final = 20
+# Programs of fewer operators may be in another by chance.
+_WHOLE_STEP: Final = 12
 # A cause that comes back so often at one line is told without being asked.
 TOLD_AT: Final = (3, 10, 100)
 
@@ -268,9 +270,17 @@ def _explain(
 
 
 def _alike(a: Counter[str], b: Counter[str]) -> float:
-    """The part of two programs' operators that they have in common, from 0 to 1."""
+    """The part of two programs' operators that they have in common, from 0 to 1.
+
+    A whole step that another program contains (which made the model, too) is like it.
+    """
     total = max(a.total(), b.total())
-    return (a & b).total() / total if total else 1.0
+    if not total:
+        return 1.0
+    ours, theirs = (Counter({n: c for n, c in x.items() if "." in n}) for x in (a, b))  # no inputs
+    fewer = min(ours.total(), theirs.total())
+    contained = fewer >= _WHOLE_STEP and (ours & theirs).total() >= 0.9 * fewer
+    return max((a & b).total() / total, ALIKE if contained else 0.0)
 
 
 def _compared(name: str) -> list[Known]:

@@ -11,6 +11,6 @@ inputs = torch.randn(4, 8).to("xla")
 hidden = torch.zeros(4, 8).to("xla")
 torch_xla.sync()
 for _ in range(8):
-    hidden = cell(inputs, hidden)
-    hidden.square().mean().backward(retain_graph=True)  # HERE
+    hidden = cell(inputs, hidden)  # HERE
+    hidden.square().mean().backward(retain_graph=True)
     torch_xla.sync()

@@ -35,7 +35,7 @@ _PLAIN: Final = frozenset({torch.float32, torch.float64})
 # Up to so many elements an operator is called with operands of their own shapes to learn about dtypes.
 _FEW_ELEMENTS: Final = 4096
 # torch 2.13: its own overload refuses a complex dtype that ``torch.norm`` takes.
-_ASKED_OTHERWISE: Final = (aten.norm.ScalarOpt_dim_dtype,)
+_ASKED_OTHERWISE: Final = (aten.norm.ScalarOpt_dim_dtype, aten.sspaddmm.default)
 # Operators with dtypes that the CPU has taken: those need not be asked for again.
 _taken: Final[caches.Bounded[Any, None]] = caches.Bounded("dtypes the CPU takes")
 

@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 from torch.autograd.graph import increment_version
 
-from xla_core.dispatch import cpu_error_parity, views
+from xla_core.dispatch import cpu_error_parity, layouts, views
 from xla_core.dispatch.functional import find_trace, functional_handler, seeded, wrap_results
 from xla_core.dispatch.meta_inference import OperatorPlan
 from xla_core.operators import error_messages
@@ -145,6 +145,8 @@ def out_handler(overload: OpOverload, pure: OpOverload, signature: Signature) ->
                 named[name] = getattr(outs[0], name)
         try:
             results = handler_of(pure)(args, named)
+        except layouts.LayoutError:
+            raise
         except NotImplementedError:  # the CPU looks at out= before it looks for a kernel
             _check_out(overload, args, kwargs or {})
             raise

@@ -149,6 +149,7 @@ class _Search:
     def __init__(self, nodes: list[Node], wanted: frozenset[int], model: CostModel) -> None:
         self.segments = [_Segment(list(nodes), wanted)]
         self.model = model
+        self.heaviest = max((node.weight for node in nodes), default=1.0)
         self.work = 0
 
     def round(self) -> bool:
@@ -207,8 +208,8 @@ class _Search:
 
     def _groups(self, view: _View) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """Positions with equal windows: those first that could save most."""
-        # Nearly all nodes weigh 1 at most. A shorter run that weighs enough is taken several periods at a time.
-        shortest = math.ceil(self.model.min_weight)
+        # No shorter run weighs enough.
+        shortest = math.ceil(self.model.min_weight / self.heaviest)
         groups: list[tuple[float, int, np.ndarray, np.ndarray]] = []
         for level in range(len(view.ranks)):
             for bound, starts, lengths in view.groups(level, shortest):
