@@ -7,6 +7,7 @@ the launcher is the test's process. What has to run as a program of its own is g
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -25,6 +26,7 @@ sys.path.insert(0, str(HERE))  # the job processes import dist_jobs and its like
 import dist_jobs  # noqa: E402 - found there
 from dist_jobs import clean_environment  # noqa: E402 - likewise
 
+COORDINATOR = "xla_core.jax_bridge.coordinator_process"
 _PRELOADED = [
     "torch", "torch_xla.core.xla_model", "xla_dist.collectives.process_group",
     "xla_dist.processes.launching", "xla_dist.collectives.autograd_functions",
@@ -134,15 +136,27 @@ def start_program(fork_server, tmp_path):
         process.join()
 
 
+def coordinators(addresses):
+    """The numbers of the processes that serve a job at one of ``addresses``."""
+    serving = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has just ended
+            arguments = path.read_text().split("\0")
+            if COORDINATOR in arguments and set(addresses) & set(arguments):
+                serving.append(int(path.parent.name))
+    return serving
+
+
 @pytest.fixture
 def start_hosts(start_program):
     """Start ``fn`` in the processes ``present`` of ``count``, as a user does host by host."""
+    addresses = []
 
     def start(count, present, fn, *args, **extra):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        job = {"XLA_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "XLA_PROCESS_COUNT": str(count)}
+            addresses.append(f"127.0.0.1:{probe.getsockname()[1]}")
+        job = {"XLA_COORDINATOR_ADDRESS": addresses[-1], "XLA_PROCESS_COUNT": str(count)}
         return [
             start_program(
                 clean_environment(1, **job, XLA_PROCESS_INDEX=str(index), **extra), fn, *args
@@ -150,7 +164,9 @@ def start_hosts(start_program):
             for index in present
         ]
 
-    return start
+    yield start
+    for pid in coordinators(addresses):  # one that a test has stopped does not end by itself
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
