@@ -26,7 +26,7 @@ sys.path.insert(0, str(HERE))  # the job processes import dist_jobs and its like
 import dist_jobs  # noqa: E402 - found there
 from dist_jobs import clean_environment  # noqa: E402 - likewise
 
-COORDINATOR = "xla_core.jax_bridge.coordinator_process"
+COORDINATOR = "coordinator_process"
 _PRELOADED = [
     "torch", "torch_xla.core.xla_model", "xla_dist.collectives.process_group",
     "xla_dist.processes.launching", "xla_dist.collectives.autograd_functions",
@@ -142,7 +142,7 @@ def coordinators(addresses):
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has just ended
             arguments = path.read_text().split("\0")
-            if COORDINATOR in arguments and set(addresses) & set(arguments):
+            if any(a.endswith(COORDINATOR) for a in arguments) and set(addresses) & set(arguments):
                 serving.append(int(path.parent.name))
     return serving
 
