@@ -28,7 +28,7 @@ import torch
 import torch_xla
 from torch_xla.experimental.capture import capture
 from workloads import ALL_WORKLOADS, build
-from xla_core.capture.replay import Replay
+from xla_core.testing.internals import replays_of
 
 WORKLOADS: Final = (
     "mlp_adam", "gpt_12_layers", "lstm_32_steps", "views_loop", "resnet18_inference", "gpt_4_layers",
@@ -65,7 +65,7 @@ class Workload:
         self.batches = captured.batches  # type: ignore[attr-defined]
         self.same = self._losses_agree()
         self.batch = next(self.batches)
-        (self.replay,) = [r for r in self.step._known.values() if isinstance(r, Replay)]
+        (self.replay,) = replays_of(self.step)
 
     def _losses_agree(self) -> bool:
         losses: tuple[list[Any], list[Any]] = [], []

@@ -39,6 +39,10 @@ SAMPLED: Final = 500
 """Steps from one sample to the next: a sample costs as much as some hundred of them."""
 KEPT: Final = "64"
 """Programs that the process keeps, so that it soon has to forget some."""
+REMEMBERED: Final = 30_000
+"""Entries of recorded steps that it keeps, for the same reason."""
+SIZES: Final = 300
+"""Sizes that operators meet: several times as many as programs are kept, soon all met."""
 ALLOWED_GROWTH: Final = 1.1
 LEAST_SAMPLES: Final = 8
 """Of fewer nobody can tell what grows."""
@@ -112,7 +116,7 @@ class Life:
         other = self.torch.randint(VOCABULARY, (BATCH, length + 1)).to(self.device)
         self.train(other)
         for _ in range(10):
-            size = self.dice.randrange(1, 100_000)
+            size = 331 * self.dice.randrange(1, SIZES)
             total = (self.torch.ones(size, device=self.device) * 2 + 1.5).sum().item()
             assert total == size * 3.5, (total, size)
 
@@ -236,12 +240,15 @@ def _target(path: Path) -> str:
 
 def lives(index: int, folder: str, minutes: float, processes: int) -> None:
     """One process's life; its samples are in ``folder``, a line each."""
+    from xla_core.testing import internals
+
     started = time.monotonic()
     if processes > 1:
         import torch.distributed as dist
 
         dist.init_process_group("gloo", init_method="xla://")
     signal.signal(signal.SIGALRM, _interrupt)
+    internals.limit_remembered_entries(REMEMBERED)
     life = Life(index, folder, processes)
     with Path(folder, f"samples-{index}").open("w") as file:
 

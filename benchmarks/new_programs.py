@@ -51,7 +51,13 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={"PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu", **environment},
+            # every call is to be a new program
+            env={
+                "PJRT_DEVICE": "CPU",
+                "JAX_PLATFORMS": "cpu",
+                "XLA_VARYING_SHAPES": "0",
+                **environment,
+            },
         )
         self._answer()
 

@@ -35,15 +35,15 @@ class States:
         os.environ["PJRT_DEVICE"] = "CPU"
         import torch_xla
         from xla_core.contract import events
-        from xla_core.recording import source_location
-        from xla_core.support import counters
+        from xla_core.extension_api import source_location
+        from xla_core.testing.internals import exchange_followers
         from xla_debug.live import listeners, metrics_file
         from xla_debug.stacks import stack_frames
 
         torch_xla.device()  # starts the client, and with it the extensions
         self._events, self._where = events, source_location
         self._listeners, self._metrics_file, self._places = listeners, metrics_file, stack_frames
-        self._counters = counters
+        self._exchange_followers = exchange_followers
         self._followers: list[Any] = []
         self._path = path
         self._undo: list[Any] = []
@@ -64,15 +64,14 @@ class States:
         self._undo.append(lambda: self._where.set_locator(None))
         if state == "metrics_file":
             os.environ["XLA_METRICS_FILE"] = str(self._path)
-            self._counters._followers.extend(self._followers)
+            self._exchange_followers(self._followers)
             self._undo.append(self._pause)
             marked = self._events.StepMarked
             self._undo.append(self._events.subscribe(marked, self._metrics_file.on_step))
 
     def _pause(self) -> None:
         # the file stays open, and what it knows: opening it anew in every round would be in the figures
-        self._followers = list(self._counters._followers)
-        self._counters._followers.clear()
+        self._followers = self._exchange_followers([])
 
     def finish(self) -> None:
         """Do the work that xla-debug still owes for the steps so far: it belongs to their time."""

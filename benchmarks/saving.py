@@ -71,7 +71,7 @@ def measure(way: str, megabytes: int, count: int) -> dict[str, Any]:
     import torch_xla
     import torch_xla.core.xla_model as xm
     import torch_xla.utils.serialization as xser
-    from xla_core.torch_bridge.torch_private import release_free_memory
+    from xla_core.testing.internals import release_free_memory
 
     state = {
         f"layer{i}.weight": torch.full((nbytes // 4,), float(i), device="xla")

@@ -112,9 +112,9 @@ class ThisProject(LazyXLA):
 
     def __init__(self) -> None:
         super().__init__()
-        from xla_core.api import program_report
+        from xla_core.extension_api import programs
 
-        self._report = program_report
+        self._report = programs
 
     def programs(self) -> int | None:
         """Programs in the core's own report."""

@@ -1,12 +1,13 @@
-"""Steps of many lengths: programs and time with ``XLA_VARYING_SHAPES=1``, and beside it.
+"""Steps of many lengths: programs and time where they share programs, and where they do not.
 
 ``python benchmarks/varying_lengths.py`` trains a small GPT and a BERT classifier on batches of random lengths from
 8 to 512, and lets a small Llama (of Hugging Face, from a configuration) write 128 tokens, greedily and by beam
-search. Each variant runs in a new process: with varying shapes, with a program for each length (``exact``), with
-lengths padded to buckets by hand (``buckets``), and, where ``TORCH_XLA_PYTHON`` names an interpreter that has it,
-on the official torch_xla. ``--steps`` and ``--tokens`` make it shorter; variants that compile a program for each
-length take ``--slow-steps`` batches only. The table has the programs that were compiled, those after the first
-three lengths, wall and processor time of the whole loop, and whether losses or tokens are those of PyTorch's CPU.
+search. Each variant runs in a new process: as it is if nothing is set (``default``), with ``XLA_VARYING_SHAPES=1``
+(``asked``), with a program for each length (``exact``), with lengths padded to buckets by hand (``buckets``), and,
+where ``TORCH_XLA_PYTHON`` names an interpreter that has it, on the official torch_xla. ``--steps`` and ``--tokens``
+make it shorter; variants that compile a program for each length take ``--slow-steps`` batches only, and the others
+are given after so many, too. The table has the programs that were compiled, those after the first three lengths,
+wall and processor time of the loop, and whether losses or tokens are those of PyTorch's CPU.
 
 ``--bound`` measures instead what a program for all lengths costs at its longest, beside the program for that length
 alone: two processes, which take turns.
@@ -38,12 +39,15 @@ from models import GPT
 WORKLOADS: Final = ("gpt", "bert", "greedy", "beam")
 TRAINED: Final = ("gpt", "bert")
 VARIANTS: Final[dict[str, dict[str, str]]] = {
-    "varying": {"XLA_VARYING_SHAPES": "1"},
+    "default": {"XLA_VARYING_SHAPES": "auto"},
+    "asked": {"XLA_VARYING_SHAPES": "1"},
     "exact": {"XLA_VARYING_SHAPES": "0"},
     "buckets": {"XLA_VARYING_SHAPES": "0"},
     "torch_xla": {"PJRT_DEVICE": "CPU"},
     "cpu": {},
 }
+SHARING: Final = ("default", "asked")
+"""Variants in which lengths share programs."""
 SLOW: Final = ("exact", "torch_xla")
 """Variants that compile a program for each length."""
 WORDS: Final = 128
@@ -149,11 +153,13 @@ def trainer(kind: str, device: str) -> Callable[[dict[str, torch.Tensor]], torch
 def train(kind: str, device: str, steps: int, buckets: bool) -> dict[str, Any]:
     """Losses of a training loop, and how many programs there were after each step."""
     step = trainer(kind, device)
-    losses, programs = [], []
+    losses, programs, times = [], [], []
+    began, cpu = time.perf_counter(), time.process_time()
     for batch in batches(kind, steps):
         losses.append(step(in_bucket(batch) if buckets else batch))
         programs.append(compiled(device))
-    return {"result": [loss.item() for loss in losses], "programs": programs}
+        times.append((time.perf_counter() - began, time.process_time() - cpu))
+    return {"result": [loss.item() for loss in losses], "programs": programs, "times": times}
 
 
 def take_turns(kind: str, variant: str, length: int, answer: Any) -> None:
@@ -220,19 +226,22 @@ def measure(workload: str, variant: str, count: int) -> dict[str, Any]:
     else:
         figures = generate(workload, device, count)
     figures["seconds"], figures["cpu"] = time.perf_counter() - began, time.process_time() - cpu
-    if variant == "varying":
-        from xla_core.varying import families
+    if variant in SHARING:
+        from xla_core.extension_api.programs import kept_from_varying
 
-        figures["kept out"] = families.kept_out()
+        figures["kept out"] = kept_from_varying()
     return figures
 
 
 def command(kind: str, workload: str, variant: str, count: int) -> dict[str, Any]:
     """How a process of a variant is started."""
-    python = os.environ["TORCH_XLA_PYTHON"] if variant == "torch_xla" else sys.executable
+    official = variant == "torch_xla"
+    python = os.environ["TORCH_XLA_PYTHON"] if official else sys.executable
+    # what this interpreter imports is not what the other one has to
+    kept = {k: v for k, v in os.environ.items() if not (official and k == "PYTHONPATH")}
     return {
         "args": [python, __file__, f"--{kind}", workload, variant, "--count", str(count)],
-        "env": {**os.environ, **VARIANTS[variant]},
+        "env": {**kept, **VARIANTS[variant]},
         "text": True,
     }
 
@@ -274,13 +283,23 @@ def compare(workloads: list[str], variants: list[str], args: argparse.Namespace)
             taken = min(count, args.slow_steps) if slow else count
             figures = child(workload, variant, taken)
             equal = same(figures["result"], wanted["result"])
-            programs = figures["programs"]
-            later = programs[-1] - (programs[2] if len(programs) > 3 else programs[0])
+            programs, times = figures["programs"], figures.pop("times", [])
+            ends = [(taken, figures["seconds"], figures["cpu"])]
+            if workload in TRAINED and args.slow_steps < taken:
+                ends.insert(0, (args.slow_steps, *times[args.slow_steps - 1]))
+            figures["after"] = []
+            for end, seconds, cpu in ends:
+                count_then = programs[end - 1] if workload in TRAINED else programs[-1]
+                later = count_then - (programs[2] if len(programs) > 3 else programs[0])
+                figures["after"].append([end, count_then, later, seconds, cpu])
+                print(
+                    f"| {workload} | {end} | {variant} | {count_then} | {later} | {seconds:.1f} "
+                    f"| {cpu:.1f} | {'yes' if equal else 'NO'} |", flush=True,
+                )  # fmt: skip
+            figures["programs"] = programs[:: max(1, len(programs) // 20)]
             results[f"{workload} {variant}"] = {**figures, "result": None, "equal": equal}
-            print(
-                f"| {workload} | {taken} | {variant} | {programs[-1]} | {later} | {figures['seconds']:.1f} "
-                f"| {figures['cpu']:.1f} | {'yes' if equal else 'NO'} |", flush=True,
-            )  # fmt: skip
+            if args.json:
+                args.json.write_text(json.dumps(results, indent=1))
             for reason in figures.get("kept out", ()):
                 print(f"kept out: {reason}", file=sys.stderr, flush=True)
         print(
@@ -301,7 +320,7 @@ def at_the_bound(workloads: list[str], rounds: int) -> dict[str, Any]:
                     **command("turns", workload, variant, length),
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 )
-                for variant in ("varying", "exact")
+                for variant in ("asked", "exact")
             }  # fmt: skip
             for process in pair.values():
                 json.loads(_answer(process, ""))

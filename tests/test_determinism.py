@@ -14,7 +14,7 @@ import torch, torch_xla
 from torch import nn
 import torch_xla.core.xla_model as xm
 import torch_xla.debug.metrics as met
-from xla_core.execution import runtime
+from xla_core.extension_api import runtime
 
 
 def bits():

@@ -18,7 +18,7 @@ from torch import nn, optim
 
 import lazy_tensor_core
 import lazy_tensor_core.core.lazy_model as ltm
-from xla_core.api import program_report
+from xla_core.extension_api import programs
 from xla_core.support import counters
 
 # Before a client starts: a machine with a TPU runs these tests on its CPU too.
@@ -151,9 +151,9 @@ def test_the_training_loop_learns_the_digits(digits):
     loader = torch.utils.data.DataLoader(dataset, batch_size=BATCH, shuffle=True)
     names = {"torch": torch, "nn": nn, "optim": optim, "MNIST": MNIST, "train_loader": loader}
     names |= {"lr": 0.1, "momentum": 0.5}
-    before = program_report.fallback_counts(), counters.all_counters().get("MarkStep", 0)
+    before = programs.fallback_counts(), counters.all_counters().get("MarkStep", 0)
     run(TRAIN, names)
-    assert program_report.fallback_counts() == before[0]
+    assert programs.fallback_counts() == before[0]
     assert counters.all_counters()["MarkStep"] == before[1] + STEPS
     with torch.no_grad():
         found = names["model"](images[STEPS * BATCH :].to("xla")).argmax(1).cpu()

@@ -22,9 +22,9 @@ from torch.nn import functional as F
 import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xla.amp import autocast
-from xla_core.api import program_report
-from xla_core.compilation.disk_cache import _InUse as in_use
+from xla_core.extension_api import programs
 from xla_core.support import counters
+from xla_core.testing.internals import keeping_the_cache
 
 # Before a client starts: a machine with a TPU runs these tests on its CPU too.
 os.environ["PJRT_DEVICE"] = "CPU"
@@ -235,9 +235,9 @@ for data, target in train_loader:
 @pytest.mark.parametrize("snippet", [TRAIN, TRAIN_WITH_SYNC], ids=["mark_step", "sync"])
 def test_training_loops_learn_the_digits(snippet, names, digits):
     names |= {"torch_xla": torch_xla, "xm": xm}
-    before = program_report.fallback_counts(), counters.all_counters().get("MarkStep", 0)
+    before = programs.fallback_counts(), counters.all_counters().get("MarkStep", 0)
     run(snippet, names)
-    assert program_report.fallback_counts() == before[0]
+    assert programs.fallback_counts() == before[0]
     assert counters.all_counters()["MarkStep"] == before[1] + STEPS
     images, labels = (part[TRAINED_ON:] for part in digits)
     with torch.no_grad():
@@ -347,10 +347,9 @@ xr.initialize_cache('YOUR_CACHE_PATH', readonly=False)
 
 def test_compilation_caching(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("cache", "decided"):  # put back afterwards
-        monkeypatch.setattr(in_use, name, getattr(in_use, name))
-    run(INITIALIZE_CACHE, {})
-    (torch.arange(7.0, device="xla") * 11 + 13).tolist()
+    with keeping_the_cache():
+        run(INITIALIZE_CACHE, {})
+        (torch.arange(7.0, device="xla") * 11 + 13).tolist()
     assert list(Path("YOUR_CACHE_PATH").iterdir())
 
 
@@ -530,9 +529,9 @@ def test_clipping_without_item(norm_type, max_norm):
     for p, x, g in zip(parameters, on_device, gradients, strict=True):
         p.grad, x.grad = g.clone(), g.to("xla")
     torch_xla.sync()
-    runs = sum(p.runs for p in program_report.program_runs())
+    runs = sum(p.runs for p in programs.program_runs())
     clip(on_device, max_norm, norm_type)
-    assert sum(p.runs for p in program_report.program_runs()) == runs  # no item(): nothing ran
+    assert sum(p.runs for p in programs.program_runs()) == runs  # no item(): nothing ran
     torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
     for p, x in zip(parameters, on_device, strict=True):
         torch.testing.assert_close(x.grad.cpu(), p.grad)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from xla_core.operators import lowering_registry
+from xla_core.testing.internals import overloads_with_rules
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 
@@ -41,11 +41,8 @@ def test_the_document_is_what_the_dispatcher_does(page):
 
 def test_every_operator_with_a_rule_is_in_it_as_lowered(page):
     rows = {line.split("`")[1]: line for line in page.aten_rows()[2:]}
-    kinds = ("_rules", "_views", "_multi_views", "_inspected")
-    registered = [o for kind in kinds for o in getattr(lowering_registry, kind)]
-    names = {
-        str(o._schema.name).removeprefix("aten::") for o in registered if o.namespace == "aten"
-    }
+    registered = [o for o in overloads_with_rules() if o.namespace == "aten"]
+    names = {str(o._schema.name).removeprefix("aten::") for o in registered}
     assert len(names) > 600
     # A form that writes stands in the row of the one that does not.
     missing = [n for n in names if "lowered" not in rows.get(n, rows.get(n.removesuffix("_"), ""))]
@@ -65,7 +62,9 @@ def test_every_row_of_the_results_is_counted(page, results):
 def test_at_least_99_of_100_rows_are_right_and_the_others_have_their_reason(page, results):
     for cells in (line.split("|") for line in page.figures(results["operators"])[2:]):
         # Three operators are about sparse tensors, which may be more than one of 100 of a dtype's rows.
-        assert int(cells[2]) - int(cells[3]) <= max(0.01 * int(cells[2]), 3), cells
+        # Of four a mistake is one by its values only, which are not there when it is recorded.
+        apart = 4 if cells[1].strip().startswith("errors") else 3
+        assert int(cells[2]) - int(cells[3]) <= max(0.01 * int(cells[2]), apart), cells
     unsaid = {
         name
         for (name, _, _), letter in page.rows_of(results["operators"]).items()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from xla_core.contract.device_protocol import INTERFACE_VERSION, OLDEST_INTERFACE_VERSION
-from xla_core.plugins import discovery
+from xla_core.extension_api import plugins
 
 DOCUMENT = (Path(__file__).resolve().parents[1] / "docs" / "plugins.md").read_text()
 ERRORS = re.findall(r"^```text\n(.*?)\n```$", DOCUMENT, re.M | re.S)
@@ -51,7 +51,7 @@ def installed(tmp_path, monkeypatch):
     def listed(group):
         return [point for point in points if point.group == group]
 
-    monkeypatch.setattr(discovery.metadata, "entry_points", listed)
+    monkeypatch.setattr(metadata, "entry_points", listed)
     yield install
     for added in set(sys.modules) - before:
         if added.startswith(("acme", "xla_pjrt_acme")):
@@ -59,8 +59,8 @@ def installed(tmp_path, monkeypatch):
 
 
 def message():
-    with pytest.raises(discovery.PluginError) as caught:
-        discovery.start_client("acme", discovery.new_manager(), {})
+    with pytest.raises(plugins.PluginError) as caught:
+        plugins.start_client("acme", plugins.new_manager(), {})
     return str(caught.value)
 
 

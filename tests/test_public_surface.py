@@ -1,4 +1,4 @@
-"""What extensions may import of xla-core: modules that list their names, and nothing else."""
+"""What extensions, benchmarks and tools may import of xla-core: modules that list their names, and nothing else."""
 
 from __future__ import annotations
 
@@ -119,10 +119,17 @@ def test_extensions_use_nothing_of_the_core_but_its_public_surface(path):
 
 
 def is_public_to_tests(module: str) -> bool:
-    """Whether tests of plugins and extensions may import a module of xla_core."""
+    """Whether tests of plugins and extensions, benchmarks and tools may import a module of xla_core."""
     return is_public(module, True) or module.startswith("xla_core.testing.")
 
 
+# What these tests look at is the core itself.
+TESTS_OF_THE_CORE = {
+    "test_process_state.py",  # the state of each of its modules
+    "test_public_surface.py",  # which of its modules are public
+    "test_vendors.py",  # replaces how it loads a vendor's library
+    "test_versions.py",  # the versions of torch and jax that it allows
+}
 TESTS = [
     *(
         path
@@ -130,11 +137,19 @@ TESTS = [
         if package_of(path) not in ("xla-core", "torch-xla")
     ),
     *sorted((ROOT / "examples").glob("*.py")),
+    *sorted((ROOT / "examples" / "pods").glob("*.py")),
+    *sorted((ROOT / "benchmarks").glob("*.py")),
+    *sorted((ROOT / "tools").glob("*.py")),
+    *(
+        path
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if path.name not in TESTS_OF_THE_CORE
+    ),
 ]
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_tests_of_extensions_stand_on_the_public_surface_too(path):
+def test_tests_benchmarks_and_tools_stand_on_the_public_surface_too(path):
     """With ``xla_core.testing``: what is there besides the conformance suite, no extension may use."""
     found = inner_names(parsed(path), is_public_to_tests)
     assert not [f"{at(path, node)} {name}" for node, name in found]

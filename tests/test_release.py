@@ -189,13 +189,13 @@ def xla_core_cache_key_entries():
     return {"acme-kernels": b"2.1"}
 """
 USES_KERNELS = """
+import os
 import torch, torch_xla
-from xla_core.compilation import disk_cache
-from xla_core.api import program_report
+from xla_core.extension_api import programs
 
 x = torch.arange(3.0).to("xla")
-print(torch.ops.acme_kernels.twice(x).tolist(), program_report.fallback_counts())
-(entry,) = disk_cache.entries(disk_cache.current().path)
+print(torch.ops.acme_kernels.twice(x).tolist(), programs.fallback_counts())
+(entry,) = programs.cache_entries(os.environ["XLA_PERSISTENT_CACHE_PATH"])
 print(entry.key["extension:acme-kernels"])
 """
 

@@ -93,3 +93,51 @@ def test_what_all_environments_share_is_no_more_than_each_package_requires(toxfi
         wanted = toxfile.install_names(name, folders)
         assert "xla-core" in [text.partition("[")[0] for text in wanted], name
         assert wanted[-1].partition("[")[0] == name
+
+
+@pytest.fixture
+def version_matrix(monkeypatch):
+    """The module tools/version_matrix.py."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    yield __import__("version_matrix")
+    sys.modules.pop("version_matrix", None)
+
+
+PRINTED = """
+matrix-py313: commands[0]> python /x/examples/train_digits.py
+epoch 8: train loss 0.0100, held-out accuracy 99.17%, 1.00 s of training
+matrix-py313: commands[1]> python -m pytest -n 2 /x/packages/xla-core/tests
+Fatal Python error: Segmentation fault
+matrix-py313: exit -11 (9.99 seconds) /x> python -m pytest -n 2 /x/packages/xla-core/tests pid=1
+matrix-py313: commands[2]> python -m pytest -n 2 /x/packages/xla-dist/tests
+=================== 1 failed, 2 passed in 3.00s ===================
+"""
+
+
+def test_a_package_whose_tests_end_without_totals_does_not_get_the_next_ones(version_matrix):
+    run = version_matrix.results_of("py313", PRINTED, ("3.13.0", "2.15.0", "0.12.0"))
+    assert run.main_job == "99.17%"
+    assert run.tests == ("xla-core: error: did not end", "xla-dist: 1 failed, 2 passed")
+
+
+def test_the_matrix_leaves_the_rest_of_the_page_and_arguments_as_they_are(
+    version_matrix, monkeypatch, tmp_path
+):
+    page = tmp_path / "versions.md"
+    page.write_text("before\n\n## What was run\n\nold\n\n## After\n\nkept\n")
+    monkeypatch.setattr(version_matrix, "DOCUMENT", page)
+    calls = []
+
+    def run(name, arguments):
+        calls.append((name, arguments))
+        return version_matrix.Run(
+            name, ("3.13.0", "2.15.0", "0.12.0"), "99 %", ("xla-core: 1 passed",)
+        )
+
+    monkeypatch.setattr(version_matrix, "run", run)
+    assert version_matrix.main(["--", "-k", "a or b"]) == 0
+    assert calls == [(name, ["-k", "a or b"]) for name in version_matrix.combinations()]
+    text = page.read_text()
+    assert text.startswith("before\n\n## What was run\n\nBy `tox -e matrix` on ")
+    assert text.endswith("| xla-core: 1 passed |\n\n## After\n\nkept\n")
+    assert "old" not in text

@@ -28,9 +28,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 
 import torch_xla  # noqa: F401 - once, before the forks
-from xla_core.compilation import build_program, disk_cache  # noqa: F401 - likewise
-from xla_core.lowering import replay  # noqa: F401 - likewise
+from xla_core.extension_api import programs  # noqa: F401 - likewise: all that compiles
 from xla_core.support import counters
+from xla_core.testing.internals import CACHE_ENTRY_MAGIC, CACHE_ENTRY_SUFFIX
 
 PROGRAMS: Final = 25
 LIMIT: Final = 300
@@ -71,7 +71,7 @@ def foreign(_content: bytes, dice: random.Random, _others: list[bytes]) -> bytes
 
 def old(content: bytes, _dice: random.Random, _others: list[bytes]) -> bytes:
     """The form of another version."""
-    magic = len(disk_cache._MAGIC)
+    magic = len(CACHE_ENTRY_MAGIC)
     return content[:magic] + b"\x00\x00" + content[magic + 2 :]
 
 
@@ -127,7 +127,7 @@ def main() -> int:
         status, said = in_a_process(run_all)
         if int(said.rpartition("|")[2]) < PROGRAMS:
             raise RuntimeError(f"undamaged entries are not used: {said}")
-        kept = {path: path.read_bytes() for path in cache.glob("*" + disk_cache.SUFFIX)}
+        kept = {path: path.read_bytes() for path in cache.glob("*" + CACHE_ENTRY_SUFFIX)}
         crashes = wrong = damaged = loaded = 0
         kinds: collections.Counter[str] = collections.Counter()
         while damaged < chosen.entries:

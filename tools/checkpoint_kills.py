@@ -34,8 +34,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch_xla.experimental.distributed_checkpoint import CheckpointManager
-from xla_core.compilation import build_program  # noqa: F401 - once, before the forks
-from xla_core.lowering import replay  # noqa: F401 - likewise
+from xla_core.extension_api import programs  # noqa: F401 - once, before the forks: all that compiles
 
 KINDS: Final = ("whole", "async", "sharded")
 ELEMENTS: Final = 1 << 19

@@ -3,7 +3,9 @@
 ``python tools/dtype_report.py`` runs every binary operator on tensors, tensors without dimensions and
 Python numbers of all dtypes, in place and with ``out=`` of all dtypes, and every reduction of each dtype,
 with ``dtype=`` and ``out=`` of all. Compared are the exception's type, which ``xla`` must raise when the
-operator is called, and the result's dtype, shape and values. ``--only add,histc`` takes some operators.
+operator is called, and the result's dtype, shape and values. ``--only add;histc`` takes some operators.
+``--edges`` compares the values that go wrong most easily instead, of binary operators: zeros of both
+signs, the ends of each dtype's range, numbers far apart, infinities and NaN, each with each.
 """
 
 from __future__ import annotations
@@ -145,6 +147,25 @@ REDUCING_OUT: Final = (
     "argmax, 0", "logsumexp", "cumsum", "cumprod", "logcumsumexp", "vector_norm", "norm, 1",
 )  # fmt: skip
 
+# Values at which an operator may go wrong: of whole numbers beside the ends of their range.
+WHOLE: Final = (0, 1, -1, 2, -2, 3, -3, 5, 7, 100)
+REAL: Final = (
+    0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.5, 3.0, 7.25, 100.0, 1e-3, 6e4,
+    float("inf"), float("-inf"), float("nan"),
+)  # fmt: skip
+COMPLEX: Final = (0j, 1 + 0j, -1 + 0j, 1j, 0.5 - 2j, -3 + 4j, 100 + 0.25j)
+EDGE_NUMBERS: Final = (True, 300, -1, 0.5, 1.5 + 1j)
+# The operators whose second operand must not be 0, as PyTorch on the CPU raises then, ...
+DIVIDING: Final = (
+    "floor_divide", "remainder", "fmod", "div, floor", "div, trunc", "a // b", "a % b", "floor_divide_",
+    "remainder_", "fmod_",
+)  # fmt: skip
+# ... and those that turn numbers into another dtype, which is defined only inside of its range.
+CONVERTING: Final = ("copy_",)
+
+# The operators that need operands of one length, or sorted ones, or are no arithmetic of elements.
+ONE_LENGTH: Final = ("where", "masked_fill", "searchsorted", "dot", "outer", "dist", "cat", "isin")
+
 Case = tuple[str, Callable[..., Any], tuple[Any, ...]]
 
 
@@ -177,6 +198,57 @@ def pairs() -> Iterator[tuple[Any, Any]]:
         yield tensor(a), number
         yield number, tensor(a, shift=1)
         yield tensor(a, ()), number
+
+
+def edges(dtype: torch.dtype, name: str) -> torch.Tensor:
+    """The values at which operator ``name`` may go wrong, that ``dtype`` has."""
+    values: list[float]
+    if dtype is torch.bool:
+        values = [False, True]
+    elif dtype.is_complex:
+        return torch.tensor(COMPLEX, dtype=dtype)
+    elif dtype.is_floating_point:
+        finfo = torch.finfo(dtype)
+        values = [*REAL, finfo.max, finfo.min]
+        if name in CONVERTING:
+            values = [v for v in REAL if abs(v) <= 100]
+    else:
+        info = torch.iinfo(dtype)
+        # The smallest number divided by -1 ends a process on the CPU.
+        ends = (info.max,) if name in DIVIDING else (info.min, info.max)
+        values = sorted({v for v in WHOLE if info.min <= v <= info.max} | set(ends))
+    return torch.tensor(values, dtype=dtype)
+
+
+def edge_pairs(name: str) -> Iterator[tuple[Any, Any]]:
+    """Operands that hold each edge with each: two tensors, a tensor beside one without dimensions or a number."""
+    for one, other in itertools.product(DTYPES, DTYPES):
+        a, b = edges(one, name), edges(other, name)
+        if one.is_complex or other.is_complex:  # what infinite complex numbers give is not defined
+            a, b = a[a.isfinite()], b[b.isfinite()]
+        if name in DIVIDING:
+            b = b[b != 0]
+        yield a.repeat_interleave(len(b)), b.repeat(len(a))
+        yield a, b[-1].clone()
+    for one, number in itertools.product(DTYPES, EDGE_NUMBERS):
+        a = edges(one, name)
+        if one.is_complex or isinstance(number, complex):
+            a = a[a.isfinite()]
+        yield a, number
+        yield number, a[a != 0] if name in DIVIDING else a
+
+
+def edge_cases(name: str) -> Iterator[Case]:
+    """One operator, as a function, on all pairs of edges."""
+    function = BINARY.get(name) or OPERATORS.get(name) or getattr(torch.Tensor, name)
+    for a, b in edge_pairs(name):
+        if isinstance(a, torch.Tensor) or name in BINARY or name in OPERATORS:
+            values = " ".join(_value(x) for x in (a, b))
+            yield f"{name}: {_said(a)}, {_said(b)}{values}", function, (a, b)
+
+
+def _value(x: Any) -> str:
+    return f" ({x.item()})" if isinstance(x, torch.Tensor) and x.dim() == 0 else ""
 
 
 def binary_cases(name: str) -> Iterator[Case]:
@@ -244,6 +316,14 @@ def groups() -> dict[str, Callable[[], Iterator[Case]]]:
     return found
 
 
+def edge_groups() -> dict[str, Callable[[], Iterator[Case]]]:
+    """Edges of every binary operator that takes any length, by operator."""
+    names = [n for n in BINARY if n not in ONE_LENGTH]
+    return {
+        name: partial(edge_cases, name) for name in (*names, "a // b", "a % b", "a ** b", "copy_")
+    }
+
+
 def compared_when_called(function: Any, operands: Any) -> tuple[Outcome, Outcome, str]:
     """What the CPU and ``xla`` give, and how they differ before anything has run."""
     e = attempt(lambda: function(*copy_to(operands, "cpu")))
@@ -262,6 +342,20 @@ def _brief(outcome: Outcome) -> str:
     return "gives " + " ".join(map(_said, results))
 
 
+def _widened(function: Any, operands: Any) -> Any:
+    """What the CPU gives for the operands in float64 and complex128, of which all values are what they were."""
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        wide = {torch.complex64: torch.complex128} | dict.fromkeys(
+            (torch.float16, torch.bfloat16, torch.float32), torch.float64
+        )
+        return x.to(wide.get(x.dtype, x.dtype))
+
+    return function(*map(one, operands))
+
+
 def differences(cases: Iterator[Case], values: bool = True) -> Iterator[str]:
     """A line for every case in which ``xla`` differs."""
     for batch in iter(lambda: list(itertools.islice(cases, TOGETHER)), []):
@@ -271,16 +365,16 @@ def differences(cases: Iterator[Case], values: bool = True) -> Iterator[str]:
             if difference:
                 yield f"{label}: {difference}"
             elif e.error is None:
-                waiting.append((label, e.value, g.value))
+                waiting.append((label, e.value, g.value, partial(_widened, function, operands)))
         if not values:
             forget_pending()
-            for label, e, g in waiting:
+            for label, e, g, _ in waiting:
                 if _metas(e) != _metas(g):
                     yield f"{label}: CPU {_metas(e)}, xla {_metas(g)}"
             continue
         torch_xla.sync()
-        for label, e, g in waiting:
-            outcome = attempt(partial(assert_as_accurate, g, e))
+        for label, e, g, reference in waiting:
+            outcome = attempt(partial(assert_as_accurate, g, e, reference))
             if outcome.error is not None:
                 yield f"{label}: " + " ".join(str(outcome.error).split())[:200]
 
@@ -295,11 +389,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default="", help="names of operators, separated by ;")
     parser.add_argument("--no-values", action="store_true", help="dtypes and exceptions only")
+    parser.add_argument("--edges", action="store_true", help="values that go wrong most easily")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     only = set(given.only.split(";")) if given.only else None
     count = differing = 0
-    for name, cases in groups().items():
+    for name, cases in (edge_groups() if given.edges else groups()).items():
         if only is not None and name not in only:
             continue
         every = list(cases())

@@ -21,8 +21,7 @@ import torch
 from torch._ops import OpOverload
 
 import torch_xla  # noqa: F401  (loads the lowering rules)
-from xla_core.dispatch.resolve import make_handler
-from xla_core.operators.schema import pure_form
+from xla_core.testing.internals import make_handler, pure_form
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCUMENT: Final = ROOT / "docs" / "operators.md"
@@ -86,10 +85,9 @@ of the right shape, and of size 0), backward, the transforms `grad`, `jvp` (forw
 database's list of them. Integers and booleans must be equal. For the others
 [`TOLERANCES`](../packages/xla-core/src/xla_core/testing/against_cpu.py) say how far apart numbers may be; results
 further apart must be as near to what a wider dtype gives as the CPU's are. Rows that the CPU cannot compute do
-not count. Forward, in place, `out=` and backward of the base dtypes (float32, bfloat16, int64, bool; backward of
-float32) and int32 forward have all been run. Of the other tables a part has been run, drawn at random: the number
-says how many. What has no line has not been run for this page; the normal tests compare all errors, and one
-float32 sample of every operator.
+not count. All rows of the tables below have been run; what has no line has not (`vmap`, `grad` and `jvp` of other
+dtypes than float32). The normal tests compare all errors, and one float32 sample of every operator.
+Of errors only those count that are raised when the operator is recorded.
 """
 DATABASE: Final = """
 ## PyTorch's operator database

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from xla_core.contract import events
-from xla_core.jax_bridge import jax_private
+from xla_core.extension_api import programs as core_programs
 
 Recorded = list[dict[str, Any]]
 
@@ -56,7 +56,7 @@ def record(target: Sequence[str]) -> tuple[Recorded, int]:
 
 
 def _digest(stablehlo: bytes) -> str:
-    return hashlib.sha256(jax_private.module_text(stablehlo).encode()).hexdigest()[:32]
+    return hashlib.sha256(core_programs.module_text(stablehlo).encode()).hexdigest()[:32]
 
 
 def _run(target: Sequence[str]) -> None:

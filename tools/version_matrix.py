@@ -20,9 +20,11 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCUMENT: Final = ROOT / "docs" / "versions.md"
 HEADING: Final = "## What was run"
+"""What stands from here to the next heading of docs/versions.md is written anew."""
 COLUMNS: Final = "| Python | torch | jax | main job | tests |\n|---|---|---|---|---|\n"
 ASKED: Final = "import platform, torch, jax; print(platform.python_version(), torch.__version__, jax.__version__)"
 NO_PYTHON: Final = "not run: this Python is not installed"
+NOT_ENDED: Final = "error: did not end"
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,17 @@ def results_of(name: str, output: str, versions: tuple[str, ...]) -> Run:
     if "could not find python interpreter" in output or "skipped because could not find" in output:
         return Run(name, versions, NO_PYTHON, ())
     accuracy = re.findall(r"held[- ]out.*?([\d.]+ ?%)", output)
-    packages = re.findall(r"packages/([\w-]+)/tests", output)
-    totals = re.findall(r"^=+ (.*(?:passed|failed|error).*) in .*=+$", output, re.M)
-    named = dict.fromkeys(packages)
-    tests = tuple(f"{package}: {total}" for package, total in zip(named, totals, strict=False))
-    return Run(name, versions, accuracy[-1] if accuracy else "failed", tests)
+    # tox prints each command before it runs: a run that ended without totals must not get the next one's
+    _, *sections = re.split(r"^matrix-.*commands\[\d+\]> (.*)$", output, flags=re.M)
+    tests = []
+    for command, printed in zip(sections[::2], sections[1::2], strict=True):
+        package = re.search(r"packages/([\w-]+)/tests", command)
+        totals = re.findall(
+            r"^=+ (.*(?:passed|failed|error|no tests ran).*) in .*=+$", printed, re.M
+        )
+        if package is not None:
+            tests.append(f"{package[1]}: {totals[-1] if totals else NOT_ENDED}")
+    return Run(name, versions, accuracy[-1] if accuracy else "failed", tuple(tests))
 
 
 def run(name: str, arguments: Sequence[str]) -> Run:
@@ -80,11 +88,13 @@ def run(name: str, arguments: Sequence[str]) -> Run:
 
 
 def write(runs: Sequence[Run]) -> None:
-    """Replace the table in docs/versions.md."""
-    before, _, _ = DOCUMENT.read_text().partition(HEADING)
+    """Replace the table in docs/versions.md; the sections before and after it stay."""
+    before, _, replaced = DOCUMENT.read_text().partition(HEADING)
+    _, heading, after = replaced.partition("\n## ")
     table = COLUMNS + "".join(each.row() for each in runs)
     today = datetime.datetime.now(datetime.UTC).date()
-    DOCUMENT.write_text(f"{before}{HEADING}\n\nBy `tox -e matrix` on {today}:\n\n{table}")
+    text = f"{before}{HEADING}\n\nBy `tox -e matrix` on {today}:\n\n{table}"
+    DOCUMENT.write_text(f"{text}{heading}{after}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,9 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="tests with the oldest and newest versions")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(combinations())}; default: all")
     given = list(sys.argv[1:] if argv is None else argv)
-    own, _, rest = " ".join(given).partition(" -- ")
-    names = parser.parse_args(own.split()).names or combinations()
-    runs = [run(name, rest.split()) for name in names]
+    end = given.index("--") if "--" in given else len(given)
+    names = parser.parse_args(given[:end]).names or combinations()
+    runs = [run(name, given[end + 1 :]) for name in names]
     write(runs)
     failed = [r for r in runs if not r.tests or re.search(r"failed|error", " ".join(r.tests))]
     return int(bool(failed))

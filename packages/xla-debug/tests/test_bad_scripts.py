@@ -78,7 +78,7 @@ WANTED = {
     "unrolled_loop": (r"a loop of 70 rounds is \d+ of \d+ operations of a program", r"scan\.scan"),
 }  # fmt: skip
 # what these do is right: nothing is to be blamed
-FAULTLESS = ("learning_rate_schedule", "train_and_eval")
+FAULTLESS = ("gradient_accumulation", "learning_rate_schedule", "train_and_eval")
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +118,10 @@ def test_the_first_advice_is_the_right_one(name, reports):
         assert re.match(SECONDS, cost), cost
     assert f"1. {title}" in re.sub(r"\s+", " ", text)
     assert html.escape(title) in page and html.escape(how) in page and len(page) < 100_000
+    if (
+        name == "dtype_flips"
+    ):  # the second program without a flip adds to the gradients: nothing to blame
+        assert len(found) == 1, found
     if name == "constant_sent":
         assert cost.endswith(" 20.00MB in all")
 
@@ -127,4 +131,4 @@ def test_what_is_right_is_not_blamed(name, reports):
     status, found, note, text, _ = reports[name]
     assert status == 0
     assert found == [] and "nothing stands out" in text
-    assert re.match(r"[12] programs? that every run needs took", note)
+    assert re.match(r"[1-3] programs? that every run needs took", note)

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import util
+from pathlib import Path
 
 import dist_jobs
 import torch
@@ -19,6 +21,7 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 from torch_xla.experimental.distributed_checkpoint import CheckpointManager
 from xla_dist.job_health import flight_recorder, local_processes
+from xla_dist.processes import session
 
 PLACE = "never reached by all"
 
@@ -217,3 +220,22 @@ def trains_a_model(index):
         xm.optimizer_step(optimizer)
         torch_xla.sync()
     return [p.detach().cpu().numpy().tobytes().hex() for p in model.parameters()]
+
+
+def ends_while_it_asks(index, folder):
+    """Returns while the thread that asks who is alive waits for an answer; notes the threads at exit."""
+    asking = threading.Event()
+
+    def ask(everyone):
+        asking.set()
+        time.sleep(1.8)
+        return everyone
+
+    xm.rendezvous("begin")
+    session.current().watchdog.signs._ask = ask
+    asking.wait()
+    util.Finalize(None, _note_threads, (f"{folder}/{index}",), exitpriority=10)
+
+
+def _note_threads(path):
+    Path(path).write_text(" ".join(thread.name for thread in threading.enumerate()))

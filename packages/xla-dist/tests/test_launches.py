@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import dist_jobs
+import dist_vitals
 import pytest
+
+from xla_dist.job_health import heartbeats
 
 LAUNCHES = 50
 _LISTENING = "0A"
@@ -99,3 +104,23 @@ def test_a_launcher_that_forked_a_job_may_fork_the_next(start_program):
     program = start_program(dist_jobs.clean_environment(2), dist_jobs.forks_again, 2)
     status, text, _ = program.join()
     assert status == 0, text
+
+
+def test_no_thread_asks_the_coordinator_when_python_ends(launch, tmp_path):
+    """One that came back from C++ while the interpreter was taken down aborted a process that had ended well."""
+    assert launch(2, dist_vitals.ends_while_it_asks, str(tmp_path)).join() == [None, None]
+    for index in range(2):
+        names = (tmp_path / str(index)).read_text().split()
+        assert "MainThread" in names
+        assert not {heartbeats.THREAD, "xla-dist-watchdog"} & set(names), names
+
+
+@pytest.mark.parametrize(
+    "first", ["xla_dist.processes.child_process", "xla_core.extension_api.programs"]
+)
+def test_a_module_of_ours_may_be_imported_before_torch(first):
+    """As in a spawned process whose script imports torch in its functions only."""
+    script = f"import {first}, torch; print(torch.distributed.device_mesh.DeviceMesh.__init__.__code__.co_filename)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "xla_core" in done.stdout  # meshes know of the device

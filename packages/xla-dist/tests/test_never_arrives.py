@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import dist_jobs
@@ -244,3 +245,14 @@ def test_the_coordinator_outlives_process_0_and_nobody_else(start_hosts):
     while any(Path(f"/proc/{pid}").exists() for pid in served):
         assert time.monotonic() - killed < LIMIT
         time.sleep(0.05)
+
+
+def test_torch_is_a_library_wherever_it_lies():
+    def call():
+        raise KeyError
+
+    code = call.__code__.replace(co_filename="/elsewhere/torch/_ops.py")
+    of_torch = types.FunctionType(code, {"__name__": "torch._ops", "KeyError": KeyError})
+    with pytest.raises(KeyError) as caught:
+        of_torch()
+    assert thread_states.place_of_error(caught.tb).startswith(__file__)

@@ -13,6 +13,7 @@ from torch import nn
 import torch_xla
 import torch_xla.distributed.spmd as xs
 from torch_xla.experimental.resume import PerProcess, ResumableLoader, RunCheckpoints
+from xla_core.contract import checkpoint_marks
 from xla_spmd.checkpoint import run_state
 
 
@@ -88,6 +89,91 @@ def test_optimizers_that_have_not_stepped_yet_are_read_as_such(tmp_path):
     other = Run()
     checkpoints(tmp_path).resume(other.state)
     assert not other.optimizer.state
+
+
+OPTIMIZERS = {
+    # float32 numbers beside bfloat16 parameters, on the host or on the device
+    "NAdam": lambda parameters: torch.optim.NAdam(parameters, lr=0.1),
+    "ASGD": lambda parameters: torch.optim.ASGD(parameters, lr=0.1),
+    # no step without a closure, lists of tensors
+    "LBFGS": lambda parameters: torch.optim.LBFGS(parameters, max_iter=3),
+}
+
+
+class Small:
+    """A bfloat16 model, one parameter of which gets no gradient at first."""
+
+    def __init__(self, optimizer):
+        torch.manual_seed(3)
+        self.model = nn.ModuleList([nn.Linear(4, 4, dtype=torch.bfloat16) for _ in range(2)])
+        self.model.to("xla")
+        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
+        self.state = {"model": self.model, "optimizer": self.optimizer}
+        self.batch = torch.ones(2, 4, dtype=torch.bfloat16).to("xla")
+
+    def loss(self, layers):
+        self.optimizer.zero_grad()
+        out = self.batch
+        for layer in self.model[:layers]:
+            out = layer(out)
+        loss = (out - 1).square().sum()
+        loss.backward()
+        return loss
+
+    def steps(self, count, layers):
+        return [self.optimizer.step(lambda: self.loss(layers)).item() for _ in range(count)]
+
+    def bits(self):
+        leaves = torch.utils._pytree.tree_leaves(
+            [self.model.state_dict(), self.optimizer.state_dict()["state"]]
+        )
+        return [
+            (t.dtype, t.device.type, t.tolist()) if isinstance(t, torch.Tensor) else t
+            for t in leaves
+        ]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_have_every_bit_of_their_state_again(tmp_path, name):
+    run, saver = Small(name), checkpoints(tmp_path)
+    run.steps(3, layers=1)
+    saver.save_async(0, run.state)
+    wanted = run.bits()
+    saver.join()
+    other = Small(name)
+    assert checkpoints(tmp_path).resume(other.state) == 1
+    assert other.bits() == wanted
+    assert other.steps(3, layers=2) == run.steps(3, layers=2)
+    assert other.bits() == run.bits()
+
+
+def test_a_used_optimizer_is_reset_to_the_state_that_was_saved(tmp_path):
+    run, saver = Small("NAdam"), checkpoints(tmp_path)
+    saver.save(0, run.state)
+    run.steps(2, layers=2)
+    assert saver.resume(run.state) == 1 and not run.optimizer.state
+    run.steps(1, layers=1)
+    saver.save(1, run.state)
+    run.steps(1, layers=2)
+    assert len(run.optimizer.state) == 4
+    assert saver.resume(run.state) == 2 and len(run.optimizer.state) == 2
+
+
+def test_state_for_a_parameter_that_needs_none_is_not_lost_silently(tmp_path):
+    run = Small("NAdam")
+    run.steps(1, layers=2)
+    checkpoints(tmp_path).save(0, run.state)
+    other = Small("NAdam")
+    other.model[1].requires_grad_(False)
+    with pytest.raises(ValueError, match=r"'optimizer' for its parameters \[2, 3\], which need no"):
+        checkpoints(tmp_path).resume(other.state)
+
+
+def test_a_state_that_cannot_be_divided_is_refused(tmp_path):
+    run = Small("LBFGS")
+    setattr(run.model[0].weight, checkpoint_marks.ROWS_OF, ((8, 4), 0))
+    with pytest.raises(ValueError, match=r"state of LBFGS cannot be divided.*PerProcess"):
+        checkpoints(tmp_path).save(0, run.state)
 
 
 def test_what_the_checkpoint_lacks_is_named(tmp_path):

@@ -107,6 +107,16 @@ def test_values_of_what_had_another_dtype():
     )
 
 
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["add", "mul", "div", "fmod", "remainder", "hypot", "pow", "lt"])
+def test_whole_numbers_beside_halves_are_rounded_first(name, half):
+    operator = getattr(torch, name)
+    whole = torch.tensor([2049, 257, 70001, 3, -30001, 1], dtype=torch.int32)
+    halves = torch.tensor([1, 2.5, -3, 7, 2048, 256], dtype=half)
+    for a, b in ((whole, halves), (halves, whole), (whole[0], halves), (halves, whole[0])):
+        assert_agrees_with_cpu(operator, a, b)
+
+
 def test_the_cpu_is_asked_once_for_the_same_dtypes(monkeypatch):
     torch.topk(some(torch.int16, 2, 3).to("xla"), 2)
     calls = []

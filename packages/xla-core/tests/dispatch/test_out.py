@@ -156,3 +156,26 @@ def test_out_in_a_loop_compiles_once(compile_count):
         x.sum().item()
         counts.append(compile_count())
     assert counts[1:] == counts[1:2] * 3
+
+
+NOT_IN_PLACE = {
+    "cat": lambda x, at: torch.cat([x[:0].clone(), x], out=x),
+    "gather": lambda x, at: torch.gather(x, 0, at, out=x),
+    "index_select": lambda x, at: torch.index_select(x, 0, at, out=x),
+    "cross": lambda x, at: torch.linalg.cross(x, torch.ones_like(x), out=x),
+}
+
+
+@pytest.mark.parametrize("name", NOT_IN_PLACE)
+def test_operators_that_do_not_write_to_what_they_read(name):
+    results = [
+        outcome(
+            lambda d: NOT_IN_PLACE[name](
+                torch.tensor([1.0, 2.0, 3.0], device=d), torch.tensor([2, 1, 0], device=d)
+            ),
+            device,
+        )
+        for device in ("cpu", "xla")
+    ]
+    assert results[0] == results[1]
+    assert results[0][0] is RuntimeError

@@ -41,7 +41,7 @@ KEPT: Final = 4096
 IN_THE_MAKING: Final = 32
 # Less in common than this part of both, and two programs have nothing to do with each other.
 ALIKE: Final = 0.5
-# So many operators at its end show that a step is the rest of another.
+# A step whose last operators, this number of them, agree with another's is the rest of that one.
 _TAIL: Final = 20
 # Programs of fewer operators may be in another by chance.
 _WHOLE_STEP: Final = 12

@@ -67,7 +67,7 @@ _SCHEMA: Final[dict[str, dict[int, _Field]]] = {
 
 
 def module_of(proto: bytes) -> dict[str, Any]:
-    """The content of a serialized HloModuleProto. Raises ValueError for what is none."""
+    """The content of a serialized HloModuleProto. Raises ValueError for other bytes."""
     return _read("module", proto)
 
 

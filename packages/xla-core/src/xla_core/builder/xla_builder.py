@@ -473,7 +473,7 @@ def create_computation(
 
 
 def computation_from_module_proto(name: str, proto: bytes) -> XlaComputation:
-    """The computation of a serialized HloModuleProto. Raises ValueError for what is none."""
+    """The computation of a serialized HloModuleProto. Raises ValueError for other bytes."""
     return from_module(name, proto)
 
 

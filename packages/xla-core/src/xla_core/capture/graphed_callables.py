@@ -1,6 +1,6 @@
 """``make_graphed_callables``: functions and modules whose forward and backward pass are each a captured step.
 
-The forward pass returns, besides its results, what autograd saved for the backward pass; the backward pass takes
+The forward pass returns its results and what autograd saved for the backward pass; the backward pass takes
 that as arguments. So both are ordinary captured functions, and any number of forward passes may be under way.
 """
 

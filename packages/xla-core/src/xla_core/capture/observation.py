@@ -183,7 +183,7 @@ class Observer:
             ignored = {id(t._s) for t in kept if t is not None}
             values = [(s, value) for s, value in values if id(s) not in ignored]
             del kept
-            trace.flush(trace)
+            trace.flush(trace, shared=False)
             deferred_steps.finish(trace)
             program: Any = trace.backend.last_program
         if not alive:

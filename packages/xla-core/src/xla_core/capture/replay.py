@@ -118,6 +118,8 @@ class Replay:
         self._kept_ints = put(self._ints) if fixed else None
         self._bind_inputs(wiring)
         self._bind_results(wiring)
+        self._bind_gradients(wiring)
+        self._count_own_references()
         self._blank = copy.copy(trace)
         self._mesh = type(trace.backend) is not DeviceBackend
 
@@ -169,6 +171,19 @@ class Replay:
         staged = isinstance(self.program.executable, StagedExecutable)
         # a tensor that was there before holds it: one result of a program is there when all are
         self._watched = None if staged or not wiring.written or not positions else positions[0]
+        self._fresh = wiring.fresh
+        self._results: list[Result] = wiring.results
+        self._spec = wiring.spec
+        self._single = wiring.spec.is_leaf() and wiring.results[0].fresh == 0
+        changed = {id(s) for s in self._targets} | {id(s) for s, _ in self._passed}
+        known = {id(t): t for t in self._guards.versioned() if id(t._s) in changed}
+        self._versioned = list(known.values())
+        needed = [value.slot for _, value in self._written_arguments]
+        needed += [one.value.slot for one in self._fresh]
+        self._kept_slots = tuple({slot for slot in needed if slot is not None})
+
+    def _bind_gradients(self, wiring: Wiring) -> None:
+        """Note the parameters whose gradients the step sets, and those whose gradients it reads."""
         self._gradient_owners = [one.parameter for one in wiring.gradients]
         self._gradients = [one.grad for one in wiring.gradients]
         self._must_be_none = [one.parameter for one in wiring.gradients if one.none]
@@ -184,16 +199,9 @@ class Replay:
             and (self._guards.names_gradients or id(p) in looked_at or _gradient_id(p) in looked_at)
         ]
         self._other_gradients = list(map(_GRAD, self._other_parameters))
-        self._fresh = wiring.fresh
-        self._results: list[Result] = wiring.results
-        self._spec = wiring.spec
-        self._single = wiring.spec.is_leaf() and wiring.results[0].fresh == 0
-        changed = {id(s) for s in self._targets} | {id(s) for s, _ in self._passed}
-        known = {id(t): t for t in self._guards.versioned() if id(t._s) in changed}
-        self._versioned = list(known.values())
-        needed = [value.slot for _, value in self._written_arguments]
-        needed += [one.value.slot for one in self._fresh]
-        self._kept_slots = tuple({slot for slot in needed if slot is not None})
+
+    def _count_own_references(self) -> None:
+        """Count how often the replay itself refers to each state: one with no other reference has been dropped."""
         lists = self._states, self._inputs, self._sources, self._targets, self._guards.storages()
         held: dict[int, int] = {}
         for s in itertools.chain(*lists, *self._passed, (r.storage for r in self._results)):

@@ -169,7 +169,7 @@ class StepProgram(Kept):
         return object.__getattribute__(self, name)
 
     def memory_needed(self) -> int:
-        """Bytes that a run takes besides its arguments; 0 where the compiler does not tell."""
+        """Bytes that a run takes in addition to its arguments; 0 if the compiler does not say."""
         if self._needed is None:
             try:
                 figures = self.executable.memory_analysis()
@@ -235,7 +235,7 @@ class _Room:
 
     @classmethod
     def suffices(cls, operations: int) -> bool:
-        """Whether there is room for a program of so many operations for sure; then it is given away.
+        """Whether there certainly is room for a program of this number of operations; if so, the room is reserved.
 
         Others make mappings, too: no more than an eighth of the room is given away between two counts,
         which follow each other soon; making as many as a process may have takes longer.
@@ -259,7 +259,7 @@ class _Room:
 
 
 def make_room(operations: int) -> None:
-    """Make sure that the process may map the code of one more program with so many operations.
+    """Make sure that the process may map the code of one more program with this number of operations.
 
     Called before something is compiled or loaded. Raises TooManyMappingsError when the process is too
     near to its limit and evicting all programs does not help.

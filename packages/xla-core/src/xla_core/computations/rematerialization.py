@@ -78,7 +78,7 @@ def _chosen(
     tangents: Sequence[int | None],
     partition_fn: PartitionFn,
 ) -> set[int]:
-    """What the forward graph of ``partition_fn`` returns besides the results."""
+    """What the forward graph of ``partition_fn`` returns in addition to the results."""
     module, values, examples = _graph(body, outputs, gradients, tangents)
     forward, _ = partition_fn(module, examples, num_fwd_outputs=len(outputs))
     (returned,) = next(n for n in forward.graph.nodes if n.op == "output").args

@@ -113,7 +113,7 @@ class _Call:
     results: list[pytrees.Structure] = dataclasses.field(default_factory=list)
 
     def key(self) -> Hashable:
-        """What decides what is recorded, besides ``fn`` itself."""
+        """What decides, together with ``fn``, what is recorded."""
         tensors = [*self.carries, *self.items]
         return (
             *(self.structure, self.item_structure, self.partition_fn, self._metas()),

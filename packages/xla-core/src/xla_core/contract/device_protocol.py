@@ -123,7 +123,7 @@ class Program:
     ``options`` are compiler options by the compiler's own names. ``largest`` is how many elements the
     largest value has that a step of one program works on; None for a stage, which may run many times in
     each step, and where nobody knows. ``runs`` is how many programs a step runs in a row, where this is
-    one of them: what one costs, the step pays about so many times.
+    one of them: the step pays the price of one about that number of times.
     """
 
     name: str
@@ -182,7 +182,7 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a client is and can besides the methods of ``DeviceClient``; by default nothing special.
+    """What a client is, and what it can do in addition to the methods of ``DeviceClient``; by default nothing.
 
     ``shapes_only``: its buffers have shapes and no values (ahead-of-time compilation). ``outlining``: how its
     compiler gains from repeats. ``rehearse(executable) -> bool``: runs what ``deserialize`` gave once, on
@@ -368,7 +368,7 @@ class DeviceClient(Protocol):
         ...
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Everything compiled code depends on besides the program: versions, target, flags.
+        """Everything that compiled code depends on in addition to the program: versions, target, flags.
 
         Equal on every process of a job and from run to run, so that a cache entry is found again.
         """

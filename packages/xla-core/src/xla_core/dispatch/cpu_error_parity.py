@@ -32,7 +32,8 @@ _COMMON_DTYPES: Final = frozenset(
 )  # fmt: skip
 # Which every kernel takes that takes any floating-point number.
 _PLAIN: Final = frozenset({torch.float32, torch.float64})
-# Up to so many elements an operator is called with operands of their own shapes to learn about dtypes.
+# To learn which dtypes an operator takes, it is called on the CPU: with the operands' own shapes up to this number
+# of elements.
 _FEW_ELEMENTS: Final = 4096
 # torch 2.13: its own overload refuses a complex dtype that ``torch.norm`` takes.
 _ASKED_OTHERWISE: Final = (aten.norm.ScalarOpt_dim_dtype, aten.sspaddmm.default)

@@ -57,14 +57,18 @@ class OperatorPlan(Plan):
         layouts.check_wanted(self.overload, kwargs)
         try:
             metas = self._run_meta(args, kwargs)
-        except dtypes.UnsupportedDtypeError:
-            raise
         except Exception as error:
             if self.needs_all_replicas:  # a collective, which PyTorch's CPU does not have
                 raise
             cpu_error = cpu_error_parity.cpu_error_for(self.overload, args, kwargs)
-            if cpu_error is None and (
-                isinstance(error, NotImplementedError) or cpu_error_parity.are_small(args, kwargs)
+            unknown_dtype = isinstance(error, dtypes.UnsupportedDtypeError)
+            if (
+                cpu_error is None
+                and not unknown_dtype
+                and (
+                    isinstance(error, NotImplementedError)
+                    or cpu_error_parity.are_small(args, kwargs)
+                )
             ):
                 return _ONLY_ON_CPU
             try:

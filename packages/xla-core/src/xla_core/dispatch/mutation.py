@@ -52,6 +52,15 @@ _STRICT_DTYPES: Final = (
     torch.ops.aten.log_softmax.int_out,
     torch.ops.aten.linalg_vector_norm.out,
 )
+# Which do not write to a tensor that they read: an out= that is an operand as well.
+_NOT_IN_PLACE: Final = (
+    torch.ops.aten.cat.default,
+    torch.ops.aten.gather.default,
+    torch.ops.aten.index_select.default,
+    torch.ops.aten.take_along_dim.default,
+    torch.ops.aten.cross.default,
+    torch.ops.aten.linalg_cross.default,
+)
 
 
 def mutating_handler(plan: Plan, signature: Signature) -> Handler:
@@ -154,7 +163,8 @@ def out_handler(overload: OpOverload, pure: OpOverload, signature: Signature) ->
         if len(outs) != len(results) or len(outs) != len(set(map(id, outs))):
             _check_out(overload, args, kwargs or {})  # torch 2.15: aminmax() refuses one for both
         for out, result in zip(outs, results, strict=True):
-            if out.dtype != result.dtype or (out.shape != result.shape and _is_among(out, args)):
+            unlike = pure in _NOT_IN_PLACE or out.shape != result.shape
+            if out.dtype != result.dtype or (unlike and _is_among(out, args)):
                 _check_out(overload, args, kwargs or {})
                 if not cpu_error_parity.are_small((*args, out), kwargs or {}):
                     _check_cast(out, result)

@@ -51,7 +51,7 @@ from xla_core.support.once import Once
 from xla_core.torch_bridge.op_library import kernel_from_outside
 from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 from xla_core.torch_bridge.torch_private import allow_list_kernels, let_make_fx_take
-from xla_core.torch_bridge.whole_operators import leave_whole
+from xla_core.torch_bridge.whole_operators import leave_whole, whole_kernel
 
 aten = torch.ops.aten
 
@@ -176,7 +176,8 @@ def make_handler(overload: OpOverload) -> Handler:
                 else functional_handler(plan, facts.returns)
             )
         if overload._can_decompose():
-            return composite_handler(overload)
+            whole = whole_kernel(overload)
+            return composite_handler(overload) if whole is None else _calling(whole)
         if has_decomposition(overload) and facts.returns in ("tensor", "tuple", "list"):
             return decomposed_handler(overload, facts.returns, fallback_handler(overload, facts))
     if layouts.is_about_layouts(overload):

@@ -1,4 +1,4 @@
-"""What backends of ``torch.compile`` for other devices take from torch_xla's bridge besides compiling."""
+"""What backends of ``torch.compile`` for other devices take from torch_xla's bridge in addition to compiling."""
 
 from __future__ import annotations
 

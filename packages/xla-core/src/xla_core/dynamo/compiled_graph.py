@@ -44,6 +44,7 @@ from xla_core.support import caches, counters, flags, indivisible
 from xla_core.torch_bridge import aot_graphs
 from xla_core.torch_bridge.operands import Operand, Operands
 from xla_core.torch_bridge.torch_private import without_dispatch_modes
+from xla_core.varying import families
 
 MSG_PENDING: Final = (
     "input data to dynamo graph can not be a pending ir, please set "
@@ -97,8 +98,8 @@ class _Recorded:
 
     ``inputs`` gives each of the program's inputs: an argument, or a storage that the graph itself holds.
     ``written`` pairs arguments with the results that are their new values, ``given_away`` are arguments whose
-    memory results take over, at the user's wish. ``seeds`` are
-    the positions among ``ints`` that need a new number for every run.
+    memory results take over, at the user's wish. ``seeds`` are the positions among ``ints`` that need a new number
+    for every run.
     """
 
     program: StepProgram | None
@@ -285,7 +286,8 @@ def _recorded(
     index = {vid: i for i, vid in enumerate(outputs)}
     storages = [trace.touched[p] for p in trace.input_storages]
     inputs = GraphInputMatcher(numbers, [id(s) for s in storages], storages, numbers)
-    program, given_away = None, {}
+    program: StepProgram | None = None
+    given_away = {}
     if outputs:
         slots = {number: slot for slot, number in enumerate(inputs.arg_idxs)}
         pairs = _pairs(written, slots)
@@ -294,7 +296,9 @@ def _recorded(
         fresh = [r._s for r in results if isinstance(r, XLATensor) and vids[id(r)] == r._s.vid]
         given_away = _given_away(marked, slots, stand_ins, fresh, {vid for _, vid in pairs})
         key = run_step.program_key(trace, outputs, pairs + tuple(given_away.values()))
-        program = trace.cur.programs.get(key) or run_step.find_or_build(trace, key)
+        program = trace.cur.programs.get(key)
+        if program is None or families.is_padded(program):
+            program = run_step.find_or_build(trace, key, shared=False)
         index = program.output_index
     return _Recorded(
         program=program,
@@ -489,7 +493,7 @@ def _give(
     args: Operands,
     trace: Trace,
 ) -> Any:
-    """A result for the caller; ``made`` has the storages that several results show."""
+    """A result for the caller; ``shared`` keeps, by position, the storages that several results show."""
     if isinstance(r, _Fresh):
         return trace.from_buffer(results[r.position], r.meta)
     if isinstance(r, _Constant):

@@ -33,16 +33,16 @@ from xla_core.varying import families
 _TRACE_ONLY: Final = 3
 
 
-def flush(trace: Trace, reading: bool = False, ending: bool = False) -> None:
+def flush(trace: Trace, reading: bool = False, ending: bool = False, shared: bool = True) -> None:
     """Run what is pending on a device and bind the results; returns once the work is enqueued.
 
     When an operation cannot be lowered or compiled, the values that depend on it are given up, the others are
     computed, and LoweringError is raised. When no search names that operation, or the launch fails, all values
-    of the step are given up and the error is raised: torch.OutOfMemoryError for want of memory. Tensors that had
-    values before the step have them again. Values that depend on placeholders are given up, the rest is
+    of the step are given up and the error is raised: torch.OutOfMemoryError if memory does not suffice. Tensors
+    that had values before the step have them again. Values that depend on placeholders are given up, the rest is
     computed, and NoValueError is raised. After other exceptions (Ctrl-C, a listener's) the step is pending as
     before. ``reading`` (default: False) says that a value is about to be fetched, ``ending`` that the user ends
-    the step here.
+    the step here. Unless ``shared`` (default: True) a new program is for the sizes of this step alone.
     """
     with trace.lock:
         if trace.forbidden is not None and trace.cur.depth:
@@ -56,7 +56,7 @@ def flush(trace: Trace, reading: bool = False, ending: bool = False) -> None:
         one_by_one = (flags.GET_OPBYOP if reading else flags.SYNC_OPBYOP).get()
         unknown = trace.has_placeholders and poisoned_values.poison_placeholders(trace)
         try:
-            _flush(trace, one_by_one, reading, ending)
+            _flush(trace, one_by_one, reading, ending, shared)
         except Exception as error:
             if not poisoned_values.costs_values(error):
                 raise
@@ -98,7 +98,13 @@ def _give_up(
     return error
 
 
-def _flush(trace: Trace, one_by_one: bool, reading: bool = False, ending: bool = False) -> None:
+def _flush(
+    trace: Trace,
+    one_by_one: bool,
+    reading: bool = False,
+    ending: bool = False,
+    shared: bool = True,
+) -> None:
     waiting = trace.backend.queue.unsettled
     if waiting and (one_by_one or trace.eager_flush or deferred_steps.is_watched()):
         deferred_steps.settle(trace)
@@ -117,6 +123,8 @@ def _flush(trace: Trace, one_by_one: bool, reading: bool = False, ending: bool =
         key, given = _step_key(trace, alive, outputs, ending)
         counters.sample("TensorsGraphSize", trace.cur.depth, counters.render_number)
         program = trace.cur.programs.get(key)
+        if not shared and program is not None and families.is_padded(program):
+            program = None
         small = host_steps.run(trace, key.what.outputs) if program is None and reading else None
         if small is not None:
             computed = binding(alive, [small[s.vid] for s in alive])
@@ -126,7 +134,7 @@ def _flush(trace: Trace, one_by_one: bool, reading: bool = False, ending: bool =
             beside = not given and (
                 bool(waiting) or (not reading and deferred_steps.may_wait(trace))
             )
-            program = find_or_build(trace, key, beside)
+            program = find_or_build(trace, key, beside, shared)
         else:
             counters.increment("CachedCompile")
         if waiting or not program.is_made():
@@ -201,10 +209,13 @@ def program_key(
     return of_results(trace, outputs, pairs, marked)
 
 
-def find_or_build(trace: Trace, key: ProgramIdentity, beside: bool = False) -> StepProgram:
+def find_or_build(
+    trace: Trace, key: ProgramIdentity, beside: bool = False, shared: bool = True
+) -> StepProgram:
     """A known program that computes at least the wanted values, or a new one.
 
-    With ``beside`` (default: False) a new one may still be compiled when this returns.
+    With ``beside`` (default: False) a new one may still be compiled when this returns. Unless ``shared`` (default:
+    True) it is for the sizes of this step alone: whoever runs it again and again wants no padding.
 
     A reference cycle that the garbage collector has not met yet keeps values alive; a program
     that computes more than is wanted is as good, and saves a compilation.
@@ -215,12 +226,14 @@ def find_or_build(trace: Trace, key: ProgramIdentity, beside: bool = False) -> S
         # a program that does not take the memory that is given away is not as good as another
         if known.surroundings != key.surroundings or known.what.taken != results.taken:
             continue
+        if not shared and families.is_padded(program):
+            continue
         if wanted <= program.output_index.keys() and not program.wasteful(wanted):
             trace.cur.keep(key, program)
             hold(program)  # another device's thread may have evicted it meanwhile
             counters.increment("CachedCompile")
             return program
-    program = families.serve(trace, key)
+    program = families.serve(trace, key) if shared else None
     if program is None:
         metric = "EagerOpCompileTime" if trace.eager_flush else "CompileTime"
         program = build_program.build(trace, results.outputs, results.donations, metric, beside)
@@ -238,7 +251,7 @@ def _run(
 ) -> None:
     """Run the pending step and bind its results; ``held`` are tensors that give their values away."""
     arguments = list(trace.inputs)
-    # a launch that fails for want of memory has taken what was donated all the same
+    # a launch that fails because memory does not suffice has taken what was donated all the same
     safe = not program.donated or trace.backend.has_room(program.memory_needed())
     for slot in program.donated:
         # The trace's list and ``arguments`` hold it; whoever else does still wants the old value.

@@ -63,7 +63,7 @@ def set_device_type(pjrt_device: str) -> None:
 
 
 def set_options(options: Mapping[str, str]) -> None:
-    """Options for the plugin besides the environment. Raises RuntimeError when the client runs."""
+    """Options for the plugin, in addition to the environment. Raises RuntimeError when the client runs."""
     with _lock:
         if _Runtime.client is not None:
             raise RuntimeError(

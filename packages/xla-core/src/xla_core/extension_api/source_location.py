@@ -29,6 +29,6 @@ __all__ = [
 COMPILED_GRAPH_MODULE: Final = "xla_core.dynamo.compiled_graph"
 """The module whose frames are those of a graph of ``torch.compile`` that is recorded or runs."""
 COMPILE_MODULE: Final = "xla_core.api.compile_decorator"
-# The handlers that read how large an operator's result is.
-SIZE_MODULES: Final = ("xla_core.dispatch.inspected", "xla_core.dispatch.host_length_operands")
 """The module whose frames are those of ``torch_xla.compile``."""
+SIZE_MODULES: Final = ("xla_core.dispatch.inspected", "xla_core.dispatch.host_length_operands")
+"""The modules whose frames are those of operators that read from the device how large their result is."""

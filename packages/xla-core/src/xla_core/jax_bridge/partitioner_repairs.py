@@ -139,7 +139,7 @@ def _simplify_pad(operation: ir.Operation) -> None:
 
 
 def _spread(value: ir.Value, shape: list[int], between: list[int], filling: ir.Value) -> ir.Value:
-    """``value`` with so many fillings behind each of its elements, along each dimension."""
+    """``value`` with the given number of fillings behind each of its elements, along each dimension."""
     element = ir.RankedTensorType(value.type).element_type
     apart = [size for n, k in zip(shape, between, strict=True) for size in ((n, 1) if k else (n,))]
     high = [more for k in between for more in ((0, k) if k else (0,))]
@@ -167,7 +167,7 @@ def _slice(value: ir.Value, starts: list[int], ends: list[int]) -> ir.Value:
 
 
 def _pad(value: ir.Value, filling: ir.Value, low: list[int], high: list[int]) -> ir.Value:
-    """``value`` with so many fillings in front of and behind it; itself where these are none."""
+    """``value`` with the given numbers of fillings in front of it and behind it; itself if all of them are 0."""
     if not any(low) and not any(high):
         return value
     kind = ir.RankedTensorType(value.type)
@@ -208,7 +208,7 @@ def _fill_scatter(operation: ir.Operation, count: int) -> None:
 
 
 def _padded(value: ir.Value, more: dict[int, int], *, nowhere: bool) -> ir.Value:
-    """``value`` with so many more elements at the end of its dimensions: zeros, or no valid indices."""
+    """``value`` with the given number of elements added at the end of each dimension: zeros, or invalid indices."""
     kind = ir.RankedTensorType(value.type)
     scalar = ir.RankedTensorType.get((), kind.element_type)
     filling = ir.Operation.create(

@@ -95,7 +95,7 @@ def is_marked(buffer: Buffer) -> bool:
 
 
 def pairs(trace: Trace, alive: Sequence[Storage], taken: Pairs, ending: bool) -> Pairs:
-    """Marked inputs of the step with results of their shapes and dtypes, besides those in ``taken``.
+    """Marked inputs of the step with results of their shapes and dtypes, except those in ``taken``.
 
     ``alive`` are the storages that the results of the step of ``trace`` will be bound to; ``ending`` says that
     the user ends the step here.

@@ -36,7 +36,7 @@ def launch(
 
     The list ``results`` gets its results, and then ``work`` is done, which gives them to their
     tensors: no exception comes between, since what was donated exists in ``results`` only. Raises what the
-    launch raises, torch.OutOfMemoryError for want of memory.
+    launch raises, torch.OutOfMemoryError where memory does not suffice.
     """
     if recorded is None:
         recorded = copy.copy(trace) if events.listening(events.ProgramExecuted) else trace

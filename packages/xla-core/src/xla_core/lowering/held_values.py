@@ -53,9 +53,8 @@ def held_values() -> list[HeldValue]:
             storages[id(candidate._s)] = candidate._s
             tensors[id(candidate._s)] += 1
     traces = {id(s.trace): s.trace for s in storages.values()}.values()
-    read: dict[
-        int, Any
-    ] = {}  # a storage that the step changes holds no value meanwhile, its inputs do
+    # a storage that the pending step changes holds no buffer until it has run: the step's inputs do
+    read: dict[int, Any] = {}
     for trace in traces:
         for buffer, position in zip(trace.inputs, trace.input_storages, strict=False):
             read[id(trace.touched[position])] = buffer
@@ -124,7 +123,7 @@ def _names() -> dict[int, str]:
     """What modules and optimizers call the storages that they hold."""
     objects = gc.get_objects()
     names: dict[int, str] = {}
-    # by their types: ``isinstance`` asks a weakref's proxy for its class, which raises where what it is of is gone
+    # by their types: ``isinstance`` asks a weakref's proxy for its class, which raises if its object is gone
     modules = [each for each in objects if issubclass(type(each), torch.nn.Module)]
     inner = {id(child) for module in modules for child in vars(module).get("_modules", {}).values()}
     for module in modules:

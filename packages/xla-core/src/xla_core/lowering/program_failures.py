@@ -1,8 +1,8 @@
 """Programs that cannot be compiled or run: which errors cost a step its values, and what they say.
 
-For want of memory XLA says RESOURCE_EXHAUSTED and no more, at times where a value is read long after the
-step. ``explained`` makes torch.OutOfMemoryError of it, which names the program's largest values and their lines,
-and what is held besides.
+Where memory does not suffice, XLA says RESOURCE_EXHAUSTED and no more, sometimes only when a value is read long
+after the step. ``explained`` makes a torch.OutOfMemoryError of that error: it names the program's largest values,
+the lines that computed them, and what other values are held.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def explained(error: Exception, name: str, values: Sequence[Value]) -> Exception:
-    """``error`` of the program ``name``, or for want of memory torch.OutOfMemoryError that says what takes it.
+    """``error`` of the program ``name``, or torch.OutOfMemoryError in its place if memory did not suffice.
 
-    ``values`` are the program's largest, see ``largest_values``.
+    That one says what takes the memory: ``values`` are the program's largest, see ``largest_values``.
     """
     if not is_out_of_memory(error):
         return error
@@ -128,7 +128,7 @@ def costing(refused: bool = False) -> Iterator[None]:
 
 
 def was_refused(error: Exception) -> bool:
-    """Whether lowering or compiling a program failed, for another reason than want of memory."""
+    """Whether lowering or compiling a program failed for another reason than too little memory."""
     return getattr(error, _REFUSED, False) and not isinstance(error, torch.OutOfMemoryError)
 
 

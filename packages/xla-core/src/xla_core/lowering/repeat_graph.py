@@ -23,8 +23,14 @@ from xla_core.recording.step_key import Lift, Ref, lifted, references
 
 # Operators that move values without computing, though PyTorch does not call them views.
 _MOVES: Final = frozenset({"aten._unsafe_view.default", "aten.clone.default"})
-# What whole operators cost to compile: as many plain nodes as they stand for.
-_WEIGHTS: Final = {"aten.linear.default": 3.0, "aten.linear_backward.default": 5.0}
+# What whole operators cost to compile: as many nodes as PyTorch would have recorded for their parts.
+_WEIGHTS: Final = {
+    "aten.linear_backward.default": 5.0,
+    "xla.attention.default": 6.0,
+    "xla.attention_backward.default": 10.0,
+    "aten._thnn_fused_lstm_cell.default": 11.0,
+    "aten._thnn_fused_lstm_cell_backward_impl.default": 10.0,
+}
 # Longer chains of views are cut, as every reader computes a chain again.
 _MAX_CHAIN: Final = 16
 # Operators that look at the shapes of their operands only: constants.

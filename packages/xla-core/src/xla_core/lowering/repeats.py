@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
@@ -149,7 +148,6 @@ class _Search:
     def __init__(self, nodes: list[Node], wanted: frozenset[int], model: CostModel) -> None:
         self.segments = [_Segment(list(nodes), wanted)]
         self.model = model
-        self.heaviest = max((node.weight for node in nodes), default=1.0)
         self.work = 0
 
     def round(self) -> bool:
@@ -208,11 +206,9 @@ class _Search:
 
     def _groups(self, view: _View) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """Positions with equal windows: those first that could save most."""
-        # No shorter run weighs enough.
-        shortest = math.ceil(self.model.min_weight / self.heaviest)
         groups: list[tuple[float, int, np.ndarray, np.ndarray]] = []
         for level in range(len(view.ranks)):
-            for bound, starts, lengths in view.groups(level, shortest):
+            for bound, starts, lengths in view.groups(level, self.model.min_weight):
                 if bound >= self.model.min_saving:
                     groups.append((bound, level, starts, lengths))
         # Level and position break ties, so that the result does not depend on the sort.
@@ -493,12 +489,14 @@ class _View:
             self.last_use[segment].get(value, -1) >= end or value in self.segments[segment].wanted
         )
 
-    def groups(self, level: int, shortest: int) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
+    def groups(
+        self, level: int, min_weight: float
+    ) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
         """Positions whose windows of 2**level keys are equal.
 
         Yields an upper bound of what they can save, the positions, and for each but the first how
         long a window it shares with the position before it: at most up to where they would overlap,
-        or, where that is shorter than ``shortest``, several such distances.
+        or, where what lies between weighs less than ``min_weight``, several such distances.
         """
         # A stable sort puts equal windows next to each other in the order of their positions, so that each
         # one and the one before it in the sort are neighbouring occurrences.
@@ -510,8 +508,11 @@ class _View:
             return
         gaps = after - before
         # Longer than the gap they would overlap. But where the period is short (a loop of two operations), a
-        # run of several periods may be worth a function that one period is not.
-        lengths = np.minimum(self._common(before, after), gaps * -(-shortest // gaps))
+        # run of several periods may be worth a function that one period is not. A call counts as a node here:
+        # calls weigh next to nothing however many they are.
+        period = np.maximum(self.weights[after] - self.weights[before], gaps)
+        periods = np.ceil(min_weight / period).astype(np.int64)
+        lengths = np.minimum(self._common(before, after), gaps * periods)
         bounds = self.weights[after + np.minimum(lengths, gaps)] - self.weights[after]
         # A jump among the positions of pairs is where one group of equal windows ends.
         pairs = np.flatnonzero(same)

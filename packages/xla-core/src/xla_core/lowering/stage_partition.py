@@ -270,7 +270,7 @@ def _function_of(item: Item) -> Function | None:
 
 
 def _calls_per_stage(plan: Plan, most_stages: int | None) -> Callable[[int], int]:
-    """How many of so many calls in a row share a stage, so that there are at most ``most_stages``.
+    """How many of this number of calls in a row share a stage, so that there are at most ``most_stages``.
 
     A number that leaves no rest is preferred: the rest would be another program to compile.
     """

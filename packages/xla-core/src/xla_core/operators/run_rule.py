@@ -5,7 +5,8 @@ Rules stay bare because what is common to all of them happens here, once.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
 import jax.numpy as jnp
 import torch
@@ -22,6 +23,18 @@ STORAGE_ARGUMENTS = frozenset(
     {"layout", "device", "pin_memory", "memory_format", "generator", "non_blocking"}
 )
 
+_HALVES: Final = (torch.float16, torch.bfloat16)
+# The CPU's kernels of these take a second operand without dimensions as it is
+# (``binary_kernel_reduced_floating_vec``, BinaryOpsKernel.cpp of torch 2.13).
+_NUMBERS_AS_THEY_ARE: Final = frozenset(
+    {
+        torch.ops.aten.mul.Tensor,
+        torch.ops.aten.div.Tensor,
+        torch.ops.aten.div.Tensor_mode,
+        torch.ops.aten.floor_divide.default,
+    }
+)
+
 
 class LoweringError(RuntimeError):
     """A rule failed, or gave something else than the operator's meta kernel promised.
@@ -35,7 +48,10 @@ class LoweringError(RuntimeError):
     only_here: bool = False
 
 
-def _promoted_dtype(promotion: Promotion, metas: tuple[Any, ...]) -> torch.dtype:
+def _promoted_dtypes(
+    promotion: Promotion, metas: tuple[Any, ...]
+) -> tuple[torch.dtype, torch.dtype]:
+    """The dtype in which an operator computes, and the one that its operands have in common."""
     # only whether there are dimensions counts; their sizes may be symbols
     operands = [
         torch.empty((1,) * len(m.shape), dtype=m.dtype, device="meta")
@@ -44,9 +60,29 @@ def _promoted_dtype(promotion: Promotion, metas: tuple[Any, ...]) -> torch.dtype
         for m in metas
         if isinstance(m, (TensorMeta, bool, int, float, complex))
     ]
-    kind = ELEMENTWISE_TYPE_PROMOTION_KIND[promotion.value]
-    compute, _ = elementwise_dtypes(*operands, type_promotion_kind=kind)
-    return compute
+    kinds = ELEMENTWISE_TYPE_PROMOTION_KIND
+    compute, _ = elementwise_dtypes(*operands, type_promotion_kind=kinds[promotion.value])
+    _, common = elementwise_dtypes(*operands, type_promotion_kind=kinds.DEFAULT)
+    return compute, common
+
+
+def _promoted(rule: Rule, args: Operands, metas: tuple[Any, ...]) -> Iterator[Any]:
+    """The operands, tensors and numbers in the dtype in which the operator computes."""
+    compute, common = _promoted_dtypes(rule.promotion, metas)
+    for position, (value, meta) in enumerate(zip(args, metas, strict=True)):
+        if not isinstance(meta, (TensorMeta, bool, int, float, complex)):
+            yield value
+            continue
+        value = jnp.asarray(value)
+        # Beside halves, PyTorch rounds tensors of whole numbers to a half, and computes in float32 then.
+        if (
+            common in _HALVES
+            and isinstance(meta, TensorMeta)
+            and not meta.dtype.is_floating_point
+            and not (position == 1 and not meta.shape and rule.overload in _NUMBERS_AS_THEY_ARE)
+        ):
+            value = value.astype(numpy_dtype(common))
+        yield value.astype(numpy_dtype(compute))
 
 
 def run_rule(
@@ -66,13 +102,7 @@ def run_rule(
     out) gives None.
     """
     if rule.promotion is not Promotion.NONE:
-        dtype = numpy_dtype(_promoted_dtype(rule.promotion, arg_metas))
-        args = tuple(
-            jnp.asarray(a).astype(dtype)
-            if isinstance(m, (TensorMeta, bool, int, float, complex))
-            else a
-            for a, m in zip(args, arg_metas, strict=True)
-        )
+        args = tuple(_promoted(rule, args, arg_metas))
     if rule.context:
         results = rule.function(RuleContext(outputs, arg_metas, key), *args, **kwargs)
     else:

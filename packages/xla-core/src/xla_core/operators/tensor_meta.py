@@ -61,7 +61,7 @@ _indices = itertools.count(1)
 
 class _Sweep:
     at = caches.MOST
-    """With so many metas, those that nobody has any more are looked for."""
+    """At this number of metas, those that nothing refers to any more are removed."""
 
 
 def _sweep() -> None:

@@ -54,7 +54,7 @@ class PjrtClient:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this client can do besides the contract's methods."""
+        """What this client can do in addition to the contract's methods."""
         return Capabilities(
             outlining=self.outlining,
             rehearse=getattr(self, "rehearse", None),

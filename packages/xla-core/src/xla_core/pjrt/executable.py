@@ -117,7 +117,29 @@ class PjrtExecutable:
         return sharding_texts(shardings, len(self.program.outputs))
 
 
-class CheckedExecutable(PjrtExecutable):
+class _CheckingExecutable(PjrtExecutable):
+    """Looks at the arguments of each run: ``_check`` raises RuntimeError for what the program does not take."""
+
+    __slots__ = ()
+
+    def execute(self, arguments: Sequence[Buffer]) -> list[Buffer]:
+        """Enqueue one run; see ``PjrtExecutable.execute``."""
+        self._check(arguments)
+        return super().execute(arguments)
+
+    def deferred(
+        self, arguments: Sequence[Buffer], results: list[Buffer], checked: bool = False
+    ) -> Iterator[None]:
+        """``execute`` as an iterator; raises what it raises for the arguments at once."""
+        if not checked:
+            self._check(arguments)
+        return super().deferred(arguments, results)
+
+    def _check(self, arguments: Sequence[Buffer]) -> None:
+        raise NotImplementedError
+
+
+class CheckedExecutable(_CheckingExecutable):
     """Refuses arguments of another shape, dtype or device itself, for runtimes that do not.
 
     A PJRT C API library is handed the buffers as they are.
@@ -136,19 +158,6 @@ class CheckedExecutable(PjrtExecutable):
         super().__init__(client, loaded, program, devices, plugin)
         self._inputs = [(tuple(s.shape), np.dtype(s.dtype)) for s in program.inputs]
 
-    def execute(self, arguments: Sequence[Buffer]) -> list[Buffer]:
-        """Enqueue one run; see ``PjrtExecutable.execute``."""
-        self._check(arguments)
-        return super().execute(arguments)
-
-    def deferred(
-        self, arguments: Sequence[Buffer], results: list[Buffer], checked: bool = False
-    ) -> Iterator[None]:
-        """``execute`` as an iterator; raises what it raises for the arguments at once."""
-        if not checked:
-            self._check(arguments)
-        return super().deferred(arguments, results)
-
     def _check(self, arguments: Sequence[Any]) -> None:
         if len(arguments) != len(self._inputs):
             raise RuntimeError(
@@ -162,8 +171,12 @@ class CheckedExecutable(PjrtExecutable):
                 )
 
 
-class ShardedPjrtExecutable(PjrtExecutable):
-    """A compiled program over several devices; refuses arguments that are laid out otherwise."""
+class ShardedPjrtExecutable(_CheckingExecutable):
+    """A compiled program over several devices, which runs on all of them that are addressable.
+
+    It refuses an argument whose layout is not that of ``input_shardings``: the runtime itself would read past
+    the end of a smaller shard.
+    """
 
     __slots__ = ("_expected", "_known")
 
@@ -181,23 +194,6 @@ class ShardedPjrtExecutable(PjrtExecutable):
         # the sharding object last seen per argument: an identity test replaces the comparison
         self._known: list[Any] = list(self._expected)
 
-    def execute(self, arguments: Sequence[Buffer]) -> list[Buffer]:
-        """Enqueue one run on every addressable device; see ``PjrtExecutable.execute``.
-
-        Raises RuntimeError for an argument whose layout is not ``input_shardings``: the runtime
-        itself would read past the end of a smaller shard.
-        """
-        self._check_all(arguments)
-        return super().execute(arguments)
-
-    def deferred(
-        self, arguments: Sequence[Buffer], results: list[Buffer], checked: bool = False
-    ) -> Iterator[None]:
-        """``execute`` as an iterator; raises what it raises for the arguments at once."""
-        if not checked:
-            self._check_all(arguments)
-        return super().deferred(arguments, results)
-
     def execute_own(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         """``execute`` for a process that runs one replica: one-device buffers in and out.
 
@@ -211,13 +207,13 @@ class ShardedPjrtExecutable(PjrtExecutable):
         parts = map(_DISASSEMBLE, map(self._run, (arguments,)))
         return map(results.extend, map(map, (_FIRST,), parts))
 
-    def _check_all(self, arguments: Sequence[Any]) -> None:
+    def _check(self, arguments: Sequence[Any]) -> None:
         known = self._known
         for index, argument in enumerate(arguments):
             if argument.sharding is not known[index]:
-                self._check(index, argument)
+                self._check_layout(index, argument)
 
-    def _check(self, index: int, argument: Any) -> None:
+    def _check_layout(self, index: int, argument: Any) -> None:
         expected = self._expected[index]
         sharding = argument.sharding
         if not expected.is_equivalent_to(sharding, len(argument.shape)):

@@ -350,7 +350,7 @@ class TopologyClient:
                         self._peak[device] = now
 
     def note_peak(self, devices: Iterable[int], temporaries: int) -> None:
-        """A program with so many bytes of temporaries ran on ``devices``."""
+        """Note that a program with this number of bytes of temporaries has run on ``devices``."""
         with self._lock:
             for device in devices:
                 self._peak[device] = max(self._peak[device], self._live[device] + temporaries)

@@ -76,7 +76,7 @@ class Bounded(dict[_K, _V]):
 
 
 def memoized(name: str, bound: int = 4096) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """``functools.lru_cache`` as a listed cache of so many results."""
+    """``functools.lru_cache`` as a listed cache of at most this number of results."""
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         cached: Any = functools.lru_cache(maxsize=bound)(function)

@@ -7,13 +7,14 @@ import enum
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from xla_core.support import flags
 
 __all__ = [
     "CREATED",
     "Cleared",
+    "Follower",
     "Metric",
     "RUNTIME_NAMES",
     "SCALAR_READ",
@@ -58,9 +59,12 @@ SCALAR_READ: Final = "aten::_local_scalar_dense"
 lock: Final = threading.Lock()
 """Held while a counter or a metric changes."""
 
+Follower: TypeAlias = Callable[[Any], None]
+"""What ``follow`` calls with all that is counted, in order."""
+
 _counters: dict[str, int] = {}
 _tallies: list[Tally] = []
-_followers: list[Callable[[Any], None]] = []
+_followers: list[Follower] = []
 _sources: list[Callable[[], None]] = []
 
 # A process whose programs change all the time must not keep all they counted.
@@ -140,7 +144,7 @@ class Standing(NamedTuple):
     metrics: list[tuple[Metric, int, float, list[Sample]]]
 
 
-def follow(follower: Callable[[Any], None]) -> tuple[Standing, Callable[[], None]]:
+def follow(follower: Follower) -> tuple[Standing, Callable[[], None]]:
     """Call ``follower`` with everything that is counted from now on, in order.
 
     It gets ``(metric, sample)``, ``(counter name, by)``, ``(tally, 1)`` and ``(Cleared, None)``, with
@@ -155,7 +159,7 @@ def follow(follower: Callable[[Any], None]) -> tuple[Standing, Callable[[], None
         return Standing(dict(_counters), metrics), lambda: _unfollow(follower)
 
 
-def _unfollow(follower: Callable[[Any], None]) -> None:
+def _unfollow(follower: Follower) -> None:
     with lock:
         if follower in _followers:
             _followers.remove(follower)

@@ -331,16 +331,18 @@ VARYING_LIMITS: Final[Flag[tuple[int, ...]]] = Flag(
     "XLA_VARYING_LIMITS",
     parse_limits,
     (),
-    "with `XLA_VARYING_SHAPES=1` the lengths up to which programs are made (`64,128,512`); longer ones are "
-    "compiled for themselves",
+    "the lengths up to which programs for several lengths are made (`64,128,512`); longer ones are compiled for "
+    "themselves",
     shown="powers of two and 1.5 times them",
     see="docs/shapes.md",
 )
 VARYING_SHAPES: Final = Flag(
     "XLA_VARYING_SHAPES",
-    parse_bool,
-    False,
-    "`1` makes one program for all lengths up to a bound where steps differ in their sizes only",
+    parse_auto,
+    None,
+    "steps of 64 operations and more that differ in their sizes only share programs for all lengths up to a bound, "
+    "from the fourth length on; `1` does it for all steps, recurrent nets too, from the third; `0` never",
+    shown="auto",
     see="docs/shapes.md",
 )
 

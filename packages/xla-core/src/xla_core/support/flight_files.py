@@ -38,7 +38,7 @@ PAGE: Final = "job.txt"
 RUNNING: Final = "running"
 """The occasion of processes that run, or were aborted."""
 KEPT_JOBS: Final = 20
-"""Folders of so many jobs stay; the oldest are removed."""
+"""The number of jobs whose folders stay; older ones are removed."""
 _LOCK: Final = ".lock"
 _LAST: Final = ".last.json"
 

@@ -47,7 +47,7 @@ Snapshot = dict[str, Any]
 _MOST_RECORDS: Final = 12
 _UNKNOWN_LINE: Final = "a line that is not known"
 _SLOW_FACTOR: Final = 1.5
-"""Whose own part of a step takes so many times that of the others is a straggler ..."""
+"""A process is a straggler if its own part of a step takes this many times that of the others ..."""
 _SLOW_SHARE: Final = 0.1
 """... if that is at least this share of the step."""
 

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 SLOTS: Final = 1024
-"""So many records are kept."""
+"""The number of records that are kept."""
 _STEPS: Final = 64
 
 LAUNCH: Final = "launch"
@@ -111,7 +111,7 @@ def end(record: Record) -> int:
 
 
 def waited(record: Record) -> int:
-    """The host has waited, for the device or for others, since this began: so many nanoseconds.
+    """Note that the host has waited, for the device or for others, since ``record`` began; the nanoseconds.
 
     A launch counts as waiting, too: some devices run programs in it, and wait there for others.
     """
@@ -185,7 +185,7 @@ class StepTimes(NamedTuple):
 
 
 LEAST_STEPS: Final = 8
-"""What is usual takes so many steps to learn."""
+"""The number of steps after which it is known what is usual."""
 
 
 def step_times() -> StepTimes:

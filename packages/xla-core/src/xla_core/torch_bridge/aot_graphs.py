@@ -59,8 +59,8 @@ def run_plainly_after(
 ) -> None:
     """Let the backend ``openxla`` run Dynamo's graph as it is where its compiled form raises ``refusal``.
 
-    After ``of_graph``, a kind of it, the compiled form is not tried again. ``told()`` is called before each such
-    run. Dynamo's graph has the operators in the order of the user's function, writes in place included.
+    After ``of_graph``, a kind of it, the compiled form is not tried again. ``on_plain_run()`` is called before
+    each such run. Dynamo's graph has the operators in the order of the user's function, writes in place included.
     """
     # torch 2.11 to 2.15: an object, which the registry of backends and the module share
     backend = importlib.import_module("torch._dynamo.backends.torchxla").openxla

@@ -29,6 +29,14 @@ XLA_LIB.define("dynamo_set_buffer_donor_(Tensor t, bool should_donoate) -> Tenso
 XLA_LIB.define(
     "mark_tensor(Tensor x, str name, int pos, str id, bool is_input, Any? attr=None) -> Tensor"
 )
+XLA_LIB.define(
+    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float scale) "
+    "-> (Tensor, Tensor)"
+)
+XLA_LIB.define(
+    "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor weights, "
+    "float scale) -> (Tensor, Tensor, Tensor)"
+)
 _OURS: Final = frozenset({"aten", "prims", "xla"})
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -60,3 +62,103 @@ def draw_for_dtensors_with(tracker: Any) -> None:
     module: Any = importlib.import_module("torch.distributed.tensor._random")  # torch 2.13
     if module._rng_tracker is None:
         module._rng_tracker = tracker
+
+
+def finished_work(result: Operand) -> Any:
+    """The handle of a collective that needs no waiting, with ``result`` in its future."""
+    future: torch.futures.Future[object] = torch.futures.Future()
+    future.set_result(result)
+    # torch 2.11 to 2.15: how a process group in Python makes what C++ takes for a Work
+    return torch._C._distributed_c10d._create_work_from_future(future)
+
+
+# -- checkpoints -------------------------------------------------------------------------------------
+
+
+class _AfterImport:
+    """Finds one module as the other finders do, and has ``prepare(module)`` called once it was run."""
+
+    def __init__(self, name: str, prepare: Callable[[Any], None]) -> None:
+        self._name, self._prepare = name, prepare
+
+    def find_spec(self, name: str, path: Any = None, target: Operand = None) -> Any:
+        """What the other finders find, None for all other modules."""
+        if name != self._name:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((one for one in specs if one is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._prepare(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+_to_be_imported: set[str] = set()
+
+
+def _when_imported(name: str, prepare: Callable[[Any], None]) -> None:
+    """Call ``prepare(module)`` once: now, or at the first import of a module that few programs need."""
+    if name in _to_be_imported:
+        return
+    _to_be_imported.add(name)
+    if name in sys.modules:
+        prepare(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, prepare))
+
+
+# Gives a storage on the CPU another place: in memory that processes share, or that is pinned.
+Place = Callable[[torch.UntypedStorage], torch.UntypedStorage]
+
+
+def stage_with(tensor_class: type, copy: Callable[[Any, Any, Place | None], torch.Tensor]) -> None:
+    """Let ``torch.distributed.checkpoint.async_save`` take tensors of a class to the CPU by ``copy``.
+
+    ``copy(tensor, memo, place)``: ``memo`` is the same dictionary for all tensors of one state dict.
+    torch's own way copies the bytes of their storages, and takes the ``id()`` of the object that
+    ``untyped_storage()`` returns for the storage's own.
+    """
+
+    def prepare(module: Any) -> None:
+        stager = module.StateDictStager  # torch 2.13 and 2.15
+        offload = stager._offload_tensor
+
+        @functools.wraps(offload)
+        def _offload_tensor(self: Any, x: Any, memo: Any, non_blocking: bool = False) -> Any:
+            if not isinstance(x, tensor_class):
+                return offload(self, x, memo, non_blocking=non_blocking)
+            elsewhere = self.share_memory or self.pin_memory
+            copied = memo[id(x)] = copy(x, memo, self._stage_untyped_storage if elsewhere else None)
+            for name, value in x.__dict__.items():
+                if name != "_is_param":  # nn.Parameter's own mark
+                    value = self.deepcopy_with_tensor_offload(
+                        value, memo, non_blocking=non_blocking
+                    )
+                    setattr(copied, name, value)
+            return copied
+
+        stager._offload_tensor = _offload_tensor
+
+    _when_imported("torch.distributed.checkpoint._state_dict_stager", prepare)
+
+
+def fsspec_writer(path: str, threads: int) -> Any:
+    """A writer of checkpoints at an address that fsspec knows."""
+    # torch 2.13: no public name leads to it
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+
+    return FsspecWriter(path, thread_count=threads, per_thread_copy_ahead=0)
+
+
+def fsspec_reader(path: str) -> Any:
+    """A reader of checkpoints at an address that fsspec knows."""
+    # torch 2.13: no public name leads to it
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+
+    return FsspecReader(path)

@@ -1,19 +1,27 @@
 """Operators that are recorded as one, though PyTorch's C++ defines them by others.
 
 ``linear`` is a transpose, views, a product and a sum to C++, and autograd differentiates each of them: four
-operators and ten in the backward pass, each through all of PyTorch's layers. Autograd has derivatives of the
-operator as a whole, too, which it takes for nested tensors only. A kernel that is registered here stands before
-autograd and chooses between the two; the lowering rules compute what the parts would.
+operators and ten in the backward pass, each through all of PyTorch's layers. Attention is about eighteen and as
+many, an LSTM cell ten and thirteen. A kernel that is registered here stands before autograd and chooses
+between the whole and the parts; the lowering rules compute what the parts would.
+
+Autograd has derivatives of some whole operators, which it takes for nested tensors (``linear``) or CUDA
+(cells) only. Attention's are here.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, Final
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
 import torch
+from torch._ops import OpOverload
 from torch.autograd import forward_ad
+
+from xla_core.torch_bridge import op_library as op_library
+from xla_core.torch_bridge.operands import Gradients, Operand
 
 _Key: Final = torch._C.DispatchKey  # torch 2.11 to 2.15, as all names of torch._C below
 # The key under which autograd has its derivatives of operators that C++ defines by others; what it calls
@@ -26,6 +34,14 @@ _AS_NESTED: Final = (
 _libraries: list[torch.library.Library] = []  # registrations end with the object
 
 _modes: Final = torch._C._len_torch_dispatch_stack
+_transforms: Final = torch._C._are_functorch_transforms_active
+_aten: Final = torch.ops.aten
+_linear_as_one: Final = functools.partial(_aten.linear.default._handle.redispatch_boxed, _AS_NESTED)
+
+MayStayWhole: TypeAlias = Callable[[torch.Tensor], bool]
+Kernel: TypeAlias = Callable[..., Operand]
+
+_kernels: dict[OpOverload, Kernel] = {}
 
 
 def is_watched() -> bool:
@@ -37,14 +53,14 @@ def is_watched() -> bool:
     return _modes() > 0 or forward_ad._current_level >= 0
 
 
-def _linear(
-    tensor_class: type[torch.Tensor], may_stay_whole: Callable[[torch.Tensor], bool]
-) -> Callable[..., Any]:
-    overload = torch.ops.aten.linear.default
-    as_one = functools.partial(overload._handle.redispatch_boxed, _AS_NESTED)
-    by_parts = functools.partial(overload._op_dk, _Key.CompositeImplicitAutograd)
+def _by_parts(overload: OpOverload) -> Kernel:
+    return functools.partial(overload._op_dk, _Key.CompositeImplicitAutograd)
 
-    def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+
+def _linear(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) -> Kernel:
+    by_parts = _by_parts(_aten.linear.default)
+
+    def linear(input: Operand, weight: Operand, bias: Operand = None) -> Operand:
         """``linear`` as one operator where the operands have the ranks that layers have."""
         if (
             type(input) is tensor_class
@@ -55,20 +71,186 @@ def _linear(
             and not is_watched()
             and may_stay_whole(weight)
         ):
-            return as_one(input, weight, bias)
+            return _linear_as_one(input, weight, bias)
         return by_parts(input, weight, bias)
 
     return linear
 
 
-def leave_whole(
-    tensor_class: type[torch.Tensor], may_stay_whole: Callable[[torch.Tensor], bool]
-) -> None:
+# -- attention -------------------------------------------------------------------------------------
+
+
+class ScaledDotProductAttention(torch.autograd.Function):
+    """Attention, differentiated as a whole; where its gradients are differentiated, by its parts."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        is_causal: bool,
+        scale: float,
+    ) -> torch.Tensor:
+        """What ``scaled_dot_product_attention`` gives without dropout."""
+        result, weights = torch.ops.xla.attention.default(query, key, value, mask, is_causal, scale)
+        ctx.save_for_backward(query, key, value, mask, weights)
+        ctx.is_causal, ctx.scale = is_causal, scale
+        return result  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Gradients:
+        """The gradients of query, key and value; a mask has none."""
+        query, key, value, mask, weights = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # views: one tensor may be all three, and each use of it has a gradient of its own
+            uses = [t.view_as(t) for t in (query, key, value)]
+            result = _attention_by_parts(*uses, mask, 0.0, ctx.is_causal, scale=ctx.scale)
+            wanted = [t for t, needed in zip(uses, ctx.needs_input_grad, strict=False) if needed]
+            given = iter(torch.autograd.grad(result, wanted, gradient, create_graph=True))
+            gradients = [next(given) if needed else None for needed in ctx.needs_input_grad[:3]]
+        else:
+            gradients = torch.ops.xla.attention_backward.default(
+                gradient, query, key, value, weights, ctx.scale
+            )
+        return (*gradients, None, None, None)
+
+
+_attention_by_parts: Final = _by_parts(_aten.scaled_dot_product_attention.default)
+
+
+def _is_mask(mask: torch.Tensor, query: torch.Tensor, shape: Sequence[int]) -> bool:
+    """Whether ``mask`` is a constant that broadcasts to the scores, of this shape."""
+    dtype, sizes = mask.dtype, mask.shape
+    return (
+        (dtype == torch.bool or dtype == query.dtype)
+        and not mask.requires_grad
+        and len(sizes) <= len(shape)
+        and all(a in (1, b) for a, b in zip(reversed(sizes), reversed(shape), strict=False))
+    )
+
+
+def _attention(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) -> Kernel:
+    def attention(
+        query: Operand,
+        key: Operand,
+        value: Operand,
+        attn_mask: Operand = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Operand:
+        """Attention as one operator, without dropout and where nothing is broadcast but the mask."""
+        if (
+            type(query) is type(key) is type(value) is tensor_class
+            and dropout_p == 0.0
+            and not enable_gqa
+            and (attn_mask is None or (type(attn_mask) is tensor_class and not is_causal))
+            and not is_watched()
+            and not _transforms()
+            and query.dtype == key.dtype == value.dtype
+            and query.is_floating_point()
+            and may_stay_whole(query)
+        ):
+            *lead, length, width = query.shape
+            *heads, seen, key_width = key.shape
+            shape = (*lead, length, seen)
+            factor = scale
+            if factor is None:
+                factor = 1 / math.sqrt(width) if width else 0.0
+            if (
+                lead == heads
+                and key_width == width
+                and value.shape[:-1] == key.shape[:-1]
+                and len(lead) > 0
+                and factor > 0
+                and (attn_mask is None or _is_mask(attn_mask, query, shape))
+            ):
+                wanted = query.requires_grad or key.requires_grad or value.requires_grad
+                if wanted and torch.is_grad_enabled():
+                    return ScaledDotProductAttention.apply(
+                        query, key, value, attn_mask, is_causal, factor
+                    )
+                return torch.ops.xla.attention.default(
+                    query, key, value, attn_mask, is_causal, factor
+                )[0]
+        return _attention_by_parts(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+
+    return attention
+
+
+# -- cells of recurrent networks -------------------------------------------------------------------
+
+
+def _lstm_cell(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) -> Kernel:
+    by_parts = _by_parts(_aten.lstm_cell.default)
+
+    def lstm_cell(
+        input: Operand,
+        hx: Operand,
+        w_ih: Operand,
+        w_hh: Operand,
+        b_ih: Operand = None,
+        b_hh: Operand = None,
+    ) -> Operand:
+        """Two linear layers and all that follows them as one operator; its gates have one dtype."""
+        operands = [input, *hx, w_ih, w_hh]
+        if (
+            len(operands) == 5
+            and all(type(t) is tensor_class for t in operands)
+            and (b_ih is None or type(b_ih) is tensor_class)
+            and (b_hh is None or type(b_hh) is tensor_class)
+            and not is_watched()
+            and not torch.is_autocast_enabled("xla")
+            and may_stay_whole(w_ih)
+        ):
+            hidden, cell = hx
+            shape = hidden.shape
+            if (
+                len(shape) == 2
+                and cell.shape == shape
+                and w_hh.shape == (4 * shape[1], shape[1])
+                and w_ih.shape == (4 * shape[1], input.shape[-1])
+                and input.shape[:-1] == shape[:1]
+                and input.is_floating_point()
+                and all(t.dtype == input.dtype for t in operands)
+            ):
+                from_input = _linear_as_one(input, w_ih, b_ih)
+                from_hidden = _linear_as_one(hidden, w_hh, b_hh)
+                return _aten._thnn_fused_lstm_cell.default(from_input, from_hidden, cell)[:2]
+        return by_parts(input, hx, w_ih, w_hh, b_ih, b_hh)
+
+    return lstm_cell
+
+
+_MAKERS: Final = {
+    "linear": _linear,
+    "scaled_dot_product_attention": _attention,
+    "lstm_cell": _lstm_cell,
+}
+
+
+def whole_kernel(overload: OpOverload) -> Kernel | None:
+    """What chooses between the whole and the parts of an operator; None for all but those that are kept whole.
+
+    In inference mode, which leaves autograd out, nobody else asks it.
+    """
+    return _kernels.get(overload)
+
+
+def leave_whole(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) -> None:
     """Let these operators arrive at tensors of a class as one, unless somebody would miss the parts; once.
 
-    ``may_stay_whole(weight)`` says where whole operators are lowered as well as their parts.
+    ``may_stay_whole(tensor)`` says where whole operators are lowered as well as their parts.
     """
     if not _libraries:
         library = torch.library.Library("aten", "IMPL")
-        library.impl("linear", _linear(tensor_class, may_stay_whole), "AutogradXLA")
+        for name, make in _MAKERS.items():
+            kernel = _kernels[getattr(_aten, name).default] = make(tensor_class, may_stay_whole)
+            library.impl(name, kernel, "AutogradXLA")
         _libraries.append(library)

@@ -14,16 +14,16 @@ from xla_core.dispatch.transfers import read
 from xla_core.recording import uninitialized
 from xla_core.recording.storage import chain
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
-from xla_core.torch_bridge import torch_private
+from xla_core.torch_bridge import torch_distributed_private
 
 
 def install() -> None:
-    """Have it copy ``xla`` tensors by ``host_copy`` once it is imported."""
-    torch_private.stage_with(XLATensor, host_copy)
+    """Let ``async_save`` copy ``xla`` tensors by ``host_copy``, from the first import of its stager on."""
+    torch_distributed_private.stage_with(XLATensor, host_copy)
 
 
 def host_copy(
-    tensor: XLATensor, memo: dict[Any, Any], place: torch_private.Place | None = None
+    tensor: XLATensor, memo: dict[Any, Any], place: torch_distributed_private.Place | None = None
 ) -> torch.Tensor:
     """The value of ``tensor`` as a CPU tensor of its shape and dtype, without gradient history.
 
@@ -47,7 +47,7 @@ def host_copy(
     return copied
 
 
-def _placed(host: torch.Tensor, place: torch_private.Place | None) -> torch.Tensor:
+def _placed(host: torch.Tensor, place: torch_distributed_private.Place | None) -> torch.Tensor:
     if place is None:
         return host
     storage = place(host.untyped_storage())

@@ -369,7 +369,8 @@ def _with_shape(spec: ArraySpec, shape: tuple[int, ...] | None) -> ArraySpec:
 class VaryingExecutable:
     """A program for a bound as the executable of steps of certain lengths.
 
-    It pads what it is given and is not padded for this bound, and gives ``PaddedBuffer``s.
+    It pads what it is given and is not padded for this bound, and gives ``PaddedBuffer``s. ``ran`` is called before
+    each run, unless it is None.
     """
 
     takes_padded = True
@@ -382,12 +383,14 @@ class VaryingExecutable:
         "_placement",
         "_shapes",
         "program_name",
+        "ran",
     )
 
     def __init__(
         self, bound: BoundProgram, lengths: tuple[int, ...], flags: Sequence[bool], backend: Any
     ) -> None:
         self.program_name = bound.program.name
+        self.ran: Callable[[], None] | None = None
         self._bound = bound
         self._client = backend.client
         self._placement = bound.program.placement
@@ -409,6 +412,8 @@ class VaryingExecutable:
         self, arguments: Sequence[Any], results: list[Any], known: bool = False
     ) -> Iterable[Any]:
         """What ``execute`` does, done when the iterable is exhausted; ``results`` is extended by the results."""
+        if self.ran is not None:
+            self.ran()
         if self._numbers is None:
             self._numbers = self._client.put(np.array(self._lengths, np.int32), self._placement)
         shapes = self._bound.inputs

@@ -8,12 +8,14 @@ step that has one is not looked at.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import math
 import operator
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -23,7 +25,7 @@ import numpy as np
 
 from xla_core.compilation import build_program, progress_line
 from xla_core.compilation.program_identity import ProgramIdentity
-from xla_core.compilation.program_table import StepProgram, make_room
+from xla_core.compilation.program_table import StepProgram, drop, make_room
 from xla_core.lowering.program_failures import largest_values
 from xla_core.lowering.step_program import input_specs
 from xla_core.lowering.step_verifier import verify
@@ -50,6 +52,16 @@ PADDING: Final = "VaryingShapesPadding"
 # Steps of a family that are compiled for their own sizes before the next one is a program for a bound: one where
 # the next one is longer by one, as caches are.
 _COMPILED_FIRST: Final = 2
+# Where the user has not asked for it: of steps of so many entries so many lengths are compiled first. A program for
+# a bound takes as long to compile as two or three others.
+_LEAST_ENTRIES: Final = 64
+_COMPILED_FIRST_UNASKED: Final = 3
+# Lengths of which a part of a program is padding get one of their own when they were run so often, and are that
+# part of all runs of their family.
+_MANY_RUNS: Final = 100
+_PART_OF_RUNS: Final = 8
+_WORTH: Final = 0.9
+_MOST_TALLIES: Final = 4096
 _MOST_SAMPLES: Final = 6
 # Numbers beyond these are never lengths, and not counted with.
 _NO_MARKS: Final[Mapping[int, int | None]] = MappingProxyType({})
@@ -79,9 +91,16 @@ class _Family:
         self.compiled: set[Range] = set()
         self.refused = False
         self.hints: dict[int, int | None] = {}
+        self.runs: Counter[tuple[int, ...]] = Counter()
+        self.own: set[tuple[int, ...]] = set()
 
-    def lengths_of(self, numbers: np.ndarray, sizes: Sequence[int]) -> tuple[int, ...] | None:
-        """The lengths of a step with these numbers; None where there are too few steps, or no fit, to tell."""
+    def lengths_of(
+        self, numbers: np.ndarray, sizes: Sequence[int], first: int
+    ) -> tuple[int, ...] | None:
+        """The lengths of a step with these numbers; None where there are too few steps, or no fit, to tell.
+
+        ``first`` is how many steps are compiled for their own sizes before there is a program for others.
+        """
         if self.fit is not None:
             lengths = self.fit.lengths_of(numbers)
             if lengths is not None:
@@ -96,14 +115,15 @@ class _Family:
             return None
         seen = np.stack([known[list(fitted.lengths)] for known in self.samples])
         growing = len(fitted.lengths) == 1 and bool((np.diff(seen[:, 0]) == 1).all())
-        if len(self.samples) <= _COMPILED_FIRST and not (growing or self.hints):
+        if len(self.samples) <= first and not (growing or self.hints):
             return None
         # two lengths that follow each other may do so by chance
         self.growing = growing
         self.expected = int(seen[-1, 0]) + 1 if growing and len(self.samples) == 2 else None
         # programs hold for the numbers that the fit predicted which they were made from
         self.fit, self.programs, self.refused = fitted, [], False
-        self.failed, self.compiled = {}, set()
+        self.failed, self.compiled, self.own = {}, set(), set()
+        self.runs.clear()
         self.largest, self.smallest = seen.max(axis=0).tolist(), seen.min(axis=0).tolist()
         return fitted.lengths_of(numbers)
 
@@ -111,6 +131,18 @@ class _Family:
         """The smallest program that there is for these lengths."""
         fitting = [p for p in self.programs if p.serves(lengths)]
         return min(fitting, key=lambda p: p.limits, default=None)
+
+    def note_run(self, lengths: tuple[int, ...], step: weakref.ref[StepProgram]) -> None:
+        """Count one more run of ``step``, of these lengths; if they come often they get a program of their own."""
+        if len(self.runs) > _MOST_TALLIES:
+            self.runs.clear()
+        self.runs[lengths] += 1
+        count = self.runs[lengths]
+        if count >= _MANY_RUNS and count * _PART_OF_RUNS >= self.runs.total():
+            self.own.add(lengths)
+            program = step()
+            if program is not None:
+                drop(program)
 
 
 _families: caches.Bounded[Hashable, _Family] = caches.Bounded("steps of varying sizes", 256)
@@ -125,14 +157,22 @@ def kept_out() -> dict[str, int]:
         return dict(_reasons)
 
 
+def is_padded(program: StepProgram) -> bool:
+    """Whether a step's program is one for several lengths."""
+    return program.is_made() and isinstance(program.executable, VaryingExecutable)
+
+
 def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     """A program for the pending step that is there, or compiled, for all lengths up to a bound.
 
     ``key`` is the step's identity. None where the step is to be compiled for its own sizes: it is the first of
     its kind, its sizes are no lengths that were fitted, or an operator lets none vary.
     """
+    chosen = flags.VARYING_SHAPES.get()
     marks = _marks(trace)
-    if not (marks or flags.VARYING_SHAPES.get()) or trace.eager_flush or key.layouts is not None:
+    if chosen is False or trace.eager_flush or key.layouts is not None:
+        return None
+    if chosen is None and not marks and trace.cur.depth < _LEAST_ENTRIES:
         return None
     if trace.backend.shapes_only or trace.backend.shard_count() > 1:
         return None
@@ -144,13 +184,21 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     with family.lock:
         inputs = list(trace.input_vids) if marks else []
         family.hints = {wiped.values[inputs[slot]][dim]: most for slot, dim, most in marks}
-        bound, lengths = _bound_for(trace, key, wiped, family)
+        first = _COMPILED_FIRST if chosen else _COMPILED_FIRST_UNASKED
+        bound, lengths = _bound_for(trace, key, wiped, family, first)
     if bound is None or (key.what.taken and len(bound.aliases) < len(key.what.donations)):
         return None
-    counters.increment(SERVED)
+    program = _installed(trace, key, bound, lengths, wiped.flags, started)
+    if not trace.backend.has_room(program.memory_needed()):
+        return None  # the padding may be what there is no room for
     used = math.prod(n / limit for n, limit in zip(lengths, bound.limits, strict=True))
+    if used < _WORTH:
+        executable = program.executable
+        assert isinstance(executable, VaryingExecutable)
+        executable.ran = functools.partial(family.note_run, lengths, weakref.ref(program))
+    counters.increment(SERVED)
     counters.sample(PADDING, 100 * (1 - used), counters.render_number)
-    return _installed(trace, key, bound, lengths, wiped.flags, started)
+    return program
 
 
 def _marks(trace: Trace) -> list[tuple[int, int, int | None]]:
@@ -163,11 +211,11 @@ def _marks(trace: Trace) -> list[tuple[int, int, int | None]]:
 
 
 def _bound_for(
-    trace: Trace, key: ProgramIdentity, wiped: skeletons.Wiped, family: _Family
+    trace: Trace, key: ProgramIdentity, wiped: skeletons.Wiped, family: _Family, first: int
 ) -> tuple[BoundProgram | None, tuple[int, ...]]:
     """The program of a family for a step of it, and the step's lengths; none where it is to have its own."""
-    lengths = family.lengths_of(np.array(wiped.numbers, dtype=np.int64), wiped.sizes)
-    if lengths is None or family.refused or min(lengths) < LEAST:
+    lengths = family.lengths_of(np.array(wiped.numbers, dtype=np.int64), wiped.sizes, first)
+    if lengths is None or family.refused or lengths in family.own or min(lengths) < LEAST:
         return None, ()
     family.largest = list(map(max, family.largest, lengths))
     family.smallest = list(map(min, family.smallest, lengths))

@@ -194,6 +194,31 @@ def test_pow_by_a_constant(dtype: torch.dtype) -> None:
     check_all([Call(overload, values(dtype), e, tolerance=tolerance) for e in exponents])
 
 
+def test_pow_of_large_whole_exponents() -> None:
+    """Exponents of more than 6 bits: the product wraps around as the CPU's."""
+    calls = []
+    for dtype in (torch.int64, torch.int32, torch.int8, torch.uint8):
+        base = torch.tensor([3, 2, 7, 100, 5, 1, 0]).to(dtype)
+        exponent = torch.tensor([100, 64, 127, 3, 99, 126, 0]).to(dtype)
+        calls.append(Call(aten.pow.Tensor_Tensor, base, exponent))
+        calls.append(Call(aten.pow.Tensor_Scalar, base, 101))
+    check_all(calls)
+
+
+def test_divisors_of_the_smallest_number() -> None:
+    """It has no absolute value: such a loop has to end."""
+    calls = []
+    for dtype in (torch.int64, torch.int32, torch.int8):
+        low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+        left = torch.tensor([low, high, 0, 6, -4, low, 0, 12], dtype=dtype)
+        right = torch.tensor([3, high, 0, low, 6, low, low, 8], dtype=dtype)
+        calls += [Call(aten.gcd.default, left, right), Call(aten.lcm.default, left[3:5], left[4:6])]
+        calls.append(
+            Call(aten.lcm.default, torch.tensor([0, 4, -6], dtype=dtype), right[[2, 4, 7]])
+        )
+    check_all(calls)
+
+
 def test_pow_of_tensors() -> None:
     check_all(
         [

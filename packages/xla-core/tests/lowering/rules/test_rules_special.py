@@ -80,6 +80,21 @@ def test_polygamma() -> Iterator[Call]:
         yield Call(aten.polygamma.default, n, x.double(), tolerance=(1e-8, 1e-12))
 
 
+@together
+def test_logsumexp_of_complex_numbers() -> Iterator[Call]:
+    x = torch.tensor([[1783 + 1563j, 3 - 40j], [1789 + 1321j, -3 + 2j], [1700 + 3j, 2.5 + 9j]])
+    yield Call(aten.logsumexp.default, x, [0])
+
+
+@together
+def test_polygamma_at_poles_and_far_away() -> Iterator[Call]:
+    x = torch.tensor([-8.0, -7.0, -1.0, 0.0, -1e9, -torch.inf, torch.nan])
+    yield Call(aten.polygamma.default, 1, x[:4])
+    yield Call(aten.polygamma.default, 1, torch.tensor([-8, -1, 0, 5], dtype=torch.int8))
+    yield Call(aten.polygamma.default, 2, x)  # summing from there to 0 would never end
+    yield Call(aten.special_zeta.default, torch.full_like(x, 3), x)
+
+
 FAMILIES = [
     *(f"{shift}chebyshev_polynomial_{kind}" for shift in ("", "shifted_") for kind in "tuvw"),
     "hermite_polynomial_h",

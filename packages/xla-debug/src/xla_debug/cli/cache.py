@@ -34,7 +34,9 @@ def add_parser(commands: Any) -> None:
         action.add_argument("path", type=Path, help="the cache's folder")
         action.set_defaults(command=command)
         if name == "prune":
-            action.add_argument("--days", type=float, help="keep what was used in so many days")
+            action.add_argument(
+                "--days", type=float, help="keep what was used in the last DAYS days"
+            )
             action.add_argument("--max-size", type=_size, help="keep at most this: 500MB, 2GB")
             action.add_argument("--dry-run", action="store_true", help="only say what would go")
         if name == "verify":
@@ -83,7 +85,7 @@ def stats(chosen: argparse.Namespace) -> int:
 
 
 def prune(chosen: argparse.Namespace) -> int:
-    """Remove what was not used for so many days, then the oldest until the size fits."""
+    """Remove what was not used for the given number of days, then the oldest until the size fits."""
     if chosen.days is None and chosen.max_size is None:
         raise SystemExit("say what to keep: --days N, --max-size SIZE, or both")
     kept = _entries(chosen.path)

@@ -28,9 +28,9 @@ from xla_debug import settings
 FLUSH_SECONDS: Final = 0.2
 """Records are written this much after the first one that waits, and at exit."""
 MOST_WAITING: Final = 20_000
-"""With so many samples, increments and steps waiting, their records are written at once."""
+"""When this number of samples, increments and steps wait, their records are written at once."""
 RENDERED: Final = 4096
-"""Numbers of each metric whose text is remembered: percentiles walk to and fro among the samples."""
+"""Per metric, the number of values whose text is remembered: percentiles come back to samples of before."""
 STANDARD_STREAMS: Final = ("STDERR", "STDOUT")
 MSG_UNWRITABLE: Final = (
     "XLA_METRICS_FILE: cannot write to {}: {}; no further steps are recorded. Make room or name "

@@ -20,9 +20,10 @@ from xla_debug.steps.recompile_text import Cause, Explanation
 
 # Programs that a run has to make: no change of the script would avoid them.
 NORMAL: Final = (Cause.FIRST, Cause.NEW, Cause.OPTIMIZER)
-# So many programs for the modes of a model are normal: one for each.
+# This number of programs is normal: one for each mode of a model, or with and without former gradients.
 _MODES: Final = 2
-# Reads per step that are more than a report now and then, and so many at least.
+_TWO: Final = (Cause.MODE, Cause.GRADIENTS)
+# Reads per step that are more than an occasional report, and the least number of reads that count.
 _OFTEN: Final = 0.1
 _FEW: Final = 3
 # A loop with fewer rounds is not worth another way of writing it.
@@ -38,7 +39,7 @@ _LEAKED: Final = 1 << 10
 class Finding:
     """One fault: what it is, the line, the seconds that it cost, and what to write instead.
 
-    ``cost`` says what it costs besides time; ``grave`` is a fault that is told whatever time it takes.
+    ``cost`` says what it costs in addition to time; ``grave`` is a fault that is told whatever time it takes.
     """
 
     title: str
@@ -76,7 +77,7 @@ def causes(recorder: Recorder) -> list[CauseRow]:
 
 def is_normal(row: CauseRow) -> bool:
     """Whether such programs are made in every run, and no line is to blame."""
-    return row.cause in NORMAL or (row.cause is Cause.MODE and row.count <= _MODES)
+    return row.cause in NORMAL or (row.cause in _TWO and row.count <= _MODES)
 
 
 def _runs(recorder: Recorder) -> list[Run]:

@@ -117,6 +117,6 @@ class _Plot:
 
 
 def _spread(count: int) -> list[int]:
-    """Indices of about ten labels for so many places."""
+    """Indices of about ten labels for a number of places."""
     step = max(1, -(-count // 10))
     return list(range(0, count, step))

@@ -34,7 +34,7 @@ from xla_debug.steps.recompile_text import Explanation
 
 # Smaller values are not compared with what was sent before: numbers of a step, which cost next to nothing.
 _COMPARED_BYTES: Final = 256
-# So many different values that were sent are kept in mind.
+# The number of different sent values that are remembered.
 _MOST_SENT: Final = 4096
 
 

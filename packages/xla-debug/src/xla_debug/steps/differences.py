@@ -15,7 +15,7 @@ from typing import Any, Final
 from xla_core.extension_api.operators import schema_of
 from xla_core.extension_api.steps import Entry, Lift, Operation, Ref, operations_of
 
-# So many operators in a row must agree for two steps to be taken for aligned again.
+# The number of operators in a row that must agree before two steps count as aligned again.
 _AGREEMENT: Final = 3
 # How far an addition or omission may reach before it counts as "something else".
 _WINDOW: Final = 400
@@ -47,7 +47,8 @@ class Change:
 class Difference:
     """``position`` counts the entries that are equal; ``old`` and ``new`` are what follows them.
 
-    For ADDED, MISSING and OTHER they are all entries up to where the steps agree again.
+    For ADDED, MISSING and OTHER they are all entries up to where the steps agree again, for ENDS and GOES_ON
+    all that are left.
     ``old_next`` and ``new_next`` are the first operators (not inputs) from there on.
     """
 
@@ -88,9 +89,9 @@ def compare(old: Sequence[Entry], new: Sequence[Entry]) -> Difference:
     if at == len(new):
         if at == len(old):
             return Difference(Kind.RESULTS, at)
-        return Difference(Kind.ENDS, at, old=tuple(old[at : at + 1]))
+        return Difference(Kind.ENDS, at, old=tuple(old[at:]))
     if at == len(old):
-        return Difference(Kind.GOES_ON, at, new=tuple(new[at : at + 1]))
+        return Difference(Kind.GOES_ON, at, new=tuple(new[at:]))
     skipped_old, skipped_new = _agreement(old, new, at)
     if skipped_old == skipped_new == 0:
         return _changed(old, new, at)

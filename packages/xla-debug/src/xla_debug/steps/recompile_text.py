@@ -37,6 +37,7 @@ class Cause(enum.Enum):
     START = "made in the first step"
     LIST = "length of a list"
     OPTIMIZER = "optimizer state"
+    GRADIENTS = "gradients that add up"
     EARLY_SYNC = "value read in the middle of a step"
     STEP_END = "step ends elsewhere"
     RESULTS = "other results are kept"
@@ -63,6 +64,7 @@ ADVICE: Final = {
     Cause.BRANCH: "each way through Python is a program; torch.where does both in one",
     Cause.LIST: "keep the number of tensors constant: stack the list every N steps, or reduce as you go",
     Cause.OPTIMIZER: "normal once, in the first step, where the optimizer makes its state",
+    Cause.GRADIENTS: "normal once where gradients are accumulated; else call optimizer.zero_grad() in each step",
     Cause.EARLY_SYNC: "read values after torch_xla.sync(), or with xm.add_step_closure",
     Cause.STEP_END: "let every step end at the same place",
     Cause.RESULTS: "drop tensors that are not needed, so that every step keeps the same ones",
@@ -77,8 +79,8 @@ _ADVICE_OF_OPERATORS: Final = {
     "batches that the host cuts",
 }
 MSG_KEPT_OUT: Final = (
-    "XLA_VARYING_SHAPES=1 is set, and lets no size vary in steps with {reasons}. Do without that, or pad to a few "
-    "lengths; docs/shapes.md says what a length can pass"
+    "no program for several lengths can be made (XLA_VARYING_SHAPES) of steps with {reasons}. Do without that, or "
+    "pad to a few lengths; docs/shapes.md says what a length can pass"
 )
 # Causes that programs for several sizes do away with.
 _SIZES: Final = frozenset({Cause.BATCH, Cause.SHAPE, Cause.SIZE})
@@ -97,6 +99,8 @@ def advice_for(cause: Cause) -> str:
 # Operators that only one of the two modes of a module records.
 _MODE_OPERATORS: Final = ("dropout", "bernoulli", "batch_norm", "rrelu")
 _MODE_ARGUMENTS: Final = ("train", "training", "use_input_stats")
+# What backward() records where a parameter has a gradient already.
+_ADDITIONS: Final = ("aten.add.", "aten.add_.")
 _MAX_NAMED: Final = 4
 
 
@@ -324,6 +328,8 @@ def _other(difference: Difference) -> Words:
     listed = _list_change(difference)
     if listed is not None:
         return listed
+    if _is_accumulation(difference):
+        return _accumulation(difference)
     old, new = difference.old, difference.new
     subject = _first_operator(new) or difference.new_next or _first_operator(old)
     kind = _kind(difference)
@@ -362,12 +368,32 @@ def _cause_of(difference: Difference) -> Cause:
     return Cause.BRANCH
 
 
+def _is_accumulation(difference: Difference) -> bool:
+    """Whether all that is new adds gradients to inputs of the step: those of the step before."""
+    old, new = operations_of(difference.old), operations_of(difference.new)
+    if len(difference.new) - len(new) <= len(difference.old) - len(old):
+        return False
+    places = map(place_of, new)
+    if not all(place is not None and place.backward for place in places):
+        return False
+    before, after = Counter(map(name_of, old)), Counter(map(name_of, new))
+    return before < after and all(name.startswith(_ADDITIONS) for name in after - before)
+
+
+def _accumulation(difference: Difference) -> Words:
+    text = "backward() adds to the gradients of the step before; the step that was recorded first had none"
+    additions = (o for o in operations_of(difference.new) if name_of(o).startswith(_ADDITIONS))
+    return Words(Cause.GRADIENTS, text, next(additions))
+
+
 def _ends(difference: Difference) -> Words:
     text = f"the step ends before {operator_text(difference.old[0])}, which followed before"
     return Words(Cause.STEP_END, text, difference.old[0])
 
 
 def _goes_on(difference: Difference) -> Words:
+    if _is_accumulation(difference):
+        return _accumulation(difference)
     text = f"the step goes on with {operator_text(difference.new[0])}, where it ended before"
     return Words(Cause.STEP_END, text, difference.new[0])
 

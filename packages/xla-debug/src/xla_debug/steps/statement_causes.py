@@ -30,8 +30,8 @@ def find(
 ) -> Found | None:
     """Cause, text and lines of a difference that a statement explains; None where none does.
 
-    ``told`` is what its operators say, ``stack`` where the step was ended, and ``ran_once`` whether ``old`` never
-    came back.
+    ``explained`` is what its operators say, ``stack`` where the step was ended, and ``ran_once`` whether
+    ``old`` never came back.
     """
     if explained.cause not in SEARCHED:
         return None

@@ -15,7 +15,7 @@ _numbers = ShardedNumbers()
 
 
 def is_over_processes(size: int) -> bool:
-    """Whether a new mesh of so many members is one of processes; joins the default group if so.
+    """Whether a new mesh of this number of members is one of processes; joins the default group if so.
 
     In SPMD mode it is one of devices, as is one that is larger than the job without a default group.
     """

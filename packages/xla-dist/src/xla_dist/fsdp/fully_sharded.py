@@ -75,7 +75,7 @@ class XlaFullyShardedDataParallel(nn.Module):
         sharding_groups, sharding_rank, sharding_world_size: replica groups to shard over, this replica's
             number in its group and the size of one (default: all replicas).
         shard_param_on_dim_0: cut rows, not elements; without effect with ``flatten_parameters``.
-        reduce_scatter_bucket_size_mb: reduce gradients together until there are more than so many MiB.
+        reduce_scatter_bucket_size_mb: reduce gradients together until there are more than this number of MiB.
         coalesce_all_gather_ops: gather all parameters of a wrapped module by one operator.
         auto_wrap_policy: which parts to wrap; see ``torch_xla.distributed.fsdp.wrap``.
         auto_wrapper_callable: what wraps them (default: this class), with the options given here.

@@ -110,6 +110,16 @@ class Watchdog(threading.Thread):
         self._stopped.set()
         self.signs.stop()
 
+    def wait_for_threads(self, seconds: float) -> None:
+        """Wait until its threads have ended, at most so long; for after ``stop()``, and the connection's end.
+
+        One that comes back from a call to the coordinator while Python ends would abort the process.
+        """
+        until = time.monotonic() + seconds
+        for thread in (self, self.signs):
+            if thread.is_alive():
+                thread.join(max(until - time.monotonic(), 0.0))
+
     def culprit(self, seconds: float) -> str | None:
         """Who has failed or died, in this watchdog's words, which come within ``seconds`` or not at all.
 

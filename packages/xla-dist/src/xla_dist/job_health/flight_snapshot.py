@@ -15,7 +15,7 @@ from xla_dist.job_health.collective_order import Agreement, Collectives
 
 RECORDS: Final = 256
 COLLECTIVES: Final = 64
-"""So many of the last go into a snapshot ..."""
+"""This number of the last ones goes into a snapshot ..."""
 FEW_RECORDS: Final = 16
 FEW_COLLECTIVES: Final = 16
 """... and into a brief one."""

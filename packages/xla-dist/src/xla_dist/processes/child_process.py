@@ -83,7 +83,7 @@ def run_child(
         _fail(pipe, traceback.format_exc(), error)
     else:
         _send(pipe, Report("", "own", time.time(), result))
-    jobs.disconnect()
+    _leave()
 
 
 _attended: Final = Once()
@@ -119,6 +119,7 @@ def attend() -> None:
         if not failed:
             try:
                 finish()
+                _leave()
             except Exception as error:  # at exit, Python would show it and exit with status 0
                 report(type(error), error, error.__traceback__)
                 failure_reports.leave(1)
@@ -177,6 +178,15 @@ def finish() -> None:
             patience.wait(missing)
     if current.watchdog is not None:
         current.watchdog.stop()
+
+
+def _leave() -> None:
+    """Leave the job, and wait for the threads that ask its coordinator."""
+    current = session.begin() if jobs.connection() is not None else None
+    jobs.disconnect()
+    if current is not None and current.watchdog is not None:
+        current.watchdog.stop()
+        current.watchdog.wait_for_threads(_LAST_WORDS_SECONDS)
 
 
 def _fail(pipe: object, text: str, error: BaseException) -> None:

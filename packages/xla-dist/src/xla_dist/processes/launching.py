@@ -225,9 +225,9 @@ def _receive(child: _Child) -> None:
 
 
 def local_environments(options: Mapping[str, str]) -> list[dict[str, str]]:
-    """What each process of this host has in its environment besides; one for each process.
+    """The variables that each process of this host has in addition; one mapping for each process.
 
-    The device's plugin says it (``launch_environments`` of its factory), one process otherwise.
+    The device's plugin says them (``launch_environments`` of its factory); without them there is one process.
     """
     factory = plugins.load_factory(runtime.device_type())
     environments = getattr(factory, "launch_environments", None)
@@ -275,7 +275,7 @@ def start(
 ) -> Launch:
     """Start ``fn(ordinal, *args)`` in one process per device of this host.
 
-    ``variables`` are what the processes have in their environment besides.
+    ``variables`` are added to the processes' environment.
     Raises RuntimeError when this process has used its devices already, NotImplementedError in SPMD mode.
     """
     if runtime.is_spmd():

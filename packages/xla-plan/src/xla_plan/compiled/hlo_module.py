@@ -109,7 +109,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Read a module's text. Raises ValueError for what is none."""
+    """Read a module's text. Raises ValueError for a text that is no module."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current, section = "", None, ""
     tables: dict[str, list[str]] = {"FileNames": [], "FileLocations": [], "StackFrames": []}

@@ -186,7 +186,7 @@ class RowsToLoad:
         return self._value[: self._chunk.sizes[0]]
 
     def arrived(self, elements: int) -> None:
-        """So many more elements were read; with the last of them the parameter gets its value."""
+        """``elements`` more were read; with the last of them the parameter gets its value."""
         self._missing -= elements
         if not self._missing:
             with torch.no_grad():
@@ -218,7 +218,7 @@ class LoadedParts:
         return self._parts[_offsets(index)]
 
     def arrived(self, elements: int) -> None:
-        """So many more elements were read; with the last of them the tensor gets its value."""
+        """``elements`` more were read; with the last of them the tensor gets its value."""
         self._missing -= elements
         if self._missing:
             return
@@ -248,7 +248,7 @@ class LoadedCopy:
         return self._value
 
     def arrived(self, elements: int) -> None:
-        """So many more elements were read; with the last of them the tensor gets its value."""
+        """``elements`` more were read; with the last of them the tensor gets its value."""
         self._missing -= elements
         if not self._missing:
             with torch.no_grad():

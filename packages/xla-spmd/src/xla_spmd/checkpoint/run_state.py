@@ -7,8 +7,9 @@ again. Of what each process has for itself every process writes its own.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -29,6 +30,14 @@ MSG_RESERVED: Final = f"a run's state cannot have the name {RANDOM!r}, which ran
 MSG_OTHER_COUNT: Final = (
     "{name!r} has a state in every process, which {saved} of them wrote and {now} cannot read; go on with {saved} "
     "processes, or keep it in an object whose state is the same in all"
+)
+MSG_FROZEN: Final = (
+    "the checkpoint has a state of {name!r} for its parameters {indices}, which need no gradient now; let them "
+    "need one (requires_grad_) until it is read, or give the optimizer the parameters that it had"
+)
+MSG_CLOSURE: Final = (
+    "the state of {kind} cannot be divided among processes that have parts of the parameters; keep each one's own "
+    "with PerProcess(optimizer)"
 )
 MSG_ABSENT: Final = "the checkpoint has nothing of the name {name!r}; it has {names}"
 
@@ -81,11 +90,30 @@ def to_load(state: Mapping[str, StateValue], keys: Mapping[str, StateValue]) -> 
         elif isinstance(keys.get(name), BytesStorageMetadata):
             targets[name] = None
         else:
-            has_state = any(key.startswith(f"{name}.state.") for key in inside)
-            if isinstance(value, torch.optim.Optimizer) and has_state and not value.state:
-                prime_optimizer(value)
-            targets[name] = _values(value)
+            targets[name] = (
+                _of_optimizer(name, value, inside)
+                if isinstance(value, torch.optim.Optimizer)
+                else _values(value)
+            )
     return targets
+
+
+def _of_optimizer(name: str, optimizer: torch.optim.Optimizer, keys: Sequence[str]) -> StateDict:
+    """What an optimizer's state is read into: that of the parameters that had one, and no other.
+
+    Those that never had a gradient have none. Raises ValueError where there is one for a parameter that needs no
+    gradient any more.
+    """
+    start = f"{name}.state."
+    saved = {key[len(start) :].partition(".")[0] for key in keys if key.startswith(start)}
+    if saved and not optimizer.state:
+        prime_optimizer(optimizer)
+    target: StateDict = _values(optimizer)
+    homeless = saved - {str(index) for index in target["state"]}
+    if homeless:
+        raise ValueError(MSG_FROZEN.format(name=name, indices=sorted(map(int, homeless))))
+    target["state"] = {i: entries for i, entries in target["state"].items() if str(i) in saved}
+    return target
 
 
 def take_over(state: StateDict, loaded: Mapping[str, StateValue]) -> None:
@@ -99,13 +127,35 @@ def take_over(state: StateDict, loaded: Mapping[str, StateValue]) -> None:
                 raise ValueError(MSG_OTHER_COUNT.format(name=name, saved=saved, now=count))
             _inside(value).load_state_dict(own)
             continue
-        got = got[0] if isinstance(got, tuple) else _tensors_again(got)
+        is_one_value = isinstance(got, tuple)
+        got = got[0] if is_one_value else _tensors_again(got)
         if hasattr(value, "load_state_dict"):
             value.load_state_dict(got)
+            if isinstance(value, torch.optim.Optimizer) and not is_one_value:
+                _undo_casts(value, got["state"])
         else:
             state[name] = got
     ((owner, (states,)),) = loaded[RANDOM].items()
     _set_random_states(states if owner == str(rank) else _derived(states, rank))
+
+
+def _undo_casts(optimizer: torch.optim.Optimizer, state: Mapping[int, StateDict]) -> None:
+    """Give back what torch's ``load_state_dict`` has cast to a parameter's dtype, or moved to its device.
+
+    It does so with all tensors but ``step``: float32 averages of bfloat16 parameters would lose half of their bits.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, entries in state.items():
+        own = optimizer.state[parameters[index]]
+        for key, item in entries.items():
+            if _is_tensor(item) and (own[key].dtype, own[key].device) != (item.dtype, item.device):
+                own[key] = item
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether no step can be made without the user's closure (LBFGS), and so no state to read into."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def _is_own(value: object) -> bool:
@@ -123,6 +173,10 @@ def _values(value: StateValue) -> StateValue:
     state = value.state_dict() if hasattr(value, "state_dict") else value
     if isinstance(value, torch.optim.Optimizer):
         parameters = [p for group in value.param_groups for p in group["params"]]
+        if _needs_closure(value):
+            if any(getattr(p, checkpoint_marks.ROWS_OF, None) is not None for p in parameters):
+                raise ValueError(MSG_CLOSURE.format(kind=type(value).__name__))
+            return (_on_host(state),)
         state["state"] = {
             index: {key: _part(item, parameters[index]) for key, item in entries.items()}
             for index, entries in state["state"].items()

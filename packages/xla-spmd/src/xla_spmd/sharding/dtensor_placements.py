@@ -101,7 +101,7 @@ def convert_to_xla_partition_spec(
 ) -> tuple[Any, ...]:
     """The partition spec of ``tensor`` for a placement per mesh dimension, as numbers of mesh axes.
 
-    Raises PlacementError (a RuntimeError and a ValueError) for placements besides ``Shard`` and
+    Raises PlacementError (a RuntimeError and a ValueError) for placements other than ``Shard`` and
     ``Replicate``, and PlacementDimensionError (an IndexError and a ValueError) for a dimension that the
     tensor lacks.
     """

@@ -339,7 +339,7 @@ class _Detector:
 
 
 def _dynamic_shape_detector_set_max_different_graphs(max_different_graphs: int) -> None:
-    """Let a session have so many different graphs. Raises ValueError for less than 1."""
+    """Let a session have at most this number of different graphs. Raises ValueError for less than 1."""
     if max_different_graphs < 1:
         raise ValueError(compile_decorator.MSG_LIMIT.format(got=max_different_graphs))
     _Detector.limit = int(max_different_graphs)

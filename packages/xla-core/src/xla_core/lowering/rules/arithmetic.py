@@ -165,11 +165,25 @@ def static_power(base: Array, exponent: bool | int | float | complex) -> Array:
     return pair(lax.pow)(base, scalar(exponent, base.dtype))
 
 
+def _power_by_squaring(base: Array, exponent: Array) -> Array:
+    """``base ** exponent`` of whole numbers, wrapping around; numpy's form in jax looks at 6 bits of exponents."""
+    base, exponent = jnp.broadcast_arrays(base, exponent)
+
+    def unfinished(state: tuple[Array, Array, Array]) -> Array:
+        return jnp.any(state[2] > 0)
+
+    def square(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        result, power, left = state
+        return where(left & 1 == 1, result * power, result), power * power, left >> 1
+
+    return lax.while_loop(unfinished, square, (jnp.ones_like(base), base, exponent))[0]
+
+
 def _integer_power(base: Array, exponent: Array) -> Array:
     """Integer power, wrapping around; negative exponents truncate to 0 or ±1."""
     if base.dtype == np.bool_:
         return base | ~exponent
-    result = jnp.power(base, jnp.maximum(exponent, 0))
+    result = _power_by_squaring(base, jnp.maximum(exponent, 0))
     if not jnp.issubdtype(base.dtype, jnp.signedinteger):
         return result
     alternating = where(exponent & 1 == 1, -1, jnp.ones_like(exponent))

@@ -1,6 +1,7 @@
-"""The attention kernels that PyTorch has for its CPU, for programs that call them by name.
+"""Attention as one operator, and the kernels that PyTorch has for its CPU, for programs that call them by name.
 
-``scaled_dot_product_attention`` itself is recorded as the products and the softmax that it is made of.
+``xla::attention`` is what ``scaled_dot_product_attention`` is recorded as where ``torch_bridge.whole_operators``
+leaves it whole. Its rule computes what PyTorch's own definition by products and a softmax computes, in that order.
 """
 
 from __future__ import annotations
@@ -10,10 +11,65 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+import torch
+from jax import Array, lax
 
 from xla_core.lowering.rules.common import opmath
+from xla_core.lowering.rules.matmul import product
+from xla_core.lowering.rules.scans import safe_softmax_of, softmax_backward
 from xla_core.operators.lowering_registry import aten, rule
+from xla_core.torch_bridge import op_library as op_library
+
+_OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def _attention_meta(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object
+) -> tuple[torch.Tensor, torch.Tensor]:
+    lead = query.shape[:-1]
+    wide = _OPMATH.get(query.dtype, query.dtype)
+    return query.new_empty(*lead, value.shape[-1]), query.new_empty(
+        *lead, key.shape[-2], dtype=wide
+    )
+
+
+@rule(torch.ops.xla.attention.default, meta=_attention_meta)
+def attention(
+    query: Array, key: Array, value: Array, mask: Array | None, is_causal: bool, scale: float
+) -> tuple[Array, Array]:
+    """The attention of each query, and its weights, which half-precision operands have in float32.
+
+    ``mask`` says which keys a query sees, or is added to its scores. A query that sees none gives 0.
+    """
+    part = math.sqrt(scale)
+    q, k, v = (opmath(operand) for operand in (query, key, value))
+    scores = product(q * part, k * part, (False, True))
+    if is_causal:
+        length, seen = scores.shape[-2:]
+        mask = jnp.tri(length, seen, dtype=bool)
+    if mask is not None:
+        hidden = lax.full((), -np.inf, scores.dtype)
+        scores = scores + (
+            jnp.where(mask, 0, hidden) if mask.dtype == np.bool_ else mask.astype(scores.dtype)
+        )
+    weights = safe_softmax_of(scores, -1)
+    return product(weights, v), weights
+
+
+@rule(
+    torch.ops.xla.attention_backward.default,
+    meta=lambda _grad, query, key, value, *_: tuple(map(torch.empty_like, (query, key, value))),
+)
+def attention_backward(
+    grad: Array, query: Array, key: Array, value: Array, weights: Array, scale: float
+) -> tuple[Array, Array, Array]:
+    """The gradients of query, key and value, from the weights of ``attention``."""
+    part = math.sqrt(scale)
+    g, q, k, v = (opmath(operand) for operand in (grad, query, key, value))
+    of_weights = product(g, v, (False, True))
+    of_scores = softmax_backward(of_weights, weights, -1, None)
+    of_key = product(of_scores, q * part, (True, False)) * part
+    return product(of_scores, k * part) * part, of_key, product(weights, g, (True, False))
 
 
 def _for_each_head(query: Array, operand: Array) -> Array:

@@ -7,6 +7,7 @@ depends on their values, never get here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -167,7 +168,7 @@ def put(self: Array, index: Array, source: Array, accumulate: bool = False) -> A
 @rule(aten.masked_scatter.default)
 def masked_scatter(self: Array, mask: Array, source: Array) -> Array:
     """``self`` with the elements under ``mask`` replaced by those of ``source`` in order."""
-    shape = np.broadcast_shapes(self.shape, mask.shape)
+    shape = jnp.broadcast_shapes(self.shape, mask.shape)
     flags = jnp.broadcast_to(mask, shape)
     if source.size == 0:
         return jnp.broadcast_to(self, shape)
@@ -185,8 +186,8 @@ def _mask_order(mask: Array) -> Array:
 def masked_scatter_backward(grad_output: Array, mask: Array, sizes: Sequence[int]) -> Array:
     """The gradients under ``mask``, in order, as a tensor of ``sizes`` filled up with zeros."""
     flags = jnp.broadcast_to(mask, grad_output.shape)
-    flat = jnp.zeros(int(np.prod(sizes)), grad_output.dtype)
-    place = select(flags, _mask_order(flags), flat.shape[0])
+    flat = jnp.zeros(math.prod(sizes), grad_output.dtype)
+    place = select(flags, _mask_order(flags), np.iinfo(np.int32).max)
     return flat.at[place].set(grad_output, mode="drop").reshape(tuple(sizes))
 
 

@@ -341,7 +341,8 @@ def logsumexp(context: RuleContext, self: Array, dim: Dims, keepdim: bool = Fals
     """``log(sum(exp(self)))`` over ``dim`` without overflow."""
     value = opmath(convert(self, output_dtype(context)))
     dims = normalize_dims(dim, self.ndim)
-    largest = finite_maximum(value, dims)
+    # of complex numbers only the real part may overflow; the angle of the logarithm is the principal one
+    largest = finite_maximum(jnp.real(value), dims)
     total = lax.log(sum_over(lax.exp(value - largest), dims, True)) + largest
     return total if keepdim else lax.squeeze(total, dims)
 

@@ -106,6 +106,15 @@ def log_softmax(value: Array, dim: int) -> Array:
     return (shifted - lax.log(sum_over(lax.exp(shifted), axis, True))).reshape(value.shape)
 
 
+def safe_softmax_of(value: Array, dim: int) -> Array:
+    """The softmax along ``dim``; 0 where every element is minus infinity."""
+    array = _at_least_1d(value)
+    axis = (dim % array.ndim,)
+    exponential = lax.exp(array - finite_maximum(array, axis))
+    total = sum_over(exponential, axis, True)
+    return (exponential / where(total == 0, 1, total)).reshape(value.shape)
+
+
 @rule(*present("_softmax"))
 def softmax_rule(self: Array, dim: int, half_to_float: bool) -> Array:
     """The softmax, in float32 inside for bfloat16 and float16."""
@@ -121,12 +130,7 @@ def log_softmax_rule(self: Array, dim: int, half_to_float: bool) -> Array:
 @rule(*present("_safe_softmax"), context=True)
 def safe_softmax(context: RuleContext, self: Array, dim: int, dtype: Any = None) -> Array:
     """The softmax with rows of minus infinity giving 0."""
-    value = opmath(convert(self, output_dtype(context)))
-    array = _at_least_1d(value)
-    axis = (dim % array.ndim,)
-    exponential = lax.exp(array - finite_maximum(array, axis))
-    total = sum_over(exponential, axis, True)
-    return (exponential / where(total == 0, 1, total)).reshape(value.shape)
+    return safe_softmax_of(opmath(convert(self, output_dtype(context))), dim)
 
 
 @rule(*present("_softmax_backward_data"))

@@ -32,6 +32,8 @@ def hurwitz_zeta(x: Array, q: Array) -> Array:
     """
     shape = jnp.broadcast_shapes(x.shape, q.shape)
     x, q = broadcast_to(x, shape), broadcast_to(q, shape)
+    # At a pole nothing is summed: far from 0, where each number is one, adding 1 has no end.
+    start = select((q <= 0) & (q == jnp.floor(q)), 1, q)
 
     def unfinished(state: tuple[Array, Array]) -> Array:
         return jnp.any(state[1] < _HEAD)
@@ -42,7 +44,7 @@ def hurwitz_zeta(x: Array, q: Array) -> Array:
         term = lax.pow(select(early, base, 1), -x)
         return total + select(early, term, 0), base + early.astype(base.dtype)
 
-    total, base = lax.while_loop(unfinished, add_term, (jnp.zeros_like(q), q))
+    total, base = lax.while_loop(unfinished, add_term, (jnp.zeros_like(q), start))
     power = lax.pow(base, -x)
     total = total + power * base / (x - 1) + 0.5 * power
     rising, power = x, power / base
@@ -76,8 +78,19 @@ def zeta(self: Array, other: Array) -> Array:
 
 def polygamma(n: int, x: Array) -> Array:
     """The ``n``-th derivative of the digamma function, for n of at least 1."""
+    if n == 1:
+        return _trigamma(x)
     order = jnp.full_like(x, n + 1)
     return (-1) ** (n + 1) * math.factorial(n) * hurwitz_zeta(order, x)
+
+
+def _trigamma(x: Array) -> Array:
+    """The derivative of the digamma function; left of 1/2 by reflection, as the series would not converge."""
+    left = x < 0.5
+    series = hurwitz_zeta(jnp.full_like(x, 2), select(left, 1 - x, x))
+    # As on the CPU the sine of a rounded multiple of pi makes the poles large numbers.
+    sine = jnp.sin(jnp.asarray(math.pi, x.dtype) * x)
+    return select(left, (math.pi / sine) ** 2 - series, series)
 
 
 @rule(aten.special_erfcx.default, promotion=Promotion.INT_TO_FLOAT)

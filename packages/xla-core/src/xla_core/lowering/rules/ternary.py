@@ -114,13 +114,30 @@ def heaviside(self: Array, values: Array) -> Array:
 @rule(*present("gcd"), promotion=Promotion.NO_OPMATH)
 def gcd(self: Array, other: Array) -> Array:
     """The greatest common divisor."""
-    return jnp.gcd(self, other)
+
+    # Step by step as the CPU: with the smallest number, which has no absolute value, jax's form never ends.
+    def unfinished(state: tuple[Array, Array]) -> Array:
+        return jnp.any(state[0] != 0)
+
+    def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        small, large = state
+        done = small == 0
+        rest = lax.rem(large, where(done, jnp.ones_like(small), small))
+        return where(done, small, rest), where(done, large, small)
+
+    small, large = jnp.broadcast_arrays(jnp.abs(self), jnp.abs(other))
+    return lax.while_loop(unfinished, step, (small, large))[1]
 
 
 @rule(*present("lcm"), promotion=Promotion.NO_OPMATH)
 def lcm(self: Array, other: Array) -> Array:
     """The least common multiple."""
-    return jnp.lcm(self, other)
+    divisor: Array = gcd(self, other)
+    return where(
+        divisor == 0,
+        jnp.zeros_like(divisor),
+        jnp.abs(pair(lax.div)(self, where(divisor == 0, jnp.ones_like(divisor), divisor)) * other),
+    )
 
 
 @rule(*present("igamma"), promotion=DEFAULT)

@@ -1,0 +1,109 @@
+"""What varying shapes do where nobody has asked for them, and where they do not pay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torch_xla
+from torch_xla.experimental import mark_dynamic
+from torch_xla.experimental.capture import capture
+from xla_core.execution.device_backend import DeviceBackend
+from xla_core.support import caches, counters
+from xla_core.varying import families
+from xla_core.varying.padded_buffer import PADDED_ON_HOST
+
+_LENGTHS = (8, 12, 9, 11, 7)
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch):
+    monkeypatch.delenv("XLA_VARYING_SHAPES", raising=False)
+    caches.clear_all()
+    yield
+    caches.clear_all()
+
+
+def _counted(name):
+    return counters.all_counters().get(name, 0)
+
+
+def _run(length, operations=70):
+    x = torch.arange(3.0 * length).view(length, 3)
+    wanted, y = x, x.to("xla")
+    for number in range(operations):
+        wanted, y = (wanted * 0.5 + number, y * 0.5 + number)
+    wanted, y = wanted.sum(0), y.sum(0)
+    torch_xla.sync()
+    torch.testing.assert_close(y.cpu(), wanted)
+
+
+def _served_and_compiled(lengths, operations=70):
+    before = _counted(families.SERVED), _counted("UncachedCompile")
+    for length in lengths:
+        _run(length, operations)
+    return _counted(families.SERVED) - before[0], _counted("UncachedCompile") - before[1]
+
+
+def test_large_steps_share_a_program_from_the_fourth_length_on():
+    assert _served_and_compiled(_LENGTHS[:3]) == (0, 3)
+    assert _served_and_compiled(_LENGTHS[3:]) == (2, 1)
+
+
+def test_small_steps_are_left_alone():
+    assert _served_and_compiled(_LENGTHS, operations=5) == (0, len(_LENGTHS))
+
+
+def test_zero_turns_it_off_and_marks_too(monkeypatch):
+    monkeypatch.setenv("XLA_VARYING_SHAPES", "0")
+    assert _served_and_compiled(_LENGTHS) == (0, len(_LENGTHS))
+    before = _counted(families.SERVED)
+    for length in _LENGTHS:
+        x = torch.ones(length, 3).to("xla")
+        mark_dynamic(x, 0)
+        torch.testing.assert_close(x.cos().sum().cpu(), torch.ones(length, 3).cos().sum())
+    assert _counted(families.SERVED) == before
+
+
+def test_a_length_that_comes_often_gets_a_program_of_its_own():
+    _served_and_compiled((8, 12, 9))
+    assert _served_and_compiled([11] * 110) == (
+        1,
+        1,
+    )  # 11 of at most 12: its padding is worth nothing
+    assert _served_and_compiled([7] * 100) == (1, 0)
+    assert _served_and_compiled([7] * 3) == (0, 1)
+    assert _served_and_compiled((7, 10)) == (1, 0)
+
+
+def test_there_is_no_bound_program_where_there_is_no_room(monkeypatch):
+    _served_and_compiled(_LENGTHS[:3])
+    monkeypatch.setattr(DeviceBackend, "has_room", lambda self, nbytes: False)
+    served, compiled = _served_and_compiled((11, 7))
+    assert served == 0
+    assert compiled >= 2
+
+
+def test_what_is_replayed_has_no_padding():
+    layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(20)).to("xla")
+
+    def step(x):
+        for layer in layers:
+            x = x + layer(x).tanh()
+        return x.cumsum(0)
+
+    wanted = {length: step(torch.ones(length, 4).to("xla")).detach().cpu() for length in _LENGTHS}
+    assert _counted(families.SERVED)
+    replayed = {
+        "captured": capture(step),
+        "compiled": torch.compile(step, backend="openxla", dynamic=False),
+    }
+    for function in replayed.values():
+        before = _counted(families.SERVED), _counted(PADDED_ON_HOST)
+        for length in _LENGTHS:
+            x = torch.ones(length, 4).to("xla")
+            with torch.no_grad():
+                for _ in range(4):
+                    torch.testing.assert_close(function(x).cpu(), wanted[length])
+        assert _counted(families.SERVED) - before[0] <= len(_LENGTHS)
+        assert _counted(PADDED_ON_HOST) - before[1] <= len(_LENGTHS)  # of ordinary calls
