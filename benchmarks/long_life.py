@@ -44,8 +44,8 @@ REMEMBERED: Final = 30_000
 SIZES: Final = 300
 """Sizes that operators meet: several times as many as programs are kept, soon all met."""
 ALLOWED_GROWTH: Final = 1.1
-LEAST_SAMPLES: Final = 8
-"""Of fewer nobody can tell what grows."""
+LEAST_SAMPLES: Final = 40
+"""Of fewer nobody can tell what grows: at first the caches fill, and memory with them."""
 SLACK: Final = {"resident_MB": 20.0, "objects": 5000.0}
 """More than the tenth is let pass up to so much; 4 of anything else."""
 VOCABULARY, WIDTH, HEADS, LENGTH, BATCH, ITEMS = 64, 32, 2, 16, 4, 400

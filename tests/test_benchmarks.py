@@ -214,7 +214,7 @@ def test_a_long_life_is_noted_and_drawn(tmp_path):
     drawn = picture.read_text()
     assert drawn.startswith("<svg") and "memory mappings" in drawn
     # what goes on growing is said
-    grown = [{**last, "descriptors": 10 * n, "mappings": 5} for n in range(1, 9)]
+    grown = [{**last, "descriptors": 10 * n, "mappings": 5} for n in range(1, 41)]
     figures.write_text(json.dumps({**written, "processes": [grown]}))
     judged = subprocess.run(
         [sys.executable, str(RUN.with_name("long_life.py")), "--draw", str(figures)],
@@ -223,4 +223,4 @@ def test_a_long_life_is_noted_and_drawn(tmp_path):
         timeout=60,
     )
     assert judged.returncode == 1
-    assert judged.stderr.strip() == "descriptors grew from 35 to 75"
+    assert judged.stderr.strip() == "descriptors grew from 155 to 355"

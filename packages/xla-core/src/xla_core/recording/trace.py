@@ -89,6 +89,8 @@ class Trace(StepState):
     def renewal(self) -> Iterator[None]:
         """For ``indivisible.do``: what ``reset`` does. A tree that has grown too large is dropped."""
         if self.entries > MAX_ENTRIES:
+            # reports that hold an entry would hold the whole tree
+            events.emit(events.StepsForgotten(trace=self))
             root = Root()
             names = (*STEP, "root", "entries")
             return indivisible.storing(self, names, (*beginning(root), root, 0))

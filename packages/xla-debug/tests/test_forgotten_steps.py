@@ -1,0 +1,42 @@
+"""Trees of steps that grew too large are dropped, and no report keeps them."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+import torch_xla
+from xla_core.extension_api import runtime
+from xla_core.recording import trace as recording_trace
+from xla_core.recording.entry import Root
+from xla_debug import memory
+
+MOST = 100  # entries of a tree in this test
+
+
+def _step_of(additions):
+    y = torch.zeros(4, device="xla")
+    for _ in range(additions):
+        y = y + 1
+    torch_xla.sync()
+
+
+def _trees():
+    gc.collect()
+    return [one for one in gc.get_objects() if type(one) is Root]
+
+
+def test_a_dropped_tree_of_steps_is_not_held(monkeypatch):
+    before = len(_trees())
+    monkeypatch.setattr(recording_trace, "MAX_ENTRIES", MOST)
+    trace = runtime.trace_of(None)
+    dropped = 0
+    with memory.tracking():
+        for additions in range(2, 40):
+            tree = trace.root
+            _step_of(additions)
+            dropped += trace.root is not tree
+        del tree
+        assert dropped > 2
+        assert len(_trees()) <= before
