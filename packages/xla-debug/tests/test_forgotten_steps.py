@@ -28,9 +28,9 @@ def _trees():
 
 
 def test_a_dropped_tree_of_steps_is_not_held(monkeypatch):
+    trace = runtime.trace_of(None)
     before = len(_trees())
     monkeypatch.setattr(recording_trace, "MAX_ENTRIES", MOST)
-    trace = runtime.trace_of(None)
     dropped = 0
     with memory.tracking():
         for additions in range(2, 40):
