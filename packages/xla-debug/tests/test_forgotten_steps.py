@@ -15,9 +15,9 @@ from xla_debug import memory
 MOST = 100  # entries of a tree in this test
 
 
-def _step_of(additions):
-    y = torch.zeros(4, device="xla")
-    for _ in range(additions):
+def _step_with(size):
+    y = torch.zeros(size, device="xla")  # a step of its own from its first entry on
+    for _ in range(20):
         y = y + 1
     torch_xla.sync()
 
@@ -33,9 +33,9 @@ def test_a_dropped_tree_of_steps_is_not_held(monkeypatch):
     monkeypatch.setattr(recording_trace, "MAX_ENTRIES", MOST)
     dropped = 0
     with memory.tracking():
-        for additions in range(2, 40):
+        for size in range(2, 40):
             tree = trace.root
-            _step_of(additions)
+            _step_with(size)
             dropped += trace.root is not tree
         del tree
         assert dropped > 2
