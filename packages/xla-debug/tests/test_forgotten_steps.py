@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 
 import torch_xla
 from xla_core.extension_api import runtime
-from xla_core.recording import trace as recording_trace
-from xla_core.recording.entry import Root
+from xla_core.testing.internals import Root, limit_remembered_entries
 from xla_debug import memory
 
 MOST = 100  # entries of a tree in this test
@@ -27,10 +27,18 @@ def _trees():
     return [one for one in gc.get_objects() if type(one) is Root]
 
 
-def test_a_dropped_tree_of_steps_is_not_held(monkeypatch):
+@pytest.fixture
+def small_trees():
+    """Within the test a tree of more than ``MOST`` entries is dropped."""
+    former = limit_remembered_entries(MOST)
+    yield
+    limit_remembered_entries(former)
+
+
+@pytest.mark.usefixtures("small_trees")
+def test_a_dropped_tree_of_steps_is_not_held():
     trace = runtime.trace_of(None)
     before = len(_trees())
-    monkeypatch.setattr(recording_trace, "MAX_ENTRIES", MOST)
     dropped = 0
     with memory.tracking():
         for size in range(2, 40):

@@ -111,9 +111,14 @@ def new_handlers() -> Iterator[None]:
         xla_tensor.go_on_with_handlers(former)
 
 
-def limit_remembered_entries(most: int) -> None:
-    """From now on a device's trace forgets all its steps when they have more than ``most`` entries."""
-    trace.MAX_ENTRIES = most
+def limit_remembered_entries(most: int) -> int:
+    """From now on a device's trace forgets all its steps when they have more than ``most`` entries.
+
+    Returns:
+        The limit before.
+    """
+    former, trace.MAX_ENTRIES = trace.MAX_ENTRIES, most
+    return former
 
 
 @contextlib.contextmanager
