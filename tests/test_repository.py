@@ -309,7 +309,8 @@ def test_packages_beside_each_other_do_not_import_each_other():
 RECORDING = [path for path in SOURCES if path.parent.as_posix().endswith("xla_core/recording")]
 # What a step is made of. What stores their attributes by name counts as well.
 STEP_CLASSES = (
-    "Entry", "Input", "Operation", "Root", "StepState", "Storage", "Trace", "View", "XLATensor",
+    "Entry", "Input", "Operation", "Root", "StepState", "StepValues", "Storage", "Trace", "View",
+    "XLATensor",
 )  # fmt: skip
 STORES_BY_NAME = ("setattr", "storing", "storing_each")
 # Attributes of other classes that have the same names, as they are written down.

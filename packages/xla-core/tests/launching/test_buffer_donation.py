@@ -10,7 +10,7 @@ import torch
 import torch_xla
 from torch_xla import _XLAC
 from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
-from xla_core.recording import trace as trace_module
+from xla_core.recording import step_values
 
 
 def on_device(*sizes):
@@ -75,7 +75,7 @@ def test_a_step_that_is_cut_because_it_is_long_keeps_its_values(monkeypatch):
     x = on_device(5)
     expected = x.cpu()
     _XLAC._set_buffer_donation(x, True)
-    monkeypatch.setattr(trace_module, "MAX_PENDING", 3)
+    monkeypatch.setattr(step_values, "MAX_PENDING", 3)
     y = x
     for _ in range(8):
         y = y + x + torch.zeros(5).to("xla")  # an upload looks at the length of the step

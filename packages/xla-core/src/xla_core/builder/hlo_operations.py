@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from xla_core.builder import hlo_windows as hlo_windows  # for the operations that it names
 from xla_core.builder.hlo import (
     MSG_DYNAMIC,
     XlaBuilder,
@@ -24,6 +25,7 @@ from xla_core.builder.hlo import (
     struct_of,
     text_of,
 )
+from xla_core.builder.hlo_registry import named, operations
 from xla_core.jax_bridge import hlo_primitives
 from xla_core.torch_bridge.dtypes import to_numpy
 
@@ -35,16 +37,6 @@ MSG_RANKS: Final = (
 MSG_SIZES: Final = "{size} elements have no shape {sizes}"
 MSG_SLICES: Final = "a gather needs slice_sizes, one size per dimension of its operand"
 
-_operations: dict[str, Callable[..., object]] = {}
-
-
-def _named(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def register(function: Callable[..., object]) -> Callable[..., Any]:
-        _operations[name] = function
-        return function
-
-    return register
-
 
 def create(
     builder: XlaBuilder, name: str, operands: Sequence[XlaOp], arguments: Mapping[str, Any]
@@ -54,7 +46,7 @@ def create(
     Operations among the attributes (start indices) become operands. Raises RuntimeError for an unknown
     name and for operands that do not fit.
     """
-    function = _operations.get(name)
+    function = operations.get(name)
     if function is None:
         raise RuntimeError(MSG_UNKNOWN.format(name=name))
     count = len(operands)
@@ -113,26 +105,26 @@ def _binary(name: str, function: Callable[[Any, Any], object]) -> Callable[[Any,
     return run
 
 
-_operations.update(_UNARY)
-_operations.update({name: _binary(name, function) for name, function in _BINARY.items()})
+operations.update(_UNARY)
+operations.update({name: _binary(name, function) for name, function in _BINARY.items()})
 
 
-@_named("Select")
+@named("Select")
 def _select(predicate: jax.Array, true: jax.Array, false: jax.Array) -> jax.Array:
     return lax.select(predicate, true, false)
 
 
-@_named("Clamp")
+@named("Clamp")
 def _clamp(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
     return lax.clamp(low, x, high)
 
 
-@_named("Convert")
+@named("Convert")
 def _convert(x: jax.Array, to_type: str) -> jax.Array:
     return lax.convert_element_type(x, numpy_type(to_type))
 
 
-@_named("BitcastConvert")
+@named("BitcastConvert")
 def _bitcast(x: jax.Array, to_type: str) -> jax.Array:
     return lax.bitcast_convert_type(x, numpy_type(to_type))
 
@@ -140,23 +132,23 @@ def _bitcast(x: jax.Array, to_type: str) -> jax.Array:
 # -- leaves and tuples ----------------------------------------------------------------------------
 
 
-@_named("Constant")
+@named("Constant")
 def _constant(value: torch.Tensor) -> jax.Array:
     return jnp.asarray(to_numpy(value))
 
 
-@_named("Iota")
+@named("Iota")
 def _iota(shape: Any, iota_dimension: int) -> jax.Array:
     struct = struct_of(shape)
     return lax.broadcasted_iota(struct.dtype, struct.shape, iota_dimension)
 
 
-@_named("Tuple")
+@named("Tuple")
 def _tuple(*values: jax.Array) -> jax.Array:
     return tuple(values)
 
 
-@_named("GetTupleElement")
+@named("GetTupleElement")
 def _element(value: jax.Array, index: int) -> jax.Array:
     return value[index]
 
@@ -164,7 +156,7 @@ def _element(value: jax.Array, index: int) -> jax.Array:
 # -- shapes ---------------------------------------------------------------------------------------
 
 
-@_named("Reshape")
+@named("Reshape")
 def _reshape(
     x: jax.Array,
     sizes: Sequence[int],
@@ -181,75 +173,75 @@ def _reshaped(x: jax.Array, sizes: Sequence[int]) -> jax.Array:
     return lax.reshape(x, tuple(sizes))
 
 
-@_named("DynamicReshape")
+@named("DynamicReshape")
 def _dynamic_reshape(x: jax.Array, sizes: Sequence[int]) -> jax.Array:
     return _reshaped(x, sizes)
 
 
-@_named("Broadcast")
+@named("Broadcast")
 def _broadcast(x: jax.Array, sizes: Sequence[int]) -> jax.Array:
     return lax.broadcast(x, tuple(sizes))
 
 
-@_named("BroadcastInDim")
+@named("BroadcastInDim")
 def _broadcast_in_dim(x: jax.Array, sizes: Sequence[int], dimensions: Sequence[int]) -> jax.Array:
     return lax.broadcast_in_dim(x, tuple(sizes), tuple(dimensions))
 
 
-@_named("Transpose")
+@named("Transpose")
 def _transpose(x: jax.Array, permutation: Sequence[int]) -> jax.Array:
     return lax.transpose(x, tuple(permutation))
 
 
-@_named("Rev")
+@named("Rev")
 def _reverse(x: jax.Array, dimensions: Sequence[int]) -> jax.Array:
     return lax.rev(x, tuple(dimensions))
 
 
-@_named("Slice")
+@named("Slice")
 def _slice(
     x: jax.Array, start_indices: jax.Array, limit_indices: Sequence[int], strides: Sequence[int]
 ) -> jax.Array:
     return lax.slice(x, tuple(start_indices), tuple(limit_indices), tuple(strides))
 
 
-@_named("SliceInDim")
+@named("SliceInDim")
 def _slice_in_dim(
     x: jax.Array, start_index: int, limit_index: int, dimno: int, stride: int
 ) -> jax.Array:
     return lax.slice_in_dim(x, start_index, limit_index, stride, dimno)
 
 
-@_named("DynamicSlice")
+@named("DynamicSlice")
 def _dynamic_slice(
     x: jax.Array, start_indices: Sequence[jax.Array], slice_sizes: Sequence[int]
 ) -> jax.Array:
     return lax.dynamic_slice(x, start_indices, tuple(slice_sizes))
 
 
-@_named("DynamicUpdateSlice")
+@named("DynamicUpdateSlice")
 def _dynamic_update_slice(
     x: jax.Array, update: jax.Array, start_indices: Sequence[jax.Array]
 ) -> jax.Array:
     return lax.dynamic_update_slice(x, update, start_indices)
 
 
-@_named("Pad")
+@named("Pad")
 def _pad(x: jax.Array, value: jax.Array, config: Sequence[Sequence[int]]) -> jax.Array:
     return lax.pad(x, value, [tuple(c) for c in config])
 
 
-@_named("ConcatInDim")
+@named("ConcatInDim")
 def _concatenate(*values: jax.Array, dimension: int) -> jax.Array:
     return lax.concatenate(values, dimension)
 
 
-@_named("GetDimensionSize")
+@named("GetDimensionSize")
 def _dimension_size(x: jax.Array, dimension: int) -> jax.Array:
     return jnp.int32(x.shape[dimension])
 
 
-@_named("SetDimensionSize")
+@named("SetDimensionSize")
 def _set_dimension_size(*_values: object, dimension: int) -> jax.Array:
     raise NotImplementedError(MSG_DYNAMIC)
 
@@ -261,7 +253,7 @@ def _indices(indices: jax.Array, index_vector_dim: int) -> jax.Array:
     return jnp.moveaxis(indices, index_vector_dim, -1)
 
 
-@_named("Gather")
+@named("Gather")
 def _gather(
     x: jax.Array,
     start_indices: jax.Array,
@@ -287,7 +279,7 @@ def _gather(
     )
 
 
-@_named("Scatter")
+@named("Scatter")
 def _scatter(
     x: jax.Array,
     scatter_indices: jax.Array,
@@ -317,12 +309,12 @@ def _scatter(
 # -- products -------------------------------------------------------------------------------------
 
 
-@_named("Dot")
+@named("Dot")
 def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
     return lax.dot(left, right)
 
 
-@_named("TriangularSolve")
+@named("TriangularSolve")
 def _triangular_solve(
     a: jax.Array,
     b: jax.Array,
@@ -343,141 +335,10 @@ def _triangular_solve(
     )
 
 
-_SPATIAL: Final = "DHW"
+# -- functions of elements ------------------------------------------------------------------------
 
 
-def _convolve(
-    x: jax.Array,
-    kernel: jax.Array,
-    window_strides: Sequence[int],
-    padding: str | Sequence[tuple[int, int]],
-    **options: Any,
-) -> Any:
-    names = ("input", "kernel", "output")
-    specs = []
-    rank = x.ndim - 2
-    spatial = tuple(range(2, rank + 2))
-    for name in names:
-        first, second = {
-            "input": ("input_batch_dimension", "input_feature_dimension"),
-            "kernel": ("kernel_output_feature_dimension", "kernel_input_feature_dimension"),
-            "output": ("output_batch_dimension", "output_feature_dimension"),
-        }[name]
-        given = options.pop(f"{name}_spatial_dimensions", spatial)
-        specs.append((options.pop(first, 0), options.pop(second, 1), *given))
-    options.pop("precision_config", None)
-    window = padding.upper() if isinstance(padding, str) else [tuple(p) for p in padding]
-    return lax.conv_general_dilated(
-        x,
-        kernel,
-        tuple(window_strides),
-        window,
-        dimension_numbers=lax.ConvDimensionNumbers(*specs),
-        **options,
-    )
-
-
-@_named("Conv")
-@_named("ConvWithGeneralPadding")
-@_named("ConvWithGeneralDimensions")
-@_named("ConvGeneral")
-def _conv(
-    x: jax.Array,
-    kernel: jax.Array,
-    window_strides: Sequence[int],
-    padding: str | Sequence[tuple[int, int]] = "valid",
-    **options: object,
-) -> jax.Array:
-    return _convolve(x, kernel, window_strides, padding, **options)
-
-
-@_named("ConvGeneralDilated")
-def _conv_dilated(
-    x: jax.Array,
-    kernel: jax.Array,
-    window_strides: Sequence[int],
-    padding: str | Sequence[tuple[int, int]],
-    lhs_dilation: Sequence[int],
-    rhs_dilation: Sequence[int],
-    **options: object,
-) -> jax.Array:
-    dilation = {"lhs_dilation": tuple(lhs_dilation), "rhs_dilation": tuple(rhs_dilation)}
-    return _convolve(x, kernel, window_strides, padding, **dilation, **options)
-
-
-# -- windows and reductions -----------------------------------------------------------------------
-
-
-@_named("Reduce")
-def _reduce(
-    x: jax.Array, init: jax.Array, computation: XlaComputation, dimensions: Sequence[int]
-) -> jax.Array:
-    return lax.reduce(x, init, computation, tuple(dimensions))
-
-
-@_named("ReduceAll")
-def _reduce_all(x: jax.Array, init: jax.Array, computation: XlaComputation) -> jax.Array:
-    return lax.reduce(x, init, computation, tuple(range(x.ndim)))
-
-
-@_named("ReduceWindow")
-def _reduce_window(
-    x: jax.Array,
-    init: jax.Array,
-    computation: XlaComputation,
-    window_dimensions: Sequence[int],
-    window_strides: Sequence[int],
-    padding: str = "valid",
-) -> jax.Array:
-    return lax.reduce_window(
-        x, init, computation, tuple(window_dimensions), tuple(window_strides), padding.upper()
-    )
-
-
-@_named("MaxPool")
-def _max_pool(
-    x: jax.Array,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    batch_dimension: int,
-    feature_dimension: int,
-    spatial_dimensions: Sequence[int],
-    padding: str = "valid",
-) -> jax.Array:
-    del batch_dimension, feature_dimension, spatial_dimensions  # the window has all dimensions
-    floating = jnp.issubdtype(x.dtype, jnp.inexact)
-    lowest = np.array(-np.inf if floating else jnp.iinfo(x.dtype).min, x.dtype)
-    return lax.reduce_window(x, lowest, lax.max, tuple(kernel_size), tuple(stride), padding.upper())
-
-
-@_named("SelectAndScatter")
-@_named("SelectAndScatterWithGeneralPadding")
-def _select_and_scatter(
-    x: jax.Array,
-    source: jax.Array,
-    init: jax.Array,
-    window_dimensions: Sequence[int],
-    window_strides: Sequence[int],
-    select_computation: XlaComputation,
-    scatter_computation: XlaComputation,
-    padding: str | Sequence[tuple[int, int]] = "valid",
-) -> jax.Array:
-    window, strides = tuple(window_dimensions), tuple(window_strides)
-    if isinstance(padding, str):
-        padding = lax.padtype_to_pads(x.shape, window, strides, padding.upper())
-    return hlo_primitives.select_and_scatter(
-        x,
-        select_computation,
-        window,
-        strides,
-        [tuple(p) for p in padding],
-        source,
-        init,
-        scatter_computation,
-    )
-
-
-@_named("Sort")
+@named("Sort")
 def _sort(
     *values: jax.Array, comparator: XlaComputation, dimension: int = -1, is_stable: bool = False
 ) -> jax.Array:
@@ -485,7 +346,7 @@ def _sort(
     return sorted_values[0] if len(sorted_values) == 1 else tuple(sorted_values)
 
 
-@_named("Map")
+@named("Map")
 def _map(
     *values: jax.Array,
     computation: XlaComputation,
@@ -502,12 +363,12 @@ def _map(
 # -- control flow ---------------------------------------------------------------------------------
 
 
-@_named("Call")
+@named("Call")
 def _call(*values: jax.Array, computation: XlaComputation) -> jax.Array:
     return computation(*values)
 
 
-@_named("Conditional")
+@named("Conditional")
 def _conditional(
     predicate: jax.Array,
     true: jax.Array,
@@ -522,7 +383,7 @@ def _conditional(
     )
 
 
-@_named("While")
+@named("While")
 def _while(
     state: jax.Array, condition_computation: XlaComputation, body_computation: XlaComputation
 ) -> jax.Array:

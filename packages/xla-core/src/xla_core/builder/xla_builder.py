@@ -6,7 +6,7 @@ Operations are HLO's, by the names of https://openxla.org/xla/operation_semantic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -21,6 +21,7 @@ from xla_core.builder.hlo import (
     from_module,
     struct_of,
 )
+from xla_core.builder.hlo_attributes import ATTRIBUTES
 from xla_core.builder.hlo_shapes import Shape
 from xla_core.builder.hlo_shapes import Type as Type
 from xla_core.execution import runtime
@@ -50,56 +51,11 @@ def _with_attributes(name: str, *operands: str) -> Callable[..., Op]:
     def method(self: Op, *args: Any, **attributes: Any) -> Op:
         ops, rest = list(args[: len(operands)]), args[len(operands) :]
         ops += [attributes.pop(o) for o in operands[len(ops) :]]
-        attributes.update(zip(_ATTRIBUTES[name], rest, strict=False))
+        attributes.update(zip(ATTRIBUTES[name], rest, strict=False))
         return mkop(name, (self.op, *(o.op for o in ops)), **attributes)
 
-    method.__doc__ = f"HLO's {name}: operands {operands or 'none'}, then {_ATTRIBUTES[name]}."
+    method.__doc__ = f"HLO's {name}: operands {operands or 'none'}, then {ATTRIBUTES[name]}."
     return method
-
-
-_PLACES: Final = (
-    "input_batch_dimension", "input_feature_dimension", "kernel_input_feature_dimension",
-    "kernel_output_feature_dimension", "output_batch_dimension", "output_feature_dimension",
-    "input_spatial_dimensions", "kernel_spatial_dimensions", "output_spatial_dimensions",
-)  # fmt: skip
-_GROUPS: Final = ("feature_group_count", "batch_group_count", "precision_config")
-# The order in which methods take HLO's attributes.
-_ATTRIBUTES: Final[dict[str, tuple[str, ...]]] = {
-    "Reshape": ("sizes", "dimensions", "inferred_dimension"),
-    "DynamicReshape": ("sizes",),
-    "Broadcast": ("sizes",),
-    "BroadcastInDim": ("sizes", "dimensions"),
-    "Gather": (
-        "offset_dims", "collapsed_slice_dims", "start_index_map", "index_vector_dim",
-        "indices_are_sorted", "slice_sizes",
-    ),
-    "Conv": (
-        "window_strides", "feature_group_count", "batch_group_count", "padding", "precision_config"
-    ),
-    "ConvWithGeneralPadding": ("window_strides", "padding", *_GROUPS),
-    "ConvWithGeneralDimensions": (
-        "window_strides", *_PLACES, "padding", *_GROUPS
-    ),
-    "ConvGeneral": ("window_strides", "padding", *_PLACES, *_GROUPS),
-    "ConvGeneralDilated": (
-        "window_strides", "padding", "lhs_dilation", "rhs_dilation", *_PLACES, *_GROUPS
-    ),
-    "Convert": ("to_type",),
-    "BitcastConvert": ("to_type",),
-    "Pad": ("config",),
-    "MaxPool": (
-        "kernel_size", "stride", "batch_dimension", "feature_dimension", "spatial_dimensions",
-        "padding",
-    ),
-    "Select": (),
-    "Transpose": ("permutation",),
-    "TriangularSolve": ("left_side", "lower", "unit_diagonal", "transpose_a"),
-    "Clamp": (),
-    "GetTupleElement": ("index",),
-    "GetDimensionSize": ("dimension",),
-    "SetDimensionSize": ("dimension",),
-    "Rev": ("dimensions",),
-}  # fmt: skip
 
 
 class Op:
@@ -203,11 +159,7 @@ class Op:
         self, scatter_indices: Op, updates: Op, computation: Any, *args: Any, **attributes: Any
     ) -> Op:
         """HLO's Scatter: update_window_dims, inserted_window_dims, scatter_dims_to_operand_dims, ..."""
-        names = (
-            "update_window_dims", "inserted_window_dims", "scatter_dims_to_operand_dims",
-            "index_vector_dim", "indices_are_sorted", "unique_indices",
-        )  # fmt: skip
-        attributes.update(zip(names, args, strict=False))
+        attributes.update(zip(ATTRIBUTES["Scatter"], args, strict=False))
         operands = (self.op, scatter_indices.op, updates.op)
         return mkop("Scatter", operands, computation=self._pair(computation), **attributes)
 

@@ -43,7 +43,7 @@ from xla_core.operators.lowering_registry import (
     find_view,
 )
 from xla_core.operators.schema import Signature, pure_form, signature
-from xla_core.recording import builtin_plans
+from xla_core.recording import step_values
 from xla_core.recording import xla_tensor as tensor_module
 from xla_core.recording.xla_tensor import Handler, XLATensor, handler_of
 from xla_core.support import flags
@@ -244,9 +244,9 @@ def install() -> None:
     )
     zeros = find_rule(aten.zeros.default)
     assert zeros is not None
-    builtin_plans.set_plan(builtin_plans.ZEROS, OperatorPlan(aten.zeros.default, zeros))
+    step_values.set_plan(step_values.ZEROS, OperatorPlan(aten.zeros.default, zeros))
     strided = OperatorPlan(aten.as_strided.default, find_view(aten.as_strided.default))
-    builtin_plans.set_plan(builtin_plans.AS_STRIDED, strided)
+    step_values.set_plan(step_values.AS_STRIDED, strided)
     windows.install()
     if flags.CHECK_INDICES.get():
         index_ranges.install()

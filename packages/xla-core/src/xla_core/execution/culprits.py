@@ -19,9 +19,9 @@ from xla_core.lowering import program_failures
 from xla_core.lowering.replay import needed_entries
 from xla_core.operators.run_rule import LoweringError
 from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
-from xla_core.recording.builtin_plans import ZEROS, known_plan
 from xla_core.recording.entry import Entry, Operation, Root, inputs_of, operations_of
 from xla_core.recording.step_key import map_operands
+from xla_core.recording.step_values import ZEROS, known_plan
 from xla_core.recording.trace import Trace
 from xla_core.torch_bridge.operands import Operand
 
