@@ -42,7 +42,7 @@ REASONS = {
     "xla_core.execution.op_by_op": {"_programs": "its programs are in the listed table of programs"},
     "xla_core.execution.runtime": {"_followers": CODE},
     "xla_core.execution.step_closures": {"_pending": CALLS, "_async_pending": CALLS, "_runners": DEVICE},
-    "xla_core.jax_bridge.jax_private": {"_shardings": "ways to split values; goes with its client"},
+    "xla_core.jax_bridge.jaxlib_runtime": {"_shardings": "ways to split values; goes with its client"},
     "xla_core.launching.buffer_donation": {"_marked": OWNER},
     "xla_core.launching.launch_queue": {"_living": OWNER, "_queues": OWNER},
     "xla_core.operators.lowering_registry": dict.fromkeys(

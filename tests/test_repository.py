@@ -393,7 +393,7 @@ def attribute_chains(path: Path) -> Iterator[tuple[ast.expr, str]]:
 def private_uses(pattern: str, home: str) -> list[str]:
     found = set()
     for path in SOURCES:
-        if path.parent.as_posix().endswith(home):
+        if f"/{home}/" in path.as_posix():
             continue
         names = [*imports(parsed(path)), *attribute_chains(path)]
         found |= {at(path, node) for node, name in names if re.match(pattern, name)}

@@ -41,12 +41,13 @@ VENDOR = (
     sys.path.insert(0, str(folder))
     os.environ.pop("PJRT_DEVICE", None)
 
-    from xla_core.jax_bridge import jax_private, pjrt_c_api
+    from xla_core.jax_bridge import jaxlib_runtime
+    from xla_core.jax_bridge import pjrt_c_api
     seen = {}
     pjrt_c_api.load_library = lambda name, path: seen.update(library=(name, path))
     def make_client(name, options, distributed):
         seen["options"] = dict(options)
-        return jax_private.make_cpu_client(asynchronous=True, num_devices=2)
+        return jaxlib_runtime.make_cpu_client(asynchronous=True, num_devices=2)
     pjrt_c_api.make_client = make_client
 
     import torch, torch_xla

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from xla_core.contract.device_protocol import ArraySpec
-from xla_core.jax_bridge import jax_private
+from xla_core.jax_bridge import jax_private, jaxlib_runtime
 
 
 def specs(*shapes, dtype="float32"):
@@ -120,7 +120,7 @@ def test_shardings_are_written_and_missing_ones_pinned():
 
 def test_sharding_text_that_is_none():
     with pytest.raises(ValueError, match="not an HLO sharding"):
-        jax_private.hlo_sharding("{device=[2]}")
+        jaxlib_runtime.hlo_sharding("{device=[2]}")
 
 
 def test_lowering_starts_no_backend_and_changes_no_configuration():

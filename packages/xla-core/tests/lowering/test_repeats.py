@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xla_core.lowering.repeats import Call, CostModel, Node, find_repeats
+from xla_core.lowering.repeats.items import Call, CostModel, Node
+from xla_core.lowering.repeats.search import find_repeats
 
 EAGER = CostModel(min_weight=2.0, min_saving=1.0, per_call=0.0)
 

@@ -9,14 +9,11 @@ call like any other code on ``xla`` tensors.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from sys import getrefcount
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import fx
 from torch.autograd.graph import increment_version
@@ -25,26 +22,29 @@ from torch.utils import _pytree as pytree
 from xla_core.compilation.program_identity import ProgramIdentity, in_memory
 from xla_core.compilation.program_table import StepProgram
 from xla_core.dynamo import lost_order, settings
-from xla_core.dynamo.graph_inputs import GraphInputMatcher
 from xla_core.dynamo.graph_partition import MSG_UNREADABLE, one_part, partition
+from xla_core.dynamo.graph_program import (
+    Constant,
+    Fresh,
+    GraphProgram,
+    NotOneProgramError,
+    Passed,
+    Shared,
+    copied_view,
+    program_of_step,
+)
 from xla_core.execution import deferred_steps, eager_mode, operator_counts, run_step, runtime
 from xla_core.launching import buffer_donation
 from xla_core.operators.error_messages import ValueNeededError
-from xla_core.operators.plan import SEED
-from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording import random_state
-from xla_core.recording.entry import operations_of
 from xla_core.recording.evictable import Table
-from xla_core.recording.step_key import Lift
 from xla_core.recording.step_record import Rules
-from xla_core.recording.storage import Storage, View, chain, replacing
+from xla_core.recording.storage import Storage, chain, replacing
 from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.support import caches, counters, flags, indivisible
-from xla_core.torch_bridge import aot_graphs
 from xla_core.torch_bridge.operands import Operand, Operands
 from xla_core.torch_bridge.torch_private import without_dispatch_modes
-from xla_core.varying import families
 
 MSG_PENDING: Final = (
     "input data to dynamo graph can not be a pending ir, please set "
@@ -54,63 +54,6 @@ MSG_PENDING: Final = (
 # References to an argument's buffer when its storage alone keeps it: the storage, the list of
 # arguments, getrefcount's own.
 _STORAGE_ONLY: Final = 3
-
-
-class NotOneProgramError(Exception):
-    """A graph whose results this module cannot take from one program."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Fresh:
-    """A result that the program computes: its position there, and its shape and dtype."""
-
-    position: int
-    meta: TensorMeta
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Shared:
-    """A result that shows a value which other results show, too: its position, shape and dtype, and the view."""
-
-    position: int
-    meta: TensorMeta
-    view: View | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Passed:
-    """A result that is an argument, or a view of one."""
-
-    argument: int
-    view: View | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Constant:
-    """A result that is no tensor."""
-
-    value: Operand
-
-
-@dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
-class _Recorded:
-    """A graph as one program, for arguments of certain shapes.
-
-    ``inputs`` gives each of the program's inputs: an argument, or a storage that the graph itself holds.
-    ``written`` pairs arguments with the results that are their new values, ``given_away`` are arguments whose
-    memory results take over, at the user's wish. ``seeds`` are the positions among ``ints`` that need a new number
-    for every run.
-    """
-
-    program: StepProgram | None
-    inputs: GraphInputMatcher
-    results: tuple[_Fresh | _Shared | _Passed | _Constant, ...]
-    written: tuple[tuple[int, int], ...]
-    given_away: tuple[int, ...]
-    spec: Any
-    floats: Any
-    ints: np.ndarray | None
-    seeds: tuple[int, ...]
 
 
 class CompiledGraph:
@@ -136,7 +79,7 @@ class CompiledGraph:
         with trace.lock, torch.no_grad():
             key = _key(args, trace)
             recorded = self._known.get(key) or self._extract(key, args, trace)
-            if isinstance(recorded, _Recorded):
+            if isinstance(recorded, GraphProgram):
                 return _run(recorded, args, trace)
         if recorded is self._model:
             counters.increment("DynamoGraphRecordedAgain")
@@ -151,7 +94,9 @@ class CompiledGraph:
         with trace.lock, torch.no_grad():
             self._extract(_key(args, trace), args, trace)
 
-    def _extract(self, key: object, args: Operands, trace: Trace) -> _Recorded | Callable[..., Any]:
+    def _extract(
+        self, key: object, args: Operands, trace: Trace
+    ) -> GraphProgram | Callable[..., Any]:
         """The graph as one program, or as several and what lies between, or as it is."""
         counters.increment("DynamoExtractCompiledGraph")
         deferred_steps.finish(trace)
@@ -161,7 +106,7 @@ class CompiledGraph:
             graph: Any = None if on_host else _record(self._model, args, trace)
             if graph is None and isinstance(self._model, fx.GraphModule):
                 graph = partition(self._model, args, trace, CompiledGraph)
-        if isinstance(graph, _Recorded) and graph.program is not None:
+        if isinstance(graph, GraphProgram) and graph.program is not None:
             graph.program.keep(self._known, key, graph)  # until its program is evicted
             return graph
         if len(self._known) >= caches.MOST:  # arguments that need no program of their own
@@ -237,7 +182,7 @@ def _signature(a: Operand) -> Operand:
 # -- recording ------------------------------------------------------------------------------------
 
 
-def _record(model: Callable[..., Any], args: Operands, trace: Trace) -> _Recorded | None:
+def _record(model: Callable[..., Any], args: Operands, trace: Trace) -> GraphProgram | None:
     """The graph as one program, or None where it cannot be one."""
     _buffers(args, trace, counted=False)  # runs what is pending: it is no part of the graph
     if trace.cur.depth:
@@ -248,7 +193,7 @@ def _record(model: Callable[..., Any], args: Operands, trace: Trace) -> _Recorde
             marks: dict[int, bool] = {}
             indivisible.do(trace.obeying(Rules(MSG_UNREADABLE, MSG_UNREADABLE, marks)))
             with eager_mode.mode(False):
-                return _recorded(model, args, trace, marks)
+                return program_of_step(model, args, trace, marks)
         finally:
             _end_recording(trace, rules)
     except NotOneProgramError:
@@ -266,151 +211,6 @@ def _end_recording(trace: Trace, rules: Rules) -> None:
     if trace.cur.depth:
         operator_counts.step_ended(trace.epoch, trace.cur)
     indivisible.do(trace.obeying(rules), trace.renewal())
-
-
-def _recorded(
-    model: Callable[..., Any], args: Operands, trace: Trace, marks: Mapping[int, bool]
-) -> _Recorded:
-    stand_ins = [_stand_in(a, trace) if isinstance(a, XLATensor) else a for a in args]
-    numbers = {id(t._s): i for i, t in enumerate(stand_ins) if isinstance(t, XLATensor)}
-    results, spec = pytree.tree_flatten(model(*stand_ins))
-    written = _written(stand_ins, trace)
-    tensors = [r for r in results if isinstance(r, torch.Tensor)]
-    kept = aot_graphs.kept_for_backward(model) if isinstance(model, fx.GraphModule) else ()
-    shared = _shown_by_several([r for i, r in enumerate(results) if i not in kept], numbers, trace)
-    vids = {
-        id(r): r._s.vid if id(r) in shared else _value(r, numbers, written, trace) for r in tensors
-    }
-    computed = [v for v in vids.values() if v is not None] + list(written.values())
-    outputs = tuple(dict.fromkeys(computed))
-    index = {vid: i for i, vid in enumerate(outputs)}
-    storages = [trace.touched[p] for p in trace.input_storages]
-    inputs = GraphInputMatcher(numbers, [id(s) for s in storages], storages, numbers)
-    program: StepProgram | None = None
-    given_away = {}
-    if outputs:
-        slots = {number: slot for slot, number in enumerate(inputs.arg_idxs)}
-        pairs = _pairs(written, slots)
-        stays = {numbers.get(id(r._s)) for r in results if isinstance(r, XLATensor)} | set(written)
-        marked = [i for s, i in numbers.items() if marks.get(s) and i in slots and i not in stays]
-        fresh = [r._s for r in results if isinstance(r, XLATensor) and vids[id(r)] == r._s.vid]
-        given_away = _given_away(marked, slots, stand_ins, fresh, {vid for _, vid in pairs})
-        key = run_step.program_key(trace, outputs, pairs + tuple(given_away.values()))
-        program = trace.cur.programs.get(key)
-        if program is None or families.is_padded(program):
-            program = run_step.find_or_build(trace, key, shared=False)
-        index = program.output_index
-    return _Recorded(
-        program=program,
-        inputs=inputs,
-        results=tuple(_result(r, vids, index, numbers, shared) for r in results),
-        written=tuple((number, index[vid]) for number, vid in written.items()),
-        given_away=tuple(given_away),
-        spec=spec,
-        floats=trace.backend.put_numbers(np.array(trace.floats)) if trace.floats else None,
-        ints=np.array(trace.ints, np.int64) if trace.ints else None,
-        seeds=_seeds(trace),
-    )
-
-
-def _stand_in(a: XLATensor, trace: Trace) -> XLATensor:
-    """A tensor of its own that shows what ``a`` shows."""
-    if a._s.trace is not trace:
-        raise NotOneProgramError(f"arguments on {a._s.trace.device} and {trace.device}")
-    base = trace.from_buffer(a._s.buffer, a._s.meta)
-    return base if a._v is None else tensor_on(base._s, _copied(a._v))
-
-
-def _written(stand_ins: Sequence[Operand], trace: Trace) -> dict[int, int]:
-    """The arguments that the graph wrote to, and the numbers of their storages' new values."""
-    written = {}
-    for number, t in enumerate(stand_ins):
-        if isinstance(t, XLATensor) and t._s.version:
-            if not t._s.is_pending_in(trace.epoch):
-                raise NotOneProgramError("an argument gets a value from the host")
-            written[number] = t._s.vid
-    return written
-
-
-def _shown_by_several(
-    results: Sequence[Operand], numbers: dict[int, int], trace: Trace
-) -> set[int]:
-    """The ids of results whose storages others show, too, and which the graph computes."""
-    computed = [
-        r
-        for r in results
-        if isinstance(r, XLATensor) and id(r._s) not in numbers and r._s.is_pending_in(trace.epoch)
-    ]
-    count = Counter(id(r._s) for r in computed)
-    return {id(r) for r in computed if count[id(r._s)] > 1}
-
-
-def _value(
-    r: torch.Tensor, numbers: dict[int, int], written: dict[int, int], trace: Trace
-) -> int | None:
-    """The number of a result's value, None for one that is an unchanged argument or a view of it."""
-    if not isinstance(r, XLATensor):
-        raise NotOneProgramError(f"a result on {r.device}")
-    number = numbers.get(id(r._s))
-    if number is not None and number not in written:
-        return None
-    return trace.value_of(r)
-
-
-def _pairs(written: dict[int, int], slots: dict[Any, int]) -> tuple[tuple[int, int], ...]:
-    """Inputs whose memory their new values may take over."""
-    taken: set[int] = set()
-    pairs = []
-    for number, vid in written.items():
-        if number in slots and vid not in taken:
-            taken.add(vid)
-            pairs.append((slots[number], vid))
-    return tuple(pairs)
-
-
-def _given_away(
-    marked: Sequence[int],
-    slots: dict[Any, int],
-    stand_ins: Sequence[Operand],
-    fresh: Sequence[Storage],
-    taken: set[int],
-) -> dict[int, tuple[int, int]]:
-    """The marked arguments that a result of their shape can take the memory of: input and value of each."""
-    free = {s.vid: s.meta for s in fresh if s.vid not in taken}
-    given = {}
-    for number in marked:
-        meta = stand_ins[number]._s.meta
-        vid = next((v for v, m in free.items() if m is meta), None)
-        if vid is not None:
-            del free[vid]
-            given[number] = (slots[number], vid)
-    return given
-
-
-def _result(
-    r: Operand,
-    vids: dict[int, int | None],
-    index: dict[int, int],
-    numbers: dict[int, int],
-    shared: set[int],
-) -> _Fresh | _Shared | _Passed | _Constant:
-    if not isinstance(r, XLATensor):
-        return _Constant(r)
-    vid = vids[id(r)]
-    if vid is not None and id(r) in shared:
-        return _Shared(index[vid], r._s.meta, r._v)
-    if vid is None:
-        return _Passed(numbers[id(r._s)], r._v)
-    return _Fresh(index[vid], r._v.meta if r._v is not None else r._s.meta)
-
-
-def _seeds(trace: Trace) -> tuple[int, ...]:
-    positions = []
-    for operation in operations_of(trace.cur.path()):
-        seed = operation.kwargs.get(SEED)
-        if isinstance(seed, Lift):
-            positions.append(seed.position)
-    return tuple(positions)
 
 
 # -- running --------------------------------------------------------------------------------------
@@ -436,7 +236,7 @@ def _buffers(args: Sequence[Operand], trace: Trace, counted: bool = True) -> Non
     deferred_steps.finish(trace)
 
 
-def _run(recorded: _Recorded, args: Operands, trace: Trace) -> Operand:
+def _run(recorded: GraphProgram, args: Operands, trace: Trace) -> Operand:
     if recorded.written:
         lost_order.check_arguments(args, (number for number, _ in recorded.written))
     _buffers(args, trace)
@@ -460,7 +260,7 @@ def _run(recorded: _Recorded, args: Operands, trace: Trace) -> Operand:
 
 
 def _arguments(
-    recorded: _Recorded, program: StepProgram, args: Operands, trace: Trace
+    recorded: GraphProgram, program: StepProgram, args: Operands, trace: Trace
 ) -> list[Any]:
     arguments = [
         _captured(a, trace) if type(a) is Storage else trace.backend.device_buffer(a._s)
@@ -487,18 +287,18 @@ def _captured(s: Storage, trace: Trace) -> Operand:
 
 
 def _give(
-    r: _Fresh | _Shared | _Passed | _Constant,
+    r: Fresh | Shared | Passed | Constant,
     results: list[Operand],
     shared: dict[int, Storage],
     args: Operands,
     trace: Trace,
 ) -> Any:
     """A result for the caller; ``shared`` keeps, by position, the storages that several results show."""
-    if isinstance(r, _Fresh):
+    if isinstance(r, Fresh):
         return trace.from_buffer(results[r.position], r.meta)
-    if isinstance(r, _Constant):
+    if isinstance(r, Constant):
         return r.value
-    if isinstance(r, _Shared):
+    if isinstance(r, Shared):
         own = shared.get(r.position)
         if own is None:
             own = shared[r.position] = trace.from_buffer(results[r.position], r.meta)._s
@@ -506,12 +306,4 @@ def _give(
         # What an argument holds is a value of its own here: writing to one of them changes just that one.
         source = args[r.argument]._s
         own = trace.from_buffer(source.buffer, source.meta)._s
-    return tensor_on(own, _copied(r.view))
-
-
-def _copied(view: View | None) -> View | None:
-    """The same chain of views, of which no step knows values yet."""
-    copied: View | None = None
-    for v in chain(view):
-        copied = View(copied, v.plan, v.tail, v.args, v.meta, -1, -1, -1)
-    return copied
+    return tensor_on(own, copied_view(r.view))

@@ -39,7 +39,7 @@ from xla_core.export.options import StableHLOExportOptions
 from xla_core.export.results import result_spec
 from xla_core.export.symbols import Symbols, is_dynamic
 from xla_core.jax_bridge import portable_stablehlo
-from xla_core.jax_bridge.composite_pass import build_composites
+from xla_core.jax_bridge.passes.composites import build_composites
 from xla_core.jax_bridge.portable_stablehlo import PortableProgram
 from xla_core.lowering import compile_settings, load_rules
 from xla_core.operators.decompositions import lowerable

@@ -27,8 +27,8 @@ from jaxlib import xla_client as _xla_client
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as _stablehlo
 
-from xla_core.jax_bridge.jax_private import JAXLIB_VERSION as JAXLIB_VERSION
-from xla_core.jax_bridge.jax_private import Client, CompileOptions, Device, DeviceList
+from xla_core.jax_bridge.jaxlib_runtime import JAXLIB_VERSION as JAXLIB_VERSION
+from xla_core.jax_bridge.jaxlib_runtime import Client, CompileOptions, Device, DeviceList
 from xla_core.support import caches
 
 # jaxlib 0.10.2: a compiled program that is not loaded on any device.

@@ -25,7 +25,6 @@ from jaxlib.mlir import ir
 from jaxlib.mlir import passmanager as _passmanager
 
 from xla_core.jax_bridge.jax_private import (
-    JAXLIB_VERSION,
     STRIP_LOCATIONS,
     HasShape,
     Relocation,
@@ -35,6 +34,7 @@ from xla_core.jax_bridge.jax_private import (
     relocate_operations,
     stablehlo,
 )
+from xla_core.jax_bridge.jaxlib_runtime import JAXLIB_VERSION
 
 # Not a name that jax knows: each primitive is lowered by the rule it has for all platforms, to
 # operations of StableHLO alone.

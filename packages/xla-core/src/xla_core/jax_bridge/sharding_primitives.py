@@ -20,7 +20,7 @@ from jaxlib.mlir import ir
 # jaxlib 0.10.2: builders of StableHLO's and Shardy's operations.
 from jaxlib.mlir.dialects import sdy, stablehlo
 
-from xla_core.jax_bridge.manual_constants_pass import BEGINS, ENDS
+from xla_core.jax_bridge.passes.manual_constants import BEGINS, ENDS
 
 
 def annotate_sharding(value: Array, text: str) -> Array:

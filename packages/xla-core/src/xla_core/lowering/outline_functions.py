@@ -16,7 +16,7 @@ import numpy as np
 
 from xla_core.lowering.evaluate import PLAIN, Exported, Lifted, Scope
 from xla_core.lowering.repeat_graph import Graph, lifted_slot
-from xla_core.lowering.repeats import Call, Function, Item, Plan, flat_nodes
+from xla_core.lowering.repeats.items import Call, Function, Item, Plan, flat_nodes
 from xla_core.lowering.source_scopes import common_scope
 
 # A lifted number of a call: whether it is a float, and where in the step's vector it is.

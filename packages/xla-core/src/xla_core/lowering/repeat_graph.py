@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from xla_core.lowering.repeats import Node
+from xla_core.lowering.repeats.items import Node
 from xla_core.operators.foreach import is_per_element
 from xla_core.operators.lowering_registry import ViewRule
 from xla_core.operators.tensor_meta import TensorMeta

@@ -7,7 +7,8 @@ from typing import Any
 
 from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.repeat_graph import Graph, OpInstance, build_graph
-from xla_core.lowering.repeats import CostModel, Plan, find_repeats
+from xla_core.lowering.repeats.items import CostModel, Plan
+from xla_core.lowering.repeats.search import find_repeats
 from xla_core.recording.entry import Entry, Input, inputs_of, operations_of
 
 

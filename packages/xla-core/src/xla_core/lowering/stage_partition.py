@@ -21,7 +21,7 @@ from typing import Any, Final
 from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.outline_functions import Emitter, kinds_of, name_of
 from xla_core.lowering.repeat_graph import FILLS, Graph
-from xla_core.lowering.repeats import Call, Function, Item, Plan
+from xla_core.lowering.repeats.items import Call, Function, Item, Plan
 from xla_core.recording.entry import Operation
 
 # XLA clones a function for each call: more calls than this, and a stage takes long to compile itself.

@@ -17,12 +17,12 @@ from xla_core.contract.device_protocol import (
     capabilities_of,
 )
 from xla_core.jax_bridge import jax_private
-from xla_core.jax_bridge.composite_pass import build_composites
+from xla_core.jax_bridge.passes.composites import build_composites
 from xla_core.lowering import compile_settings
 from xla_core.lowering.evaluate import Scope
 from xla_core.lowering.outline_functions import KEPT_PREFIX, outlined_function
 from xla_core.lowering.repeat_graph import Graph
-from xla_core.lowering.repeats import CostModel, Plan
+from xla_core.lowering.repeats.items import CostModel, Plan
 from xla_core.lowering.replay import needed_entries, repeats_of, step_function
 from xla_core.lowering.source_scopes import relocation
 from xla_core.lowering.spmd_matmul_scope import PartitionedScope

@@ -22,8 +22,7 @@ from torch.distributed import TCPStore
 
 from xla_core.contract.device_protocol import Topology
 from xla_core.jax_bridge import coordinator_process as coordinator
-from xla_core.jax_bridge import jax_private as compat
-from xla_core.jax_bridge import pjrt_c_api
+from xla_core.jax_bridge import jaxlib_runtime, pjrt_c_api
 from xla_core.multiprocess.startup_watchdog import Siblings, vigil
 from xla_core.support import flags
 
@@ -231,7 +230,7 @@ def _meet(job: Job, seconds: int) -> Connection:
     if job.index == 0 and not job.served:
         service = coordinator.CoordinatorProcess(*_served(job.address, job.count))
     _await_coordinator(job, seconds)
-    client = compat.coordination_client(
+    client = jaxlib_runtime.coordination_client(
         job.address, job.index, seconds, flags.FAILURE_TIMEOUT.get()
     )
     client.connect()

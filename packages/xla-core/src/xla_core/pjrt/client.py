@@ -20,8 +20,7 @@ from xla_core.contract.device_protocol import (
     Placement,
     Program,
 )
-from xla_core.jax_bridge import jax_private as compat
-from xla_core.jax_bridge import pjrt_c_api
+from xla_core.jax_bridge import jaxlib_runtime, pjrt_c_api
 from xla_core.pjrt import executable
 from xla_core.pjrt.executable import (
     CheckedExecutable,
@@ -36,7 +35,7 @@ __all__ = [
     "uses_shardy",
 ]
 
-DEVICE_CODE: Final = frozenset({compat.__name__, executable.__name__, __name__})
+DEVICE_CODE: Final = frozenset({jaxlib_runtime.__name__, executable.__name__, __name__})
 """The modules in which a thread is while it waits for its device."""
 
 
@@ -71,10 +70,10 @@ class PjrtClient:
     missing_device: ClassVar[str] = ""
     """What to do where a device id is not there, for the error's end."""
 
-    def __init__(self, client: compat.Client, *, process_index: int = 0) -> None:
+    def __init__(self, client: jaxlib_runtime.Client, *, process_index: int = 0) -> None:
         self._client = client
         local = client.local_devices()
-        self._local: list[compat.Device] = list(local)
+        self._local: list[jaxlib_runtime.Device] = list(local)
         self._by_id = {device.id: device for device in client.devices()}
         self._descriptions = tuple(
             self._describe(device, local.index(device) if device in local else -1)
@@ -83,13 +82,13 @@ class PjrtClient:
         self._process_index = process_index
         self._peak_bytes = [0] * len(self._local)
         # placement -> (sharding, addressable devices); a plain dict because put() is hot
-        self._layouts: dict[Placement, tuple[Any, list[compat.Device]]] = {}
+        self._layouts: dict[Placement, tuple[Any, list[jaxlib_runtime.Device]]] = {}
         # id of a sharding over several devices -> itself, to keep the id, and its placement
         self._placements: dict[int, tuple[Any, Placement]] = {}
 
     # --- devices ---
 
-    def _describe(self, device: compat.Device, local_index: int) -> DeviceDescription:
+    def _describe(self, device: jaxlib_runtime.Device, local_index: int) -> DeviceDescription:
         return DeviceDescription(
             id=device.id,
             local_index=local_index,
@@ -99,7 +98,7 @@ class PjrtClient:
             attributes=pjrt_c_api.device_attributes(device),
         )
 
-    def _kind(self, device: compat.Device) -> str:
+    def _kind(self, device: jaxlib_runtime.Device) -> str:
         return device.device_kind or self.platform
 
     @property
@@ -116,7 +115,7 @@ class PjrtClient:
         mine = [d for d in self._descriptions if d.local_index >= 0]
         return tuple(sorted(mine, key=lambda d: d.local_index))
 
-    def _devices_of(self, placement: Placement) -> list[compat.Device]:
+    def _devices_of(self, placement: Placement) -> list[jaxlib_runtime.Device]:
         try:
             return [self._by_id[i] for i in placement.devices]
         except KeyError as error:
@@ -125,12 +124,14 @@ class PjrtClient:
                 f"{sorted(self._by_id)}{self.missing_device}"
             ) from error
 
-    def _layout(self, placement: Placement) -> tuple[Any, list[compat.Device]]:
+    def _layout(self, placement: Placement) -> tuple[Any, list[jaxlib_runtime.Device]]:
         devices = self._devices_of(placement)
         if len(devices) == 1:
-            sharding = compat.single_device_sharding(devices[0])
+            sharding = jaxlib_runtime.single_device_sharding(devices[0])
         else:
-            sharding = compat.sharding_over(devices, compat.hlo_sharding(placement.sharding))
+            sharding = jaxlib_runtime.sharding_over(
+                devices, jaxlib_runtime.hlo_sharding(placement.sharding)
+            )
         mine = [device for device in devices if device.process_index == self._process_index]
         self._layouts[placement] = layout = (sharding, mine)
         return layout
@@ -140,9 +141,9 @@ class PjrtClient:
     def put(self, array: np.ndarray, placement: Placement) -> Any:
         """Copy a host array to the device; the array may be changed once this returns."""
         sharding, devices = self._layouts.get(placement) or self._layout(placement)
-        aval = compat.shaped_array(array.shape, array.dtype)
+        aval = jaxlib_runtime.shaped_array(array.shape, array.dtype)
         if len(devices) == 1 and placement.sharding is None:
-            return compat.device_put(aval, sharding, [array], devices)
+            return jaxlib_runtime.device_put(aval, sharding, [array], devices)
         padded = pjrt_c_api.padded_shape(sharding, array.shape)
         indices = sharding.addressable_devices_indices_map(padded)
         part = sharding.shard_shape(padded)
@@ -150,20 +151,22 @@ class PjrtClient:
         shards = [
             self._put_whole(_filled_up(array[indices[device]], part), device) for device in devices
         ]
-        return compat.assemble(aval, sharding, shards)
+        return jaxlib_runtime.assemble(aval, sharding, shards)
 
-    def _put_whole(self, array: np.ndarray, device: compat.Device) -> Buffer:
-        aval = compat.shaped_array(array.shape, array.dtype)
-        return compat.device_put(aval, compat.single_device_sharding(device), [array], [device])
+    def _put_whole(self, array: np.ndarray, device: jaxlib_runtime.Device) -> Buffer:
+        aval = jaxlib_runtime.shaped_array(array.shape, array.dtype)
+        return jaxlib_runtime.device_put(
+            aval, jaxlib_runtime.single_device_sharding(device), [array], [device]
+        )
 
     def get(self, buffer: Any) -> np.ndarray:
         """Wait for a value and copy it to fresh host memory.
 
         Raises RuntimeError if its computation failed, or if this process lacks a part of it.
         """
-        pieces = compat.single_device_arrays(buffer)
+        pieces = jaxlib_runtime.single_device_arrays(buffer)
         if len(pieces) == 1 and pieces[0].shape == buffer.shape:
-            return compat.to_host(pieces[0])
+            return jaxlib_runtime.to_host(pieces[0])
         padded = pjrt_c_api.padded_shape(buffer.sharding, buffer.shape)
         indices = buffer.sharding.addressable_devices_indices_map(padded)
         if not (buffer.is_fully_addressable or buffer.is_fully_replicated):
@@ -172,19 +175,19 @@ class PjrtClient:
                 "in the program, or read shards()"
             )
         if buffer.is_fully_replicated:
-            return compat.to_host(pieces[0])
+            return jaxlib_runtime.to_host(pieces[0])
         host = np.empty(buffer.shape, buffer.dtype)
         for piece in pieces:
             (device,) = piece.devices()
             part = host[indices[device]]
             if part.size:
-                part[...] = compat.to_host(piece)[tuple(map(slice, part.shape))]
+                part[...] = jaxlib_runtime.to_host(piece)[tuple(map(slice, part.shape))]
         return host
 
     def copy(self, buffer: Buffer, placement: Placement) -> Buffer:
         """A second buffer with the same value on ``placement``; also on the same device."""
         sharding, devices = self._layouts.get(placement) or self._layout(placement)
-        pieces = compat.single_device_arrays(buffer)
+        pieces = jaxlib_runtime.single_device_arrays(buffer)
         if len(pieces) == 1 and len(devices) == 1 and placement.sharding is None:
             return pjrt_c_api.copy_to_devices(pieces[0], sharding, devices)
         # through the host: jaxlib copies between layouts only inside its own backends
@@ -197,14 +200,14 @@ class PjrtClient:
         runtime's.
         """
         _, number = array.__dlpack_device__()
-        origin = next((d for d in self._local if compat.hardware_id(d) == number), None)
+        origin = next((d for d in self._local if jaxlib_runtime.hardware_id(d) == number), None)
         if origin is None:
             raise BufferError(
                 f"no {self.device_type} device of this process has the number {number}"
             )
         copied = self.copy(pjrt_c_api.from_dlpack(array, origin), placement)
         # the owner may free the memory as soon as this returns, and does not know of the copy
-        compat.block_until_ready([copied])
+        jaxlib_runtime.block_until_ready([copied])
         return copied
 
     def allocate(self, spec: ArraySpec, placement: Placement) -> Buffer:
@@ -224,7 +227,7 @@ class PjrtClient:
 
     def shards(self, buffer: Buffer) -> list[tuple[int, Buffer]]:
         """The addressable pieces as (device id, single-device buffer), sharing memory."""
-        pieces = compat.single_device_arrays(buffer)
+        pieces = jaxlib_runtime.single_device_arrays(buffer)
         return [(next(iter(piece.devices())).id, piece) for piece in pieces]
 
     def assemble(self, shards: Sequence[Any], spec: ArraySpec, placement: Placement) -> Buffer:
@@ -238,11 +241,13 @@ class PjrtClient:
             raise ValueError(
                 f"{[s.shape for s in shards]} are not {len(devices)} shards of shape {wanted}"
             )
-        return compat.assemble(compat.shaped_array(spec.shape, spec.dtype), sharding, shards)
+        return jaxlib_runtime.assemble(
+            jaxlib_runtime.shaped_array(spec.shape, spec.dtype), sharding, shards
+        )
 
     def wait(self, buffers: Sequence[Buffer]) -> None:
         """Block until every buffer is computed. Raises RuntimeError if one failed."""
-        compat.block_until_ready(buffers)
+        jaxlib_runtime.block_until_ready(buffers)
 
     # --- programs ---
 
@@ -255,7 +260,7 @@ class PjrtClient:
         options = compile_options(program, shardy=uses_shardy(program))
         try:
             loaded = self._client.compile_and_load(
-                program.stablehlo, compat.DeviceList(tuple(devices)), options
+                program.stablehlo, jaxlib_runtime.DeviceList(tuple(devices)), options
             )
         except RuntimeError as error:
             misfit = pjrt_c_api.stablehlo_misfit(self._client, error)
@@ -275,7 +280,7 @@ class PjrtClient:
         options = compile_options(program, shardy=uses_shardy(program))
         try:
             loaded = self._client.deserialize_executable(
-                code, compat.DeviceList(tuple(devices)), options
+                code, jaxlib_runtime.DeviceList(tuple(devices)), options
             )
         except RuntimeError as error:
             raise ValueError(
@@ -287,7 +292,7 @@ class PjrtClient:
         """Get ready what stored ``code`` calls by name; a plugin's own."""
 
     def _executable(
-        self, loaded: Any, program: Program, devices: Sequence[compat.Device]
+        self, loaded: Any, program: Program, devices: Sequence[jaxlib_runtime.Device]
     ) -> PjrtExecutable:
         if len(devices) > 1:
             kind: type[PjrtExecutable] = ShardedPjrtExecutable
@@ -299,7 +304,7 @@ class PjrtClient:
         """Versions of plugin, jaxlib and runtime, and the devices."""
         return {
             "plugin": f"{self.plugin} {self.version}",
-            "jaxlib": compat.JAXLIB_VERSION,
+            "jaxlib": jaxlib_runtime.JAXLIB_VERSION,
             "platform_version": self.platform_version,
             "devices": f"{len(self._local)} of {len(self._by_id)}",
         }
@@ -324,12 +329,12 @@ class PjrtClient:
         self._peak_bytes[local_index] = max(self._peak_bytes[local_index], used)
         return MemoryInfo(used, self._memory_limit(), self._peak_bytes[local_index])
 
-    def _live_bytes(self, device: compat.Device) -> int:
+    def _live_bytes(self, device: jaxlib_runtime.Device) -> int:
         return sum(
             piece.nbytes
             for array in self._client.live_arrays()
             if not array.is_deleted()
-            for piece in compat.single_device_arrays(array)
+            for piece in jaxlib_runtime.single_device_arrays(array)
             if device in piece.devices()
         )
 
@@ -340,7 +345,7 @@ class PjrtClient:
         """Drop the client; its threads end when the last buffer and executable are gone."""
         self._layouts.clear()
         self._placements.clear()
-        compat.forget_shardings(list(self._by_id.values()))
+        jaxlib_runtime.forget_shardings(list(self._by_id.values()))
         self._by_id.clear()
         self._local.clear()
         self._client = None
@@ -352,7 +357,7 @@ def _is_shard(piece: Any, shape: tuple[int, ...]) -> bool:
     A piece of a value that does not divide is as large as the others, but says that it ends with the value
     (jaxlib 0.10.2): its own memory is asked.
     """
-    return piece.shape == shape or compat.to_host(piece).shape == shape
+    return piece.shape == shape or jaxlib_runtime.to_host(piece).shape == shape
 
 
 def _filled_up(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -362,7 +367,7 @@ def _filled_up(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.pad(array, [(0, n - m) for n, m in zip(shape, array.shape, strict=True)])
 
 
-def compile_options(program: Program, *, shardy: bool) -> compat.CompileOptions:
+def compile_options(program: Program, *, shardy: bool) -> jaxlib_runtime.CompileOptions:
     """The runtime's options for a program. Raises ValueError where placement and counts do not agree."""
     ids = np.array(program.placement.devices, dtype=np.int64)
     shape = (program.num_replicas, program.num_partitions)
@@ -371,7 +376,7 @@ def compile_options(program: Program, *, shardy: bool) -> compat.CompileOptions:
             f"{program.name}: {shape[0]} replicas of {shape[1]} partitions need "
             f"{shape[0] * shape[1]} devices, the placement names {ids.size}"
         )
-    return compat.compile_options(
+    return jaxlib_runtime.compile_options(
         ids.reshape(shape), program.options, num_inputs=len(program.inputs), shardy=shardy
     )
 

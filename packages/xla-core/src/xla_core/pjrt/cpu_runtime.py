@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xla_core.jax_bridge.jax_private import (
+from xla_core.jax_bridge.jaxlib_runtime import (
     EXTRA_OPTIONS,
     Device,
     make_cpu_client,

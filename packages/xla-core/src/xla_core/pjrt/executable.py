@@ -11,8 +11,7 @@ import numpy as np
 
 from xla_core.contract import serialized_executable
 from xla_core.contract.device_protocol import Buffer, Program
-from xla_core.jax_bridge import jax_private as compat
-from xla_core.jax_bridge import pjrt_c_api
+from xla_core.jax_bridge import jaxlib_runtime, pjrt_c_api
 
 __all__ = [
     "CheckedExecutable",
@@ -42,10 +41,10 @@ class PjrtExecutable:
 
     def __init__(
         self,
-        client: compat.Client,
-        loaded: compat.LoadedExecutable,
+        client: jaxlib_runtime.Client,
+        loaded: jaxlib_runtime.LoadedExecutable,
         program: Program,
-        devices: Sequence[compat.Device],
+        devices: Sequence[jaxlib_runtime.Device],
         plugin: str,
     ) -> None:
         self.program_name = program.name
@@ -57,7 +56,9 @@ class PjrtExecutable:
         self._run = loaded.execute_sharded
         shardings = _result_shardings(loaded, program, devices)
         self._handlers = [
-            compat.result_handler(compat.shaped_array(spec.shape, spec.dtype), sharding)
+            jaxlib_runtime.result_handler(
+                jaxlib_runtime.shaped_array(spec.shape, spec.dtype), sharding
+            )
             for spec, sharding in zip(program.outputs, shardings, strict=True)
         ]
         self._consume = operator.methodcaller("consume_with_handlers", self._handlers)
@@ -149,10 +150,10 @@ class CheckedExecutable(_CheckingExecutable):
 
     def __init__(
         self,
-        client: compat.Client,
-        loaded: compat.LoadedExecutable,
+        client: jaxlib_runtime.Client,
+        loaded: jaxlib_runtime.LoadedExecutable,
         program: Program,
-        devices: Sequence[compat.Device],
+        devices: Sequence[jaxlib_runtime.Device],
         plugin: str,
     ) -> None:
         super().__init__(client, loaded, program, devices, plugin)
@@ -182,15 +183,17 @@ class ShardedPjrtExecutable(_CheckingExecutable):
 
     def __init__(
         self,
-        client: compat.Client,
-        loaded: compat.LoadedExecutable,
+        client: jaxlib_runtime.Client,
+        loaded: jaxlib_runtime.LoadedExecutable,
         program: Program,
-        devices: Sequence[compat.Device],
+        devices: Sequence[jaxlib_runtime.Device],
         plugin: str,
     ) -> None:
         super().__init__(client, loaded, program, devices, plugin)
         texts = self.input_shardings()
-        self._expected = [compat.sharding_over(devices, compat.hlo_sharding(t)) for t in texts]
+        self._expected = [
+            jaxlib_runtime.sharding_over(devices, jaxlib_runtime.hlo_sharding(t)) for t in texts
+        ]
         # the sharding object last seen per argument: an identity test replaces the comparison
         self._known: list[Any] = list(self._expected)
 
@@ -268,18 +271,22 @@ def sharding_texts(shardings: Sequence[Any] | None, count: int) -> tuple[str | N
     """HLO's texts of ``shardings``, one for each of ``count`` values; None for a value that is not split."""
     if shardings is None:
         return (None,) * count
-    as_hlo = map(compat.hlo_sharding_of, shardings)
+    as_hlo = map(jaxlib_runtime.hlo_sharding_of, shardings)
     return tuple(None if s.is_replicated() else repr(s) for s in as_hlo)
 
 
 def _result_shardings(
-    loaded: compat.LoadedExecutable, program: Program, devices: Sequence[compat.Device]
+    loaded: jaxlib_runtime.LoadedExecutable,
+    program: Program,
+    devices: Sequence[jaxlib_runtime.Device],
 ) -> list[Any]:
     if len(devices) == 1:
-        return [compat.single_device_sharding(devices[0])] * len(program.outputs)
-    replicated = compat.sharding_over(devices, compat.hlo_sharding(None))
+        return [jaxlib_runtime.single_device_sharding(devices[0])] * len(program.outputs)
+    replicated = jaxlib_runtime.sharding_over(devices, jaxlib_runtime.hlo_sharding(None))
     shardings = loaded.get_output_shardings() if program.num_partitions > 1 else None
     if shardings is None or program.num_replicas > 1:
         # each replica holds a value of its own: one shard per device, none of them tiled
         return [replicated] * len(program.outputs)
-    return [compat.sharding_over(devices, compat.hlo_sharding_of(s)) for s in shardings]
+    return [
+        jaxlib_runtime.sharding_over(devices, jaxlib_runtime.hlo_sharding_of(s)) for s in shardings
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xla_core.jax_bridge.jax_private import JAXLIB_VERSION
+from xla_core.jax_bridge.jaxlib_runtime import JAXLIB_VERSION
 from xla_core.jax_bridge.pjrt_c_api import (
     check_cuda_libraries,
     initialize_library,

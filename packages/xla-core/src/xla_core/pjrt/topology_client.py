@@ -25,8 +25,7 @@ from xla_core.contract.device_protocol import (
     Placement,
     Program,
 )
-from xla_core.jax_bridge import jax_private as compat
-from xla_core.jax_bridge import pjrt_c_api
+from xla_core.jax_bridge import jaxlib_runtime, pjrt_c_api
 from xla_core.pjrt.client import compile_options, uses_shardy
 from xla_core.pjrt.executable import (
     cost_figures,
@@ -203,7 +202,7 @@ class TopologyClient:
 
     def __init__(
         self,
-        devices: Sequence[compat.Device],
+        devices: Sequence[jaxlib_runtime.Device],
         *,
         topology: str,
         reads: str = "error",
@@ -242,7 +241,7 @@ class TopologyClient:
         """All devices: one process stands for the whole job."""
         return self._descriptions
 
-    def _devices_of(self, placement: Placement) -> list[compat.Device]:
+    def _devices_of(self, placement: Placement) -> list[jaxlib_runtime.Device]:
         try:
             return [self._by_id[i] for i in placement.devices]
         except KeyError as error:
@@ -359,8 +358,8 @@ class TopologyClient:
         """The shape of one device's part of a value."""
         if placement.sharding is None:
             return shape
-        sharding = compat.hlo_sharding(placement.sharding)
-        laid = compat.sharding_over(self._devices_of(placement), sharding)
+        sharding = jaxlib_runtime.hlo_sharding(placement.sharding)
+        laid = jaxlib_runtime.sharding_over(self._devices_of(placement), sharding)
         return tuple(laid.shard_shape(pjrt_c_api.padded_shape(laid, shape)))
 
     def shard_bytes(self, shape: tuple[int, ...], dtype: np.dtype, placement: Placement) -> int:

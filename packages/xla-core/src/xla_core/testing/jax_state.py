@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from xla_core.jax_bridge.jax_private import backends_started, hlo_sharding, to_host
+from xla_core.jax_bridge.jax_private import backends_started
+from xla_core.jax_bridge.jaxlib_runtime import hlo_sharding, to_host
 
 __all__ = ["backends_started", "hlo_sharding", "to_host"]

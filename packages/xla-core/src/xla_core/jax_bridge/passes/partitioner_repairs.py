@@ -35,8 +35,8 @@ from jaxlib.mlir import ir
 # jaxlib 0.10.2: builders of Shardy's and StableHLO's operations.
 from jaxlib.mlir.dialects import sdy, stablehlo
 
-from xla_core.jax_bridge import manual_constants_pass
 from xla_core.jax_bridge.module_attributes import all_operations
+from xla_core.jax_bridge.passes import manual_constants
 
 _ZEROS: Final = "zeros"
 
@@ -243,7 +243,7 @@ def _keep_whole(module: ir.Module) -> None:
     if not operations:
         return
     mesh = _shardy_mesh(module)
-    parts = manual_constants_pass.computed_on_parts(module)
+    parts = manual_constants.computed_on_parts(module)
     for operation in operations:
         if hash(operation) not in parts:
             _unsplit(operation, _WHOLE[operation.name](operation), mesh)

@@ -1,6 +1,6 @@
 """Finds what repeats in a sequence of operations: runs that are equal up to renaming.
 
-A pure algorithm on ``Node`` objects; it knows neither PyTorch nor jax. Runs of equal node keys are
+A pure algorithm on ``Node`` objects. Runs of equal node keys are
 found by prefix doubling (Karp, Miller and Rosenberg 1972: windows of 2, 4, 8, ... keys get numbers,
 so that two windows of any length compare in constant time), the ones that save most are replaced by
 a ``Call`` of one shared ``Function``, and the search goes on in what is left and inside the
@@ -12,81 +12,23 @@ few rounds.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Node:
-    """One operation: ``key`` says everything about it but which values it reads.
-
-    ``operands`` and ``results`` are value numbers, every value being the result of at most one node
-    of a sequence. ``weight`` is what compiling it costs, ``payload`` is the caller's.
-    """
-
-    key: Hashable
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
-    weight: float = 1.0
-    payload: Any = None
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Function:
-    """A run that is compiled once: the items of one occurrence, and what crosses its border.
-
-    ``parameters`` and ``results`` are value numbers of that occurrence.
-    """
-
-    index: int
-    body: list[Item]
-    parameters: tuple[int, ...]
-    results: tuple[int, ...]
-    weight: float
-    calls: int
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Call:
-    """One use of a function: ``operands`` and ``results`` as its parameters and results, renamed.
-
-    ``nodes`` are the operations it stands for, in the order in which they are in every other call
-    of the function.
-    """
-
-    function: Function
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
-    nodes: tuple[Node, ...]
-    weight: float
-
-    @property
-    def key(self) -> Hashable:
-        """Calls of one function are alike."""
-        return self.function
-
-
-Item: TypeAlias = Node | Call
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class CostModel:
-    """When a run is worth a function of its own; the unit is the compile cost of one plain node.
-
-    A run of weight w that occurs k times saves (k - 1) * w, and costs ``per_call`` for each call in
-    each run of the program, and ``per_value`` for each value that a call hands to its neighbour. It
-    must weigh ``min_weight``, and save ``min_saving`` in all.
-    """
-
-    min_weight: float = 12.0
-    min_saving: float = 40.0
-    per_call: float = 1.0
-    per_value: float = 1.0
-
+from xla_core.lowering.repeats.items import (
+    DEFAULT_COSTS,
+    Call,
+    CostModel,
+    Function,
+    Item,
+    Node,
+    Plan,
+    flat_nodes,
+)
+from xla_core.lowering.repeats.windows import Segment, Windows
 
 # Bounds on time, not on quality: how many groups of windows one round looks at closely, how many
 # positions per position of the sequence, how many rotations of a run, how many rounds there are.
@@ -101,17 +43,8 @@ _CALL_WEIGHT: Final = 0.1
 _ROUND_SHARE: Final = 0.3
 
 
-@dataclasses.dataclass(slots=True)
-class Plan:
-    """A sequence with its repeats replaced by calls, and the functions in the order of discovery."""
-
-    items: list[Item]
-    functions: list[Function]
-    work: int
-
-
 def find_repeats(
-    nodes: Sequence[Node], wanted: Iterable[int], model: CostModel = CostModel()
+    nodes: Sequence[Node], wanted: Iterable[int], model: CostModel = DEFAULT_COSTS
 ) -> Plan:
     """Replace repeated runs of ``nodes`` by calls of functions.
 
@@ -123,16 +56,11 @@ def find_repeats(
     for _ in range(_MAX_ROUNDS):
         if not search.round():
             break
-    return Plan(search.segments[0].items, [s.function for s in search.segments[1:]], search.work)
-
-
-@dataclasses.dataclass(slots=True)
-class _Segment:
-    """The top level (``function`` None) or one function's body."""
-
-    items: list[Item]
-    wanted: frozenset[int]
-    function: Any = None
+    return Plan(
+        search.segments[0].items,
+        [s.function for s in search.segments[1:] if s.function],
+        search.work,
+    )
 
 
 @dataclasses.dataclass(slots=True)
@@ -146,13 +74,13 @@ class _Run:
 
 class _Search:
     def __init__(self, nodes: list[Node], wanted: frozenset[int], model: CostModel) -> None:
-        self.segments = [_Segment(list(nodes), wanted)]
+        self.segments = [Segment(list(nodes), wanted)]
         self.model = model
         self.work = 0
 
     def round(self) -> bool:
         """Replace the best runs of this moment; False when there are none."""
-        view = _View(self.segments)
+        view = Windows(self.segments)
         self.work += len(view.items)
         runs = self._runs(view)
         if not runs:
@@ -178,7 +106,7 @@ class _Search:
 
     # -- candidates ------------------------------------------------------------------------------
 
-    def _runs(self, view: _View) -> list[_Run]:
+    def _runs(self, view: Windows) -> list[_Run]:
         """The most promising runs, best first."""
         runs: list[_Run] = []
         # Comparing data flow is the dear part, so a round stops looking when it has spent its share: the
@@ -204,7 +132,7 @@ class _Search:
                     covered[start : start + best.length] = True
         return sorted(runs, key=lambda r: (-r.saving, r.starts[0], -r.length))
 
-    def _groups(self, view: _View) -> list[tuple[int, np.ndarray, np.ndarray]]:
+    def _groups(self, view: Windows) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """Positions with equal windows: those first that could save most."""
         groups: list[tuple[float, int, np.ndarray, np.ndarray]] = []
         for level in range(len(view.ranks)):
@@ -215,7 +143,7 @@ class _Search:
         groups.sort(key=lambda g: (-g[0], g[1], int(g[2][0])))
         return [(level, starts, lengths) for _, level, starts, lengths in groups[:_CANDIDATES]]
 
-    def _by_data_flow(self, view: _View, length: int, starts: Sequence[int]) -> list[_Run]:
+    def _by_data_flow(self, view: Windows, length: int, starts: Sequence[int]) -> list[_Run]:
         """Split windows of equal keys into runs whose data flow inside is equal, too."""
         # Occurrences may overlap (in a row of equal keys); the leftmost of each pile-up stays.
         chosen: list[int] = []
@@ -238,7 +166,7 @@ class _Search:
         ]
         return [run for run in runs if run.saving >= self.model.min_saving]
 
-    def _saving(self, view: _View, starts: Sequence[int], length: int) -> float:
+    def _saving(self, view: Windows, starts: Sequence[int], length: int) -> float:
         """What windows at ``starts``, which do not overlap, save as calls of one function."""
         if len(starts) < 2:
             return 0.0
@@ -249,7 +177,7 @@ class _Search:
         calls = sum(view.times[view.segment_of[start]] for start in starts)
         return (len(starts) - 1) * weight - calls * self.model.per_call
 
-    def _placed(self, view: _View, run: _Run) -> _Run:
+    def _placed(self, view: Windows, run: _Run) -> _Run:
         """The rotation of a run that saves most and cuts the fewest values between neighbours."""
         # Layers in a row repeat from any operation of the first layer on. Where the run begins decides which
         # values cross from call to call: a cut inside a softmax hands over what one between layers does not.
@@ -281,7 +209,7 @@ class _Search:
 
     # -- replacing -------------------------------------------------------------------------------
 
-    def _outline(self, view: _View, run: _Run) -> list[tuple[int, int, Call]]:
+    def _outline(self, view: Windows, run: _Run) -> list[tuple[int, int, Call]]:
         """Make the function of a run, and its calls as (start, end, call)."""
         windows = [view.items[s : s + run.length] for s in run.starts]
         results = self._results(view, run, windows)
@@ -300,7 +228,7 @@ class _Search:
             weight=weight,
             calls=len(windows),
         )
-        self.segments.append(_Segment(function.body, frozenset(function.results), function))
+        self.segments.append(Segment(function.body, frozenset(function.results), function))
         return [
             (
                 start,
@@ -318,7 +246,7 @@ class _Search:
             )
         ]
 
-    def _results(self, view: _View, run: _Run, windows: Sequence[Sequence[Item]]) -> list[int]:
+    def _results(self, view: Windows, run: _Run, windows: Sequence[Sequence[Item]]) -> list[int]:
         """Positions among a window's values that are needed outside of it in some occurrence."""
         # A function has one list of results for all its calls. What one call needs, all return.
         needed: set[int] = set()
@@ -333,7 +261,7 @@ class _Search:
                     position += 1
         return sorted(needed)
 
-    def _replace(self, view: _View, replaced: list[tuple[int, int, Call]]) -> None:
+    def _replace(self, view: Windows, replaced: list[tuple[int, int, Call]]) -> None:
         """Put calls where their windows were."""
         calls = {start: (end, call) for start, end, call in replaced}
         for index in {view.segment_of[start] for start in calls}:
@@ -348,15 +276,6 @@ class _Search:
                     items.append(view.items[position])
                     position += 1
             self.segments[index].items[:] = items
-
-
-def flat_nodes(items: Iterable[Item]) -> Iterator[Node]:
-    """The operations of items, those that calls stand for included."""
-    for item in items:
-        if isinstance(item, Call):
-            yield from item.nodes
-        else:
-            yield item
 
 
 def _with_a_model(patterns: dict[tuple[int, ...], list[int]]) -> Iterator[list[int]]:
@@ -405,187 +324,3 @@ def _useful_lengths(lengths: np.ndarray) -> list[int]:
         scored.append((total * length, length))
     scored.sort(reverse=True)
     return [length for _, length in scored[:3]]
-
-
-class _View:
-    """All segments as one sequence of small integers, with the numbering of their windows."""
-
-    def __init__(self, segments: Sequence[_Segment]) -> None:
-        self.segments = segments
-        self.items: list[Item] = []
-        self.offsets: list[int] = []
-        self.segment_of: list[int] = []
-        symbols: list[int] = []
-        numbers: dict[Hashable, int] = {}
-        # Each segment ends with a symbol of its own, so that no window spans two of them.
-        stop = Node(None, (), (), 0.0)
-        for index, segment in enumerate(segments):
-            self.offsets.append(len(self.items))
-            self.items += segment.items
-            symbols += [numbers.setdefault(item.key, len(numbers)) for item in segment.items]
-            self.items.append(stop)
-            symbols.append(numbers.setdefault(("end", index), len(numbers)))
-            self.segment_of += [index] * (len(segment.items) + 1)
-        self.weights = np.concatenate([[0.0], np.cumsum([item.weight for item in self.items])])
-        self.last_use = self._last_uses()
-        self.times = self._times()
-        self.ranks = _number_windows(np.array(symbols, np.int64))
-
-    def _last_uses(self) -> list[dict[int, int]]:
-        """Per segment, the position of the last item that reads each value."""
-        uses: list[dict[int, int]] = [{} for _ in self.segments]
-        for position, item in enumerate(self.items):
-            last = uses[self.segment_of[position]]
-            for value in item.operands:
-                last[value] = position
-        return uses
-
-    def _times(self) -> list[int]:
-        """How often one run of the program runs each segment."""
-        index = {id(s.function): i for i, s in enumerate(self.segments) if s.function is not None}
-        callers: list[Counter[int]] = [Counter() for _ in self.segments]
-        for position, item in enumerate(self.items):
-            if isinstance(item, Call):
-                callers[index[id(item.function)]][self.segment_of[position]] += 1
-        known = {0: 1}
-
-        def times(segment: int) -> int:
-            if segment not in known:
-                known[segment] = sum(n * times(c) for c, n in callers[segment].items())
-            return known[segment]
-
-        return [times(i) for i in range(len(self.segments))]
-
-    def cuts(self, first: int, length: int) -> list[int]:
-        """For each of ``length`` positions from ``first``: how many values a cut there divides.
-
-        Only values made and read within a distance of ``length`` count: those that one occurrence
-        of a repeat hands to the next, not those that are kept for long.
-        """
-        # A difference array: each value adds one where it begins to be alive and takes it away after its last
-        # use; the running sum is how many are alive.
-        change = [0] * (2 * length + 1)
-        made_at: dict[int, int] = {}
-        until: dict[int, int] = {}
-        # a value that crosses a cut and is read within ``length`` of its making was made since here
-        low = max(first - length, 0)
-        for position in range(low, min(first + 2 * length, len(self.items))):
-            item = self.items[position]
-            for value in item.operands:
-                if value in made_at and position - made_at[value] <= length:
-                    until[value] = position
-            for value in item.results:
-                made_at[value] = position
-        for value, last in until.items():
-            begin, end = max(made_at[value] + 1, first), min(last, first + length)
-            if begin <= end:
-                change[begin - first] += 1
-                change[end + 1 - first] -= 1
-        return list(itertools.accumulate(change[:length]))
-
-    def needed_after(self, segment: int, value: int, end: int) -> bool:
-        """Whether ``value`` is read at ``end`` or later, or is wanted from the segment."""
-        return (
-            self.last_use[segment].get(value, -1) >= end or value in self.segments[segment].wanted
-        )
-
-    def groups(
-        self, level: int, min_weight: float
-    ) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
-        """Positions whose windows of 2**level keys are equal.
-
-        Yields an upper bound of what they can save, the positions, and for each but the first how
-        long a window it shares with the position before it: at most up to where they would overlap,
-        or, where what lies between weighs less than ``min_weight``, several such distances.
-        """
-        # A stable sort puts equal windows next to each other in the order of their positions, so that each
-        # one and the one before it in the sort are neighbouring occurrences.
-        ranks = self.ranks[level]
-        order = np.argsort(ranks, kind="stable")
-        same = ranks[order][1:] == ranks[order][:-1]
-        before, after = order[:-1][same], order[1:][same]
-        if not len(after):
-            return
-        gaps = after - before
-        # Longer than the gap they would overlap. But where the period is short (a loop of two operations), a
-        # run of several periods may be worth a function that one period is not. A call counts as a node here:
-        # calls weigh next to nothing however many they are.
-        period = np.maximum(self.weights[after] - self.weights[before], gaps)
-        periods = np.ceil(min_weight / period).astype(np.int64)
-        lengths = np.minimum(self._common(before, after), gaps * periods)
-        bounds = self.weights[after + np.minimum(lengths, gaps)] - self.weights[after]
-        # A jump among the positions of pairs is where one group of equal windows ends.
-        pairs = np.flatnonzero(same)
-        first = np.flatnonzero(np.diff(pairs, prepend=-2) > 1)
-        totals = np.add.reduceat(bounds, first)
-        ends = [*first[1:].tolist(), len(pairs)]
-        for begin, end, total in zip(first.tolist(), ends, totals.tolist(), strict=True):
-            starts = order[pairs[begin] : pairs[end - 1] + 2]
-            yield total, starts, lengths[begin:end]
-
-    def _common(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """How many keys the sequences from ``left`` and from ``right`` (later) share."""
-        # From the widest windows to single keys: where windows are equal, both go on behind them. The shared
-        # length in binary comes out digit by digit, without looking at each key.
-        left, right = left.copy(), right.copy()
-        shared = np.zeros(len(left), np.int64)
-        for level in range(len(self.ranks) - 1, -1, -1):
-            ranks = self.ranks[level]
-            fits = right < len(ranks)
-            equal = np.zeros(len(left), bool)
-            equal[fits] = ranks[left[fits]] == ranks[right[fits]]
-            step = np.where(equal, 1 << level, 0)
-            shared += step
-            left += step
-            right += step
-        return shared
-
-    def classes(self, starts: np.ndarray, length: int) -> list[list[int]]:
-        """``starts`` split by the content of the windows of ``length`` keys that begin there."""
-        level = min(length.bit_length() - 1, len(self.ranks) - 1)
-        ranks = self.ranks[level]
-        by_content: dict[tuple[int, ...], list[int]] = {}
-        # The last window overlaps the one before where ``length`` is no multiple: windows that cover it all.
-        step = 1 << level
-        offsets = [*range(0, length - step, step), length - step]
-        for start in starts.tolist():
-            if start + length <= len(self.items):
-                by_content.setdefault(tuple(int(ranks[start + o]) for o in offsets), []).append(
-                    start
-                )
-        return list(by_content.values())
-
-    def flow(self, start: int, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The data flow of a window: for each operand the position of its value in it, or -1.
-
-        Then, for each operand from outside, the number of its value in order of appearance.
-        """
-        own: dict[int, int] = {}
-        others: dict[int, int] = {}
-        inside: list[int] = []
-        outside: list[int] = []
-        for item in self.items[start : start + length]:
-            for value in item.operands:
-                position = own.get(value, -1)
-                inside.append(position)
-                if position < 0:
-                    outside.append(others.setdefault(value, len(others)))
-            for value in item.results:
-                own[value] = len(own)
-        return tuple(inside), tuple(outside)
-
-
-def _number_windows(symbols: np.ndarray) -> list[np.ndarray]:
-    """Numbers for all windows of 1, 2, 4, ... symbols: equal windows have equal numbers."""
-    levels = [symbols]
-    width = 1
-    while len(levels[-1]) > width:
-        ranks = levels[-1]
-        # two windows of ``width`` side by side as one number; below 2**63 for fewer than 3e9 positions
-        pairs = ranks[:-width] * (int(ranks.max()) + 1) + ranks[width:]
-        unique, numbered = np.unique(pairs, return_inverse=True)
-        if len(unique) == len(pairs):
-            break  # all windows differ, and so do all longer ones
-        levels.append(numbered.astype(np.int64))
-        width *= 2
-    return levels

@@ -1,0 +1,1 @@
+"""What repeats in a sequence of operations: a pure algorithm, which knows neither PyTorch nor jax."""
