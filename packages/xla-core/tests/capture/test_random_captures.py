@@ -14,7 +14,7 @@ import torch
 import torch_xla
 from torch_xla.experimental.capture import CaptureError, capture
 from xla_core.support import counters
-from xla_core.testing.program_machine import Machine
+from xla_core.testing.program_parts.machine import Machine
 from xla_core.testing.random_programs import make_program
 
 DEVICE = torch.device("xla:0")

@@ -13,7 +13,7 @@ import torch
 
 import torch_xla
 from xla_core.recording import xla_tensor as tensor_module
-from xla_core.testing.program_machine import Machine
+from xla_core.testing.program_parts.machine import Machine
 from xla_core.testing.random_programs import difference, make_program, shrink
 
 NORMAL = 300

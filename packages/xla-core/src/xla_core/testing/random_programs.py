@@ -16,16 +16,17 @@ from typing import Final
 import torch
 
 from xla_core.extension_api.operators import Operand
-from xla_core.testing.program_instructions import FAMILIES, WEIGHTS, is_float
-from xla_core.testing.program_machine import (
+from xla_core.testing.program_parts.choices import is_float
+from xla_core.testing.program_parts.families import FAMILIES, WEIGHTS
+from xla_core.testing.program_parts.instructions import (
     FACTS,
     Instruction,
-    Machine,
     Observation,
     Program,
     Raised,
 )
-from xla_core.testing.program_writer import ProgramWriter
+from xla_core.testing.program_parts.machine import Machine
+from xla_core.testing.program_parts.writer import ProgramWriter
 
 # Sums of products are exact until gradients multiply many of them; from there on the order of
 # summation shows. bfloat16 is rounded by PyTorch after every operation, by XLA when it is stored.

@@ -10,14 +10,14 @@ from typing import Any, Final
 import torch
 
 from xla_core.extension_api.operators import Operand
-from xla_core.testing.program_machine import (
+from xla_core.testing.program_parts.instructions import (
     Instruction,
-    Machine,
     Raised,
     Slot,
     UndefinedProgramError,
     Vary,
 )
+from xla_core.testing.program_parts.machine import Machine
 
 _SCALARS: Final = (0.5, 2.0, -1.0, 1.5, 0.25, -2.0, 3.0, 0.0, 1.0)
 _LARGE: Final = 64
