@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import Array, lax
 
+from xla_core.lowering.rules import complex_functions
 from xla_core.lowering.rules.common import (
     Scalar,
     aten,
@@ -24,6 +25,7 @@ from xla_core.lowering.rules.common import (
     scalar,
     where,
 )
+from xla_core.lowering.rules.quotients import complex_reciprocal, quotient
 from xla_core.operators.lowering_registry import Promotion, RuleContext, rule
 
 DEFAULT = Promotion.DEFAULT
@@ -61,7 +63,7 @@ def mul(self: Array, other: Array) -> Array:
 @rule(*present("div.Tensor", "div.Scalar"), promotion=INT_TO_FLOAT, lift=("other",))
 def true_divide(self: Array, other: Array) -> Array:
     """``self / other`` in floating point, for integers too."""
-    return pair(lax.div)(self, other)
+    return quotient(self, other)
 
 
 @rule(
@@ -75,17 +77,25 @@ def divide_mode(
         dtype = np.promote_types(output_dtype(context), np.float32)
         if is_float(self.dtype) or is_complex(self.dtype):
             dtype = self.dtype
-        return pair(lax.div)(self.astype(dtype), other.astype(dtype))
+        return quotient(self.astype(dtype), other.astype(dtype))
     if rounding_mode == "floor":
         return floor_quotient(self, other)
-    quotient = pair(lax.div)(self, other)
-    return _truncate(quotient) if is_float(quotient.dtype) else quotient
+    result = quotient(self, other)
+    return _truncate(_rounded(result, output_dtype(context))) if is_float(result.dtype) else result
 
 
 @rule(*present("floor_divide", "floor_divide.Scalar"), promotion=DEFAULT, lift=("other",))
 def floor_divide(self: Array, other: Array) -> Array:
     """``self / other`` rounded towards minus infinity."""
     return floor_quotient(self, other)
+
+
+def _rounded(value: Array, dtype: np.dtype) -> Array:
+    """``value`` with the digits that ``dtype`` has: PyTorch rounds a quotient before it truncates it."""
+    if value.dtype == dtype or not is_float(dtype):
+        return value
+    limits = jnp.finfo(dtype)
+    return lax.reduce_precision(value, limits.nexp, limits.nmant)
 
 
 def _truncate(value: Array) -> Array:
@@ -99,16 +109,16 @@ def _signs_differ(left: Array, right: Array) -> Array:
 def _floor_quotient_float(self: Array, other: Array) -> Array:
     """Exact floor division, from the remainder, as Python does it: 1 // 0.1 is 9, not 10."""
     remainder = pair(lax.rem)(self, other)
-    quotient = (self - remainder) / other
+    whole = quotient(self - remainder, other)
     below = (remainder != 0) & _signs_differ(remainder, other)
-    quotient = where(below, quotient - 1, quotient)
-    floor = lax.floor(quotient)
-    floor = where(quotient - floor > 0.5, floor + 1, floor)
-    true_quotient = pair(lax.div)(self, other)
+    whole = where(below, whole - 1, whole)
+    floor = lax.floor(whole)
+    floor = where(whole - floor > 0.5, floor + 1, floor)
+    true_quotient = quotient(self, other)
     signed_zero = where(
         lax.lt(true_quotient, jnp.zeros_like(true_quotient)), -0.0, jnp.zeros_like(floor)
     )
-    floor = where(quotient == 0, signed_zero, floor)
+    floor = where(whole == 0, signed_zero, floor)
     return where(other == 0, true_quotient, floor)
 
 
@@ -116,11 +126,11 @@ def floor_quotient(self: Array, other: Array) -> Array:
     """Division rounded towards minus infinity; a float divided by 0 gives inf or NaN."""
     if is_float(self.dtype):
         return _floor_quotient_float(self, other)
-    quotient = pair(lax.div)(self, other)
+    whole = quotient(self, other)
     if not jnp.issubdtype(self.dtype, jnp.signedinteger):
-        return quotient
+        return whole
     inexact = pair(lax.rem)(self, other) != 0
-    return where(inexact & _signs_differ(self, other), quotient - 1, quotient)
+    return where(inexact & _signs_differ(self, other), whole - 1, whole)
 
 
 @rule(
@@ -142,14 +152,23 @@ def fmod(self: Array, other: Array) -> Array:
     return pair(lax.rem)(self, other)
 
 
-_STATIC_POWERS: dict[float, Callable[[Array], Array]] = {
+_STATIC_POWERS: dict[complex, Callable[[Array], Array]] = {
     0.5: lax.sqrt,
     -0.5: lax.rsqrt,
     1.0: lambda x: x,
     2.0: lambda x: x * x,
     3.0: lambda x: x * x * x,
     -1.0: lambda x: 1 / x,
-    -2.0: lambda x: 1 / (x * x),
+    -2.0: lambda x: (1 / x) * (1 / x),  # the square may be subnormal, which counts as 0
+}
+_STATIC_COMPLEX_POWERS: dict[complex, Callable[[Array], Array]] = {
+    0.5: complex_functions.FUNCTIONS["sqrt"],
+    -0.5: complex_functions.FUNCTIONS["rsqrt"],
+    1.0: lambda x: x,
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
+    -1.0: complex_reciprocal,
+    -2.0: complex_functions.inverse_square,
 }
 
 
@@ -159,10 +178,20 @@ def static_power(base: Array, exponent: bool | int | float | complex) -> Array:
         return _integer_power(base, jnp.asarray(exponent).astype(base.dtype))
     if exponent == 0:
         return jnp.ones_like(base)
-    special = _STATIC_POWERS.get(exponent) if not isinstance(exponent, complex) else None
+    special = _static_powers(base.dtype).get(exponent)
     if special is not None:
         return special(base)
-    return pair(lax.pow)(base, scalar(exponent, base.dtype))
+    return _power(base, scalar(exponent, base.dtype))
+
+
+def _static_powers(dtype: np.dtype) -> Mapping[complex, Callable[[Array], Array]]:
+    """The exponents with a form of their own; of a complex exponent too, if it has no imaginary part."""
+    return _STATIC_COMPLEX_POWERS if is_complex(dtype) else _STATIC_POWERS
+
+
+def _power(base: Array, exponent: Array) -> Array:
+    """``base ** exponent``, not of integers."""
+    return pair(complex_functions.power if is_complex(base.dtype) else lax.pow)(base, exponent)
 
 
 def _power_by_squaring(base: Array, exponent: Array) -> Array:
@@ -196,7 +225,7 @@ def pow_tensor(self: Array, exponent: Array) -> Array:
     """``self ** exponent``."""
     if is_integer(self.dtype) or self.dtype == np.bool_:
         return _integer_power(self, exponent)
-    return pair(lax.pow)(self, exponent)
+    return _power(self, exponent)
 
 
 def _power_meta(self: torch.Tensor, exponent: Scalar) -> torch.Tensor:
@@ -207,7 +236,11 @@ def _power_meta(self: torch.Tensor, exponent: Scalar) -> torch.Tensor:
 @rule(aten.pow.Tensor_Scalar, context=True, meta=_power_meta)
 def pow_scalar(context: RuleContext, self: Array, exponent: Scalar) -> Array:
     """``self ** exponent`` for a constant exponent."""
-    return static_power(opmath(self.astype(output_dtype(context))), exponent)
+    dtype = output_dtype(context)
+    if dtype == np.float16 and exponent in (0.5, -0.5):
+        # PyTorch's kernel has no roots of float16, and they differ from powers at -0 and minus infinity
+        return pair(lax.pow)(opmath(self.astype(dtype)), scalar(exponent, np.dtype(np.float32)))
+    return static_power(opmath(self.astype(dtype)), exponent)
 
 
 @rule(aten.pow.Scalar, promotion=DEFAULT)

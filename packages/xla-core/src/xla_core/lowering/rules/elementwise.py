@@ -10,7 +10,7 @@ import jax.scipy.special as jsp
 import numpy as np
 from jax import Array, lax
 
-from xla_core.lowering.rules import special
+from xla_core.lowering.rules import complex_functions, special
 from xla_core.lowering.rules.arithmetic import clip
 from xla_core.lowering.rules.common import (
     Scalar,
@@ -177,6 +177,8 @@ def _rounding(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
 
 def _register() -> None:
     for name, function in FLOAT_FUNCTIONS.items():
+        if name in complex_functions.FUNCTIONS:
+            function = complex_functions.by_dtype(function, complex_functions.FUNCTIONS[name])
         rule(*present(name), promotion=INT_TO_FLOAT)(function)
     for name, function in ROUNDING_FUNCTIONS.items():
         rule(*present(name), promotion=DEFAULT)(_rounding(function))
@@ -188,6 +190,8 @@ _register()
 @rule(*present("abs"), promotion=Promotion.COMPLEX_TO_FLOAT)
 def absolute(self: Array) -> Array:
     """The absolute value; unsigned integers and bool are their own."""
+    if is_complex(self.dtype):
+        return complex_functions.absolute(self)
     return (
         self
         if jnp.issubdtype(self.dtype, jnp.unsignedinteger) or self.dtype == np.bool_
@@ -216,10 +220,10 @@ def sgn(self: Array) -> Array:
     """``sign`` for real numbers, ``self / abs(self)`` for complex ones (0 at 0)."""
     if not is_complex(self.dtype):
         return sign(self)
-    size = lax.abs(self)
-    return where(
-        size == 0, jnp.zeros_like(self), self / where(size == 0, 1, size).astype(self.dtype)
-    )
+    size = complex_functions.absolute(self)
+    divisor = where(size == 0, 1, size)
+    result = lax.complex(lax.real(self) / divisor, lax.imag(self) / divisor)
+    return where(size == 0, jnp.zeros_like(self), result)
 
 
 @rule(*present("round.decimals"), promotion=DEFAULT)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jax import Array, lax
 
+from xla_core.lowering.rules import complex_functions
 from xla_core.lowering.rules.common import (
     Scalar,
     convert,
@@ -265,7 +266,7 @@ def std_mean(
 
 def vector_norm(self: Array, order: Scalar, dims: tuple[int, ...], keepdim: bool = False) -> Array:
     """The ``order``-norm of the elements over ``dims``; infinities and 0 included."""
-    size = lax.abs(self)
+    size = complex_functions.absolute(self) if is_complex(self.dtype) else lax.abs(self)
     if order == np.inf:
         # Over nothing the norm is 0, and a norm is never negative.
         return jnp.max(size, axis=dims, keepdims=keepdim, initial=0)

@@ -18,6 +18,7 @@ from xla_core.lowering.rules.common import (
     scalar,
     where,
 )
+from xla_core.lowering.rules.quotients import quotient
 from xla_core.operators.lowering_registry import Promotion, rule
 
 DEFAULT = Promotion.DEFAULT
@@ -179,4 +180,7 @@ def addcmul(self: Array, tensor1: Array, tensor2: Array, *, value: Scalar = 1) -
 @rule(*present("addcdiv"), promotion=DEFAULT, lift=("value",))
 def addcdiv(self: Array, tensor1: Array, tensor2: Array, *, value: Scalar = 1) -> Array:
     """``self + value * tensor1 / tensor2``."""
-    return add_scaled(self, tensor1 / tensor2, value)
+    scaled = tensor1 if is_one(value) else scalar(value, tensor1.dtype) * tensor1
+    if tensor1.shape == tensor2.shape and not is_complex(self.dtype):
+        return self + scaled / tensor2
+    return self + quotient(scaled, tensor2)

@@ -1,0 +1,165 @@
+"""Arithmetic and complex functions at the edges of a dtype's range, against PyTorch's CPU kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import torch_xla  # noqa: F401  (registers the device)
+
+Unary = Callable[[torch.Tensor], torch.Tensor]
+Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+COMPLEX = [torch.complex64, torch.complex128]
+
+
+def parts(dtype: torch.dtype) -> torch.Tensor:
+    """Zeros, ones, the largest and the smallest numbers of a real dtype, and their roots."""
+    limits = torch.finfo(dtype)
+    root, tiny_root = limits.max**0.5, limits.tiny**0.5
+    numbers = [0.0, -0.0, 1.0, -1.0, 0.5, -2.0, 3.0, 1e-3, limits.max, limits.min, limits.max * 0.75,
+               limits.max / 3, limits.tiny, -limits.tiny, limits.tiny * 4, root, -root, tiny_root * 2,
+               tiny_root * 3, 10.0]  # fmt: skip
+    return torch.tensor(numbers, dtype=torch.float64).to(dtype)
+
+
+def edges(dtype: torch.dtype) -> torch.Tensor:
+    """``parts`` with as many random numbers; of a complex dtype all pairs of ``parts``."""
+    if dtype.is_complex:
+        real = parts(dtype.to_real())
+        return torch.complex(
+            *(part.reshape(-1) for part in torch.meshgrid(real, real, indexing="ij"))
+        )
+    noise = torch.randn(40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return torch.cat([parts(dtype), noise.to(dtype)])
+
+
+def assert_equal(device: torch.Tensor, cpu: torch.Tensor, *, ulps: float) -> None:
+    """Both are equal within ``ulps`` of the larger part; subnormal numbers may be 0."""
+    assert device.dtype == cpu.dtype
+    limits = torch.finfo(cpu.dtype)
+    if cpu.is_complex():
+        device, cpu = torch.view_as_real(device), torch.view_as_real(cpu)
+    else:
+        device, cpu = device[..., None], cpu[..., None]
+    device, cpu = device.double(), cpu.double()
+    same = (device == cpu) | (device.isnan() & cpu.isnan())
+    allowed = cpu.abs().amax(-1, keepdim=True) * ulps * limits.eps + limits.tiny * 2
+    close = ((device - cpu).abs() <= allowed) & device.isfinite()
+    right = (same | close).all(-1)
+    assert right.all(), (device[~right][:5], cpu[~right][:5])
+
+
+def both(function: Unary, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What ``function`` makes of ``value`` on the device (brought back), and on the CPU."""
+    return function(value.to("xla")).cpu(), function(value)
+
+
+DIVISIONS: dict[str, Binary] = {
+    "div": torch.div,
+    "floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "in place": lambda a, b: (a + torch.zeros_like(b)).div_(b),
+    "addcdiv": lambda a, b: torch.addcdiv(torch.zeros_like(a + b), a, b, value=2.0),
+    "expanded": lambda a, b: a.expand(-1, b.shape[1]).clone() / b.expand(a.shape[0], -1),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_a_broadcast_divisor_divides_exactly(name: str, dtype: torch.dtype) -> None:
+    if name == "floor" and dtype.itemsize < 4:
+        pytest.skip("the CPU rounds each step of it to this dtype: it is off by one for some")
+    value = edges(dtype)
+    device, cpu = both(lambda x: DIVISIONS[name](x[:, None], x[None]), value)
+    assert_equal(device, cpu, ulps=0.51 if name != "addcdiv" else 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_number_divides_exactly(dtype: torch.dtype) -> None:
+    value = edges(dtype)
+    for number in (3.0, 0.1, torch.finfo(dtype).max, torch.finfo(dtype).max / 3):
+        device, cpu = both(lambda x, number=number: x / number, value)
+        assert_equal(device, cpu, ulps=0)
+
+
+def test_a_number_divided_by_itself_is_one() -> None:
+    value = torch.rand(1000, generator=torch.Generator().manual_seed(1)) + 0.01
+    device = value.to("xla")
+    ratios = torch.div(device[:, None], device[None], rounding_mode="trunc").diagonal()
+    assert (ratios.cpu() == 1).all()
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+@pytest.mark.parametrize("name", ["div", "in place", "addcdiv"])
+def test_complex_division_neither_overflows_nor_loses_small_parts(
+    name: str, dtype: torch.dtype
+) -> None:
+    value = edges(dtype)
+    one, other = value[::3], value[1::3]
+    cpu = DIVISIONS[name](one[:, None], other[None])
+    device = DIVISIONS[name](one.to("xla")[:, None], other.to("xla")[None]).cpu()
+    known = cpu.isfinite()  # how an overflow is written depends on the length of the CPU's vectors
+    assert known.sum() > 10_000
+    assert_equal(device[known], cpu[known], ulps=8)
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_a_constant_complex_divisor_near_the_largest_divides(dtype: torch.dtype) -> None:
+    number = torch.finfo(dtype).max * complex(0.75, 0.25)
+    device, cpu = both(lambda x: x / number, edges(dtype))
+    assert_equal(device, cpu, ulps=8)
+
+
+@pytest.mark.parametrize("exponent", [0, 0.5, -0.5, -1, 2, -2, 3, 2.5, -3, 0j, 1 + 1j, 0.5 + 0j])
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_complex_powers_are_those_of_the_c_library(dtype: torch.dtype, exponent: complex) -> None:
+    device, cpu = both(lambda x: x**exponent, edges(dtype))
+    known = cpu.isfinite()
+    assert known.sum() > 100
+    # the error of a power is that of the logarithm times the exponent
+    ulps = 4 * math.log(torch.finfo(dtype).max)
+    assert_equal(device[known], cpu[known], ulps=ulps)
+
+
+def test_powers_of_complex_zero() -> None:
+    exponents = torch.tensor([0j, 1 + 1j, 2 + 0j, 0.5 - 3j, -1 + 0j, -2.5 + 1j] * 4)
+    for base in (torch.zeros_like(exponents), torch.full_like(exponents, 1e38 - 1e38j)):
+        cpu = base**exponents
+        assert_equal((base.to("xla") ** exponents.to("xla")).cpu(), cpu, ulps=400)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("exponent", [0.5, -0.5, -1, 2, -2, 3, 2.5, -3])
+def test_powers_of_floats(dtype: torch.dtype, exponent: float) -> None:
+    infinite = torch.tensor([math.inf, -math.inf, math.nan], dtype=dtype)
+    device, cpu = both(lambda x: x**exponent, torch.cat([edges(dtype), infinite]))
+    assert_equal(device, cpu, ulps=16)
+
+
+FUNCTIONS = ["abs", "acosh", "angle", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "exp2", "log",
+             "log10", "log1p", "log2", "reciprocal", "rsqrt", "sgn", "sin", "sinh", "sqrt", "tan",
+             "tanh"]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_complex_functions_keep_signs_and_small_parts(name: str, dtype: torch.dtype) -> None:
+    value = edges(dtype)
+    if name == "acosh":
+        value = value[~((value.real.abs() == 1) & (value.imag != 0))]  # its root is subnormal there
+    device, cpu = both(getattr(torch, name), value)
+    known = cpu.isfinite()
+    assert_equal(device[known], cpu[known], ulps=32)
+
+
+@pytest.mark.parametrize("name", ["abs", "exp", "log", "log10", "log2"])
+def test_complex_functions_of_infinities(name: str) -> None:
+    real = torch.tensor([math.inf, -math.inf, math.nan, 0.0, 2.0])
+    value = torch.complex(*(part.reshape(-1) for part in torch.meshgrid(real, real, indexing="ij")))
+    device, cpu = both(getattr(torch, name), value)
+    assert_equal(device, cpu, ulps=8)
