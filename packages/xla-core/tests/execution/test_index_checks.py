@@ -1,4 +1,4 @@
-"""``XLA_CHECK_INDICES``: an index out of range is an IndexError when the step has run."""
+"""``XLA_CHECK_INDICES``: an index out of range is an IndexError at the call, or when the step has run."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_indices_in_range_are_left_alone(name: str) -> None:
 
 def test_the_message_names_the_line_and_the_operator() -> None:
     x = TABLE.to("xla")
-    row = F.embedding(torch.tensor([7], device="xla"), x)
+    row = F.embedding(torch.tensor([3], device="xla") + 4, x)
     line = sys._getframe().f_lineno - 1
     with pytest.raises(IndexError) as found:
         row.cpu()
@@ -105,6 +105,27 @@ def test_the_message_names_the_line_and_the_operator() -> None:
         "dimension 0 of size 3)"
     )
     assert x.sum().item() == 66  # the next step runs
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_indices_that_are_there_already_raise_at_the_call(name: str) -> None:
+    x, index = TABLE.to("xla"), whole(0, 3).to("xla")
+    with pytest.raises(IndexError, match=r"given index 3 for .* of size 3"):
+        CALLS[name](x, index)
+    computed = whole(0, 2).to("xla") + 1
+    CALLS[name](x, computed - 1)
+    torch_xla.sync()
+    torch_xla.sync()  # the indices were results of a step that has run
+    assert computed.tolist() == [1, 3]
+    with pytest.raises(IndexError, match=r"given index 3 for .* of size 3"):
+        CALLS[name](x, computed)
+
+
+def test_a_write_that_raises_at_the_call_has_written_nothing() -> None:
+    x = TABLE.to("xla")
+    with pytest.raises(IndexError, match="given index 3"):
+        x[whole(0, 3).to("xla")] = -1.0
+    assert torch.equal(x.cpu(), TABLE)
 
 
 @pytest.mark.filterwarnings("ignore:aten..nonzero has no XLA lowering")  # a mask's count is data

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch._ops import OpOverload
 
+from xla_core.dispatch import transfers
 from xla_core.dispatch.functional import find_trace
 from xla_core.execution import index_checks
 from xla_core.execution.index_checks import (
@@ -20,6 +21,8 @@ from xla_core.execution.index_checks import (
     Range,
 )
 from xla_core.recording import source_location
+from xla_core.recording.storage import PLACEHOLDER
+from xla_core.recording.trace import Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor
 from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 from xla_core.torch_bridge.reference_kernels import keep_whole
@@ -126,24 +129,46 @@ def checking(overload: OpOverload, handler: Handler) -> Handler:
         trace = find_trace(args, kwargs)
         # the backward pass takes the indices of the forward pass
         if current_backward() == -1 and index_checks.are_wanted(trace):
-            ranges = [f for f in find(*args) if f[2].numel()]
-            result = handler(args, kwargs)
-            for dim, size, index, negative, ignored in ranges:
+            later = []
+            for dim, size, index, negative, ignored in find(*args):
+                if not index.numel():
+                    continue
                 low = -size if negative else 0
                 wanted = Range(operator, words, dim, low, size, *source_location.user_line())
-                _check(wanted, index, ignored)
+                known = _known_values(trace, index)
+                if known is None:
+                    later.append((wanted, index, ignored))
+                else:
+                    wanted.check(*_extremes(wanted, known, ignored).tolist())
+            result = handler(args, kwargs)
+            for wanted, index, ignored in later:
+                extremes = _extremes(wanted, index, ignored)
+                index_checks.add(extremes._s.trace, wanted, extremes)
             return result
         return handler(args, kwargs)
 
     return checked
 
 
-def _check(wanted: Range, index: torch.Tensor, ignored: int | None) -> None:
+def _known_values(trace: Trace, index: torch.Tensor) -> torch.Tensor | None:
+    """On the CPU: the values of an index tensor that no step has to compute first; None of any other.
+
+    Over a mesh, reading would gather the parts of the tensor; of a view of a few elements it would copy the whole.
+    """
+    if not isinstance(index, XLATensor):
+        return index
+    held = index._s
+    backend = trace.backend
+    if trace.aside is not None or backend.shapes_only or backend.virtual_name is not None:
+        return None
+    if held.buffer is None or held.buffer is PLACEHOLDER or held.meta.numel != index.numel():
+        return None
+    return transfers.leave(index, torch.device("cpu"))
+
+
+def _extremes(wanted: Range, index: torch.Tensor, ignored: int | None) -> Operand:
+    """The smallest and the largest index, without those that may be anything."""
     numbers = index.detach().reshape(-1).to(torch.int64)
     if ignored is not None:
         numbers = torch.where(numbers == ignored, max(wanted.low, 0), numbers)
-    extremes = torch.stack((numbers.amin(), numbers.amax()))
-    if isinstance(extremes, XLATensor):
-        index_checks.add(extremes._s.trace, wanted, extremes)
-    else:
-        wanted.check(*extremes.tolist())
+    return torch.stack((numbers.amin(), numbers.amax()))

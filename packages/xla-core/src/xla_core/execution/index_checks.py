@@ -1,8 +1,9 @@
 """Reports of indices that were in range or not, which steps compute while ``XLA_CHECK_INDICES`` is on.
 
 XLA has no errors: an index that is out of range reads or writes something, or nothing. With checking on, an
-operator that takes indices also records their smallest and largest
-(``dispatch.index_ranges``). They are results of the step like others, and are looked at here when it has run.
+operator looks at indices that are there already when it is called (``dispatch.index_ranges``). Of others it
+also records the smallest and largest. They are results of the step like others, and are looked at here when
+it has run.
 """
 
 from __future__ import annotations
