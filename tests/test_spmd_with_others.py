@@ -35,6 +35,19 @@ assert met.counter_value("ExecuteReplicated") == met.metric_data("ExecuteReplica
 assert "ExecuteTime" not in met.metric_names()
 assert met.counter_value("ExecuteComputation") is None
 """
+PUT_TOGETHER = """
+import torch_xla.debug.metrics as met
+whole = xs.mark_sharding(torch.ones(8, 4).to("xla"), mesh, (None, None))
+xs.mark_sharding(tensor, mesh, ("data", None))
+torch_xla.sync()
+met.clear_all()
+count = lambda: met.counter_value("ReplicateShardedData")
+assert whole.cpu().sum() == 32 and tensor.sum().item() == 496
+assert count() is None  # these are whole on every device
+assert tensor.cpu().sum() == 496 and count() == 1
+assert (tensor * 2).cpu().sum() == 992 and count() == 2
+assert xs.clear_sharding(tensor).cpu().sum() == 496 and count() == 3
+"""
 DEBUG_TEXT = """
 from torch_xla import _XLAC
 xs.mark_sharding(tensor, mesh, ("data", None))
@@ -57,8 +70,8 @@ assert "all-reduce(" in _XLAC._get_xla_tensors_hlo([total])
 
 @pytest.mark.parametrize(
     "script",
-    [LOADER, COUNTERS, DEBUG_TEXT, COMPILED_TEXT],
-    ids=["loader", "counters", "debug text", "compiled text"],
+    [LOADER, COUNTERS, PUT_TOGETHER, DEBUG_TEXT, COMPILED_TEXT],
+    ids=["loader", "counters", "put together", "debug text", "compiled text"],
 )
 def test_over_a_mesh(script, run_program):
     output = run_program(SPLIT + script + "print('right')", CPU_NUM_DEVICES="8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from xla_core.extension_api.backends import (
 )
 from xla_core.extension_api.steps import Entry, TensorMeta, inputs_of, operations_of
 from xla_core.extension_api.tensors import exact_buffer, numpy_dtype
-from xla_core.support import indivisible
+from xla_core.support import counters, indivisible
 from xla_spmd.lowering import gradient_sharding
 from xla_spmd.lowering.annotation_ops import TO_SHARD, TO_WHOLE, annotating
 from xla_spmd.lowering.automatic_sharding import AutomaticSharding
@@ -33,6 +33,9 @@ from xla_spmd.sharding import mode
 from xla_spmd.sharding.annotation import storage_annotation
 from xla_spmd.sharding.hlo_sharding import REPLICATED, canonical, parse
 from xla_spmd.sharding.shardy import ShardyMesh, common_mesh
+
+MADE_WHOLE: Final = "ReplicateShardedData"
+"""Counts values that were split and are put together: for the host, or on every device."""
 
 
 class HostValue:
@@ -126,10 +129,12 @@ class MeshBackend(DeviceBackend):
 
         Every process of the job has to call it then: they gather the value together.
         """
-        text = self.client.placement_of(buffer).sharding
-        sharding = parse(text)
-        lacking = bool(sharding.tiles) and len(self._mine) < self.count
-        return self.move(buffer, None) if lacking else buffer
+        if not parse(self.client.placement_of(buffer).sharding).tiles:
+            return buffer
+        if len(self._mine) < self.count:
+            return self.move(buffer, None)
+        counters.increment(MADE_WHOLE)
+        return buffer
 
     def copy(self, buffer: Buffer) -> Buffer:
         """A second buffer with the same value, laid out alike."""
@@ -155,6 +160,8 @@ class MeshBackend(DeviceBackend):
         if self.client.placement_of(buffer).devices != self.devices:
             return self._from_one_device(buffer, sharding)
         source = self.sharding_of(buffer)
+        if parse(source).tiles and not parse(sharding).tiles:
+            counters.increment(MADE_WHOLE)
         spec = ArraySpec(tuple(buffer.shape), np.dtype(buffer.dtype), source)
         key = (spec, sharding)
         mover = self._movers.get(key)
