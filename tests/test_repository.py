@@ -24,7 +24,13 @@ from source_tree import (
 from xla_core.support import own_packages
 
 MOST_FILE_LINES = 500
-MOST_FUNCTION_LINES = 80
+MOST_FUNCTION_LINES = 50
+# Benchmarks and tools may list what they measure in one function.
+MOST_LINES_OUTSIDE_PACKAGES = 80
+# Longer ones, and why.
+LONG_FUNCTIONS = {
+    "trace.py record": "runs for each operator: unrolled, as each call would cost a part of what an operator may cost",
+}
 # The folders that alone touch private parts of torch and of jax.
 TORCH_PRIVATE_HOME = "xla_core/torch_bridge"
 JAX_PRIVATE_HOME = "xla_core/jax_bridge"
@@ -462,10 +468,12 @@ except RuntimeError as e:
 @pytest.mark.parametrize("path", OWN_CODE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_and_functions_are_short(path):
     assert len(path.read_text("utf-8").splitlines()) <= MOST_FILE_LINES
+    most = MOST_FUNCTION_LINES if path in SOURCES else MOST_LINES_OUTSIDE_PACKAGES
     long = [
         f"{at(path, node)} {node.name}"
         for node in functions(path)
-        if node.end_lineno - node.lineno + 1 > MOST_FUNCTION_LINES
+        if node.end_lineno - node.lineno + 1 > most
+        and f"{path.name} {node.name}" not in LONG_FUNCTIONS
     ]
     assert not long
 

@@ -15,7 +15,7 @@ from xla_core.computations import pytrees
 from xla_core.computations.body_recorder import needed
 from xla_core.computations.computation import Computation
 from xla_core.computations.forward_backward import Recorded
-from xla_core.operators.tensor_meta import tensor_meta
+from xla_core.operators.tensor_meta import TensorMeta, tensor_meta
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.torch_bridge.dtypes import numpy_dtype
 from xla_core.torch_bridge.operands import Tree
@@ -55,7 +55,30 @@ def gradient_accumulation(
     items, _ = pytrees.flatten(list(iterable_tensors), "`iterable_tensors`")
     carried, _ = pytrees.flatten(list(carried_tensors), "`carried_tensors`")
     del model  # its parameters are found by what train_step captures
-    carries = pytrees.metas(carried)
+    recorded = _recorded(train_step, items, pytrees.metas(carried))
+    programs = recorded.joint.programs
+    key = (gradient_accumulation, len(items), length)
+    computation = programs.get(key)
+    if computation is None:
+        computation = programs[key] = _computation(recorded, len(items), length)
+    captured = [tensor_on(s) for s in recorded.captured]
+    with torch.no_grad():
+        results = recorded.checked(
+            computation([*items, *carried, *captured], recorded.floats, recorded.ints)
+        )
+        loss, after, gradients = (
+            results[0],
+            results[1 : 1 + len(carried)],
+            results[1 + len(carried) :],
+        )
+        _accumulate(recorded, gradients)
+    return (loss, *after) if carried else loss
+
+
+def _recorded(
+    train_step: Callable[..., Any], items: Sequence[XLATensor], carries: Sequence[TensorMeta]
+) -> Recorded:
+    """One step with its gradient. Raises RuntimeError where it uses a tensor that has a history."""
     slices = [tensor_meta(m.shape[1:], m.dtype) for m in pytrees.metas(items)]
 
     def step(given: list[XLATensor]) -> list[torch.Tensor]:
@@ -76,23 +99,7 @@ def gradient_accumulation(
     for tensor in recorded.differentiable:
         if tensor.grad_fn is not None:
             raise RuntimeError(MSG_HISTORY.format(shape=tuple(tensor.shape)))
-    programs = recorded.joint.programs
-    key = (gradient_accumulation, len(items), length)
-    computation = programs.get(key)
-    if computation is None:
-        computation = programs[key] = _computation(recorded, len(items), length)
-    captured = [tensor_on(s) for s in recorded.captured]
-    with torch.no_grad():
-        results = recorded.checked(
-            computation([*items, *carried, *captured], recorded.floats, recorded.ints)
-        )
-        loss, after, gradients = (
-            results[0],
-            results[1 : 1 + len(carried)],
-            results[1 + len(carried) :],
-        )
-        _accumulate(recorded, gradients)
-    return (loss, *after) if carried else loss
+    return recorded
 
 
 def _length(iterable_tensors: Sequence[torch.Tensor]) -> int:

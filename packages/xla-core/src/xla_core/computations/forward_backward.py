@@ -170,21 +170,8 @@ def record(
     tangent_vids = tuple(None if t is None else vids.get(t) for t in tangents) or (None,) * len(
         outputs
     )
-    key = (Joint, cut, outputs, tangent_vids, tuple(gradients), sources, partition_fn)
-    joint = recorder.end.programs.get(key)
-    if joint is None:
-        body = Body(recorder.end, sources)
-        joint = Joint(
-            body,
-            cut,
-            outputs,
-            tangent_vids,
-            tuple(gradients),
-            tuple(metas),
-            len(recorder.captured),
-            partition_fn,
-        )
-        recorder.end.keep(key, joint)
+    passes = (cut, outputs, tangent_vids, tuple(gradients))
+    joint = _joint(recorder, sources, passes, tuple(metas), partition_fn)
     ints = joint.body.numbers(recorder.ints)
     return Recorded(
         joint,
@@ -194,6 +181,23 @@ def record(
         tuple(ints),
         tuple(checked for checked, _ in index_ranges),
     )
+
+
+def _joint(
+    recorder: Recorder,
+    sources: tuple[int, ...],
+    passes: tuple[int, tuple[int, ...], tuple[int | None, ...], tuple[int | None, ...]],
+    metas: tuple[TensorMeta, ...],
+    partition_fn: PartitionFn | None,
+) -> Joint:
+    """Both passes of what was recorded; ``passes`` are the cut, outputs, tangents and gradients of ``Joint``."""
+    key = (Joint, *passes, sources, partition_fn)
+    joint = recorder.end.programs.get(key)
+    if joint is None:
+        body = Body(recorder.end, sources)
+        joint = Joint(body, *passes, metas, len(recorder.captured), partition_fn)
+        recorder.end.keep(key, joint)
+    return joint
 
 
 @contextlib.contextmanager

@@ -43,30 +43,35 @@ def value_and_grad_partitioned(
 
     def backward(carry_gradient: Tree, rest: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         y_gradient, activations = rest
-        with torch.enable_grad():
-            given = _pytree.tree_map(_fresh, activations)
-            results = fn(*given)
-        pairs = [
-            (result, gradient)
-            for result, gradient in zip(
-                _pytree.tree_leaves(results),
-                _pytree.tree_leaves((carry_gradient, y_gradient)),
-                strict=True,
-            )
-            if gradient is not None and isinstance(result, torch.Tensor) and result.requires_grad
-        ]
-        leaves, spec = _pytree.tree_flatten(given)
-        wanted = [leaf for leaf in leaves if _differentiable(leaf)]
-        remaining = iter(
-            torch.autograd.grad(
-                [r for r, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True
-            )
-        )
-        gradients = [next(remaining) if _differentiable(leaf) else None for leaf in leaves]
-        carry, x = _pytree.tree_unflatten(gradients, spec)
-        return carry, x
+        return _computed_again(fn, activations, (carry_gradient, y_gradient))
 
     return forward, alias_input, backward
+
+
+def _computed_again(
+    fn: Callable[[Any, Any], tuple[object, object]],
+    activations: Tree,
+    flowing: tuple[Tree, Tree],
+) -> tuple[Tree, Tree]:
+    """The gradients of ``fn``'s two arguments, from those that flow into its results."""
+    with torch.enable_grad():
+        given = _pytree.tree_map(_fresh, activations)
+        results = fn(*given)
+    pairs = [
+        (result, gradient)
+        for result, gradient in zip(
+            _pytree.tree_leaves(results), _pytree.tree_leaves(flowing), strict=True
+        )
+        if gradient is not None and isinstance(result, torch.Tensor) and result.requires_grad
+    ]
+    leaves, spec = _pytree.tree_flatten(given)
+    wanted = [leaf for leaf in leaves if _differentiable(leaf)]
+    remaining = iter(
+        torch.autograd.grad([r for r, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+    )
+    gradients = [next(remaining) if _differentiable(leaf) else None for leaf in leaves]
+    carry, x = _pytree.tree_unflatten(gradients, spec)
+    return carry, x
 
 
 def _differentiable(leaf: Tree) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -240,7 +240,6 @@ class _Loops:
         of_items = joint.gradients[carries : joint.arguments]
         of_captured = [g for g in joint.gradients[joint.arguments :] if g is not None]
         tangents = joint.tangents
-        captured = {v: s for v, s in joint.inputs.items() if s < 0}
         counts = (len(self.kept), len(self.items), len(self.steady), joint.captures)
 
         def evaluate(
@@ -253,14 +252,8 @@ class _Loops:
 
             def step(state: Tree, item: jax.Array) -> tuple[Tree, Tree]:
                 flowing, sums = state
-                index, kept_now, items_now, of_ys = item
-                given = dict(zip((*self.kept, *self.items), (*kept_now, *items_now), strict=True))
-                given.update(zip(self.steady, steady, strict=True))
-                given.update((v, held[-1 - s]) for v, s in captured.items())
-                given.update((tangents[i], g) for i, g in of_ys.items())
-                given.update(
-                    (tangents[i], g) for i, g in flowing.items() if tangents[i] is not None
-                )
+                index, *of_item = item
+                given = self._given_back(of_item, steady, held, flowing)
                 own = None if key is None else jax.random.fold_in(key, index)
                 scope = body.run(joint.backward, given, floats, ints, own)
                 before = {
@@ -286,6 +279,27 @@ class _Loops:
             *(body.meta(g) for g in of_captured),
         ]
         return self._computation("scan_backward", evaluate, outputs, joint.backward)
+
+    def _given_back(
+        self,
+        of_item: Tree,
+        steady: Sequence[Tree],
+        held: Sequence[Tree],
+        flowing: Mapping[int, Tree],
+    ) -> dict[int, Tree]:
+        """What one iteration of the backward pass begins with, by the numbers of values.
+
+        ``of_item`` are its kept values, its items and the gradients of its results, ``flowing`` the gradients
+        of the carry so far.
+        """
+        tangents = self.joint.tangents
+        kept, items, of_ys = of_item
+        given = dict(zip((*self.kept, *self.items), (*kept, *items), strict=True))
+        given.update(zip(self.steady, steady, strict=True))
+        given.update((v, held[-1 - s]) for v, s in self.joint.inputs.items() if s < 0)
+        given.update((tangents[i], g) for i, g in of_ys.items())
+        given.update((t, g) for i, g in flowing.items() if (t := tangents[i]) is not None)
+        return given
 
 
 def _split(items: Sequence[Tree], counts: Sequence[int]) -> list[Sequence[Any]]:

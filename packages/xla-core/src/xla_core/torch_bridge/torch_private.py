@@ -368,7 +368,23 @@ def let_dynamo_take(tensor_type: type, packages: Sequence[str], traced: Sequence
     ``packages`` is not traced, but for that of the modules ``traced``, which are at their top.
     """
     dynamo = importlib.import_module("torch._dynamo")
-    callbacks = importlib.import_module("torch._dynamo.callback").callback_handler  # torch 2.13
+    _while_dynamo_compiles(*_disguise(tensor_type))
+    # torch 2.13: without this, what comes out of a graph would be cast to torch.Tensor
+    builder: Any = importlib.import_module("torch._dynamo.variables.builder")
+    infer = builder.infer_subclass_type
+
+    def infer_subclass_type(value: Operand) -> Any:
+        return None if type(type(value)) is tensor_type else infer(value)
+
+    builder.infer_subclass_type = infer_subclass_type
+    _skip_code(dynamo.trace_rules, packages, traced)
+    # torch 2.13: writes to arguments stay in the graph, whose program can then reuse their memory
+    backend = importlib.import_module("torch._dynamo.backends.torchxla").openxla
+    backend.kwargs.setdefault("keep_inference_input_mutations", True)
+
+
+def _disguise(tensor_type: type) -> tuple[Callable[[Operand], None], Callable[[Operand], None]]:
+    """What to call where Dynamo begins to compile, so that the class passes for torch's own, and where it ends."""
     context = importlib.import_module("torch._guards").CompileContext  # torch 2.13
     disabled = torch._C._disabled_torch_dispatch_impl  # torch 2.13
 
@@ -389,14 +405,14 @@ def let_dynamo_take(tensor_type: type, packages: Sequence[str], traced: Sequence
         if "__torch_dispatch__" in tensor_type.__dict__:
             del tensor_type.__torch_dispatch__  # type: ignore[attr-defined]
 
-    # torch 2.13: without this, what comes out of a graph would be cast to torch.Tensor
-    builder: Any = importlib.import_module("torch._dynamo.variables.builder")
-    infer = builder.infer_subclass_type
+    return start, end
 
-    def infer_subclass_type(value: Operand) -> Any:
-        return None if type(type(value)) is tensor_type else infer(value)
 
-    builder.infer_subclass_type = infer_subclass_type
+def _while_dynamo_compiles(
+    start: Callable[[Operand], None], end: Callable[[Operand], None]
+) -> None:
+    """Call ``start`` and ``end`` around each compilation, also after ``torch._dynamo.reset()``."""
+    callbacks = importlib.import_module("torch._dynamo.callback").callback_handler  # torch 2.13
     clear = callbacks.clear
 
     def register() -> None:
@@ -409,10 +425,6 @@ def let_dynamo_take(tensor_type: type, packages: Sequence[str], traced: Sequence
 
     register()
     callbacks.clear = clear_others  # torch._dynamo.reset() clears all callbacks
-    _skip_code(dynamo.trace_rules, packages, traced)
-    # torch 2.13: writes to arguments stay in the graph, whose program can then reuse their memory
-    backend = importlib.import_module("torch._dynamo.backends.torchxla").openxla
-    backend.kwargs.setdefault("keep_inference_input_mutations", True)
 
 
 def dynamo_backend(name: str) -> Callable[..., Any]:

@@ -158,9 +158,8 @@ def _attention(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) -
             *lead, length, width = query.shape
             *heads, seen, key_width = key.shape
             shape = (*lead, length, seen)
-            factor = scale
-            if factor is None:
-                factor = 1 / math.sqrt(width) if width else 0.0
+            usual = 1 / math.sqrt(width) if width else 0.0
+            factor = usual if scale is None else scale
             if (
                 lead == heads
                 and key_width == width

@@ -124,44 +124,47 @@ class XlaFullyShardedDataParallel(nn.Module):
     ) -> None:
         given = dict(locals())
         _check(given)
-        if auto_wrap_policy is not None:
-            wrap.recursive_wrap(
-                module,
-                auto_wrap_policy,
-                auto_wrapper_callable or XlaFullyShardedDataParallel,
-                only_wrap_children=True,
-                **{name: given[name] for name in _INHERITED},
-            )
+        _wrap_parts(given)
         super().__init__()
-        self.reshard_after_forward = reshard_after_forward
-        self.disable_reshard_on_root = disable_reshard_on_root
-        self.flatten_parameters = flatten_parameters
-        self.sync_on_finalization = sync_on_finalization
-        self.compute_dtype = compute_dtype or torch.float32
-        self.buffer_dtype = buffer_dtype or self.compute_dtype
-        self.sharding_groups = sharding_groups
-        self.xla_device = runtime.device()
-        mine = runtime.replica_of(self.xla_device)
-        self.rank = mine[0] if sharding_rank is None else sharding_rank
-        self.world_size = mine[1] if sharding_world_size is None else sharding_world_size
-        self._by_rows = shard_param_on_dim_0 and not flatten_parameters
-        self._multiple = 1 if shard_param_on_dim_0 else _shard_size_multiple
-        self._is_root: bool | None = None
-        self._dtypes: dict[str, torch.dtype] = {}
-        self._aliases: dict[str, str] = {}
+        self._take_options(given)
         _materialise(module, param_init_fn)
         self._fsdp_wrapped_module = names.Inner(module)
-        pre = _predivide_factor(self.world_size)
-        options = Options(
-            self.compute_dtype, sharding_groups, self.world_size, coalesce_all_gather_ops,
-            (reduce_scatter_bucket_size_mb or 0) * _MEBIBYTE, optimization_barrier_in_forward,
-            optimization_barrier_in_backward, fp32_reduce_scatter, pre, self.world_size / pre,
-        )  # fmt: skip
-        self._unit = Unit(self._take_parameters(), options)
+        self._unit = Unit(self._take_parameters(), self._unit_options(given))
         self._move_buffers()
         if execute_sharding_on_init:
             gc.collect()
             training.sync()
+
+    def _take_options(self, given: dict[str, Any]) -> None:
+        """What the arguments say about this module, and which replica this one is."""
+        self.reshard_after_forward: bool = given["reshard_after_forward"]
+        self.disable_reshard_on_root: bool = given["disable_reshard_on_root"]
+        self.flatten_parameters: bool = given["flatten_parameters"]
+        self.sync_on_finalization: bool = given["sync_on_finalization"]
+        self.compute_dtype: torch.dtype = given["compute_dtype"] or torch.float32
+        self.buffer_dtype: torch.dtype = given["buffer_dtype"] or self.compute_dtype
+        self.sharding_groups: Sequence[Sequence[int]] | None = given["sharding_groups"]
+        self.xla_device = runtime.device()
+        rank, world_size = given["sharding_rank"], given["sharding_world_size"]
+        mine = runtime.replica_of(self.xla_device)
+        self.rank: int = mine[0] if rank is None else rank
+        self.world_size: int = mine[1] if world_size is None else world_size
+        on_rows = given["shard_param_on_dim_0"]
+        self._by_rows: bool = on_rows and not self.flatten_parameters
+        self._multiple: int = 1 if on_rows else given["_shard_size_multiple"]
+        self._is_root: bool | None = None
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._aliases: dict[str, str] = {}
+
+    def _unit_options(self, given: dict[str, Any]) -> Options:
+        """How parameters are gathered and gradients reduced."""
+        pre = _predivide_factor(self.world_size)
+        return Options(
+            self.compute_dtype, self.sharding_groups, self.world_size, given["coalesce_all_gather_ops"],
+            (given["reduce_scatter_bucket_size_mb"] or 0) * _MEBIBYTE,
+            given["optimization_barrier_in_forward"], given["optimization_barrier_in_backward"],
+            given["fp32_reduce_scatter"], pre, self.world_size / pre,
+        )  # fmt: skip
 
     # -- sharding -------------------------------------------------------------------------------
 
@@ -462,6 +465,18 @@ def _predivide_factor(world_size: int) -> float:
     while world_size % factor == 0 and world_size / factor > factor:
         factor *= 2
     return float(factor)
+
+
+def _wrap_parts(given: dict[str, Any]) -> None:
+    """Wrap the parts that the policy chooses, each by itself, before the module around them."""
+    if given["auto_wrap_policy"] is not None:
+        wrap.recursive_wrap(
+            given["module"],
+            given["auto_wrap_policy"],
+            given["auto_wrapper_callable"] or XlaFullyShardedDataParallel,
+            only_wrap_children=True,
+            **{name: given[name] for name in _INHERITED},
+        )
 
 
 def _materialise(module: nn.Module, init: Callable[[nn.Module], None] | None) -> None:
