@@ -29,7 +29,7 @@ MOST_FUNCTION_LINES = 50
 MOST_LINES_OUTSIDE_PACKAGES = 80
 # Longer ones, and why.
 LONG_FUNCTIONS = {
-    "trace.py record": "runs for each operator: unrolled, as each call would cost a part of what an operator may cost",
+    "trace.py record": "runs for each operator: unrolled, as each call would slow down all of them",
 }
 # The folders that alone touch private parts of torch and of jax.
 TORCH_PRIVATE_HOME = "xla_core/torch_bridge"
