@@ -135,6 +135,23 @@ def test_pictures_show_which_device_holds_what(text, rows, capsys):
             assert f"CPU {devices}" in shown
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_scripts_can_ask_whether_there_are_pictures(installed, run_python):
+    code = """
+        import torch_xla.distributed.spmd.debugging as debugging
+        try:
+            debugging.visualize_sharding("{devices=[2]0,1}")
+            drawn = True
+        except ImportError:
+            drawn = False
+        print(debugging.RICH_ENABLED, drawn)
+    """
+    if not installed:
+        code = "        import sys\n        sys.modules['rich'] = None" + code
+    answer = run_python(code).splitlines()[-1]
+    assert answer == ("True True" if installed else "False False")
+
+
 def debugging_parse(text):
     from xla_spmd.sharding.hlo_sharding import parse
 

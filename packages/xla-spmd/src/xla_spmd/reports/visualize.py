@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import importlib.util
 from typing import Any, Final
 
 import numpy as np
@@ -11,6 +12,9 @@ import torch
 from xla_core.extension_api import runtime
 from xla_spmd.sharding.hlo_sharding import Sharding, ShardingType, parse
 from xla_spmd.tensors.sharded_tensor import sharding_text, unwrap_sharded_tensor
+
+RICH_ENABLED: Final = importlib.util.find_spec("rich") is not None
+"""Whether pictures can be drawn: they need the package rich."""
 
 MSG_RICH: Final = (
     "pictures of shardings are drawn by the package rich, which is not installed; "

@@ -10,6 +10,7 @@ __getattr__, __dir__ = lazy_names(
     {
         **HOMES,
         **JAX_HELPERS,
+        "RICH_ENABLED": "xla_spmd.reports.visualize",
         "visualize_sharding": "xla_spmd.reports.visualize",
         "visualize_tensor_sharding": "xla_spmd.reports.visualize",
         "automatic_sharding": "xla_spmd.reports.automatic_report",
