@@ -60,7 +60,7 @@ def lazy_names(
     """
     homes, aliases = homes or {}, aliases or {}
 
-    def getter(name: str) -> Any:
+    def getter(name: str) -> object:
         try:
             if name in homes:
                 return getattr(package_module(homes[name], f"{module}.{name}"), name)

@@ -99,7 +99,7 @@ class StepTrace(Trace):
             super().__exit__(kind, error, traceback)
 
 
-def trace_me(scope: str) -> Any:
+def trace_me(scope: str) -> object:
     """A decorator, or a ``with`` block: what runs inside is a span ``scope`` in profiles."""
     return _Span(scope)
 

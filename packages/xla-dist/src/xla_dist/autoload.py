@@ -9,7 +9,7 @@ import importlib
 import logging
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import torch.distributed
 
@@ -37,7 +37,7 @@ def autoload() -> None:
         logger.warning("torch.distributed's backend 'xla' is not available: %s", error)
 
 
-def _create(options: object, backend_options: object) -> Any:
+def _create(options: object, backend_options: object) -> object:
     return importlib.import_module("xla_dist.collectives.process_group").create(
         options, backend_options
     )
@@ -51,7 +51,7 @@ def _is_over_processes(size: int) -> bool:
 
 def pjrt_rendezvous_handler(
     url: str, timeout: timedelta | None = None, **kwargs: object
-) -> Iterator[tuple[Any, int, int]]:
+) -> Iterator[tuple[object, int, int]]:
     """The handler of ``xla://``: yields a store, this process's rank and the number of processes."""
     del kwargs  # nothing to choose
     yield importlib.import_module("xla_dist.processes.kv_store").join(url, timeout)

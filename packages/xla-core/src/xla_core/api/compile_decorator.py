@@ -159,7 +159,7 @@ def _graphs_of(func: object) -> list[Entry]:
         return []
 
 
-def _keys(last: Entry) -> list[Any]:
+def _keys(last: Entry) -> list[object]:
     return [entry.key for entry in last.path()]
 
 
@@ -193,7 +193,7 @@ def compile(
     full_graph: bool = False,
     name: str | None = None,
     max_different_graphs: int | None = None,
-    custom_compile_options: dict[str, Any] | None = None,
+    custom_compile_options: dict[str, object] | None = None,
 ) -> Any:
     """Run a function (or a block) as one program: pending work is run before it and its own after it.
 

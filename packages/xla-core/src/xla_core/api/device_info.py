@@ -13,7 +13,7 @@ from xla_core.support import caches
 MSG_NAME: Final = "{device!r} is not the name of a device, such as 'CPU:0' or 'xla:0'"
 
 
-def device_attributes(device: torch.device | str) -> dict[str, Any]:
+def device_attributes(device: torch.device | str) -> dict[str, object]:
     """What the runtime tells of one device of this process: ``name``, and what its plugin adds.
 
     ``device`` is an ``xla`` device, or the runtime's name of one of this process (``CPU:0``).
@@ -26,7 +26,7 @@ def device_attributes(device: torch.device | str) -> dict[str, Any]:
     return _attributes(kind, local[runtime.trace_of(device).device.index])
 
 
-def _attributes(kind: str, description: Any) -> dict[str, Any]:
+def _attributes(kind: str, description: Any) -> dict[str, object]:
     return {"name": f"{kind}:{description.id}", **description.attributes}
 
 

@@ -66,12 +66,12 @@ _SCHEMA: Final[dict[str, dict[int, _Field]]] = {
 }
 
 
-def module_of(proto: bytes) -> dict[str, Any]:
+def module_of(proto: bytes) -> dict[str, object]:
     """The content of a serialized HloModuleProto. Raises ValueError for other bytes."""
     return _read("module", proto)
 
 
-def _read(kind: str, data: bytes) -> dict[str, Any]:
+def _read(kind: str, data: bytes) -> dict[str, object]:
     message: dict[str, Any] = {}
     schema = _SCHEMA[kind]
     for number, value in protobuf_wire.read_fields(data):
@@ -86,7 +86,7 @@ def _read(kind: str, data: bytes) -> dict[str, Any]:
     return message
 
 
-def _values(kind: Any, value: Any) -> list[Any]:
+def _values(kind: Any, value: Any) -> list[object]:
     if isinstance(kind, dict):
         return [kind.get(n, str(n)) for n in protobuf_wire.read_numbers(value)]
     if kind == "text":

@@ -11,7 +11,7 @@ MSG_NOT_AVAILABLE: Final = (
 
 
 def _without(name: str, instead: str) -> Callable[..., Any]:
-    def raises(*_args: object, **_kwargs: object) -> Any:
+    def raises(*_args: object, **_kwargs: object) -> object:
         raise NotImplementedError(MSG_NOT_AVAILABLE.format(name=name, instead=instead))
 
     raises.__name__ = raises.__qualname__ = name.rpartition(".")[2]

@@ -118,7 +118,7 @@ class TmpFolder(contextlib.AbstractContextManager[str]):
         self._folder.cleanup()
 
 
-def as_list(t: Any) -> Any:
+def as_list(t: object) -> Any:
     """``t`` if it is a list or a tuple, else ``[t]``."""
     return t if isinstance(t, (list, tuple)) else [t]
 
@@ -142,7 +142,7 @@ def eprint(*args: Any, file: TextIO | None = None, **kwargs: Any) -> None:
 
 
 def for_each_instance(
-    value: object, select_fn: Callable[[Any], bool], fn: Callable[[Any], object]
+    value: object, select_fn: Callable[[object], bool], fn: Callable[[object], object]
 ) -> None:
     """Call ``fn`` with whatever ``select_fn`` says yes to inside ``value``.
 
@@ -157,7 +157,7 @@ def for_each_instance(
 
 
 def for_each_instance_rewrite(
-    value: object, select_fn: Callable[[Any], bool], fn: Callable[[Any], object]
+    value: object, select_fn: Callable[[object], bool], fn: Callable[[object], object]
 ) -> Any:
     """``value`` with ``fn(item)`` in place of each item that ``select_fn`` says yes to.
 
@@ -168,9 +168,9 @@ def for_each_instance_rewrite(
 
 def _rewritten(
     value: object,
-    select: Callable[[Any], bool],
-    change: Callable[[Any], object],
-    known: dict[int, tuple[Any, Any]],
+    select: Callable[[object], bool],
+    change: Callable[[object], object],
+    known: dict[int, tuple[object, object]],
 ) -> Any:
     """``known`` has what was met and what stands for it now, by identity: objects may refer to each other."""
     if select(value):
@@ -268,7 +268,7 @@ def shape(inputs: Any) -> list[int]:
     return sizes
 
 
-def flatten_nested_tuple(inputs: Any) -> tuple[object, ...]:
+def flatten_nested_tuple(inputs: object) -> tuple[object, ...]:
     """The items of tuples and lists inside each other, in order, as one tuple."""
     if not isinstance(inputs, (list, tuple)):
         return (inputs,)

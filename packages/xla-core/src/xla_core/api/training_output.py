@@ -26,7 +26,7 @@ MSG_STARTED: Final = (
 )
 MSG_ENDED: Final = "{name} ended its process with code {code} and without a word"
 
-_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+_NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 def now(format: str = "%H:%M:%S") -> str:
@@ -52,7 +52,7 @@ def print_training_update(
     rate: float,
     global_rate: float,
     epoch: int | None = None,
-    summary_writer: Any = None,
+    summary_writer: object = None,
 ) -> None:
     """Print a line on how training goes; with ``summary_writer`` write ``examples/sec`` there, too.
 
@@ -89,7 +89,7 @@ def print_test_update(
     _say(parts)
 
 
-def get_summary_writer(logdir: str | None) -> Any:
+def get_summary_writer(logdir: str | None) -> object:
     """A TensorBoard writer below ``logdir`` on the master ordinal; None on the others and without a folder.
 
     Raises ImportError without the package tensorboard.
@@ -125,7 +125,7 @@ def close_summary_writer(summary_writer: Any) -> None:
         summary_writer.close()
 
 
-def mp_test(func: Callable[..., Any]) -> Callable[..., None]:
+def mp_test(func: Callable[..., object]) -> Callable[..., None]:
     """A decorator for test methods: each runs in a process of its own, and fails here if it fails there.
 
     The process is forked: call it before this one uses a device. Raises RuntimeError otherwise.

@@ -97,10 +97,10 @@ def wait_device_ops(devices: Sequence[torch.device | str] = ()) -> None:
 def optimizer_step(
     optimizer: torch.optim.Optimizer,
     barrier: bool = False,
-    optimizer_args: dict[str, Any] | None = None,
-    groups: Any = None,
+    optimizer_args: dict[str, object] | None = None,
+    groups: object = None,
     pin_layout: bool = True,
-) -> Any:
+) -> object:
     """Reduce the gradients over the replicas, then run ``optimizer.step(**optimizer_args)``.
 
     Returns what ``step`` returns; with ``barrier`` the step ends here. Raises RuntimeError where
@@ -116,7 +116,7 @@ def optimizer_step(
     return loss
 
 
-_gradient_reducers: list[Callable[[torch.optim.Optimizer, Any, bool], None]] = []
+_gradient_reducers: list[Callable[[torch.optim.Optimizer, object, bool], None]] = []
 
 
 def set_gradient_reducer(reduce: Callable[[torch.optim.Optimizer, Any, bool], None]) -> None:
@@ -183,7 +183,7 @@ def master_print(
         print(*args, file=fd, flush=flush)
 
 
-def to_cpu(data: object, convert: bool = True) -> Any:
+def to_cpu(data: object, convert: bool = True) -> object:
     """``data`` with every ``xla`` tensor in it (dicts, lists, tuples, sets, attributes not) on the CPU."""
     return tensor_trees.map_tensors(data, lambda t: t.cpu()) if convert else data
 

@@ -12,7 +12,7 @@ import gc
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch._ops import OpOverload
@@ -96,7 +96,7 @@ def ensure() -> None:
         compat.explain_late_backward()
 
 
-def _recurrent_nets() -> Any:
+def _recurrent_nets() -> object:
     return importlib.import_module("xla_core.kernels.recurrent_nets")
 
 
@@ -140,10 +140,10 @@ def _file_as_old() -> None:
         gc.unfreeze()
 
 
-_handler_of: list[Callable[[Any], Callable[..., object]]] = []
+_handler_of: list[Callable[[object], Callable[..., object]]] = []
 
 
-def _factory(overload: OpOverload, *args: object, **kwargs: object) -> Any:
+def _factory(overload: OpOverload, *args: object, **kwargs: object) -> object:
     if not _handler_of:
         ensure()
         _handler_of.append(importlib.import_module("xla_core.recording.xla_tensor").handler_of)

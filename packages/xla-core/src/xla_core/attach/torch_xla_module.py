@@ -79,7 +79,7 @@ def synchronize(device: torch.device | str | int = "xla") -> None:
     runtime.sync(torch.device("xla", _index(device)), wait=True)
 
 
-def _index(device: Any) -> int:
+def _index(device: object) -> int:
     if isinstance(device, int):
         return device
     return int(runtime.trace_of(device).device.index)

@@ -6,7 +6,6 @@ A shape is torch_xla's dictionary here: ``{"type": "f32", "sizes": (2, 3)}``, or
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ def _xla_op_param(builder: XlaBuilder, param_no: int, shape: Described) -> XlaOp
 
 
 def _xla_op_create(
-    builder: XlaBuilder, name: str, operands: Sequence[XlaOp], kwargs: Mapping[str, Any]
+    builder: XlaBuilder, name: str, operands: Sequence[XlaOp], kwargs: Mapping[str, object]
 ) -> XlaOp:
     """The operation ``name`` (``"Add"``) of operands, with HLO's attributes.
 

@@ -92,7 +92,7 @@ _BINARY: Final = {
 }  # fmt: skip
 
 
-def _binary(name: str, function: Callable[[Any, Any], object]) -> Callable[[Any, Any], Any]:
+def _binary(name: str, function: Callable[[object, object], object]) -> Callable[[Any, Any], Any]:
     def run(left: jax.Array, right: jax.Array) -> jax.Array:
         if left.dtype != right.dtype:
             text = MSG_TYPES.format(name=name.lower(), left=text_of(left), right=text_of(right))
@@ -138,7 +138,7 @@ def _constant(value: torch.Tensor) -> jax.Array:
 
 
 @named("Iota")
-def _iota(shape: Any, iota_dimension: int) -> jax.Array:
+def _iota(shape: object, iota_dimension: int) -> jax.Array:
     struct = struct_of(shape)
     return lax.broadcasted_iota(struct.dtype, struct.shape, iota_dimension)
 
@@ -161,7 +161,7 @@ def _reshape(
     x: jax.Array,
     sizes: Sequence[int],
     dimensions: Sequence[int] | None = None,
-    inferred_dimension: Any = None,
+    inferred_dimension: object = None,
 ) -> jax.Array:
     del inferred_dimension  # of dynamic shapes
     return _reshaped(x if dimensions is None else lax.transpose(x, tuple(dimensions)), sizes)

@@ -11,7 +11,7 @@ operations: Final[dict[str, Callable[..., object]]] = {}
 def named(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make the decorated function, of jax arrays, what the operation ``name`` computes."""
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: Callable[..., object]) -> Callable[..., Any]:
         operations[name] = function
         return function
 

@@ -23,7 +23,7 @@ def _convolve(
     window_strides: Sequence[int],
     padding: str | Sequence[tuple[int, int]],
     **options: Any,
-) -> Any:
+) -> object:
     names = ("input", "kernel", "output")
     specs = []
     rank = x.ndim - 2

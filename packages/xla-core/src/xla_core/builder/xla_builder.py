@@ -38,7 +38,7 @@ def _unary(name: str) -> Callable[[Op], Op]:
 
 
 def _binary(name: str) -> Callable[[Op, Op], Any]:
-    def method(self: Op, rhs: Op) -> Any:
+    def method(self: Op, rhs: Op) -> object:
         return mkop(name, (self.op, rhs.op))
 
     method.__doc__ = f"HLO's {name}, element by element; scalars go with every shape."
@@ -156,31 +156,36 @@ class Op:
         return mkop("DynamicUpdateSlice", (self.op, update.op), start_indices=starts)
 
     def scatter(
-        self, scatter_indices: Op, updates: Op, computation: Any, *args: Any, **attributes: Any
+        self,
+        scatter_indices: Op,
+        updates: Op,
+        computation: object,
+        *args: object,
+        **attributes: object,
     ) -> Op:
         """HLO's Scatter: update_window_dims, inserted_window_dims, scatter_dims_to_operand_dims, ..."""
         attributes.update(zip(ATTRIBUTES["Scatter"], args, strict=False))
         operands = (self.op, scatter_indices.op, updates.op)
         return mkop("Scatter", operands, computation=self._pair(computation), **attributes)
 
-    def _pair(self, computation: Any) -> XlaComputation:
+    def _pair(self, computation: object) -> XlaComputation:
         """A computation of two elements."""
         scalar = self.shape().as_scalar()
         return Op.make_computation("elements", computation, (scalar, scalar))
 
-    def reduce(self, init_value: Op, computation: Any, dimensions: Sequence[int]) -> Op:
+    def reduce(self, init_value: Op, computation: object, dimensions: Sequence[int]) -> Op:
         """The elements along ``dimensions`` in one, by ``computation`` of two."""
         operands = (self.op, init_value.op)
         return mkop("Reduce", operands, computation=self._pair(computation), dimensions=dimensions)
 
-    def reduce_all(self, init_value: Op, computation: Any) -> Op:
+    def reduce_all(self, init_value: Op, computation: object) -> Op:
         """All elements in one."""
         return mkop("ReduceAll", (self.op, init_value.op), computation=self._pair(computation))
 
     def reduce_window(
         self,
         init_value: Op,
-        computation: Any,
+        computation: object,
         window_dimensions: Sequence[int],
         window_strides: Sequence[int],
         padding: str = "valid",
@@ -201,9 +206,9 @@ class Op:
         init_value: Op,
         window_dimensions: Sequence[int],
         window_strides: Sequence[int],
-        select_computation: Any,
-        scatter_computation: Any,
-        padding: Any = "valid",
+        select_computation: object,
+        scatter_computation: object,
+        padding: object = "valid",
     ) -> Op:
         """HLO's SelectAndScatter; ``padding`` by name, or (low, high) for each dimension."""
         return mkop(
@@ -219,7 +224,11 @@ class Op:
     select_and_scatter_with_general_padding = select_and_scatter
 
     def conditional(
-        self, true_operand: Op, false_operand: Op, true_computation: Any, false_computation: Any
+        self,
+        true_operand: Op,
+        false_operand: Op,
+        true_computation: object,
+        false_computation: object,
     ) -> Op:
         """One of two computations, of its own operand."""
         return mkop(
@@ -229,19 +238,21 @@ class Op:
             false_computation=Op.make_computation("CondFalse", false_computation, (false_operand,)),
         )
 
-    def mkconditional(self, ops: Sequence[Op], true_fn: Any, false_fn: Any, **_: Any) -> Op:
+    def mkconditional(
+        self, ops: Sequence[Op], true_fn: object, false_fn: object, **_: object
+    ) -> Op:
         """One of two functions of the same operands."""
         operands = Op.tuple(ops)
         return self.conditional(operands, operands, true_fn, false_fn)
 
-    def while_loop(self, condition_computation: Any, body_computation: Any) -> Op:
+    def while_loop(self, condition_computation: object, body_computation: object) -> Op:
         """The value (a tuple) after the last iteration, beginning with this one."""
         condition = Op.make_computation("Condition", condition_computation, (self,))
         body = Op.make_computation("Body", body_computation, (self,))
         return mkop("While", (self.op,), condition_computation=condition, body_computation=body)
 
     @classmethod
-    def mkwhile(cls, ops: Sequence[Op], condition_fn: Any, body_fn: Any, **_: Any) -> Op:
+    def mkwhile(cls, ops: Sequence[Op], condition_fn: object, body_fn: object, **_: object) -> Op:
         """A loop over a tuple of values, by functions of its elements."""
         return cls.tuple(ops).while_loop(condition_fn, body_fn)
 
@@ -310,7 +321,7 @@ class Op:
     def sort(
         cls,
         ops: Sequence[Op],
-        comparator: Any,
+        comparator: object,
         dimension: int | None = None,
         is_stable: bool | None = None,
     ) -> Op:
@@ -330,7 +341,7 @@ class Op:
         return mkleaf("Constant", builder, value=value)
 
     @classmethod
-    def scalar(cls, builder: XlaBuilder, value: Any, dtype: str | None = None) -> Op:
+    def scalar(cls, builder: XlaBuilder, value: object, dtype: str | None = None) -> Op:
         """A number, by default an f32."""
         return mkleaf(
             "Constant", builder, value=torch.tensor(value, dtype=cls.to_torch_type(dtype))
@@ -351,7 +362,7 @@ class Op:
         """Places along a dimension: 0, 1, 2, ..."""
         return mkleaf("Iota", builder, shape=shape.shape, iota_dimension=iota_dimension)
 
-    def scalar_like(self, value: Any) -> Op:
+    def scalar_like(self, value: object) -> Op:
         """A value of this shape and dtype, one number everywhere."""
         shape = self.shape()
         return Op.scalar(self.builder(), value, shape.dtype).broadcast(shape.sizes)
@@ -396,7 +407,7 @@ def mkop(name: str, ops: Sequence[XlaOp], **kwargs: Any) -> Op:
     return Op(hlo_operations.create(builder, name, ops, kwargs))
 
 
-def mkleaf(name: str, builder: XlaBuilder, **kwargs: Any) -> Op:
+def mkleaf(name: str, builder: XlaBuilder, **kwargs: object) -> Op:
     """An operation without operands: ``"Constant"``, ``"Iota"``."""
     return Op(hlo_operations.create(builder, name, (), kwargs))
 

@@ -117,7 +117,7 @@ class Captured:
 
     def _record(
         self, trace: Trace, key: object, known: Any, leaves: Sequence[Operand], spec: object
-    ) -> Any:
+    ) -> object:
         leaves = [_on_device(t, trace) if isinstance(t, torch.Tensor) else t for t in leaves]
         args, kwargs = (leaves, {}) if spec is None else pytree.tree_unflatten(leaves, spec)
         function = functools.partial(self._function, *args, **kwargs)
@@ -167,7 +167,7 @@ def observe(
     function: Callable[[], object],
     arguments: Sequence[XLATensor],
     reachable: Reachable,
-) -> tuple[Observation, Any]:
+) -> tuple[Observation, object]:
     """Call ``function``, run its step, and say what it recorded; with its result.
 
     Raises CaptureError for what no replay could do; but for reads the step was carried out then.
@@ -235,7 +235,7 @@ class _Identity:
         return isinstance(other, _Identity) and other.value is self.value
 
 
-def _mode() -> Any:
+def _mode() -> object:
     """What around a call decides what operators record."""
     return (
         torch.is_grad_enabled(),
@@ -245,7 +245,7 @@ def _mode() -> Any:
     )
 
 
-def _layouts(leaves: Sequence[Operand], trace: Trace) -> Any:
+def _layouts(leaves: Sequence[Operand], trace: Trace) -> object:
     """How the arguments lie over devices; nothing on one."""
     if type(trace.backend) is DeviceBackend:
         return trace.device.index

@@ -43,7 +43,7 @@ class _Graphed:
         self._saved: list[XLATensor] = []
         self._handed: Sequence[Operand] = ()
         self._roots: tuple[list[Operand], list[Operand]] = [], []
-        self._spec: Any = None
+        self._spec: object = None
         self.forward = Captured(self._forward, warmup)
         self.backward = Captured(self._backward, warmup)
 
@@ -68,13 +68,13 @@ class _Graphed:
         self._roots = results, [t for t in (*leaves, *self._parameters) if _wants_gradient(t)]
         return [t.detach() for t in results], handed
 
-    def _unpack(self, packed: object) -> Any:
+    def _unpack(self, packed: object) -> object:
         if not isinstance(packed, _Saved):
             return packed
         base = self._handed[packed.number]
         return shown(base._s, packed.view)
 
-    def _backward(self, saved: Sequence[Operand], gradients: Sequence[Operand]) -> Any:
+    def _backward(self, saved: Sequence[Operand], gradients: Sequence[Operand]) -> object:
         results, wanted = self._roots
         outputs = [t for t in results if t.requires_grad]
         self._handed = saved
@@ -122,7 +122,7 @@ def make_graphed_callables(
     sample_args: Operand,
     num_warmup_iters: int = 3,
     allow_unused_input: bool = False,
-) -> Any:
+) -> object:
     """Functions or modules (one, or a tuple of them) whose forward and backward pass are replayed.
 
     ``sample_args`` are a tuple of tensors for each, like those of later calls in shape, dtype and

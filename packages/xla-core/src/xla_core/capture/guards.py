@@ -61,7 +61,7 @@ class _Length:
         self.count = count
 
 
-def _seen(value: Operand) -> Any:
+def _seen(value: Operand) -> object:
     if isinstance(value, (list, dict)):
         return _Length(len(value))
     return value if isinstance(value, (*NUMBERS, torch.Tensor)) else type(value)
@@ -98,7 +98,7 @@ class Guards:
         self._keys = [s.key for s in self._items]
         self._values = [s.value() for s in self._items]
         modules = [m for _, m in reachable.modules.values()]
-        tables: list[dict[str, Any]] = []
+        tables: list[dict[str, object]] = []
         for module in modules:
             tables += (*module_tables.tensor_tables(module), module_tables.submodules(module))
         self._tables = tables
@@ -135,7 +135,7 @@ class Guards:
         """The parameters that are reached."""
         return self._parameters
 
-    def _hooks_now(self) -> list[tuple[Any, ...]]:
+    def _hooks_now(self) -> list[tuple[object, ...]]:
         optimizers = self._reachable.optimizers.values()
         return module_tables.hook_tables(self._modules, optimizers, self._parameters)
 

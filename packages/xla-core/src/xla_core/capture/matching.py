@@ -141,7 +141,7 @@ def _former_gradient(
     return None
 
 
-def _input(name: str, trace: Trace, a: Input, b: Input) -> Storage | int | tuple[Any]:
+def _input(name: str, trace: Trace, a: Input, b: Input) -> Storage | int | tuple[object]:
     if b.argument is not None and a.argument == b.argument:
         return b.argument
     if a.uploaded and b.uploaded:

@@ -56,7 +56,7 @@ class StepCount(torch.Tensor):
     __torch_function__ = disabled_torch_function
     table: Table
     begin: float
-    group: Any
+    group: object
 
     def item(self) -> Operand:
         """The number of steps so far."""
@@ -82,8 +82,8 @@ def _scratch_of(trace: Trace) -> Trace:
 
 
 def explain(
-    optimizer: Any,
-    arguments: tuple[Any, ...],
+    optimizer: object,
+    arguments: tuple[object, ...],
     trace: Trace,
     floats: Sequence[float],
     entries: Sequence[Entry],
@@ -155,7 +155,7 @@ def _sources(expression: Expression) -> set[Source]:
 
 def _constants(entries: Sequence[Entry]) -> list[Any]:
     """The constants in the keys of a step's operations: floats, and which operations these are."""
-    constants: list[Any] = []
+    constants: list[object] = []
     for entry in entries:
         if not isinstance(entry, Operation):
             continue
@@ -224,8 +224,8 @@ def _changed(value: Operand, table: Table, source: Source) -> Any:
 
 def _state(
     optimizer: torch.optim.Optimizer,
-    parameters: dict[int, Any],
-    shown: Callable[[Any], Any],
+    parameters: dict[int, object],
+    shown: Callable[[object], object],
     table: Table,
 ) -> Any:
     state: Any = defaultdict(dict)

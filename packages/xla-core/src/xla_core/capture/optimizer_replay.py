@@ -62,7 +62,7 @@ class _Hyperparameters:
         if explanation is not None:
             read = {s for s in _read_sources(explanation.expressions) if s[0] == "group"}
             read -= explanation.constant
-        self._kept: list[tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...], int]] = []
+        self._kept: list[tuple[dict[str, object], tuple[str, ...], tuple[object, ...], int]] = []
         for number, group in enumerate(self._groups):
             free = {s[2] for s in read if s[1] == number and len(s) == 3}
             keys = tuple(k for k in group if k not in free and k != "params" and k != "initial_lr")
@@ -96,7 +96,7 @@ class _Hyperparameters:
         )  # fmt: skip
 
 
-def _read_sources(expressions: dict[int, Any]) -> set[Source]:
+def _read_sources(expressions: dict[int, object]) -> set[Source]:
     sources: set[Source] = set()
     pending = list(expressions.values())
     seen: set[int] = set()

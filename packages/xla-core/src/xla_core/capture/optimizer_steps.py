@@ -75,16 +75,16 @@ class OptimizerSteps:
                 stack.callback(scheduler.__dict__.pop, "step", None)
             yield
 
-    def _noting(self, scheduler: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+    def _noting(self, scheduler: object, step: Callable[..., object]) -> Callable[..., Any]:
         reference = weakref.ref(scheduler)
 
-        def noted(*args: Operand, **kwargs: Tree) -> Any:
+        def noted(*args: Operand, **kwargs: Tree) -> object:
             self.events.append(("schedule", (reference(), bool(args or kwargs))))
             return step(*args, **kwargs)
 
         return noted
 
-    def _begin(self, optimizer: torch.optim.Optimizer, _args: Operand, _kwargs: Any) -> None:
+    def _begin(self, optimizer: torch.optim.Optimizer, _args: Operand, _kwargs: object) -> None:
         trace = self._trace
         with trace.lock:
             self._open.append((optimizer, len(trace.floats), trace.cur, host_state(optimizer)))
@@ -132,7 +132,7 @@ def _between(first: Entry, last: Entry) -> list[Entry]:
     return path
 
 
-def host_state(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], Any]:
+def host_state(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], object]:
     """Numbers that an optimizer keeps on the host, by the parameter's id and their name."""
     values = {}
     for p, state in optimizer.state.items():

@@ -63,11 +63,11 @@ class Reachable:
         self.roots: list[tuple[str, torch.nn.Module]] = []
         self.modules: dict[int, tuple[str, torch.nn.Module]] = {}
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
-        self.schedulers: dict[int, Any] = {}
+        self.schedulers: dict[int, object] = {}
         self._seen: set[int] = set()
-        self._keep: list[Any] = []
+        self._keep: list[object] = []
         self._names: set[str] = set()
-        self._objects: list[tuple[str, Any]] = []
+        self._objects: list[tuple[str, object]] = []
 
     @classmethod
     def of(cls, function: Any, arguments: Mapping[str, Operand]) -> Reachable:
@@ -196,7 +196,7 @@ class Reachable:
         if inspect.isfunction(inner):
             self._visit(path, inner)
 
-    def _add(self, path: str, mapping: Any, key: Any) -> None:
+    def _add(self, path: str, mapping: object, key: object) -> None:
         slot = Slot(path, mapping, key)
         value = slot.value()
         if value is slot or (
@@ -238,7 +238,7 @@ def _root(module: str | None) -> str:
     return (module or "").partition(".")[0]
 
 
-def _is_wrapper(function: Callable[..., Any]) -> bool:
+def _is_wrapper(function: Callable[..., object]) -> bool:
     return hasattr(function, "__wrapped__")
 
 

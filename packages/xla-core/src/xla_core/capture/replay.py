@@ -375,7 +375,7 @@ class Replay:
             trace.flush(trace)
         return trace.backend.device_buffer(s)
 
-    def _adopted(self, buffers: Sequence[Any]) -> Any:
+    def _adopted(self, buffers: Sequence[object]) -> Any:
         """The work that lets tensors take over the values of inputs."""
         if not self._passed:
             return ()
@@ -383,7 +383,7 @@ class Replay:
         values = [backend.buffer_for_copy(s, buffers[slot]) for s, slot in self._passed]
         return binding([s for s, _ in self._passed], values)
 
-    def _protect(self, buffers: list[Any], safe: bool) -> None:
+    def _protect(self, buffers: list[object], safe: bool) -> None:
         """Donate copies of what somebody else holds, too; of everything where memory may run out."""
         donated = self.donated
         if not donated:

@@ -82,7 +82,7 @@ def _expression(value: Operand) -> Expression:
 
 
 def _binary(operation: Callable[[Any, Any], Any], reflected: bool) -> Callable[[Any, Any], Any]:
-    def method(self: Traced, other: object, *rest: object) -> Any:
+    def method(self: Traced, other: object, *rest: object) -> object:
         if rest or type(other) not in (int, float, Traced):
             return NotImplemented
         a, b = (other, self) if reflected else (self, other)
@@ -93,7 +93,7 @@ def _binary(operation: Callable[[Any, Any], Any], reflected: bool) -> Callable[[
 
 
 def _unary(operation: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def method(self: Traced) -> Any:
+    def method(self: Traced) -> object:
         return self.table.keep(operation(_plain(self)), (operation, self.expression))
 
     return method

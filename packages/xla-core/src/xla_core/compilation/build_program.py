@@ -280,7 +280,7 @@ def refusal(trace: Trace, outputs: tuple[int, ...]) -> Exception | None:
 
 
 def _over_replicas(
-    backend: Backend, executable: Executable, name: str, collectives: Any
+    backend: Backend, executable: Executable, name: str, collectives: object
 ) -> Executable:
     """What runs ``executable``, which is over all replicas, on this replica's buffers.
 

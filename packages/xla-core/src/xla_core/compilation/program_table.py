@@ -55,7 +55,7 @@ class TooManyMappingsError(RuntimeError):
 
 def execution(
     executable: Executable, arguments: list[Buffer], results: list[Buffer], checked: bool = False
-) -> Iterable[Any]:
+) -> Iterable[object]:
     """For ``indivisible.do``: one run of ``executable``, whose results ``results`` is extended by.
 
     With ``checked`` the arguments need no check, and are in their list only when the run begins.

@@ -72,7 +72,7 @@ class StagedExecutable:
 
     def deferred(
         self, arguments: Sequence[Any], results: list[Any], checked: bool = False
-    ) -> Iterator[Any]:
+    ) -> Iterator[object]:
         """What ``execute`` does, done when the iterator is exhausted; ``results`` is extended by the results.
 
         ``checked`` (default: False) says that the ``arguments`` are checked already, see ``execution``.

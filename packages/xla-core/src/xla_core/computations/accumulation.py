@@ -37,7 +37,7 @@ MSG_HISTORY: Final = (
 
 
 def gradient_accumulation(
-    train_step: Callable[..., Any],
+    train_step: Callable[..., object],
     iterable_tensors: Sequence[torch.Tensor],
     model: nn.Module,
     *carried_tensors: torch.Tensor,

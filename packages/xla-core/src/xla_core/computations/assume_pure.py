@@ -38,7 +38,7 @@ MSG_GRAD: Final = "assume_pure_torch is for inference: use it under torch.no_gra
 
 
 def assume_pure(
-    fn: Callable[..., Any], *, add_rng_seed_argument: bool = False
+    fn: Callable[..., object], *, add_rng_seed_argument: bool = False
 ) -> Callable[..., Any]:
     """``fn``, recorded once for each structure, shapes and dtypes of its tensors and each other argument.
 
@@ -70,7 +70,7 @@ def assume_pure(
     return pure
 
 
-def _key(fn: Any, leaves: Sequence[Tree]) -> Hashable:
+def _key(fn: object, leaves: Sequence[Tree]) -> Hashable:
     """What decides what is recorded, of all arguments."""
     parts: list[Any] = []
     for leaf in leaves:
@@ -115,7 +115,7 @@ class _Traced:
 
 
 def _trace(
-    fn: Callable[..., Any], leaves: Sequence[Tree], spec: Any, tensors: Sequence[XLATensor]
+    fn: Callable[..., object], leaves: Sequence[Tree], spec: object, tensors: Sequence[XLATensor]
 ) -> _Traced:
     results: list[Tree] = []
 
@@ -174,12 +174,12 @@ class _Programs:
         metas = [body.meta(v) for v in values]
         return Computation(name, self.joint.text(), metas, evaluate, random=random)
 
-    def _given_forward(self, tensors: Sequence[Any]) -> dict[int, Any]:
+    def _given_forward(self, tensors: Sequence[Any]) -> dict[int, object]:
         count = self.joint.arguments
         sources = (*tensors[:count], *reversed(tensors[count:]))
         return {v: sources[s] for v, s in self.joint.inputs.items()}
 
-    def _given_backward(self, tensors: Sequence[Any]) -> dict[int, Any]:
+    def _given_backward(self, tensors: Sequence[Any]) -> dict[int, object]:
         joint = self.joint
         given = dict(zip((*joint.saved, *self.read), tensors, strict=False))
         rest = tensors[len(joint.saved) + len(self.read) :]
@@ -260,11 +260,11 @@ def _pure_forward(
     _training: bool,
     args: Operands,
     kwargs: NamedOperands,
-) -> Any:
+) -> object:
     return torch.func.functional_call(module, (parameters, buffers), args, kwargs)
 
 
-def assume_pure_torch(func: Callable[..., Any], use_cache: bool = False) -> Callable[..., Any]:
+def assume_pure_torch(func: Callable[..., object], use_cache: bool = False) -> Callable[..., Any]:
     """``func`` as one operation of the step, forward only; with ``use_cache`` recorded just once.
 
     ``use_cache`` goes by the arguments as ``assume_pure`` does. Raises RuntimeError where gradients are

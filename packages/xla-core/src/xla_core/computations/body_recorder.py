@@ -281,7 +281,7 @@ class Recorder:
             raise RuntimeError(MSG_WRITES.format(what=self.what, target=target))
 
 
-def _behind(recording: Recording, lock: Any, bare: Any) -> Recording:
+def _behind(recording: Recording, lock: object, bare: object) -> Recording:
     """``recording`` behind other locks."""
     return recording._replace(mode=recording.mode._replace(lock=lock, bare=bare))
 

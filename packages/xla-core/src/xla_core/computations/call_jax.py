@@ -74,7 +74,7 @@ caches.register("functions of jax", bound=MAX_KEPT + 1, size=_traced.__len__, cl
 
 @requires_jax
 def call_jax(
-    jax_func: Callable[..., Any],
+    jax_func: Callable[..., object],
     args: Operands,
     kwargs: NamedOperands | None = None,
     name: str | None = None,
@@ -109,7 +109,7 @@ def call_jax(
     return jax.tree.unflatten(traced.structure, traced.computation(tensors))
 
 
-def _identity(function: Any) -> Hashable:
+def _identity(function: object) -> Hashable:
     try:
         hash(function)
     except TypeError:
@@ -117,14 +117,14 @@ def _identity(function: Any) -> Hashable:
     return function  # type: ignore[no-any-return]
 
 
-def _typed(constant: Any) -> Hashable:
+def _typed(constant: object) -> Hashable:
     """A constant as part of a key, in which 1, 1.0 and True differ."""
     if isinstance(constant, (bool, int, float, complex)):
         return (type(constant), repr(constant))
     return constant  # type: ignore[no-any-return]
 
 
-def _constant(function: Any, position: int, leaf: Tree) -> Any:
+def _constant(function: object, position: int, leaf: Tree) -> object:
     """What a leaf is to the traced function: a place for a tensor, or a hashable constant."""
     if isinstance(leaf, torch.Tensor):
         if not isinstance(leaf, XLATensor):

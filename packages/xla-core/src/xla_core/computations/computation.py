@@ -79,7 +79,7 @@ class Computation:
         )
         return recorded
 
-    def _record(self, args: Operands, kwargs: NamedOperands | None) -> Any:
+    def _record(self, args: Operands, kwargs: NamedOperands | None) -> object:
         trace: Trace = find_trace(args)
         if self.plan.random and kwargs is None:
             kwargs = {SEED: random_state.next_seed(trace.device.index)}

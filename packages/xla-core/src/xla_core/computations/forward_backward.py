@@ -286,7 +286,7 @@ def _captured(
     own = {get_gradient_edge(t).node for t in given if t.requires_grad}
     originals = {get_gradient_edge(alias).node: a for a, alias in cut.aliases.values()}
     pending = [get_gradient_edge(r).node for r in reversed(results) if r.requires_grad]
-    visited: set[Any] = set()
+    visited: set[object] = set()
     aliases: dict[torch.Tensor, torch.Tensor] = {}
     while pending:
         node = pending.pop()
@@ -346,7 +346,7 @@ def run(passes: Passes, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return passes.forward(tensors)[0]
 
 
-def modes() -> tuple[Any, ...]:
+def modes() -> tuple[object, ...]:
     """What of torch's modes decides how a function is recorded."""
     return (
         torch.is_grad_enabled(),

@@ -18,7 +18,7 @@ from xla_core.computations.forward_backward import Passes
 from xla_core.torch_bridge.operands import Tree
 
 
-def j2t_autograd(fn: Callable[..., Any]) -> Callable[..., Any]:
+def j2t_autograd(fn: Callable[..., object]) -> Callable[..., Any]:
     """A function on ``xla`` tensors of ``fn``, a function on jax arrays, with gradients.
 
     ``fn`` is called as by ``call_jax``. Where a gradient is wanted, ``jax.vjp`` gives the forward pass,
@@ -45,7 +45,7 @@ def j2t_autograd(fn: Callable[..., Any]) -> Callable[..., Any]:
 class _Call:
     """``fn`` of flattened arguments, of which those at ``places`` have gradients; equal ones are equal."""
 
-    fn: Callable[..., Any]
+    fn: Callable[..., object]
     structure: Hashable
     places: tuple[int, ...]
 
@@ -62,7 +62,7 @@ class _Call:
         return jax.vjp(flat, list(differentiable))
 
 
-def _pull(vjp: Callable[[Any], Any], gradients: Any) -> Any:
+def _pull(vjp: Callable[[Any], Any], gradients: Any) -> object:
     """The gradients of a function's arguments, from those of its results."""
 
     def tangent(array: Any) -> jax.Array:
@@ -80,8 +80,8 @@ class _Vjp(Passes):
     def __init__(self, call: _Call, others: list[jax.Array]) -> None:
         self.call = call
         self.others = others
-        self.structure: Any = None
-        self._kept: Any = None
+        self.structure: object = None
+        self._kept: object = None
 
     def forward(
         self, tensors: Sequence[torch.Tensor]

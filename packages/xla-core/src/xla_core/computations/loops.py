@@ -38,7 +38,7 @@ _EXTREMES: Final = tensor_meta((2,), torch.int64)
 
 def while_loop(
     cond_fn: Callable[..., torch.Tensor],
-    body_fn: Callable[..., Any],
+    body_fn: Callable[..., object],
     carried_inputs: Sequence[Tree],
     additional_inputs: Sequence[Tree] | None = None,
 ) -> list[torch.Tensor]:
@@ -95,7 +95,7 @@ def _in_place(additional: Sequence[Tree], tensors: Sequence[jax.Array]) -> list[
 @while_loop_op.py_impl(XLATensor)  # type: ignore[untyped-decorator]
 def _of_torch(
     cond_fn: Callable[..., torch.Tensor],
-    body_fn: Callable[..., Any],
+    body_fn: Callable[..., object],
     carried_inputs: Sequence[Tree],
     additional_inputs: Sequence[torch.Tensor],
 ) -> tuple[torch.Tensor, ...]:
@@ -106,7 +106,7 @@ def _of_torch(
 def fori_loop(
     lower: torch.Tensor | int,
     upper: torch.Tensor | int,
-    body_fun: Callable[..., Any],
+    body_fun: Callable[..., object],
     *input_value: torch.Tensor,
 ) -> list[torch.Tensor]:
     """``body_fun`` applied ``upper - lower`` times: what is left of that number (0), then its values.
@@ -125,7 +125,7 @@ def fori_loop(
     return while_loop(lambda left, *_values: left > 0, body, (left, *input_value))
 
 
-def _widened(seen: Sequence[Tree], indices: Sequence[Tree]) -> tuple[Any, ...]:
+def _widened(seen: Sequence[Tree], indices: Sequence[Tree]) -> tuple[object, ...]:
     """The smallest and largest of indices so far and of one more iteration."""
     return tuple(
         jnp.stack([jnp.minimum(s[0], jnp.min(i[..., 0])), jnp.maximum(s[1], jnp.max(i[..., 1]))])

@@ -17,7 +17,7 @@ MSG_GRADIENTS: Final = "{name}.backward returned {got} gradients for {wanted} ar
 
 
 def value_and_grad_partitioned(
-    fn: Callable[[Any, Any], tuple[object, object]],
+    fn: Callable[[object, object], tuple[object, object]],
     init: Tree,
     xs: Tree,
     partition_fn: PartitionFn = default_partition,
@@ -49,7 +49,7 @@ def value_and_grad_partitioned(
 
 
 def _computed_again(
-    fn: Callable[[Any, Any], tuple[object, object]],
+    fn: Callable[[object, object], tuple[object, object]],
     activations: Tree,
     flowing: tuple[Tree, Tree],
 ) -> tuple[Tree, Tree]:
@@ -78,7 +78,7 @@ def _differentiable(leaf: Tree) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.requires_grad
 
 
-def _fresh(leaf: Tree) -> Any:
+def _fresh(leaf: Tree) -> object:
     """A leaf of autograd's graph with the same value, for what has gradients."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
@@ -145,7 +145,7 @@ def pytreeify(cls: Any) -> type:
     return Trees
 
 
-def _flat_gradients(name: str, gradients: Tree, spec: Any) -> list[Any]:
+def _flat_gradients(name: str, gradients: Tree, spec: Any) -> list[object]:
     """The gradients of all leaves; None for an argument is None for each of its leaves."""
     given = gradients if isinstance(gradients, tuple) else (gradients,)
     children = spec.children()

@@ -23,7 +23,7 @@ class Structure:
     spec: Any
     present: tuple[bool, ...]
 
-    def unflatten(self, tensors: Sequence[Any]) -> Tree:
+    def unflatten(self, tensors: Sequence[object]) -> Tree:
         """The tree with these leaves."""
         remaining: Iterator[Tree] = iter(tensors)
         leaves = [next(remaining) if there else None for there in self.present]

@@ -20,7 +20,7 @@ _DTYPES: Final = (torch.float32, torch.float64)
 _libraries: list[torch.library.Library] = []  # a library's registrations end with the object
 
 
-def install(nets: Callable[[], Any]) -> None:
+def install(nets: Callable[[], object]) -> None:
     """Take over the recurrent operators.
 
     ``nets()`` gives a module with ``of_sequences``, ``of_packed`` and ``padded``.
@@ -38,7 +38,7 @@ def install(nets: Callable[[], Any]) -> None:
     _libraries.append(library)
 
 
-def _kernel(overload: Any, nets: Callable[[], Any], name: str, *args: Any) -> Any:
+def _kernel(overload: Any, nets: Callable[[], Any], name: str, *args: Any) -> object:
     """``args`` are the operator's, behind the kind of net if there is one."""
     kind, operands = (args[:1], args[1:]) if isinstance(args[0], str) else ((), args)
     if flags.VARYING_SHAPES.get() and _ours(operands):

@@ -93,7 +93,7 @@ def _chosen(
 
 def _graph(
     body: Body, outputs: Sequence[int], gradients: Sequence[int], tangents: Sequence[int | None]
-) -> tuple[GraphModule, dict[str, int], tuple[list[Any], list[Any]]]:
+) -> tuple[GraphModule, dict[str, int], tuple[list[object], list[object]]]:
     """The two passes as functorch's partitioners take them, and the values by their nodes' names."""
     graph = Graph()
     nodes: dict[int, Node] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,7 @@ MSG_CARRY: Final = (
 
 
 def scan(
-    fn: Callable[[Any, Any], tuple[Any, Any]],
+    fn: Callable[[object, object], tuple[object, object]],
     init: Tree,
     xs: Tree,
     partition_fn: PartitionFn = default_partition,
@@ -85,7 +85,7 @@ def scan(
 
 
 _Found = tuple[Recorded, pytrees.Structure]
-_pure: weakref.WeakKeyDictionary[Any, dict[Hashable, _Found]] = weakref.WeakKeyDictionary()
+_pure: weakref.WeakKeyDictionary[object, dict[Hashable, _Found]] = weakref.WeakKeyDictionary()
 
 
 def _length(xs: Tree, items: Sequence[torch.Tensor]) -> int:
@@ -104,7 +104,7 @@ def _length(xs: Tree, items: Sequence[torch.Tensor]) -> int:
 class _Call:
     """One call of ``scan`` on its way to being recorded."""
 
-    fn: Callable[[Any, Any], tuple[Any, Any]]
+    fn: Callable[[object, object], tuple[object, object]]
     structure: pytrees.Structure
     item_structure: pytrees.Structure
     carries: Sequence[XLATensor]
@@ -302,7 +302,7 @@ class _Loops:
         return given
 
 
-def _split(items: Sequence[Tree], counts: Sequence[int]) -> list[Sequence[Any]]:
+def _split(items: Sequence[Tree], counts: Sequence[int]) -> list[Sequence[object]]:
     """The items in parts of these lengths, and the rest."""
     parts = []
     for count in counts:

@@ -30,7 +30,7 @@ _ONE_LAYER: weakref.WeakKeyDictionary[nn.Module, Callable[..., object]] = (
 
 def scan_layers(
     layers: Iterable[nn.Module],
-    input_data: Any,
+    input_data: object,
     partition_fn: PartitionFn = default_partition,
     is_layer_pure: bool = False,
 ) -> Tree:
@@ -68,7 +68,7 @@ def _one_layer(first: nn.Module, kept: bool) -> Callable[..., Any]:
         return kept_function
     alive = weakref.ref(first)  # the dictionary must not keep its own key
 
-    def one_layer(carry: Tree, tensors: tuple[_Tensors, _Tensors]) -> tuple[Any, None]:
+    def one_layer(carry: Tree, tensors: tuple[_Tensors, _Tensors]) -> tuple[object, None]:
         layer = alive()
         assert layer is not None
         return torch.func.functional_call(layer, tensors, carry, strict=True), None

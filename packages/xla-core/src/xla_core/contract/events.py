@@ -199,7 +199,7 @@ class _Known:
     Another table after each change: a thread that has just read the former ones writes to the old table.
     """
 
-    listeners: dict[type[Event], tuple[Callable[[Any], None], ...]] = {}
+    listeners: dict[type[Event], tuple[Callable[[object], None], ...]] = {}
 
 
 class Events(Protocol):

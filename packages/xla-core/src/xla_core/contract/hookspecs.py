@@ -91,10 +91,10 @@ def xla_core_partition_program(program: Program) -> Program | None:
 @hookspec(firstresult=True)
 def xla_core_over_parts(
     function: Callable[..., object],
-    tensors: Sequence[Any],
+    tensors: Sequence[object],
     specs: Sequence[object],
-    results: Sequence[tuple[Any, tuple[int, ...]]],
-    mesh: Any,
+    results: Sequence[tuple[object, tuple[int, ...]]],
+    mesh: object,
 ) -> Any:
     """``function`` of the parts of ``tensors`` that each device holds, its results as whole tensors; or None.
 

@@ -78,7 +78,7 @@ def report(payload: bytes) -> dict[str, Any] | None:
     return kept
 
 
-def _describe(program: Program) -> dict[str, Any]:
+def _describe(program: Program) -> dict[str, object]:
     return {
         "inputs": [[list(s.shape), s.dtype.name, s.sharding] for s in program.inputs],
         "outputs": [[list(s.shape), s.dtype.name, s.sharding] for s in program.outputs],

@@ -38,7 +38,7 @@ _FEW_ELEMENTS: Final = 4096
 # torch 2.13: its own overload refuses a complex dtype that ``torch.norm`` takes.
 _ASKED_OTHERWISE: Final = (aten.norm.ScalarOpt_dim_dtype, aten.sspaddmm.default)
 # Operators with dtypes that the CPU has taken: those need not be asked for again.
-_taken: Final[caches.Bounded[Any, None]] = caches.Bounded("dtypes the CPU takes")
+_taken: Final[caches.Bounded[object, None]] = caches.Bounded("dtypes the CPU takes")
 
 
 _INTEGERS: Final = (torch.int64, torch.int32)
@@ -86,7 +86,7 @@ def find(overload: OpOverload, args: Sequence[Operand], kwargs: NamedOperands) -
 
 
 def dtype_error(
-    overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+    overload: OpOverload, args: Sequence[object], kwargs: dict[str, object]
 ) -> Exception | None:
     """What the CPU raises because of the operands' dtypes, ``dtype=`` and ``out=`` among them, if it does.
 
@@ -140,7 +140,7 @@ def _filled(
     return make
 
 
-def _in_dtype(a: Any, dtype: torch.dtype) -> Any:
+def _in_dtype(a: object, dtype: torch.dtype) -> object:
     """Another operand than a tensor in a call with tensors of ``dtype``."""
     if isinstance(a, torch.dtype):
         return dtype
@@ -312,7 +312,7 @@ def _always(args: Sequence[Operand]) -> bool:
     return True
 
 
-_SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[Any]], bool]]] = {
+_SUSPICIONS: Final[dict[OpOverload, Callable[[Sequence[object]], bool]]] = {
     aten.sub.Tensor: _has_masks,
     aten.sub_.Tensor: _has_masks,
     aten.mm.default: _mixes_dtypes,

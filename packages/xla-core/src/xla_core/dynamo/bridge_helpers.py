@@ -13,7 +13,7 @@ from xla_core.torch_bridge import torch_private
 from xla_core.torch_bridge.operands import Operand
 
 
-def dynamo_backend(fx: Any, args: Sequence[Operand]) -> Callable[..., Any]:
+def dynamo_backend(fx: object, args: Sequence[Operand]) -> Callable[..., Any]:
     """The backend ``openxla`` of ``torch.compile`` as a function: what runs the graph ``fx``."""
     compiled: Callable[..., Any] = torch_private.dynamo_backend("openxla")(fx, args)
     return compiled

@@ -182,7 +182,7 @@ def _signature(a: Operand) -> Operand:
 # -- recording ------------------------------------------------------------------------------------
 
 
-def _record(model: Callable[..., Any], args: Operands, trace: Trace) -> GraphProgram | None:
+def _record(model: Callable[..., object], args: Operands, trace: Trace) -> GraphProgram | None:
     """The graph as one program, or None where it cannot be one."""
     _buffers(args, trace, counted=False)  # runs what is pending: it is no part of the graph
     if trace.cur.depth:

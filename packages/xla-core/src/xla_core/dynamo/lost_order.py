@@ -10,7 +10,7 @@ user's function has it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import fx
@@ -53,7 +53,7 @@ def _plain_run() -> None:
     counters.increment("DynamoGraphRecordedAgain")
 
 
-def check_graph(model: Any) -> None:
+def check_graph(model: object) -> None:
     """Raise LostOrderInGraphError for a graph that is wrong for all arguments."""
     if not isinstance(model, fx.GraphModule):
         return
@@ -76,7 +76,7 @@ def _place(node: fx.Node) -> str:
     return next((line for line in reversed(lines) if line.startswith("File ")), node.name)
 
 
-def written_arguments(model: Any) -> frozenset[int]:
+def written_arguments(model: object) -> frozenset[int]:
     """The positions of arguments to which a graph, or the caller of it, writes by an operator of its own.
 
     Writes through views are not among them: AOTAutograd's graphs have none.

@@ -69,7 +69,7 @@ def defer(
         events.emit(events.RunRequested(trace=trace, program=program))
 
 
-def note_adopted(storages: Sequence[Storage], buffers: Sequence[Any]) -> None:
+def note_adopted(storages: Sequence[Storage], buffers: Sequence[object]) -> None:
     """Let storages that take over awaited values get their buffers with the others."""
     for s, buffer in zip(storages, buffers, strict=True):
         if type(buffer) is Awaited:
@@ -93,7 +93,7 @@ def _start(run: DeferredRun) -> list[Any]:
     return results
 
 
-def _is_held(given: list[Any], slot: int) -> bool:
+def _is_held(given: list[object], slot: int) -> bool:
     """Whether somebody else than the list ``given`` wants the value there."""
     buffer = given[slot]
     if getrefcount(buffer) > INPUT_ONLY + 1:

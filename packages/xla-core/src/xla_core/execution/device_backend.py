@@ -86,7 +86,7 @@ class DeviceBackend(Backend):
         """Copy a host array to the device, in the dtype the device keeps."""
         return self._put(array, self.numpy_dtype(array.dtype))
 
-    def put_numbers(self, array: np.ndarray) -> Any:
+    def put_numbers(self, array: np.ndarray) -> object:
         """Lifted numbers on the device, copied there unless the same ones were of late.
 
         After ``keep_numbers(True)`` those that were there lately are there still. The user's number formats

@@ -66,7 +66,7 @@ class _Bodies(threading.local):
     """What the functions found that this thread records aside, the innermost last."""
 
     def __init__(self) -> None:
-        self.ranges: list[list[tuple[Range, Any]]] = []
+        self.ranges: list[list[tuple[Range, object]]] = []
 
 
 _bodies = _Bodies()
@@ -79,7 +79,7 @@ def of_body() -> Iterator[list[tuple[Range, Any]]]:
     Values of such a function exist while it runs only: whoever records it returns them from there, and
     adds what comes back.
     """
-    ranges: list[tuple[Range, Any]] = []
+    ranges: list[tuple[Range, object]] = []
     _bodies.ranges.append(ranges)
     try:
         yield ranges

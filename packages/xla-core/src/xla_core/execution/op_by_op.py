@@ -38,7 +38,7 @@ class Single(Excerpt):
         self.key = (entry.plan, *operands, entry.metas)
 
 
-def _frozen(a: Any) -> Any:
+def _frozen(a: object) -> Any:
     """A hashable image of an argument in which numbers of different types differ."""
     if isinstance(a, Ref):
         return ("value", a.vid, a.meta)
@@ -65,7 +65,7 @@ def run(trace: Trace, outputs: tuple[int, ...]) -> dict[int, Any]:
     return {vid: values[vid] for vid in outputs}
 
 
-def _run_single(trace: Trace, single: Single, values: dict[int, Any]) -> dict[int, Any]:
+def _run_single(trace: Trace, single: Single, values: dict[int, Any]) -> dict[int, object]:
     entry = single.entry
     key = program_identity.in_memory(trace, single.key)
     program = _programs.get(key)

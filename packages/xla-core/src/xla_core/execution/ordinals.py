@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -133,14 +133,14 @@ def master_ip() -> str:
     return socket.gethostbyname(host) if host else "127.0.0.1"
 
 
-def device_attributes(index: int | None = None) -> dict[str, Any]:
+def device_attributes(index: int | None = None) -> dict[str, object]:
     """Name and what else the runtime tells of addressable device ``index`` (default: the current)."""
     device = torch.device("xla", index) if index is not None else None
     description = runtime.client().local_devices()[runtime.trace_of(device).device.index]
     return {"name": f"{runtime.device_type()}:{description.id}", **description.attributes}
 
 
-def global_device_attributes() -> list[dict[str, Any]]:
+def global_device_attributes() -> list[dict[str, object]]:
     """Name and attributes of every device of the job, in the order of their ids."""
     kind = runtime.device_type()
     return [{"name": f"{kind}:{d.id}", **d.attributes} for d in runtime.client().devices()]

@@ -124,13 +124,13 @@ def _runs(entry: Entry, plan: Plan) -> bool:
     return isinstance(entry, Operation) and entry.plan is plan
 
 
-def _kind(entry: Entry) -> Any:
+def _kind(entry: Entry) -> object:
     """What is equal for operations on operands of the same shapes, dtypes and constants."""
     assert isinstance(entry, Operation)
     return list(map(_shaped, (entry.args, tuple(entry.kwargs.values()))))
 
 
-def _shaped(a: Any) -> Any:
+def _shaped(a: Any) -> object:
     """An operand without its value's number."""
     if isinstance(a, Ref):
         return a.meta
@@ -153,7 +153,7 @@ def _poison(trace: Trace, is_gone: Callable[[Entry], bool], error: Exception) ->
     return bool(storages)
 
 
-def _former(trace: Trace) -> dict[int, Any]:
+def _former(trace: Trace) -> dict[int, object]:
     """The buffers that tensors had when the step began, by their storages' ids."""
     buffers = {}
     for slot, position in enumerate(trace.input_storages):
@@ -163,7 +163,7 @@ def _former(trace: Trace) -> dict[int, Any]:
     return buffers
 
 
-def _is_gone(buffer: Any) -> bool:
+def _is_gone(buffer: object) -> bool:
     """Whether there is no value: a launch that failed may have taken it."""
     deleted = getattr(buffer, "is_deleted", None)
     return type(buffer) is Awaited or (deleted is not None and deleted())

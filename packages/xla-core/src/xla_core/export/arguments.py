@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.utils import _pytree as pytree
@@ -21,7 +21,7 @@ MSG_MISFIT: Final = "argument {position} is {got}; the model was exported for {w
 
 def flatten(
     spec: pytree.TreeSpec | None, args: Sequence[Operand], kwargs: Mapping[str, Operand]
-) -> list[Any]:
+) -> list[object]:
     """The leaves of a call's arguments, in the order of ``spec`` (of ``(args, kwargs)``).
 
     Without a spec the arguments are the leaves. Raises TypeError when keywords or numbers differ.

@@ -204,14 +204,14 @@ def _load_function(path: Path) -> StableHLOFunc:
 class StableHLOJSONSerializer(json.JSONEncoder):
     """Writes ``StableHLOFunctionMeta`` and its parts: ``json.dumps(meta, cls=StableHLOJSONSerializer)``."""
 
-    def default(self, o: object) -> Any:
+    def default(self, o: object) -> object:
         """A dataclass by its fields, a kind of variable by its name."""
         if dataclasses.is_dataclass(o) and not isinstance(o, type):
             return {f.name: getattr(o, f.name) for f in dataclasses.fields(o)}
         return o.value if isinstance(o, VariableType) else super().default(o)
 
 
-def stablehlo_obj_hook(dct: dict[str, Any]) -> Any:
+def stablehlo_obj_hook(dct: dict[str, Any]) -> object:
     """What a dict of the JSON text stands for, as ``json.loads(text, object_hook=stablehlo_obj_hook)`` asks."""
     if dct.keys() == {"shape", "dtype", "dynamic_dims"}:
         return VariableSignature(**dct)

@@ -16,7 +16,7 @@ from xla_core.torch_bridge.operands import Operand
 
 def dynamic_expand(
     input: torch.Tensor,
-    size: Sequence[Any],
+    size: Sequence[object],
     src_tensor: torch.Tensor,
     src_dim: int,
     target_dim: int,
@@ -27,7 +27,7 @@ def dynamic_expand(
 
 def dynamic_view(
     input: torch.Tensor,
-    size: Sequence[Any],
+    size: Sequence[object],
     src_tensor: torch.Tensor,
     src_dim: int,
     target_dim: int,
@@ -37,7 +37,7 @@ def dynamic_view(
     return input.view(_with(size, target_dim, src_tensor.shape[src_dim] * mul_scaler))
 
 
-def _with(size: Sequence[Any], dim: int, value: int) -> list[Any]:
+def _with(size: Sequence[object], dim: int, value: int) -> list[object]:
     sizes = list(size)
     sizes[dim] = value
     return sizes

@@ -149,7 +149,7 @@ class ExportRun(GraphRun):
 
         return call
 
-    def meta_of(self, value: Operand) -> Any:
+    def meta_of(self, value: Operand) -> object:
         """The metas of an example value; a symbolic number counts as one of its Python type."""
         if isinstance(value, torch.Tensor):
             return self.symbols.meta(value)
@@ -248,19 +248,21 @@ class ExportRun(GraphRun):
 # -- operators that take graphs -------------------------------------------------------------------
 
 
-def _inline(run: ExportRun, _setting: Any, graph: GraphModule, *args: Operand) -> list[jax.Array]:
+def _inline(
+    run: ExportRun, _setting: object, graph: GraphModule, *args: Operand
+) -> list[jax.Array]:
     return run.branch(graph)(*args)
 
 
 def _inline_autocast(
     run: ExportRun,
-    _device: Any,
-    _dtype: Any,
-    _enabled: Any,
-    _cache: Any,
+    _device: object,
+    _dtype: object,
+    _enabled: object,
+    _cache: object,
     graph: GraphModule,
     *args: Operand,
-) -> list[Any]:
+) -> list[object]:
     return run.branch(graph)(*args)
 
 
@@ -270,7 +272,7 @@ def _cond(
     yes: GraphModule,
     no: GraphModule,
     operands: Sequence[Operand] = (),
-) -> list[Any]:
+) -> list[object]:
     if isinstance(predicate, torch.SymBool):
         raise ValueError(MSG_SYMBOLIC_CHOICE.format(predicate=predicate))
     # a single-element predicate of any shape
@@ -285,7 +287,7 @@ def _while_loop(
     body: GraphModule,
     carried: Sequence[jax.Array],
     constant: Sequence[jax.Array] = (),
-) -> list[Any]:
+) -> list[object]:
     def goes_on(values: list[Operand]) -> jax.Array:
         return jnp.reshape(run.branch(condition)(*values, *constant)[0], ())
 

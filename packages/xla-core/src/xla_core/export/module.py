@@ -242,7 +242,7 @@ def _given(position: int, a: Operand, wanted: VariableSignature, trace: Trace) -
     return tensor
 
 
-def _uploaded(array: Any, wanted: VariableSignature, trace: Trace) -> XLATensor:
+def _uploaded(array: object, wanted: VariableSignature, trace: Trace) -> XLATensor:
     """A weight or constant on the device, in the dtype that the program takes."""
     dtype = _dtype(wanted)
     kept = np.asarray(array, numpy_dtype(dtype))

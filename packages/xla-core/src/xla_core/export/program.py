@@ -291,7 +291,7 @@ def _decomposed(exported: ExportedProgram, custom: frozenset[str]) -> ExportedPr
 
 def _kernels_from_outside(
     exported: ExportedProgram, custom: frozenset[str]
-) -> dict[OpOverload, Any]:
+) -> dict[OpOverload, object]:
     """What the program's operators do on ``xla`` tensors by the user's word, in other operators."""
     targets = {n.target for graph in graphs_of(exported.graph_module) for n in graph.graph.nodes}
     kernels = {
@@ -302,7 +302,7 @@ def _kernels_from_outside(
     return {t: kernel for t, kernel in kernels.items() if kernel is not None and not lowerable(t)}
 
 
-def _decompositions(custom: frozenset[str]) -> dict[OpOverload, Any]:
+def _decompositions(custom: frozenset[str]) -> dict[OpOverload, object]:
     """PyTorch's definitions of the operators that have no rule here."""
     known = {**decomposition_table, **dict(torch.export.default_decompositions().items())}
     return {
@@ -315,7 +315,7 @@ def _decompositions(custom: frozenset[str]) -> dict[OpOverload, Any]:
     }
 
 
-def _example_inputs(exported: ExportedProgram, options: StableHLOExportOptions) -> list[Any]:
+def _example_inputs(exported: ExportedProgram, options: StableHLOExportOptions) -> list[object]:
     """The caller's arguments, flat, that the traced sizes come from; empty if there are none."""
     spec = exported.call_spec.in_spec
     if options.override_tracing_arguments is not None:

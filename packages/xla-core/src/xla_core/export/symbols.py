@@ -91,7 +91,7 @@ class Symbols:
         return self._known[symbol]
 
 
-def _constraints(symbol: sympy.Symbol, bounds: ValueRanges[Any]) -> list[str]:
+def _constraints(symbol: sympy.Symbol, bounds: ValueRanges[object]) -> list[str]:
     constraints = []
     if bounds.lower.is_Integer and int(bounds.lower) > 1:
         constraints.append(f"{symbol.name} >= {int(bounds.lower)}")
@@ -100,6 +100,6 @@ def _constraints(symbol: sympy.Symbol, bounds: ValueRanges[Any]) -> list[str]:
     return constraints
 
 
-def is_dynamic(size: Any) -> bool:
+def is_dynamic(size: object) -> bool:
     """Whether a size of an example tensor is symbolic."""
     return isinstance(size, torch.SymInt) and not size.node.expr.is_Integer

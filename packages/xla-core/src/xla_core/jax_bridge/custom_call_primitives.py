@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from jax import Array
@@ -51,7 +51,7 @@ def custom_call(
     )
 
 
-def _results_of_call(*_operands: Any, results: Results, **_: Any) -> list[Array]:
+def _results_of_call(*_operands: object, results: Results, **_: object) -> list[Array]:
     return [_jax_core.ShapedArray(shape, dtype) for shape, dtype in results]
 
 
@@ -64,7 +64,7 @@ def _lower_call(
     backend_config: str,
     api_version: int,
     frontend_attributes: tuple[tuple[str, str], ...],
-) -> Any:
+) -> object:
     types = [_mlir.aval_to_ir_type(ctx.module_context, aval) for aval in ctx.avals_out]
     call = stablehlo.CustomCallOp(
         types,
@@ -115,7 +115,7 @@ def mark(value: Array, place: Mark) -> Array:
     return _mark_p.bind(value, place=place)
 
 
-def _lower_mark(ctx: _mlir.LoweringRuleContext, value: Array, *, place: Mark) -> Any:
+def _lower_mark(ctx: _mlir.LoweringRuleContext, value: Array, *, place: Mark) -> object:
     call = stablehlo.CustomCallOp(
         [value.type],
         [value],

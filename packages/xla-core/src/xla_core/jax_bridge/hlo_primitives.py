@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import ml_dtypes
 import numpy as np
@@ -89,7 +89,7 @@ def signature(module: bytes) -> tuple[list[Aval], list[Aval]]:
         )
 
 
-def _aval(type_: Any, kind: str) -> Aval:
+def _aval(type_: object, kind: str) -> Aval:
     array = type_ if isinstance(type_, ir.RankedTensorType) else None
     dtype = _DTYPES.get(str(array.element_type)) if array is not None else None
     if array is None or dtype is None or not array.has_static_shape:
@@ -110,7 +110,7 @@ def _lower_module(
     module: bytes,
     name: str,
     results: tuple[Aval, ...],
-) -> Any:
+) -> object:
     parsed = ir.Module.parse(module)
     context = ctx.module_context
     # jax 0.10.2
@@ -124,8 +124,8 @@ def scatter(
     operand: Array,
     indices: Array,
     updates: Array,
-    update: Callable[[Any, Any], Any],
-    numbers: Any,
+    update: Callable[[object, object], object],
+    numbers: object,
     indices_are_sorted: bool,
     unique_indices: bool,
 ) -> Array:
@@ -156,7 +156,7 @@ _mlir.register_lowering(_module_p, _lower_module)
 
 
 def sort(
-    operands: Sequence[Array], before: Callable[..., Any], dimension: int, stable: bool
+    operands: Sequence[Array], before: Callable[..., object], dimension: int, stable: bool
 ) -> list[Array]:
     """``operands`` sorted along ``dimension`` by ``before``, which says which of two elements is first.
 
@@ -167,7 +167,7 @@ def sort(
 
 def _lower_sort(
     ctx: _mlir.LoweringRuleContext, *operands: Array, before: Array, dimension: int, stable: bool
-) -> Any:
+) -> object:
     op = stablehlo.SortOp(
         [operand.type for operand in operands],
         operands,

@@ -51,6 +51,9 @@ Primitive: TypeAlias = _jax_core.Primitive
 STRIP_LOCATIONS: Final = "builtin.module(strip-debuginfo)"
 
 
+# jax 0.10.2: one operation of a jaxpr
+Equation: TypeAlias = _jax_core.JaxprEqn
+
 # Platforms for which jax's lowering looks at nothing but the jaxpr.
 _PLAIN: Final = ("cpu", "cuda", "rocm")
 
@@ -119,7 +122,7 @@ def lower(
 
 
 def lower_to_module(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     avals: Sequence[HasShape],
     aliases: Sequence[tuple[int, int]],
     platform: str,
@@ -207,13 +210,13 @@ def hlo_text(stablehlo: bytes, tupled: bool = False) -> str:
     return text
 
 
-def jaxpr_function(jaxpr: Any) -> Callable[..., list[Any]]:
+def jaxpr_function(jaxpr: object) -> Callable[..., list[Any]]:
     """The function that computes what a closed jaxpr says."""
     # jax 0.10.2; public as jax.extend.core.jaxpr_as_fun
     return _jax_core.jaxpr_as_fun(jaxpr)  # type: ignore[no-any-return]
 
 
-def trace_context() -> Any:
+def trace_context() -> object:
     """What of jax's configuration decides how a function is traced, hashable."""
     # jax 0.10.2
     return _jax_config.trace_context()
@@ -306,13 +309,13 @@ def profiler_export(session: Session, directory: str) -> None:
     session.stop_and_export(directory)
 
 
-def profiler_server(port: int) -> Any:
+def profiler_server(port: int) -> object:
     """A server that records when asked over the network, while the returned object lives."""
     # jaxlib 0.10.2
     return _profiler.start_server(port)
 
 
-def trace_me(name: str, **details: Any) -> Any:
+def trace_me(name: str, **details: object) -> object:
     """A context manager whose time shows as ``name`` in profiles; nearly free when none is taken."""
     # jaxlib 0.10.2
     return _profiler.TraceMe(name, **details)

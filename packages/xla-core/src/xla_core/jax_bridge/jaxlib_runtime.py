@@ -58,7 +58,7 @@ def make_cpu_client(
     num_devices: int,
     process_index: int = 0,
     process_count: int = 1,
-    distributed_client: Any = None,
+    distributed_client: object = None,
 ) -> Client:
     """A CPU client of our own, besides the one jax may start; gloo joins several processes."""
     collectives = None
@@ -116,7 +116,7 @@ def shaped_array(shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return _jax_core.ShapedArray(shape, dtype)
 
 
-def single_device_sharding(device: Device) -> Any:
+def single_device_sharding(device: Device) -> object:
     """The sharding of a whole value on one device."""
     return jax.sharding.SingleDeviceSharding(device)
 
@@ -135,7 +135,7 @@ def hlo_sharding(text: str | None) -> HloSharding:
 
 
 # by devices and HLO text; a client that ends removes its own
-_shardings: dict[tuple[tuple[Device, ...], str], Any] = {}
+_shardings: dict[tuple[tuple[Device, ...], str], object] = {}
 
 
 def sharding_over(devices: Sequence[Device], sharding: HloSharding) -> Any:
@@ -161,7 +161,7 @@ def forget_shardings(devices: Sequence[Device]) -> None:
 
 def device_put(
     aval: _jax_core.ShapedArray,
-    sharding: Any,
+    sharding: object,
     shards: Sequence[np.ndarray],
     devices: Sequence[Device],
 ) -> Array:
@@ -209,7 +209,7 @@ def to_host(array: Array) -> np.ndarray:
     return host if copied and host.flags.writeable else np.array(host, order="C", copy=True)
 
 
-def result_handler(aval: _jax_core.ShapedArray, sharding: Any) -> Any:
+def result_handler(aval: _jax_core.ShapedArray, sharding: object) -> object:
     """What turns one output of an executable into an array of known type; see ``run``."""
     # jaxlib 0.10.2: committed, checks skipped; 0.11.2 and 0.12.0 never check
     flags = (True,) if SINCE_0_11 else (True, True)
@@ -279,7 +279,7 @@ def _with_extra_options(options: CompileOptions, extra: str) -> CompileOptions:
     return CompileOptions.ParseFromString(options.SerializeAsString() + patch)
 
 
-def hlo_sharding_of(sharding: Any) -> HloSharding:
+def hlo_sharding_of(sharding: object) -> HloSharding:
     """The HLO sharding that an executable reports for one input or output."""
     # jaxlib 0.10.2: executables report the protocol buffer form
     return sharding if hasattr(sharding, "is_replicated") else HloSharding.from_proto(sharding)

@@ -25,7 +25,7 @@ MOST_BYTES: Final = 16 << 20
 
 
 class _Kept(threading.local):
-    context: Any = None
+    context: object = None
     uses = 0
     nbytes = 0
 
@@ -53,7 +53,7 @@ def count(nbytes: int) -> None:
 
 def lower_jaxpr(
     jaxpr: Any, platform: str, name: str, axis_context: Any, results: dict[str, Any]
-) -> tuple[ir.Module, list[Any]]:
+) -> tuple[ir.Module, list[object]]:
     """The module of a jaxpr of fixed sizes, for one partition, and the Python functions it calls back.
 
     What jax's ``lower_jaxpr_to_module`` does for such a one, in a context that was there already.

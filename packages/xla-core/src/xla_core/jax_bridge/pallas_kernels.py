@@ -94,7 +94,7 @@ def call(function: Callable[..., Any], tracing: Tracing, *args: Any, **kwargs: A
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
     results: list[Any] = []
 
-    def flattened(*arrays: jax.Array) -> list[Any]:
+    def flattened(*arrays: jax.Array) -> list[object]:
         given = dict(zip(places, arrays, strict=True))
         filled = [given.get(i, leaf) for i, leaf in enumerate(leaves)]
         inner_args, inner_kwargs = jax.tree.unflatten(structure, filled)
@@ -108,13 +108,13 @@ def call(function: Callable[..., Any], tracing: Tracing, *args: Any, **kwargs: A
     return jax.tree.unflatten(results[0], _narrow_p.bind(*operands, jaxpr=jaxpr))
 
 
-def expanded(jaxpr: Any) -> Any:
+def expanded(jaxpr: object) -> object:
     """A jaxpr without the operations that stand for functions of jax's, as ``jnp.searchsorted`` does."""
     # jax 0.12.0; older ones have the attribute, and no such operations
     return _partial_eval.lower_jaxpr2(jaxpr) if getattr(jaxpr, "is_high", False) else jaxpr
 
 
-def _lower_narrow(ctx: _mlir.LoweringRuleContext, *operands: jax.Array, jaxpr: Any) -> Any:
+def _lower_narrow(ctx: _mlir.LoweringRuleContext, *operands: jax.Array, jaxpr: object) -> object:
     # jax 0.10.2: kernels refuse programs of several partitions outside of jax's own shard_map. Here
     # they stand between manual shardings, or every device computes all of it.
     module = ctx.module_context.replace(axis_context=_sharding_impls.ShardingContext(1))
@@ -159,8 +159,8 @@ def first_payload(module: ir.Module) -> str | None:
 
 
 def call_payload(
-    payload: str, results: Sequence[tuple[tuple[int, ...], Any]], *operands: jax.Array
-) -> Any:
+    payload: str, results: Sequence[tuple[tuple[int, ...], object]], *operands: jax.Array
+) -> object:
     """Call a compiled kernel; ``results`` are shapes and dtypes."""
     # jaxlib 0.10.2: kernels are calls of the API's first version, with their form as plain text
     call = jax.ffi.ffi_call(

@@ -126,13 +126,13 @@ def check_cuda_libraries(plugin: str) -> None:
         module._check_cuda_versions(raise_on_first_error=True)
 
 
-def make_client(name: str, options: CreateOptions, distributed_client: Any = None) -> Client:
+def make_client(name: str, options: CreateOptions, distributed_client: object = None) -> Client:
     """A client of a loaded library. Raises RuntimeError with the library's message."""
     # jaxlib 0.10.2
     return _xla_client.make_c_api_client(name, dict(options), distributed_client)
 
 
-def stablehlo_misfit(client: Any, error: Exception | None = None) -> str | None:
+def stablehlo_misfit(client: object, error: Exception | None = None) -> str | None:
     """Why programs and a client's library do not fit, with both versions of StableHLO; None: they do.
 
     ``error`` is what the client raised for a program; without one the versions are compared that the library
@@ -194,7 +194,7 @@ def compile_for_topology(
         return devices[0].client.compile(module, DeviceList(tuple(devices)), options)
 
 
-def copy_to_devices(array: Any, sharding: Any, devices: Sequence[Device]) -> Any:
+def copy_to_devices(array: object, sharding: object, devices: Sequence[Device]) -> Any:
     """A copy of ``array`` laid out as ``sharding``, made by the runtime without the host."""
     # jaxlib 0.10.2
     (copied,) = _xla_client.batched_copy_array_to_devices_with_sharding(
@@ -258,7 +258,7 @@ def memory_stats(device: Device) -> Mapping[str, int] | None:
         raise
 
 
-def device_attributes(device: Device) -> dict[str, Any]:
+def device_attributes(device: Device) -> dict[str, object]:
     """What the runtime tells of a device beyond its number (``coords``, ``core_on_chip``, ...)."""
     # jaxlib 0.10.2: attributes of the library's own, found by name
     names = ("coords", "core_on_chip", "num_cores", "slice_index", "compute_capability")

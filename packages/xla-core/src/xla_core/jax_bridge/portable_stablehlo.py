@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import jax
 import numpy as np
@@ -76,7 +76,7 @@ class PortableProgram:
 
 
 def lower_portable(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     avals: Sequence[HasShape],
     name: str,
     *,
@@ -111,7 +111,7 @@ def lower_portable(
     return PortableProgram(bytecode, text, version)
 
 
-def _with_sizes_read(module: ir.Module, avals: list[Any]) -> ir.Module:
+def _with_sizes_read(module: ir.Module, avals: list[object]) -> ir.Module:
     """The module with a main function that takes arrays alone and computes the symbolic sizes."""
     # jax 0.10.2
     return _export._wrap_main_func(

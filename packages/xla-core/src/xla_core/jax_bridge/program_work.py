@@ -248,7 +248,7 @@ def _convolution(operation: ir.Operation, operands: list[Shape]) -> float:
     return 2.0 * math.prod(kernel) / max(1, kernel[numbers.kernel_output_feature_dimension])
 
 
-def _cubic(_: Any, operands: list[Shape]) -> float:
+def _cubic(_: object, operands: list[Shape]) -> float:
     return float(operands[0][-1])
 
 
@@ -257,7 +257,7 @@ def _window(operation: ir.Operation) -> int:
 
 
 # multiplications and additions for each element of the result
-_ARITHMETIC: Final[Mapping[str, Callable[[Any, list[Shape]], float]]] = {
+_ARITHMETIC: Final[Mapping[str, Callable[[object, list[Shape]], float]]] = {
     "stablehlo.dot_general": _product,
     "stablehlo.convolution": _convolution,
     "stablehlo.cholesky": _cubic,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from jax import Array
@@ -47,7 +47,7 @@ def shard_alike(a: Array, b: Array, group: int, shardy: bool) -> tuple[Array, Ar
 
 def _lower_layout(
     ctx: _mlir.LoweringRuleContext, value: Array, *, target: str, text: str, shape: tuple[int, ...]
-) -> list[Any]:
+) -> list[object]:
     if text.startswith("#sdy."):
         return [sdy.ShardingConstraintOp(value, ir.Attribute.parse(text)).result]
     # jax 0.10.2; XLA's partitioner (GSPMD) knows these calls by name
@@ -71,7 +71,7 @@ _mlir.register_lowering(_layout_p, _lower_layout)
 
 def _lower_alike(
     ctx: _mlir.LoweringRuleContext, *values: Array, group: int, shardy: bool
-) -> list[Any]:
+) -> list[object]:
     if shardy:
         for value in values:
             sdy.ShardingGroupOp(value, group)
@@ -102,7 +102,7 @@ _mlir.register_lowering(_alike_p, _lower_alike)
 
 Groups = tuple[tuple[int, ...], ...]
 
-_COMBINE: Final[dict[str, Callable[..., Any]]] = {
+_COMBINE: Final[dict[str, Callable[..., object]]] = {
     "sum": stablehlo.add,
     "mul": stablehlo.multiply,
     "min": stablehlo.minimum,
@@ -126,7 +126,7 @@ def scatter_parts(value: Array, kind: str, groups: Groups, axis: int, channel: i
 
 def _reduced_aval(
     aval: _jax_core.ShapedArray, *, kind: str, groups: Groups, axis: int | None, channel: int
-) -> Any:
+) -> object:
     shape = list(aval.shape)
     if axis is not None:
         shape[axis] //= len(groups[0])
@@ -141,7 +141,7 @@ def _lower_reduce(
     groups: Groups,
     axis: int | None,
     channel: int,
-) -> Any:
+) -> object:
     result = _mlir.aval_to_ir_type(ctx.module_context, ctx.avals_out[0])
     members = ir.DenseIntElementsAttr.get(np.array(groups, np.int64))
     options = {

@@ -33,14 +33,14 @@ _plain_divmod: Final = _shape_poly._DimExpr._divmod
 _patched = threading.Lock()
 
 
-def symbols(names: Sequence[str], constraints: Sequence[str]) -> tuple[Any, ...]:
+def symbols(names: Sequence[str], constraints: Sequence[str]) -> tuple[object, ...]:
     """A symbolic size for each name, between which the ``constraints`` hold (``"L <= 64"``)."""
     if not names:
         return ()
     return tuple(symbolic_shape(",".join(names), scope=SymbolicScope(constraints)))
 
 
-def parsed(text: str) -> Any:
+def parsed(text: str) -> object:
     """The symbolic size that is written as ``text``, to be evaluated. Raises ValueError where it is none."""
     return symbolic_shape(text, scope=SymbolicScope())[0]
 
@@ -59,17 +59,17 @@ def bounds(size: Any) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def are_all(sizes: Iterable[Any], number: int) -> bool:
+def are_all(sizes: Iterable[object], number: int) -> bool:
     """Whether all sizes are a number for every length. Where it is false, some may be for some lengths."""
     return not any(map(is_symbolic, sizes)) and all(size == number for size in sizes)
 
 
-def at_least(size: Any, least: int) -> Any:
+def at_least(size: Any, least: int) -> object:
     """The larger of a size and a number, as a size."""
     return size.max(least) if is_symbolic(size) else max(size, least)  # jax 0.10.2
 
 
-def is_above(size: Any, number: int) -> Any:
+def is_above(size: object, number: int) -> object:
     """Whether a size is above a number: an answer for all lengths, or a jax boolean where it depends on them."""
     low, high = bounds(size)
     if low > number or high <= number:
@@ -124,7 +124,7 @@ def _sized(size: Any, term: Any, factor: int) -> Any:
     return type(size)._from_term(term, factor, size.scope) if factor else 0
 
 
-def _canonical_divmod(size: Any, divisor: Any) -> tuple[Any, Any]:
+def _canonical_divmod(size: Any, divisor: Any) -> tuple[object, object]:
     if getattr(_watch, "found", None) is None or is_symbolic(divisor) or divisor <= 0:
         quotient, rest = _plain_divmod(size, divisor)
         return quotient, rest
@@ -132,21 +132,21 @@ def _canonical_divmod(size: Any, divisor: Any) -> tuple[Any, Any]:
     return quotient, size - divisor * quotient
 
 
-def _watched_eq(left: Any, right: Any) -> bool:
+def _watched_eq(left: object, right: object) -> bool:
     equal = _plain_eq(left, right)
     if not equal:
         _look(left, right, sys._getframe(1))
     return equal
 
 
-def _watched_ne(left: Any, right: Any) -> bool:
+def _watched_ne(left: object, right: object) -> bool:
     equal = _plain_eq(left, right)
     if not equal:
         _look(left, right, sys._getframe(1))
     return not equal
 
 
-def _watched_geq(left: Any, right: Any, text: Any) -> Any:
+def _watched_geq(left: Any, right: Any, text: Any) -> object:
     try:
         return _plain_geq(left, right, text)
     except _shape_poly.InconclusiveDimensionOperation as error:
@@ -154,7 +154,7 @@ def _watched_geq(left: Any, right: Any, text: Any) -> Any:
         raise
 
 
-def undecided(error: BaseException | None) -> Any:
+def undecided(error: BaseException | None) -> object:
     """The difference of two sizes of which nobody knew whether it is below zero; None where ``error`` is another.
 
     It is known for what is raised within ``watching_comparisons``.
@@ -173,7 +173,7 @@ def names_in(size: Any) -> set[str]:
     return set(size._get_vars()) if is_symbolic(size) else set()
 
 
-def _look(left: Any, right: Any, caller: types.FrameType) -> None:
+def _look(left: object, right: object, caller: types.FrameType) -> None:
     """Note a comparison that came out unequal, if this thread's comparisons are watched and it is not jax's own."""
     noted = getattr(_watch, "found", None)
     if noted is None or getattr(_watch, "inside", False):
@@ -204,7 +204,7 @@ def watching_comparisons() -> Iterator[dict[Any, None]]:
     Quotients of sizes are of the form of ``floored`` inside.
     What was decided inside holds for all lengths for which none of the differences is zero.
     """
-    noted: dict[Any, None] = {}
+    noted: dict[object, None] = {}
     with _patched:
         # jax 0.10.2; the comparison stays as it is, and goes on being watched in threads that ask for it only
         _shape_poly._DimExpr.__eq__ = _watched_eq

@@ -7,7 +7,7 @@ pages of a sequence at once.
 from __future__ import annotations
 
 import functools
-from typing import Any, Final
+from typing import Final
 
 import jax.numpy as jnp
 import torch
@@ -340,5 +340,5 @@ def _one_sequence(
     return jnp.where(mine[:, None, None], rows.reshape(q.shape).astype(q.dtype), so_far)
 
 
-def _scaled(part: Array, scale: float | None, dtype: Any) -> Array:
+def _scaled(part: Array, scale: float | None, dtype: object) -> Array:
     return part if scale is None else (part.astype(jnp.float32) * scale).astype(dtype)

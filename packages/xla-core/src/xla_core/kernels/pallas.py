@@ -75,8 +75,8 @@ def _call(
     kernel: Callable[..., object],
     output_shape_dtype_fn: OutputShapes,
     *args: object,
-    static_argnums: Any = None,
-    static_argnames: Any = None,
+    static_argnums: object = None,
+    static_argnames: object = None,
     **kwargs: object,
 ) -> jax.Array:
     promised = output_shape_dtype_fn(*args)
@@ -98,8 +98,8 @@ _payloads: caches.Bounded[Hashable, str] = caches.Bounded("Pallas kernels", 1024
 def trace_pallas(
     kernel: Callable[..., object],
     *args: object,
-    static_argnums: Any = None,
-    static_argnames: Any = None,
+    static_argnums: object = None,
+    static_argnames: object = None,
     use_cache: bool = False,
     **kwargs: object,
 ) -> tuple[str, list[torch.Tensor]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import jax.numpy as jnp
 import torch
@@ -87,6 +87,6 @@ def rounded_rows(x: Array) -> tuple[Array, Array]:
     return jnp.round(x.astype(jnp.float32) / scale).astype(jnp.int8), scale
 
 
-def product(x: Array, w: Array, dtype: Any) -> Array:
+def product(x: Array, w: Array, dtype: object) -> Array:
     """``x @ w.T``, summed in ``dtype``; ``w`` has two dimensions."""
     return lax.dot_general(x, w, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=dtype)

@@ -69,7 +69,7 @@ def _shapes(gates: Any, h: Any, c: Any, *_rest: Any) -> Any:
     return gates.new_empty(*gates.shape[:2], h.shape[1]), torch.empty_like(h), torch.empty_like(c)
 
 
-def _gradient_shapes(grads: Any, gates: Any, h: Any, c: Any, *rest: Any) -> Any:
+def _gradient_shapes(grads: object, gates: object, h: object, c: object, *rest: object) -> object:
     return [torch.empty_like(t) for t in (gates, h, c, *rest[:3]) if t is not None]
 
 
@@ -129,7 +129,7 @@ def lower_gradient(grads: Sequence[Array], *args: Any) -> list[Array]:
     """The gradients by all floating-point operands that are there."""
     floats = args[:6]
 
-    def layer(*operands: Any) -> Any:
+    def layer(*operands: Any) -> object:
         everything = (*operands, *args[6:])
         return lower_layer(*everything)
 

@@ -43,7 +43,7 @@ class _Net(NamedTuple):
 
 
 def of_sequences(
-    kind: str, input: torch.Tensor, hx: Any, params: Sequence[torch.Tensor], has_biases: bool,
+    kind: str, input: torch.Tensor, hx: object, params: Sequence[torch.Tensor], has_biases: bool,
     num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """``aten.lstm.input`` (``kind`` "lstm") and its kin: outputs, last states, and an LSTM's last cells."""
@@ -54,7 +54,7 @@ def of_sequences(
 
 
 def of_packed(
-    kind: str, data: torch.Tensor, batch_sizes: torch.Tensor, hx: Any, params: Sequence[torch.Tensor],
+    kind: str, data: torch.Tensor, batch_sizes: torch.Tensor, hx: object, params: Sequence[torch.Tensor],
     has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """``aten.lstm.data`` and its kin: ``data`` are packed sequences, ``batch_sizes`` is on the host."""

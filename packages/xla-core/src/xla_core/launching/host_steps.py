@@ -98,7 +98,7 @@ def _computed(trace: Trace, entries: Sequence[Entry]) -> dict[int, torch.Tensor]
     return values
 
 
-def _operand(operand: Any, trace: Trace, values: dict[int, torch.Tensor]) -> Any:
+def _operand(operand: object, trace: Trace, values: dict[int, torch.Tensor]) -> object:
     if isinstance(operand, Ref):
         return values[operand.vid]
     if isinstance(operand, Lift):
@@ -112,7 +112,7 @@ def _operand(operand: Any, trace: Trace, values: dict[int, torch.Tensor]) -> Any
     return operand
 
 
-def _is_as_promised(result: Any, meta: TensorMeta | None) -> bool:
+def _is_as_promised(result: object, meta: TensorMeta | None) -> bool:
     if meta is None:
         return True
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from xla_core.compilation.program_table import StepProgram, execution
 from xla_core.contract import events
@@ -90,7 +90,7 @@ def enqueue(
 
 
 def keep_donated(
-    trace: Trace, program: StepProgram, arguments: list[Buffer], given: Sequence[Any]
+    trace: Trace, program: StepProgram, arguments: list[Buffer], given: Sequence[object]
 ) -> None:
     """Donate copies instead, so that the tensors keep their values should the launch fail."""
     try:

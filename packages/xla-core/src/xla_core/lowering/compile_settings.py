@@ -94,7 +94,7 @@ def custom_compile_options() -> dict[str, str | int | float | bool]:
 
 
 @contextlib.contextmanager
-def compile_options(options: Mapping[str, Any]) -> Iterator[None]:
+def compile_options(options: Mapping[str, object]) -> Iterator[None]:
     """Hand ``options``, beside those set before, to every compilation inside the block."""
     former = _Chosen.options
     try:

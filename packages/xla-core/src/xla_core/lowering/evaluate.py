@@ -97,7 +97,7 @@ class Scope(dict[int, Any]):
         """An argument with references and lifted scalars replaced by arrays."""
         return map_operands(self._array, a)
 
-    def _array(self, a: Any) -> Any:
+    def _array(self, a: Any) -> object:
         if isinstance(a, Ref):
             return self[a.vid]
         return self.lifted.read(a) if isinstance(a, Lift) else a
@@ -153,11 +153,11 @@ def random_key(seed: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
-def _meta(a: Any) -> Any:
+def _meta(a: Any) -> object:
     return map_operands(_meta_or_example, a)
 
 
-def _meta_or_example(a: Any) -> Any:
+def _meta_or_example(a: object) -> object:
     if isinstance(a, Ref):
         return a.meta
     return a.example if isinstance(a, Lift) else a

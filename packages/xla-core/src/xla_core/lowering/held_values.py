@@ -36,10 +36,10 @@ class HeldValue(NamedTuple):
 
 
 class _Origins:
-    line_of: Callable[[Any], str] | None = None
+    line_of: Callable[[object], str] | None = None
 
 
-def tell_lines(line_of: Callable[[Any], str] | None) -> None:
+def tell_lines(line_of: Callable[[object], str] | None) -> None:
     """From now on ask ``line_of(buffer)`` which line made a value, "" if that is not known; None: nobody."""
     _Origins.line_of = line_of
 
@@ -54,7 +54,7 @@ def held_values() -> list[HeldValue]:
             tensors[id(candidate._s)] += 1
     traces = {id(s.trace): s.trace for s in storages.values()}.values()
     # a storage that the pending step changes holds no buffer until it has run: the step's inputs do
-    read: dict[int, Any] = {}
+    read: dict[int, object] = {}
     for trace in traces:
         for buffer, position in zip(trace.inputs, trace.input_storages, strict=False):
             read[id(trace.touched[position])] = buffer
@@ -152,5 +152,5 @@ def _of_module(module: torch.nn.Module) -> Iterator[tuple[int, str]]:
                 yield _key(tensor.grad), f"gradient of {name}"
 
 
-def _key(tensor: Any) -> int:
+def _key(tensor: object) -> int:
     return id(tensor._s) if type(tensor) is XLATensor else 0

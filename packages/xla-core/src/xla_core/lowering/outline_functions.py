@@ -99,7 +99,7 @@ class Emitter:
         vectors: list[jax.Array],
         indices: list[jax.Array],
         operands: list[jax.Array],
-    ) -> list[Any]:
+    ) -> list[object]:
         """Call a function of the program that is kept as one: ``body`` under its name.
 
         ``vectors`` and ``indices`` are as there. ``operands`` and results are in no form of their own. See

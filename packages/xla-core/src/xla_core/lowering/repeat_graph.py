@@ -77,7 +77,7 @@ class OpInstance:
         return entry.metas if index is None else entry.metas[index :: _elements(entry)]
 
 
-def _cut(a: Any, index: int, count: int) -> Any:
+def _cut(a: object, index: int, count: int) -> object:
     # ``_splits`` made sure that lists have ``count`` elements or none; what is no list is for all elements
     return [a[index]] if isinstance(a, list) and len(a) == count else a
 
@@ -286,7 +286,7 @@ class _Builder:
         shown = tuple(self.folded.get(v, v) for v in results)
         return Node(key, (*operands, *lifts), shown, _WEIGHTS.get(plan.name, 1.0), part)
 
-    def _frozen(self, a: Any) -> Hashable:
+    def _frozen(self, a: object) -> Hashable:
         """An argument without the values it refers to: metas, view chains, kinds of scalars.
 
         Of a view chain also how much of it is folded into the value that is handed over: the rest is

@@ -204,7 +204,7 @@ class _Cutter:
         )
 
         def run(vectors: list[Any], indices: list[Any], operands: list[Any]) -> list[Any]:
-            computed: dict[int, Any] = {}
+            computed: dict[int, object] = {}
             given, moving = iter(operands), iter(indices)
             for call in calls:
                 own = [

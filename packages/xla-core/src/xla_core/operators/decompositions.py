@@ -30,7 +30,7 @@ def lowerable(overload: OpOverload) -> bool:
     return find_rule(overload) is not None or find_view(overload) is not None
 
 
-def _table() -> dict[Any, Any]:
+def _table() -> dict[object, object]:
     return {op: f for op, f in decomposition_table.items() if not lowerable(op)}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from xla_core.torch_bridge.operands import Operand
 
@@ -20,8 +20,8 @@ def is_per_element(name: str) -> bool:
 
 
 def distinct_elements(
-    args: Sequence[Operand], image: Callable[[Any], Hashable]
-) -> tuple[list[Any], list[int]] | None:
+    args: Sequence[Operand], image: Callable[[object], Hashable]
+) -> tuple[list[object], list[int]] | None:
     """The arguments with the elements that differ from each other, and where each element went.
 
     Elements are alike when ``image`` is the same in all lists. None where the lists do not go in

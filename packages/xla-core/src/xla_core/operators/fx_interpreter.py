@@ -15,7 +15,7 @@ from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.torch_bridge.operands import Operand
 
 
-def map_items(a: Operand, change: Callable[[Any], object]) -> Operand:
+def map_items(a: Operand, change: Callable[[object], object]) -> Operand:
     """``a`` with ``change`` applied to each item of its lists and tuples, which become lists."""
     return [map_items(item, change) for item in a] if isinstance(a, (list, tuple)) else change(a)
 

@@ -31,7 +31,7 @@ loops = functools.partial(jax.disable_jit, False)
 """A context in which jax's loops stay loops."""
 
 
-def calls_of(rule: Any) -> Any:
+def calls_of(rule: object) -> Any:
     """The context in which a rule is traced: without calls of jax's functions, or with them."""
     function: Callable[..., object] | None = None
     if isinstance(rule, Rule):

@@ -89,13 +89,13 @@ class Rule:
     """
 
     overload: OpOverload
-    function: Callable[..., Any]
+    function: Callable[..., object]
     promotion: Promotion
     lift: frozenset[str]
     context: bool
     random: bool
     where: str
-    meta: Callable[..., Any] | None = None
+    meta: Callable[..., object] | None = None
     all_replicas: bool = False
     whole_step: bool = False
 
@@ -112,7 +112,7 @@ class ViewRule:
 
     overload: OpOverload
     get: Callable[..., Any]
-    put: Callable[..., Any] | None
+    put: Callable[..., object] | None
     where: str
     overlaps: bool = False
 
@@ -125,7 +125,7 @@ class MultiViewRule:
     """
 
     overload: OpOverload
-    expand: Callable[..., Sequence[tuple[OpOverload, tuple[Any, ...]]]]
+    expand: Callable[..., Sequence[tuple[OpOverload, tuple[object, ...]]]]
     where: str
 
 
@@ -190,7 +190,7 @@ def unfiled() -> dict[str, bytes]:
 _is_file: Final = functools.cache(lambda name: Path(name).is_file())
 
 
-def _note(subject: OpOverload, *functions: Callable[..., Any] | None) -> None:
+def _note(subject: OpOverload, *functions: Callable[..., object] | None) -> None:
     """Remember where the functions of a rule come from: its lowering is part of cache keys."""
     frame = sys._getframe(2)
     while frame.f_code.co_filename == __file__ and frame.f_back is not None:
@@ -208,7 +208,7 @@ def _note(subject: OpOverload, *functions: Callable[..., Any] | None) -> None:
             _without_file[str(subject)] = former + source_digests.code_digest(code)
 
 
-def _where(function: Callable[..., Any]) -> str:
+def _where(function: Callable[..., object]) -> str:
     code = getattr(function, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
 
@@ -234,13 +234,13 @@ def rule(
     lift: Sequence[str] = (),
     context: bool = False,
     random: bool = False,
-    meta: Callable[..., Any] | None = None,
+    meta: Callable[..., object] | None = None,
     all_replicas: bool = False,
     whole_step: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as the rule of each overload. Raises ValueError on a duplicate."""
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: Callable[..., object]) -> Callable[..., Any]:
         where = _where(function)
         for overload in overloads:
             if isinstance(overload, Absent):
@@ -266,8 +266,8 @@ def rule(
 
 def view_rule(
     overload: OpOverload,
-    get: Callable[..., Any],
-    put: Callable[..., Any] | None,
+    get: Callable[..., object],
+    put: Callable[..., object] | None,
     overlaps: bool = False,
 ) -> None:
     """Register how to read and write through the view operator ``overload``."""
@@ -280,7 +280,7 @@ def view_rule(
 
 
 def multi_view_rule(
-    overload: OpOverload, expand: Callable[..., Sequence[tuple[OpOverload, tuple[Any, ...]]]]
+    overload: OpOverload, expand: Callable[..., Sequence[tuple[OpOverload, tuple[object, ...]]]]
 ) -> None:
     """Register a view operator with several outputs as a list of single-output views."""
     where = _where(expand)
@@ -297,10 +297,10 @@ def _uncut(*_args: object, **_kwargs: object) -> Sequence[int | None]:
 
 def inspected_rule(
     *overloads: OpOverload,
-    meta: Callable[..., Any],
+    meta: Callable[..., object],
     dims: Callable[..., Sequence[int | None]] = _uncut,
-    then: Callable[..., Any] | None = None,
-    then_meta: Callable[..., Any] | None = None,
+    then: Callable[..., object] | None = None,
+    then_meta: Callable[..., object] | None = None,
     looks: Callable[..., bool] | None = None,
     platforms: tuple[str, ...] | None = None,
     context: bool = False,
@@ -311,7 +311,7 @@ def inspected_rule(
     Raises ValueError on a duplicate.
     """
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: Callable[..., object]) -> Callable[..., Any]:
         for overload in overloads:
             if isinstance(overload, Absent):
                 continue
@@ -331,8 +331,8 @@ def inspected_rule(
 
 def _plain_rule(
     overload: OpOverload,
-    function: Callable[..., Any],
-    meta: Callable[..., Any] | None,
+    function: Callable[..., object],
+    meta: Callable[..., object] | None,
     context: bool = False,
 ) -> Rule:
     where = _where(function)

@@ -49,7 +49,7 @@ class LoweringError(RuntimeError):
 
 
 def _promoted_dtypes(
-    promotion: Promotion, metas: tuple[Any, ...]
+    promotion: Promotion, metas: tuple[object, ...]
 ) -> tuple[torch.dtype, torch.dtype]:
     """The dtype in which an operator computes, and the one that its operands have in common."""
     # only whether there are dimensions counts; their sizes may be symbols
@@ -66,7 +66,7 @@ def _promoted_dtypes(
     return compute, common
 
 
-def _promoted(rule: Rule, args: Operands, metas: tuple[Any, ...]) -> Iterator[Any]:
+def _promoted(rule: Rule, args: Operands, metas: tuple[object, ...]) -> Iterator[object]:
     """The operands, tensors and numbers in the dtype in which the operator computes."""
     compute, common = _promoted_dtypes(rule.promotion, metas)
     for position, (value, meta) in enumerate(zip(args, metas, strict=True)):
@@ -89,7 +89,7 @@ def run_rule(
     rule: Rule,
     args: Operands,
     kwargs: NamedOperands,
-    arg_metas: tuple[Any, ...],
+    arg_metas: tuple[object, ...],
     outputs: tuple[TensorMeta | None, ...],
     key: Array | None = None,
 ) -> list[Operand]:

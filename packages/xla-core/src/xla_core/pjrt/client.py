@@ -292,7 +292,7 @@ class PjrtClient:
         """Get ready what stored ``code`` calls by name; a plugin's own."""
 
     def _executable(
-        self, loaded: Any, program: Program, devices: Sequence[jaxlib_runtime.Device]
+        self, loaded: object, program: Program, devices: Sequence[jaxlib_runtime.Device]
     ) -> PjrtExecutable:
         if len(devices) > 1:
             kind: type[PjrtExecutable] = ShardedPjrtExecutable

@@ -195,7 +195,7 @@ class ShardedPjrtExecutable(_CheckingExecutable):
             jaxlib_runtime.sharding_over(devices, jaxlib_runtime.hlo_sharding(t)) for t in texts
         ]
         # the sharding object last seen per argument: an identity test replaces the comparison
-        self._known: list[Any] = list(self._expected)
+        self._known: list[object] = list(self._expected)
 
     def execute_own(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         """``execute`` for a process that runs one replica: one-device buffers in and out.
@@ -267,7 +267,7 @@ def hlo_text(compiled: Any) -> str:
     return "\n\n".join(module.to_string() for module in compiled.hlo_modules())
 
 
-def sharding_texts(shardings: Sequence[Any] | None, count: int) -> tuple[str | None, ...]:
+def sharding_texts(shardings: Sequence[object] | None, count: int) -> tuple[str | None, ...]:
     """HLO's texts of ``shardings``, one for each of ``count`` values; None for a value that is not split."""
     if shardings is None:
         return (None,) * count

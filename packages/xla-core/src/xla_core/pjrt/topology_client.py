@@ -229,7 +229,7 @@ class TopologyClient:
         self._lock = threading.Lock()
         self._live = dict.fromkeys(self._by_id, 0)
         self._peak = dict(self._live)
-        self._shapes: dict[tuple[Any, ...], int] = {}
+        self._shapes: dict[tuple[object, ...], int] = {}
 
     # --- devices ---
 

@@ -25,7 +25,7 @@ class PjRtPlugin:
         """Path of the PJRT C API library."""
         raise NotImplementedError(f"{type(self).__name__} must define library_path()")
 
-    def client_create_options(self) -> dict[str, Any]:
+    def client_create_options(self) -> dict[str, object]:
         """What the library's client is created with, by the library's own names."""
         return {}
 

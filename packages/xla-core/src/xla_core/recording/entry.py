@@ -243,7 +243,7 @@ class Excerpt:
         self.last = copy
         return copy
 
-    def _renumbered(self, a: Any) -> Any:
+    def _renumbered(self, a: object) -> Any:
         if isinstance(a, Ref):
             return Ref(self.vids[a.vid], a.meta)
         if isinstance(a, Lift):

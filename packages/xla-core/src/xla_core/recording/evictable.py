@@ -25,7 +25,7 @@ class Kept:
     def __init__(self, executable: Any) -> None:
         self.executable = executable
         self.used = next(_uses)
-        self._places: list[tuple[weakref.ref[Table], Any, Callable[[], Any]]] = []
+        self._places: list[tuple[weakref.ref[Table], object, Callable[[], object]]] = []
 
     def keep(self, table: Table, key: Any, value: Any = None) -> None:
         """Let ``table[key]`` be ``value`` (default: this object) until this is evicted."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
@@ -32,7 +32,7 @@ class Geometry(NamedTuple):
     negative: bool
 
 
-_known: caches.Bounded[Any, Geometry] = caches.Bounded("geometries of views")
+_known: caches.Bounded[object, Geometry] = caches.Bounded("geometries of views")
 
 
 def geometry(s: Storage, v: View | None, same_values: bool = False) -> Geometry:

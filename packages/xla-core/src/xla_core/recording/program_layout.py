@@ -43,7 +43,7 @@ class Layout:
     outputs: tuple[str | None, ...] = ()
     input_annotations: tuple[str | None, ...] = ()
     output_annotations: tuple[str | None, ...] = ()
-    lowering: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    lowering: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     edges: Callable[[Function, Specs], tuple[Function, Specs]] = _as_it_is
     collectives: tuple[Any, ...] = ()
 

@@ -87,7 +87,7 @@ class Values:
         return meta
 
 
-def references(tree: Any) -> Iterator[Ref]:
+def references(tree: object) -> Iterator[Ref]:
     """The references in an operand, or in a list or tuple of operands, in order."""
     if isinstance(tree, Ref):
         yield tree
@@ -96,7 +96,7 @@ def references(tree: Any) -> Iterator[Ref]:
             yield from references(item)
 
 
-def lifted(tree: Any) -> Iterator[Lift]:
+def lifted(tree: object) -> Iterator[Lift]:
     """The lifted scalars in an operand, or in a list or tuple of operands, in order."""
     if isinstance(tree, Lift):
         yield tree
@@ -105,14 +105,14 @@ def lifted(tree: Any) -> Iterator[Lift]:
             yield from lifted(item)
 
 
-def map_operands(change: Callable[[Any], Any], tree: Any) -> Any:
+def map_operands(change: Callable[[object], object], tree: object) -> Any:
     """``tree`` with ``change`` applied to whatever in it is no list or tuple; both become lists."""
     if isinstance(tree, (list, tuple)):
         return [map_operands(change, item) for item in tree]
     return change(tree)
 
 
-def spelled(constant: Any) -> tuple[type, str]:
+def spelled(constant: object) -> tuple[type, str]:
     """How a constant whose own equality is too coarse (complex, numpy's scalars) stands in a key."""
     key = (type(constant), repr(constant))
     _SPELLED[key] = constant
@@ -145,7 +145,7 @@ class _Reader:
                 args.append(self._operand(item))
         return tuple(args), kwargs
 
-    def _operand(self, item: Any) -> Any:
+    def _operand(self, item: object) -> object:
         if type(item) is int:
             if item >= 0:
                 return Ref(item, self._values[item])
@@ -154,7 +154,7 @@ class _Reader:
             return list(item)
         return self._constant(item) if isinstance(item, type) else item
 
-    def _list(self) -> list[Any]:
+    def _list(self) -> list[object]:
         count = next(self._items)
         first = next(self._items)
         if first == SAME:
@@ -172,7 +172,7 @@ class _Reader:
         self._ints += 1
         return Lift(False, self._ints - 1, example)
 
-    def _constant(self, kind: type) -> Any:
+    def _constant(self, kind: type) -> object:
         spelled = next(self._items)
         if kind is float:
             return float(spelled)

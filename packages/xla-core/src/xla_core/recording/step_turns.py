@@ -106,7 +106,7 @@ class Step:
             self.epoch = epoch
 
 
-def turn_lock(trace: Recorder, bare: Any) -> Any:
+def turn_lock(trace: Recorder, bare: Any) -> object:
     """``bare``, a lock, as a lock that makes the step of the thread that takes it the trace's own.
 
     Its release is that of ``bare``, a function of C's: no exception comes between.

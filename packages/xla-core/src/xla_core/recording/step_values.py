@@ -8,7 +8,7 @@ operators (zeros for unwritten tensors, strided writes) has plans that the dispa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -165,7 +165,7 @@ class StepValues(StepState):
         v.version = s.version
         return v.vid
 
-    def _known(self, key: Any) -> Entry | None:
+    def _known(self, key: object) -> Entry | None:
         """Go on to the operation with this key, if it once followed here."""
         entry = self.cur.first_child
         if entry is None or entry.key != key:
@@ -175,7 +175,7 @@ class StepValues(StepState):
         self.cur = entry
         return entry
 
-    def _append(self, key: Any, plan: Plan, metas: tuple[TensorMeta, ...]) -> Entry:
+    def _append(self, key: object, plan: Plan, metas: tuple[TensorMeta, ...]) -> Entry:
         """Go on to an operation that never followed here, whose results are known."""
         cur = self.cur
         entry = self.cur = self._follow(Operation(cur, key, plan, metas, cur.floats, cur.ints))
@@ -287,7 +287,7 @@ class StepValues(StepState):
         self.touched.append(s)
         return t
 
-    def from_buffer(self, buffer: Any, meta: TensorMeta) -> XLATensor:
+    def from_buffer(self, buffer: object, meta: TensorMeta) -> XLATensor:
         """A tensor on a value that is in device memory already (None: not written yet)."""
         if self.cur.depth > MAX_PENDING:
             self.flush(self)

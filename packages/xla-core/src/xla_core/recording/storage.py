@@ -82,7 +82,7 @@ class Storage:
         """Hold the same value in another buffer, on other devices or laid out otherwise."""
         self.buffer = buffer
 
-    def annotate(self, annotation: Any) -> None:
+    def annotate(self, annotation: object) -> None:
         """Keep with the tensor what an extension knows of it."""
         self.annotation = annotation
 
@@ -91,7 +91,7 @@ class Storage:
         self.varying = {**getattr(self, "varying", {}), dim: most}
 
 
-def binding(storages: Sequence[Storage], buffers: Iterable[Any]) -> Iterator[None]:
+def binding(storages: Sequence[Storage], buffers: Iterable[object]) -> Iterator[None]:
     """For ``indivisible.do``: let each storage hold the value in its buffer, as its step ends.
 
     ``buffers`` are taken one by one. The step must be renewed in the same series: till then the storages
@@ -100,7 +100,7 @@ def binding(storages: Sequence[Storage], buffers: Iterable[Any]) -> Iterator[Non
     return indivisible.storing_each("buffer", storages, buffers)
 
 
-def replacing(storages: Sequence[Storage], buffers: Iterable[Any]) -> Iterator[None]:
+def replacing(storages: Sequence[Storage], buffers: Iterable[object]) -> Iterator[None]:
     """For ``indivisible.do``: let each storage hold another value, that in its buffer (``replace``)."""
     return itertools.chain(binding(storages, buffers), leaving(storages))
 
@@ -250,7 +250,7 @@ class Recorder(Protocol):
         """Begin a new step."""
         ...
 
-    def step_record(self) -> Any:
+    def step_record(self) -> object:
         """The step that is recorded now, see ``step_record``."""
         ...
 
@@ -278,7 +278,7 @@ class Backend(Protocol):
     replicas: tuple[int, ...]
     formats: Mapping[np.dtype, np.dtype]
     numpy_dtype: Callable[[np.dtype], np.dtype]
-    last_program: Any
+    last_program: object
     queue: Any
     may_defer: bool
     runs_counter: str
@@ -289,7 +289,7 @@ class Backend(Protocol):
         """Copy a host array to the device, in the dtype the device keeps."""
         ...
 
-    def put_numbers(self, array: np.ndarray) -> Any:
+    def put_numbers(self, array: np.ndarray) -> object:
         """Copy lifted numbers to the device: the user's number formats are for tensors only."""
         ...
 
@@ -313,11 +313,11 @@ class Backend(Protocol):
         """Into how many parts a tensor is split: one per device."""
         ...
 
-    def device_buffer(self, storage: Storage) -> Any:
+    def device_buffer(self, storage: Storage) -> object:
         """The buffer of a tensor that has a value, as programs take it."""
         ...
 
-    def buffer_for_copy(self, storage: Storage, buffer: Any) -> Any:
+    def buffer_for_copy(self, storage: Storage, buffer: Any) -> object:
         """The buffer to bind to ``storage`` when ``copy_`` makes it share another tensor's value, ``buffer``."""
         ...
 
@@ -343,7 +343,7 @@ class Backend(Protocol):
         """A second buffer with the same value on this device."""
         ...
 
-    def copy_from(self, buffer: Any, origin: Backend) -> Any:
+    def copy_from(self, buffer: Any, origin: Backend) -> object:
         """The value of another device's buffer, on this device."""
         ...
 

@@ -63,7 +63,7 @@ def map_selected(data: Any, select: Callable[[Any], bool], change: Callable[[Any
     return data
 
 
-def _like(data: Any, changed: dict[Any, Any]) -> Any:
+def _like(data: Any, changed: dict[Any, Any]) -> object:
     copied = type(data)(changed)
     # state_dict() keeps its version information in an attribute of the OrderedDict
     for name, value in getattr(data, "__dict__", {}).items():
@@ -71,11 +71,11 @@ def _like(data: Any, changed: dict[Any, Any]) -> Any:
     return copied
 
 
-def collect(data: Any, select: Callable[[Any], bool]) -> list[Any]:
+def collect(data: object, select: Callable[[object], bool]) -> list[Any]:
     """What ``select`` says yes to inside ``data``, in order."""
-    selected: list[Any] = []
+    selected: list[object] = []
 
-    def keep(item: Any) -> Any:
+    def keep(item: Any) -> object:
         selected.append(item)
         return item
 
@@ -83,7 +83,9 @@ def collect(data: Any, select: Callable[[Any], bool]) -> list[Any]:
     return selected
 
 
-def listed_on_device(datas: Any, device: torch.device | str, input_sharding: Any = None) -> Any:
+def listed_on_device(
+    datas: object, device: torch.device | str, input_sharding: object = None
+) -> object:
     """``send_cpu_data_to_device`` as torch_xla has it: a tensor comes back in a list, a tuple as a list.
 
     ``datas``, ``device`` and ``input_sharding`` (default: none) are as there, and so are its errors.
@@ -108,7 +110,7 @@ class ToXlaTensorArena:
         self._convert = convert_fn
         self._select = select_fn
 
-    def transform(self, inputs: Any) -> Any:
+    def transform(self, inputs: object) -> object:
         """``inputs`` with the chosen values replaced by what they were converted to."""
         selected = collect(inputs, self._select)
         if not selected:
@@ -117,13 +119,13 @@ class ToXlaTensorArena:
         return map_selected(inputs, self._select, lambda _item: next(converted))
 
 
-def _on_cpu(value: Any) -> bool:
+def _on_cpu(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == "cpu"
 
 
 def send_cpu_data_to_device(
     datas: Any, device: torch.device | str, input_sharding: Any = None
-) -> Any:
+) -> object:
     """``datas`` with its CPU tensors moved to ``device``; containers keep their types.
 
     ``input_sharding`` is a ``torch_xla.distributed.spmd.ShardingSpec`` or another object with its

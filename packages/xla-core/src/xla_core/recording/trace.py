@@ -214,7 +214,7 @@ class Trace(StepValues):
             raise
 
     def _encode_kwargs(
-        self, append: Callable[[Any], None], kwargs: dict[str, Any], plan: Plan
+        self, append: Callable[[object], None], kwargs: dict[str, object], plan: Plan
     ) -> None:
         for name, value in kwargs.items():
             if name in plan.storage_arguments:
@@ -280,7 +280,9 @@ class Trace(StepValues):
             for a in items:
                 self._encode(append, a, lift, plan)
 
-    def _encode_other(self, append: Callable[[Any], None], a: Any, lift: bool, plan: Plan) -> None:
+    def _encode_other(
+        self, append: Callable[[object], None], a: object, lift: bool, plan: Plan
+    ) -> None:
         t = type(a)
         if isinstance(a, XLATensor):
             append(self.value_of(a, plan))
@@ -300,7 +302,7 @@ class Trace(StepValues):
             raise error_messages.unknown_argument(plan.name, a)
 
     def _encode_host_tensor(
-        self, append: Callable[[Any], None], a: torch.Tensor, plan: Plan
+        self, append: Callable[[object], None], a: torch.Tensor, plan: Plan
     ) -> None:
         """A CPU tensor among the operands: PyTorch allows one without dimensions, as a number."""
         if a.device.type == "cpu" and a.dim() and plan.copies_host_tensors():
@@ -326,7 +328,7 @@ class Trace(StepValues):
     # -- the slow path -------------------------------------------------------------------------
 
     def _append_inferred(
-        self, key: tuple[Any, ...], plan: Plan, args: Sequence[Any], kwargs: dict[str, Any]
+        self, key: tuple[object, ...], plan: Plan, args: Sequence[object], kwargs: dict[str, object]
     ) -> Entry:
         """Add an operation that never followed the current entry before."""
         cur = self.cur

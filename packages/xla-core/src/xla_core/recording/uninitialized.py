@@ -37,7 +37,7 @@ class _Uninitialized:
         """A new one: ``nn.Parameter()`` and ``state_dict()`` detach what they are given."""
         return self._like(False)
 
-    def requires_grad_(self: Any, requires_grad: bool = True) -> Any:
+    def requires_grad_(self: object, requires_grad: bool = True) -> Any:
         """As ``Tensor.requires_grad_``."""
         self.requires_grad = requires_grad
         return self
@@ -54,7 +54,7 @@ class _Uninitialized:
         )
         return kind, (self.requires_grad,)
 
-    def _like(self: Any, requires_grad: bool) -> Any:
+    def _like(self: Any, requires_grad: bool) -> object:
         copied: Any = torch.empty(0, dtype=self.data.dtype, device=self.data.device)
         copied.__class__ = type(self)
         return copied.requires_grad_(requires_grad)
@@ -76,14 +76,14 @@ class UninitializedXLABuffer(  # type: ignore[misc]
     __slots__ = ()
 
 
-def arrive(target: Any, source: torch.Tensor) -> None:
+def arrive(target: object, source: torch.Tensor) -> None:
     """Make ``target``, a new tensor to which ``source`` was copied, as uninitialized as ``source``."""
     is_buffer = isinstance(source, UninitializedBuffer)
     target.__class__ = UninitializedXLABuffer if is_buffer else UninitializedXLAParameter
     target.__dict__.update(source.__dict__)
 
 
-def check_staying(source: torch.Tensor, target: Any) -> None:
+def check_staying(source: torch.Tensor, target: object) -> None:
     """Raise RuntimeError if ``source`` is uninitialized and would leave the device for ``target``.
 
     torch would take for initialized what arrives there.
@@ -105,7 +105,7 @@ _OWN: Final[dict[Any, Any]] = {
 }
 
 
-def _making(kind: Any, own: Any) -> Any:
+def _making(kind: Any, own: Any) -> object:
     former = kind.__new__
     signature = inspect.signature(former)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 from torch._utils import _rebuild_device_tensor_from_cpu_tensor, _rebuild_parameter
 
 from xla_core.recording import untyped_storage
@@ -33,16 +34,16 @@ class NoMetaKernelError(Exception):
     """PyTorch cannot tell without the values what an operator returns; on the CPU it runs."""
 
 
-def _no_dispatch(_overload: Any) -> Handler:
+def _no_dispatch(_overload: object) -> Handler:
     raise RuntimeError("xla_core.dispatch has not been imported")
 
 
-_make_handler: Callable[[Any], Handler] = _no_dispatch
-_make_fallback: Callable[[Any], Handler] = _no_dispatch
+_make_handler: Callable[[object], Handler] = _no_dispatch
+_make_fallback: Callable[[object], Handler] = _no_dispatch
 
 
 def set_handler_factory(
-    factory: Callable[[Any], Handler], on_cpu: Callable[[Any], Handler]
+    factory: Callable[[object], Handler], on_cpu: Callable[[object], Handler]
 ) -> None:
     """Say who makes the handler of an operator overload that is met for the first time.
 
@@ -72,13 +73,13 @@ def go_on_with_handlers(resolved: dict[int, Handler]) -> dict[int, Handler]:
     return former
 
 
-def set_handler(overload: Any, handler: Handler) -> None:
+def set_handler(overload: OpOverload, handler: Handler) -> None:
     """Let ``handler`` carry out ``overload``, in place of what its schema would say."""
     _plain[id(overload)] = handler
     handlers.pop(id(overload), None)
 
 
-def handler_of(overload: Any) -> Handler:
+def handler_of(overload: OpOverload) -> Handler:
     """The function that carries out ``overload`` on ``xla`` tensors."""
     handler = handlers.get(id(overload))
     if handler is None:
@@ -129,7 +130,10 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
 
     @staticmethod
     def __torch_dispatch__(
-        func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        func: object,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> Any:
         handler = handlers.get(id(func))
         if handler is None:
@@ -153,7 +157,7 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
             )
         become(self, value)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:
         host = self.detach().cpu()
         text = torch_private.tensor_text(host, self)
         return f"Parameter containing:\n{text}" if getattr(self, "_is_param", False) else text
@@ -162,13 +166,13 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
         # torch formats a number only for its own class
         return format(self.item() if self.dim() == 0 else str(self), spec)
 
-    def untyped_storage(self) -> Any:
+    def untyped_storage(self) -> object:
         """An object that tells the identity and size of the storage; there is no memory behind it."""
         if torch_private.asked_by_fake_tensors():
             return super().untyped_storage()
         return untyped_storage.StorageHandle(self._s)
 
-    def _typed_storage(self) -> Any:
+    def _typed_storage(self) -> object:
         what = "used as a typed storage, or moved to shared memory"
         raise RuntimeError(untyped_storage.MSG_NO_MEMORY.format(device=self.device, what=what))
 
@@ -198,14 +202,14 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
             raise TypeError(MSG_NOT_NUMPY.format(device=self.device))
         return self.detach().cpu().numpy(force=True)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> Any:
         return self.numpy()
 
-    def tolist(self) -> Any:
+    def tolist(self) -> object:
         """The values as a number or nested lists of numbers."""
         return self.detach().cpu().tolist()
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         cpu = self.detach().cpu()
         is_parameter = getattr(self, "_is_param", False)
         requires_grad = self.requires_grad and not is_parameter
@@ -214,11 +218,13 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
             return _rebuild_parameter, (self.data, self.requires_grad, {})
         return _rebuild_device_tensor_from_cpu_tensor, rebuilt
 
-    def __coerce_same_metadata_as_tangent__(self, _metadata: Any, _type: Any = None) -> XLATensor:
+    def __coerce_same_metadata_as_tangent__(
+        self, _metadata: object, _type: object = None
+    ) -> XLATensor:
         # torch.compile traced plain tensors; a gradient of this class is what it expects
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+    def __deepcopy__(self, memo: dict[int, object]) -> torch.Tensor:
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:

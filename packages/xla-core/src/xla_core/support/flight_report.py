@@ -105,7 +105,7 @@ def _meeting(report: Report, me: int, one: Snapshot) -> Wait | None:
     return None
 
 
-def _has(under_way: list[dict[str, Any]], what: str) -> bool:
+def _has(under_way: list[dict[str, object]], what: str) -> bool:
     return any(each["what"] == what for each in under_way)
 
 
@@ -293,7 +293,7 @@ def _collective(item: dict[str, Any]) -> str:
     return f"{item['number']}. {item['text']}{line}, {_of_day(item['time'])}"
 
 
-def _mesh_collective(row: dict[str, Any]) -> str:
+def _mesh_collective(row: dict[str, object]) -> str:
     line = f", for {row['line']}" if row["line"] else ""
     return f"{row['count']} x {row['kind']}, {row['bytes']} bytes, groups {row['groups'] or 'all'}{line}"
 

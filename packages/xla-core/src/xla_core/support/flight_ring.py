@@ -86,7 +86,7 @@ _append: Final = _ring.append
 # The end of each of the last steps: when, and what the clock said then.
 _ends: Final[collections.deque[tuple[int, int, int]]] = collections.deque(maxlen=_STEPS)
 _end_of_step: Final = _ends.append
-_collectives: Final[caches.Bounded[str, list[dict[str, Any]]]] = caches.Bounded(
+_collectives: Final[caches.Bounded[str, list[dict[str, object]]]] = caches.Bounded(
     "collectives of programs", 1024
 )
 
@@ -140,7 +140,7 @@ def step() -> None:
     _end_of_step((now, clock.waited, clock.built))
 
 
-def tell_program(name: str, collectives: list[dict[str, Any]]) -> None:
+def tell_program(name: str, collectives: list[dict[str, object]]) -> None:
     """What each run of the program ``name`` does between devices, for reports of who launched it; when it is made.
 
     A row has ``kind``, ``count``, ``bytes``, ``groups`` and ``line``.
@@ -148,7 +148,7 @@ def tell_program(name: str, collectives: list[dict[str, Any]]) -> None:
     _collectives.keep(name, collectives)
 
 
-def programs(of: Sequence[Record]) -> dict[str, list[dict[str, Any]]]:
+def programs(of: Sequence[Record]) -> dict[str, list[dict[str, object]]]:
     """What was told of the programs launched in these records, by name."""
     names = dict.fromkeys(record[4] for record in of if record[0] == LAUNCH)
     return {name: _collectives[name] for name in names if _collectives.get(name)}

@@ -44,7 +44,7 @@ class QueueBase:
                 self._items[key] = item
                 self._changed.notify_all()
 
-    def _take(self, key: object, default: object) -> Any:
+    def _take(self, key: object, default: object) -> object:
         with self._changed:
             self._changed.wait_for(lambda: key in self._items or self._write_closed)
             if key not in self._items:

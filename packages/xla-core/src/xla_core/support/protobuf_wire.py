@@ -52,7 +52,7 @@ def read_message(data: bytes) -> dict[int, Any]:
     return dict(read_fields(data))
 
 
-def read_fields(data: bytes) -> Iterator[tuple[int, Any]]:
+def read_fields(data: bytes) -> Iterator[tuple[int, object]]:
     """The fields of a protocol buffer in order, by number; repeated ones come several times.
 
     Values are integers and byte strings, those of fixed width too. Raises ValueError for what is no such

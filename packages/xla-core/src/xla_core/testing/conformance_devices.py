@@ -136,7 +136,7 @@ class SeveralDevices:
         whole = jax.sharding.PartitionSpec()
 
         def total(a: Any) -> Any:
-            def on_each(part: Any) -> Any:
+            def on_each(part: object) -> object:
                 return jax.lax.psum(part, "data")
 
             return jax.shard_map(

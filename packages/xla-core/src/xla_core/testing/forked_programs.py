@@ -135,7 +135,7 @@ def _serve(connection: socket.socket) -> str | None:
         connection.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
-def _receive(connection: socket.socket) -> tuple[bytes, list[int], int, Any]:
+def _receive(connection: socket.socket) -> tuple[bytes, list[int], int, object]:
     data, descriptors, flags, address = socket.recv_fds(connection, _MAX_REQUEST, 2)
     return data, descriptors or [-1, -1], flags, address
 

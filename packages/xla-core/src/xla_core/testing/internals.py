@@ -133,7 +133,7 @@ def checking_indices() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replacing_rule(overload: object, function: Callable[..., object]) -> Iterator[None]:
+def replacing_rule(overload: OpOverload, function: Callable[..., object]) -> Iterator[None]:
     """Within the block ``function`` computes ``overload`` in programs, in place of its lowering rule's function."""
     rules = lowering_registry._rules
     rule = rules[overload]

@@ -66,7 +66,7 @@ class Passed(_Traced):
         frame.f_trace_opcodes = not self.lines
         return self._local
 
-    def _local(self, frame: FrameType, event: str, _argument: object) -> Any:
+    def _local(self, frame: FrameType, event: str, _argument: object) -> object:
         wanted = event == ("line" if self.lines else "opcode")
         if wanted and frame.f_lasti not in left_out(frame.f_code):
             self.counts[frame.f_code, frame.f_lasti] += 1
@@ -133,13 +133,13 @@ class Interrupt(_Traced):
                 )
                 raise Interrupted(f"{self.code.co_qualname}:{line}+{position}")
 
-    def _call(self, frame: FrameType, _event: str, _argument: Any) -> Any:
+    def _call(self, frame: FrameType, _event: str, _argument: object) -> Any:
         if frame.f_code is not self.code:
             return None
         frame.f_trace_opcodes = not self.lines
         return self._local
 
-    def _local(self, frame: FrameType, event: str, _argument: Any) -> Any:
+    def _local(self, frame: FrameType, event: str, _argument: object) -> object:
         if event == ("line" if self.lines else "opcode"):
             self._passed(frame.f_code, frame.f_lasti)
         return self._local
@@ -190,7 +190,7 @@ class Again:
         frame.f_trace_opcodes = True
         return self._local
 
-    def _local(self, frame: FrameType, event: str, _argument: object) -> Any:
+    def _local(self, frame: FrameType, event: str, _argument: object) -> object:
         place = frame.f_code, frame.f_lasti
         if event == "opcode" and not self.where and place not in self.done:
             self.done.add(place)

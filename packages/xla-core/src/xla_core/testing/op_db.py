@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 from unittest import mock
 
 import scipy.special
@@ -37,7 +36,7 @@ REFERENCE = {
 }
 
 # Where the CPU's float64 has 7 digits only, and no wider dtype tells the truth.
-EXACT: dict[str, Callable[..., Any]] = {
+EXACT: dict[str, Callable[..., object]] = {
     f"special.bessel_{name}": getattr(scipy.special, name) for name in ("j0", "j1", "y0", "y1")
 }
 
@@ -94,7 +93,7 @@ def name_of(op: OpInfo) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
-def _listed(samples: Callable[[], Iterable[object]]) -> list[Any]:
+def _listed(samples: Callable[[], Iterable[object]]) -> list[object]:
     """What the database gives; it does not look for the ``unittest.TestCase`` that asks, for there is none.
 
     It would look through the stack and read the source line of each frame, twice for each sample: nine tenths of

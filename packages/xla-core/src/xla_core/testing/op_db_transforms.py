@@ -7,7 +7,7 @@ and ``vmap`` maps over all floating-point operands at once: each of them twice, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import func
@@ -30,7 +30,7 @@ def _is_mapped(leaf: Operand) -> bool:
 
 
 def as_function(
-    op: OpInfo, sample: SampleInput, device: str, chosen: Callable[[Any], bool]
+    op: OpInfo, sample: SampleInput, device: str, chosen: Callable[[object], bool]
 ) -> tuple[Callable[..., tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
     """The operator as a function of the operands that ``chosen`` picks, and those operands on ``device``.
 

@@ -35,7 +35,7 @@ def merged_arguments(model: fx.GraphModule) -> list[str]:
     ]
 
 
-def written_after(model: fx.GraphModule) -> set[Any]:
+def written_after(model: fx.GraphModule) -> set[object]:
     """The descriptors of inputs to which the caller of a graph copies results of it."""
     updated = importlib.import_module(_DESCRIPTORS).InputMutationAOTOutput
     results = next(n for n in model.graph.nodes if n.op == "output").meta.get("desc")
@@ -139,7 +139,7 @@ def let_stand_ins_change_shape(tensor_class: type) -> None:
     key_with_kernel = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # torch 2.11 to 2.15
 
     def as_strided_(
-        tensor: torch.Tensor, size: Any, stride: object, storage_offset: object = None
+        tensor: torch.Tensor, size: object, stride: object, storage_offset: object = None
     ) -> torch.Tensor:
         if isinstance(tensor, tensor_class):
             raise RuntimeError(MSG_NOT_RECORDED.format(operator="as_strided_"))

@@ -39,7 +39,7 @@ def results_of(
     return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in specs]
 
 
-def _elsewhere(args: list[torch.Tensor], target: str, *_: object) -> Any:
+def _elsewhere(args: list[torch.Tensor], target: str, *_: object) -> object:
     device = next(a.device for a in args if a.device.type != "xla")
     raise RuntimeError(MSG_NOT_XLA.format(name=target, device=device))
 

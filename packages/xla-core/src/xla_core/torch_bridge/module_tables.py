@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.nn.modules import module as module_of_torch
@@ -19,12 +19,12 @@ _TENSOR_HOOKS: Final = "_backward_hooks", "_post_accumulate_grad_hooks"
 _GLOBAL_HOOKS: Final = tuple(f"_global{name}" for name in _MODULE_HOOKS)
 
 
-def tensor_tables(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
+def tensor_tables(module: torch.nn.Module) -> tuple[dict[str, object], ...]:
     """The module's parameters and its buffers, by name."""
     return module._parameters, module._buffers
 
 
-def submodules(module: torch.nn.Module) -> dict[str, Any]:
+def submodules(module: torch.nn.Module) -> dict[str, object]:
     """The modules right inside a module, by name."""
     return module._modules
 
@@ -38,7 +38,7 @@ def hook_tables(
     modules: Iterable[torch.nn.Module],
     optimizers: Iterable[object],
     tensors: Iterable[torch.Tensor],
-) -> list[tuple[Any, ...]]:
+) -> list[tuple[object, ...]]:
     """What the hooks of these objects are now, in their order, torch's hooks of all modules first."""
     tables = [_hooks(getattr(module_of_torch, name)) for name in _GLOBAL_HOOKS]
     tables += [_hooks(getattr(m, name)) for m in modules for name in _MODULE_HOOKS]

@@ -66,7 +66,7 @@ def _check_transforms(
         raise RuntimeError(MSG_TRANSFORMED.format(operator=overload._schema.name))
 
 
-def _past_ours(keys: Any) -> Any:
+def _past_ours(keys: Any) -> object:
     """The keys with which redispatching calls PyTorch's kernel for autograd.
 
     While Dynamo traces, another key would look the kernel up anew by the tensor's keys, and find ours.
@@ -74,7 +74,7 @@ def _past_ours(keys: Any) -> Any:
     return keys.remove(_PYTHON_DISPATCHER).remove(_OURS).add(_PYTORCHS)
 
 
-def _of_alias(overload: OpOverload, place_of: Callable[..., Place | None]) -> Any:
+def _of_alias(overload: OpOverload, place_of: Callable[..., Place | None]) -> object:
     def as_strided(
         keys: object, tensor: torch.Tensor, size: Any, stride: object, storage_offset: Any = None
     ) -> torch.Tensor:
@@ -92,7 +92,7 @@ def _of_alias(overload: OpOverload, place_of: Callable[..., Place | None]) -> An
     return as_strided
 
 
-def _in_place(overload: OpOverload, place_of: Callable[..., Place | None]) -> Any:
+def _in_place(overload: OpOverload, place_of: Callable[..., Place | None]) -> object:
     def as_strided_(
         keys: object, tensor: torch.Tensor, size: Any, stride: object, storage_offset: Any = None
     ) -> torch.Tensor:

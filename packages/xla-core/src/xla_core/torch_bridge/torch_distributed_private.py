@@ -14,7 +14,7 @@ import torch
 from xla_core.torch_bridge.operands import Operand
 
 
-def process_group(given: Operand) -> Any:
+def process_group(given: Operand) -> object:
     """The process group that functional collectives mean by ``given``: a group, or the name of one."""
     if not isinstance(given, str):
         return given
@@ -48,13 +48,13 @@ def record_nothing_of(backend: str) -> None:
         recording.add(backend)
 
 
-def group_names(mesh: Any) -> Sequence[str]:
+def group_names(mesh: object) -> Sequence[str]:
     """The names of the process groups of a ``DeviceMesh``; none of a mesh of devices of one program."""
     names: Sequence[str] = getattr(mesh, "_dim_group_names", ())  # torch 2.13
     return names
 
 
-def draw_for_dtensors_with(tracker: Any) -> None:
+def draw_for_dtensors_with(tracker: object) -> None:
     """Let operators that draw numbers for DTensors do so inside ``tracker._distribute_region(spec)``.
 
     Unless they have a tracker already. torch's own sets offsets inside of CUDA's random states.
@@ -64,7 +64,7 @@ def draw_for_dtensors_with(tracker: Any) -> None:
         module._rng_tracker = tracker
 
 
-def finished_work(result: Operand) -> Any:
+def finished_work(result: Operand) -> object:
     """The handle of a collective that needs no waiting, with ``result`` in its future."""
     future: torch.futures.Future[object] = torch.futures.Future()
     future.set_result(result)
@@ -102,7 +102,7 @@ class _AfterImport:
 _to_be_imported: set[str] = set()
 
 
-def _when_imported(name: str, prepare: Callable[[Any], None]) -> None:
+def _when_imported(name: str, prepare: Callable[[object], None]) -> None:
     """Call ``prepare(module)`` once: now, or at the first import of a module that few programs need."""
     if name in _to_be_imported:
         return
@@ -148,7 +148,7 @@ def stage_with(tensor_class: type, copy: Callable[[Any, Any, Place | None], torc
     _when_imported("torch.distributed.checkpoint._state_dict_stager", prepare)
 
 
-def fsspec_writer(path: str, threads: int) -> Any:
+def fsspec_writer(path: str, threads: int) -> object:
     """A writer of checkpoints at an address that fsspec knows."""
     # torch 2.13: no public name leads to it
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
@@ -156,7 +156,7 @@ def fsspec_writer(path: str, threads: int) -> Any:
     return FsspecWriter(path, thread_count=threads, per_thread_copy_ahead=0)
 
 
-def fsspec_reader(path: str) -> Any:
+def fsspec_reader(path: str) -> object:
     """A reader of checkpoints at an address that fsspec knows."""
     # torch 2.13: no public name leads to it
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader

@@ -184,7 +184,7 @@ _RESHAPING: Final = ("chain_matmul", "inner", "kaiser_window", "kron", "linalg_m
                      "linalg_multi_dot", "matmul", "tensordot")  # fmt: skip
 
 
-def _defined_by_others() -> list[Any]:
+def _defined_by_others() -> list[object]:
     packets = [getattr(torch.ops.aten, name) for name in _RESHAPING]
     forms = [getattr(packet, name) for packet in packets for name in packet.overloads()]
     return [f for f in forms if "window" in str(f) or any(a.is_out for a in f._schema.arguments)]
@@ -373,7 +373,7 @@ def let_dynamo_take(tensor_type: type, packages: Sequence[str], traced: Sequence
     builder: Any = importlib.import_module("torch._dynamo.variables.builder")
     infer = builder.infer_subclass_type
 
-    def infer_subclass_type(value: Operand) -> Any:
+    def infer_subclass_type(value: Operand) -> object:
         return None if type(type(value)) is tensor_type else infer(value)
 
     builder.infer_subclass_type = infer_subclass_type
@@ -388,7 +388,7 @@ def _disguise(tensor_type: type) -> tuple[Callable[[Operand], None], Callable[[O
     context = importlib.import_module("torch._guards").CompileContext  # torch 2.13
     disabled = torch._C._disabled_torch_dispatch_impl  # torch 2.13
 
-    def seen_by_dynamo(cls: object) -> Any:
+    def seen_by_dynamo(cls: object) -> object:
         # Dynamo also runs real code while it compiles (an optimizer makes its state): tensors are then
         # made as always.
         asked_by = sys._getframe(1).f_globals.get("__name__", "")

@@ -78,8 +78,8 @@ def _as_tuple(results: Tree) -> tuple[object, ...]:
 
 
 def _behind_barrier(
-    inputs: list[torch.Tensor], grads: tuple[Any, ...]
-) -> tuple[list[torch.Tensor], list[Any]]:
+    inputs: list[torch.Tensor], grads: tuple[object, ...]
+) -> tuple[list[torch.Tensor], list[object]]:
     """Copies of inputs and gradients that are computed together; other devices' only detached."""
     everything = [*inputs, *grads]
     chosen = [i for i, t in enumerate(everything) if _is_xla(t)]

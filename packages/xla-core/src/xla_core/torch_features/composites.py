@@ -52,15 +52,15 @@ class StableHLOCompositeBuilder:
         self._id = _unique()
         self._epoch = -1
 
-    def mark_inputs(self, *tensors: torch.Tensor) -> Any:
+    def mark_inputs(self, *tensors: torch.Tensor) -> object:
         """The tensors to use from here on instead of ``tensors``: one, or a tuple of several."""
         return self._mark(tensors, is_input=True)
 
-    def mark_outputs(self, *tensors: torch.Tensor) -> Any:
+    def mark_outputs(self, *tensors: torch.Tensor) -> object:
         """The tensors to use from here on instead of ``tensors``: one, or a tuple of several."""
         return self._mark(tensors, is_input=False)
 
-    def _mark(self, tensors: tuple[torch.Tensor, ...], is_input: bool) -> Any:
+    def _mark(self, tensors: tuple[torch.Tensor, ...], is_input: bool) -> object:
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor):
                 raise ValueError(
@@ -133,7 +133,7 @@ class BoundaryMetadata:
 class BoundaryMetadataSerializer(json.JSONEncoder):
     """Writes it as JSON: ``json.dumps(metadata, cls=BoundaryMetadataSerializer)``."""
 
-    def default(self, o: object) -> Any:
+    def default(self, o: object) -> object:
         """The fields by their names."""
         return dataclasses.asdict(o) if isinstance(o, BoundaryMetadata) else super().default(o)
 

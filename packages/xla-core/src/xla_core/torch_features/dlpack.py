@@ -5,8 +5,6 @@ An ``xla`` tensor exposes no memory (its storage gets another buffer at every st
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from xla_core.dispatch.transfers import read
@@ -15,7 +13,7 @@ from xla_core.recording.xla_tensor import XLATensor
 MSG_NOT_XLA = "to_dlpack takes a tensor on an xla device, got {got}; use torch.utils.dlpack"
 
 
-def to_dlpack(xla_tensor: torch.Tensor) -> Any:
+def to_dlpack(xla_tensor: torch.Tensor) -> object:
     """A DLPack capsule with a copy of the tensor's values on the CPU.
 
     What is pending is run first. Raises TypeError for a tensor on another device.

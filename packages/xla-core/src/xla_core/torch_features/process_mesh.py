@@ -8,7 +8,7 @@ devices. All else about DTensors is torch's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
@@ -32,7 +32,7 @@ MSG_NOT_A_LEAF: Final = (
 )
 
 
-def is_over_processes(mesh: Any) -> bool:
+def is_over_processes(mesh: object) -> bool:
     """Whether the mesh has process groups; a mesh of devices of one program has none."""
     return bool(torch_distributed_private.group_names(mesh))
 

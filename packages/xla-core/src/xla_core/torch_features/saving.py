@@ -193,7 +193,7 @@ def tensor_file(path: str | os.PathLike[str], tid: int) -> str:
     return str(Path(path) / f"tensor_{tid}.pt")
 
 
-def rewrite_data(path: str | os.PathLike[str], data: object, save_tensors: bool) -> Any:
+def rewrite_data(path: str | os.PathLike[str], data: object, save_tensors: bool) -> object:
     """``data`` with a ``TensorReference`` for each ``xla`` tensor, in order; a copy.
 
     With ``save_tensors`` the folder ``path`` is made anew and gets the tensors, one file each:

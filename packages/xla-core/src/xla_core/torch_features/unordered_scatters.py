@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch._ops import OpOverload
@@ -52,7 +52,7 @@ def attend(client: DeviceClient) -> None:
         set_handler(overload, _checked(overload, _weighted, handler_of(overload)))
 
 
-def _overloads(packet: str) -> list[Any]:
+def _overloads(packet: str) -> list[object]:
     operator = getattr(torch.ops.aten, packet, None)
     names = operator.overloads() if operator is not None else []
     # hacked_twin: of TorchScript alone, no operator of the dispatcher
@@ -76,7 +76,7 @@ def _weighted(arguments: Mapping[str, Operand]) -> bool:
 
 
 def _checked(
-    overload: OpOverload, adds: Callable[[Mapping[str, Any]], bool], handler: Handler
+    overload: OpOverload, adds: Callable[[Mapping[str, object]], bool], handler: Handler
 ) -> Handler:
     """``handler``, after a look at the setting; ``adds`` says whether these arguments are added in any order."""
     names = [argument.name for argument in overload._schema.arguments]

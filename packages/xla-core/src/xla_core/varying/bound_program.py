@@ -74,7 +74,7 @@ class BoundProgram:
     inputs: tuple[tuple[int, ...] | None, ...]
     outputs: tuple[tuple[Any, ...] | None, ...]
     aliases: tuple[tuple[int, int], ...]
-    differences: tuple[Any, ...]
+    differences: tuple[object, ...]
     sizes: tuple[Any, ...]
     from_cache: bool
 
@@ -105,7 +105,7 @@ def _within(low: int, length: int, limit: int) -> bool:
     return low <= length <= limit
 
 
-def _number(size: Any, lengths: Mapping[str, int]) -> int:
+def _number(size: object, lengths: Mapping[str, int]) -> int:
     return int(symbolic_sizes.evaluate(size, lengths))
 
 
@@ -184,7 +184,7 @@ def build(
     )
 
 
-def _store_differences(key: CacheKey | None, differences: Sequence[Any]) -> None:
+def _store_differences(key: CacheKey | None, differences: Sequence[object]) -> None:
     """Keep beside a stored program for which lengths it is none."""
     stored = disk_cache.current()
     if stored is not None and key is not None and not stored.readonly:
@@ -226,7 +226,7 @@ class _BoundLowering:
         self.name = name
         self.count = len(between[0])
         self.flags = flags
-        self.differences: dict[Any, None] = {}
+        self.differences: dict[object, None] = {}
         numbers = _symbolic_numbers(fitted, sizes, *between)
         self.sizes = tuple(dict.fromkeys(numbers[p] for p in sizes if p in fitted.terms))
         filled = skeletons.filled(step.entries, numbers)
@@ -306,7 +306,7 @@ class _BoundLowering:
         )
 
 
-def _entering(frame: Frame, array: Any, sizes: tuple[Any, ...]) -> Padded:
+def _entering(frame: Frame, array: object, sizes: tuple[object, ...]) -> Padded:
     """An input of these sizes, in as many places as they can be."""
     dims = tuple(map(dim_of, sizes))
     for axis, places in enumerate(frame.shape(dims)):
@@ -314,7 +314,7 @@ def _entering(frame: Frame, array: Any, sizes: tuple[Any, ...]) -> Padded:
     return Padded(array, dims)
 
 
-def _leaving(frame: Frame, value: Any, shape: tuple[int, ...] | None) -> Any:
+def _leaving(frame: Frame, value: object, shape: tuple[int, ...] | None) -> Any:
     """The array of a result, its elements side by side along each dimension, of the shape that it leaves in."""
     if isinstance(value, Padded):
         for axis in range(len(value.dims)):
@@ -347,7 +347,7 @@ def _sizes(meta: TensorMeta | None) -> tuple[Any, ...] | None:
     return meta.shape if any(map(symbolic_sizes.is_symbolic, meta.shape)) else None
 
 
-def _shape(places: Callable[[Any], int], meta: TensorMeta | None) -> tuple[int, ...] | None:
+def _shape(places: Callable[[object], int], meta: TensorMeta | None) -> tuple[int, ...] | None:
     """The shape of the buffer of a value that varies, None for another."""
     sizes = _sizes(meta)
     return None if sizes is None else tuple(map(places, sizes))
@@ -437,7 +437,7 @@ class VaryingExecutable:
         values = map(padded.get, range(len(self._shapes)), raw)
         return itertools.chain(run, filled, map(results.append, values))
 
-    def _padded(self, buffer: Any, shape: tuple[int, ...]) -> Any:
+    def _padded(self, buffer: object, shape: tuple[int, ...]) -> Any:
         """A value in a buffer of ``shape``: as it is where it lies in one, else by way of the host."""
         whole = whole_buffer(buffer)
         if whole.shape == shape:
@@ -445,7 +445,7 @@ class VaryingExecutable:
         counters.increment(PADDED_ON_HOST)
         return self._client.put(with_padding(self._on_host(buffer), shape), self._placement)
 
-    def _on_host(self, buffer: Any) -> np.ndarray:
+    def _on_host(self, buffer: object) -> np.ndarray:
         if isinstance(buffer, PaddedBuffer):
             return buffer.on_host()
         return np.asarray(self._client.get(buffer))

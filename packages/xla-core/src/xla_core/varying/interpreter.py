@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from xla_core.jax_bridge import symbolic_sizes
+from xla_core.jax_bridge.jax_private import Equation
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
 from xla_core.varying.padded import (
     Dim,
@@ -83,7 +84,7 @@ def run(frame: Frame, jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) 
     return list(map(read, jaxpr.outvars))
 
 
-def _equation(frame: Frame, equation: Any, given: list[Any]) -> Sequence[Any]:
+def _equation(frame: Frame, equation: Equation, given: list[Any]) -> Sequence[Any]:
     name = equation.primitive.name
     if not any(isinstance(value, Padded) for value in given) and not _has_symbols(equation):
         return _bound(equation, given)
@@ -100,12 +101,12 @@ def _equation(frame: Frame, equation: Any, given: list[Any]) -> Sequence[Any]:
     return list(map(unwrapped, results))
 
 
-def _bound(equation: Any, given: list[Any]) -> Sequence[Any]:
+def _bound(equation: Equation, given: list[Any]) -> Sequence[Any]:
     results = symbolic_sizes.bind_again(equation, given)
     return results if equation.primitive.multiple_results else [results]
 
 
-def bind(equation: Any, *arrays: Any, **changed: Any) -> Any:
+def bind(equation: Equation, *arrays: Any, **changed: Any) -> Any:
     """The equation's primitive applied to other arrays, with ``changed`` among its parameters."""
     return equation.primitive.bind(*arrays, **{**equation.params, **changed})
 
@@ -122,7 +123,7 @@ def _check(frame: Frame, name: str, result: Padded, aval: Any) -> None:
 
 
 @padding_rule("cond")
-def cond(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def cond(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """One of several functions: their results have their elements side by side, whatever each does."""
     index, *operands = values
     dims = [tuple(map(dim_of, variable.aval.shape)) for variable in equation.outvars]
@@ -148,7 +149,7 @@ def laid(frame: Frame, value: Padded, dims: Sequence[Dim]) -> Padded:
     return value
 
 
-def _has_symbols(equation: Any) -> bool:
+def _has_symbols(equation: Equation) -> bool:
     variables = (*equation.invars, *equation.outvars)
     sizes = (size for v in variables for size in getattr(v.aval, "shape", ()))
     return any(map(is_symbolic, sizes)) or _mentions(equation.params.values())

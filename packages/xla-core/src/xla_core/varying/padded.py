@@ -61,7 +61,7 @@ def dim_of(size: Any) -> Dim:
     return Dim(_merged((size,)))
 
 
-def dim_of_factors(factors: Sequence[Any]) -> Dim:
+def dim_of_factors(factors: Sequence[object]) -> Dim:
     """A dimension with these factors; those that do not vary are taken together."""
     return Dim(_merged(factors))
 
@@ -96,7 +96,7 @@ class Padded:
         """Whether any dimension does."""
         return any(dim.varies for dim in self.dims)
 
-    def with_array(self, array: Any) -> Padded:
+    def with_array(self, array: object) -> Padded:
         """Another array with the same dimensions."""
         return Padded(array, self.dims)
 
@@ -176,7 +176,7 @@ class Frame:
                 mask = within if mask is None else mask & within
         return mask.reshape(-1) if mask is not None else None
 
-    def elements(self, dim: Dim) -> Any:
+    def elements(self, dim: Dim) -> object:
         """For each place along a dimension the number of the element there; anything in the padding."""
         shape = tuple(map(self.bound, dim.factors))
         number = jnp.zeros(shape, np.int32)
@@ -184,7 +184,7 @@ class Frame:
             number = number * self.number(factor) + lax.broadcasted_iota(np.int32, shape, axis)
         return number.reshape(-1)
 
-    def places_of(self, numbers: Any, dim: Dim) -> Any:
+    def places_of(self, numbers: Any, dim: Dim) -> object:
         """The places of the elements with these ``numbers`` along a dimension."""
         place, stride = jnp.zeros_like(numbers), 1
         for position in range(len(dim.factors) - 1, -1, -1):
@@ -281,7 +281,7 @@ def common_dims(values: Sequence[Padded]) -> tuple[Dim, ...]:
     return tuple(dims)
 
 
-def _repeated(array: Any, axis: int, places: int) -> Any:
+def _repeated(array: Any, axis: int, places: int) -> object:
     shape = list(array.shape)
     shape[axis] = places
     return jnp.broadcast_to(array, shape)

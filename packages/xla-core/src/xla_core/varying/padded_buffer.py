@@ -41,7 +41,7 @@ class PaddedBuffer:
         self.shape = shape
         self._client = client
         self._placement = placement
-        self._exact: Any = None
+        self._exact: object = None
 
     def __del__(self) -> None:
         _living.discard(id(self))
@@ -63,7 +63,7 @@ class PaddedBuffer:
         """The value on the host, which waits for it."""
         return self.cut(np.asarray(self._client.get(self.array)))
 
-    def exact(self, taken: bool = False) -> Any:
+    def exact(self, taken: bool = False) -> object:
         """A buffer with the value and nothing else, made at the first call.
 
         With ``taken`` (default: False) it is the caller's, and another one is made at the next call.
@@ -86,7 +86,7 @@ def any_padded() -> bool:
     return bool(_living)
 
 
-def exact_buffer(buffer: Any) -> Any:
+def exact_buffer(buffer: object) -> Any:
     """``buffer``, cut where it is padded."""
     return buffer.exact() if type(buffer) is PaddedBuffer else buffer
 

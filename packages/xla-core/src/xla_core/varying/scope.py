@@ -56,7 +56,7 @@ class VaryingScope:
         for vid, result in results:
             self.give(vid, result)
 
-    def _varying(self, part: VaryingPart) -> list[tuple[int, Any]]:
+    def _varying(self, part: VaryingPart) -> list[tuple[int, object]]:
         vids = [ref.vid for ref in part.operands()]
         values = [self[vid] for vid in vids]
         wanted = [v for v, m in zip(part.results(), part.metas(), strict=True) if m is not None]

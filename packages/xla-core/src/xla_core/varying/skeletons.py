@@ -73,7 +73,7 @@ def wiped(entries: Sequence[Entry]) -> Wiped:
     return Wiped(tuple(lines), numbers, sizes, values, flags)
 
 
-def _is_flag(entry: Operation, args: Sequence[Any]) -> bool:
+def _is_flag(entry: Operation, args: Sequence[object]) -> bool:
     """Whether the last of an operation's operands is a truth value that fills its result."""
     if entry.plan.name not in _FILLS or type(args[-1]) is not bool:
         return False
@@ -81,7 +81,7 @@ def _is_flag(entry: Operation, args: Sequence[Any]) -> bool:
     return meta is not None and meta.dtype is torch.bool
 
 
-def _wipe(operand: Any, numbers: list[int]) -> Hashable:
+def _wipe(operand: object, numbers: list[int]) -> Hashable:
     """An operand as something that is equal for equal operands, its integers put behind ``numbers``."""
     if type(operand) is int:
         numbers.append(operand)
@@ -136,7 +136,7 @@ class Filled(NamedTuple):
     parts: list[VaryingPart]
 
 
-def filled(entries: Sequence[Entry], numbers: Sequence[Any]) -> Filled:
+def filled(entries: Sequence[Entry], numbers: Sequence[object]) -> Filled:
     """The step with ``numbers`` in place of its own, in the order of ``wiped``; they may be symbolic sizes.
 
     Its flags are read from behind the lifted integers.
@@ -176,7 +176,7 @@ def text(filled: Filled, entries: Sequence[Entry]) -> str:
     return "\n".join(lines)
 
 
-def _word(operand: Any) -> str:
+def _word(operand: object) -> str:
     if isinstance(operand, Ref):
         return f"%{operand.vid}"
     if isinstance(operand, Lift):
@@ -188,7 +188,7 @@ def _word(operand: Any) -> str:
     return f"{type(operand).__name__} {operand!r}"
 
 
-def _fill(operand: Any, rest: Iterator[Any], metas: dict[int, TensorMeta | None]) -> Any:
+def _fill(operand: Any, rest: Iterator[Any], metas: dict[int, TensorMeta | None]) -> object:
     if type(operand) is int:
         return next(rest)
     if isinstance(operand, Ref):
@@ -210,7 +210,7 @@ def _varies(arguments: Any, metas: Sequence[TensorMeta | None]) -> bool:
     return any(map(_mentions_symbols, trees))
 
 
-def _mentions_symbols(tree: Any) -> bool:
+def _mentions_symbols(tree: object) -> bool:
     if isinstance(tree, (list, tuple)):
         return any(map(_mentions_symbols, tree))
     if isinstance(tree, Ref):

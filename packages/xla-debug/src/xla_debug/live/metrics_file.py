@@ -205,7 +205,7 @@ class MetricsFile:
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self.step = 0
-        self._waiting: collections.deque[tuple[Any, Any]] = collections.deque()
+        self._waiting: collections.deque[tuple[object, object]] = collections.deque()
         standing, self._unfollow = counters.follow(self._waiting.append)
         self._report = _Report(standing)
         self._writing = threading.Lock()

@@ -29,7 +29,7 @@ def render(report: dict[str, Any]) -> str:
     return page(title, "".join(body))
 
 
-def _waits(report: dict[str, Any]) -> str:
+def _waits(report: dict[str, object]) -> str:
     rows = [
         [
             str(wait.who),

@@ -92,7 +92,7 @@ class Recorder:
         ]
         self._loader_iter = original = DataLoader.__iter__
 
-        def timed(loader: Any) -> Any:
+        def timed(loader: object) -> object:
             frame = _user_frame()
             return _TimedIterator(original(loader), lambda took: self._data(took, frame))
 
@@ -177,7 +177,7 @@ class Recorder:
             self._compare(event.array, event.nbytes, took)
             self._own += time.perf_counter_ns() - began
 
-    def _compare(self, array: Any, nbytes: int, took: int) -> None:
+    def _compare(self, array: object, nbytes: int, took: int) -> None:
         """Whether this line has sent these values before."""
         frame = _user_frame()
         content = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -230,7 +230,7 @@ class Recorder:
         spot.count += 1
         spot.nanoseconds += event.nanoseconds - sum(n for end, n in self._built if end >= began)
 
-    def _optimized(self, _optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _optimized(self, _optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         frame = _user_frame()
         if frame is not None:
             self.optimizer[frame] += 1

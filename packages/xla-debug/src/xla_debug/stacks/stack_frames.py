@@ -187,7 +187,7 @@ def locate() -> SourceLocation | None:
     return where
 
 
-def _walk(start: FrameType | None) -> tuple[list[Frame], Frame | None, list[Any], bool]:
+def _walk(start: FrameType | None) -> tuple[list[Frame], Frame | None, list[object], bool]:
     users: list[Frame] = []
     inner: Frame | None = None
     modules: list[object] = []
@@ -234,7 +234,7 @@ def _intern(
     return where
 
 
-def _scope_of(modules: list[Any]) -> str:
+def _scope_of(modules: list[object]) -> str:
     """``Net/encoder/layers.0/fc1``: the outermost module's class, then names inside each other."""
     names = list(_scopes.names)
     parent = None

@@ -359,11 +359,11 @@ def tensor_debug_info(tensor: Any) -> str:
 
 
 # The number that texts call an object by; it is forgotten with the tensor that it was asked for.
-_numbers: dict[int, tuple[weakref.ref[Any], int]] = {}
+_numbers: dict[int, tuple[weakref.ref[object], int]] = {}
 _next_number: Final = itertools.count(1)
 
 
-def _number(thing: object, tensor: Any) -> int:
+def _number(thing: object, tensor: object) -> int:
     """A small number that no other object has, the same each time this one is asked about.
 
     ``tensor`` shows it: storages and buffers have no weak references.

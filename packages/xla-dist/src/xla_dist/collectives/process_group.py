@@ -386,7 +386,7 @@ def _stored(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> 
     return _work(list(targets))
 
 
-def _work(result: Any) -> dist.Work:
+def _work(result: object) -> dist.Work:
     """A finished work: what was recorded runs with the step, and reading a result waits for it."""
     return distributed.finished_work(result)
 

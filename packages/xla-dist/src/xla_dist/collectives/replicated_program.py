@@ -71,7 +71,7 @@ class ReplicaExecutable:
 
     def deferred(
         self, arguments: list[Buffer], results: list[Buffer], checked: bool = False
-    ) -> Iterable[Any]:
+    ) -> Iterable[object]:
         """``execute`` as an iterator, after the replicas agreed; see ``device_protocol.Executable``."""
         own = getattr(self._executable, "deferred_own", None)
         self._agree()
@@ -94,7 +94,7 @@ class ReplicaExecutable:
                     return
                 patience.wait(missing)
 
-    def _through_arrays(self, arguments: Sequence[Any]) -> list[Any]:
+    def _through_arrays(self, arguments: Sequence[Any]) -> list[object]:
         client = runtime.client()
         whole = [
             client.assemble([a], ArraySpec(a.shape, a.dtype), self._placement) for a in arguments

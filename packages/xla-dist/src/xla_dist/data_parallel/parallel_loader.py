@@ -52,7 +52,7 @@ class PerDeviceQueue:
 def _read(loader: Iterable[Any], queues: Sequence[PerDeviceQueue]) -> None:
     """The reader thread: a batch for every device at a time; a last incomplete round is dropped."""
     try:
-        round_: list[Any] = []
+        round_: list[object] = []
         for batch in loader:
             round_.append(batch)
             if len(round_) < len(queues):
@@ -70,7 +70,7 @@ def _read(loader: Iterable[Any], queues: Sequence[PerDeviceQueue]) -> None:
             queue.loader_queue.end()
 
 
-def _upload(queue: PerDeviceQueue, send: Callable[[Any, torch.device], Any]) -> None:
+def _upload(queue: PerDeviceQueue, send: Callable[[object, torch.device], object]) -> None:
     """An upload thread: batches keep their order, however many threads there are."""
     while True:
         number, item = queue.loader_queue.take()
@@ -213,7 +213,7 @@ def _in_loop(
     batches_per_execution: int = 1,
     input_sharding: Any = None,
     **_of_threads: Any,
-) -> Iterator[Any]:
+) -> Iterator[object]:
     """A loader's batches read and uploaded in the loop's own thread, each when the loop asks for it."""
     batches = iter(loader)
 
@@ -225,7 +225,7 @@ def _in_loop(
     return _Stepping(device, batches_per_execution, take, lambda: None)
 
 
-def _speaks_of_its_loop(loader: Any) -> bool:
+def _speaks_of_its_loop(loader: object) -> bool:
     """Whether a loader says which batch its loop is at, as those of Hugging Face's accelerate do.
 
     Their ``end_of_dataloader`` decides when gradients are applied and how many samples count in a

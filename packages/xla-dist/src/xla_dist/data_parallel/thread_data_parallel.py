@@ -22,7 +22,7 @@ class Context:
         self.num_replicas = num_replicas
         self.device = device
 
-    def getattr_or(self, name: str, defval: object) -> Any:
+    def getattr_or(self, name: str, defval: object) -> object:
         """The attribute ``name``; if there is none yet, ``defval`` (called, if it can be) becomes it."""
         if not hasattr(self, name):
             setattr(self, name, defval() if callable(defval) else defval)

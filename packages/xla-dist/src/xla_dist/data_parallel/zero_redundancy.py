@@ -290,7 +290,7 @@ class ZeroRedundancyOptimizer(Optimizer):
 
     # --- state ----------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """This replica's state: ``base_state`` by number of the parameter, ``shape_info``, options.
 
         With ``save_master_weights`` also ``sharded_master_weights``.

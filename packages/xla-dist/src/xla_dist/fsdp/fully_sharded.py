@@ -375,7 +375,7 @@ class XlaFullyShardedDataParallel(nn.Module):
                     parts.append((names.original_name(path), shard.parameter))
         return parts
 
-    def get_shard_metadata(self) -> dict[str, Any]:
+    def get_shard_metadata(self) -> dict[str, object]:
         """What ``consolidate_sharded_state_dicts`` needs; save it beside ``state_dict()``."""
         shard_info: dict[str, object] = {}
         flatten_info: dict[str, object] = {}
@@ -419,7 +419,7 @@ class XlaFullyShardedDataParallel(nn.Module):
                 raise
             return getattr(self._fsdp_wrapped_module, name)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         return self._fsdp_wrapped_module[key]
 
 

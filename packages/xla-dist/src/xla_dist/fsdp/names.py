@@ -76,23 +76,23 @@ class Inner(nn.Module):
                 raise
             return getattr(self._fpw_module, name)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         return self._fpw_module[key]  # type: ignore[index]
 
 
-def _renamed(state: dict[str, Any], old: str, new: str, spared: Sequence[str] = ()) -> None:
+def _renamed(state: dict[str, object], old: str, new: str, spared: Sequence[str] = ()) -> None:
     for key in [k for k in state if k.startswith(old)]:
         if not key.removeprefix(old).startswith(tuple(spared)):
             state[new + key.removeprefix(old)] = state.pop(key)
 
 
 def _without_inner(
-    module: nn.Module, state: dict[str, Any], prefix: str, _metadata: object
+    module: nn.Module, state: dict[str, object], prefix: str, _metadata: object
 ) -> None:
     _renamed(state, prefix + INNER, prefix)
 
 
-def _with_inner(module: nn.Module, state: dict[str, Any], prefix: str, *_more: object) -> None:
+def _with_inner(module: nn.Module, state: dict[str, object], prefix: str, *_more: object) -> None:
     if not any(key.startswith(prefix + INNER) for key in state):
         _renamed(state, prefix, prefix + INNER, (FLAT,))
 

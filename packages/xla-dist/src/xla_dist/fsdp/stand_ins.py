@@ -25,7 +25,7 @@ def dummy_all_gather(value: torch.Tensor, dim: int = 0, groups: Groups = None) -
 
 def dummy_all_reduce(
     reduce_type: str, inputs: Tree, scale: float = 1.0, groups: Groups = None
-) -> Any:
+) -> object:
     """This replica's value times ``scale`` (a list of tensors: in place) without a collective."""
     del reduce_type, groups
     if isinstance(inputs, torch.Tensor):
@@ -91,7 +91,7 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def apply_to_tensors(fn: Callable[[torch.Tensor], object], container: object) -> Any:
+def apply_to_tensors(fn: Callable[[torch.Tensor], object], container: object) -> object:
     """A copy of a tensor's containers with ``fn`` applied to every tensor in them."""
     return tensors.map_selected(container, _is_tensor, fn)
 
@@ -101,7 +101,7 @@ def collect_tensors(container: object) -> list[torch.Tensor]:
     return tensors.collect(container, _is_tensor)
 
 
-def replace_by_prefix_(state_dict: dict[str, Any], old_prefix: str, new_prefix: str) -> None:
+def replace_by_prefix_(state_dict: dict[str, object], old_prefix: str, new_prefix: str) -> None:
     """Give the keys that begin with ``old_prefix`` the new one, in place.
 
     Raises ValueError when both prefixes are the same.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
@@ -255,7 +255,7 @@ class Call:
 
     # -- backward -------------------------------------------------------------------------------
 
-    def begin_backward(self, gradients: Sequence[Any]) -> list[Any]:
+    def begin_backward(self, gradients: Sequence[object]) -> list[object]:
         """Bring the full parameters back before anything of this call is differentiated."""
         autograd.after_backward(self._end_backward)
         if self.freed:
@@ -263,7 +263,7 @@ class Call:
         self.unit.put(self.fulls)  # for what is computed again
         return list(gradients)
 
-    def _gather_again(self, gradients: Sequence[Any]) -> list[Any]:
+    def _gather_again(self, gradients: Sequence[object]) -> list[object]:
         present = [g for g in gradients if g is not None]
         values, fresh = self._parts_behind(present, self.unit.options.barrier_in_backward)
         for base, again in zip(self.bases, self.unit.gathered(values), strict=True):
@@ -283,7 +283,7 @@ def _is_xla(value: object) -> bool:
     return isinstance(value, XLATensor)
 
 
-def _fenced(gradients: Iterable[Any], fence: bool) -> list[Any]:
+def _fenced(gradients: Iterable[object], fence: bool) -> list[object]:
     """Gradients behind one barrier; None stays None."""
     all_ = list(gradients)
     there = [g for g in all_ if g is not None]

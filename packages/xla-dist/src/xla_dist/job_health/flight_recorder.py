@@ -118,7 +118,7 @@ class Recorder:
         self._keep(last)
         jobs.publish(f"{_LAST}/{self.ordinal}", zlib.compress(json.dumps(last).encode(), 1))
 
-    def _keep(self, last: dict[str, Any]) -> None:
+    def _keep(self, last: dict[str, object]) -> None:
         """Leave on this host what the runtime cannot take along, should it abort the process."""
         if END in self._dumped:
             return  # a report has it all

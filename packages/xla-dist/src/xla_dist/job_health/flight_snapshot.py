@@ -58,7 +58,7 @@ def take(agreement: Agreement | None, ordinal: int, count: int, facts: Facts) ->
 
 def take_brief(
     agreement: Agreement | None, ordinal: int, count: int, facts: Facts
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The same without stack, and with few records: what the others keep of this process."""
     snapshot = _brief(agreement, ordinal, count, facts, FEW_RECORDS, FEW_COLLECTIVES)
     snapshot["place"] = facts.place or thread_states.main_place()
@@ -67,7 +67,7 @@ def take_brief(
 
 def _brief(
     agreement: Agreement | None, ordinal: int, count: int, facts: Facts, records: int, items: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     ring = flight_ring.records()
     times = flight_ring.step_times()
     return {
@@ -96,14 +96,14 @@ def _brief(
     }
 
 
-def _waiting(waiting: Any) -> dict[str, Any] | None:
+def _waiting(waiting: Any) -> dict[str, object] | None:
     if waiting is None:
         return None
     seconds = time.monotonic() - waiting.since
     return {"what": waiting.what, "missing": list(waiting.missing), "seconds": seconds}
 
 
-def _inside(ring: list[list[Any]]) -> dict[str, Any] | None:
+def _inside(ring: list[list[Any]]) -> dict[str, object] | None:
     """What the main thread has begun in the runtime and not ended."""
     main = threading.main_thread().ident
     for record in reversed(ring):
@@ -118,7 +118,7 @@ def _inside(ring: list[list[Any]]) -> dict[str, Any] | None:
     return None
 
 
-def _under_way(ring: list[list[Any]], kind: str) -> list[dict[str, Any]]:
+def _under_way(ring: list[list[Any]], kind: str) -> list[dict[str, object]]:
     """Records of a kind that have not ended, of any thread."""
     return [
         {"what": _what(what), "seconds": time.time() - flight_ring.wall_clock(began)}
@@ -127,14 +127,14 @@ def _under_way(ring: list[list[Any]], kind: str) -> list[dict[str, Any]]:
     ]
 
 
-def _launched(agreement: Agreement | None, ordinal: int, count: int) -> dict[str, Any]:
+def _launched(agreement: Agreement | None, ordinal: int, count: int) -> dict[str, object]:
     if agreement is None:
         return {"all": 0, "with": {}}
     counts = {n: agreement.length(n) for n in range(count) if n != ordinal}
     return {"all": agreement.launched, "with": {str(n): c for n, c in counts.items() if c}}
 
 
-def _collectives(ring: list[list[Any]], most: int) -> list[dict[str, Any]]:
+def _collectives(ring: list[list[Any]], most: int) -> list[dict[str, object]]:
     """The last collectives launched, the oldest first."""
     newest_first: list[dict[str, object]] = []
     for record in reversed(ring):
@@ -153,7 +153,7 @@ def _collectives(ring: list[list[Any]], most: int) -> list[dict[str, Any]]:
     return newest_first[::-1]
 
 
-def _rendered(ring: list[list[Any]]) -> list[list[Any]]:
+def _rendered(ring: list[list[Any]]) -> list[list[object]]:
     names = {t.ident: t.name for t in threading.enumerate()}
     now = flight_ring.wall_clock(0)
     return [

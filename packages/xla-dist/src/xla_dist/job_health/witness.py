@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from xla_core.support import flags, flight_files
 
@@ -97,7 +97,7 @@ def _is_over(place: Path) -> bool:
     return (place / END / flight_files.MERGED).exists()
 
 
-def _shown(place: Path) -> list[dict[str, Any]]:
+def _shown(place: Path) -> list[dict[str, object]]:
     """What the processes have shown that have neither ended well nor reported."""
     shown = []
     for path in sorted((place / flight_files.RUNNING).glob("[0-9]*.json")):
@@ -106,7 +106,7 @@ def _shown(place: Path) -> list[dict[str, Any]]:
     return shown
 
 
-def _may_run(one: dict[str, Any]) -> bool:
+def _may_run(one: dict[str, object]) -> bool:
     """Whether a process may still write a report; nobody knows it of another host's."""
     if one["host"] != socket.gethostname():
         return True
@@ -117,7 +117,7 @@ def _may_run(one: dict[str, Any]) -> bool:
     return state not in ("Z", "X")
 
 
-def _reason(address: str, shown: list[dict[str, Any]]) -> str:
+def _reason(address: str, shown: list[dict[str, object]]) -> str:
     ordinals = ", ".join(str(one["ordinal"]) for one in shown)
     who = f"ordinal {ordinals}"
     host, _, port = address.rpartition(":")

@@ -70,25 +70,25 @@ def _same_shapes_meta(inputs: Operand, *_rest: object) -> list[torch.Tensor]:
 
 
 def _all_gather_meta(
-    inputs: Operand, dim: int, _groups: Any, group_size: int, _after: Any = None
+    inputs: Operand, dim: int, _groups: object, group_size: int, _after: object = None
 ) -> list[torch.Tensor]:
     return [*(_resized("all_gather", x, dim, times=group_size) for x in inputs), _order_meta()]
 
 
 def _reduce_scatter_meta(
-    inputs: Operand, _kind: str, dim: int, _groups: Any, group_size: int, _after: Any = None
+    inputs: Operand, _kind: str, dim: int, _groups: object, group_size: int, _after: object = None
 ) -> list[torch.Tensor]:
     return [*(_resized("reduce_scatter", x, dim, by=group_size) for x in inputs), _order_meta()]
 
 
 def _all_to_all_meta(
-    x: Any, split: int, concat: int, _groups: Any, group_size: int, _after: Any = None
+    x: object, split: int, concat: int, _groups: object, group_size: int, _after: object = None
 ) -> list[torch.Tensor]:
     halved = _resized("all_to_all", x, split, by=group_size)
     return [_resized("all_to_all", halved, concat, times=group_size), _order_meta()]
 
 
-def _permute_meta(x: Any, *_rest: object) -> list[torch.Tensor]:
+def _permute_meta(x: object, *_rest: object) -> list[torch.Tensor]:
     return [torch.empty_like(x), _order_meta()]
 
 
@@ -139,7 +139,7 @@ def _reduced(
 
 
 def _reduced_alike(
-    chain: _Chain, dtype: Any, xs: list[jax.Array], kind: str, groups: Groups
+    chain: _Chain, dtype: object, xs: list[jax.Array], kind: str, groups: Groups
 ) -> list[jax.Array]:
     """Operands of one dtype reduced."""
     if dtype == jnp.bool_:

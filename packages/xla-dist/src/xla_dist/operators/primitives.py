@@ -207,7 +207,9 @@ def _lower_permute(
     return [stablehlo.CollectivePermuteOp(operand, table).result]
 
 
-def _all_to_all_shape(aval: Any, split: int, concat: int, count: int, groups: Groups) -> jax.Array:
+def _all_to_all_shape(
+    aval: object, split: int, concat: int, count: int, groups: Groups
+) -> jax.Array:
     return _resized(concat, lambda n: n * count)(_resized(split, lambda n: n // count)(aval))
 
 

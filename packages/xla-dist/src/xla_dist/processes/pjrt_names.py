@@ -6,7 +6,7 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from xla_core.extension_api import jobs, runtime
 from xla_dist.processes import launching
@@ -54,7 +54,7 @@ def spawn(
     launching.spawn(fn, args, nprocs, start_method=start_method)
 
 
-def spawn_threads(fn: Callable[..., object], args: Sequence[object] = ()) -> dict[int, Any]:
+def spawn_threads(fn: Callable[..., object], args: Sequence[object] = ()) -> dict[int, object]:
     """Run ``fn(ordinal, *args)`` in one thread per device of this process; the results by ordinal."""
     return dict(enumerate(run_threads(runtime.devices(), lambda ordinal: fn(ordinal, *args))))
 

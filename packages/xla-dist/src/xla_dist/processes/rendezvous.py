@@ -131,7 +131,7 @@ def _fetch(key: str, other: int, patience: Patience) -> tuple[str, bytes]:
     return whole[_TAG_LENGTH.size : end].decode(), whole[end:]
 
 
-def mesh_reduce(tag: str, data: object, reduce_fn: Callable[[list[Any]], object]) -> Any:
+def mesh_reduce(tag: str, data: object, reduce_fn: Callable[[list[object]], object]) -> Any:
     """``reduce_fn`` of the list of every replica's ``data``, in ordinal order; the same on each.
 
     ``data`` is any object that pickles; ``xla`` tensors in it come as CPU tensors.

@@ -47,8 +47,8 @@ class Team:
         self,
         ordinal: int,
         what: str,
-        given: Any,
-        action: Callable[[list[Any]], Any],
+        given: object,
+        action: Callable[[list[object]], object],
     ) -> Any:
         """Wait for all threads; the last calls ``action`` with what each has given, for all of them.
 
@@ -67,7 +67,7 @@ class Team:
                 return self._outcome()
             raise self._missing(ordinal, what, arrived)
 
-    def _all_here(self, action: Callable[[list[Any]], Any]) -> Any:
+    def _all_here(self, action: Callable[[list[object]], object]) -> object:
         order = range(len(self.devices))
         try:
             if len(set(self._said.values())) > 1:
@@ -81,7 +81,7 @@ class Team:
         self._condition.notify_all()
         return self._outcome()
 
-    def _outcome(self) -> Any:
+    def _outcome(self) -> object:
         result, error = self._results
         if error is not None:
             raise RuntimeError(str(error)) from error
@@ -138,7 +138,7 @@ def replicas_with(devices: Sequence[torch.device | str]) -> tuple[int, ...]:
 
 
 def run_threads(
-    devices: Sequence[torch.device], function: Callable[[int], Any]
+    devices: Sequence[torch.device], function: Callable[[int], object]
 ) -> list[Any]:  # fmt: skip
     """Call ``function(ordinal)`` in a thread per device, as replicas; their results, in order.
 

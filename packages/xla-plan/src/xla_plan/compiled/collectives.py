@@ -164,7 +164,7 @@ def _members(groups: list[list[int]], chips_per_slice: int) -> tuple[int, bool]:
     return size, any(len({n // chips_per_slice for n in group}) > 1 for group in groups)
 
 
-def by_kind(launched: Iterable[Collective]) -> list[dict[str, Any]]:
+def by_kind(launched: Iterable[Collective]) -> list[dict[str, object]]:
     """Kinds with their number of runs, bytes of results and bytes sent, and the lines they come from."""
     rows: dict[str, dict[str, Any]] = {}
     for one in launched:

@@ -23,7 +23,7 @@ def of_texts(
     cost: Mapping[str, float],
     devices: int,
     slices: int = 1,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The same from a compiled module's text and its compiler's analyses, whoever compiled it."""
     module = hlo_module.parse(hlo)
     between = collectives(module, devices // slices if slices > 1 else 0)

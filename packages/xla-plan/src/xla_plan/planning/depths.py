@@ -27,7 +27,7 @@ class Depth:
         small, large = self.compiled
         return f"{self.option}={small} and {large} compiled, extended to {self.whole}"
 
-    def extend(self, figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def extend(self, figures: Sequence[Mapping[str, object]]) -> dict[str, Any]:
         """The figures of the whole, on the line through the two."""
         small, large = self.compiled
         return _line(figures[0], figures[1], (self.whole - small) / (large - small))  # type: ignore[no-any-return]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from xla_plan.planning.plans import Plan
 
@@ -27,13 +27,13 @@ def write(cache: Path, step: str, plans: Sequence[Plan]) -> Path:
     return path
 
 
-def read(cache: Path) -> list[dict[str, Any]]:
+def read(cache: Path) -> list[dict[str, object]]:
     """The rows of a cache's manifest. Raises FileNotFoundError where there is none."""
     rows: list[dict[str, object]] = json.loads((cache / NAME).read_text())
     return rows
 
 
-def _row(step: str, plan: Plan) -> dict[str, Any]:
+def _row(step: str, plan: Plan) -> dict[str, object]:
     return {
         "program": plan.figures["program"],
         "step": step,

@@ -145,7 +145,7 @@ def ask_worker(
             except subprocess.TimeoutExpired:
                 status = f"(stopped after {timeout:.0f} s)"
         if result.is_file():
-            answer: dict[str, Any] = json.loads(result.read_text())
+            answer: dict[str, object] = json.loads(result.read_text())
         else:
             tail = " ".join(log.read_text(errors="replace").split()[-60:])
             answer = {"error": MSG_DIED.format(status=status, tail=tail)}

@@ -70,7 +70,7 @@ def parse_mesh(text: str) -> Mesh:
     return tuple((name.strip(), int(size)) for name, _, size in pairs)
 
 
-def parse_option(text: str) -> tuple[str, Any]:
+def parse_option(text: str) -> tuple[str, object]:
     """``batch=2`` as a name and a value: Python's literal where it is one, a text otherwise."""
     name, _, value = text.partition("=")
     try:
@@ -97,12 +97,12 @@ def find_step(step: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _module(name: str) -> Any:
+def _module(name: str) -> object:
     sys.path.insert(0, str(Path.cwd()))
     return importlib.import_module(name)
 
 
-def _module_of_file(path: Path) -> Any:
+def _module_of_file(path: Path) -> object:
     if not path.is_file():
         raise ValueError(MSG_STEP.format(text=str(path)))
     sys.path.insert(0, str(path.resolve().parent))

@@ -36,7 +36,7 @@ MSG_NOT_A_STEP: Final = (
 )
 
 
-def measure(step: str, candidate: Candidate, arguments: Iterable[str] = ()) -> dict[str, Any]:
+def measure(step: str, candidate: Candidate, arguments: Iterable[str] = ()) -> dict[str, object]:
     """Build, record and compile; everything that the compiler and its program say, as plain numbers.
 
     The environment names the topology (``worker`` sees to it). ``arguments`` are a script's. Raises what
@@ -82,7 +82,7 @@ def shapes(
     return {"limit": runtime.client().memory_info(0).bytes_limit, "rows": rows}
 
 
-def _shapes_of(step: str, candidate: Candidate) -> dict[str, Any]:
+def _shapes_of(step: str, candidate: Candidate) -> dict[str, object]:
     model, optimizer, _, flops = _built(step, candidate)
     pairs = [(list(p.shape), list(_part(p))) for p in model.parameters()]
     return {"parts": _bytes_by_kind(model, optimizer), "parameters": pairs, "model_flops": flops}
@@ -161,7 +161,7 @@ def _part(tensor: torch.Tensor) -> tuple[int, ...]:
     return shape
 
 
-def of_program(program: programs.StepProgram, candidate: Candidate) -> dict[str, Any]:
+def of_program(program: programs.StepProgram, candidate: Candidate) -> dict[str, object]:
     """What one compiled program needs and does on one chip."""
     devices = len(runtime.client().devices())
     slices = int(candidate.topology.partition("*")[2] or 1)

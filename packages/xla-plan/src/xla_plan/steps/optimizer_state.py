@@ -30,7 +30,7 @@ def fill(optimizer: torch.optim.Optimizer, mesh: Any) -> None:
 
 def _on_meta(
     optimizer: torch.optim.Optimizer,
-) -> tuple[torch.optim.Optimizer, list[tuple[Any, Any]]]:
+) -> tuple[torch.optim.Optimizer, list[tuple[object, object]]]:
     """The optimizer with parameters and gradients that are shapes, and which stands for which."""
     pairs: list[tuple[object, object]] = []
     groups = []
@@ -50,7 +50,7 @@ def _on_meta(
     return twin, pairs
 
 
-def _placed(value: object, parameter: torch.Tensor, mesh: Any) -> Any:
+def _placed(value: object, parameter: torch.Tensor, mesh: object) -> object:
     if not isinstance(value, torch.Tensor) or value.device.type != "meta":
         return value
     placed = value.to(parameter.device)

@@ -28,7 +28,7 @@ def main(request: str, result: str) -> int:
     return int("error" in answer)
 
 
-def _answer(wanted: dict[str, Any]) -> dict[str, Any]:
+def _answer(wanted: dict[str, Any]) -> dict[str, object]:
     step, topology, options = wanted["step"], wanted["topology"], wanted["options"]
     if "meshes" in wanted:
         return shapes(step, [_mesh(m) for m in wanted["meshes"]], topology, options)

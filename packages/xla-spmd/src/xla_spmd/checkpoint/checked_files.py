@@ -118,7 +118,7 @@ def _name(path: Any) -> str:
     return PurePath(str(path)).name
 
 
-def fault(files: Any, folder: str, sums: Mapping[str, Sum]) -> str | None:
+def fault(files: object, folder: str, sums: Mapping[str, Sum]) -> str | None:
     """What is wrong with the first file in ``folder`` that is not as it was written; None if all are.
 
     ``files`` is a file system of fsspec.

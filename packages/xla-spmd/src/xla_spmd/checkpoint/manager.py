@@ -400,7 +400,7 @@ def _groups(
     return writing, dist.new_group(ranks, backend="gloo")
 
 
-def _copied(state_dict: StateDict) -> tuple[dict[str, Any], SPMDSavePlanner]:
+def _copied(state_dict: StateDict) -> tuple[dict[str, object], SPMDSavePlanner]:
     """A state dict's values on the host, flat, and the planner that writes them."""
     flattening = dcp.DefaultSavePlanner()
     flattening.set_up_planner(state_dict)

@@ -89,7 +89,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
 
 def _rows_in(
     container: dict[Any, Any], path: tuple[object, ...]
-) -> Iterator[tuple[tuple[Any, ...], dict[Any, Any], parts.Rows]]:
+) -> Iterator[tuple[tuple[object, ...], dict[object, object], parts.Rows]]:
     """Replicas' parts of parameters in nested dicts: their paths, and which dict each is in."""
     for key, value in container.items():
         if isinstance(value, parts.Rows):

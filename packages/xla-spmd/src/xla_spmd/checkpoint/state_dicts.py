@@ -22,7 +22,7 @@ StateDict: TypeAlias = dict[str, StateValue]
 
 def flatten_state_dict(
     state_dict: Mapping[str, StateValue],
-) -> tuple[dict[str, Any], dict[str, Path]]:
+) -> tuple[dict[str, object], dict[str, Path]]:
     """The values of nested dicts and lists under keys such as ``model.layer.0``, and each key's path.
 
     Lists and tuples without tensors or dicts in them are values. Raises ValueError when two paths make the

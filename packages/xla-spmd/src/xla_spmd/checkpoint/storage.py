@@ -275,7 +275,7 @@ class _Former:
 class _Unpickler(pickle.Unpickler):
     """Reads torch_xla's record, and refuses whatever is no part of one: it may run no code."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         """The two classes of a record."""
         if (module, name) == ("datetime", "datetime"):
             return datetime.datetime

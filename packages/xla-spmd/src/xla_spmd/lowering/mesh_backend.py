@@ -282,7 +282,7 @@ class MeshBackend(DeviceBackend):
                 buffer = self.move(buffer, sharding)
         self._replace(trace, slot, buffer)
 
-    def _replace(self, trace: Recorder, slot: int, buffer: Any) -> Any:
+    def _replace(self, trace: Recorder, slot: int, buffer: object) -> Any:
         """Give a step's input, and the tensor that it came from, another buffer of its value."""
         former = trace.inputs[slot]
         storage = trace.touched[trace.input_storages[slot]]
@@ -291,7 +291,7 @@ class MeshBackend(DeviceBackend):
         trace.inputs[slot] = buffer
         return buffer
 
-    def _from_one_device(self, buffer: Any, sharding: str | None) -> Any:
+    def _from_one_device(self, buffer: object, sharding: str | None) -> Any:
         return self.transfer(
             self.client.get(exact_buffer(buffer)), Placement(self.devices, sharding)
         )
@@ -360,7 +360,7 @@ def _annotated_storages(trace: Recorder) -> dict[int, str]:
     return shardings
 
 
-def _identity(value: Any) -> tuple[Any]:
+def _identity(value: object) -> tuple[Any]:
     return (value,)
 
 

@@ -45,7 +45,7 @@ class DevicesAsOne(Protocol):
         """How a value lies."""
         ...
 
-    def is_whole(self, buffer: Any) -> bool:
+    def is_whole(self, buffer: object) -> bool:
         """Whether nobody has split a value yet."""
         ...
 
@@ -96,7 +96,7 @@ class Owners:
             if name:
                 self.names.setdefault(id(storage_of(tensor)), name)
 
-    def _name_state(self, state: Mapping[Any, Any]) -> None:
+    def _name_state(self, state: Mapping[object, object]) -> None:
         for parameter, values in state.items():
             if not isinstance(parameter, XLATensor) or not isinstance(values, Mapping):
                 continue
@@ -197,7 +197,7 @@ def products_of(entries: Iterable[Entry]) -> float:
     return total
 
 
-def _example(operand: Any) -> Any:
+def _example(operand: object) -> object:
     if isinstance(operand, Ref):
         return _shaped(operand.meta)
     if isinstance(operand, Lift):

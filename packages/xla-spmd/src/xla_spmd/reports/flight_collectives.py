@@ -42,7 +42,7 @@ def _on_made(event: events.ProgramCompiled | events.ProgramLoaded) -> None:
         flight_ring.tell_program(event.program.name, rows)
 
 
-def rows_of(hlo: str) -> list[dict[str, Any]]:
+def rows_of(hlo: str) -> list[dict[str, object]]:
     """The operations between devices of a compiled module, equal ones in one row, those of the most bytes first.
 
     A row has ``kind``, ``count``, ``bytes`` (of all, on one device), ``groups`` as HLO writes them, and ``line``:

@@ -36,7 +36,7 @@ def visualize_sharding(
     scale: float = 1.0,
     min_width: int = 9,
     max_width: int = 80,
-) -> Any:
+) -> object:
     """Print a picture of an HLO sharding and return it, a ``rich.table.Table``.
 
     Each cell is a part of the value, with the kind and the numbers of its devices; ``scale`` stretches
@@ -50,7 +50,7 @@ def visualize_sharding(
     return table
 
 
-def visualize_tensor_sharding(t: torch.Tensor, **kwargs: Any) -> Any:
+def visualize_tensor_sharding(t: torch.Tensor, **kwargs: Any) -> object:
     """``visualize_sharding`` of a tensor's sharding. Raises ValueError when it has none."""
     text = sharding_text(unwrap_sharded_tensor(t))
     if not text:
@@ -83,7 +83,7 @@ def cells(sharding: Sharding, text: str) -> list[list[list[int]]]:
 
 def _table(
     sharding: Sharding, text: str, use_color: bool, scale: float, min_width: int, max_width: int
-) -> Any:
+) -> object:
     rows = cells(sharding, text)
     try:
         from rich import padding, style, table

@@ -98,7 +98,7 @@ def checked_partition_spec(
 
 def convert_to_xla_partition_spec(
     tensor: torch.Tensor, placements: Sequence[Placement]
-) -> tuple[Any, ...]:
+) -> tuple[object, ...]:
     """The partition spec of ``tensor`` for a placement per mesh dimension, as numbers of mesh axes.
 
     Raises PlacementError (a RuntimeError and a ValueError) for placements other than ``Shard`` and
@@ -108,7 +108,9 @@ def convert_to_xla_partition_spec(
     return _partition_spec(tuple(tensor.shape), tuple(placements))
 
 
-def _partition_spec(shape: tuple[int, ...], placements: tuple[Placement, ...]) -> tuple[Any, ...]:
+def _partition_spec(
+    shape: tuple[int, ...], placements: tuple[Placement, ...]
+) -> tuple[object, ...]:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     axes: list[list[int]] = [[] for _ in shape]

@@ -6,7 +6,7 @@ import ast
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -88,7 +88,7 @@ class Mesh:
         counters.increment("CreateOpSharding")
         return sharding_of(partition_spec, self.get_logical_mesh(), self.axis_names)
 
-    def get_jax_mesh(self) -> Any:
+    def get_jax_mesh(self) -> object:
         """The same grid as a ``jax.sharding.Mesh`` over jax's own devices; starts jax's backend.
 
         Raises RuntimeError when jax has fewer devices than the mesh.
@@ -152,7 +152,7 @@ def _grids(count: int) -> list[tuple[int, ...]]:
     return [(count,), (count // small, small)] if small > 1 else [(count,)]
 
 
-def jax_mesh(mesh: Mesh) -> Any:
+def jax_mesh(mesh: Mesh) -> object:
     """``mesh`` over jax's own devices."""
     import jax
 

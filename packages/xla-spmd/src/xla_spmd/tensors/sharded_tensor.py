@@ -146,7 +146,7 @@ class XLAShardedTensor(XLATensor):
         """
         load_local_shards_(self, shards)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"XLAShardedTensor({super().__repr__()})"
 
     # -- the methods of torch.distributed.tensor.DTensor ---------------------------------------------
@@ -255,7 +255,7 @@ class XLAShardedTensor(XLATensor):
         return detached
 
     # copies and pickles are plain tensors, as results of operators are
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+    def __deepcopy__(self, memo: dict[int, object]) -> torch.Tensor:
         return unwrap_sharded_tensor(self).__deepcopy__(memo)
 
 

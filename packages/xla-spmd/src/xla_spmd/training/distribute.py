@@ -20,7 +20,7 @@ from xla_spmd.tensors.marking import mark_sharding
 MSG_NO_MESH: Final = "xla_distribute_module got no device mesh; pass DeviceMesh('xla', ...)"
 
 
-def with_xla(func: Callable[..., Any]) -> Callable[..., Any]:
+def with_xla(func: Callable[..., object]) -> Callable[..., Any]:
     """A decorator: SPMD mode is on when ``func`` runs."""
 
     @functools.wraps(func)
@@ -66,8 +66,8 @@ def xla_distribute_module(
     module: nn.Module,
     device_mesh: DeviceMesh | None = None,
     partition_fn: Callable[[str, nn.Module, DeviceMesh], None] | None = None,
-    input_fn: Callable[..., Any] | None = None,
-    output_fn: Callable[..., Any] | None = None,
+    input_fn: Callable[..., object] | None = None,
+    output_fn: Callable[..., object] | None = None,
 ) -> nn.Module:
     """``module`` on the device, with parameters split by ``partition_fn(name, submodule, device_mesh)``.
 
@@ -89,19 +89,23 @@ def xla_distribute_module(
         before: Callable[..., Any] = functools.partial(_before, input_fn, device_mesh)
         module.register_forward_pre_hook(before)
     if output_fn is not None:
-        after: Callable[..., Any] = functools.partial(_after, output_fn, device_mesh)
+        after: Callable[..., object] = functools.partial(_after, output_fn, device_mesh)
         module.register_forward_hook(after)
     return module
 
 
 def _before(
-    function: Callable[..., Any], mesh: DeviceMesh, module: nn.Module, inputs: Tree
+    function: Callable[..., object], mesh: DeviceMesh, module: nn.Module, inputs: Tree
 ) -> Tree:
     return function(module, inputs, mesh)
 
 
 def _after(
-    function: Callable[..., Any], mesh: DeviceMesh, module: nn.Module, _inputs: Tree, outputs: Tree
+    function: Callable[..., object],
+    mesh: DeviceMesh,
+    module: nn.Module,
+    _inputs: Tree,
+    outputs: Tree,
 ) -> Tree:
     return function(module, outputs, mesh)
 

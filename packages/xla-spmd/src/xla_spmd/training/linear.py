@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
@@ -109,7 +109,7 @@ class _Barrier(torch.autograd.Function):
         return tuple(behind_barrier(gradients))
 
 
-def _behind_barrier(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[object, ...]:
+def _behind_barrier(_module: nn.Module, inputs: tuple[object, ...]) -> tuple[object, ...]:
     wanted = [i for i, t in enumerate(inputs) if isinstance(t, XLATensor) and t.requires_grad]
     if not wanted:
         return inputs

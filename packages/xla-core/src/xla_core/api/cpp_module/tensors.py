@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import torch
 from jax import ffi
@@ -152,7 +152,7 @@ def _xla_dynamic_view(
     return input.view(sizes)
 
 
-def _xla_register_custom_call_target(name: str, target: Any, platform: str = "CPU") -> None:
+def _xla_register_custom_call_target(name: str, target: object, platform: str = "CPU") -> None:
     """Let custom calls ``name`` on ``platform`` (``'CPU'``, ``'CUDA'``) call the function in a capsule.
 
     It is C's ``void f(void* result, const void** operands)``, XLA's first form of custom calls, and has to

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -89,7 +89,7 @@ def _fillings(operation: ir.Operation) -> list[tuple[int, tuple[str, ir.Value]]]
     return []
 
 
-def _filling(value: ir.Value) -> tuple[str, Any]:
+def _filling(value: ir.Value) -> tuple[str, object]:
     constant = value.owner
     while (
         isinstance(constant, ir.OpView | ir.Operation) and constant.operation.name in _SAME_NUMBER
@@ -272,7 +272,7 @@ def _transformed(operation: ir.Operation) -> list[Sequence[int]]:
 _WHOLE: Final = {"stablehlo.convolution": _convolved, "stablehlo.fft": _transformed}
 
 
-def _unsplit(operation: ir.Operation, whole: list[Sequence[int]], mesh: Any) -> None:
+def _unsplit(operation: ir.Operation, whole: list[Sequence[int]], mesh: object) -> None:
     result = operation.results[0]
     with ir.InsertionPoint(operation):
         for index, dimensions in enumerate(whole[:-1]):
@@ -281,7 +281,7 @@ def _unsplit(operation: ir.Operation, whole: list[Sequence[int]], mesh: Any) -> 
         _use(lambda: _with_whole(result, whole[-1], mesh), result)
 
 
-def _use(make: Callable[[], Any], former: ir.Operation) -> None:
+def _use(make: Callable[[], object], former: ir.Operation) -> None:
     """Let those who use ``former`` now use what ``make()`` makes of it."""
     uses = [(use.owner, use.operand_number) for use in former.uses]
     replacement = make()
@@ -289,7 +289,7 @@ def _use(make: Callable[[], Any], former: ir.Operation) -> None:
         user.operands[index] = replacement
 
 
-def _with_whole(value: ir.Value, whole: Sequence[int], mesh: Any) -> ir.Value:
+def _with_whole(value: ir.Value, whole: Sequence[int], mesh: object) -> ir.Value:
     """``value`` with the dimensions ``whole`` unsplit, the others split as the partitioner likes."""
     rank = ir.RankedTensorType(value.type).rank
     if mesh is not None:
@@ -307,7 +307,7 @@ def _with_whole(value: ir.Value, whole: Sequence[int], mesh: Any) -> ir.Value:
     ]
 
 
-def _shardy_mesh(module: ir.Module) -> Any:
+def _shardy_mesh(module: ir.Module) -> object:
     """The mesh that the module's shardings name, None if none is written for Shardy."""
     for operation in all_operations(module.body):
         if operation.name == "sdy.sharding_constraint":
@@ -335,7 +335,7 @@ def lay_out_transforms(module: ir.Module) -> None:
                 _use(functools.partial(_in_rows, operation.results[0]), operation.results[0])
 
 
-def _in_rows(value: ir.Value) -> Any:
+def _in_rows(value: ir.Value) -> object:
     """``value``, with the elements of its last dimension side by side in memory."""
     order = ir.DenseIntElementsAttr.get(
         np.arange(ir.RankedTensorType(value.type).rank)[::-1].astype(np.int64),

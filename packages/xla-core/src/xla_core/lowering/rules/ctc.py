@@ -31,7 +31,7 @@ def _loss_meta(
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, states)
 
 
-def _gradient_meta(_grad: torch.Tensor, log_probs: torch.Tensor, *_rest: Any) -> torch.Tensor:
+def _gradient_meta(_grad: torch.Tensor, log_probs: torch.Tensor, *_rest: object) -> torch.Tensor:
     return torch.empty_like(log_probs)
 
 

@@ -74,7 +74,7 @@ BINARY: Final[dict[str, str]] = {
 LIFTED: Final = ("scalar", "scalars", "value", "alpha", "weight")
 
 
-def _element(value: Any, index: int) -> Any:
+def _element(value: object, index: int) -> object:
     return value[index] if isinstance(value, (list, tuple)) else value
 
 
@@ -144,7 +144,7 @@ _register_fused_multiply()
 
 @rule(*present("_foreach_norm.Scalar"), context=True)
 def foreach_norm(
-    context: RuleContext, self: list[Array], ord: Any = 2, dtype: Any = None
+    context: RuleContext, self: list[Array], ord: object = 2, dtype: object = None
 ) -> list[Array]:
     """The vector norm of each tensor."""
     single = rule_of(find_overload("linalg_vector_norm"))
@@ -156,7 +156,7 @@ def foreach_norm(
 
 @rule(*present("_foreach_powsum.Scalar"), context=True)
 def foreach_powsum(
-    context: RuleContext, self: list[Array], ord: Any = 2, dtype: Any = None
+    context: RuleContext, self: list[Array], ord: object = 2, dtype: object = None
 ) -> list[Array]:
     """The sum of ``abs(x) ** ord`` of each tensor."""
     results = []

@@ -80,7 +80,7 @@ def fractional_max_pool3d(
     return _fractional(self, kernel_size, output_size, (0, 1, 2), random_samples)
 
 
-def _like_input(grad_output: torch.Tensor, self: torch.Tensor, *_rest: Any) -> torch.Tensor:
+def _like_input(grad_output: torch.Tensor, self: torch.Tensor, *_rest: object) -> torch.Tensor:
     return torch.empty_like(self)
 
 

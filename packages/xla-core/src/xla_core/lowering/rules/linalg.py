@@ -6,8 +6,6 @@ a Cholesky factorisation that failed gives NaNs and an ``info`` of 1.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -271,7 +269,7 @@ def _determinant_lu(a: Array) -> tuple[Array, Array]:
     return factors, pivots
 
 
-def _parity(pivots: Array, dtype: Any) -> Array:
+def _parity(pivots: Array, dtype: object) -> Array:
     swaps = jnp.sum(pivots != jnp.arange(1, pivots.shape[-1] + 1), -1)
     return (1 - 2 * (swaps % 2)).astype(dtype)
 

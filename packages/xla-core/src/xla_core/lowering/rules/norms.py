@@ -57,7 +57,7 @@ def _with_statistics(overload: OpOverload, running: Sequence[int] = ()) -> Calla
     own meta kernel says what a GPU gives.
     """
 
-    def meta(*args: Any, **kwargs: Any) -> Any:
+    def meta(*args: Any, **kwargs: Any) -> object:
         results = list(overload(*args, **kwargs))
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
         dtype = tensors[0].dtype
@@ -123,7 +123,7 @@ def _batch_norm(
     training: bool,
     momentum: Scalar,
     eps: float,
-) -> tuple[tuple[Array, Array, Array], tuple[Any, Any]]:
+) -> tuple[tuple[Array, Array, Array], tuple[object, object]]:
     """Result, saved mean, saved reciprocal deviation; then the new running statistics."""
     wide = opmath(x)
     _, shape = _channel_axes(x)

@@ -49,7 +49,7 @@ def _adam_one(
     square: Array,
     peak: Scalar,
     step: Array,
-) -> tuple[Array, Array, Array, Any]:
+) -> tuple[Array, Array, Array, object]:
     """One parameter's Adam step in its opmath dtype; ``peak`` is AMSGrad's maximum or None."""
     dtype, lr = param.dtype, scalar(options.lr, param.dtype)
     grad = -grad if options.maximize else grad

@@ -206,12 +206,12 @@ def avg_pool3d(
 
 
 @rule(aten.avg_pool2d_backward.default)
-def avg_pool2d_backward(grad_output: Array, self: Array, *settings: Any) -> Array:
+def avg_pool2d_backward(grad_output: Array, self: Array, *settings: object) -> Array:
     """The gradient of ``avg_pool2d``."""
     return _avg_pool_backward(2, grad_output, self, *settings)
 
 
 @rule(aten.avg_pool3d_backward.default)
-def avg_pool3d_backward(grad_output: Array, self: Array, *settings: Any) -> Array:
+def avg_pool3d_backward(grad_output: Array, self: Array, *settings: object) -> Array:
     """The gradient of ``avg_pool3d``."""
     return _avg_pool_backward(3, grad_output, self, *settings)

@@ -74,7 +74,11 @@ def nansum(
 
 
 def _mean_meta(
-    self: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    self: torch.Tensor,
+    dim: object = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """That of the sum, which is written in C++, where the mean is one of floats."""
     if not (dtype or self.dtype).is_floating_point:
@@ -205,7 +209,7 @@ def count_nonzero(self: Array, dim: Dims = None) -> Array:
     return sum_over(truth(self).astype(np.int64), normalize_dims(dim, self.ndim))
 
 
-def _freedom(count: Any, correction: Any, dtype: np.dtype) -> Any:
+def _freedom(count: Any, correction: Any, dtype: np.dtype) -> object:
     """``max(count - correction, 0)``, what a variance is divided by."""
     correction = 1 if correction is None else correction
     if isinstance(count, int):
@@ -282,7 +286,7 @@ def vector_norm(self: Array, order: Scalar, dims: tuple[int, ...], keepdim: bool
     return lax.pow(total, size.dtype.type(1.0 / order))
 
 
-def _norm_operand(context: RuleContext, self: Array, dtype: Any) -> Array:
+def _norm_operand(context: RuleContext, self: Array, dtype: object) -> Array:
     # A real result dtype must not drop the imaginary part before the absolute value is taken.
     if is_complex(self.dtype):
         return self
@@ -348,7 +352,7 @@ def logsumexp(context: RuleContext, self: Array, dim: Dims, keepdim: bool = Fals
     return total if keepdim else lax.squeeze(total, dims)
 
 
-def _hash_meta(self: Any, dim: Any = (), *, keepdim: bool = False, mode: int = 0) -> Any:
+def _hash_meta(self: object, dim: object = (), *, keepdim: bool = False, mode: int = 0) -> object:
     """PyTorch's, which takes every ``mode``; what is raised here is told in the CPU's words."""
     if mode:
         raise RuntimeError(f"hash_tensor: no mode {mode}")

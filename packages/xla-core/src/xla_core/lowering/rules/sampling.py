@@ -65,7 +65,7 @@ def _uniform(context: RuleContext, low: Scalar, high: Scalar) -> Array:
 
 
 @rule(*present(*(f"rand{kind}" for kind in _GENERATOR)), random=True)
-def rand(context: RuleContext, size: Any, **options: object) -> Array:
+def rand(context: RuleContext, size: object, **options: object) -> Array:
     """Uniform numbers in [0, 1)."""
     return _unit(context)
 
@@ -92,7 +92,7 @@ def uniform(context: RuleContext, self: Array, low: Scalar = 0.0, high: Scalar =
 
 
 @rule(*present(*(f"randn{kind}" for kind in _GENERATOR)), random=True)
-def randn(context: RuleContext, size: Any, **options: object) -> Array:
+def randn(context: RuleContext, size: object, **options: object) -> Array:
     """Normal numbers of mean 0 and variance 1."""
     return standard_normal(context.key, output_shape(context), output_dtype(context))
 
@@ -119,7 +119,9 @@ def normal(context: RuleContext, mean: Scalar, std: Scalar = 1.0) -> Array:
 
 
 @rule(*present("normal.float_float"), lift=("mean", "std"), random=True)
-def normal_sized(context: RuleContext, mean: Any, std: Any, size: Any, **options: object) -> Array:
+def normal_sized(
+    context: RuleContext, mean: object, std: object, size: object, **options: object
+) -> Array:
     """Normal numbers of the shape ``size``."""
     return _normal(context, mean, std)
 
@@ -147,13 +149,15 @@ def _integers(context: RuleContext, low: Any, high: Any) -> Array:
 
 
 @rule(*present(*(f"randint{kind}" for kind in _GENERATOR)), random=True)
-def randint(context: RuleContext, high: int, size: Any, **options: object) -> Array:
+def randint(context: RuleContext, high: int, size: object, **options: object) -> Array:
     """Integers in [0, high)."""
     return _integers(context, 0, high)
 
 
 @rule(*present("randint.low", "randint.low_generator"), random=True)
-def randint_low(context: RuleContext, low: int, high: int, size: Any, **options: object) -> Array:
+def randint_low(
+    context: RuleContext, low: int, high: int, size: object, **options: object
+) -> Array:
     """Integers in [low, high)."""
     return _integers(context, low, high)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -33,13 +32,13 @@ def _scan(operation: Callable[..., Array], self: Array, dim: int) -> Array:
 
 
 @rule(*present("cumsum"), context=True)
-def cumsum(context: RuleContext, self: Array, dim: int, *, dtype: Any = None) -> Array:
+def cumsum(context: RuleContext, self: Array, dim: int, *, dtype: object = None) -> Array:
     """The running sum along ``dim``."""
     return _scan(lax.cumsum, opmath(convert(self, output_dtype(context))), dim)
 
 
 @rule(*present("cumprod"), context=True)
-def cumprod(context: RuleContext, self: Array, dim: int, *, dtype: Any = None) -> Array:
+def cumprod(context: RuleContext, self: Array, dim: int, *, dtype: object = None) -> Array:
     """The running product along ``dim``."""
     return _scan(lax.cumprod, opmath(convert(self, output_dtype(context))), dim)
 
@@ -128,13 +127,13 @@ def log_softmax_rule(self: Array, dim: int, half_to_float: bool) -> Array:
 
 
 @rule(*present("_safe_softmax"), context=True)
-def safe_softmax(context: RuleContext, self: Array, dim: int, dtype: Any = None) -> Array:
+def safe_softmax(context: RuleContext, self: Array, dim: int, dtype: object = None) -> Array:
     """The softmax with rows of minus infinity giving 0."""
     return safe_softmax_of(opmath(convert(self, output_dtype(context))), dim)
 
 
 @rule(*present("_softmax_backward_data"))
-def softmax_backward(grad_output: Array, output: Array, dim: int, input_dtype: Any) -> Array:
+def softmax_backward(grad_output: Array, output: Array, dim: int, input_dtype: object) -> Array:
     """The gradient of the softmax from its output."""
     product = opmath(grad_output) * opmath(output)
     if product.ndim == 0:
@@ -143,7 +142,7 @@ def softmax_backward(grad_output: Array, output: Array, dim: int, input_dtype: A
 
 
 @rule(*present("_log_softmax_backward_data"))
-def log_softmax_backward(grad_output: Array, output: Array, dim: int, input_dtype: Any) -> Array:
+def log_softmax_backward(grad_output: Array, output: Array, dim: int, input_dtype: object) -> Array:
     """The gradient of the logarithm of the softmax from its output."""
     gradient = opmath(grad_output)
     total = gradient if gradient.ndim == 0 else sum_over(gradient, (dim % gradient.ndim,), True)

@@ -7,8 +7,6 @@ the positions along that dimension, which XLA fuses, instead of a scatter, which
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -113,7 +111,7 @@ _METHODS = {"sum": "add", "mean": "add", "prod": "multiply", "amax": "max", "ami
 _BOOL_METHODS = {**_METHODS, "sum": "max", "prod": "min"}
 
 
-def _neutral(reduce: str, dtype: np.dtype) -> Any:
+def _neutral(reduce: str, dtype: np.dtype) -> object:
     """What a place that does not count itself starts from."""
     if reduce in ("sum", "mean"):
         return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Final
 
 import jax.numpy as jnp
 import jax.scipy.special as jsp
@@ -181,7 +181,7 @@ def _bessel(x: Array, order: int, second: bool) -> Array:
     return select(far, distant, near)
 
 
-def _register_first_kind(name: Any, order: int) -> None:
+def _register_first_kind(name: object, order: int) -> None:
     @rule(name, promotion=Promotion.INT_TO_FLOAT)
     def first_kind(self: Array) -> Array:
         value = _bessel(self, order, second=False)
@@ -190,7 +190,7 @@ def _register_first_kind(name: Any, order: int) -> None:
         return select(self < 0, (-1) ** order * value, value)
 
 
-def _register_second_kind(name: Any, order: int) -> None:
+def _register_second_kind(name: object, order: int) -> None:
     @rule(name, promotion=Promotion.INT_TO_FLOAT)
     def second_kind(x: Array) -> Array:
         value = _bessel(x, order, second=True)
@@ -223,7 +223,7 @@ def _modified_second_kind(x: Array, order: int) -> Array:
     return select((wide < 0) | jnp.isnan(wide), jnp.full_like(total, np.nan), total)
 
 
-def _register_modified(name: Any, order: int, scaled: bool) -> None:
+def _register_modified(name: object, order: int, scaled: bool) -> None:
     @rule(name, promotion=Promotion.INT_TO_FLOAT)
     def modified(x: Array) -> Array:
         value = _modified_second_kind(x, order)

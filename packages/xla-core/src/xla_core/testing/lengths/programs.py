@@ -198,7 +198,7 @@ class NotServedError(BaseException):
     """A step would be compiled for its own sizes; what ends a step otherwise, as Ctrl-C does, it ends, too."""
 
 
-def _not_served(*_: Any) -> Any:
+def _not_served(*_: object) -> object:
     raise NotServedError
 
 
@@ -290,13 +290,13 @@ def without_unused(program: Program) -> Program:
     )
 
 
-def _junk(dtype: Any) -> Any:
+def _junk(dtype: Any) -> object:
     if dtype == np.bool_:
         return True
     return np.nan if np.issubdtype(dtype, np.inexact) else np.iinfo(dtype).max // 3
 
 
-def _padded_with_junk(self: Any, buffer: Any, shape: tuple[int, ...]) -> Any:
+def _padded_with_junk(self: Any, buffer: Any, shape: tuple[int, ...]) -> object:
     array = self._on_host(buffer)
     whole = np.full(shape, _junk(array.dtype), array.dtype)
     whole[tuple(map(slice, array.shape))] = array

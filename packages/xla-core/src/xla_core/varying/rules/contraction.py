@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from xla_core.jax_bridge.jax_private import Equation
 from xla_core.varying.interpreter import bind, padding_rule
 from xla_core.varying.padded import Dim, Frame, NotCoveredError, Padded, common_dims
 
@@ -11,7 +12,7 @@ MSG_SPATIAL: Final = "a convolution whose kernel or groups depend on a length"
 
 
 @padding_rule("dot_general")
-def dot_general(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def dot_general(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """Dimensions that are contracted have zeros in their padding on both sides: zero times NaN is NaN."""
     left, right = values
     (left_summed, right_summed), (left_batch, right_batch) = equation.params["dimension_numbers"]
@@ -32,7 +33,7 @@ def dot_general(frame: Frame, equation: Any, values: list[Padded]) -> list[Padde
 
 
 @padding_rule("conv_general_dilated")
-def convolution(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def convolution(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """The batch may vary as it is; along a varying length zeros are what a convolution pads with anyway."""
     left, right = values
     params = equation.params
@@ -75,11 +76,13 @@ def _summed(
     return frame.masked(left, (axis,), 0), frame.masked(right, (other,), 0)
 
 
-def _factors(size: Any) -> tuple[Any, ...]:
+def _factors(size: object) -> tuple[object, ...]:
     return () if isinstance(size, int) and size == 1 else (size,)
 
 
-def _enough(frame: Frame, equation: Any, left: Padded, right: Padded, dims: list[Any]) -> Any:
+def _enough(
+    frame: Frame, equation: Equation, left: Padded, right: Padded, dims: list[Any]
+) -> object:
     """The padding, with more behind where the result would have too few places."""
     params = equation.params
     numbers = params["dimension_numbers"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from xla_core.jax_bridge import symbolic_sizes
+from xla_core.jax_bridge.jax_private import Equation
 from xla_core.varying.interpreter import bind, padding_rule
 from xla_core.varying.padded import (
     Dim,
@@ -39,7 +40,7 @@ MSG_KEY_KIND: Final = "random numbers of a generator other than threefry"
 MSG_WIDTH: Final = "a conversion that changes how many elements there are"
 
 
-def aligned(frame: Frame, values: list[Padded]) -> tuple[list[Any], tuple[Dim, ...]]:
+def aligned(frame: Frame, values: list[Padded]) -> tuple[list[object], tuple[Dim, ...]]:
     """Arrays of equal shape for all values that have dimensions, and their common dimensions."""
     ranked = [value for value in values if value.dims]
     dims = common_dims(ranked)
@@ -52,14 +53,14 @@ def aligned(frame: Frame, values: list[Padded]) -> tuple[list[Any], tuple[Dim, .
 
 
 @padding_rule(*_ELEMENTWISE, "select_n", "clamp")
-def elementwise(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def elementwise(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """Each element of the result comes from one element of every operand."""
     arrays, dims = aligned(frame, values)
     return [Padded(bind(equation, *arrays), dims)]
 
 
 @padding_rule("bitcast_convert_type")
-def bitcast(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def bitcast(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """The same bits as another type of the same width."""
     (value,) = values
     wanted = np.dtype(equation.params["new_dtype"])
@@ -69,14 +70,14 @@ def bitcast(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
 
 
 @padding_rule("optimization_barrier")
-def barrier(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def barrier(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """The operands as they are, computed together."""
     arrays = equation.primitive.bind(*(value.array for value in values), **equation.params)
     return [value.with_array(array) for value, array in zip(values, arrays, strict=True)]
 
 
 @padding_rule("dim_as_value")
-def size_as_value(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def size_as_value(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """A size as a number: the length itself, not the bound."""
     number = symbolic_sizes.evaluate(equation.params["dim"], frame.lengths)
     dtype = equation.outvars[0].aval.dtype
@@ -84,7 +85,7 @@ def size_as_value(frame: Frame, equation: Any, values: list[Padded]) -> list[Pad
 
 
 @padding_rule("iota")
-def iota(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def iota(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """0, 1, ... along one dimension."""
     params = equation.params
     sizes, along = params["shape"], params["dimension"]
@@ -97,7 +98,7 @@ def iota(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
 
 
 @padding_rule("random_bits")
-def random_bits(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def random_bits(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """The bits that an array of the length itself would have: each depends on its element's number."""
     (key,) = values
     params = equation.params

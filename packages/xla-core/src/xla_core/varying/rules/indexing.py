@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xla_core.jax_bridge.jax_private import Equation
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
 from xla_core.varying.interpreter import bind, padding_rule
 from xla_core.varying.padded import Dim, Frame, NotCoveredError, Padded, common_dims
@@ -68,7 +69,7 @@ def _placed(
 
 
 @padding_rule("gather")
-def gather(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def gather(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """The result varies with the indices, and where whole dimensions are read, with the operand."""
     operand, indices = (_spread(frame, value) for value in values)
     params = equation.params
@@ -112,7 +113,7 @@ def gather(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
 
 @padding_rule("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul", "scatter-min",
               "scatter_min", "scatter-max", "scatter_max", "scatter-sub", "scatter_sub")  # fmt: skip
-def scatter(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def scatter(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """What the padding of the indices would write goes to a place that is not there."""
     operand, indices, updates = (_spread(frame, value) for value in values)
     params = equation.params

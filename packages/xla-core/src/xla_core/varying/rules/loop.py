@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xla_core.jax_bridge.jax_private import Equation
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
 from xla_core.varying.interpreter import laid, padding_rule, run
 from xla_core.varying.padded import Dim, Frame, Padded, as_padded, dim_of, unwrapped
@@ -23,7 +24,7 @@ def _plain_dims(variables: Sequence[Any]) -> list[tuple[Dim, ...]]:
     return [tuple(map(dim_of, variable.aval.shape)) for variable in variables]
 
 
-def _arrays(frame: Frame, values: Sequence[Any], dims: Sequence[tuple[Dim, ...]]) -> list[Any]:
+def _arrays(frame: Frame, values: Sequence[Any], dims: Sequence[tuple[Dim, ...]]) -> list[object]:
     return [
         jnp.asarray(laid(frame, as_padded(value), own).array)
         for value, own in zip(values, dims, strict=True)
@@ -32,7 +33,7 @@ def _arrays(frame: Frame, values: Sequence[Any], dims: Sequence[tuple[Dim, ...]]
 
 def _body(
     frame: Frame, closed: Any, consts: Sequence[Padded], dims: Sequence[Any], arrays: Sequence[Any]
-) -> list[Any]:
+) -> list[object]:
     """The arrays that a function of a loop gives for ``arrays`` of these dimensions, laid out plainly."""
     within = frame.inside()
     given = [unwrapped(Padded(array, own)) for array, own in zip(arrays, dims, strict=True)]
@@ -41,7 +42,7 @@ def _body(
 
 
 @padding_rule("scan")
-def scan(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def scan(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """As many steps as the bound says; what is carried stays as it is in those behind the length.
 
     A loop that runs backwards begins with those.
@@ -74,7 +75,7 @@ def scan(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
 
 
 @padding_rule("while")
-def while_loop(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def while_loop(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """The condition looks at what the loop for the length itself would carry."""
     params = equation.params
     asked, stepped = params["cond_nconsts"], params["body_nconsts"]
@@ -82,7 +83,7 @@ def while_loop(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded
     dims = _plain_dims(params["body_jaxpr"].jaxpr.outvars)
     start = _arrays(frame, values[asked + stepped :], dims)
 
-    def goes_on(state: list[Any]) -> Any:
+    def goes_on(state: list[Any]) -> object:
         (answer,) = _body(frame, params["cond_jaxpr"], for_condition, dims, state)
         return answer
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xla_core.jax_bridge.jax_private import Equation
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
 from xla_core.varying.interpreter import bind, padding_rule
 from xla_core.varying.padded import Frame, NotCoveredError, Padded, dim_of
@@ -18,7 +19,7 @@ MSG_COUNT: Final = "as many elements as a length says"
 MSG_WINDOW: Final = "windows as large as a length says"
 
 
-def lowest(dtype: Any) -> Any:
+def lowest(dtype: object) -> object:
     """What is no larger than any number of a type."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise NotCoveredError(MSG_COMPLEX)
@@ -27,7 +28,7 @@ def lowest(dtype: Any) -> Any:
     return False if dtype == np.bool_ else jnp.iinfo(dtype).min
 
 
-def highest(dtype: Any) -> Any:
+def highest(dtype: object) -> Any:
     """What is no smaller than any number of a type."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise NotCoveredError(MSG_COMPLEX)
@@ -36,15 +37,15 @@ def highest(dtype: Any) -> Any:
     return True if dtype == np.bool_ else jnp.iinfo(dtype).max
 
 
-def _zero(dtype: Any) -> Any:
+def _zero(dtype: object) -> object:
     return 0
 
 
-def _one(dtype: Any) -> Any:
+def _one(dtype: object) -> Any:
     return 1
 
 
-def _all_ones(dtype: Any) -> Any:
+def _all_ones(dtype: Any) -> object:
     return True if dtype == np.bool_ else np.array(-1).astype(dtype)
 
 
@@ -68,7 +69,7 @@ _NEUTRAL: Final = {
 
 
 @padding_rule(*(name for name in _NEUTRAL if name.startswith("reduce_")))
-def reduction(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def reduction(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """The padding along the dimensions that go is replaced by what changes nothing."""
     (value,) = values
     axes = equation.params["axes"]
@@ -78,7 +79,7 @@ def reduction(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]
 
 
 @padding_rule("argmax", "argmin")
-def position(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def position(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """Where the first extreme element is: elements lie side by side, and before the padding."""
     (value,) = values
     (axis,) = equation.params["axes"]
@@ -89,7 +90,7 @@ def position(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
 
 
 @padding_rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-def cumulative(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def cumulative(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """Padding is behind the last element; from there backwards it is replaced by what changes nothing."""
     (value,) = values
     axis = equation.params["axis"]
@@ -101,7 +102,7 @@ def cumulative(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded
 
 
 @padding_rule("sort")
-def sort(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def sort(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """One more key before the others puts the padding behind all elements."""
     axis = equation.params["dimension"]
     values = [frame.plain(value, axis) for value in values]
@@ -120,7 +121,7 @@ def sort(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
 
 
 @padding_rule("top_k")
-def top_k(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def top_k(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """The padding is smaller than all elements, and behind those that are as small."""
     (value,) = values
     axis, count = equation.params["axis"], equation.params["k"]
@@ -138,7 +139,7 @@ def top_k(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
     return [Padded(largest, dims), Padded(places, dims)]
 
 
-def _ordered(array: Any) -> Any:
+def _ordered(array: Any) -> object:
     """Integers in the order of floating-point numbers: negative NaN, minus infinity, ... infinity, NaN."""
     bits = lax.bitcast_convert_type(array, np.dtype(f"int{8 * array.dtype.itemsize}"))
     return _flipped(bits)
@@ -157,7 +158,7 @@ _NEUTRAL_IN_WINDOWS: Final = {
 
 
 @padding_rule(*_NEUTRAL_IN_WINDOWS)
-def windows(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def windows(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """Windows look at padding only as they look at what is around a value; there are as many as there may be."""
     (value,) = values
     params = equation.params

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from xla_core.jax_bridge import symbolic_sizes
+from xla_core.jax_bridge.jax_private import Equation
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
 from xla_core.varying.interpreter import bind, padding_rule
 from xla_core.varying.padded import (
@@ -32,7 +33,7 @@ MSG_SPREAD_PADDING: Final = (
 
 
 @padding_rule("broadcast_in_dim")
-def broadcast_in_dim(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def broadcast_in_dim(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """New dimensions that vary have one place for all elements, until somebody needs a place for each."""
     value, *_ = values  # sizes that are read at run time come behind it
     sizes = equation.params["shape"]
@@ -48,7 +49,7 @@ def broadcast_in_dim(frame: Frame, equation: Any, values: list[Padded]) -> list[
 
 
 @padding_rule("transpose")
-def transpose(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def transpose(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """Dimensions in another order."""
     (value,) = values
     order = equation.params["permutation"]
@@ -57,7 +58,7 @@ def transpose(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]
 
 
 @padding_rule("squeeze")
-def squeeze(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def squeeze(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """Dimensions of size 1 left out."""
     (value,) = values
     gone = {axis % len(value.dims) for axis in equation.params["dimensions"]}
@@ -66,7 +67,7 @@ def squeeze(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
 
 
 @padding_rule("reshape")
-def reshape(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def reshape(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """Other dimensions for the same elements in the same order: where factors fit, nothing moves."""
     value, *_ = values
     if equation.params.get("dimensions") is not None:
@@ -87,8 +88,8 @@ def reshape(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
 
 
 def _regrouped(
-    value: Padded, wanted: Sequence[Any]
-) -> tuple[list[Dim], tuple[int, list[Any]] | None]:
+    value: Padded, wanted: Sequence[object]
+) -> tuple[list[Dim], tuple[int, list[object]] | None]:
     """The factors of ``value`` as dimensions of the ``wanted`` sizes.
 
     Or else a dimension that has to be laid out in other factors first, and these.
@@ -96,7 +97,7 @@ def _regrouped(
     factors = [(axis, factor) for axis, dim in enumerate(value.dims) for factor in dim.factors]
     dims: list[Dim] = []
     for size in wanted:
-        collected: list[Any] = []
+        collected: list[object] = []
         rest = size
         while not _is_one(rest):
             if not factors:
@@ -121,11 +122,11 @@ def _regrouped(
     return dims, None
 
 
-def _is_one(size: Any) -> bool:
+def _is_one(size: object) -> bool:
     return not is_symbolic(size) and size == 1
 
 
-def _divided(size: Any, by: Any) -> Any:
+def _divided(size: Any, by: Any) -> object:
     """``size / by`` where that is a whole number for every length, else None."""
     if not is_symbolic(size) and (is_symbolic(by) or by == 0):
         return None
@@ -136,7 +137,7 @@ def _divided(size: Any, by: Any) -> Any:
 
 
 @padding_rule("expand_dims")
-def expand_dims(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def expand_dims(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """New dimensions of size 1."""
     (value,) = values
     dims = list(value.dims)
@@ -181,7 +182,7 @@ def same_size(left: Any, right: Any) -> bool:
 
 
 @padding_rule("slice")
-def slice_(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def slice_(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """A part from a fixed place on, which may depend on the lengths."""
     (value,) = values
     params = equation.params
@@ -197,7 +198,7 @@ def limited(frame: Frame, start: Any, whole: Any, size: Any) -> Any:
 
 
 @padding_rule("dynamic_slice")
-def dynamic_slice(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def dynamic_slice(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """A part from a computed place on; one that is too far back begins as late as it can."""
     value, *starts = values
     sizes = equation.outvars[0].aval.shape
@@ -209,7 +210,7 @@ def dynamic_slice(frame: Frame, equation: Any, values: list[Padded]) -> list[Pad
 
 
 @padding_rule("dynamic_update_slice")
-def dynamic_update_slice(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def dynamic_update_slice(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """A part replaced; the padding of the new part replaces nothing."""
     value, update, *starts = values
     firsts: list[Any] = []
@@ -237,7 +238,7 @@ def dynamic_update_slice(frame: Frame, equation: Any, values: list[Padded]) -> l
     return [Padded(array, value.dims)]
 
 
-def _where_valid(frame: Frame, value: Padded, other: Any) -> Any:
+def _where_valid(frame: Frame, value: Padded, other: object) -> Any:
     """The array of ``value`` with ``other`` in its padding."""
     array = value.array
     for axis, dim in enumerate(value.dims):
@@ -251,7 +252,7 @@ def _where_valid(frame: Frame, value: Padded, other: Any) -> Any:
 
 
 @padding_rule("concatenate")
-def concatenate(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def concatenate(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """One after the other: each begins where the elements of the one before end, over its padding."""
     along = equation.params["dimension"]
     columns = common_dims([Padded(None, (*v.dims[:along], *v.dims[along + 1 :])) for v in values])
@@ -279,7 +280,7 @@ def concatenate(frame: Frame, equation: Any, values: list[Padded]) -> list[Padde
 
 
 @padding_rule("stack")
-def stack(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def stack(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """Values side by side along a new dimension."""
     along = equation.params["axis"]
     arrays, dims = aligned(frame, values)
@@ -287,7 +288,7 @@ def stack(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
 
 
 @padding_rule("split")
-def split(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def split(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """Parts one after the other along one dimension."""
     (value,) = values
     along, offset = equation.params["axis"], 0
@@ -301,7 +302,7 @@ def split(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
 
 
 @padding_rule("pad")
-def pad(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def pad(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """Elements around and between: what comes behind the last one replaces the padding."""
     value, filling = values
     config = equation.params["padding_config"]
@@ -330,8 +331,8 @@ def pad(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
 
 
 def _placed_at(
-    frame: Frame, value: Padded, axis: int, config: tuple[Any, Any, Any], filling: Padded
-) -> Any:
+    frame: Frame, value: Padded, axis: int, config: tuple[object, object, object], filling: Padded
+) -> object:
     """The array with elements before it along ``axis``, as many as a length says."""
     low, high, between = config
     if between != 0 or min(symbolic_sizes.bounds(low)[0], symbolic_sizes.bounds(high)[0]) < 0:
@@ -346,7 +347,7 @@ def _placed_at(
 
 
 @padding_rule("rev")
-def reverse(frame: Frame, equation: Any, values: list[Padded]) -> list[Padded]:
+def reverse(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """The other way round: the padding that gets to the front is cut off."""
     (value,) = values
     for axis in equation.params["dimensions"]:
