@@ -492,7 +492,8 @@ def test_a_step_that_fails_is_told_where_its_values_are_read(monkeypatch):
     def work():
         x = torch.ones(2, device="xla")
         torch_xla.sync()
-        return x, x.gather(0, torch.tensor([5], device="xla"))
+        # the step computes the index: one that is there already raises here
+        return x, x.gather(0, torch.tensor([4], device="xla") + 1)
 
     monkeypatch.setenv("XLA_CHECK_INDICES", "1")
     # the switch is read when a handler is made, at an operator's first use
