@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import queue
@@ -224,6 +225,22 @@ def trains_a_model(index):
 
 def ends_while_it_asks(index, folder):
     """Returns while the thread that asks who is alive waits for an answer; notes the threads at exit."""
+    xm.rendezvous("begin")
+    _asks()
+    util.Finalize(None, _note_threads, (f"{folder}/{index}",), exitpriority=10)
+
+
+def fails_while_it_asks(index, folder):
+    """The first process raises meanwhile, the second one waits for it."""
+    atexit.register(_note_threads, f"{folder}/{index}")  # first, so that it is called last
+    dist_jobs.reduced(4)
+    if index == 0:
+        _asks()
+        raise ValueError("it fails")
+    dist_jobs.waits(index, "rendezvous")
+
+
+def _asks():
     asking = threading.Event()
 
     def ask(everyone):
@@ -231,10 +248,8 @@ def ends_while_it_asks(index, folder):
         time.sleep(1.8)
         return everyone
 
-    xm.rendezvous("begin")
     session.current().watchdog.signs._ask = ask
     asking.wait()
-    util.Finalize(None, _note_threads, (f"{folder}/{index}",), exitpriority=10)
 
 
 def _note_threads(path):

@@ -115,6 +115,17 @@ def test_no_thread_asks_the_coordinator_when_python_ends(launch, tmp_path):
         assert not {heartbeats.THREAD, "xla-dist-watchdog"} & set(names), names
 
 
+def test_none_asks_it_when_a_process_that_failed_ends(start_hosts, tmp_path):
+    failing, survivor = start_hosts(2, [0, 1], dist_vitals.fails_while_it_asks, str(tmp_path))
+    status, text, _ = failing.join()
+    assert status == 1
+    assert "ValueError: it fails" in text
+    assert survivor.join()[0] != 0
+    names = (tmp_path / "0").read_text().split()
+    assert "MainThread" in names
+    assert not {heartbeats.THREAD, "xla-dist-watchdog"} & set(names), names
+
+
 @pytest.mark.parametrize(
     "first", ["xla_dist.processes.child_process", "xla_core.extension_api.programs"]
 )

@@ -226,9 +226,10 @@ def trace(
 
 
 def trace_detached(*args: object, **kwargs: object) -> threading.Thread:
-    """``trace`` in a thread of its own, which is returned: the script goes on meanwhile."""
-    thread = threading.Thread(
-        target=trace, args=args, kwargs=kwargs, name="xla-profile", daemon=True
-    )
+    """``trace`` in a thread of its own, which is returned: the script goes on meanwhile.
+
+    A process does not end before what was recorded is written.
+    """
+    thread = threading.Thread(target=trace, args=args, kwargs=kwargs, name="xla-profile")
     thread.start()
     return thread

@@ -56,36 +56,45 @@ class _Pool:
     """The threads, and what waits for them."""
 
     def __init__(self) -> None:
-        self.jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.lock = threading.Lock()
-        self.threads = 0
+        self.threads: list[threading.Thread] = []
         self.unfinished: set[Future[object]] = set()
         self.closed = False
 
     def submit(self, job: _Job) -> None:
         """Let a thread run ``job``; the calling one does where the process ends."""
-        if self.closed:
-            job.run()
-            return
         with self.lock:
-            self.unfinished.add(job.future)
-            begins = self.threads < min(wanted(), len(self.unfinished))
-            self.threads += begins
+            closed = self.closed
+            if not closed:
+                self._add(job)
+        if closed:
+            job.run()
+
+    def _add(self, job: _Job) -> None:
+        self.unfinished.add(job.future)
+        if len(self.threads) < min(wanted(), len(self.unfinished)):
+            thread = threading.Thread(target=self._work, name="xla-compile", daemon=True)
+            self.threads.append(thread)
+            thread.start()
         job.future.add_done_callback(self.unfinished.discard)
         self.jobs.put(job)
-        if begins:
-            threading.Thread(target=self._work, name="xla-compile", daemon=True).start()
 
     def _work(self) -> None:
-        while True:
-            job = self.jobs.get()
+        while (job := self.jobs.get()) is not None:
             job.run()
             del job
 
     def close(self) -> None:
-        """Take no more jobs, and wait for those that there are."""
-        self.closed = True
+        """Take no more jobs, and wait for those that there are, and for the threads."""
+        with self.lock:
+            self.closed = True
+            threads = list(self.threads)
         wait(list(self.unfinished))
+        for _ in threads:
+            self.jobs.put(None)
+        for thread in threads:
+            thread.join()
 
 
 _pool = _Pool()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -39,13 +40,16 @@ class AsyncClosureHandler(ClosureHandler):
     """
 
     def __init__(self, max_queue_size: int = 100) -> None:
-        self.queue: queue.Queue[Callable[[], object]] = queue.Queue(max_queue_size)
+        self.queue: queue.Queue[Callable[[], object] | None] = queue.Queue(max_queue_size)
         self.error: BaseException | None = None
-        threading.Thread(target=self._work, name="xla-step-closures", daemon=True).start()
+        self._closed = False
+        thread = threading.Thread(target=self._work, name="xla-step-closures", daemon=True)
+        thread.start()
+        # one that came back from C++ while Python ends would abort the process
+        atexit.register(self._end, thread)
 
     def _work(self) -> None:
-        while True:
-            closure = self.queue.get()
+        while (closure := self.queue.get()) is not None:
             try:
                 if self.error is None:
                     closure()
@@ -57,7 +61,17 @@ class AsyncClosureHandler(ClosureHandler):
     def run(self, closure: Callable[[], Any]) -> None:
         """Enqueue ``closure``. Raises RuntimeError when an earlier one failed."""
         self.raise_error()
-        self.queue.put(closure)
+        if self._closed:
+            closure()
+        else:
+            self.queue.put(closure)
+
+    def _end(self, thread: threading.Thread) -> None:
+        """The process ends: what waits is still run, what comes later at once."""
+        self._closed = True
+        if thread.is_alive():  # as it is not in the child of a fork
+            self.queue.put(None)
+            thread.join()
 
     def raise_error(self) -> None:
         """Raise what a closure raised since the last call."""

@@ -145,22 +145,21 @@ class LaunchQueue:
         self.untold: Exception | None = None
         self.failed = False
         self._settle: Callable[[DeferredRun], None] | None = None
-        self._jobs: queue.SimpleQueue[DeferredRun] = queue.SimpleQueue()
-        self._begun = False
+        self._jobs: queue.SimpleQueue[DeferredRun | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
         _queues.add(self)
 
     def open(self, settle: Callable[[DeferredRun], None]) -> None:
         """Get ready for runs. ``settle(run)`` waits until ``run`` has ended, and settles it."""
         self._settle = settle
-        if not self._begun:
+        if self._thread is None:
             self._begin()
 
     def _begin(self) -> None:
-        thread = threading.Thread(
+        self._thread = threading.Thread(
             target=_launch, args=(self._jobs,), name="xla-launch", daemon=True
         )
-        thread.start()
-        self._begun = True
+        self._thread.start()
 
     def adding(self, run: DeferredRun) -> Iterator[object]:
         """For ``indivisible.do``: let ``run`` be the last of those that wait."""
@@ -195,10 +194,21 @@ class LaunchQueue:
             if run.error is not None and not run.handled.is_set():
                 return
 
+    def close(self) -> None:
+        """The process ends: wait until all runs have started, and end the thread.
+
+        Behind a run that has failed it waits for somebody to settle that, which harms nobody.
+        """
+        self.wait()
+        self._jobs.put(None)
+        failed = any(run.error is not None and not run.handled.is_set() for run in self.unsettled)
+        if self._thread is not None and not failed:
+            self._thread.join()
+
     def begin_anew(self) -> None:
         """Go on in the child of a fork, which has none of its parent's threads."""
         self._jobs = queue.SimpleQueue()
-        self._begun = False
+        self._thread = None
         left = [run for run in self.unsettled if not run.ended.is_set()]
         if left:  # behind one that has failed
             self._begin()
@@ -209,9 +219,8 @@ class LaunchQueue:
 _queues: weakref.WeakSet[LaunchQueue] = weakref.WeakSet()
 
 
-def _launch(jobs: queue.SimpleQueue[DeferredRun]) -> None:
-    while True:
-        run = jobs.get()
+def _launch(jobs: queue.SimpleQueue[DeferredRun | None]) -> None:
+    while (run := jobs.get()) is not None:
         run.go()
         if run.error is not None:
             run.handled.wait()
@@ -219,9 +228,14 @@ def _launch(jobs: queue.SimpleQueue[DeferredRun]) -> None:
 
 
 def _wait_for_all() -> None:
-    """Before the process ends or forks: a thread of the compiler's must not be in the middle of something."""
+    """Before the process forks: a thread of the compiler's must not be in the middle of something."""
     for one in list(_queues):
         one.wait()
+
+
+def _close_all() -> None:
+    for one in list(_queues):
+        one.close()
 
 
 def _begin_anew() -> None:
@@ -229,5 +243,5 @@ def _begin_anew() -> None:
         one.begin_anew()
 
 
-compile_threads.before_closing(_wait_for_all)
+compile_threads.before_closing(_close_all)
 os.register_at_fork(before=_wait_for_all, after_in_child=_begin_anew)

@@ -17,7 +17,8 @@ MSG_NOT_XLA = "a callback waits for a tensor on an xla device, got one on {devic
 def on_ready_callback(tensor: torch.Tensor, callback: Callable[[], object]) -> None:
     """Call ``callback()`` from another thread as soon as the value of ``tensor`` is there.
 
-    What is pending on its device is launched. Raises TypeError for a tensor that is not on ``xla``.
+    What is pending on its device is launched. A process does not end before it was called.
+    Raises TypeError for a tensor that is not on ``xla``.
     """
     if not isinstance(tensor, XLATensor):
         raise TypeError(MSG_NOT_XLA.format(device=tensor.device))
@@ -29,7 +30,8 @@ def on_ready_callback(tensor: torch.Tensor, callback: Callable[[], object]) -> N
         runtime.client().wait([] if buffer is None else [buffer])  # None: zeros, never written
         callback()
 
-    threading.Thread(target=work, name="xla-ready", daemon=True).start()
+    # not a daemon: one that came back from waiting while Python ends would abort the process
+    threading.Thread(target=work, name="xla-ready").start()
 
 
 def on_ready_event(tensor: torch.Tensor) -> threading.Event:

@@ -7,6 +7,7 @@ and looks whether somebody wants one. Each process writes its own part; who come
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
@@ -36,6 +37,8 @@ _WANTED: Final = "xla/flight/wanted"
 _LAST: Final = "xla/flight/last"
 LEAST_SECONDS: Final = 5.0
 """A step that takes less is no hang, however long the others take."""
+_NO_SIGNAL: Final = 0
+"""In the pipe of signals: the process ends."""
 _LATER_SECONDS: Final = 1.0
 """So much later than process 0 the others find a step long: one report is enough."""
 _STRAGGLER_SECONDS: Final = 10.0
@@ -311,9 +314,18 @@ def _listen(recorder: Recorder) -> None:
     # for such a loop, also one that comes later; where there is none this says the same once more
     signal.signal(SIGNAL, lambda number, _frame: _wake(writer, number))
     arguments = (recorder, reader)
-    threading.Thread(
+    thread = threading.Thread(
         target=_answer, args=arguments, name=thread_states.FLIGHT_THREAD, daemon=True
-    ).start()
+    )
+    thread.start()
+    atexit.register(_end, thread, writer)
+
+
+def _end(thread: threading.Thread, writer: int) -> None:
+    """Python ends: an answer that was begun is given, and would abort the process later."""
+    if thread.is_alive():  # as it is not in the child of a fork
+        _wake(writer, _NO_SIGNAL)
+        thread.join()
 
 
 def _wake(writer: int, number: int) -> None:
@@ -323,8 +335,8 @@ def _wake(writer: int, number: int) -> None:
 
 def _answer(recorder: Recorder, reader: int) -> None:
     answered = 0.0
-    while True:
-        if SIGNAL in os.read(reader, 64) and time.monotonic() - answered > _SAME_SECONDS:
+    while _NO_SIGNAL not in (numbers := os.read(reader, 64)):
+        if SIGNAL in numbers and time.monotonic() - answered > _SAME_SECONDS:
             answered = time.monotonic()
             try:
                 recorder.ask()

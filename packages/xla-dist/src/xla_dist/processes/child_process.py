@@ -29,6 +29,8 @@ from xla_dist.job_health.launch_log import Ledger
 from xla_dist.processes import session
 
 _LAST_WORDS_SECONDS: Final = 2.0
+_THREADS_SECONDS: Final = 20.0
+"""So long an answer of the coordinator's is waited for, which is lost already: a busy machine takes its time."""
 
 
 class PeerFailedError(RuntimeError):
@@ -118,15 +120,14 @@ def attend() -> None:
     def leave() -> None:
         if not failed:
             try:
+                training.wait_for_closures()
                 finish()
                 _leave()
             except Exception as error:  # at exit, Python would show it and exit with status 0
                 report(type(error), error, error.__traceback__)
                 failure_reports.leave(1)
             return
-        current = session.begin()
-        if current is not None and current.watchdog is not None:
-            current.watchdog.stop()
+        _leave()
 
     sys.excepthook = report
     atexit.register(leave)
@@ -183,10 +184,12 @@ def finish() -> None:
 def _leave() -> None:
     """Leave the job, and wait for the threads that ask its coordinator."""
     current = session.begin() if jobs.connection() is not None else None
+    watchdog = current.watchdog if current is not None else None
+    if watchdog is not None:
+        watchdog.stop()
     jobs.disconnect()
-    if current is not None and current.watchdog is not None:
-        current.watchdog.stop()
-        current.watchdog.wait_for_threads(_LAST_WORDS_SECONDS)
+    if watchdog is not None:
+        watchdog.wait_for_threads(_THREADS_SECONDS)
 
 
 def _fail(pipe: object, text: str, error: BaseException) -> None:
