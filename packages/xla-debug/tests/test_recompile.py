@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import torch_xla
-from xla_core.extension_api import runtime
+from xla_core.extension_api import autograd, runtime
 from xla_core.extension_api.steps import operations_of
 from xla_core.support import caches
 from xla_debug import recompile
@@ -300,6 +300,26 @@ def test_backward_operations_name_the_forward_line():
     lines = {w.frames[0].line for w in backward if w.scope == "backward/Net/fc2"}
     assert lines == {FORWARD + 3}
     torch_xla.sync()
+
+
+def test_forward_operations_that_are_remembered_are_bounded():
+    """A script whose graphs are never differentiated back gives each of its operations a number of its own."""
+    cache = caches.registered()["forward operations"]
+    assert cache.bound() == 65_536
+    x = torch.ones(3, device="xla", requires_grad=True) * 2
+    standing = autograd.next_sequence()
+    where = stack_frames._forward.get(standing - 1)
+    assert where is not None
+    assert where.frames[0].filename == __file__
+    try:
+        for sequence in range(standing, standing + 2 * cache.bound()):
+            stack_frames._forward.keep(sequence, where)
+            assert cache.size() <= cache.bound()
+        assert standing - 1 not in stack_frames._forward  # the oldest
+        assert standing + 2 * cache.bound() - 1 in stack_frames._forward
+    finally:
+        cache.clear()
+    assert x.sum().item() == 6
 
 
 def test_looking_for_the_backward_call_leaves_nothing_to_the_collector():

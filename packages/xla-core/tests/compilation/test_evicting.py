@@ -189,6 +189,18 @@ def test_an_evicted_executable_is_gone(keep):
     assert gone() is None
 
 
+def test_memory_of_evicted_programs_is_given_back(keep, monkeypatch):
+    given, evicted = [], lambda: counters.all_counters().get("ProgramEvicted", 0)
+    monkeypatch.setattr(program_table, "release_free_memory", lambda: given.append(evicted()))
+    keep(1)
+    x = torch.ones(3).to("xla")
+    x.tolist()
+    before = evicted() - program_table._Evicted.count
+    for rows in range(1, 2 * program_table.GIVEN_BACK_AFTER + 3):
+        assert (x + torch.ones(rows, 1).to("xla")).sum().item() == 6 * rows
+    assert [each - before for each in given] == [64, 128]
+
+
 def test_who_runs_a_program_keeps_it(keep):
     keep(1)
     x = torch.full((300, 300), 1e-3).to("xla")

@@ -24,11 +24,14 @@ from xla_core.contract.device_protocol import ArraySpec, Buffer, Executable
 from xla_core.lowering.program_failures import Value
 from xla_core.recording.evictable import Kept
 from xla_core.support import caches, counters, flags, memory_mappings
+from xla_core.torch_bridge.torch_private import release_free_memory
 
 logger = logging.getLogger(__name__)
 
 EVICTED: Final = "ProgramEvicted"
 """Counts programs that were forgotten to make room for others."""
+GIVEN_BACK_AFTER: Final = 64
+"""Evicted programs leave free blocks between those that stay: after so many they are given back to the system."""
 # Mappings that there must be for one more program, beside one for each of its operations: what the
 # compiler's threads and the allocator take meanwhile.
 _SPARE_MAPPINGS: Final = 512
@@ -212,6 +215,8 @@ def hold(kept: Kept) -> None:
         excess = len(_programs) - flags.COMPILATION_CACHE_SIZE.get()
         old = sorted(_programs, key=_last_use)[:excess] if excess > 0 else []
     _evict(old)
+    del old
+    _Evicted.give_back()
 
 
 def drop(program: StepProgram) -> None:
@@ -258,6 +263,19 @@ class _Room:
         return count
 
 
+class _Evicted:
+    """How many programs were evicted since what they took was given back to the system."""
+
+    count = 0
+
+    @classmethod
+    def give_back(cls) -> None:
+        """Give it back, if there are enough: that takes milliseconds, as long as one program takes to be made."""
+        if cls.count >= GIVEN_BACK_AFTER:
+            cls.count = 0
+            release_free_memory()
+
+
 def make_room(operations: int) -> None:
     """Make sure that the process may map the code of one more program with this number of operations.
 
@@ -291,6 +309,7 @@ def _evict_until(wanted: int, count: int, limit: int) -> int:
             gc.collect()  # what reference cycles still hold
         _evict(old)
         del old
+        _Evicted.give_back()
         count = memory_mappings.count() or 0
         if last:
             break
@@ -308,6 +327,7 @@ def _evict(old: Iterable[Kept]) -> None:
                 _programs.remove(kept)
         kept.leave()
         counters.increment(EVICTED)
+        _Evicted.count += 1
         if isinstance(kept, StepProgram):
             events.emit(events.ProgramEvicted(program=kept))
 

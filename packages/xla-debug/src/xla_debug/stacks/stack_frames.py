@@ -28,7 +28,7 @@ from xla_core.support.own_packages import PACKAGES
 
 KEPT_FRAMES: Final = 4
 # More forward operations than this in one step, and the oldest are forgotten.
-MAX_SEQUENCES: Final = 200_000
+MAX_SEQUENCES: Final = 65_536
 
 OURS: Final = (*PACKAGES, "torch_xla", "lazy_tensor_core", "_XLAC")
 # Parts of PyTorch that matter here come before PyTorch itself; from _OWN on, files say nothing.
