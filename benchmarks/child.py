@@ -15,15 +15,22 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 COMPARED_STEPS = 5
 """Steps whose losses are handed back, so that the systems can be held against each other."""
 SETTLING_STEPS = 3
 """Steps before the first round: every program is compiled, caches and allocators are warm."""
+CAPTURING_STEPS = 6
+"""Calls of a captured step before the first round: more than it takes until it is replayed."""
 FEWEST_STEPS, MOST_STEPS = 2, 200
 REPLAY_SHARE = 0.25
 """Part of a round's time spent on the executable alone."""
+AUTOGRAD_THREADS = "pt_autograd_"
+"""What the names of the threads begin with on which PyTorch runs backward passes of devices."""
+OF_ONE_THREAD = 6
+"""In the number of a Linux clock: the processor time of one thread, whose id stands beside it."""
 
 Answer = Callable[[dict[str, Any]], None]
 
@@ -40,6 +47,15 @@ def private_stdout() -> Answer:
     return answer
 
 
+def host_clocks() -> list[int]:
+    """Clocks of the threads that run the step's Python: this one, and those of autograd."""
+    clocks = [time.CLOCK_THREAD_CPUTIME_ID]
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text().startswith(AUTOGRAD_THREADS):
+            clocks.append((~int(task.name) << 3) | OF_ONE_THREAD)
+    return clocks
+
+
 class Bench:
     """One workload on one system."""
 
@@ -49,7 +65,9 @@ class Bench:
 
         self.system = SYSTEMS[system]()
         self.step = self.system.build(workload)
+        self.captured: Callable[[], Any] | None = None
         self.step_seconds = 0.0
+        self.clocks: list[int] = []
 
     def first_steps(self, process_started: float) -> dict[str, Any]:
         """Run the first steps; seconds of the first, of the first three, since process start."""
@@ -80,6 +98,22 @@ class Bench:
             begin = time.perf_counter()
             self.one_step()
             self.step_seconds = time.perf_counter() - begin
+        self.captured = self.system.capture(self.step)
+        if self.captured is not None:
+            for _ in range(CAPTURING_STEPS):
+                self.captured()
+                self.system.wait()
+        self.clocks = host_clocks()
+
+    def busy_seconds(self, step: Callable[[], Any]) -> float:
+        """Processor time of the threads that run Python, up to the return of ``sync()``."""
+        begin = sum(map(time.clock_gettime, self.clocks))
+        loss = step()
+        self.system.sync()
+        spent = sum(map(time.clock_gettime, self.clocks)) - begin
+        self.system.wait()
+        del loss
+        return spent
 
     def one_step(self) -> tuple[float, float, float]:
         """Seconds of tracing, of ``sync()``, and of the whole step until the work is done."""
@@ -104,13 +138,17 @@ class Bench:
         return (time.perf_counter() - begin) / steps
 
     def round(self, seconds: float) -> dict[str, Any]:
-        """One round: medians of single steps, the asynchronous mean, the executable's own time."""
+        """One round: medians of single steps, recorded and captured, the asynchronous mean, the executable's own time."""
         fitting = int(seconds / 2 / max(self.step_seconds, 1e-6))
         steps = min(max(fitting, FEWEST_STEPS), MOST_STEPS)
         singles = [self.one_step() for _ in range(steps)]
         columns = zip(*singles, strict=True)
         trace, sync, step = (statistics.median(column) * 1e3 for column in columns)
         self.step_seconds = step / 1e3
+        busy = statistics.median(self.busy_seconds(self.step) for _ in range(steps))
+        captured = None
+        if self.captured is not None:
+            captured = statistics.median(self.busy_seconds(self.captured) for _ in range(steps))
         asynchronous = self.asynchronous(steps) * 1e3
         repeats = int(seconds * REPLAY_SHARE / max(self.step_seconds, 1e-6))
         alone = self.system.executable_seconds(min(max(repeats, FEWEST_STEPS), MOST_STEPS))
@@ -119,6 +157,8 @@ class Bench:
             "trace_ms": trace,
             "sync_ms": sync,
             "step_ms": step,
+            "busy_ms": busy * 1e3,
+            "captured_ms": None if captured is None else captured * 1e3,
             "async_ms": asynchronous,
             "executable_ms": None if alone is None else alone * 1e3,
         }

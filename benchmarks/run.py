@@ -29,7 +29,15 @@ from tables import print_tables
 from workloads import ALL_WORKLOADS, DEPTH_WORKLOADS, WORKLOADS
 
 HERE: Final = Path(__file__).resolve().parent
-ROUND_FIGURES: Final = ("trace_ms", "sync_ms", "step_ms", "async_ms", "executable_ms")
+ROUND_FIGURES: Final = (
+    "trace_ms",
+    "sync_ms",
+    "step_ms",
+    "busy_ms",
+    "captured_ms",
+    "async_ms",
+    "executable_ms",
+)
 START_FIGURES: Final = (
     "first_step_s",
     "first_three_steps_s",
@@ -62,6 +70,8 @@ class Child:
         environment = {**os.environ, "PJRT_DEVICE": os.environ.get("PJRT_DEVICE", "CPU")}
         environment.pop("XLA_PERSISTENT_CACHE_PATH", None)
         environment.update(ENVIRONMENTS.get(system, {}))
+        if system == "torch_xla":  # its interpreter must not find this project's torch_xla
+            environment.pop("PYTHONPATH", None)
         if cache is not None:
             environment["XLA_PERSISTENT_CACHE_PATH"] = str(cache)
         self._process = subprocess.Popen(

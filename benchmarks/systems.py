@@ -26,6 +26,10 @@ class System(Protocol):
         """The step of a workload on this system; what it returns has ``item()``."""
         ...
 
+    def capture(self, step: Callable[[], Any]) -> Callable[[], Any] | None:
+        """What replays ``step``, on the same model; None where there is no such thing."""
+        ...
+
     def sync(self) -> None:
         """End the step; may return before the work is done."""
         ...
@@ -57,6 +61,10 @@ class EagerCPU:
     def build(self, workload: str) -> Callable[[], Any]:
         """The step on the CPU."""
         return workloads.build(workload, torch.device("cpu"))
+
+    def capture(self, step: Callable[[], Any]) -> Callable[[], Any] | None:
+        """None: every step runs its Python."""
+        return None
 
     def sync(self) -> None:
         """Eager: there is no step to end."""
@@ -98,6 +106,10 @@ class LazyXLA:
         """The step on the first device."""
         return workloads.build(workload, self._device)
 
+    def capture(self, step: Callable[[], Any]) -> Callable[[], Any] | None:
+        """None: every step runs its Python."""
+        return None
+
     def sync(self) -> None:
         """Hand the recorded step over to the device."""
         self._torch_xla.sync()
@@ -112,9 +124,16 @@ class ThisProject(LazyXLA):
 
     def __init__(self) -> None:
         super().__init__()
+        from torch_xla.experimental.capture import capture
         from xla_core.extension_api import programs
 
+        self._capture = capture
         self._report = programs
+
+    def capture(self, step: Callable[[], Any]) -> Callable[[], Any] | None:
+        """The step through ``torch_xla.experimental.capture``."""
+        replayed, batches = self._capture(step.train), step.batches  # type: ignore[attr-defined]
+        return lambda: replayed(*next(batches))
 
     def programs(self) -> int | None:
         """Programs in the core's own report."""

@@ -16,6 +16,8 @@ COLUMNS: list[tuple[str, Callable[[Figures], object], str]] = [
     ("trace ms", lambda f: f.get("trace_ms"), "{:.2f}"),
     ("sync ms", lambda f: f.get("sync_ms"), "{:.2f}"),
     ("step ms", lambda f: f.get("step_ms"), "{:.2f}"),
+    ("busy ms", lambda f: f.get("busy_ms"), "{:.2f}"),
+    ("captured ms", lambda f: f.get("captured_ms"), "{:.3f}"),
     ("async ms", lambda f: f.get("async_ms"), "{:.2f}"),
     ("executable ms", lambda f: f.get("executable_ms"), "{:.2f}"),
     ("first cold s", lambda f: f.get("cold", {}).get("first_step_s"), "{:.2f}"),
@@ -28,22 +30,26 @@ COLUMNS: list[tuple[str, Callable[[Figures], object], str]] = [
 ]
 
 
-def overall(read: Callable[[Figures], Any]) -> Callable[[Figures, Figures], float | None]:
-    """One figure divided by the same of another system."""
+def overall(
+    read: Callable[[Figures], Any], by: Callable[[Figures], Any] | None = None
+) -> Callable[[Figures, Figures], float | None]:
+    """One figure divided by the same of another system, or by its figure ``by``."""
 
     def divided(ours: Figures, theirs: Figures) -> float | None:
-        above, below = read(ours), read(theirs)
+        above, below = read(ours), (by or read)(theirs)
         return above / below if above is not None and below else None
 
     return divided
 
 
-def by_turns(read: Callable[[Figures], object]) -> Callable[[Figures, Figures], float | None]:
+def by_turns(
+    read: Callable[[Figures], object], by: Callable[[Figures], object] | None = None
+) -> Callable[[Figures, Figures], float | None]:
     """A round's figure divided by that of the round beside it: the median over all rounds.
 
     A machine whose speed changes from minute to minute was about as fast for both of them.
     """
-    divided = overall(read)
+    divided = overall(read, by)
 
     def median(ours: Figures, theirs: Figures) -> float | None:
         # a system that failed has fewer processes
@@ -64,6 +70,8 @@ ASYNC_STEP: Final = by_turns(lambda f: f["async_ms"])
 FIRST_STEP: Final = overall(lambda f: f.get("cold", {}).get("first_step_s"))
 RATIOS: Final[list[tuple[str, str, Callable[[Figures, Figures], float | None]]]] = [
     ("host (trace + sync)", "torch_xla", by_turns(lambda f: f["trace_ms"] + f["sync_ms"])),
+    ("busy", "torch_xla", by_turns(lambda f: f["busy_ms"])),
+    ("captured", "torch_xla", by_turns(lambda f: f["captured_ms"], lambda f: f["busy_ms"])),
     ("step", "torch_xla", STEP),
     ("async step", "torch_xla", ASYNC_STEP),
     ("first step, cold", "torch_xla", FIRST_STEP),
@@ -115,7 +123,7 @@ def ratios_table(results: Results) -> Table:
 
 def print_tables(results: Results) -> None:
     """Both tables, then every error and every operator that fell back to the CPU."""
-    console = Console(width=None if Console().is_terminal else 180)
+    console = Console(width=None if Console().is_terminal else 200)
     console.print(figures_table(results))
     if any(len(row) > 1 and "xla" in row for row in results.values()):
         console.print(ratios_table(results))

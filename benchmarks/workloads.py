@@ -207,6 +207,7 @@ WORKLOADS: dict[str, Callable[[torch.device], Step]] = {
     "mnist_cnn": mnist_cnn,
     "mlp_adam": mlp_adam,
     "resnet18": resnet18,
+    "resnet18_inference": resnet18_inference,
     "gpt_4_layers": gpt_4_layers,
     "gpt_12_layers": functools.partial(small_gpt, layers=12),
     "lstm_32_steps": functools.partial(lstm, steps=32),
@@ -225,11 +226,7 @@ DEPTH_WORKLOADS: dict[str, Callable[[torch.device], Step]] = {
 }
 """The workloads of ``--depth``: the same models, shallow and deep."""
 
-ALL_WORKLOADS = {
-    **WORKLOADS,
-    **DEPTH_WORKLOADS,
-    "resnet18_inference": resnet18_inference,
-}
+ALL_WORKLOADS = {**WORKLOADS, **DEPTH_WORKLOADS}
 
 
 def build(name: str, device: torch.device) -> Step:
