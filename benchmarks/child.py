@@ -138,7 +138,7 @@ class Bench:
         return (time.perf_counter() - begin) / steps
 
     def round(self, seconds: float) -> dict[str, Any]:
-        """One round: medians of single steps, recorded and captured, the asynchronous mean, the executable's own time."""
+        """Medians of single steps, recorded and captured, the asynchronous mean, the executable alone."""
         fitting = int(seconds / 2 / max(self.step_seconds, 1e-6))
         steps = min(max(fitting, FEWEST_STEPS), MOST_STEPS)
         singles = [self.one_step() for _ in range(steps)]

@@ -311,3 +311,136 @@ def test_mistakes_in_a_cell_are_the_cpus() -> None:
         with pytest.raises(RuntimeError) as ours:
             lstm_cell(*[t.to("xla") for t in wrong])
         assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
+
+
+# -- convolutions and batch norm -----------------------------------------------------------------------
+
+
+WHOLE_BATCH_NORM = ["xla.batch_norm_inference.default"]
+MODES = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(4, 3), (2, 3, 5), (2, 3, 4, 5), (0, 3, 4)])
+def test_batch_norm_in_evaluation_is_one_operator(mode, affine, shape):
+    torch.manual_seed(0)
+    layer = torch.nn.BatchNorm1d if len(shape) < 4 else torch.nn.BatchNorm2d
+    host = layer(3, affine=affine).eval()
+    for tensor in (*host.parameters(), *host.buffers()):
+        if tensor.is_floating_point():
+            torch.nn.init.uniform_(tensor, 0.5, 2.0)
+    x = torch.randn(shape)
+    expected = host(x).detach()
+    device, given = host.to("xla"), x.to("xla")
+    with mode():
+        assert recorded(lambda: device(given)) == WHOLE_BATCH_NORM
+        torch.testing.assert_close(device(given).cpu(), expected)
+
+
+def test_batch_norm_whole_and_by_parts_agree_bit_by_bit():
+    torch.manual_seed(0)
+    device = torch.nn.BatchNorm2d(5).to("xla").eval()
+    with torch.no_grad():
+        device.running_mean.normal_()
+        device.running_var.uniform_(0.1, 3.0)
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            x = torch.randn(3, 5, 7, 7).to("xla", dtype)
+            layer = device if dtype == torch.bfloat16 else device.to(dtype)
+            whole = layer(x)
+            with torch.enable_grad():
+                by_parts = layer(x)
+            assert by_parts.requires_grad
+            assert whole.dtype == by_parts.dtype
+            assert torch.equal(whole.cpu(), by_parts.detach().cpu())
+
+
+def test_batch_norm_keeps_its_parts_where_they_are_needed():
+    device = torch.nn.BatchNorm1d(3).to("xla").eval()
+    x = torch.randn(4, 3).to("xla")
+    assert WHOLE_BATCH_NORM[0] not in recorded(lambda: device(x))  # its parameters want gradients
+    before = device.running_mean.cpu()
+    with torch.no_grad():
+        assert WHOLE_BATCH_NORM[0] not in recorded(lambda: device.train()(x))
+        assert not torch.equal(device.running_mean.cpu(), before)
+        assert WHOLE_BATCH_NORM[0] not in recorded(
+            lambda: torch.func.vmap(device.eval())(x.unsqueeze(0))
+        )
+        with FlopCounterMode(display=False):
+            assert WHOLE_BATCH_NORM[0] not in recorded(lambda: device(x))
+
+
+def test_batch_norm_refuses_what_the_cpu_refuses():
+    mistakes = {
+        "running_mean": lambda x, n: F.batch_norm(x, n[:2], n),
+        "weight": lambda x, n: F.batch_norm(x, n, n, n[:2], n),
+        "bias": lambda x, n: F.batch_norm(x, n, n, n, n[:2]),
+    }
+    for wrong in mistakes.values():
+        texts = []
+        for device in ("cpu", "xla"):
+            x, n = torch.ones(4, 3, device=device), torch.ones(3, device=device)
+            with torch.no_grad(), pytest.raises(RuntimeError) as caught:
+                wrong(x, n)
+            texts.append(str(caught.value))
+        assert texts[0] == texts[1]
+
+
+CONVOLUTIONS = {
+    "1d": (F.conv1d, (2, 4, 9), (6, 4, 3), {}),
+    "2d": (F.conv2d, (2, 4, 9, 8), (6, 4, 3, 2), {"stride": 2, "padding": (1, 0)}),
+    "3d": (F.conv3d, (2, 4, 5, 6, 4), (6, 4, 3, 2, 2), {"dilation": (1, 2, 1)}),
+    "groups": (F.conv2d, (2, 4, 9, 8), (6, 2, 3, 3), {"groups": 2}),
+    "same": (F.conv2d, (2, 4, 9, 8), (6, 4, 3, 3), {"padding": "same"}),
+    "one image": (F.conv2d, (4, 9, 8), (6, 4, 3, 3), {}),
+}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("case", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+def test_convolutions_without_gradients(case, biased, mode):
+    function, *shapes, options = case
+    torch.manual_seed(0)
+    x, weight = (torch.randn(shape) for shape in shapes)
+    host = (x, weight, torch.randn(len(weight)) if biased else None)
+    device = [None if t is None else t.to("xla").requires_grad_() for t in host]
+    with mode():
+        whole = function(*device, **options)
+        assert "aten.convolution.default" in recorded(lambda: function(*device, **options))
+        expected = function(*host, **options)
+    by_parts = function(*device, **options)
+    assert by_parts.requires_grad and not whole.requires_grad
+    assert torch.equal(whole.cpu(), by_parts.detach().cpu())
+    torch.testing.assert_close(whole.cpu(), expected)
+
+
+def test_convolutions_refuse_what_the_cpu_refuses():
+    mistakes = (
+        lambda x, w: F.conv2d(x, w[:, :2]),
+        lambda x, w: F.conv2d(x, w, w[0, 0, 0].double()),
+        lambda x, w: F.conv2d(x, w, stride=0),
+        lambda x, w: F.conv2d(x.double(), w),
+        lambda x, w: F.conv2d(x[0, 0], w),
+        lambda x, w: F.conv2d(x[:, :, :2], w),
+    )
+    for wrong in mistakes:
+        raised = []
+        for without in (torch.no_grad, torch.enable_grad):
+            x, w = torch.ones(2, 3, 5, 5), torch.ones(3, 3, 3, 3)
+            with without(), pytest.raises(RuntimeError) as caught:
+                wrong(x.to("xla"), w.to("xla").requires_grad_())
+            raised.append(str(caught.value))
+        assert raised[0] == raised[1]
+
+
+def test_modes_and_autocast_see_convolutions_without_gradients():
+    x, w = torch.randn(2, 3, 5, 5).to("xla"), torch.randn(4, 3, 3, 3).to("xla")
+    with torch.no_grad(), FlopCounterMode(display=False) as counted:
+        F.conv2d(x, w)
+    assert counted.get_total_flops() == 2 * 2 * 4 * 9 * 3 * 9
+    with torch.no_grad(), torch.autocast("xla", dtype=torch.bfloat16):
+        assert F.conv2d(x, w).dtype == torch.bfloat16
+    with torch.no_grad():
+        many = torch.func.vmap(F.conv2d, in_dims=(None, 0))(x, torch.stack([w, w + 1]))
+        assert torch.equal(many[0].cpu(), F.conv2d(x, w).cpu())

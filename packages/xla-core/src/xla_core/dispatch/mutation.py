@@ -335,8 +335,9 @@ def batch_norm_handler(overload: OpOverload) -> Handler | None:
             entry = trace.record(pure, given, None)
             if not training:
                 # As on the CPU: nothing was computed from the batch, so nothing is saved.
-                saved = trace.from_buffer(None, tensor_meta((0,), mean.dtype))
-                return trace.new_tensor(entry.metas[0], entry.first), saved, saved.detach()
+                nothing = tensor_meta((0,), mean.dtype)
+                saved = (trace.from_buffer(None, nothing) for _ in range(2))
+                return trace.new_tensor(entry.metas[0], entry.first), *saved
             trace.write(mean, entry.first + 3)
             trace.write(variance, entry.first + 4)
             return wrap_results(trace, entry, "tuple")[:3]

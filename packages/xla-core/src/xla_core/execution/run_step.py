@@ -187,9 +187,11 @@ def _donations(trace: Trace, outputs: dict[int, None]) -> tuple[tuple[int, int],
     epoch = trace.epoch
     pairs = []
     taken = set()
+    touched = trace.touched
     for slot, position in enumerate(trace.input_storages):
-        s = trace.touched[position]
-        if s.is_pending_in(epoch) and s.vid in outputs and s.vid not in taken:
+        s = touched[position]
+        # what is_pending_in says, without a call for each input
+        if s.buffer is None and s.epoch == epoch and s.vid in outputs and s.vid not in taken:
             taken.add(s.vid)
             pairs.append((slot, s.vid))
     return tuple(pairs)

@@ -37,6 +37,27 @@ XLA_LIB.define(
     "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor weights, "
     "float scale) -> (Tensor, Tensor, Tensor)"
 )
+XLA_LIB.define(
+    "batch_norm_inference(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, "
+    "Tensor running_var, float eps) -> Tensor"
+)
+
+
+@torch.library.impl(XLA_LIB, "batch_norm_inference", "CompositeExplicitAutograd")
+def batch_norm_inference(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """PyTorch's own on the CPU and on meta tensors, of which shapes and errors come."""
+    return torch.batch_norm(
+        input, weight, bias, running_mean, running_var, False, 0.0, eps, cudnn_enabled=False
+    )
+
+
 _OURS: Final = frozenset({"aten", "prims", "xla"})
 
 

@@ -7,6 +7,9 @@ between the whole and the parts; the lowering rules compute what the parts would
 
 Autograd has derivatives of some whole operators, which it takes for nested tensors (``linear``) or CUDA
 (cells) only. Attention's are here.
+
+Where no gradient is recorded, nothing lies between these kernels and ``__torch_dispatch__``, so that it is
+called at once. Convolutions are here for that, and batch norm in evaluation, which needs its first result only.
 """
 
 from __future__ import annotations
@@ -53,12 +56,18 @@ def is_watched() -> bool:
     return _modes() > 0 or forward_ad._current_level >= 0
 
 
+def _wants_gradients(*tensors: torch.Tensor | None) -> bool:
+    """Whether autograd has to see an operator on ``tensors``."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
 def _by_parts(overload: OpOverload) -> Kernel:
     return functools.partial(overload._op_dk, _Key.CompositeImplicitAutograd)
 
 
 def _linear(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) -> Kernel:
     by_parts = _by_parts(_aten.linear.default)
+    record: Kernel = tensor_class.__torch_dispatch__
 
     def linear(input: Operand, weight: Operand, bias: Operand = None) -> Operand:
         """``linear`` as one operator where the operands have the ranks that layers have."""
@@ -71,10 +80,87 @@ def _linear(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) -> K
             and not is_watched()
             and may_stay_whole(weight)
         ):
-            return _linear_as_one(input, weight, bias)
+            if _wants_gradients(input, weight, bias) or _transforms():
+                return _linear_as_one(input, weight, bias)
+            operands = (input, weight) if bias is None else (input, weight, bias)
+            return record(_aten.linear.default, (), operands)
         return by_parts(input, weight, bias)
 
     return linear
+
+
+# -- convolution and batch norm --------------------------------------------------------------------
+
+
+def _convolution(
+    dimensions: int, tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole
+) -> Kernel:
+    overload = getattr(_aten, f"conv{dimensions}d").default
+    by_parts = _by_parts(overload)
+    record: Kernel = tensor_class.__torch_dispatch__
+    ones, zeros = [1] * dimensions, [0] * dimensions
+
+    def convolution(
+        input: Operand,
+        weight: Operand,
+        bias: Operand = None,
+        stride: Sequence[int] = ones,
+        padding: Sequence[int] = zeros,
+        dilation: Sequence[int] = ones,
+        groups: int = 1,
+    ) -> Operand:
+        """``convolution`` of a batch, where no gradient is recorded."""
+        if (
+            type(input) is tensor_class
+            and type(weight) is tensor_class
+            and (bias is None or type(bias) is tensor_class)
+            and not _wants_gradients(input, weight, bias)
+            and input.dim() == dimensions + 2
+            and input.is_floating_point()
+            and (bias is None or bias.dtype == input.dtype)
+            and not is_watched()
+            and not _transforms()
+        ):
+            sizes = (stride, padding, dilation, False, zeros, groups)
+            return record(_aten.convolution.default, (), (input, weight, bias, *sizes))
+        return by_parts(input, weight, bias, stride, padding, dilation, groups)
+
+    return convolution
+
+
+def _batch_norm(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) -> Kernel:
+    by_parts = _by_parts(_aten.batch_norm.default)
+    record: Kernel = tensor_class.__torch_dispatch__
+
+    def batch_norm(
+        input: Operand,
+        weight: Operand,
+        bias: Operand,
+        running_mean: Operand,
+        running_var: Operand,
+        training: bool,
+        momentum: float,
+        eps: float,
+        cudnn_enabled: bool,
+    ) -> Operand:
+        """Batch norm by the running statistics as one operator, where no gradient is recorded."""
+        if (
+            not training
+            and type(input) is type(running_mean) is type(running_var) is tensor_class
+            and (weight is None or type(weight) is tensor_class)
+            and (bias is None or type(bias) is tensor_class)
+            and not _wants_gradients(input, weight, bias)
+            and not is_watched()
+            and not _transforms()
+            and may_stay_whole(running_mean)
+        ):
+            operands = (input, weight, bias, running_mean, running_var, eps)
+            return record(torch.ops.xla.batch_norm_inference.default, (), operands)
+        return by_parts(
+            input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
+        )
+
+    return batch_norm
 
 
 # -- attention -------------------------------------------------------------------------------------
@@ -229,6 +315,10 @@ def _lstm_cell(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) -
 
 _MAKERS: Final = {
     "linear": _linear,
+    "conv1d": functools.partial(_convolution, 1),
+    "conv2d": functools.partial(_convolution, 2),
+    "conv3d": functools.partial(_convolution, 3),
+    "batch_norm": _batch_norm,
     "scaled_dot_product_attention": _attention,
     "lstm_cell": _lstm_cell,
 }

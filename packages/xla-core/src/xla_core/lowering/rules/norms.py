@@ -138,6 +138,22 @@ def _batch_norm(
     return saved, (_mix(running[0], mean, momentum), _mix(running[1], unbiased, momentum))
 
 
+@rule(torch.ops.xla.batch_norm_inference.default)
+def batch_norm_inference(
+    input: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    eps: float,
+) -> Array:
+    """Batch normalisation by the running statistics; nothing is kept for a backward pass."""
+    wide = opmath(input)
+    mean, _, rstd = _batch_statistics(wide, running_mean, running_var, False, eps)
+    shape = _channel_axes(input)[1]
+    return _affine(wide, mean, rstd, weight, bias, shape).astype(input.dtype)
+
+
 @rule(
     aten._native_batch_norm_legit_functional.default,
     context=True,
