@@ -370,11 +370,29 @@ def test_batch_norm_keeps_its_parts_where_they_are_needed():
             assert WHOLE_BATCH_NORM[0] not in recorded(lambda: device(x))
 
 
-def test_batch_norm_refuses_what_the_cpu_refuses():
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", [(4, 3), (2, 3, 4, 5), (1, 3, 2), (0, 3, 4)])
+def test_batch_norm_has_the_cpus_gradients_and_statistics(training, shape):
+    torch.manual_seed(0)
+    layer = torch.nn.BatchNorm1d if len(shape) < 4 else torch.nn.BatchNorm2d
+    host = layer(3, dtype=torch.float64).train(training)
+    device = layer(3, dtype=torch.float64).train(training).to("xla")
+    x = torch.randn(shape, dtype=torch.float64)
+    found = []
+    for module, given in ((host, x.clone()), (device, x.to("xla"))):
+        given.requires_grad_()
+        module(given).square().sum().backward()
+        found.append([given.grad, *[p.grad for p in module.parameters()], *module.buffers()])
+    for theirs, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_refuses_what_the_cpu_refuses(training):
     mistakes = {
-        "running_mean": lambda x, n: F.batch_norm(x, n[:2], n),
-        "weight": lambda x, n: F.batch_norm(x, n, n, n[:2], n),
-        "bias": lambda x, n: F.batch_norm(x, n, n, n, n[:2]),
+        "running_mean": lambda x, n: F.batch_norm(x, n[:2], n, training=training),
+        "weight": lambda x, n: F.batch_norm(x, n, n, n[:2], n, training),
+        "bias": lambda x, n: F.batch_norm(x, n, n, n, n[:2], training),
     }
     for wrong in mistakes.values():
         texts = []

@@ -9,7 +9,8 @@ Autograd has derivatives of some whole operators, which it takes for nested tens
 (cells) only. Attention's are here.
 
 Where no gradient is recorded, nothing lies between these kernels and ``__torch_dispatch__``, so that it is
-called at once. Convolutions are here for that, and batch norm in evaluation, which needs its first result only.
+called at once. Batch norm in evaluation needs its first result only then; with gradients it leaves out a tensor
+that PyTorch reserves for cuDNN. Convolutions are here for inference mode, which has no C++ above Python.
 """
 
 from __future__ import annotations
@@ -39,6 +40,14 @@ _libraries: list[torch.library.Library] = []  # registrations end with the objec
 _modes: Final = torch._C._len_torch_dispatch_stack
 _transforms: Final = torch._C._are_functorch_transforms_active
 _aten: Final = torch.ops.aten
+_AUTOGRAD: Final = (
+    torch._C.DispatchKeySet(_Key.AutogradXLA)
+    | torch._C.DispatchKeySet(_Key.Python)
+    | torch._C.DispatchKeySet(_Key.XLA)
+)
+_with_statistics: Final = functools.partial(
+    _aten.native_batch_norm.default._handle.redispatch_boxed, _AUTOGRAD
+)
 _linear_as_one: Final = functools.partial(_aten.linear.default._handle.redispatch_boxed, _AS_NESTED)
 
 MayStayWhole: TypeAlias = Callable[[torch.Tensor], bool]
@@ -56,9 +65,15 @@ def is_watched() -> bool:
     return _modes() > 0 or forward_ad._current_level >= 0
 
 
-def _wants_gradients(*tensors: torch.Tensor | None) -> bool:
-    """Whether autograd has to see an operator on ``tensors``."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+def _wants_gradients(
+    input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
+) -> bool:
+    """Whether autograd has to see an operator on these."""
+    return torch.is_grad_enabled() and (
+        (weight is not None and weight.requires_grad)
+        or input.requires_grad
+        or (bias is not None and bias.requires_grad)
+    )
 
 
 def _by_parts(overload: OpOverload) -> Kernel:
@@ -109,12 +124,11 @@ def _convolution(
         dilation: Sequence[int] = ones,
         groups: int = 1,
     ) -> Operand:
-        """``convolution`` of a batch, where no gradient is recorded."""
+        """``convolution`` of a batch; below autograd."""
         if (
             type(input) is tensor_class
             and type(weight) is tensor_class
             and (bias is None or type(bias) is tensor_class)
-            and not _wants_gradients(input, weight, bias)
             and input.dim() == dimensions + 2
             and input.is_floating_point()
             and (bias is None or bias.dtype == input.dtype)
@@ -126,6 +140,16 @@ def _convolution(
         return by_parts(input, weight, bias, stride, padding, dilation, groups)
 
     return convolution
+
+
+def _are_of_channels(input: torch.Tensor, operands: Sequence[torch.Tensor | None]) -> bool:
+    """Whether there are values to normalise, and each operand that there is has one number per channel."""
+    shape = input.shape
+    return (
+        len(shape) > 1
+        and 0 not in shape
+        and all(t is None or t.numel() == shape[1] for t in operands)
+    )
 
 
 def _batch_norm(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) -> Kernel:
@@ -145,17 +169,18 @@ def _batch_norm(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) 
     ) -> Operand:
         """Batch norm by the running statistics as one operator, where no gradient is recorded."""
         if (
-            not training
-            and type(input) is type(running_mean) is type(running_var) is tensor_class
+            type(input) is type(running_mean) is type(running_var) is tensor_class
             and (weight is None or type(weight) is tensor_class)
             and (bias is None or type(bias) is tensor_class)
-            and not _wants_gradients(input, weight, bias)
             and not is_watched()
             and not _transforms()
             and may_stay_whole(running_mean)
         ):
-            operands = (input, weight, bias, running_mean, running_var, eps)
-            return record(torch.ops.xla.batch_norm_inference.default, (), operands)
+            operands = (input, weight, bias, running_mean, running_var)
+            if not training and not _wants_gradients(input, weight, bias):
+                return record(torch.ops.xla.batch_norm_inference.default, (), (*operands, eps))
+            if _are_of_channels(input, operands[1:]):
+                return _with_statistics(*operands, training, momentum, eps)[0]
         return by_parts(
             input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
         )
@@ -315,12 +340,15 @@ def _lstm_cell(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) -
 
 _MAKERS: Final = {
     "linear": _linear,
-    "conv1d": functools.partial(_convolution, 1),
-    "conv2d": functools.partial(_convolution, 2),
-    "conv3d": functools.partial(_convolution, 3),
     "batch_norm": _batch_norm,
     "scaled_dot_product_attention": _attention,
     "lstm_cell": _lstm_cell,
+}
+# Above autograd a call of these kernels costs more than it saves.
+_IN_INFERENCE_MODE: Final = {
+    "conv1d": functools.partial(_convolution, 1),
+    "conv2d": functools.partial(_convolution, 2),
+    "conv3d": functools.partial(_convolution, 3),
 }
 
 
@@ -342,4 +370,6 @@ def leave_whole(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) 
         for name, make in _MAKERS.items():
             kernel = _kernels[getattr(_aten, name).default] = make(tensor_class, may_stay_whole)
             library.impl(name, kernel, "AutogradXLA")
+        for name, make in _IN_INFERENCE_MODE.items():
+            _kernels[getattr(_aten, name).default] = make(tensor_class, may_stay_whole)
         _libraries.append(library)
