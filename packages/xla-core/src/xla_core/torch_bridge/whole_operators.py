@@ -52,6 +52,7 @@ _linear_as_one: Final = functools.partial(_aten.linear.default._handle.redispatc
 
 MayStayWhole: TypeAlias = Callable[[torch.Tensor], bool]
 Kernel: TypeAlias = Callable[..., Operand]
+KernelMaker: TypeAlias = Callable[[type[torch.Tensor], MayStayWhole], Kernel]
 
 _kernels: dict[OpOverload, Kernel] = {}
 
@@ -338,14 +339,14 @@ def _lstm_cell(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) -
     return lstm_cell
 
 
-_MAKERS: Final = {
+_MAKERS: Final[dict[str, KernelMaker]] = {
     "linear": _linear,
     "batch_norm": _batch_norm,
     "scaled_dot_product_attention": _attention,
     "lstm_cell": _lstm_cell,
 }
 # Above autograd a call of these kernels costs more than it saves.
-_IN_INFERENCE_MODE: Final = {
+_IN_INFERENCE_MODE: Final[dict[str, KernelMaker]] = {
     "conv1d": functools.partial(_convolution, 1),
     "conv2d": functools.partial(_convolution, 2),
     "conv3d": functools.partial(_convolution, 3),
