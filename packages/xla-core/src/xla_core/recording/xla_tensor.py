@@ -54,6 +54,7 @@ def set_handler_factory(
     _make_fallback = on_cpu
 
 
+_chosen: dict[int, Handler] = {}  # set by extensions: nothing could make them anew
 _plain: dict[int, Handler] = {}
 _wrap: Callable[[Handler], Handler] | None = None
 
@@ -66,16 +67,19 @@ def set_handler_wrapper(wrap: Callable[[Handler], Handler] | None) -> None:
 
 
 def go_on_with_handlers(resolved: dict[int, Handler]) -> dict[int, Handler]:
-    """Go on with these handlers, by overloads' ids, and make the others anew; returns those used so far."""
+    """Go on with these handlers, by overloads' ids, and make the others anew; returns those used so far.
+
+    Those that ``set_handler`` was given stay.
+    """
     global _plain
-    former, _plain = _plain, resolved
+    former, _plain = _plain, {**resolved, **_chosen}
     handlers.clear()
     return former
 
 
 def set_handler(overload: OpOverload, handler: Handler) -> None:
     """Let ``handler`` carry out ``overload``, in place of what its schema would say."""
-    _plain[id(overload)] = handler
+    _chosen[id(overload)] = _plain[id(overload)] = handler
     handlers.pop(id(overload), None)
 
 
