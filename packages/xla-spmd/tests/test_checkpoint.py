@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 import pickle
 import signal
 import textwrap
@@ -341,6 +342,22 @@ def test_checkpoints_anywhere_that_fsspec_knows(mesh):
     assert found.all_steps() == [20]
     found.restore(20, {"t": t})
     assert t.cpu().tolist() == [3] * 8
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["file", "memory"])
+def test_only_files_of_this_machine_are_synced(mesh, monkeypatch, tmp_path, local):
+    """Elsewhere torch 2.13 would have all disks synced instead, and torch 2.15 would warn."""
+    synced, everything = [], []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda number: (synced.append(number), fsync(number)))
+    monkeypatch.setattr(os, "sync", lambda: everything.append(True))
+    t = split(mesh, ("data",), torch.ones(8))
+    saver = manager(f"file://{tmp_path}/run" if local else "memory://synced/run")
+    saver.save(10, {"t": t * 5})
+    saver.restore(10, {"t": t})
+    assert t.cpu().tolist() == [5] * 8
+    assert bool(synced) == local
+    assert not everything
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,9 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("size", [(8, 8, 16), (5, 7, 9)], ids=["even", "uneven"])
+@pytest.mark.parametrize(
+    "size", [(8, 8, 16), (5, 7, 9), (9, 5, 7)], ids=["even", "uneven", "other uneven"]
+)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_fourier_transforms_of_split_dimensions(mesh, name, size):
     """Values and gradients; what is split of the result is drawn, too. One of these ended the process."""

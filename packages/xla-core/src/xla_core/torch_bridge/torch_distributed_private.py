@@ -149,16 +149,30 @@ def stage_with(tensor_class: type, copy: Callable[[Any, Any, Place | None], torc
 
 
 def fsspec_writer(path: str, threads: int) -> object:
-    """A writer of checkpoints at an address that fsspec knows."""
-    # torch 2.13: no public name leads to it
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
-
-    return FsspecWriter(path, thread_count=threads, per_thread_copy_ahead=0)
+    """A writer of checkpoints at an address that fsspec knows; files on this machine are synced to the disk."""
+    writer = _fsspec_module().FsspecWriter
+    # Elsewhere closing a file stores it: torch 2.13 would sync all disks of this machine instead, torch 2.15 warn.
+    return writer(path, sync_files=_is_local(path), thread_count=threads, per_thread_copy_ahead=0)
 
 
 def fsspec_reader(path: str) -> object:
     """A reader of checkpoints at an address that fsspec knows."""
-    # torch 2.13: no public name leads to it
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+    return _fsspec_module().FsspecReader(path)
 
-    return FsspecReader(path)
+
+def _fsspec_module() -> ModuleType:
+    """Torch's module of these readers and writers: public since torch 2.15, whose private name of it warns."""
+    folder = "torch.distributed.checkpoint"
+    try:
+        return importlib.import_module(f"{folder}.fsspec_filesystem")
+    except ModuleNotFoundError:
+        return importlib.import_module(f"{folder}._fsspec_filesystem")  # torch 2.11, 2.13
+
+
+def _is_local(path: str) -> bool:
+    """Whether an address is of files of this machine: ``file://``, or none of fsspec's protocols."""
+    # fsspec comes with torch, and is needed by the few programs only that save checkpoints elsewhere
+    from fsspec.core import url_to_fs
+    from fsspec.implementations.local import LocalFileSystem
+
+    return isinstance(url_to_fs(path)[0], LocalFileSystem)
