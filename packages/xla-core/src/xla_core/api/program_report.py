@@ -15,7 +15,10 @@ from xla_core.varying.padded_buffer import whole_buffer
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProgramRuns:
-    """One compiled program: recorded operators, runs so far, seconds to make it (0 runs: not yet)."""
+    """One compiled program: ``name``, ``operations`` recorded, ``runs`` so far (0: not yet).
+
+    ``compile_seconds`` is how long it took to make, or to load where it came ``from_cache``.
+    """
 
     name: str
     operations: int
@@ -36,9 +39,11 @@ def program_runs() -> list[ProgramRuns]:
 class ProgramFigures:
     """What the compiler says of one program on one device: bytes by use, and costs of one run.
 
-    ``total`` is what the program needs while it runs, ``limit`` the device's memory (None: not
-    known). ``flops``, ``bytes_accessed``, ``seconds`` and a TPU's ``cycles`` are the compiler's
-    estimates, None where it offers none; each counts the body of a loop once.
+    ``arguments``, ``outputs``, ``temporaries`` and ``code`` are bytes; ``aliased`` are those of outputs that
+    lie in an argument's memory. ``name`` is the step's, ``runs`` how often it ran. ``total`` is what the
+    program needs while it runs, ``limit`` the device's memory (None: not known). ``flops``, ``bytes_accessed``,
+    ``seconds`` and a TPU's ``cycles`` are the compiler's estimates, None where it offers none; each counts the
+    body of a loop once.
     """
 
     name: str

@@ -204,7 +204,11 @@ def save(
 def save_streaming(
     data: object, path: object, master_only: bool = True, global_master: bool = False
 ) -> None:
-    """``save`` under the parameter names of ``xser.save``: both stream one tensor at a time."""
+    """``save`` under the parameter names of ``xser.save``: both stream one tensor at a time.
+
+    ``data`` is any structure that ``torch.save`` takes; ``path`` is a file's path or an open file. With
+    ``master_only`` one process per host writes, and with ``global_master`` one of the whole job.
+    """
     save(data, path, master_only, global_master)
 
 

@@ -150,7 +150,7 @@ class _BadEntryError(Exception):
 
 
 class PersistentCache:
-    """Payloads by ``CacheKey`` in one directory; safe for several processes at a time.
+    """Payloads by ``CacheKey`` in one directory, ``path``; safe for several processes at a time.
 
     ``readonly`` never writes, not even to remove damaged files. After construction no failure of
     the file system raises: ``get`` gives None, ``put`` False, and a warning says why, once per
@@ -268,9 +268,9 @@ class PersistentCache:
 class CacheEntry:
     """One file of a cache, as tools see it: nothing of it was run.
 
-    ``program`` is the step's name, ``operations`` how many it records (0: not known). ``key`` are the
-    entries of its key, empty for a damaged file, where ``fault`` says what is wrong. ``used`` is the
-    Unix time of the last access that the file system remembers.
+    ``path`` and ``nbytes`` are the file's. ``program`` is the step's name, ``operations`` how many it records
+    (0: not known). ``key`` are the entries of its key, empty for a damaged file, where ``fault`` says what is
+    wrong. ``used`` is the Unix time of the last access that the file system remembers.
     """
 
     path: Path

@@ -83,10 +83,12 @@ class Making:
 
 
 class StepProgram(Kept):
-    """One compiled program of a step.
+    """One compiled program of a step, ``name``, on the devices of ``backend``.
 
-    ``output_index`` maps value numbers to positions among the results; ``aliases`` pairs inputs with
-    the results that take over their memory. ``histogram`` counts the operators recorded in it.
+    ``output_index`` maps value numbers to positions among the results; ``aliases`` pairs inputs with the
+    results that take over their memory. ``histogram`` counts the operators recorded in it. ``output_bytes`` are
+    by value number, ``largest`` the largest values that the step works on; ``from_cache``: it was not compiled
+    here.
 
     While another thread compiles it, ``making`` is how that goes, and whoever asks for ``executable``, ``program``
     or ``compile_seconds`` waits; they raise what compiling has failed with.
@@ -144,7 +146,7 @@ class StepProgram(Kept):
         del self.executable, self.program, self.compile_seconds
 
     def made(self, executable: Executable, program: object, seconds: float) -> None:
-        """Have an executable from now on."""
+        """Have ``executable`` and its ``program`` from now on, which took ``seconds`` to make."""
         self.program, self.compile_seconds = program, seconds
         self.executable = executable
 

@@ -26,7 +26,8 @@ class GRU(nn.GRU):
     """``torch.nn.GRU`` with the same arguments, parameters and results, in one direction.
 
     A layer is one ``scan`` over time: compile time does not grow with the sequence. With
-    ``bidirectional=True`` a ``torch.nn.GRU`` is made, with a warning.
+    ``bidirectional=True`` a ``torch.nn.GRU`` is made, with a warning. Raises ValueError for ``proj_size``,
+    which ``torch.nn.GRU`` refuses, too.
     """
 
     def __new__(cls, *args: object, **kwargs: object) -> Any:

@@ -49,10 +49,10 @@ OLDEST_INTERFACE_VERSION: Final = 1
 class DeviceDescription:
     """One device as the runtime numbers it.
 
-    ``id`` is unique over all processes, ``local_index`` counts the devices this process can
-    address (-1 for one it cannot). ``platform`` is the one of jax's platforms (``cpu``, ``tpu``,
-    ``cuda``, ...) whose lowering rules suit the device. ``kind`` is the hardware's name,
-    ``attributes`` what else the runtime tells (``coords``, ``core_on_chip``, ...).
+    ``id`` is unique over all processes, ``local_index`` counts the devices this process can address (-1 for one
+    it cannot), ``process_index`` is the number of the process that can. ``platform`` is the one of jax's
+    platforms (``cpu``, ``tpu``, ``cuda``, ...) whose lowering rules suit the device. ``kind`` is the hardware's
+    name, ``attributes`` what else the runtime tells (``coords``, ``core_on_chip``, ...).
     """
 
     id: int
@@ -117,13 +117,16 @@ class ArraySpec:
 class Program:
     """A lowered step: what a plugin compiles.
 
-    ``stablehlo`` is MLIR bytecode in the StableHLO, CHLO and Shardy dialects; a plugin that hands
-    it to another XLA than this process's jaxlib converts it to its version. ``aliases`` pairs an
-    input with the output that may reuse its memory (donation), also recorded in the module itself.
-    ``options`` are compiler options by the compiler's own names. ``largest`` is how many elements the
-    largest value has that a step of one program works on; None for a stage, which may run many times in
-    each step, and where nobody knows. ``runs`` is how many programs a step runs in a row, where this is
-    one of them: the step pays the price of one about that number of times.
+    ``name`` is the step's name in reports and profiles. ``inputs`` and ``outputs`` are shapes and dtypes in the
+    order of the module's arguments and results. ``placement`` says which devices run it: ``num_replicas`` times
+    ``num_partitions`` of them, where a partition has a part of each value and a replica has values of its own.
+    ``stablehlo`` is MLIR bytecode in the StableHLO, CHLO and Shardy dialects; a plugin that hands it to another
+    XLA than this process's jaxlib converts it to its version. ``aliases`` pairs an input with the output that
+    may reuse its memory (donation), also recorded in the module itself. ``options`` are compiler options by the
+    compiler's own names. ``largest`` is how many elements the largest value has that a step of one program
+    works on; None for a stage, which may run many times in each step, and where nobody knows. ``runs`` is how
+    many programs a step runs in a row, where this is one of them: the step pays the price of one about that
+    number of times.
     """
 
     name: str
@@ -209,7 +212,11 @@ class Capabilities:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemoryInfo:
-    """Bytes in use, the device's limit (None: not known) and the peak since the start."""
+    """A device's memory in bytes.
+
+    ``bytes_used`` are in use now, ``peak_bytes_used`` were at most since the process began, and ``bytes_limit``
+    is what the device can give (None: not known).
+    """
 
     bytes_used: int
     bytes_limit: int | None
@@ -345,10 +352,11 @@ class DeviceClient(Protocol):
         ...
 
     def assemble(self, shards: Sequence[Buffer], spec: ArraySpec, placement: Placement) -> Buffer:
-        """One logical buffer of this process's parts, in the placement's device order, no copy.
+        """One logical buffer of this process's parts, without a copy.
 
-        With ``placement.sharding`` None each part is a whole value of its own (data parallelism:
-        the "replicated" values may differ). Raises ValueError when number or shapes do not fit.
+        ``shards`` are the parts in the placement's device order, ``spec`` is the shape and dtype of the whole
+        value. With ``placement.sharding`` None each part is a whole value of its own (data parallelism: the
+        "replicated" values may differ). Raises ValueError when number or shapes do not fit.
         """
         ...
 
@@ -357,8 +365,10 @@ class DeviceClient(Protocol):
         ...
 
     def deserialize(self, payload: bytes, program_name: str, placement: Placement) -> Executable:
-        """Load what ``Executable.serialize`` wrote; this runs code from ``payload``.
+        """Load what ``Executable.serialize`` wrote into ``payload``; this runs code from there.
 
+        ``program_name`` is the step's name, for reports; ``placement`` says which devices run the program, which
+        need not be those that it was compiled for.
         Raises ValueError when it does not fit this client.
         """
         ...

@@ -50,8 +50,9 @@ class Event:
 class ProgramMissing(Event):
     """A step that no known program computes; emitted before anything is lowered.
 
-    Raising here refuses it, the trace stays as it was. ``outputs`` are the numbers of the wanted values,
-    ``aliases`` pairs of an input and the output that gets its memory.
+    Raising here refuses it, the trace stays as it was. ``entries`` are the step's operations in ``trace``; ``name``
+    is the step's for people, ``digest`` for caches. ``outputs`` are the numbers of the wanted values, ``aliases``
+    pairs of an input and the output that gets its memory.
     """
 
     trace: Any
@@ -64,7 +65,12 @@ class ProgramMissing(Event):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class ProgramCompiled(Event):
-    """Its program was compiled. ``modules`` are what the compiler was given, one per stage."""
+    """The program of a step was compiled.
+
+    ``entries`` are the step's operations in ``trace``, ``digest`` identifies them, and ``program`` is what
+    computes them. ``modules`` are what the compiler was given, one per stage; ``lowering`` and ``compiling``
+    are nanoseconds.
+    """
 
     trace: Any
     program: Any
@@ -77,7 +83,10 @@ class ProgramCompiled(Event):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class ProgramLoaded(Event):
-    """Its program came from the persistent cache."""
+    """The program of a step came from the persistent cache.
+
+    ``entries`` are the step's operations in ``trace``, ``digest`` identifies them; ``loading`` is in nanoseconds.
+    """
 
     trace: Any
     program: Any
@@ -113,7 +122,7 @@ class ProgramExecuted(Event):
     """A run was enqueued. While anybody listens to this, no run waits for its program.
 
     ``trace`` is a copy, as it was before: its tensors have their values, and what is recorded now is no part of
-    it. ``results`` are the buffers.
+    it. ``results`` are the buffers, ``nanoseconds`` is the host's time to enqueue the run.
     """
 
     trace: Any
@@ -134,7 +143,10 @@ class ExecutionRefused(Event):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Flushed(Event):
-    """What was pending was run, all of the above included."""
+    """What was pending on ``trace`` was run: ``operations`` of them.
+
+    ``nanoseconds`` are the host's, with everything above: compiling, loading, enqueuing.
+    """
 
     trace: Any
     operations: int
@@ -143,7 +155,10 @@ class Flushed(Event):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class TransferToDevice(Event):
-    """A host array became a buffer; ``array`` is what was sent, which a listener must not keep."""
+    """A host array of ``nbytes`` became ``buffer``, in ``nanoseconds``.
+
+    ``array`` is what was sent. A listener must not keep it: its memory is the caller's.
+    """
 
     buffer: Buffer
     array: object
@@ -153,7 +168,10 @@ class TransferToDevice(Event):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class TransferFromDevice(Event):
-    """A buffer was copied to the host; ``waited`` is the part of the time until its value was computed."""
+    """A buffer of ``nbytes`` was copied to the host, in ``nanoseconds``.
+
+    ``waited`` is the part of that time until the buffer's value was computed.
+    """
 
     nbytes: int
     nanoseconds: int

@@ -119,8 +119,9 @@ def xla_core_choose_shardings(step: StepToSplit) -> ShardingChoice | None:
 def xla_core_replicated_executable(
     executable: Executable, name: str, collectives: Sequence[object], backend: object
 ) -> Executable | None:
-    """What runs a program over all replicas in place of ``executable``; called once for each.
+    """What runs a program over all replicas in place of ``executable``; called once for each program.
 
+    ``name`` is the program's in errors and reports.
     ``collectives`` are the trace's entries, in order, that talk to other replicas, ``backend`` is
     this replica's device. The answer takes and gives buffers of this device alone.
     """

@@ -47,8 +47,9 @@ def pack(
 
 
 def unpack(plugin: str, payload: bytes, name: str, placement: Placement) -> tuple[Program, bytes]:
-    """The program (with empty ``stablehlo``), moved to ``placement``, and the code.
+    """The program (with empty ``stablehlo``), moved to ``placement``, and the code, from ``payload``.
 
+    ``name`` is the program's name from now on, and that which errors say.
     Raises ValueError when the bytes are not what ``pack`` made for this plugin, or when the
     program needs another number of devices than the placement has.
     """

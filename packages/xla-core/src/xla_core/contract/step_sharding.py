@@ -37,7 +37,11 @@ PartitionSpec = tuple[str | tuple[str, ...] | None, ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepInput:
-    """A value that the step takes from memory. ``annotated``: the user said how it is split."""
+    """A value that the step takes from memory.
+
+    ``name`` is the user's (``model.fc.weight``) or a number, ``role`` what the step does with it, ``shape`` the
+    whole value's, ``itemsize`` bytes per element. ``annotated``: the user said how it is split.
+    """
 
     name: str
     role: str

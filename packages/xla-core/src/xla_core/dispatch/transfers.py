@@ -95,7 +95,10 @@ def _held(trace: Trace, s: Any) -> Any:
 
 
 def upload(tensor: torch.Tensor, trace: Trace, dtype: torch.dtype | None = None) -> XLATensor:
-    """A new ``xla`` tensor with the values of another device's tensor, in ``dtype`` if given."""
+    """A new ``xla`` tensor on the device of ``trace`` with the values of ``tensor``, which is on another device.
+
+    It has ``dtype`` if that is given, and the tensor's own otherwise.
+    """
     dtype = dtype or tensor.dtype
     meta = tensor_meta(tuple(tensor.shape), dtype)
     if _only_shape(tensor, trace):

@@ -199,7 +199,8 @@ class DeviceBackend(Backend):
     ) -> Layout:
         """The layout of a program of ``entries``: on the device of every replica, or just here.
 
-        See ``recording.storage.Backend``; ``trace`` is not looked at.
+        ``outputs`` are the numbers of the wanted values, ``aliases`` pairs of an input and the output that gets its
+        memory; ``trace`` is not looked at. See ``recording.storage.Backend``.
         """
         return replica_programs.layout_of(self, entries, outputs, aliases)
 

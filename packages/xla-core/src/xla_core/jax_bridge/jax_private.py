@@ -96,16 +96,16 @@ def lower(
 ) -> bytes:
     """Lower ``function`` of ``len(avals)`` arrays to StableHLO bytecode for one ``platform``.
 
-    Every input stays an argument, used or not; outputs are the flattened result. ``aliases`` pairs
-    an input with the output that takes over its memory. Shardings come one per input or output, or
-    not at all; None means replicated for an input and the compiler's choice for an output. One is
-    HLO text (``{devices=[2,1]<=[2]}``) or Shardy's (``#sdy.sharding<mesh<["x"=2]>, [{"x"}, {}]>``);
-    a program uses one of the two forms. 64-bit types are on, whatever jax's configuration says, and
-    no jax backend is started. Calls of inner functions (``jax.jit``) whose names begin with
-    ``kept_prefix`` tell XLA to keep them as functions, each compiled once. Locations are left out
-    unless ``debug_locations``, so that equal programs give equal bytes wherever they were traced.
-    With ``relocate`` operations keep their names (of ``jax.named_scope``) as it changes them; ``edit``
-    may change the module.
+    ``name`` is the module's. Its program runs on ``num_replicas`` times ``num_partitions`` devices, with
+    ``input_shardings`` and ``output_shardings`` over the latter. Every input stays an argument, used or not;
+    outputs are the flattened result. ``aliases`` pairs an input with the output that takes over its memory.
+    Shardings come one per input or output, or not at all; None means replicated for an input and the compiler's
+    choice for an output. One is HLO text (``{devices=[2,1]<=[2]}``) or Shardy's (``#sdy.sharding<mesh<["x"=2]>,
+    [{"x"}, {}]>``); a program uses one of the two forms. 64-bit types are on, whatever jax's configuration
+    says, and no jax backend is started. Calls of inner functions (``jax.jit``) whose names begin with
+    ``kept_prefix`` tell XLA to keep them as functions, each compiled once. Locations are left out unless
+    ``debug_locations``, so that equal programs give equal bytes wherever they were traced. With ``relocate``
+    operations keep their names (of ``jax.named_scope``) as it changes them; ``edit`` may change the module.
     Raises ValueError for an alias that does not fit, or if the function calls back into Python.
     """
     module = lower_to_module(

@@ -40,7 +40,10 @@ def from_manual(value: Array, text: str, shape: tuple[int, ...]) -> Array:
 
 
 def shard_alike(a: Array, b: Array, group: int, shardy: bool) -> tuple[Array, Array]:
-    """``a`` and ``b``, of one shape, laid out alike; ``group`` is a number of their own in the program."""
+    """``a`` and ``b``, of one shape, split in the same way, which the compiler chooses.
+
+    ``group`` is a number of their own in the program; ``shardy``: the program is annotated in Shardy's form.
+    """
     first, second = _alike_p.bind(a, b, group=group, shardy=shardy)
     return first, second
 
@@ -115,12 +118,19 @@ _CHANNEL_KIND: Final = 1
 
 
 def reduce_parts(value: Array, kind: str, groups: Groups, channel: int) -> Array:
-    """Each device's part of a value (see ``to_manual``) reduced over its group of devices."""
+    """Each device's part of ``value`` (see ``to_manual``) reduced over its group of devices; same shape.
+
+    ``kind`` is the reduction (``sum``, ``max``, ...), ``groups`` are lists of device numbers, and ``channel``
+    is a number of this collective's own in the program.
+    """
     return _reduce_p.bind(value, kind=kind, groups=groups, axis=None, channel=channel)
 
 
 def scatter_parts(value: Array, kind: str, groups: Groups, axis: int, channel: int) -> Array:
-    """A device's slice along ``axis`` of that reduction."""
+    """A device's slice along ``axis`` of ``reduce_parts(value, kind, groups, channel)``.
+
+    Dimension ``axis`` is divided by the number of devices in a group.
+    """
     return _reduce_p.bind(value, kind=kind, groups=groups, axis=axis, channel=channel)
 
 

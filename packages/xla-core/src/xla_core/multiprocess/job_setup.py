@@ -75,7 +75,10 @@ class Job:
 
 @dataclasses.dataclass(slots=True)
 class Connection:
-    """A process that has met the others: ``client`` is jaxlib's; process 0 may run the ``service``."""
+    """A process that has met the others of its ``job``.
+
+    ``client`` is jaxlib's; process 0 may run the ``service``.
+    """
 
     job: Job
     client: Any

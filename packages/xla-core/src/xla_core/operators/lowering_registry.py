@@ -238,7 +238,14 @@ def rule(
     all_replicas: bool = False,
     whole_step: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the decorated function as the rule of each overload. Raises ValueError on a duplicate."""
+    """Register the decorated function as the lowering rule of each of ``overloads``; returns the function.
+
+    ``promotion`` says how operands are converted first, ``lift`` names scalar arguments that come as 0-d
+    arrays, ``meta`` is a meta kernel where PyTorch has none. With ``context`` the function's first argument is
+    a ``RuleContext``, and so it is with ``random``, for operators that draw random numbers: it has the key.
+    ``all_replicas`` and ``whole_step`` are those of ``Rule``. Raises ValueError for an overload that has a rule
+    already.
+    """
 
     def register(function: Callable[..., object]) -> Callable[..., Any]:
         where = _where(function)

@@ -178,9 +178,10 @@ def start_client(
     manager: pluggy.PluginManager,
     options: Mapping[str, str] | None = None,
 ) -> DeviceClient:
-    """Ask the extensions for the topology, then start the plugin's client.
+    """Ask the extensions of ``manager`` for the topology, then start the client of the plugin for ``device_type``.
 
-    Raises PluginError for whatever goes wrong in the plugin, with its own error as the cause.
+    ``options`` are environment variables as the plugin sees them; without them, the process's own. Raises
+    PluginError for whatever goes wrong in the plugin, with its own error as the cause.
     """
     options = os.environ if options is None else options
     factory = load_factory(device_type)

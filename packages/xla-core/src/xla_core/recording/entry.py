@@ -154,7 +154,9 @@ class Input(Entry):
 class Operation(Entry):
     """An operator that computes values: ``plan`` says which, and how it is lowered.
 
-    ``operands`` are given where they do not stand in the key: in a step that nobody recorded.
+    It comes after ``parent`` in the step. ``metas`` are its results' shapes and dtypes, ``floats`` and ``ints``
+    how many numbers the step has lifted up to here. ``operands`` are given where they do not stand in the key:
+    in a step that nobody recorded.
     """
 
     __slots__ = ("plan", "_operands")

@@ -26,13 +26,14 @@ def _as_it_is(function: Function, specs: Specs) -> tuple[Function, Specs]:
 class Layout:
     """The layout of one program.
 
-    ``aliases`` are the pairs of input and output that may share memory. ``inputs`` and ``outputs`` are
-    HLO shardings, one per input (lifted numbers included) and output, or empty: None is the whole
-    value on every device, for an output the compiler's choice. ``input_annotations`` and
-    ``output_annotations`` say the same in the form that the program is annotated in
-    (``jax_private.lower``). The program is lowered inside ``lowering()``; ``edges(function, specs)`` are
-    the function that is lowered and its arguments' shapes, where values enter and leave it otherwise than
-    the step has them. ``collectives`` are the operations that talk to other replicas.
+    ``placement`` says which devices run it: ``num_replicas`` times ``num_partitions`` of them. ``aliases`` are
+    the pairs of input and output that may share memory. ``inputs`` and ``outputs`` are HLO shardings, one per
+    input (lifted numbers included) and output, or empty: None is the whole value on every device, for an output
+    the compiler's choice. ``input_annotations`` and ``output_annotations`` say the same in the form that the
+    program is annotated in (``jax_private.lower``). The program is lowered inside ``lowering()``;
+    ``edges(function, specs)`` are the function that is lowered and its arguments' shapes, where values enter
+    and leave it otherwise than the step has them. ``collectives`` are the operations that talk to other
+    replicas.
     """
 
     placement: Placement

@@ -48,10 +48,11 @@ class Ref:
 
 
 class Lift:
-    """A scalar operand that the program reads from its vector of lifted floats or ints.
+    """A scalar operand that the program reads from its vector of lifted numbers.
 
-    ``example`` is a number of the operand's Python type, or a ``TensorMeta`` when it was a CPU
-    tensor without dimensions: what type promotion looks at.
+    It stands at ``position`` of that of the floats, if ``is_float``, or of that of the ints. ``example`` is
+    a number of the operand's Python type, or a ``TensorMeta`` when it was a CPU tensor without dimensions: what
+    type promotion looks at.
     """
 
     __slots__ = ("is_float", "position", "example")

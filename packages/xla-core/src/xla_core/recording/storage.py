@@ -30,12 +30,12 @@ class StorageState(NamedTuple):
 class Storage:
     """The current value of a tensor, shared by its views, ``detach()`` and ``.data``.
 
-    A value is either pending or materialised. While ``epoch`` equals the trace's, ``vid`` is the
-    number of the value in that trace. Otherwise ``buffer`` holds the value in device memory;
-    None is a tensor that nobody has written to yet (``torch.empty``). ``version`` counts
-    writes, so that views know whether what they read last is still true. ``annotation`` is not
-    there unless an extension sets it: what it knows of this one tensor. Nor is ``varying`` unless the user marks
-    dimensions: these, and the largest sizes that they may have, or None.
+    ``meta`` has its shape and dtype. A value is either pending or materialised. While ``epoch`` equals the
+    trace's, ``vid`` is the number of the value in that trace. Otherwise ``buffer`` holds the value in device
+    memory; None is a tensor that nobody has written to yet (``torch.empty``). ``version`` counts writes, so
+    that views know whether what they read last is still true. ``annotation`` is not there unless an extension
+    sets it: what it knows of this one tensor. Nor is ``varying`` unless the user marks dimensions: these, and
+    the largest sizes that they may have, or None.
     """
 
     __slots__ = (

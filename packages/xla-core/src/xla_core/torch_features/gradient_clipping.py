@@ -22,7 +22,10 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """``torch.nn.utils.clip_grad_norm_``; without any gradient the norm is a zero on the current device.
 
-    Reads the norm's value with ``error_if_nonfinite`` only. Raises RuntimeError for ``foreach=True``.
+    Scales the gradients of ``parameters`` (a tensor or several, of any shapes) in place, so that the
+    ``norm_type`` norm of all of them together is at most ``max_norm``. Returns the norm as it was, a tensor
+    without dimensions. With ``error_if_nonfinite`` the step ends here, because the norm's value is read, and a
+    norm that is infinite or NaN raises RuntimeError. Raises RuntimeError for ``foreach=True``.
     """
     if foreach:
         raise RuntimeError(MSG_FOREACH)

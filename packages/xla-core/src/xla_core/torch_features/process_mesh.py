@@ -84,7 +84,11 @@ def distribute_module(
     mesh: DeviceMesh,
     partition_fn: Callable[[str, nn.Module, DeviceMesh], None] | None = None,
 ) -> None:
-    """Make DTensors of the module's parameters and buffers; ``partition_fn`` may do it for some itself."""
+    """Make DTensors over ``mesh`` of the parameters and buffers of ``module``, in place.
+
+    ``partition_fn(name, submodule, mesh)`` is called for each submodule first, and may make some of them itself;
+    what it leaves is replicated.
+    """
     from torch.distributed.tensor import DTensor
 
     for name, submodule in module.named_modules():

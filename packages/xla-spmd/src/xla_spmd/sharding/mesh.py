@@ -170,7 +170,8 @@ class HybridMesh(Mesh):
     """A mesh over devices in groups: fast links (ICI) within a group, slow ones (DCN) between them.
 
     Axis ``i`` has ``ici_mesh_shape[i]`` devices of a group for each of its ``dcn_mesh_shape[i]``
-    groups; axes go from those that communicate least to those that communicate most. A group is a
+    groups; axes go from those that communicate least to those that communicate most. ``axis_names`` are their
+    names, as in ``Mesh``. Without ``dcn_mesh_shape`` all devices are one group. A group is a
     TPU slice, or else a process; the devices of a single CPU process are cut into equal groups, to
     try out what runs elsewhere. Raises ValueError when the devices are not so many groups of
     so many devices.

@@ -137,10 +137,11 @@ def _lay_pending(tensor: XLATensor, sharding: Sharding) -> None:
 
 
 def annotate_custom_sharding(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> XLAShardedTensor:
-    """Let the current value of ``t`` be split in the program that uses it next, and nothing else.
+    """Split the current value of ``t`` in the program that uses it next, and nothing else.
 
-    Unlike after ``mark_sharding``, what is written to ``t`` later lies as the compiler chooses. Returns ``t``
-    as an ``XLAShardedTensor``. Raises what ``mark_sharding`` raises.
+    ``mesh`` and ``partition_spec`` are those of ``mark_sharding``. Unlike after ``mark_sharding``, what is
+    written to ``t`` later lies as the compiler chooses. Returns ``t`` as an ``XLAShardedTensor``. Raises what
+    ``mark_sharding`` raises.
     """
     tensor = checked(unwrap_sharded_tensor(t))
     lay_value(tensor, checked_sharding(mesh, partition_spec, tuple(tensor.shape)))
@@ -203,5 +204,8 @@ def _annotated(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
 
 
 def mark_sharding_with_gradients(t: torch.Tensor, mesh: Mesh, partition_spec: Spec) -> torch.Tensor:
-    """A tensor equal to ``t`` that is split, and whose gradient will be; see ``mark_sharding``."""
+    """A tensor equal to ``t`` that is split over ``mesh``, and whose gradient will be.
+
+    ``partition_spec`` has one entry per dimension of ``t``; see ``mark_sharding``, whose errors it raises.
+    """
     return MarkShardingFunction.apply(unwrap_sharded_tensor(t), mesh, partition_spec)

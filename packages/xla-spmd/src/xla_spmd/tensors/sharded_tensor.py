@@ -294,7 +294,7 @@ def wrap_as_sharded_tensor(
     *,
     mesh_shape: Sequence[int] | None = None,
 ) -> XLAShardedTensor:
-    """``t`` as an ``XLAShardedTensor`` with this mesh and spec; annotates nothing.
+    """``t`` as an ``XLAShardedTensor`` with this ``mesh`` and ``partition_spec``; annotates nothing.
 
     ``mesh_shape`` stands for a mesh of that shape over the job's devices in their order; without either it is
     one axis. Raises AssertionError for a shape of another number of devices.

@@ -38,10 +38,10 @@ def xla_distribute_tensor(
 ) -> torch.Tensor:
     """``tensor``, moved to the device if it is elsewhere, split as ``placements`` say: XLAShardedTensor.
 
-    One placement per mesh dimension; without any, every device holds the whole value. A leaf that
-    needs a gradient comes as a leaf, which gets the gradient. Raises what ``XLAShardedTensor.redistribute``
-    raises for placements and meshes, and what ``mark_sharding`` raises. Over a mesh of processes, each with
-    a part of its own, it is a DTensor.
+    ``placements`` are one per dimension of ``device_mesh``; without any, every device holds the whole value. A
+    leaf that needs a gradient comes as a leaf, which gets the gradient. Raises what
+    ``XLAShardedTensor.redistribute`` raises for placements and meshes, and what ``mark_sharding`` raises. Over
+    a mesh of processes, each with a part of its own, it is a DTensor.
     """
     if meshes.is_over_processes(device_mesh):
         return meshes.distribute_tensor(tensor, device_mesh, placements)
@@ -111,6 +111,10 @@ def _after(
 
 
 def auto_policy(mod_name: str, mod: nn.Module, mesh: DeviceMesh) -> None:
-    """The ``partition_fn`` that leaves the choice to the first training step: ``xr.use_spmd(auto=True)``."""
+    """The ``partition_fn`` that leaves the choice to the first training step: ``xr.use_spmd(auto=True)``.
+
+    ``torch.distributed.tensor.distribute_module`` calls it for each module ``mod`` of the model, with its name
+    ``mod_name`` and the ``mesh``; none of the three is looked at.
+    """
     del mod_name, mod, mesh
     use_spmd(auto=True)
