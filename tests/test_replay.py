@@ -12,7 +12,7 @@ TOOL = Path(__file__).parents[1] / "tools" / "replay.py"
 SCRIPT = """
 import sys
 import torch, torch_xla
-x = torch.ones(3, 4, device="xla")
+x = torch.ones(3, 4).to("xla")
 print((x * 2 + {constant}).{reduction}().item())
 """
 
@@ -44,6 +44,29 @@ def test_equal_scripts_have_equal_recordings_and_others_do_not(tmp_path):
     lines = different.stdout.splitlines()
     assert [line[0] for line in lines[:-1]] == ["-", "+"]
     assert lines[-1].endswith("2 lines differ")
+
+
+def test_the_operators_of_a_changed_rule_are_named(tmp_path):
+    def program(step: str, module: str, *operators: str) -> dict[str, object]:
+        return {
+            "step": step,
+            "operations": 3,
+            "modules": [module],
+            "during": "",
+            "operators": operators,
+        }
+
+    before = [
+        program("1", "a", "mul", "add"),
+        program("2", "b", "add", "div"),
+        program("3", "c", "mul"),
+    ]
+    after = [before[0], program("2", "other", "add", "div"), program("4", "c", "div")]
+    for name, recording in (("before", before), ("after", after)):
+        (tmp_path / name).write_text(json.dumps(recording))
+    compared = replay("compare", tmp_path / "before", tmp_path / "after")
+    assert "same step, other program: div\n" in compared.stdout
+    assert compared.stdout.count("other program") == 1
 
 
 def test_an_empty_recording_is_no_proof(tmp_path):

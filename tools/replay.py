@@ -5,7 +5,9 @@
 in this process. For each step that it compiles the recording has a digest of the step as it was recorded
 (all operations with their operands, shapes and dtypes) and one of each module that it was lowered to
 (StableHLO without source locations). ``python tools/replay.py compare before.json after.json`` prints
-what one of them has and the other has not, and exits with 1 if there is anything.
+what one of them has and the other has not, and exits with 1 if there is anything. Where a step is the same
+and was lowered otherwise, it says which operators the programs have that differ and no other program has:
+a rule that was changed is among them.
 
 Programs that child processes compile are not seen. The order in which programs are compiled is part of a
 recording, so run tests in one process and with hash-based choices fixed (``PYTHONHASHSEED=0``).
@@ -26,6 +28,7 @@ from typing import Any
 
 from xla_core.contract import events
 from xla_core.extension_api import programs as core_programs
+from xla_core.extension_api.steps import Operation
 
 Recorded = list[dict[str, Any]]
 
@@ -39,6 +42,9 @@ def record(target: Sequence[str]) -> tuple[Recorded, int]:
             {
                 "step": compiled.digest,
                 "operations": len(compiled.entries),
+                "operators": sorted(
+                    {e.plan.name for e in compiled.entries if isinstance(e, Operation)}
+                ),
                 "modules": [_digest(module.stablehlo) for module in compiled.modules],
                 "during": os.environ.get("PYTEST_CURRENT_TEST", target[0]).split(" ")[0],
             }
@@ -83,6 +89,22 @@ def _line(program: dict[str, Any]) -> str:
     return f"step {program['step']} of {program['operations']} operations: {modules}"
 
 
+def suspects(before: Recorded, after: Recorded) -> list[tuple[list[str], list[str]]]:
+    """For each step that was lowered otherwise: operators that no equal program has, and all of its operators.
+
+    A step that several tests record is looked at once.
+    """
+    former = {program["step"]: program["modules"] for program in before}
+    known = {program["step"]: program for program in after if program["step"] in former}
+    equal = [p for p in known.values() if p["modules"] == former[p["step"]]]
+    innocent = {name for program in equal for name in program["operators"]}
+    return [
+        (sorted(set(program["operators"]) - innocent), program["operators"])
+        for program in known.values()
+        if program["modules"] != former[program["step"]]
+    ]
+
+
 def compare(before: Path, after: Path) -> int:
     """Print the differences of two recordings; 1 if there are any, 2 if one of them is empty."""
     recordings = [json.loads(path.read_text("utf-8")) for path in (before, after)]
@@ -93,6 +115,8 @@ def compare(before: Path, after: Path) -> int:
     found = differences(*recordings)
     for line in found:
         print(line)
+    for rare, operators in suspects(*recordings):
+        print("same step, other program:", ", ".join(rare) or f"one of {', '.join(operators)}")
     print(
         f"{len(recordings[0])} programs before, {len(recordings[1])} after, {len(found)} lines differ"
     )
