@@ -52,6 +52,8 @@ LAYERS = {
     "xla_debug": ("settings", "stacks", "steps", "recompile", "tracebacks", "live", "run_report", "cli"),
 }  # fmt: skip
 MOST_MODULES_IN_A_FOLDER = 16
+# One file per family of operators is a catalogue; the names of torch_xla's modules are torch_xla's.
+CATALOGUES = ("/lowering/rules", "/torch_xla/experimental")
 OWN_CODE = [*SOURCES, *sorted((ROOT / "examples").glob("*.py")), ROOT / "toxfile.py"]
 OWN_CODE += [*sorted((ROOT / "benchmarks").glob("*.py")), *sorted((ROOT / "tools").glob("*.py"))]
 
@@ -190,6 +192,18 @@ def test_there_are_no_init_files_in_tests():
     assert not list(ROOT.glob("tests/**/__init__.py"))
 
 
+def test_folders_of_tests_mirror_those_of_sources():
+    for package in PACKAGES:
+        tests = {path.parent for path in (package / "tests").rglob("test_*.py")}
+        names = {folder.relative_to(package / "tests") for folder in tests}
+        sources = [path for path in (package / "src").glob("*") if path.is_dir()]
+        known = {path.relative_to(source) for source in sources for path in source.rglob("*")}
+        assert names <= known | {Path()}
+        sizes = {folder: len(list(folder.glob("test_*.py"))) for folder in tests}
+        sizes = {f: size for f, size in sizes.items() if not f.as_posix().endswith(CATALOGUES)}
+        assert not [f for f, size in sizes.items() if size > MOST_MODULES_IN_A_FOLDER]
+
+
 def test_modules_do_not_import_each_other_in_circles():
     graph = import_graph()
     edges = [
@@ -280,10 +294,8 @@ def test_every_folder_is_a_layer_or_in_one():
 
 
 def test_no_folder_has_too_many_modules():
-    # One file per family of operators is a catalogue; the names of torch_xla's modules are torch_xla's.
-    catalogues = ("xla_core/lowering/rules", "/torch_xla/experimental")
     folders = {path.parent for path in SOURCES}
-    folders = {folder for folder in folders if not folder.as_posix().endswith(catalogues)}
+    folders = {folder for folder in folders if not folder.as_posix().endswith(CATALOGUES)}
     sizes = {folder: len(list(folder.glob("[!_]*.py"))) for folder in folders}
     assert not [folder for folder, size in sizes.items() if size > MOST_MODULES_IN_A_FOLDER]
 

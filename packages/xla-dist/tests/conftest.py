@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # the job processes import dist_jobs and its like by name
+JOBS = Path(__file__).parent / "jobs"
+sys.path.insert(0, str(JOBS))  # the job processes import dist_jobs and its like by name
 
 import dist_jobs  # noqa: E402 - found there
 from dist_jobs import clean_environment  # noqa: E402 - likewise

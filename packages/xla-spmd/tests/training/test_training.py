@@ -16,7 +16,7 @@ from xla_spmd.reports import program_report
 from xla_spmd.tensors.sharded_tensor import local_shards
 
 _spec = importlib.util.spec_from_file_location(
-    "xla_spmd_tests_gpt", Path(__file__).with_name("gpt.py")
+    "xla_spmd_tests_gpt", Path(__file__).parents[1] / "gpt.py"
 )
 gpt = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = gpt

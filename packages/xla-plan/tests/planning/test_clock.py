@@ -8,7 +8,7 @@ import pytest
 
 from xla_plan.planning.chips import CHIPS, chip_of
 
-STEPS = Path(__file__).with_name("small_steps.py")
+STEPS = Path(__file__).parents[1] / "small_steps.py"
 TOPOLOGIES = {
     "v4": "v4:2x2x1",
     "v5e": "v5e:2x2",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-PODS = Path(__file__).resolve().parents[3] / "examples" / "pods"
+PODS = Path(__file__).resolve().parents[4] / "examples" / "pods"
 
 
 @pytest.mark.parametrize("capacity", [8.0, 0.5])

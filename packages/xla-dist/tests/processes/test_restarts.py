@@ -260,7 +260,7 @@ def train_step(model, optimizer, schedule, batch):
 
 
 def test_the_documents_example_goes_on_where_it_was(job_environment, monkeypatch, tmp_path):
-    text = (Path(__file__).parents[3] / "docs" / "restart.md").read_text()
+    text = (Path(__file__).parents[4] / "docs" / "restart.md").read_text()
     example = text.partition("```python\n")[2].partition("```")[0]
     script = tmp_path / "script.py"
     script.write_text(PRELUDE.replace("\\\\n", "\\n") + example)

@@ -17,7 +17,7 @@ from torch_xla.experimental.capture import CaptureError, capture
 from xla_core.support import counters
 
 _spec = importlib.util.spec_from_file_location(
-    "xla_spmd_tests_capture_gpt", Path(__file__).with_name("gpt.py")
+    "xla_spmd_tests_capture_gpt", Path(__file__).parents[1] / "gpt.py"
 )
 gpt = importlib.util.module_from_spec(_spec)
 sys.modules[_spec.name] = gpt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-STEPS = Path(__file__).with_name("small_steps.py")
+STEPS = Path(__file__).parents[1] / "small_steps.py"
 
 
 def test_meshes_are_ranked_and_the_best_compiled(command):
