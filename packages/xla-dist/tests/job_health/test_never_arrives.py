@@ -20,6 +20,7 @@ from pathlib import Path
 import dist_jobs
 import dist_vitals
 import pytest
+import torch
 from dist_jobs import clean_environment
 from torch.multiprocessing import ProcessRaisedException
 
@@ -27,6 +28,7 @@ from xla_dist.job_health import thread_states
 from xla_dist.job_health.bounded_wait import circle
 from xla_dist.job_health.failure_reports import Waiting
 from xla_dist.job_health.thread_states import COMPUTES, INPUT, LOCKED, SLEEPS
+from xla_dist.processes.thread_replicas import Team
 
 LIMIT = 10.0
 
@@ -256,3 +258,26 @@ def test_torch_is_a_library_wherever_it_lies():
     with pytest.raises(KeyError) as caught:
         of_torch()
     assert thread_states.place_of_error(caught.tb).startswith(__file__)
+
+
+def test_generated_code_of_a_library_is_no_line_of_the_users():
+    """As the methods that dataclasses makes by exec."""
+
+    def call():
+        raise KeyError
+
+    made = {"__file__": torch.__file__, "__name__": "of_a_library", "KeyError": KeyError}
+    of_a_library = types.FunctionType(call.__code__.replace(co_filename="<string>"), made)
+    with pytest.raises(KeyError) as caught:
+        of_a_library()
+    assert thread_states.place_of_error(caught.tb).startswith(__file__)
+
+
+def test_one_thread_for_two_devices_is_told_that_nobody_comes(monkeypatch, caplog):
+    """It waited half an hour in silence."""
+    monkeypatch.setenv("XLA_DIST_WARN_AFTER", "0")
+    monkeypatch.setenv("XLA_DIST_WAIT_TIMEOUT", "1")
+    with pytest.raises(RuntimeError, match="ordinal 1 does not come: for 1 s"):
+        Team([0, 1]).meet(0, "all_reduce", None, lambda given: given)
+    (record,) = caplog.records
+    assert "ordinal 0 waits at all_reduce for the threads of ordinal 1" in record.message

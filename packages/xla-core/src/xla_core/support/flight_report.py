@@ -70,7 +70,7 @@ def waits(report: Report) -> list[Wait]:
 
 
 def _wait(report: Report, me: int, one: Snapshot) -> Wait | None:
-    if one["error"] is not None:
+    if _has_failed(one):
         return None
     behind = _behind(report, me, one)
     waiting = one["waiting"]
@@ -131,7 +131,7 @@ def _first_missing(one: Snapshot, other: int, count: int) -> dict[str, Any] | No
 def culprits(report: Report) -> list[int]:
     """Who failed; or else who is waited for, and waits for nobody; or else who is silent."""
     processes = report["processes"]
-    failed = [int(n) for n, one in processes.items() if one["error"] is not None]
+    failed = [int(n) for n, one in processes.items() if _has_failed(one)]
     if failed:
         return failed
     all_waits = waits(report)
@@ -139,6 +139,11 @@ def culprits(report: Report) -> list[int]:
     awaited = {other for wait in all_waits for other in wait.whom}
     silent = [n for n in range(report["count"]) if _is_silent(report, n)]
     return sorted(awaited - waiting) or silent
+
+
+def _has_failed(one: Snapshot) -> bool:
+    """Whether it ends by an error that is its own: Ctrl-C is not, it found the process where it was."""
+    return one["error"] is not None and not one["error"].startswith(KeyboardInterrupt.__name__)
 
 
 def _is_silent(report: Report, ordinal: int) -> bool:
@@ -182,6 +187,9 @@ def headline(report: Report) -> Iterator[str]:
             f"{', '.join(map(str, wait.whom))}, for {wait.seconds:.1f} s"
         )
     guilty = culprits(report)
+    known = {*guilty, *(wait.who for wait in all_waits)}
+    interrupted = [int(n) for n, one in report["processes"].items() if one["error"] is not None]
+    guilty += [ordinal for ordinal in interrupted if ordinal not in known]
     for ordinal in guilty:
         yield _says(ordinal, report["processes"].get(str(ordinal)), report)
     if not all_waits and not guilty:
@@ -193,7 +201,10 @@ def _says(ordinal: int, one: Snapshot | None, report: Report) -> str:
     if one is None:
         return f"ordinal {ordinal} has never been heard of"
     if one["error"] is not None:
-        what = f"failed at {one['place']}: {one['error'].splitlines()[0]}"
+        how = "failed" if _has_failed(one) else "was interrupted"
+        # an error without a text ends with a colon
+        first = one["error"].splitlines()[0].rstrip(": ")
+        what = f"{how} at {one['place']}: {first}"
     elif one["heard"]:
         ago = max(_latest(report) - one["time"], 0.0)
         what = f"says nothing; {ago:.1f} s before, it was at {one['place']}"

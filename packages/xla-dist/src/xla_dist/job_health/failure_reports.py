@@ -36,13 +36,19 @@ logger = logging.getLogger(__name__)
 FAILURE_FOLDER: Final = "xla/failure"
 DONE_FOLDER: Final = "xla/done"
 FOLLOWERS_FOLDER: Final = "xla/followers"
+INTERRUPTED_FOLDER: Final = "xla/interrupted"
 STATUS_FOLDER: Final = "xla/status"
 TICK_SECONDS: Final = 0.5
+INTERRUPTED_SECONDS: Final = 5.0
+"""Ctrl-C goes to all processes at once: so long each has to end by itself, and to save what it wants to keep."""
 _BROKEN_PAUSE: Final = 0.05
 """Between looks of a process that is about to end, and wants to say why."""
 
 MSG_FAILED: Final = "ordinal {ordinal} ends, because ordinal {culprit} failed:\n{text}"
 MSG_DEAD: Final = "ordinal {culprit} of the job has died without a word (killed, or out of memory): {how}. {doing}"
+MSG_INTERRUPTED: Final = (
+    "ordinal {ordinal} ends, because ordinal {others} was interrupted (KeyboardInterrupt). {doing}"
+)
 MSG_SILENT: Final = "no sign of life for {seconds} s (XLA_DIST_FAILURE_TIMEOUT)"
 MSG_GONE: Final = "its process has ended"
 MSG_LEFT: Final = "ordinal {ordinals} has ended"
@@ -92,6 +98,7 @@ class Watchdog(threading.Thread):
         self._answered = False
         self._stopped = threading.Event()
         self._lost_since: float | None = None
+        self._interrupted_since: float | None = None
         job = connection.job
         self.recorder = flight_recorder.start(
             agreement, job.index, job.count, lambda: _State.waiting
@@ -130,7 +137,7 @@ class Watchdog(threading.Thread):
         until = time.monotonic() + seconds
         with contextlib.suppress(RuntimeError):  # the coordinator is gone as well
             while time.monotonic() < until:
-                text = self._failure() or self._silent()
+                text = self._failure() or self._interrupted(0.0) or self._silent()
                 if text is not None:
                     return text
                 time.sleep(_BROKEN_PAUSE)
@@ -147,7 +154,13 @@ class Watchdog(threading.Thread):
     def _look(self) -> str | None:
         try:
             self._answer()
-            return self._failure() or self._silent() or self._difference() or self._long_step()
+            return (
+                self._failure()
+                or self._interrupted(INTERRUPTED_SECONDS)
+                or self._silent()
+                or self._difference()
+                or self._long_step()
+            )
         except Difference as difference:
             publish(str(difference))
             self._end(str(difference), "difference")
@@ -173,12 +186,25 @@ class Watchdog(threading.Thread):
                 )
         return None
 
+    def _interrupted(self, patience: float) -> str | None:
+        """Who was interrupted, ``patience`` seconds after that was first seen."""
+        me = self.connection.job.index
+        others = sorted(set(map(int, jobs.published(INTERRUPTED_FOLDER))) - {me})
+        if not others:
+            return None
+        now = time.monotonic()
+        self._interrupted_since = self._interrupted_since or now
+        if now - self._interrupted_since < patience:
+            return None
+        names = ", ".join(map(str, others))
+        return MSG_INTERRUPTED.format(ordinal=me, others=names, doing=self._doing())
+
     def _silent(self) -> str | None:
         """Who was stopped, or is gone, without having said a word."""
         alive = self.signs.alive
         self.neighbours.look()
         # after that: who has left was alive, and there, until it had said so
-        done = jobs.published(DONE_FOLDER)
+        done = {**jobs.published(DONE_FOLDER), **jobs.published(INTERRUPTED_FOLDER)}
         seconds = flags.FAILURE_TIMEOUT.get()
         for index, frozen in self.neighbours.frozen().items():
             if frozen >= seconds / 2 and str(index) not in done:
@@ -307,6 +333,16 @@ def publish(text: str) -> None:
     connection = jobs.connection()
     if connection is not None:
         jobs.publish(f"{FAILURE_FOLDER}/{connection.job.index}", text.encode())
+
+
+def publish_interrupt() -> None:
+    """Tell the others that this process ends by Ctrl-C, as they may: they end soon, and need no traceback."""
+    connection = jobs.connection()
+    if connection is not None:
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the launcher, interrupted as well, was the coordinator
+            jobs.publish(f"{INTERRUPTED_FOLDER}/{connection.job.index}", b"")
 
 
 def follow() -> None:

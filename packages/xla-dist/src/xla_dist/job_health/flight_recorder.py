@@ -130,6 +130,8 @@ class Recorder:
                 flight_files.forget(self.name(), self.ordinal)
             else:
                 flight_files.keep(self.name(), last)
+                if END in self._dumped:  # by another thread, meanwhile
+                    flight_files.forget(self.name(), self.ordinal)
                 if self._witness is not None and self._name:
                     self._witness.name_job(self._name)
 

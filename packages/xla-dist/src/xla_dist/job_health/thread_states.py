@@ -219,6 +219,8 @@ def _is_library(frame: FrameType) -> bool:
     """Whether a frame is of a library, this project's included, where it does not lie among them."""
     package = str(frame.f_globals.get("__name__")).partition(".")[0]
     name = frame.f_code.co_filename
+    if name == "<string>":  # made by exec, as the methods of dataclasses are
+        name = str(frame.f_globals.get("__file__", name))
     # torch may lie elsewhere than the other libraries
     return name.startswith((*_LIBRARY, "<frozen ")) or package in (*_OWN_PACKAGES, "torch")
 

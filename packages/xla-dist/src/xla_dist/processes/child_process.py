@@ -29,6 +29,7 @@ from xla_dist.job_health.launch_log import Ledger
 from xla_dist.processes import session
 
 _LAST_WORDS_SECONDS: Final = 2.0
+MSG_INTERRUPTED: Final = "interrupted (KeyboardInterrupt)"
 _THREADS_SECONDS: Final = 20.0
 """So long an answer of the coordinator's is waited for, which is lost already: a busy machine takes its time."""
 
@@ -42,13 +43,14 @@ class Report:
     """How a process ended: its traceback (empty: well), which kind of end that is, and when.
 
     ``kind`` is ``"own"``, ``"consequence"`` of another process's end, or a ``"difference"`` between
-    the processes' programs.
+    the processes' programs. ``flight`` is the path of the flight report, if it has written one.
     """
 
     traceback: str
     kind: str
     when: float
     result: Any = None
+    flight: str = ""
 
 
 def run_child(
@@ -105,7 +107,7 @@ def attend() -> None:
     def report(kind: Any, error: Any, trace: Any) -> None:
         text = "".join(traceback.format_exception(kind, error, trace))
         consequence = distributed.is_lost_connection(error)
-        written = flight_recorder.failed(text, error, own=not consequence)
+        written = flight_recorder.failed(_reason(error, text), error, own=not consequence)
         failed.append(text)
         if consequence:
             failure_reports.follow()
@@ -113,7 +115,7 @@ def attend() -> None:
                 shown(*_named(error, trace))
         else:
             shown(kind, error, trace)
-            failure_reports.publish(text)
+            _tell(error, text)
         if written:
             sys.stderr.write(f"xla-dist: {written.strip()}\n")
 
@@ -200,15 +202,29 @@ def _fail(pipe: object, text: str, error: BaseException) -> None:
     difference = _difference(current) if consequence and current is not None else None
     if difference is not None or isinstance(error, Difference):
         text, kind = difference or text, "difference"
-    written = flight_recorder.failed(text, error, own=not consequence)
-    _send(pipe, Report(text + written, kind, time.time()))
+    written = flight_recorder.failed(_reason(error, text), error, own=not consequence)
+    path = written.strip().partition(flight_recorder.MSG_REPORT.format(path=""))[2]
+    _send(pipe, Report(text + written, kind, time.time(), flight=path))
     if current is not None and current.watchdog is not None:
         current.watchdog.stop()
         if kind == "consequence":
             failure_reports.follow()
         else:
-            failure_reports.publish(text)
+            _tell(error, text)
     failure_reports.leave(1)
+
+
+def _reason(error: BaseException, text: str) -> str:
+    """Why there is a flight report: which has the stack of an interrupted process anyway."""
+    return MSG_INTERRUPTED if isinstance(error, KeyboardInterrupt) else text
+
+
+def _tell(error: BaseException, text: str) -> None:
+    """Tell the others that this process ends by an error of its own, or by Ctrl-C."""
+    if isinstance(error, KeyboardInterrupt):
+        failure_reports.publish_interrupt()
+    else:
+        failure_reports.publish(text)
 
 
 def _difference(current: session.Session) -> str | None:

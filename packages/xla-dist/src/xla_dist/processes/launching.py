@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import signal
 import socket
@@ -37,6 +38,7 @@ from xla_core.extension_api.jobs import (
     serve_apart,
 )
 from xla_core.support import flags
+from xla_dist.job_health.failure_reports import INTERRUPTED_SECONDS
 from xla_dist.job_health.launch_log import Ledger
 from xla_dist.job_health.local_processes import is_frozen
 from xla_dist.processes import restarts
@@ -44,9 +46,15 @@ from xla_dist.processes.child_process import Report, run_child
 from xla_dist.processes.thread_replicas import run_threads
 from xla_dist.settings import RESTART_COUNT
 
+logger = logging.getLogger(__name__)
+
 # After the first process has ended badly the others may still say why; then they are ended.
 _GRACE_SECONDS: Final = 1.5
 _KILL_SECONDS: Final = 2.0
+# Ctrl-C goes to the processes as well, which may catch it to save what they have: one that waits for another
+# in a collective is ended by its watchdog ``INTERRUPTED_SECONDS`` after that one has left.
+_INTERRUPT_SECONDS: Final = 2 * INTERRUPTED_SECONDS
+_QUIET_SECONDS: Final = 1.0
 
 MSG_NPROCS: Final = (
     "Unsupported nprocs ({got}). Leave it out (or give 1, or {count}): the number of processes is the "
@@ -67,6 +75,10 @@ MSG_SIGNAL: Final = (
     "ordinal {ordinal} of {count} (process {pid}) was killed by signal {name}{others}"
 )
 MSG_EXIT: Final = "ordinal {ordinal} of {count} (process {pid}) exited with status {code}{others}"
+MSG_INTERRUPTED: Final = (
+    "interrupted: the processes have %.0f s to end by themselves; Ctrl-C again ends them now"
+)
+MSG_WHERE: Final = "where the processes were when they were interrupted: %s"
 MSG_OTHERS: Final = "; the other processes were ended"
 
 
@@ -137,6 +149,9 @@ class Launch:
                 self._look(left)
                 if any(c.failed for c in self._children):
                     self._end_others(grace)
+        except KeyboardInterrupt:
+            self._end_interrupted()
+            raise
         except BaseException:
             self._stop(0.0)
             self._release()
@@ -166,6 +181,29 @@ class Launch:
         ):
             self._look(0.1)
         self._stop(_KILL_SECONDS)
+
+    def _end_interrupted(self) -> None:
+        """Let the processes end, which Ctrl-C has reached as well; at once if it comes again."""
+        began, announced = time.monotonic(), False
+        try:
+            while any(c.ended is None for c in self._children):
+                waited = time.monotonic() - began
+                if waited > _INTERRUPT_SECONDS:
+                    break
+                if waited > _QUIET_SECONDS and not announced:
+                    announced = True
+                    logger.warning(MSG_INTERRUPTED, _INTERRUPT_SECONDS)
+                self._look(0.1)
+            for path in sorted(self._flight_reports()):
+                logger.warning(MSG_WHERE, path)
+        finally:
+            self._stop(0.0)
+            self._release()
+
+    def _flight_reports(self) -> set[str]:
+        """Paths of the reports that the processes have written at their ends: there is one of all."""
+        reports = [child.report for child in self._children if child.report is not None]
+        return {report.flight for report in reports if report.flight}
 
     def _stop(self, kindly: float) -> None:
         for child in self._children:

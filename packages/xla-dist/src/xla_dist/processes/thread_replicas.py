@@ -5,14 +5,18 @@ For debugging (``torch_xla.launch(..., debug_single_process=True)``) and for ``D
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 
 from xla_core.extension_api import runtime
-from xla_dist.settings import WAIT_TIMEOUT
+from xla_dist.settings import WAIT_TIMEOUT, WARN_AFTER
+
+logger = logging.getLogger(__name__)
 
 MSG_DIFFERENT: Final = (
     "the replicas run different programs:\n{sides}\nEvery replica has to call the same collectives "
@@ -21,6 +25,10 @@ MSG_DIFFERENT: Final = (
 MSG_MISSING: Final = (
     "ordinal {me} waits at {what}, and ordinal {missing} does not come: {why}"
 )  # fmt: skip
+MSG_ALONE: Final = (
+    "ordinal %d waits at %s for the threads of ordinal %s, for %.0f s. A process with several devices is as many "
+    "replicas only where each has a thread: torch_xla.launch starts a process for each of them"
+)
 MSG_SEVERAL: Final = (
     "{devices}: in a job of {count} processes, each of them is one replica, on its device {own}. Start one "
     "process per device (torch_xla.launch, or torchrun with as many processes as devices, of which each "
@@ -60,12 +68,20 @@ class Team:
                 return self._all_here(action)
             wanted = self._round
             self._condition.notify_all()
-            arrived = self._condition.wait_for(
-                lambda: self._round > wanted or bool(self._failed), timeout=WAIT_TIMEOUT.get()
-            )
+            arrived = self._wait(ordinal, what, wanted)
             if self._round > wanted:
                 return self._outcome()
             raise self._missing(ordinal, what, arrived)
+
+    def _wait(self, ordinal: int, what: str, wanted: int) -> bool:
+        """Wait until all have come, or one has ended, with a warning on the way; False when the time is over."""
+        over = lambda: self._round > wanted or bool(self._failed)  # noqa: E731
+        began, limit = time.monotonic(), WAIT_TIMEOUT.get()
+        if self._condition.wait_for(over, timeout=min(WARN_AFTER.get(), limit)):
+            return True
+        missing = ", ".join(str(i) for i in range(len(self.devices)) if i not in self._given)
+        logger.warning(MSG_ALONE, ordinal, what, missing, time.monotonic() - began)
+        return self._condition.wait_for(over, timeout=max(began + limit - time.monotonic(), 0.0))
 
     def _all_here(self, action: Callable[[list[object]], object]) -> object:
         order = range(len(self.devices))
