@@ -227,3 +227,25 @@ def test_a_long_life_is_noted_and_drawn(tmp_path):
     )
     assert judged.returncode == 1
     assert judged.stderr.strip() == "descriptors grew from 155 to 355"
+
+
+def test_two_trees_are_compared(tmp_path, monkeypatch):
+    root = RUN.parents[1]
+    target = tmp_path / "figures.json"
+    command = [sys.executable, str(RUN.with_name("two_trees.py")), str(root), str(root)]
+    done = subprocess.run(
+        [*command, "--rounds", "2", "--repeats", "2", "--json", str(target)],
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr  # one tree twice: two rounds prove nothing
+    figures = json.loads(target.read_text())
+    assert len(figures) == 4
+    for name, row in figures.items():
+        assert row["before_us"] > 0 and row["low"] <= row["ratio"] <= row["high"], name
+        assert name in done.stdout
+    monkeypatch.syspath_prepend(str(RUN.parent))
+    import two_trees  # a folder of scripts, not a package
+
+    # the fourth of 15 from either end: 96 % certain; the fifth would be 88 %
+    assert two_trees.interval(range(15)) == (3, 11)
+    assert two_trees.interval([2.0, 1.0]) == (1.0, 2.0)

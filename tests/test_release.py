@@ -41,7 +41,8 @@ def test_the_wheel_has_every_module_and_nothing_else(distribution):
     found, folder = distribution
     source = folder / "src"
     modules = {path.relative_to(source).as_posix() for path in source.rglob("*.py")}
-    typed = {path.relative_to(source).as_posix() for path in source.rglob("py.typed")}
+    others = [path for pattern in ("py.typed", "*.html") for path in source.rglob(pattern)]
+    data = {path.relative_to(source).as_posix() for path in others}
     files = [f.as_posix() for f in found.files or ()]
     # commands lie outside of the packages' folder
     installed = {
@@ -49,7 +50,7 @@ def test_the_wheel_has_every_module_and_nothing_else(distribution):
         for f in files
         if ".dist-info/" not in f and "__pycache__" not in f and not f.startswith("../")
     }
-    assert installed == modules | typed
+    assert installed == modules | data
     assert found.metadata["Requires-Python"] == ">=3.11"
     assert found.metadata["License-Expression"] == "Apache-2.0"
     assert found.metadata.get_all("License-File") == ["LICENSE"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+import string
 from collections.abc import Iterable, Sequence
+from importlib import resources
 from typing import Final
 
 from xla_core.support import svg
@@ -35,69 +37,43 @@ _MAX_BARS: Final = 400
 _TEXTS: Final = ("line, and what was different", "line", "why")
 _NUMBER: Final = "no."
 
-_META: Final = (
-    '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-)
-_STYLE: Final = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; margin: 0 auto; max-width: 1100px; padding: 1.5rem; }
-h1 { font-size: 1.5rem; margin: 0 0 .2rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
-p.note { color: #57606a; margin: .2rem 0; }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: .35rem .6rem; border-bottom: 1px solid #d8dee4; vertical-align: top; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-td.n { white-space: nowrap; }
-td.p { white-space: nowrap; }
-code.line { display: block; background: #f6f8fa; padding: .1rem .4rem; margin: .15rem 0; }
-code { font: 13px ui-monospace, monospace; overflow-wrap: anywhere; }
-ol.first { padding-left: 1.4rem; } ol.first li { margin-bottom: .7rem; }
-ol.first strong { display: block; }
-.tiles { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1rem 0; }
-.tile { border: 1px solid #d8dee4; border-radius: 8px; padding: .6rem 1rem; min-width: 8rem; }
-.tile b { display: block; font-size: 1.3rem; }
-@media (max-width: 640px) {
-  body { padding: .8rem; }
-  .tiles { display: grid; grid-template-columns: 1fr 1fr; } .tile { min-width: 0; }
-  table.told tr { display: grid; grid-template-columns: minmax(0, 1fr) 5.5rem 4.8rem;
-    border-bottom: 1px solid #d8dee4; }
-  table.told.counted tr { grid-template-columns: 2.2rem minmax(0, 1fr) 5.5rem 4.8rem; }
-  table.told td, table.told th { border-bottom: 0; padding: .25rem .3rem; }
-  table.told .t { grid-column: 1 / -1; }
-}
-"""
-
 
 def render(recorder: Recorder, title: str) -> str:
-    """The whole page."""
-    body = [
-        f"<h1>{html.escape(title)}</h1>",
-        '<p class="note">recorded by xla-debug run</p>',
-        _tiles(recorder),
-        "<h2>What to change first</h2>",
-        _advice(recorder),
-    ]
-    if recorder.steps:
-        body += [
-            "<h2>Time per step</h2>",
-            _time_plot(recorder.steps),
-            _cut_off(recorder.steps),
-            _parts(recorder),
-            "<h2>Compilations and their causes</h2>",
-            _causes_plot(recorder),
-            _causes(recorder),
-            "<h2>Device memory after each step</h2>",
-            _memory_plot(recorder.steps),
-            "<h2>Fallbacks and reads by line</h2>",
-            _spots(recorder),
-            "<h2>Every compilation</h2>",
-            _compilations(recorder.explanations()),
-        ]
-    return page(title, "".join(body))
+    """The whole page of a run."""
+    body = _filled(
+        "run.html",
+        title=html.escape(title),
+        tiles=_tiles(recorder),
+        advice=_advice(recorder),
+        steps=_steps(recorder) if recorder.steps else "",
+    )
+    return page(title, body)
 
 
 def page(title: str, body: str) -> str:
     """A whole page in this package's style; ``title`` is text, ``body`` HTML."""
-    head = f"{_META}<title>{html.escape(title)}</title><style>{svg.STYLE}{_STYLE}</style>"
-    return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body>{body}</body></html>'
+    return _filled("page.html", title=html.escape(title), plot_style=svg.STYLE, body=body)
+
+
+def _filled(name: str, **parts: str) -> str:
+    """The template ``name``, a file of this folder, with HTML for each of its names."""
+    # read when a page is written: processes that only import this have no use for it
+    text = resources.files(__package__).joinpath(name).read_text("utf-8")
+    return string.Template(text).substitute(parts)
+
+
+def _steps(recorder: Recorder) -> str:
+    return _filled(
+        "steps.html",
+        time_plot=_time_plot(recorder.steps),
+        cut_off=_cut_off(recorder.steps),
+        parts=_parts(recorder),
+        causes_plot=_causes_plot(recorder),
+        causes=_causes(recorder),
+        memory_plot=_memory_plot(recorder.steps),
+        spots=_spots(recorder),
+        compilations=_compilations(recorder.explanations()),
+    )
 
 
 def _tiles(recorder: Recorder) -> str:
@@ -115,8 +91,7 @@ def _tiles(recorder: Recorder) -> str:
     ]
     if recorder.peak:
         tiles.append(("of device memory at most", render_bytes(recorder.peak)))
-    shown = "".join(f'<div class="tile"><b>{v}</b>{html.escape(k)}</div>' for k, v in tiles)
-    return f'<div class="tiles">{shown}</div>'
+    return "".join(f'<div class="tile"><b>{v}</b>{html.escape(k)}</div>' for k, v in tiles)
 
 
 def _advice(recorder: Recorder) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import io
+import string
 from collections.abc import Sequence
+from importlib import resources
 from typing import Final
 
 from rich.console import Console
@@ -26,10 +28,6 @@ _LEFT: Final = 20
 _ROOM: Final = svg.WIDTH - 2 * _LEFT
 _LABEL, _BAR, _SPACE, _AXIS = 24, 20, 14, 48
 """Heights: a candidate's name above its bars, a bar, what is left below them, the axis with its title."""
-_STYLE: Final = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2rem auto;padding:0 1rem;color:#222}"
-    "pre{font-size:12px;overflow-x:auto}"
-)
 
 
 def render(plans: Sequence[Plan], title: str) -> str:
@@ -39,12 +37,12 @@ def render(plans: Sequence[Plan], title: str) -> str:
         parts += ["<h2>Seconds of one step</h2>", _times(plans)]
     file = io.StringIO()
     tables.show(plans, Console(file=file, width=150, highlight=False))
-    text = html.escape(file.getvalue())
-    name = html.escape(title)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
-        f"<style>{svg.STYLE}{_STYLE}</style></head><body><h1>{name}</h1>{''.join(parts)}"
-        f"<h2>Figures</h2><pre>{text}</pre></body></html>"
+    page = resources.files(__package__).joinpath("page.html").read_text("utf-8")
+    return string.Template(page).substitute(
+        title=html.escape(title),
+        plot_style=svg.STYLE,
+        plots="".join(parts),
+        figures=html.escape(file.getvalue()),
     )
 
 
