@@ -107,6 +107,8 @@ class _Cutter:
     def plan(self) -> StagePlan:
         reads = [_reads(group) for group in self.groups]
         first = self._first(itertools.chain(*reads, self.outputs))
+        # Later stages overwrite earlier ones here, so that the last reader is left. The step's results are read
+        # by something after all stages: no stage may take their memory.
         for number, values in enumerate(reads, start=1):
             self.last_reader.update(dict.fromkeys(values, number))
         self.last_reader.update(dict.fromkeys(self.outputs, len(reads) + 1))
@@ -115,7 +117,7 @@ class _Cutter:
         programs: list[StageProgram] = []
         of: dict[Hashable, int] = {}
         for number, (group, values) in enumerate(zip(self.groups, reads, strict=True), start=1):
-            key: Hashable = number
+            key: Hashable = number  # what lies between calls is a program of its own each time
             calls = _calls(group)
             if calls:
                 key = _wiring(calls)
@@ -127,6 +129,7 @@ class _Cutter:
                 programs.append(self._program(group, stage))
             stages.append(dataclasses.replace(stage, program=of[key]))
         programs = self._with_aliases(programs, stages)
+        # It is first in the row but last among the programs, so that the numbers given above stay true.
         if first is not None:
             stages.insert(0, Stage(len(programs), first.inputs, (), first.outputs))
             programs.append(first)
@@ -150,6 +153,8 @@ class _Cutter:
 
     def _leaving_calls(self) -> dict[Hashable, list[int]]:
         """For all groups of calls that are wired alike: which of their results some of them hand on."""
+        # One program serves all groups of a wiring, so it returns what any of them hands on. Where another
+        # group hands less on, its schedule drops the rest.
         leaving: dict[Hashable, set[int]] = {}
         for number, group in enumerate(self.groups, start=1):
             calls = _calls(group)
@@ -164,6 +169,8 @@ class _Cutter:
         inner = set(results)
         values = (v for call in calls for v in call.operands if v >= 0 and v not in inner)
         vectors = (VECTORS[kind] for kind in kinds_of(calls[0].operands))
+        # Numbers that differ from call to call stand in one vector of the step. Each stage is told where its own
+        # are, as arguments: as constants they would make a program per stage.
         moving = (slot for call in calls for slot in self.emitter.moving_slots(call))
         indices = tuple(position for _, position in moving)
         return Stage(-1, (*values, *vectors), indices, tuple(results[i] for i in leaving))
@@ -204,6 +211,7 @@ class _Cutter:
         )
 
         def run(vectors: list[Any], indices: list[Any], operands: list[Any]) -> list[Any]:
+            # What one call hands to another of the same stage is no argument and no result of its program.
             computed: dict[int, object] = {}
             given, moving = iter(operands), iter(indices)
             for call in calls:
@@ -235,6 +243,7 @@ class _Cutter:
         common: dict[int, set[tuple[int, int]]] = {}
         for number, stage in enumerate(stages, start=1):
             aliases = set(self._aliases(stage, number))
+            # Donation is compiled in. A stage that still needs the input afterwards forbids it for all.
             common[stage.program] = common.get(stage.program, aliases) & aliases
         return [
             dataclasses.replace(p, aliases=tuple(sorted(common[i]))) for i, p in enumerate(programs)
@@ -245,6 +254,7 @@ class _Cutter:
         places = {v: i for i, v in enumerate(stage.outputs)}
         for i, value in enumerate(stage.inputs):
             heir = places.get(self.donations.get(value, -1))
+            # Given twice, one buffer would be donated and read in the same run, which PJRT refuses.
             if heir is not None and times[value] == 1 and self.last_reader[value] == number:
                 yield i, heir
 
@@ -312,7 +322,7 @@ def _given(wanted: Iterable[int], lazy: Mapping[int, Operation]) -> Iterator[int
     while pending:
         value = pending.pop()
         if value in seen:
-            continue
+            continue  # chains of views share their beginnings: without this the walk is exponential
         seen.add(value)
         entry = lazy.get(value)
         if entry is None:

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Final, NamedTuple
 
 from xla_core.support import caches
+from xla_core.support.own_packages import IMPORT_NAMES
 
 
 class Frame(NamedTuple):
@@ -65,7 +66,7 @@ class _Settings:
 locate: Callable[[], SourceLocation | None] | None = None
 """Called for every new entry of a trace; None (the default): nobody asks."""
 
-_INSIDE: Final = frozenset({"xla_core", "xla_dist", "torch", "torch_xla", "contextlib"})
+_INSIDE: Final = frozenset({*IMPORT_NAMES, "torch", "contextlib"})
 
 
 def set_locator(locator: Callable[[], SourceLocation | None] | None) -> None:

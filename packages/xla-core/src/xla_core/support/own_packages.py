@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = [
+    "IMPORT_NAMES",
     "PACKAGES",
 ]
 
@@ -18,4 +19,6 @@ PACKAGES: Final = (
     "xla_debug",
     "xla_plan",
 )
-"""All but ``torch_xla``, which the package xla-core brings."""
+"""All that distributions are named after."""
+IMPORT_NAMES: Final = (*PACKAGES, "torch_xla", "lazy_tensor_core", "_XLAC")
+"""With those that xla-core brings for other names' sake: a frame of one of them is no line of the user's."""

@@ -24,13 +24,12 @@ from weakref import ref
 from xla_core.extension_api import autograd
 from xla_core.extension_api.source_location import Frame, SourceLocation
 from xla_core.support import caches
-from xla_core.support.own_packages import PACKAGES
+from xla_core.support.own_packages import IMPORT_NAMES
 
 KEPT_FRAMES: Final = 4
 # More forward operations than this in one step, and the oldest are forgotten.
 MAX_SEQUENCES: Final = 65_536
 
-OURS: Final = (*PACKAGES, "torch_xla", "lazy_tensor_core", "_XLAC")
 # Parts of PyTorch that matter here come before PyTorch itself; from _OWN on, files say nothing.
 _USER, _MODULE, _OPTIMIZER, _TORCH, _OWN, _PYTHON = range(6)
 # More places than this are forgotten: a program that makes its code as it runs has endlessly many.
@@ -49,7 +48,7 @@ def _folder(package: str) -> str | None:
 
 @functools.cache
 def _folders() -> tuple[tuple[str, int], ...]:
-    owned = [(_folder(name), _OWN) for name in OURS]
+    owned = [(_folder(name), _OWN) for name in IMPORT_NAMES]
     stdlib = sysconfig.get_path("stdlib") + os.sep
     parts = [
         (_folder("torch.nn.modules.module"), _MODULE),

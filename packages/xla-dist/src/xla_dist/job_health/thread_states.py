@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final
 
-from xla_core.support.own_packages import PACKAGES
+from xla_core.support.own_packages import IMPORT_NAMES
 from xla_dist.job_health import heartbeats
 
 _TASKS: Final = Path("/proc/self/task")
@@ -40,7 +40,7 @@ _GRPC_THREADS: Final = ("grpc", "event_engine", "lifeguard")
 that of another library, which the user's program may wait for."""
 FLIGHT_THREAD: Final = "xla-flight"
 _OWN_THREADS: Final = ("xla-dist-watchdog", heartbeats.THREAD, "xla-launcher", FLIGHT_THREAD)
-_OWN_PACKAGES: Final = (*PACKAGES, "torch_xla", "jax", "jaxlib")
+_OWN_PACKAGES: Final = (*IMPORT_NAMES, "jax", "jaxlib")
 _LIBRARY: Final = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib"))
 _FRAMES: Final = 25
 _BUSY_SHARE: Final = 0.02
