@@ -69,6 +69,20 @@ def test_functions_of_torch_are_pickled_under_their_names(module: Any, name: str
     assert pickle.loads(pickle.dumps(function)) is function
 
 
+def test_they_are_pickled_too_where_the_device_is_not_loaded_with_torch() -> None:
+    listed = [(module.__name__, name) for module, name in REPLACED]
+    script = f"""
+import pickle, sys, torch
+import torch_xla
+assert torch.autograd._engine_run_backward.__code__.co_filename.endswith("torch_private.py")
+for module, name in {listed}:
+    function = getattr(sys.modules[module], name)
+    assert pickle.loads(pickle.dumps(function)) is function
+"""
+    alone = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], env=alone, check=True)
+
+
 def test_torchs_sharded_optimizer_trains_after_the_import() -> None:
     script = """
 import tempfile, torch, torch_xla, torch.distributed as dist

@@ -291,7 +291,8 @@ def explain_late_backward() -> None:
     Nothing tells beforehand whether one did, and trying would start autograd's threads, after which
     a process must not fork.
     """
-    run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # torch 2.13
+    # torch 2.11 to 2.15: defined in .graph, called under its name in torch.autograd; pickle looks in .graph
+    run = torch.autograd.graph._engine_run_backward
 
     @_in_place_of(run)
     def explained(*args: Operand, **kwargs: object) -> Operand:
@@ -302,7 +303,9 @@ def explain_late_backward() -> None:
                 raise RuntimeError(MSG_LATE_BACKWARD) from error
             raise
 
-    torch.autograd._engine_run_backward = explained  # type: ignore[attr-defined]
+    modules: tuple[Any, ...] = (torch.autograd, torch.autograd.graph)
+    for module in modules:
+        module._engine_run_backward = explained  # torch 2.11 to 2.15
 
 
 def tensor_text(host: torch.Tensor, shown: torch.Tensor) -> str:
