@@ -50,7 +50,7 @@ class CpuExecutable(PjrtExecutable):
         ]
 
     def stored_report(self) -> Mapping[str, object]:
-        """Whether it may be rehearsed, which is found out now if nobody has asked before."""
+        """Whether it may be rehearsed; the first call finds out."""
         if self.rehearsable is None:
             try:
                 self.rehearsable = self._harmless() and self._small()

@@ -19,7 +19,7 @@ TUNING: Final = "autotuning"
 
 
 class Tuning:
-    """Where XLA keeps which kernels were fastest: nowhere, until it is told the persistent cache's folder."""
+    """Where XLA keeps which kernels were fastest: nowhere, until the persistent cache's folder is set."""
 
     def __init__(self) -> None:
         self.options: dict[str, str] = {}

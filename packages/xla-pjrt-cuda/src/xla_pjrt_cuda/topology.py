@@ -103,7 +103,7 @@ class GpuTopology:
         )
 
     def library_options(self) -> dict[str, str]:
-        """What the library is told: the GPU, and how many partitions, hosts and GPUs of each there are."""
+        """Options for the library: the GPU, and the numbers of partitions, hosts, and GPUs of each host."""
         return {
             "target_config": _TARGET.format(kind=self.kind),
             "topology": f"1x{self.hosts}x{self.count}",

@@ -156,7 +156,7 @@ class TpuTopologyClient(TopologyClient):
 
 
 def create_options(options: Mapping[str, str]) -> dict[str, str | int | float | bool | list[int]]:
-    """What libtpu is told when a client starts. Raises ValueError for a malformed number."""
+    """Options for libtpu when a client starts. Raises ValueError for a malformed number."""
     created: dict[str, str | int | float | bool | list[int]] = {
         "ml_framework_name": "PyTorch/XLA",
         "ml_framework_version": VERSION,

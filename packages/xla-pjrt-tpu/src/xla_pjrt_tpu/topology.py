@@ -43,7 +43,7 @@ class TpuTopology:
         return self.generation.memory_bytes // (self.generation.cores if split else 1)
 
     def library_options(self) -> dict[str, str | int | list[int]]:
-        """What libtpu is told beside the name."""
+        """Options for libtpu besides the name."""
         shape = (*self.shape, 1, 1)[:3]
         host = self.generation.chips_per_host
         options: dict[str, str | int | list[int]] = {

@@ -132,7 +132,7 @@ def _without_collections() -> Iterator[None]:
 
 
 def _file_as_old() -> None:
-    """Let the collector take all objects there are for old ones, as if it had looked at them."""
+    """Move all objects to the garbage collector's oldest generation, as if it had examined them."""
     if gc.get_freeze_count():
         gc.collect()  # somebody froze objects, and thawing would be of theirs too
     else:

@@ -6,7 +6,7 @@ from xla_core.builder.xla_builder import Op
 
 
 def dynamic_slice(xs: Op, idx: Op) -> Op:
-    """HLO's item number ``idx`` of ``xs`` along its first dimension, which is gone."""
+    """HLO for item ``idx`` of ``xs`` along the first dimension, which the result does not have."""
     sizes = list(xs.shape().sizes)
     item = xs.dynamic_slice(_starts(idx, len(sizes)), [1, *sizes[1:]])
     return item.reshape(sizes[1:])

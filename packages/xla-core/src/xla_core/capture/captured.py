@@ -221,7 +221,7 @@ def _kind(leaf: Operand) -> Operand:
 
 
 class _Identity:
-    """An argument that is told from others by being itself."""
+    """An argument that is compared by identity."""
 
     __slots__ = ("value",)
 

@@ -214,7 +214,7 @@ def _stand_in(
 
 
 def _changed(value: Operand, table: Table, source: Source) -> Any:
-    """Another number in place of a float that is not zero, slightly smaller: one that nobody else has."""
+    """A number slightly below a float that is not zero, and different from all others in use."""
     if type(value) is float and value:
         return table.source(value * (1 - random.uniform(1e-4, 1e-3)), source)
     if type(value) is tuple:

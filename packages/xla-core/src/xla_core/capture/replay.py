@@ -56,7 +56,7 @@ _EMPTY: Final = _Constant(None)
 
 
 def _counts() -> tuple[int, int, int]:
-    """Reference counts, as ``map`` sees them, of what nobody else holds.
+    """Reference counts, as ``map`` sees them, of objects without other references.
 
     Of what one list holds; of a buffer that a storage and a list hold; of a gradient that its parameter and a
     list hold.

@@ -259,7 +259,7 @@ def _compiled(
 
 
 def compile_program(client: DeviceClient, program: Program) -> Executable:
-    """Compile a program, after the extensions that partition programs had their say."""
+    """Compile a program, after extensions that partition programs have changed it."""
     partitioned = extensions().hook.xla_core_partition_program(program=program)
     return client.compile(partitioned or program)
 

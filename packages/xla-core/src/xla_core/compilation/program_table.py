@@ -151,7 +151,7 @@ class StepProgram(Kept):
         self.executable = executable
 
     def is_made(self) -> bool:
-        """Whether there is an executable, so that nobody waits."""
+        """Whether there is an executable already, so that using the program does not wait."""
         making = self.making
         return making is None or making.future.done()
 
@@ -191,7 +191,7 @@ class StepProgram(Kept):
         self.tally.count()
 
     def wasteful(self, wanted: set[int]) -> bool:
-        """Whether the results nobody wants weigh more than those wanted (and more than a MiB)."""
+        """Whether unused results take more memory than the wanted ones, and more than a MiB."""
         extra = sum(size for vid, size in self.output_bytes.items() if vid not in wanted)
         useful = sum(size for vid, size in self.output_bytes.items() if vid in wanted)
         return extra > max(useful, 1 << 20)

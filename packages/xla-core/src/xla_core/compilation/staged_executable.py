@@ -56,7 +56,7 @@ class StagedExecutable:
 
     @property
     def aliases(self) -> tuple[tuple[int, int], ...]:
-        """Arguments that are gone after a run, and the results that have their memory."""
+        """Pairs of an argument that a run donates and the result that gets its memory."""
         return self._schedule.aliases
 
     @property

@@ -48,7 +48,7 @@ _TENSOR: Final = object()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Array:
-    """A numpy or jax array among the arguments: a constant, told by its content."""
+    """A numpy or jax array among the arguments: a constant, compared by its content."""
 
     dtype: np.dtype
     shape: tuple[int, ...]

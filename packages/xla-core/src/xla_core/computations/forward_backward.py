@@ -36,7 +36,7 @@ MSG_HISTORY: Final = (
 
 
 class Joint:
-    """The two passes. Values are told by their numbers in ``body``.
+    """The two passes. Values are identified by their numbers in ``body``.
 
     ``outputs`` are the function's results. ``tangents`` has for each result the input that stands for
     its gradient, None if there is none. ``gradients`` has, for each argument and then each captured

@@ -242,7 +242,7 @@ class Executable(Protocol):
     program_name: str
 
     def execute(self, arguments: Sequence[Buffer]) -> list[Buffer]:
-        """Enqueue one run and return its results at once. Donated arguments are gone afterwards.
+        """Enqueue one run and return its results at once. Donated arguments cannot be used afterwards.
 
         Over several devices an argument is one logical ``Buffer`` with a shard on each, laid out as
         ``input_shardings`` says. Raises RuntimeError for a deleted argument or another layout or

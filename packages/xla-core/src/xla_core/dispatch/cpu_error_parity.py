@@ -1,4 +1,4 @@
-"""Mistakes in an operator's operands, told in the words that PyTorch uses on the CPU.
+"""Errors for an operator's invalid operands, with the messages that PyTorch's CPU kernels raise.
 
 PyTorch's meta kernels, which infer shapes, word many errors differently from the kernels that users
 know, and let some mistakes pass (mixed dtypes in a matrix product). All of this runs only when an

@@ -137,7 +137,7 @@ def _on_host(plan: Plan, args: Operands) -> list[Operand]:
 
 
 def _on_device(plan: Plan, position: int, a: Operand, trace: Trace) -> Operand:
-    """An argument for another ``xla`` device; a pattern as a tensor that nobody has written to."""
+    """An argument for another ``xla`` device; a pattern as a tensor without a value."""
     if not isinstance(a, XLATensor):
         return a
     if not _is_pattern(plan, position):

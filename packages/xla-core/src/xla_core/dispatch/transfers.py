@@ -276,7 +276,7 @@ def check_linalg(args: Operands, kwargs: NamedOperands | None) -> None:
 
 
 def empty(args: Operands, kwargs: NamedOperands | None) -> Operand:
-    """``empty`` and ``empty_strided``: a tensor that nobody has written to costs nothing."""
+    """``empty`` and ``empty_strided``: a tensor that was never written takes no memory."""
     named = kwargs or {}
     dtype = named.get("dtype") or torch.get_default_dtype()
     dtypes.numpy_dtype(dtype)
@@ -309,7 +309,7 @@ def _unwritten(shape: tuple[int, ...], dtype: torch.dtype, trace: Trace) -> Oper
 
 
 def fills_unwritten() -> bool:
-    """Whether memory that nobody has written to is to show: among deterministic algorithms, unless told not to."""
+    """Whether unwritten memory is filled so that reads of it show: with deterministic algorithms, by default."""
     return (
         torch.are_deterministic_algorithms_enabled()
         and torch.utils.deterministic.fill_uninitialized_memory

@@ -1,4 +1,4 @@
-"""``as_strided`` and its kin, which count from the storage's start wherever the view lies that they get.
+"""``as_strided`` and related operators, whose offsets count from the storage's start, not from the view's.
 
 A tensor that shows a whole storage is what the rules know: their base is contiguous. A view is looked at anew
 from its storage, or from what the CPU would have copied on the way (a reshaped transpose).

@@ -217,7 +217,7 @@ def _end_recording(trace: Trace, rules: Rules) -> None:
 
 
 def _buffers(args: Sequence[Operand], trace: Trace, counted: bool = True) -> None:
-    """Give every argument's storage a buffer: runs what is pending, and zeros what nobody wrote to.
+    """Give every argument's storage a buffer: run what is pending, and fill what was never written with zeros.
 
     As in torch_xla, ``counted`` is the run of an argument of a function that has its program already.
     """

@@ -114,7 +114,7 @@ class DeviceBackend(Backend):
         return self.transfer(array, self.placement)
 
     def transfer(self, array: np.ndarray, placement: Placement) -> Buffer:
-        """A buffer with an array's values where ``placement`` says, counted and told to listeners."""
+        """A buffer with an array's values on the devices of ``placement``; counts it, and emits the event."""
         what = (array.dtype, array.shape)
         record = flight_ring.begin(flight_ring.SEND, what, array.nbytes)
         buffer = self.client.put(array, placement)

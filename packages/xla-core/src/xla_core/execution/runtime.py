@@ -37,7 +37,7 @@ _lock = threading.RLock()
 
 
 def client() -> DeviceClient:
-    """The running client; started on the first call. Raises RuntimeError when no device can be had."""
+    """The running client; the first call starts it. Raises RuntimeError when no device is available."""
     running = _Runtime.client
     return running if running is not None else _start()
 

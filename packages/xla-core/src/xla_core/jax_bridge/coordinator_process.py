@@ -87,7 +87,7 @@ class CoordinatorProcess:
         self._process.returncode = 0  # nobody will wait for it
 
     def shutdown(self) -> None:
-        """End the service, which the job does not need any more, and wait until it is gone."""
+        """End the service, which the job does not need any more, and wait for its process to end."""
         with contextlib.suppress(OSError):
             self._process.stdin.close()  # type: ignore[union-attr]
         self._process.terminate()
@@ -95,7 +95,7 @@ class CoordinatorProcess:
 
 
 def _connected(port: int) -> bool:
-    """Whether somebody is connected to ``port`` of this host; True where that cannot be told."""
+    """Whether any process is connected to ``port`` of this host; True where the system does not say."""
     ending = f":{port:04X}"
     tables = [table for table in _TABLES if table.exists()]
     lines = [line.split() for table in tables for line in table.read_text().splitlines()[1:]]
@@ -104,7 +104,7 @@ def _connected(port: int) -> bool:
 
 
 def serve_apart(argv: Sequence[str]) -> None:
-    """What the process does: serve until the parent has left, or is gone, and nobody is connected."""
+    """The process's main function: serve until the parent has left or ended and no client is connected."""
     address = argv[0]
     processes, dead_after, start_within, parent = map(int, argv[1:])
     service = start_coordinator(address, processes, dead_after, start_within)

@@ -40,7 +40,7 @@ class Work(NamedTuple):
 
 
 def estimate(stablehlo: bytes, weights: Weights, most: float) -> Work | None:
-    """The work of a program in MLIR bytecode; None if it costs more than ``most``, or nobody knows.
+    """The work of a program in MLIR bytecode; None if it costs more than ``most``, or is not known.
 
     What is inside a loop counts with each iteration, what is inside a function with each call. Nobody
     knows where a loop runs until some value decides, where a dimension has no size, and of what is not
@@ -56,7 +56,7 @@ def estimate(stablehlo: bytes, weights: Weights, most: float) -> Work | None:
 
 
 class _TooMuchError(ValueError):
-    """The program costs more than is asked about, or nobody knows how much."""
+    """The program costs more than the caller's limit, or its cost is not known."""
 
 
 class _Count:
@@ -148,7 +148,7 @@ _MATHEMATICS: Final = "chlo."
 
 
 def _single(name: str, operation: ir.Operation, weights: Weights) -> float:
-    """What an operation costs that stands for itself."""
+    """The cost of an operation that calls no other computation."""
     operands, results = ([_shape(v) for v in vs] for vs in (operation.operands, operation.results))
     if not name.startswith(_KNOWN):
         raise _TooMuchError

@@ -155,7 +155,7 @@ def _watched_geq(left: Any, right: Any, text: Any) -> object:
 
 
 def undecided(error: BaseException | None) -> object:
-    """The difference of two sizes of which nobody knew whether it is below zero; None where ``error`` is another.
+    """The difference of two sizes whose sign jax could not decide; None where ``error`` is another one.
 
     It is known for what is raised within ``watching_comparisons``.
     """

@@ -46,7 +46,7 @@ def of_sequences(
     kind: str, input: torch.Tensor, hx: object, params: Sequence[torch.Tensor], has_biases: bool,
     num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """``aten.lstm.input`` (``kind`` "lstm") and its kin: outputs, last states, and an LSTM's last cells."""
+    """``aten.lstm.input`` (``kind`` "lstm"), GRU and RNN: outputs, last states, and an LSTM's last cells."""
     net = _net(kind, hx, params, has_biases, num_layers, dropout if train else 0.0, bidirectional)
     steps = input.transpose(0, 1) if batch_first else input
     output, *last = _through(net, steps, None)
@@ -57,7 +57,7 @@ def of_packed(
     kind: str, data: torch.Tensor, batch_sizes: torch.Tensor, hx: object, params: Sequence[torch.Tensor],
     has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """``aten.lstm.data`` and its kin: ``data`` are packed sequences, ``batch_sizes`` is on the host."""
+    """``aten.lstm.data``, GRU and RNN: ``data`` are packed sequences, ``batch_sizes`` is on the host."""
     net = _net(kind, hx, params, has_biases, num_layers, dropout if train else 0.0, bidirectional)
     places, present = _places(batch_sizes, len(batch_sizes))
     filled = present.flatten().nonzero().flatten().to(data.device)

@@ -40,7 +40,7 @@ class _Origins:
 
 
 def tell_lines(line_of: Callable[[object], str] | None) -> None:
-    """From now on ask ``line_of(buffer)`` which line made a value, "" if that is not known; None: nobody."""
+    """Ask ``line_of(buffer)`` from now on which line made a value ("": not known); with None, no line is known."""
     _Origins.line_of = line_of
 
 

@@ -32,14 +32,14 @@ def scope_name(entry: Operation) -> str:
 
 
 def _number(where: SourceLocation | None) -> int:
-    """What stands for a place in a name; 0 for none."""
+    """The number for a place in a name; 0 for none."""
     if where is not None:
         _places.keep(id(where), where)
     return 0 if where is None else id(where)
 
 
 def common_scope(entries: Iterable[Entry]) -> str:
-    """The modules that operations have in common, as a name: ``Net_blocks``; empty where nobody looked.
+    """The modules that operations have in common, as a name: ``Net_blocks``; empty where they were not located.
 
     Indices of modules in a list are left out: operations that repeat are those of one of many.
     """

@@ -152,7 +152,7 @@ class _Cutter:
         return StageProgram("slices_and_constants", function, inputs, wanted, 0, ())
 
     def _leaving_calls(self) -> dict[Hashable, list[int]]:
-        """For all groups of calls that are wired alike: which of their results some of them hand on."""
+        """For all groups of calls with the same wiring: which of their results any of them hands on."""
         # One program serves all groups of a wiring, so it returns what any of them hands on. Where another
         # group hands less on, its schedule drops the rest.
         leaving: dict[Hashable, set[int]] = {}

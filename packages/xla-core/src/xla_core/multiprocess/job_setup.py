@@ -278,7 +278,7 @@ def _await_coordinator(job: Job, seconds: int) -> None:
 
 
 def _agreed_address(job: Job) -> str:
-    """Under torchrun: a free port that process 0 chooses, told to the others through its store."""
+    """Under torchrun: a free port that process 0 chooses and gives to the others through the store."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         # No agent keeps a store there; the port itself is for torch.distributed.

@@ -65,7 +65,7 @@ class _Sweep:
 
 
 def _sweep() -> None:
-    """Forget the metas that nobody has any more; called with the lock."""
+    """Forget metas without other references; called with the lock held."""
     for key, held in list(_interned.items()):
         if held() is None:
             del _interned[key]

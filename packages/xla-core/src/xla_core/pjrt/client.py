@@ -342,7 +342,7 @@ class PjrtClient:
         return None
 
     def shutdown(self) -> None:
-        """Drop the client; its threads end when the last buffer and executable are gone."""
+        """Drop the client; its threads end when the last buffer and executable are freed."""
         self._layouts.clear()
         self._placements.clear()
         jaxlib_runtime.forget_shardings(list(self._by_id.values()))

@@ -64,7 +64,7 @@ class PjrtExecutable:
         self._consume = operator.methodcaller("consume_with_handlers", self._handlers)
 
     def execute(self, arguments: Sequence[Buffer]) -> list[Buffer]:
-        """Enqueue one run and return its results; inputs named in the program's aliases are gone.
+        """Enqueue one run and return its results; inputs in the program's aliases cannot be used afterwards.
 
         Raises RuntimeError for an argument that was donated before or has another shape; what
         fails later is raised by ``get`` or ``wait`` of a result.

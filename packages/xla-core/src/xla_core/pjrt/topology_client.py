@@ -125,7 +125,7 @@ class TopologyExecutable:
         self._donated = [source for source, _ in program.aliases]
 
     def execute(self, arguments: Sequence[ShapeBuffer]) -> list[ShapeBuffer]:
-        """Shapes of the results; inputs named in the aliases are gone.
+        """Shapes of the results; inputs in the aliases cannot be used afterwards.
 
         Raises RuntimeError for a wrong number, shape or dtype, or for a donated argument.
         """
@@ -238,7 +238,7 @@ class TopologyClient:
         return self._descriptions
 
     def local_devices(self) -> Sequence[DeviceDescription]:
-        """All devices: one process stands for the whole job."""
+        """All devices: one process acts for the whole job."""
         return self._descriptions
 
     def _devices_of(self, placement: Placement) -> list[jaxlib_runtime.Device]:

@@ -30,7 +30,7 @@ MSG_DELETED: Final = "{who}: this buffer was donated to an earlier run and has n
 
 
 class NullBuffer:
-    """A host array that stands for device memory."""
+    """A host array in the place of device memory."""
 
     __slots__ = ("__weakref__", "dtype", "placement", "shape", "value")
 
@@ -66,7 +66,7 @@ class NullExecutable:
         self._donated = tuple(source for source, _ in program.aliases)
 
     def execute(self, arguments: Sequence[NullBuffer]) -> list[NullBuffer]:
-        """Zeros in the shape and dtype of each output; inputs named in the aliases are gone.
+        """Zeros in the shape and dtype of each output; inputs in the aliases cannot be used afterwards.
 
         Raises RuntimeError for a wrong number, a wrong shape or dtype, or a donated argument.
         """

@@ -443,7 +443,7 @@ class DeviceConformance(SeveralDevices):
         assert after.peak_bytes_used >= during.bytes_used
 
     def test_memory_comes_back_after_a_program(self, client: DeviceClient) -> None:
-        """Results that nobody keeps give their memory back."""
+        """Results without references give their memory back."""
         self.need(counts_memory=self.counts_memory)
         program = make_program(client, lambda a: (a + 1, a * 2), [f32(1 << 18)])
         executable = client.compile(program)

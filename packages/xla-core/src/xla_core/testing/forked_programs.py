@@ -117,7 +117,7 @@ def servers() -> Iterator[Iterator[Server]]:
 
 
 def _serve(connection: socket.socket) -> str | None:
-    """Answer requests until the other side is gone; in a forked process, return its code."""
+    """Answer requests until the other side closes the connection; in a forked process, return its code."""
     while True:
         data, (out, err), _, _ = _receive(connection)
         if not data:

@@ -1,4 +1,4 @@
-"""PyTorch's errors that have no class of their own: told apart by their text, here and nowhere else."""
+"""Recognises PyTorch's errors that have no class of their own, by their text: here and nowhere else."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_backward_before_device(error: BaseException) -> bool:
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Whether a collective failed because the process at the other end is gone."""
+    """Whether a collective failed because the process at the other end has ended."""
     return any(words in str(error) for words in _LOST)
 
 

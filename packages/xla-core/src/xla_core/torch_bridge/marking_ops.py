@@ -1,4 +1,4 @@
-"""What PyTorch is told of the operators for calls by name, memories, marks of composites and donation.
+"""Schemas and meta kernels of the operators for calls by name, memories, marks of composites and donation.
 
 Shapes and dtypes of their results, their gradients, and what they do on other devices. Their lowering rules are
 in ``lowering.rules.custom_calls``.

@@ -54,7 +54,7 @@ def register(place_of: Callable[[torch.Tensor], Place | None]) -> None:
 def _check_transforms(
     tensor: torch.Tensor, overload: OpOverload, place_of: Callable[..., object]
 ) -> None:
-    """Refuse a view inside ``torch.func.grad``, whose own wrapper's strides nobody can set."""
+    """Refuse a view inside ``torch.func.grad``, whose wrapper's strides cannot be set."""
     if not _wrapping.is_functorch_wrapped_tensor(tensor):
         return
     interpreter = _wrapping.peek_interpreter_stack()

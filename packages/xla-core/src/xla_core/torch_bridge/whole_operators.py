@@ -58,7 +58,7 @@ _kernels: dict[OpOverload, Kernel] = {}
 
 
 def is_watched() -> bool:
-    """Whether somebody would miss the operators that a whole one stands for.
+    """Whether a mode or a transform wants to see the operators that a whole one replaces.
 
     That is a mode of ``torch.utils._python_dispatch``: one that counts products, chooses what a checkpoint
     keeps, or writes a graph. Or forward-mode differentiation, which has no derivatives of whole operators.

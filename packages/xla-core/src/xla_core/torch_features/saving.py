@@ -53,7 +53,7 @@ class DeferredStorage(torch.UntypedStorage):
     _tensor: XLATensor
 
     def __new__(cls, tensor: XLATensor) -> DeferredStorage:
-        """A storage of no memory that stands for the value of ``tensor``."""
+        """A storage without memory in the place of the value of ``tensor``."""
         storage = super().__new__(cls, 0)
         storage._tensor = tensor
         return storage

@@ -81,7 +81,7 @@ def record(trace: Trace, name: str, tensors: Operand, *arguments: object) -> lis
 
 
 def order_of(trace: Trace) -> torch.Tensor | None:
-    """What stands for the collective recorded last in the calling thread's step; None: there is none."""
+    """The mark of the collective recorded last in the calling thread's step; None: there is none."""
     with trace.lock:
         return _orders.get(trace, {}).get(trace.epoch)
 

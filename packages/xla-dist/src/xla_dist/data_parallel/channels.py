@@ -82,7 +82,7 @@ class Channel:
 
 
 class Turns:
-    """Counts down the users of something; the last one to leave is told so."""
+    """Counts down the users of something, and says which one is the last to leave."""
 
     def __init__(self) -> None:
         self._names: collections.Counter[str] = collections.Counter()

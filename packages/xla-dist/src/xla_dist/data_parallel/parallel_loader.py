@@ -40,7 +40,7 @@ class PerDeviceQueue:
 
     @property
     def closed(self) -> bool:
-        """Whether nobody takes batches from here any more."""
+        """Whether no loop takes batches from here any more."""
         return self.queue.closed
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class _Pipeline:
                 thread.join(_JOIN_SECONDS)
 
     def left(self, device: torch.device) -> None:
-        """A loop over a device's batches has ended: nobody reads them any more."""
+        """A loop over a device's batches has ended: the rest of them is not read."""
         if self.loops.leave(str(device)):
             self.queues[device].close()
             if all(queue.closed for queue in self.queues.values()):

@@ -352,7 +352,7 @@ class XlaFullyShardedDataParallel(nn.Module):
 
     @property
     def module(self) -> names.Inner:
-        """What stands for the wrapped module, which is its ``module``."""
+        """The wrapper around the wrapped module, which is its ``module``."""
         return self._fsdp_wrapped_module
 
     @property
@@ -480,7 +480,7 @@ def _wrap_parts(given: dict[str, Any]) -> None:
 
 
 def _materialise(module: nn.Module, init: Callable[[nn.Module], None] | None) -> None:
-    """Give parameters on the meta device values. Raises ValueError where nobody knows which."""
+    """Give parameters on the meta device values. Raises ValueError where no function says which."""
     missing = [(n, p) for n, p in module.named_parameters() if p.is_meta]
     if not missing:
         return

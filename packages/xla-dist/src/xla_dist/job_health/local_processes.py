@@ -72,7 +72,7 @@ class Neighbours:
         return {n: self._looked - since for n, (s, since) in self._since.items() if s.letter == "T"}
 
     def gone(self) -> dict[int, float]:
-        """For how many seconds those have not been there that are gone, who left first first."""
+        """For how many seconds ended processes have been missing, by ordinal; the first to end comes first."""
         seconds = {
             n: self._looked - since for n, (s, since) in self._since.items() if s.letter != "T"
         }

@@ -164,12 +164,12 @@ def gather_objects(tag: str, data: object, replicas: Sequence[int] = ()) -> list
 
 
 def put(key: str, data: bytes) -> None:
-    """Leave ``data`` for whoever takes ``key``, once."""
+    """Leave ``data`` for the one replica that takes ``key``."""
     _publish(key, "", data)
 
 
 def take(key: str, origin: int, patience: Patience) -> bytes:
-    """What replica ``origin`` puts under ``key``, waiting for it; gone afterwards."""
+    """What replica ``origin`` puts under ``key``; waits for it, and removes it."""
     _, data = _fetch(key, origin, patience)
     jobs.withdraw(key)
     return data

@@ -114,7 +114,7 @@ class Team:
         return RuntimeError(text)
 
     def leave(self, ordinal: int, error: BaseException | None) -> None:
-        """A thread has ended: whoever waits for it stops waiting."""
+        """A thread has ended: threads that wait for it stop waiting."""
         with self._condition:
             self._failed[ordinal] = error
             self._condition.notify_all()

@@ -166,7 +166,7 @@ class RowsToWrite(_Written):
 
 
 class RowsToLoad:
-    """Memory for a replica's part of a parameter, whoever wrote which parts of it; full, it goes to the device."""
+    """Memory for a replica's part of a parameter, read from any saved parts; when full, it goes to the device."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows

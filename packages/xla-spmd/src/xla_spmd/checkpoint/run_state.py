@@ -99,7 +99,7 @@ def to_load(state: Mapping[str, StateValue], keys: Mapping[str, StateValue]) -> 
 
 
 def _of_optimizer(name: str, optimizer: torch.optim.Optimizer, keys: Sequence[str]) -> StateDict:
-    """What an optimizer's state is read into: that of the parameters that had one, and no other.
+    """What an optimizer's state is read into: only the parameters that had a state when it was saved.
 
     Those that never had a gradient have none. Raises ValueError where there is one for a parameter that needs no
     gradient any more.

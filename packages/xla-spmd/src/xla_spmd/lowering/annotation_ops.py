@@ -27,7 +27,7 @@ Translate = Callable[[str, int], str]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Form:
-    """How one program's annotations are written, and the next number of a group of values alike."""
+    """How one program's annotations are written, and the next number of a group for ``shard_as``."""
 
     translate: Translate | None
     groups: Iterator[int] = dataclasses.field(default_factory=itertools.count)

@@ -137,7 +137,7 @@ class MeshBackend(DeviceBackend):
         return buffer
 
     def copy(self, buffer: Buffer) -> Buffer:
-        """A second buffer with the same value, laid out alike."""
+        """A second buffer with the same value and the same sharding."""
         return self.move(buffer, self.sharding_of(buffer))
 
     def copy_from(self, buffer: Buffer, origin: Backend) -> Buffer:
@@ -263,7 +263,7 @@ class MeshBackend(DeviceBackend):
         return buffer if self.sharding_of(buffer) == sharding else self.move(buffer, sharding)
 
     def is_whole(self, buffer: Any) -> bool:
-        """Whether a value lies on no device yet, or, ahead of time, has a shape that nobody has split."""
+        """Whether a value is on no device yet, or, ahead of time, has a shape that was not split."""
         if type(buffer) is HostValue:
             return buffer.placed is None
         return self.shapes_only and self.sharding_of(buffer) is None

@@ -46,7 +46,7 @@ class DevicesAsOne(Protocol):
         ...
 
     def is_whole(self, buffer: object) -> bool:
-        """Whether nobody has split a value yet."""
+        """Whether a value was not split yet."""
         ...
 
     def lay_input(self, trace: Recorder, slot: int, sharding: str | None) -> None:

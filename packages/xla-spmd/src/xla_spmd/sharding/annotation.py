@@ -48,7 +48,7 @@ def storage_annotation(storage: Storage) -> Annotation | None:
 
 
 def is_unannotated(storage: Storage) -> bool:
-    """Whether the user's value came without a sharding, or had it cleared."""
+    """Whether the user gave a value no sharding, or cleared it."""
     return getattr(storage, "annotation", storage) is None
 
 

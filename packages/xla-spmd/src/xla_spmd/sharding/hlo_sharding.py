@@ -134,7 +134,7 @@ def tiled(grid: np.ndarray, rank: int) -> Sharding:
 
 @caches.memoized("parsed shardings")
 def parse(text: str | None) -> Sharding:
-    """The sharding that a text (or None: the whole value everywhere) stands for.
+    """The sharding that a text describes; None is the whole value on every device.
 
     Raises ValueError for a text that is no HLO sharding.
     """

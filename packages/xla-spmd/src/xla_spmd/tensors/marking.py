@@ -1,4 +1,4 @@
-"""``mark_sharding`` and its kin: the user says how a tensor is split."""
+"""``mark_sharding`` and related functions: the user says how a tensor is split."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _xla_set_rng_seed(seed: int = 101, device: str = "") -> None:
 
 
 def _get_seed_info_id() -> int:
-    """The number that stands for the random state among a graph's inputs; no tensor has it."""
+    """The id of the random state among a graph's inputs; no tensor has the same id."""
     return -127389
 
 

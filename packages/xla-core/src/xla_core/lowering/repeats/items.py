@@ -53,7 +53,7 @@ class Call:
 
     @property
     def key(self) -> Hashable:
-        """Calls of one function are alike."""
+        """Equal for calls of one function."""
         return self.function
 
 

@@ -142,7 +142,7 @@ def grid_sampler_backward(
     align_corners: bool,
     output_mask: Sequence[bool],
 ) -> tuple[Array, ...]:
-    """Gradients by image and grid, whatever the mask says: what nobody reads is not computed."""
+    """Gradients by image and grid, whatever the mask says: XLA drops results that are not used."""
     settings = (interpolation_mode, padding_mode, align_corners)
     _, pull = jax.vjp(lambda x, g: _sample(x, g, *settings), opmath(input), opmath(grid))
     return pull(opmath(grad_output))

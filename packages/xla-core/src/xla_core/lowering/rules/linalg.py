@@ -92,7 +92,7 @@ def cholesky_solve(self: Array, input2: Array, upper: bool = False) -> Array:
 
 @rule(aten.cholesky_inverse.default)
 def cholesky_inverse(self: Array, upper: bool = False) -> Array:
-    """The inverse of the matrix that a Cholesky factor stands for."""
+    """The inverse of the matrix whose Cholesky factor is given."""
     unit = jnp.broadcast_to(jnp.eye(self.shape[-1], dtype=self.dtype), self.shape)
     return cholesky_solve(unit, self, upper)
 

@@ -44,7 +44,7 @@ def _shaped(value: Array, like: Array, shape: Sequence[int]) -> Array:
 
 
 def _promised(context: RuleContext, index: int, value: Array) -> Array:
-    """``value`` in the promised shape; statistics nobody may use are promised empty."""
+    """``value`` in the promised shape; statistics that must not be used are promised empty."""
     shape = output_shape(context, index)
     return value.reshape(shape) if math.prod(shape) == value.size else jnp.zeros(shape, value.dtype)
 

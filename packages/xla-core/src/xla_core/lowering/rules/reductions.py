@@ -353,7 +353,7 @@ def logsumexp(context: RuleContext, self: Array, dim: Dims, keepdim: bool = Fals
 
 
 def _hash_meta(self: object, dim: object = (), *, keepdim: bool = False, mode: int = 0) -> object:
-    """PyTorch's, which takes every ``mode``; what is raised here is told in the CPU's words."""
+    """PyTorch's, which takes every ``mode``; raises here what the CPU raises, with its message."""
     if mode:
         raise RuntimeError(f"hash_tensor: no mode {mode}")
     return torch.ops.aten.hash_tensor(self, dim, keepdim=keepdim)
