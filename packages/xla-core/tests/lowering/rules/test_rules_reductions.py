@@ -232,6 +232,26 @@ def test_the_running_sum_of_complex_exponentials_does_not_wrap_its_angles() -> N
     check(aten.logcumsumexp.default, ends, 0)
 
 
+def test_running_log_sums_are_rounded_as_often_as_the_cpus() -> None:
+    # The gradient is an exponential of it: at 1e4 each rounding more is a thousandth of the gradient.
+    draw = torch.Generator().manual_seed(0)
+    values = (torch.rand(11, 11, 11, generator=draw) * 2 - 1) * 1e4
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        x = x.requires_grad_()
+        x.logcumsumexp(1).sum().backward()
+        assert x.grad is not None
+        return x.grad.cpu().double()
+
+    exact = gradient(values.double())
+    error = (gradient(values.to("xla")) - exact).abs().max()
+    assert error <= 1.1 * (gradient(values.clone()) - exact).abs().max()
+    near = torch.tensor([0.0, -20.0, -30.0])
+    assert_agrees_with_cpu(near.to("xla").logcumsumexp(0), near.logcumsumexp(0))
+    same = torch.tensor([-INFINITY, -INFINITY, 2.0, INFINITY, INFINITY, -INFINITY, NAN, 1.0])
+    check(aten.logcumsumexp.default, same, 0)
+
+
 def test_running_extremes_keep_nan() -> None:
     value = torch.tensor([1.0, 3.0, 3.0, NAN, 5.0, NAN])
     check_all(

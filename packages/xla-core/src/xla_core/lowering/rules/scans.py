@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from xla_core.jax_bridge.symbolic_sizes import is_symbolic
 from xla_core.lowering.rules.common import (
     convert,
     is_float,
@@ -46,8 +47,31 @@ def cumprod(context: RuleContext, self: Array, dim: int, *, dtype: object = None
 @rule(*present("logcumsumexp", "_logcumsumexp"))
 def logcumsumexp(self: Array, dim: int) -> Array:
     """The logarithm of the running sum of exponentials along ``dim``."""
-    operation = _complex_cumlogsumexp if np.iscomplexobj(self) else lax.cumlogsumexp
+    operation = _complex_cumlogsumexp if np.iscomplexobj(self) else running_log_sum
     return _scan(operation, opmath(self), dim)
+
+
+def running_log_sum(array: Array, axis: int) -> Array:
+    """``log(cumsum(exp(array), axis))`` of floating-point numbers, rounded once at their magnitude.
+
+    A logarithm of each partial sum, as ``lax.cumlogsumexp`` has, is rounded at each: what is as large as 1e4 loses
+    more than PyTorch's CPU does, and the gradient is an exponential of it. Partial sums are pairs here: the largest
+    number, and by how much its multiple is more than 1.
+    """
+    if is_symbolic(array.shape[axis]):
+        return lax.cumlogsumexp(array, axis=axis)  # whoever fills in the length calls this again
+    largest, excess = lax.associative_scan(
+        _joined_log_sums, (array, jnp.zeros_like(array)), axis=axis
+    )
+    return largest + jnp.log1p(excess)
+
+
+def _joined_log_sums(left: tuple[Array, Array], right: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The sum of two partial sums: the smaller one is scaled to the larger one's largest number."""
+    equal, first = left[0] == right[0], left[0] >= right[0]
+    scale = where(equal, 1.0, jnp.exp(-jnp.abs(left[0] - right[0])))  # infinities may be equal
+    more, less = where(first, left[1], right[1]), where(first, right[1], left[1])
+    return jnp.maximum(left[0], right[0]), more + (1 + less) * scale
 
 
 def _complex_cumlogsumexp(array: Array, axis: int) -> Array:

@@ -10,6 +10,7 @@ from jax import lax
 
 from xla_core.jax_bridge.jax_private import Equation
 from xla_core.jax_bridge.symbolic_sizes import is_symbolic
+from xla_core.lowering.rules.scans import running_log_sum
 from xla_core.varying.interpreter import bind, padding_rule
 from xla_core.varying.padded import Frame, NotCoveredError, Padded, dim_of
 from xla_core.varying.rules.elementwise import aligned
@@ -62,7 +63,6 @@ _NEUTRAL: Final = {
     "cumprod": _one,
     "cummax": lowest,
     "cummin": highest,
-    "cumlogsumexp": lowest,
     "argmax": lowest,
     "argmin": highest,
 }
@@ -89,7 +89,7 @@ def position(frame: Frame, equation: Equation, values: list[Padded]) -> list[Pad
     return [Padded(bind(equation, value.array), dims)]
 
 
-@padding_rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+@padding_rule("cumsum", "cumprod", "cummax", "cummin")
 def cumulative(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
     """Padding is behind the last element; from there backwards it is replaced by what changes nothing."""
     (value,) = values
@@ -99,6 +99,15 @@ def cumulative(frame: Frame, equation: Equation, values: list[Padded]) -> list[P
         fill = _NEUTRAL[equation.primitive.name](value.array.dtype)
         value = frame.masked(value, (axis,), fill)
     return [value.with_array(bind(equation, value.array))]
+
+
+@padding_rule("cumlogsumexp")
+def running_logarithm(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
+    """Padding is behind the last element; partial sums are those of the program for the length itself."""
+    (value,) = values
+    axis = equation.params["axis"]
+    value = frame.plain(value, axis)
+    return [value.with_array(running_log_sum(value.array, axis))]
 
 
 @padding_rule("sort")
