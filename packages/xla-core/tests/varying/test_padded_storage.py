@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import weakref
 
 import numpy as np
 import pytest
@@ -183,7 +185,39 @@ def test_a_step_that_waits_for_its_program_takes_it(turned_on, host_copies):
     assert host_copies()[1] == 0
 
 
+def test_compiling_for_a_bound_keeps_no_values(turned_on):
+    gc.collect()
+    gc.disable()  # as training loops do, so as to collect between steps
+    try:
+        for length in LENGTHS:
+            x = torch.ones(length, 4, device="xla").softmax(0)
+            torch_xla.sync()
+            if type(x._s.buffer) is PaddedBuffer:
+                break
+        kept = weakref.ref(x._s)
+        assert any_padded()
+        del x
+        assert kept() is None and not any_padded()
+    finally:
+        gc.enable()
+
+
+def test_what_failed_for_a_bound_keeps_no_values(turned_on):
+    gc.collect()
+    storages = []
+    for length in LENGTHS:
+        x = torch.ones(length, 4, device="xla")
+        storages.append(weakref.ref(x._s))
+        y = torch.linalg.svdvals(x * 2)
+        torch_xla.sync()
+    assert families.kept_out()
+    del x, y
+    gc.collect()
+    assert [kept() for kept in storages] == [None] * len(LENGTHS)
+
+
 def test_nothing_is_looked_for_while_there_is_none(turned_on):
+    gc.collect()  # models of tests before this one are reference cycles
     x = torch.ones(3, 4, device="xla") * 2
     torch_xla.sync()
     assert not any_padded()

@@ -109,12 +109,11 @@ def _number(size: object, lengths: Mapping[str, int]) -> int:
     return int(symbolic_sizes.evaluate(size, lengths))
 
 
-def narrowed(between: Range, lengths: Sequence[int], error: Exception) -> Range | None:
-    """The largest part of ``between`` around these lengths in which a comparison that ``error`` came of is decided.
+def narrowed(between: Range, lengths: Sequence[int], difference: Any) -> Range | None:
+    """The largest part of ``between`` around these lengths in which ``difference`` has one sign.
 
-    None where it came of something else, or of several lengths.
+    It is what ``symbolic_sizes.undecided`` gives. None where it is nothing, or of several lengths.
     """
-    difference = symbolic_sizes.undecided(error)
     names = symbolic_sizes.names_in(difference)
     if len(names) != 1:
         return None

@@ -9,6 +9,7 @@ step that has one is not looked at.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import logging
 import math
@@ -26,6 +27,7 @@ import numpy as np
 from xla_core.compilation import build_program, progress_line
 from xla_core.compilation.program_identity import ProgramIdentity
 from xla_core.compilation.program_table import StepProgram, drop, make_room
+from xla_core.jax_bridge import symbolic_sizes
 from xla_core.lowering.program_failures import largest_values
 from xla_core.lowering.step_program import input_specs
 from xla_core.lowering.step_verifier import verify
@@ -87,7 +89,7 @@ class _Family:
         self.smallest: list[int] = []
         self.growing = False
         self.expected: int | None = None
-        self.failed: dict[Range, Exception] = {}
+        self.failed: dict[Range, object] = {}
         self.compiled: set[Range] = set()
         self.refused = False
         self.hints: dict[int, int | None] = {}
@@ -278,15 +280,16 @@ def _built(
             if tried in family.compiled:
                 return None  # and it does not serve these lengths
             if tried in family.failed:
-                tries[:0] = _narrowed(family.failed[tried], tried, lengths)
+                tries[:0] = _narrowed(tried, lengths, family.failed[tried])
                 continue
             try:
                 bound = _compiled(step, fitted, wiped, tried, room)
             except (
                 Exception
             ) as error:  # the step is compiled for its own sizes, where errors are raised
-                family.failed[tried] = error.with_traceback(None)
-                tries[:0] = _narrowed(error, tried, lengths)
+                # what is kept of an error has no frames: their variables are the step's values
+                family.failed[tried] = undecided = symbolic_sizes.undecided(error)
+                tries[:0] = _narrowed(tried, lengths, undecided)
                 reason = str(error) if isinstance(error, NotCoveredError) else repr(error)
                 continue
             family.programs.append(bound)
@@ -299,9 +302,9 @@ def _built(
     return None
 
 
-def _narrowed(error: Exception, between: Range, lengths: Sequence[int]) -> list[Range]:
-    """What to try next where ``error`` let no program be made: lengths for which a comparison is decided."""
-    part = bound_program.narrowed(between, lengths, error)
+def _narrowed(between: Range, lengths: Sequence[int], difference: object) -> list[Range]:
+    """What to try next where an undecided comparison let no program be made: lengths for which it is decided."""
+    part = bound_program.narrowed(between, lengths, difference)
     return [] if part is None or part == between else [part]
 
 
@@ -319,6 +322,9 @@ def _compiled(
             )
     finally:
         flight_ring.end(record)
+        # Where jax looks at a symbolic size it leaves an error in a cycle with its frame, and so all frames that
+        # called it, with the step's values as their variables. All those cycles are young.
+        gc.collect(0)
     counters.sample("CompileTime", (time.perf_counter() - started) * 1e9)
     if bound.from_cache:
         counters.increment("PersistentCacheHit")
