@@ -105,6 +105,12 @@ STEPS = {
     "averages along, with padding": lambda x: F.avg_pool1d(x.t()[None], 3, 1, 1),
     "averages of what is there": lambda x: F.avg_pool1d(x.t()[None], 3, 1, 1, count_include_pad=False),
     "average of all": lambda x: F.adaptive_avg_pool1d(x.t()[None], 1),
+    "averages of a grid": lambda x: F.adaptive_avg_pool2d(x.t()[None], (2, 3)),
+    "averages of a grid of as many": lambda x: F.adaptive_avg_pool2d((x @ x.t())[None], (9, 2)),
+    "buckets": lambda x: torch.bucketize(x, x[:, 0].sort().values, right=True),
+    "the bucket of a number": lambda x: torch.bucketize(x[0, 0], x[:, 0].sort().values),
+    "buckets of what varies": lambda x: torch.bucketize(x, x[0].sort().values),
+    "places in a sorted sequence": lambda x: torch.searchsorted(*[x.t().sort(1).values.contiguous()] * 2),
     "the square of a length": lambda x: (x @ x.t()).flatten().cumsum(0),
     "parts of squares": lambda x: (x @ x.t()).repeat(2, 3).flatten().view(-1, x.shape[0]).sum(0),
 }  # fmt: skip
@@ -134,6 +140,8 @@ GRADIENTS = {
     "pooling along": lambda x: F.max_pool1d(x.t()[None], 3, 1, 1),
     "averages along": lambda x: F.avg_pool1d(x.t()[None], 3, 1, 1, count_include_pad=False),
     "convolution along": lambda x: F.conv1d(x.t()[None], x[:3].t()[None], padding=1),
+    "average of all": lambda x: F.adaptive_avg_pool1d(x.t()[None], 1),
+    "averages of a grid": lambda x: F.adaptive_avg_pool2d(x.t()[None], (2, 3)),
 }
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from xla_core.jax_bridge.symbolic_sizes import is_symbolic
 from xla_core.lowering.rules.common import Scalar, convert, output_shape, scalar
 from xla_core.lowering.rules.common import where as select
 from xla_core.lowering.rules.views import wrap_dim
@@ -193,12 +194,13 @@ def masked_scatter_backward(grad_output: Array, mask: Array, sizes: Sequence[int
 
 def _search(boundaries: Array, values: Array, right: bool) -> Array:
     """Positions in the last dimension of ``boundaries``; ``values`` has its batch dimensions."""
-    if boundaries.ndim == 1:
+    if boundaries.ndim == 1 and not is_symbolic(boundaries.shape[0]):
         method = "compare_all" if boundaries.shape[0] <= _MAX_COMPARED_BOUNDARIES else "scan"
         side = "right" if right else "left"
         with loops():
             return jnp.searchsorted(boundaries, values, side=side, method=method)
-    grid, wanted = boundaries[..., None, :], values[..., None]
+    grid = boundaries if boundaries.ndim == 1 else boundaries[..., None, :]
+    wanted = values[..., None]
     return jnp.sum(grid <= wanted if right else grid < wanted, -1, dtype=np.int64)
 
 

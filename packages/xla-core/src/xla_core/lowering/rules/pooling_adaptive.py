@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
-from xla_core.lowering.rules.common import opmath
+from xla_core.jax_bridge.symbolic_sizes import are_all, is_symbolic
+from xla_core.lowering.rules.common import count_as, opmath
 from xla_core.lowering.rules.window import (
     Axis,
     along_axis,
@@ -22,37 +25,42 @@ from xla_core.lowering.rules.window import (
 from xla_core.operators.lowering_registry import aten, rule
 
 
-def _edges(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Start and end of each window; neighbours overlap where the sizes do not divide."""
-    place = np.arange(count)
+def _edges(size: Any, count: Any, place: Any) -> tuple[Any, Any]:
+    """Start and end of the windows at these places; neighbours overlap where the sizes do not divide."""
     return place * size // count, -(-(place + 1) * size // count)
 
 
-def _average_matrix(size: int, count: int) -> np.ndarray | None:
+def _average_matrix(size: Any, count: Any) -> Any:
+    """The part of each element in each window, ``[count, size]``: an array of jax where a size varies."""
+    if is_symbolic(size) or is_symbolic(count):
+        shape = (count, size)
+        window, place = (lax.broadcasted_iota(np.int64, shape, axis) for axis in (0, 1))
+        low, high = _edges(jnp.asarray(size, np.int64), jnp.asarray(count, np.int64), window)
+        return ((place >= low) & (place < high)) / (high - low)
     if size == count:
         return None
-    low, high = _edges(size, count)
     place = np.arange(size)
-    inside = (place >= low[:, None]) & (place < high[:, None])
-    return inside / (high - low)[:, None]
+    low, high = _edges(size, count, np.arange(count)[:, None])
+    return ((place >= low) & (place < high)) / (high - low)
 
 
-def _matrices(shape: Sequence[int], counts: Sequence[int]) -> list[np.ndarray | None]:
+def _matrices(shape: Sequence[int], counts: Sequence[int]) -> list[Any]:
     sizes = shape[len(shape) - len(counts) :]
     return [_average_matrix(n, m) for n, m in zip(sizes, counts, strict=True)]
 
 
 def _average(x: Array, counts: Sequence[int]) -> Array:
     rank = len(counts)
-    if all(m == 1 for m in counts):
+    if are_all(counts, 1):
         return jnp.mean(opmath(x), tuple(range(x.ndim - rank, x.ndim)), keepdims=True)
     return separable(opmath(x), _matrices(x.shape, counts))
 
 
 def _average_backward(grad: Array, shape: Sequence[int], rank: int) -> Array:
     counts = grad.shape[grad.ndim - rank :]
-    if all(m == 1 for m in counts):
-        return jnp.broadcast_to(opmath(grad) / np.prod(shape[len(shape) - rank :]), tuple(shape))
+    if are_all(counts, 1):
+        inside = count_as(math.prod(shape[len(shape) - rank :]), opmath(grad).dtype)
+        return jnp.broadcast_to(opmath(grad) / inside, tuple(shape))
     return separable(opmath(grad), transposed(_matrices(shape, counts)))
 
 
@@ -91,7 +99,7 @@ def _uneven_max(x: Array, sizes: Sequence[int], counts: Sequence[int]) -> tuple[
     by_axis: list[Array] = []
     for offset in range(len(sizes)):
         axis, size = x.ndim - 1 - offset, sizes[-1 - offset]
-        low, high = _edges(size, counts[-1 - offset])
+        low, high = _edges(size, counts[-1 - offset], np.arange(counts[-1 - offset]))
         # Shorter windows repeat their last entry, which a strict comparison never takes.
         picks = [np.minimum(low + k, high - 1) for k in range(int((high - low).max()))]
         taps = [jnp.take(x, pick, axis) for pick in picks]

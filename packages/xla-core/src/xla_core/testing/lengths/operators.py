@@ -119,9 +119,10 @@ def _resizable(op: OpInfo, sample: SampleInput) -> Iterator[Callable[[int], Samp
     """Ways to give one size of a sample other values; the CPU takes all lengths."""
     tensors = [t for t in leaves((sample.input, sample.args, sample.kwargs)) if _dense(t)]
     sizes = dict.fromkeys(size for t in tensors for size in t.shape if size > 1)
+    way = _RESIZED.get(op.name, resized)
     for size in sizes:
         for numbers in (False, True):
-            change = partial(resized, sample, size, numbers)
+            change = partial(way, sample, size, numbers)
             if all(
                 attempt(partial(op_db.call, op, change(n), "cpu")).error is None for n in LENGTHS
             ):
@@ -148,6 +149,28 @@ def resized(sample: SampleInput, size: int, numbers: bool, length: int) -> Sampl
     changed_sample = SampleInput(changed[0], args=changed[1], kwargs=changed[2])
     changed_sample.output_process_fn_grad = sample.output_process_fn_grad
     return changed_sample
+
+
+def _sequence_resized(sample: SampleInput, size: int, numbers: bool, length: int) -> SampleInput:
+    """``resized`` where the first operand is to be sorted, or ``sorter`` says how."""
+    changed = resized(sample, size, numbers, length)
+    sequence, how = changed.input, dict(changed.kwargs)
+    if how.get("sorter") is None:
+        sequence = sequence.sort(-1).values
+    else:
+        how["sorter"] = sequence.argsort(-1)
+    return SampleInput(sequence, args=changed.args, kwargs=how)
+
+
+def _boundaries_resized(sample: SampleInput, size: int, numbers: bool, length: int) -> SampleInput:
+    """``resized`` where the second operand is to be sorted."""
+    changed = resized(sample, size, numbers, length)
+    boundaries, *others = changed.args
+    args = (boundaries.sort().values, *others)
+    return SampleInput(changed.input, args=args, kwargs=changed.kwargs)
+
+
+_RESIZED: Final = {"searchsorted": _sequence_resized, "bucketize": _boundaries_resized}
 
 
 def _resized(tensor: torch.Tensor, size: int, length: int) -> torch.Tensor:
