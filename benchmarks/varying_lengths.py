@@ -10,7 +10,8 @@ are given after so many, too. The table has the programs that were compiled, tho
 wall and processor time of the loop, and whether losses or tokens are those of PyTorch's CPU.
 
 ``--bound`` measures instead what a program for all lengths costs at its longest, beside the program for that length
-alone: two processes, which take turns.
+alone: two processes, which take turns. ``--fixed`` measures so what the feature costs where nothing varies: steps
+of one length, as it is by default beside ``XLA_VARYING_SHAPES=0``.
 
 The exit status is 1 if something differs from the CPU.
 """
@@ -163,10 +164,13 @@ def train(kind: str, device: str, steps: int, buckets: bool) -> dict[str, Any]:
 
 
 def take_turns(kind: str, variant: str, length: int, answer: Any) -> None:
-    """Answer each line of stdin, a number of steps, with the processor and wall seconds that they took."""
+    """Answer each line of stdin, a number of steps, with the processor and wall seconds that they took.
+
+    With the variant ``asked`` two shorter lengths come first, so that the program is one for a bound.
+    """
     step = trainer(kind, "xla")
     torch.manual_seed(1)
-    before = () if variant == "exact" else (length // 3, length // 2)
+    before = (length // 3, length // 2) if variant == "asked" else ()
     for one in (*before, length, length):
         step(batch_of(kind, one))
     batch = batch_of(kind, length)
@@ -308,26 +312,32 @@ def compare(workloads: list[str], variants: list[str], args: argparse.Namespace)
     return results
 
 
-def at_the_bound(workloads: list[str], rounds: int) -> dict[str, Any]:
-    """Print what a step of a bound's full length takes, as part of what the program for it alone takes."""
+def in_turns(workloads: list[str], variant: str, rounds: int) -> dict[str, Any]:
+    """Print what a step takes with ``variant``, as part of what it takes with a program for its length alone.
+
+    With ``asked`` that is a step of a bound's full length.
+    """
     results: dict[str, Any] = {}
     print("| workload | length | processor | wall |")
     print("|---|---|---|---|")
     for workload in workloads:
         for length, steps in ((96, 20), (LONGEST, 4)):
             pair = {
-                variant: subprocess.Popen(
-                    **command("turns", workload, variant, length),
+                one: subprocess.Popen(
+                    **command("turns", workload, one, length),
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 )
-                for variant in ("asked", "exact")
+                for one in (variant, "exact")
             }  # fmt: skip
             for process in pair.values():
                 json.loads(_answer(process, ""))
             ratios = []
-            for _ in range(rounds):
-                one, other = (json.loads(_answer(p, f"{steps}\n")) for p in pair.values())
-                ratios.append({name: one[name] / other[name] for name in other})
+            for number in range(rounds):
+                # each begins every other time
+                turns = list(pair)[:: 1 if number % 2 else -1]
+                took = {one: json.loads(_answer(pair[one], f"{steps}\n")) for one in turns}
+                exact = took["exact"]
+                ratios.append({name: took[variant][name] / exact[name] for name in exact})
             for process in pair.values():
                 process.communicate()
             middle = {name: statistics.median(r[name] for r in ratios) for name in ratios[0]}
@@ -355,7 +365,8 @@ def main() -> int:
     parser.add_argument("--slow-steps", type=int, default=60)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--bound", action="store_true", help="paired step times at the bound")
-    parser.add_argument("--rounds", type=int, default=15, help="of --bound")
+    parser.add_argument("--fixed", action="store_true", help="paired step times of one length")
+    parser.add_argument("--rounds", type=int, default=15, help="of --bound and --fixed")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--turns", nargs=2, help=argparse.SUPPRESS)
@@ -369,8 +380,9 @@ def main() -> int:
         else:
             take_turns(workload, variant, args.count, answer)
         return 0
-    if args.bound:
-        results = at_the_bound(args.workload or list(TRAINED), args.rounds)
+    if args.bound or args.fixed:
+        variant = "asked" if args.bound else "default"
+        results = in_turns(args.workload or list(TRAINED), variant, args.rounds)
     else:
         usual = [v for v in VARIANTS if v != "cpu"]
         if "TORCH_XLA_PYTHON" not in os.environ:
