@@ -5,7 +5,8 @@ long: every step as short as possible, so that an hour has the steps of days. ``
 many processes, which reduce their gradients (and are not interrupted: that would end the job). After every few
 hundred steps each process notes its memory, the values and bytes on the device, descriptors, sockets, threads,
 mappings, objects of Python and the size of every listed cache. SIGTERM ends the run early. ``--draw FIGURES``
-draws such figures again and trains nothing.
+draws such figures again and trains nothing. ``--rounds 4`` lives four times as long, and empties every table
+after each round: what is left then grows only if something is kept that no table lists.
 
 The exit status is 1 if a loss is not finite, a cache is larger than its bound, or something went on growing: if
 its median in the last quarter of the steps is more than that of the second quarter by over a tenth.
@@ -231,6 +232,23 @@ def sample(life: Life, started: float) -> Sample:
     }
 
 
+def emptied(life: Life) -> Sample:
+    """What the process holds once it has forgotten all that it remembers of steps and programs."""
+    import torch_xla.runtime as xr
+    from xla_core.testing import internals
+
+    xr.clear_computation_cache()
+    gc.collect()
+    internals.release_free_memory()
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+    return {
+        "steps": life.counts["steps"],
+        "shapes": life.counts["shapes"],
+        "resident_MB": round(resident / 1e6, 1),
+        "objects": len(gc.get_objects()),
+    }
+
+
 def _target(path: Path) -> str:
     try:
         return str(path.readlink())
@@ -238,8 +256,8 @@ def _target(path: Path) -> str:
         return ""
 
 
-def lives(index: int, folder: str, minutes: float, processes: int) -> None:
-    """One process's life; its samples are in ``folder``, a line each."""
+def lives(index: int, folder: str, minutes: float, processes: int, rounds: int) -> None:
+    """One process's life; its samples are in ``folder``, a line each, and what was left after each round."""
     from xla_core.testing import internals
 
     started = time.monotonic()
@@ -261,7 +279,13 @@ def lives(index: int, folder: str, minutes: float, processes: int) -> None:
             shown = {k: v for k, v in one.items() if isinstance(v, int | float)}
             print(f"{index}:", *(f"{k}={v}" for k, v in shown.items()), life.counts, flush=True)
 
-        life.live(minutes, note)
+        left = []
+        for _ in range(rounds):
+            life.live(minutes, note)
+            if rounds > 1:
+                left.append(emptied(life))
+                print(f"{index}: emptied:", left[-1], flush=True)
+    Path(folder, f"emptied-{index}").write_text(json.dumps(left))
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -312,6 +336,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=40.0)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=1, help="each so long (%(default)s)")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--picture", type=Path, help="where to draw the curves, an SVG")
     parser.add_argument("--draw", type=Path, help="figures that are there already")
@@ -330,7 +355,7 @@ def taken(options: argparse.Namespace) -> dict[str, Any]:
     os.environ.setdefault("XLA_COMPILATION_CACHE_SIZE", KEPT)
     os.environ.setdefault("XLA_COMPILE_EFFORT", "fast")  # more of the time goes into steps
     with tempfile.TemporaryDirectory(prefix="xla-long-life-") as folder:
-        arguments = (folder, options.minutes, options.processes)
+        arguments = (folder, options.minutes, options.processes, options.rounds)
         if options.processes == 1:
             lives(0, *arguments)
         else:
@@ -339,11 +364,14 @@ def taken(options: argparse.Namespace) -> dict[str, Any]:
 
             torch_xla.launch(lives, arguments)
         processes = read(folder, options.processes)
+        names = [f"emptied-{index}" for index in range(options.processes)]
+        left = [json.loads(Path(folder, name).read_text()) for name in names]
     figures = {
         "taken": time.strftime("%Y-%m-%d"),
         "machine": machine(),
         "minutes": options.minutes,
         "processes": processes,
+        "emptied": left,
     }
     if options.json:
         options.json.write_text(json.dumps(figures) + "\n")

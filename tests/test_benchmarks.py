@@ -197,7 +197,16 @@ def test_programs_that_were_forgotten_are_loaded_again_and_right(tmp_path):
 
 def test_a_long_life_is_noted_and_drawn(tmp_path):
     figures, picture = tmp_path / "figures.json", tmp_path / "curves.svg"
-    arguments = ["--minutes", "0.4", "--json", str(figures), "--picture", str(picture)]
+    arguments = [
+        "--minutes",
+        "0.2",
+        "--rounds",
+        "2",
+        "--json",
+        str(figures),
+        "--picture",
+        str(picture),
+    ]
     done = subprocess.run(
         [sys.executable, str(RUN.with_name("long_life.py")), *arguments],
         capture_output=True,
@@ -214,6 +223,9 @@ def test_a_long_life_is_noted_and_drawn(tmp_path):
         last[name] > 0 for name in ("resident_MB", "values", "threads", "mappings", "objects")
     )
     assert last["caches"]["programs"] > 0 and not last["over_bound"]
+    ((one, two),) = written["emptied"]
+    assert one["steps"] < two["steps"] == last["counts"]["steps"]
+    assert two["objects"] < last["objects"]
     drawn = picture.read_text()
     assert drawn.startswith("<svg") and "memory mappings" in drawn
     # what goes on growing is said

@@ -195,6 +195,15 @@ def test_what_is_kept_of_a_process_that_runs_goes_when_it_ends_well(folder):
     assert not (folder / "j").exists()
 
 
+def test_what_a_killed_process_has_left_is_no_report_beside_that_of_the_end(folder):
+    """It said of those who had reported that nobody had ever heard of them."""
+    for ordinal in (0, 1):
+        flight_files.keep("j", snapshot(ordinal))
+    flight_files.write("j", flight_files.END, snapshot(0), {1: snapshot(1)})
+    flight_files.forget("j", 0)
+    assert [place.name for place in flight_files.occasions()] == [flight_files.END]
+
+
 def test_the_folders_of_old_jobs_go(folder):
     for number in range(flight_files.KEPT_JOBS + 3):
         flight_files.write(f"job {number}", "end", snapshot(0, 1), {})

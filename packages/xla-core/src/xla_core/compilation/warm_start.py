@@ -171,7 +171,7 @@ def _forget() -> None:
 
 
 caches.register(
-    "programs loaded ahead", bound=1, size=lambda: _InUse.prefetch is not None, clear=_forget
+    "programs loaded ahead", bound=1, size=lambda: int(_InUse.prefetch is not None), clear=_forget
 )
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 from xla_core.support import flags, flight_report
 
 __all__ = [
+    "END",
     "KEPT_JOBS",
     "MERGED",
     "PAGE",
@@ -33,6 +34,8 @@ __all__ = [
     "write",
 ]
 
+END: Final = "end"
+"""The occasion of a job's end."""
 MERGED: Final = "job.json"
 PAGE: Final = "job.txt"
 RUNNING: Final = "running"
@@ -134,6 +137,9 @@ def merged(place: Path) -> dict[str, Any]:
 def occasions() -> list[Path]:
     """The folders of all reports, the latest last."""
     folders = {path.parent for path in folder().glob("*/*/[0-9]*.json")}
+    # what a killed process of a job has left is in the report of that job's end
+    over = {place.parent for place in folders if place.name == END and (place / MERGED).exists()}
+    folders = {place for place in folders if place.name != RUNNING or place.parent not in over}
     return sorted(folders, key=lambda place: place.stat().st_mtime)
 
 

@@ -23,6 +23,7 @@ A report has ``job``, ``occasion``, ``count`` and ``processes``: a snapshot per 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
@@ -45,6 +46,8 @@ Report = dict[str, Any]
 Snapshot = dict[str, Any]
 
 _MOST_RECORDS: Final = 12
+_VALUES: Final = re.compile(r"(?:\w+\[[\d,]*\], ){4,}\w+\[[\d,]*\]")
+"""Dtypes and shapes of a collective's values, where there are more than four."""
 _UNKNOWN_LINE: Final = "a line that is not known"
 _SLOW_FACTOR: Final = 1.5
 """A process is a straggler if its own part of a step takes this many times that of the others ..."""
@@ -183,7 +186,7 @@ def headline(report: Report) -> Iterator[str]:
     for wait in all_waits:
         number = f" (collective {wait.number})" if wait.number else ""
         yield (
-            f"ordinal {wait.who} waits in {wait.what}{number} at {wait.line} for ordinal "
+            f"ordinal {wait.who} waits in {_short(wait.what)}{number} at {wait.line} for ordinal "
             f"{', '.join(map(str, wait.whom))}, for {wait.seconds:.1f} s"
         )
     guilty = culprits(report)
@@ -195,6 +198,16 @@ def headline(report: Report) -> Iterator[str]:
     if not all_waits and not guilty:
         yield "nobody waits for anybody"
     yield from _stragglers(report)
+
+
+def _short(what: str) -> str:
+    """A collective with three of its values, where it has many: all gradients of a model are one."""
+
+    def few(found: re.Match[str]) -> str:
+        values = found[0].split(", ")
+        return f"{', '.join(values[:3])} and {len(values) - 3} more"
+
+    return _VALUES.sub(few, what)
 
 
 def _says(ordinal: int, one: Snapshot | None, report: Report) -> str:
@@ -221,13 +234,13 @@ def _says(ordinal: int, one: Snapshot | None, report: Report) -> str:
 def _last_launched(ordinal: int, one: Snapshot, report: Report) -> str:
     last = _last_seen(ordinal, one, report)
     if last is not None:
-        what = f"{last['text']} (collective {last['number']}) at {last['line'] or _UNKNOWN_LINE}"
+        what = f"{_short(last['text'])} (collective {last['number']}) at {last['line'] or _UNKNOWN_LINE}"
         return f"the last that others saw it launch is {what}"
     if not one["collectives"]:
         return "it launched no collective"
     last = one["collectives"][-1]
     return (
-        f"the last that it launched is {last['text']} (collective {last['number']}) at "
+        f"the last that it launched is {_short(last['text'])} (collective {last['number']}) at "
         f"{last['line'] or _UNKNOWN_LINE}, {max(one['time'] - last['time'], 0.0):.1f} s before"
     )
 

@@ -20,8 +20,7 @@ from typing import IO, Final
 
 from xla_core.support import flags, flight_files
 
-END: Final = "end"
-"""The occasion of a job's end."""
+END: Final = flight_files.END
 _TICK_SECONDS: Final = 0.1
 _CONNECT_SECONDS: Final = 1.0
 _MORE_SECONDS: Final = 2.0
