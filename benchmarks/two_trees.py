@@ -4,8 +4,8 @@
 In each round a process per tree measures the same things, in alternating order, and the figure is the median
 ratio of the rounds, with the interval that holds the true median with 95 % certainty: one process differs
 from the next by several percent, however long it runs. Times are the processor's, of the thread that
-records (of the process, for imports), so that other work on the machine moves them little. The exit status is 1
-if a whole interval lies above the limit of 2 %.
+records (of the process, for imports), and a process gives its fastest tenth, so that other work on the machine
+moves them little. The exit status is 1 if a whole interval lies above the limit of 2 %.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ LIMIT: Final = 1.02
 SURE: Final = 0.95
 
 WORKER: Final = """
-import json, statistics, sys, time
+import json, sys, time
 begin = time.process_time()
 import torch, torch_xla
 torch_xla.device()
 figures = {"import and first device": time.process_time() - begin}
 clock, repeats = time.thread_time, int(sys.argv[1])
 
-def middle(run, count):
+def quiet(run, count):
     for _ in range(max(3, count // 5)):
         run()
-    return statistics.median(run() for _ in range(count))
+    return sorted(run() for _ in range(count))[count // 10]
 
 x = torch.ones(8, device="xla")
 torch_xla.sync()
@@ -73,9 +73,9 @@ def step():
     torch_xla.sync()
     return clock() - begin
 
-figures["operator"] = middle(operators, repeats)
-figures["sync() of one operator"] = middle(sync, 10 * repeats)
-figures["training step"] = middle(step, 2 * repeats)
+figures["operator"] = quiet(operators, repeats)
+figures["sync() of one operator"] = quiet(sync, 10 * repeats)
+figures["training step"] = quiet(step, 2 * repeats)
 print(json.dumps(figures))
 """
 
