@@ -1,6 +1,7 @@
 """Runs Python programs in processes that are forked from one which has imported torch and jax.
 
-Both imports take seconds of processor time in every process, which is more than most programs of a test take.
+Both imports take seconds of processor time in every process, which is more than most programs of a test take;
+so does what torch imports for its first optimizer or the first compiled function.
 Nothing of this project is imported before the fork: a program attaches the device and reads its environment
 variables as a new interpreter would. What looks at imports themselves, or sets variables that torch, jax or
 Python read when they start, needs a new interpreter.
@@ -11,6 +12,7 @@ The module is also the server's program: it is run by its path, so that it can b
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import importlib.metadata
 import json
@@ -24,7 +26,10 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-PRELOADED = ("numpy", "torch", "jax", "jax.numpy", "jaxlib.mlir.dialects.stablehlo")
+PRELOADED = (
+    "numpy", "torch", "jax", "jax.numpy", "jaxlib.mlir.dialects.stablehlo", "jaxlib.mlir.dialects.mhlo",
+    "torch.optim", "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "cProfile",
+)  # fmt: skip
 """What the server imports before it forks."""
 
 READ_EARLY = ("PYTHON", "TORCH_", "JAX_", "LD_")
@@ -163,6 +168,10 @@ def _autoload() -> None:
 def _main() -> None:
     for name in PRELOADED:
         importlib.import_module(name)
+    # Neither the collections of a forked program nor the last one, at its end, walk over all of torch and jax:
+    # that took half a second, and a copy of every page that they lie in.
+    gc.collect()
+    gc.freeze()
     code = _serve(socket.socket(fileno=int(sys.argv[1])))
     if code is not None:
         _autoload()
