@@ -35,6 +35,7 @@ REASONS = {
     "xla_core.computations.scan_layers": {"_ONE_LAYER": OWNER},
     "xla_core.contract.events": {"_subscriptions": CALLS},
     "xla_core.dispatch.cpu_fallback": {"_warned": OPERATOR},
+    "xla_core.dispatch.layouts": {"_sparse_handlers": OPERATOR},
     "xla_core.dispatch.random_numbers": {"_integers_of": "one entry per dtype"},
     "xla_core.dynamo.dynamo_backend": {"_to_tell": CODE},
     "xla_core.execution.generator": {"_known": OWNER},

@@ -4,8 +4,9 @@
 Python numbers of all dtypes, in place and with ``out=`` of all dtypes, and every reduction of each dtype,
 with ``dtype=`` and ``out=`` of all. Compared are the exception's type, which ``xla`` must raise when the
 operator is called, and the result's dtype, shape and values. ``--only add;histc`` takes some operators.
-``--edges`` compares the values that go wrong most easily instead, of binary operators: zeros of both
-signs, the ends of each dtype's range, numbers far apart, infinities and NaN, each with each.
+``--edges`` compares the values that go wrong most easily instead, of unary and binary operators: zeros of
+both signs, the ends of each dtype's range, numbers far apart, infinities and NaN, binary ones of each with
+each. Of unary operators the signs of zeros are compared, too, and complex numbers with such parts.
 """
 
 from __future__ import annotations
@@ -87,6 +88,40 @@ WITH_OUT: Final = (
     "logical_and", "eq", "lt", "heaviside", "ldexp",
 )  # fmt: skip
 
+UNARY: Final[dict[str, Callable[..., Any]]] = (
+    {
+        name: getattr(torch, name)
+        for name in (
+            "abs", "acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "bitwise_not", "ceil",
+            "conj_physical", "cos", "cosh", "deg2rad", "digamma", "erf", "erfc", "erfinv", "exp", "exp2",
+            "expm1", "floor", "frac", "i0", "isfinite", "isinf", "isnan", "isneginf", "isposinf", "isreal",
+            "lgamma", "log", "log10", "log1p", "log2", "logical_not", "logit", "nan_to_num", "neg", "positive",
+            "rad2deg", "reciprocal", "round", "rsqrt", "sgn", "sigmoid", "sign", "signbit", "sin", "sinc",
+            "sinh", "sqrt", "square", "tan", "tanh", "trunc", "frexp", "celu", "selu",
+        )
+    }
+    | {
+        f"special.{name}": getattr(torch.special, name)
+        for name in (
+            "airy_ai", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "entr", "erfcx", "i0e", "i1", "i1e",
+            "log_ndtr", "modified_bessel_i0", "modified_bessel_i1", "modified_bessel_k0", "modified_bessel_k1",
+            "ndtr", "ndtri", "scaled_modified_bessel_k0", "scaled_modified_bessel_k1", "spherical_bessel_j0",
+        )
+    }
+    | {
+        f"nn.functional.{name}": getattr(torch.nn.functional, name)
+        for name in (
+            "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "logsigmoid", "mish",
+            "relu", "relu6", "silu", "softplus", "softshrink", "softsign", "tanhshrink",
+        )
+    }
+    | {
+        "polygamma, 1": lambda x: torch.polygamma(1, x),
+        "mvlgamma, 2": lambda x: torch.mvlgamma(x, 2),
+        "nn.functional.gelu, tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        "nn.functional.threshold": lambda x: torch.nn.functional.threshold(x, 0.5, 2.0),
+    }
+)  # fmt: skip
 REDUCTIONS: Final[dict[str, Callable[..., Any]]] = {
     name: getattr(torch, name)
     for name in (
@@ -238,6 +273,38 @@ def edge_pairs(name: str) -> Iterator[tuple[Any, Any]]:
         yield number, a[a != 0] if name in DIVIDING else a
 
 
+def unary_edges(dtype: torch.dtype) -> torch.Tensor:
+    """``edges``; of a complex dtype all pairs of parts, with infinite ones and NaN."""
+    if not dtype.is_complex:
+        return edges(dtype, "")
+    real = edges(dtype.to_real(), "")
+    return torch.complex(*(part.reshape(-1) for part in torch.meshgrid(real, real, indexing="ij")))
+
+
+def _with_signs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` with another result for each: the signs of its zeros, as numbers (of what rounds to 0, too)."""
+
+    def both(x: torch.Tensor) -> list[torch.Tensor]:
+        results = function(x)
+        found = list(results) if isinstance(results, (list, tuple)) else [results]
+        for result in list(found):
+            parts = torch.view_as_real(result) if result.is_complex() else result
+            if parts.is_floating_point():
+                sign = torch.copysign(torch.ones_like(parts), parts)
+                zero = parts.abs() < torch.finfo(parts.dtype).tiny  # XLA has no subnormal numbers
+                found.append(torch.where(zero, sign, torch.zeros_like(parts)))
+        return found
+
+    return both
+
+
+def unary_edge_cases(name: str) -> Iterator[Case]:
+    """One function of one tensor, on the edges of each dtype."""
+    for dtype in DTYPES:
+        x = unary_edges(dtype)
+        yield f"{name}: {_said(x)}", _with_signs(UNARY[name]), (x,)
+
+
 def edge_cases(name: str) -> Iterator[Case]:
     """One operator, as a function, on all pairs of edges."""
     function = BINARY.get(name) or OPERATORS.get(name) or getattr(torch.Tensor, name)
@@ -317,11 +384,14 @@ def groups() -> dict[str, Callable[[], Iterator[Case]]]:
 
 
 def edge_groups() -> dict[str, Callable[[], Iterator[Case]]]:
-    """Edges of every binary operator that takes any length, by operator."""
+    """Edges of every unary operator, and of every binary one that takes any length, by operator."""
     names = [n for n in BINARY if n not in ONE_LENGTH]
-    return {
-        name: partial(edge_cases, name) for name in (*names, "a // b", "a % b", "a ** b", "copy_")
-    }
+    found: dict[str, Callable[[], Iterator[Case]]] = {}
+    for name in UNARY:
+        found[name] = partial(unary_edge_cases, name)
+    for name in (*names, "a // b", "a % b", "a ** b", "copy_"):
+        found[name] = partial(edge_cases, name)
+    return found
 
 
 def compared_when_called(function: Any, operands: Any) -> tuple[Outcome, Outcome, str]:

@@ -90,6 +90,28 @@ dtypes than float32). The normal tests compare all errors, and one float32 sampl
 Of errors only those count that are raised when the operator is recorded.
 """
 DATABASE: Final = """
+## Values at the edges of a dtype
+
+`tools/dtype_report.py --edges` compares unary and binary operators with the CPU at zeros of both signs, the ends of
+each dtype's range, infinities and NaN, binary ones at all pairs. What is left is as follows; some of it depends on
+the length of the CPU's vectors, so that the CPU does not agree with itself.
+
+| operators | on `xla` | on the CPU |
+|---|---|---|
+| all | numbers below the smallest normal one (1.2e-38 of float32) and results among them are 0 | subnormal |
+| `maximum`, `minimum`, `fmax`, `fmin`, `clamp` of zeros of two signs | either | either |
+| `relu(-0.0)`, `relu6(-0.0)` | 0.0 | -0.0 |
+| `fmod`, `remainder` of floats whose quotient overflows, as `100 % 1e-38` | exact | NaN |
+| complex `mul`, `add(alpha=)` that overflow on the way | products and sum are rounded once | NaN, infinite |
+| `neg` of a complex 0; `i1`, `i1e`, `softshrink` of -0.0 | -0 | 0 |
+| complex `expm1`, `sigmoid`, `silu`, `log1p`, `sinc` beside infinity | what C99's `exp` and `log` give | NaN |
+| complex `sin`, `sinh`: the sign of an infinite part beside NaN, which C99 leaves open | either | either |
+| `bessel_j0`, `j1`, `y0`, `y1` of infinity | 0, the limit | NaN |
+| Bessel functions and `polygamma` of float64 and of large numbers | to the last digits | to 9 or 10 digits |
+| floats beyond an integer's range turned into it, NaN | the nearest integer, 0 | what the processor gives |
+| `ldexp` in float16 where `2 ** other` is infinite | the product | NaN |
+| `square` of complex numbers that overflow | infinite | NaN beside infinite |
+
 ## PyTorch's operator database
 
 *Right in* names the dtypes whose rows (forward, in place, `out=`) are right: f32 f64 bf16 f16 for floats, c64 for

@@ -48,12 +48,11 @@ FALLBACKS = {
     "aten::special_airy_ai": "a special function that no module of torch.nn reaches",
 }
 
-NO_SPARSE = "xla tensors are dense"
+NO_SPARSE = "no xla tensor is compressed"
 # Operators that must raise on ``xla`` where the CPU computes, and what they raise.
 REFUSED: dict[str, tuple[type[Exception], str]] = {
     "sparse.mm.reduce": (NotImplementedError, NO_SPARSE),
     "sparse.sampled_addmm": (NotImplementedError, NO_SPARSE),
-    "to_sparse": (TypeError, NO_SPARSE),
 }
 
 

@@ -1,4 +1,4 @@
-"""Sparse, nested and MKL-DNN tensors: refused at the line that asks for one, before anything runs."""
+"""Compressed sparse, nested and MKL-DNN tensors are refused at the line that asks for one, before anything runs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,9 @@ def dense():
     return torch.arange(12.0).reshape(3, 4).to("xla")
 
 
-INDICES = torch.tensor([[0, 1], [1, 0]])
 REFUSED = {
-    "aten::_to_sparse": lambda: dense().to_sparse(),
     "aten::_to_sparse_csr": lambda: dense().to_sparse_csr(),
     "aten::_to_sparse_bsr": lambda: dense().to_sparse_bsr((1, 1)),
-    "aten::_sparse_coo_tensor_with_dims_and_tensors": lambda: torch.sparse_coo_tensor(
-        INDICES, torch.ones(2), (3, 3), device="xla"
-    ),
     "aten::sparse_compressed_tensor": lambda: torch.sparse_csr_tensor(
         torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.ones(2), device="xla"
     ),

@@ -33,11 +33,10 @@ def test_a_dtype_that_xla_lacks_is_refused_where_it_is_asked_for() -> None:
     assert (x + 1).tolist() == [2.0, 3.0]
 
 
-# PyTorch takes the sparse tensor apart first, and its parts go to the device and back.
-@pytest.mark.filterwarnings("ignore::xla_core.dispatch.cpu_fallback.FallbackWarning")
-def test_a_sparse_tensor_is_refused() -> None:
-    with pytest.raises(TypeError, match="to_dense"):
-        torch.eye(2).to_sparse().to("xla")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_a_compressed_sparse_tensor_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="new_compressed_tensor"):
+        torch.eye(2).to_sparse_csr().to("xla")
 
 
 def test_a_factory_reads_the_numbers_it_is_given_in_tensors() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from xla_core.contract import events
+from xla_core.dispatch import layouts
 from xla_core.dispatch.functional import find_trace
 from xla_core.dispatch.transfers import read, upload
 from xla_core.operators.schema import Signature
@@ -102,15 +103,17 @@ def _to_host(a: Operand, hosts: dict[int, torch.Tensor]) -> Operand:
         if id(a) not in hosts:
             hosts[id(a)] = read(a)
         return hosts[id(a)]
+    if isinstance(a, layouts.SparseXLATensor):
+        return hosts.setdefault(id(a), a.cpu())
     if isinstance(a, (list, tuple)):
         return [_to_host(item, hosts) for item in a]
     return a
 
 
-def _tensors(items: Operand) -> list[XLATensor]:
-    tensors: list[XLATensor] = []
+def _tensors(items: Operand) -> list[torch.Tensor]:
+    tensors: list[torch.Tensor] = []
     for a in items:
-        if isinstance(a, XLATensor):
+        if isinstance(a, (XLATensor, layouts.SparseXLATensor)):
             tensors.append(a)
         elif isinstance(a, (list, tuple)):
             tensors.extend(_tensors(a))
@@ -126,12 +129,22 @@ def _write_back(
     for position in signature.written:
         target = args[position] if position < len(args) else named.get(signature.names[position])
         for tensor in _tensors([target]):
-            tensor.copy_(hosts[id(tensor)])
+            if isinstance(tensor, layouts.SparseXLATensor):
+                layouts.replace(tensor, hosts[id(tensor)].to(tensor.device))
+            else:
+                tensor.copy_(hosts[id(tensor)])
 
 
-def _to_device(result: Operand, trace: Trace, originals: dict[int, XLATensor]) -> Operand:
+def _to_device(result: Operand, trace: Trace, originals: dict[int, torch.Tensor]) -> Operand:
     if isinstance(result, torch.Tensor):
-        return originals.get(id(result)) if id(result) in originals else upload(result, trace)
+        if id(result) in originals:
+            return originals[id(result)]
+        return _sparse_on_device(result, trace) if result.is_sparse else upload(result, trace)
     if isinstance(result, (list, tuple)):
         return type(result)(_to_device(item, trace, originals) for item in result)
     return result
+
+
+def _sparse_on_device(host: torch.Tensor, trace: Trace) -> Operand:
+    indices, values = upload(host._indices(), trace), upload(host._values(), trace)
+    return layouts.make(indices, values, tuple(host.shape), host.is_coalesced())

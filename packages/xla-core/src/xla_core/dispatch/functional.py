@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from xla_core.dispatch import random_numbers
+from xla_core.dispatch import layouts, random_numbers
 from xla_core.dispatch.meta_inference import OperatorPlan
 from xla_core.execution import generator
 from xla_core.execution.runtime import trace_of
@@ -34,6 +34,8 @@ def _search(items: Operand) -> Trace | None:
     for a in items:
         if isinstance(a, XLATensor):
             return a._s.trace
+        if isinstance(a, layouts.SparseXLATensor):
+            return layouts.parts(a)[1]._s.trace
         if isinstance(a, (list, tuple)):
             trace = _search(a)
             if trace is not None:

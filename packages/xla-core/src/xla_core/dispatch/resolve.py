@@ -20,6 +20,7 @@ from xla_core.dispatch import (
     indexing,
     layouts,
     mutation,
+    sparse_operators,
     transfers,
     views,
     windows,
@@ -63,9 +64,13 @@ _OWN: dict[OpOverload, Handler] = {
     aten._copy_from.default: transfers.copy_from,
     aten._local_scalar_dense.default: transfers.local_scalar,
     aten.equal.default: transfers.equal,
-    aten._sparse_addmm.default: layouts.sparse_addmm,
+    aten._sparse_addmm.default: sparse_operators.sparse_addmm,
     aten.one_hot.default: functional.one_hot,
-    aten.sspaddmm.default: layouts.refusing_handler(aten.sspaddmm.default),
+    aten.sspaddmm.default: sparse_operators.refusing_handler(aten.sspaddmm.default),
+    aten.sparse_mask.default: sparse_operators.sparse_mask,
+    aten._to_sparse.default: sparse_operators.to_sparse,
+    aten._to_sparse.sparse_dim: sparse_operators.to_sparse,
+    aten._sparse_coo_tensor_with_dims_and_tensors.default: sparse_operators.with_parts,
     aten._ctc_loss.default: host_length_operands.ctc_loss,
     aten._ctc_loss_backward.default: host_length_operands.ctc_loss_backward,
     aten._pack_padded_sequence.default: host_length_operands.pack_padded_sequence,
@@ -181,7 +186,7 @@ def make_handler(overload: OpOverload) -> Handler:
         if has_decomposition(overload) and facts.returns in ("tensor", "tuple", "list"):
             return decomposed_handler(overload, facts.returns, fallback_handler(overload, facts))
     if layouts.is_about_layouts(overload):
-        return layouts.refusing_handler(overload)
+        return sparse_operators.refusing_handler(overload)
     return fallback_handler(overload, facts)
 
 
@@ -239,9 +244,8 @@ def install() -> None:
     if not _installed.begin():
         return
     load_rules()
-    tensor_module.set_handler_factory(
-        _handler_as_asked_for, lambda overload: fallback_handler(overload, signature(overload))
-    )
+    sparse_operators.install()
+    tensor_module.set_handler_factory(_handler_as_asked_for, sparse_operators.beside_dense)
     zeros = find_rule(aten.zeros.default)
     assert zeros is not None
     step_values.set_plan(step_values.ZEROS, OperatorPlan(aten.zeros.default, zeros))

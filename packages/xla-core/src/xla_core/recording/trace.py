@@ -30,7 +30,7 @@ from xla_core.recording.step_record import STEP, beginning
 from xla_core.recording.step_turns import Step, Turns, turn_lock
 from xla_core.recording.step_values import StepValues
 from xla_core.recording.storage import Backend, View
-from xla_core.recording.xla_tensor import XLATensor
+from xla_core.recording.xla_tensor import NoMetaKernelError, XLATensor
 from xla_core.support import indivisible
 from xla_core.torch_bridge import dtypes
 
@@ -305,6 +305,8 @@ class Trace(StepValues):
         self, append: Callable[[object], None], a: torch.Tensor, plan: Plan
     ) -> None:
         """A CPU tensor among the operands: PyTorch allows one without dimensions, as a number."""
+        if a.layout is not torch.strided and a.device == self.device:
+            raise NoMetaKernelError(plan.name)  # a sparse one of this device: computed on the CPU
         if a.device.type == "cpu" and a.dim() and plan.copies_host_tensors():
             meta = tensor_meta(tuple(a.shape), a.dtype)
             array = self.backend.put(dtypes.to_numpy(a.detach()))

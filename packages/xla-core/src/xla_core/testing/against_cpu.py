@@ -78,11 +78,14 @@ def leaves(value: Operand) -> list[Operand]:
 def to_host(value: Operand) -> list[Operand]:
     """The leaves of ``value``, each tensor among them detached on the CPU and plainly stored."""
     return [
-        leaf.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        if isinstance(leaf, torch.Tensor)
-        else leaf
+        _plainly_stored(leaf.detach().cpu()) if isinstance(leaf, torch.Tensor) else leaf
         for leaf in leaves(value)
     ]
+
+
+def _plainly_stored(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.resolve_conj().resolve_neg()
+    return plain.contiguous() if plain.layout is torch.strided else plain
 
 
 def assert_same(got: Operand, expected: Operand, tolerance: Tolerance | None = None) -> None:

@@ -77,3 +77,42 @@ class _Direct:
             return self._function(*args, **kwargs)
         self._function.__dict__.pop("__dynamo_disable", None)
         return self._told(*args, **kwargs)
+
+
+# Sparse tensors of the device xla: C++ knows their dispatch key but has no kernels for it, and Python cannot
+# register any, as its parser of keys does not know the name. The kernels that only hold indices and values
+# together are the same for all devices: they are called by the key of another one.
+_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCPU)  # torch 2.11 to 2.15
+_MAKING = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseMeta)
+
+
+def of_any_sparse(overload: OpOverload, *args: Any) -> Any:
+    """What the CPU's kernel of ``overload`` for sparse tensors does; it must look at no value."""
+    return overload.redispatch(_KEY, *args)
+
+
+def sparse_coo(
+    indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool
+) -> torch.Tensor:
+    """A sparse tensor of C++ that holds these indices and values, on the device of ``values``.
+
+    Raises RuntimeError, PyTorch's own, where they do not go together.
+    """
+    dimensions = indices.shape[0]
+    with torch._C._AutoDispatchBelowAutograd():
+        sparse_tensor: torch.Tensor = (
+            torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default.redispatch(
+                _MAKING,
+                dimensions,
+                len(shape) - dimensions,
+                list(shape),
+                indices,
+                values,
+                dtype=values.dtype,
+                layout=torch.sparse_coo,
+                device=values.device,
+                pin_memory=False,
+                is_coalesced=coalesced,
+            )
+        )
+    return sparse_tensor

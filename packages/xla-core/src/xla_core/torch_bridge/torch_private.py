@@ -29,6 +29,9 @@ disabled_torch_function = torch._C._disabled_torch_function_impl  # torch 2.13
 # Makes a tensor without memory whose device and dispatch keys are real (torch 2.13).
 make_wrapper = torch.Tensor._make_wrapper_subclass
 
+# The same C++ tensor as one of a class, whose __torch_dispatch__ gets its operators (torch 2.13).
+as_subclass = torch.Tensor._make_subclass
+
 _data = (
     torch._C.TensorBase.data if hasattr(torch._C, "TensorBase") else torch.Tensor.data
 )  # torch 2.13

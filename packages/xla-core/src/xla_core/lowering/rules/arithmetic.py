@@ -115,9 +115,7 @@ def _floor_quotient_float(self: Array, other: Array) -> Array:
     floor = lax.floor(whole)
     floor = where(whole - floor > 0.5, floor + 1, floor)
     true_quotient = quotient(self, other)
-    signed_zero = where(
-        lax.lt(true_quotient, jnp.zeros_like(true_quotient)), -0.0, jnp.zeros_like(floor)
-    )
+    signed_zero = jnp.copysign(jnp.zeros_like(floor), true_quotient)
     floor = where(whole == 0, signed_zero, floor)
     return where(other == 0, true_quotient, floor)
 

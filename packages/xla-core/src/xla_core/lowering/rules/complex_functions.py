@@ -126,8 +126,29 @@ def _square_root(value: Array) -> Array:
     endless = lax.abs(imag) == np.inf
     real = where(endless, np.inf, lax.real(root) * back)
     size = where(endless, np.inf, lax.abs(lax.imag(root)) * back)
+    size = where(lax.real(value) == -np.inf, np.inf, size)
     real = where(lax.real(value) == np.inf, np.inf, real)
     return lax.complex(real, jnp.copysign(size, imag))
+
+
+def _beside_nan(value: Array, result: Array) -> Array:
+    """``result``; NaN where one part of ``value`` is NaN and the other is finite."""
+    real, imag = lax.real(value), lax.imag(value)
+    lost = (is_nan(real) & lax.is_finite(imag)) | (is_nan(imag) & lax.is_finite(real))
+    return where(lost, complex(np.nan, np.nan), result)
+
+
+def _at_nan(
+    function: Callable[[Array], Array], real: float, imag: float
+) -> Callable[[Array], Array]:
+    """``function`` with the values of NaN: ``real`` and ``imag`` where the real part is 0, else NaN."""
+
+    def with_nan(value: Array) -> Array:
+        result = _beside_nan(value, function(value))
+        on_axis = (lax.real(value) == 0) & is_nan(lax.imag(value))
+        return where(on_axis, complex(real, imag), result)
+
+    return with_nan
 
 
 def _signed(function: Callable[[Array], Array], real: bool, imag: int) -> Callable[[Array], Array]:
@@ -145,10 +166,70 @@ def _signed(function: Callable[[Array], Array], real: bool, imag: int) -> Callab
     return with_signs
 
 
+def _turned(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """``-i * function(i * value)``: of an odd hyperbolic function the circular one."""
+
+    def turned(value: Array) -> Array:
+        result = function(lax.complex(-lax.imag(value), lax.real(value)))
+        return lax.complex(lax.imag(result), -lax.real(result))
+
+    return turned
+
+
+def _sine_and_cosine(angle: Array) -> tuple[Array, Array]:
+    return lax.sin(angle), lax.cos(angle)
+
+
 def _hyperbolic_sine(value: Array) -> Array:
-    """``-i * sin(i * value)``: XLA's own subtracts exponentials, which cancel near 0."""
+    """``sinh(x) * cos(y) + i * cosh(x) * sin(y)``: XLA's own subtracts exponentials, which cancel near 0."""
+    real, imag = lax.real(value), lax.imag(value)
+    finite = _finite_sine(value)
+    sine, cosine = _sine_and_cosine(imag)
+    endless = lax.abs(real) == np.inf
+    no_angle = ~lax.is_finite(imag)
+    size = where(endless, real * where(no_angle, 1, cosine), lax.real(finite))
+    size = where((imag == 0) & endless, real, size)
+    size = where(real == 0, real * where(no_angle, 1, cosine), size)
+    turn = where(endless, np.inf * sine, lax.imag(finite))
+    return lax.complex(size, where(imag == 0, imag, turn))
+
+
+def _finite_sine(value: Array) -> Array:
     sine = lax.sin(lax.complex(-lax.imag(value), lax.real(value)))
     return lax.complex(lax.imag(sine), -lax.real(sine))
+
+
+def _hyperbolic_cosine(value: Array) -> Array:
+    """``cosh(x) * cos(y) + i * sinh(x) * sin(y)``; 0 times an infinite number is 0 of the product's sign."""
+    real, imag = lax.real(value), lax.imag(value)
+    finite = lax.cosh(value)
+    sine, cosine = _sine_and_cosine(imag)
+    endless = lax.abs(real) == np.inf
+    no_angle = ~lax.is_finite(imag)
+    size = where(endless, np.inf * where(no_angle | (imag == 0), 1, cosine), lax.real(finite))
+    turn = where(endless, real * sine, lax.imag(finite))
+    level = jnp.copysign(jnp.zeros_like(real), real) * jnp.copysign(jnp.ones_like(imag), imag)
+    turn = where(imag == 0, level, turn)
+    turn = where(real == 0, jnp.copysign(real, where(no_angle, real, real * sine)), turn)
+    return lax.complex(size, turn)
+
+
+def _cosine(value: Array) -> Array:
+    """``cosh(i * value)``."""
+    return _hyperbolic_cosine(lax.complex(-lax.imag(value), lax.real(value)))
+
+
+def _hyperbolic_tangent(value: Array) -> Array:
+    """``tanh``; at infinite real parts 1 with their sign, beside it 0 with the sign of ``sin(2y)``."""
+    real, imag = lax.real(value), lax.imag(value)
+    finite = lax.tanh(value)
+    sine, cosine = _sine_and_cosine(imag)
+    endless = lax.abs(real) == np.inf
+    size = where(endless, jnp.ones_like(real), lax.real(finite))
+    size = where(real == 0, jnp.zeros_like(real), jnp.abs(size))
+    beside = jnp.copysign(jnp.zeros_like(imag), where(lax.is_finite(imag), sine * cosine, imag))
+    turn = where(endless, beside, lax.imag(finite))
+    return lax.complex(jnp.copysign(size, real), where(imag == 0, imag, turn))
 
 
 def _scaled_logarithm(base: float) -> Callable[[Array], Array]:
@@ -171,13 +252,9 @@ def _area_tangent(value: Array) -> Array:
     result = lax.atanh(value)
     beside = (lax.abs(real) == 1) & (lax.abs(imag) < _SMALL)
     size = where(beside, (math.log(2.0) - lax.log(lax.abs(imag))) / 2, lax.real(result))
-    return lax.complex(size, lax.imag(result))
-
-
-def _arc_tangent(value: Array) -> Array:
-    """``-i * atanh(i * value)``."""
-    turned = _area_tangent(lax.complex(-lax.imag(value), lax.real(value)))
-    return lax.complex(lax.imag(turned), -lax.real(turned))
+    result = _beside_nan(value, lax.complex(size, lax.imag(result)))
+    real = where((real == 0) & is_nan(imag), real, lax.real(result))
+    return lax.complex(real, where(is_nan(imag), np.nan, lax.imag(result)))
 
 
 def _logarithm_of_next(value: Array) -> Array:
@@ -185,7 +262,27 @@ def _logarithm_of_next(value: Array) -> Array:
     real, imag = lax.real(value), lax.imag(value)
     result = lax.log1p(value)
     size = where(real == -1, lax.log(lax.abs(imag)), lax.real(result))
+    size = where((real == 0) & (imag == 0), real, size)
     return lax.complex(size, lax.imag(result))
+
+
+def _exponential_less_1(value: Array) -> Array:
+    """``exp(value) - 1``; real for real numbers, whose zero imaginary part keeps its sign."""
+    real, imag = lax.real(value), lax.imag(value)
+    result = lax.expm1(value)
+    level = lax.complex(lax.expm1(real), imag)
+    return where(imag == 0, level, result)
+
+
+def _sigmoid(value: Array) -> Array:
+    """``1 / (1 + exp(-value))``, which is 1 at infinity whatever the imaginary part is."""
+    return where(lax.real(value) == np.inf, 1, lax.logistic(value))
+
+
+def _area_sine(value: Array) -> Array:
+    """``-i * asin(i * value)``."""
+    turned = _at_nan(lax.asin, 0.0, np.nan)(lax.complex(-lax.imag(value), lax.real(value)))
+    return lax.complex(lax.imag(turned), -lax.real(turned))
 
 
 def inverse_square(value: Array) -> Array:
@@ -198,21 +295,28 @@ def inverse_square(value: Array) -> Array:
 
 
 FUNCTIONS: Final[dict[str, Callable[[Array], Array]]] = {
-    "acos": _signed(lax.acos, real=False, imag=-1),
-    "acosh": _signed(lax.acosh, real=False, imag=1),
-    "asin": _signed(lax.asin, real=True, imag=1),
-    "asinh": _signed(lax.asinh, real=True, imag=1),
-    "atan": _signed(_arc_tangent, real=True, imag=1),
+    "acos": _signed(_at_nan(lax.acos, np.pi / 2, np.nan), real=False, imag=-1),
+    "acosh": _signed(_at_nan(lax.acosh, np.nan, np.pi / 2), real=False, imag=1),
+    "asin": _signed(_at_nan(lax.asin, 0.0, np.nan), real=True, imag=1),
+    "asinh": _signed(_area_sine, real=True, imag=1),
+    "atan": _signed(_turned(_area_tangent), real=True, imag=1),
     "atanh": _signed(_area_tangent, real=True, imag=1),
+    "cos": _cosine,
+    "cosh": _hyperbolic_cosine,
     "exp": exponential,
     "exp2": _exponential_2,
+    "expm1": _exponential_less_1,
     "log": logarithm,
     "log1p": _logarithm_of_next,
     "log10": _scaled_logarithm(10.0),
     "log2": _scaled_logarithm(2.0),
     "reciprocal": complex_reciprocal,
     "rsqrt": lambda x: complex_reciprocal(_square_root(x)),
+    "sigmoid": _sigmoid,
+    "sin": _turned(_hyperbolic_sine),
     "sinh": _hyperbolic_sine,
     "sqrt": _square_root,
+    "tan": _turned(_hyperbolic_tangent),
+    "tanh": _hyperbolic_tangent,
 }
 """By the names of PyTorch's operators."""
