@@ -215,6 +215,44 @@ def test_checkpointing_computes_again_behind_a_barrier():
         xla_checkpoint.checkpoint(model, x, depth=3)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("trained", [True, False])
+def test_checkpoints_read_weights_behind_a_barrier(reentrant, trained):
+    """What the first computation makes of a weight would live until the second one otherwise."""
+    weight = nn.Parameter(torch.randn(8, 4, device="xla"), requires_grad=trained)
+    x = torch.randn(3, 4, device="xla", requires_grad=True)
+
+    def function(x):
+        half = weight.to(torch.bfloat16)
+        assert half.requires_grad == (trained and torch.is_grad_enabled())
+        return nn.functional.linear(x.to(torch.bfloat16), half).float()
+
+    xla_checkpoint.checkpoint(function, x, use_reentrant=reentrant).square().sum().backward()
+    text = xm.get_stablehlo([x.grad])
+    behind = [line for line in text.splitlines() if "optimization_barrier" in line]
+    assert sum("tensor<8x4xf32>" in line for line in behind) == 1
+    found = x.grad.cpu(), weight.grad.cpu() if trained else None
+    x.grad = weight.grad = None
+    function(x).square().sum().backward()
+    torch.testing.assert_close(found, (x.grad.cpu(), weight.grad.cpu() if trained else None))
+
+
+def test_a_checkpoint_leaves_parameters_in_their_place():
+    """FSDP looks for the node that adds a parameter's gradient up, while layers are computed again."""
+    layer = nn.Linear(4, 4).to("xla")
+    found = []
+
+    def function(x):
+        if torch.is_grad_enabled():
+            found.append(layer.weight.expand_as(layer.weight).grad_fn.next_functions[0][0])
+        return layer(x)
+
+    x = torch.randn(3, 4, device="xla", requires_grad=True)
+    xla_checkpoint.checkpoint(function, x).sum().backward()
+    assert [node.variable is layer.weight for node in found] == [True]
+    assert layer.weight.grad is not None
+
+
 # -- figures --------------------------------------------------------------------------------------
 
 

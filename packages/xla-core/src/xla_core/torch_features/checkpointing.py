@@ -2,22 +2,36 @@
 
 The compiler sees the whole step at once and would merge the recomputation with the first computation,
 which keeps all intermediate values alive again. Here the recomputation starts from inputs behind
-an optimization barrier that also waits for the gradients.
+an optimization barrier that also waits for the gradients. Weights that the function reads besides its
+arguments lie behind one, too: what is made of them (a conversion, over a mesh the whole that is gathered from
+its parts) would else live from the first computation to the second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import torch
 from torch.autograd.function import FunctionCtx
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint as torch_checkpoint
 
 from xla_core.recording import random_state, tensor_trees
 from xla_core.recording.xla_tensor import XLATensor
 from xla_core.torch_bridge.operands import Gradients, Operands, Tree
 from xla_core.torch_features import optimization_barrier
+
+_READERS: Final = frozenset((
+    F.linear, F.bilinear, F.embedding, F.embedding_bag, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d,
+    F.conv_transpose2d, F.conv_transpose3d, torch.conv1d, torch.conv2d, torch.conv3d, torch.matmul, torch.mm,
+    torch.bmm, torch.addmm, torch.baddbmm, torch.einsum, torch.Tensor.matmul, torch.Tensor.__matmul__,
+    torch.Tensor.__rmatmul__, torch.Tensor.mm, torch.Tensor.bmm, torch.Tensor.to, torch.Tensor.type,
+    torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.t, torch.Tensor.transpose,
+    torch.Tensor.mT.__get__, torch.Tensor.T.__get__, torch.t, torch.transpose,
+))  # fmt: skip
+"""What reads a weight as a whole. Others see it itself: some look for its place in the graph."""
 
 
 def _is_xla(value: object) -> bool:
@@ -54,7 +68,10 @@ class CheckpointFunction(torch.autograd.Function):
         args: list[object] = list(ctx.others)
         for position, tensor in zip(ctx.positions, inputs, strict=True):
             args[position] = tensor
-        with torch.enable_grad(), _RandomStates(ctx.rng), _autocast(ctx.autocast):
+        waited = next((g for g in (*fresh_grads, *inputs) if _is_xla(g)), None)
+        with (
+            torch.enable_grad(), _RandomStates(ctx.rng), _autocast(ctx.autocast), _Weights(waited)
+        ):  # fmt: skip
             results = ctx.function(*args)
         pairs = [
             (result, grad)
@@ -172,22 +189,59 @@ def _with_barrier_when_repeated(function: Callable[..., object]) -> Callable[...
         calls[0] += 1
         if calls[0] == 1:
             return function(*args, **kwargs)
-        return function(*tensor_trees.map_selected(list(args), _is_xla, _Behind.apply), **kwargs)
+        behind = tensor_trees.map_selected(list(args), _is_xla, _Behind.apply)
+        with _Weights(None):
+            return function(*behind, **kwargs)
 
     return run
 
 
 class _Behind(torch.autograd.Function):
-    """One tensor behind a barrier; its gradient passes."""
+    """One tensor behind a barrier, which waits for another if there is one; its gradient passes."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: FunctionCtx, tensor: torch.Tensor, waited: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The same value."""
         del ctx
-        return optimization_barrier.behind_barrier([tensor])[0]
+        both = [tensor] if waited is None else [tensor, waited]
+        return optimization_barrier.behind_barrier(both)[0]
 
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: torch.Tensor | None) -> Gradients:
         """The gradient as it comes."""
         del ctx
-        return grads[0]
+        return grads[0], None
+
+
+class _Weights(TorchFunctionMode):
+    """Inside, what reads a parameter as a whole reads it behind a barrier, which waits for ``waited``."""
+
+    def __init__(self, waited: torch.Tensor | None) -> None:
+        super().__init__()
+        self._waited = waited
+        self._behind: dict[tuple[int, bool], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Tree],
+        types: object,
+        args: Operands = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> Tree:
+        del types
+        if func in _READERS:
+            args = tuple(tensor_trees.map_selected(list(args), _is_parameter, self._of))
+        return func(*args, **(kwargs or {}))
+
+    def _of(self, parameter: torch.Tensor) -> torch.Tensor:
+        key = id(parameter), torch.is_grad_enabled()
+        if key not in self._behind:
+            # the parameter is kept, too: its identity is the key
+            self._behind[key] = parameter, _Behind.apply(parameter, self._waited)
+        return self._behind[key][1]
+
+
+def _is_parameter(value: object) -> bool:
+    return isinstance(value, torch.nn.Parameter) and _is_xla(value)

@@ -16,6 +16,7 @@ from jax import Array, lax
 from xla_core.jax_bridge import symbolic_sizes
 from xla_core.lowering.rules.common import opmath
 from xla_core.lowering.rules.common import where as select
+from xla_core.operators import target as target_device
 from xla_core.operators.lowering_registry import aten, rule
 
 _NONE, _MEAN, _SUM = range(3)
@@ -57,6 +58,27 @@ def _target_weights(scores: Array, target: Array, weight: Array | None, ignore_i
     return select(kept, rows.astype(dtype), 0)
 
 
+def _is_class(chosen: Array, shape: tuple[int, ...], axis: int) -> Array:
+    """Where the number of the class, along ``axis`` of ``shape``, is that in ``chosen``."""
+    # uint8 holds fewer numbers than there may be classes
+    wide = chosen.astype(np.int32) if chosen.dtype.itemsize == 1 else chosen
+    return lax.broadcasted_iota(wide.dtype, shape, axis) == wide
+
+
+def _at_class(scores: Array, chosen: Array, axis: int) -> Array:
+    """The score of each target's class; ``chosen`` has size 1 along the classes.
+
+    On a TPU a sum over the classes of which all but one are zero: it is one fusion with the logarithm of the
+    softmax in front of it, where a gather needs all scores in memory, in float32.
+    """
+    device = target_device.current()
+    if device is not None and device.platform == "tpu":
+        chosen_only = select(_is_class(chosen, scores.shape, axis), scores, 0)
+        return jnp.sum(chosen_only, axis, dtype=scores.dtype)
+    picked = jnp.take_along_axis(scores, chosen, axis, mode="promise_in_bounds")
+    return jnp.squeeze(picked, axis)
+
+
 @rule(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss_forward(
     self: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int
@@ -65,8 +87,7 @@ def nll_loss_forward(
     axis = _class_axis(self)
     weights = _target_weights(self, target, weight, ignore_index)
     safe = jnp.expand_dims(select(target != ignore_index, target, 0), axis)
-    picked = jnp.take_along_axis(self, safe, axis, mode="promise_in_bounds")
-    picked = jnp.squeeze(picked, axis).astype(weights.dtype)
+    picked = _at_class(self, safe, axis).astype(weights.dtype)
     # An ignored target must not let an infinite score through as 0 * inf.
     loss = select(weights == 0, 0, -picked * weights)
     if reduction == _NONE:
@@ -93,8 +114,7 @@ def nll_loss_backward(
     if reduction == _MEAN:
         grad = grad / total_weight.astype(weights.dtype)
     value = select(weights == 0, 0, -grad * weights)
-    classes = lax.broadcasted_iota(target.dtype, self.shape, axis)
-    chosen = classes == jnp.expand_dims(target, axis)
+    chosen = _is_class(jnp.expand_dims(target, axis), self.shape, axis)
     return select(chosen, jnp.expand_dims(value, axis), 0).astype(self.dtype)
 
 
