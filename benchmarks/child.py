@@ -56,6 +56,10 @@ def host_clocks() -> list[int]:
     return clocks
 
 
+def nothing() -> None:
+    """What ends a step that has ended when it returns."""
+
+
 class Bench:
     """One workload on one system."""
 
@@ -105,15 +109,19 @@ class Bench:
                 self.system.wait()
         self.clocks = host_clocks()
 
-    def busy_seconds(self, step: Callable[[], Any]) -> float:
-        """Processor time of the threads that run Python, up to the return of ``sync()``."""
+    def busy_seconds(self, step: Callable[[], Any], ending: Callable[[], None]) -> float:
+        """Processor time of the threads that run Python, up to the return of ``ending``."""
         begin = sum(map(time.clock_gettime, self.clocks))
         loss = step()
-        self.system.sync()
+        ending()
         spent = sum(map(time.clock_gettime, self.clocks)) - begin
         self.system.wait()
         del loss
         return spent
+
+    def busy(self, step: Callable[[], Any], ending: Callable[[], None], steps: int) -> float:
+        """The median of ``busy_seconds`` over so many steps."""
+        return statistics.median(self.busy_seconds(step, ending) for _ in range(steps))
 
     def one_step(self) -> tuple[float, float, float]:
         """Seconds of tracing, of ``sync()``, and of the whole step until the work is done."""
@@ -145,10 +153,10 @@ class Bench:
         columns = zip(*singles, strict=True)
         trace, sync, step = (statistics.median(column) * 1e3 for column in columns)
         self.step_seconds = step / 1e3
-        busy = statistics.median(self.busy_seconds(self.step) for _ in range(steps))
+        busy = self.busy(self.step, self.system.sync, steps)
         captured = None
-        if self.captured is not None:
-            captured = statistics.median(self.busy_seconds(self.captured) for _ in range(steps))
+        if self.captured is not None:  # it has enqueued its step when it returns
+            captured = self.busy(self.captured, nothing, steps)
         asynchronous = self.asynchronous(steps) * 1e3
         repeats = int(seconds * REPLAY_SHARE / max(self.step_seconds, 1e-6))
         alone = self.system.executable_seconds(min(max(repeats, FEWEST_STEPS), MOST_STEPS))

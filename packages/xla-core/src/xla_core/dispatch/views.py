@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from threading import get_ident
 
 import torch
@@ -21,13 +20,13 @@ from xla_core.torch_bridge.torch_private import current_backward, make_wrapper
 is_inference_mode = torch.is_inference_mode_enabled
 
 
-def as_the_other_kind(*args: Operand, **kwargs: object) -> Operand:
+def as_the_other_kind(*args: Operand) -> Operand:
     """``make_wrapper`` of a normal tensor inside ``torch.inference_mode()``, of an inference tensor outside.
 
     A view is of its base's kind, wherever it is made: they share the counter of versions, or have none.
     """
     with torch.inference_mode(not is_inference_mode()):
-        return make_wrapper(*args, **kwargs)
+        return make_wrapper(*args)
 
 
 def become(target: XLATensor, source: XLATensor) -> XLATensor:
@@ -35,23 +34,29 @@ def become(target: XLATensor, source: XLATensor) -> XLATensor:
     shown = source
     if target.is_inference() is not source.is_inference():
         make = make_wrapper if is_inference_mode() is target.is_inference() else as_the_other_kind
-        shown = make(XLATensor, source.shape, dtype=source.dtype, device=source.device)
+        what = (None, None, None, source.dtype, torch.strided, source.device)
+        shown = make(XLATensor, source.shape, *what)
     tensor_module.become(target, source, shown)
     return target
 
 
-def showing(tensor: XLATensor, view: View | None, **strides: object) -> XLATensor:
+def showing(
+    tensor: XLATensor,
+    view: View | None,
+    strides: tuple[int, ...] | None = None,
+    offset: int | None = None,
+) -> XLATensor:
     """A tensor of the same kind that shows another part of ``tensor``'s storage, or all of it (None).
 
-    ``strides`` (``strides``, ``storage_offset``) are what its C++ part says, by default that it is contiguous.
+    ``strides`` and ``offset`` are what its C++ part says, by default that it is contiguous.
     """
     make = make_wrapper if is_inference_mode() is tensor.is_inference() else as_the_other_kind
-    return tensor_on(tensor._s, view, functools.partial(make, **strides))
+    return tensor_on(tensor._s, view, make, strides=strides, offset=offset)
 
 
 def with_strides(tensor: XLATensor, stride: tuple[int, ...], offset: int) -> XLATensor:
     """A tensor that shows the same as ``tensor``; its C++ part says these strides and this offset."""
-    return showing(tensor, tensor._v, strides=stride, storage_offset=offset)
+    return showing(tensor, tensor._v, stride, offset)
 
 
 def view_handler(plan: Plan, signature: Signature) -> Handler:
@@ -103,7 +108,9 @@ def detach(args: Operands, kwargs: NamedOperands | None) -> Operand:
     """
     base = args[0]
     if base._v is None or current_backward() == -1 or torch.is_grad_enabled():
-        return alias(args, kwargs)
+        # as ``alias``, without its call: each result that autograd saves is detached
+        make = make_wrapper if is_inference_mode() is base.is_inference() else as_the_other_kind
+        return tensor_on(base._s, base._v, make)
     trace = base._s.trace
     with trace.bare:
         if trace.thread != get_ident():

@@ -21,8 +21,8 @@ class TensorMeta:
     """Shape and PyTorch dtype of one traced value.
 
     Instances are interned: two values of equal shape and dtype share one ``TensorMeta``,
-    so ``is`` compares them and ``index`` identifies them in a step key. ``as_tuple`` is the tuple of
-    just this one: most operations have one result.
+    so ``is`` compares them and ``index``, which is negative, is the key of an input in a step: those of
+    operations are tuples. ``as_tuple`` is the tuple of just this one: most operations have one result.
     """
 
     __slots__ = ("shape", "dtype", "index", "numel", "as_tuple", "_text", "__weakref__")
@@ -56,7 +56,7 @@ MSG_DIMENSIONS: Final = (
 
 _interned: dict[tuple[tuple[int, ...], torch.dtype], weakref.ref[TensorMeta]] = {}
 _lock = threading.Lock()
-_indices = itertools.count(1)
+_indices = itertools.count(-1, -1)
 
 
 class _Sweep:

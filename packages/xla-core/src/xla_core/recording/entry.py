@@ -141,7 +141,7 @@ class Input(Entry):
     __slots__ = ()
 
     def __init__(self, parent: Entry, meta: TensorMeta) -> None:
-        super().__init__(parent, -meta.index, meta.as_tuple, parent.floats, parent.ints)
+        super().__init__(parent, meta.index, meta.as_tuple, parent.floats, parent.ints)
 
     @property
     def meta(self) -> TensorMeta:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import torch
+from torch import strided
 
 from xla_core.operators import error_messages
 from xla_core.operators.plan import Plan
@@ -107,8 +108,8 @@ class StepValues(StepState):
             raise_if_poisoned(s)
             self._materialise_empty(s)
             return
-        # An input's key is the number of its shape and dtype; keys of operations are tuples.
-        key = -s.meta.index
+        # One object for all inputs of this shape and dtype: comparing it touches no memory of the entry's own.
+        key = s.meta.index
         cur = self.cur
         inputs = self.inputs
         slot = len(inputs)
@@ -281,7 +282,7 @@ class StepValues(StepState):
 
     def new_tensor(self, meta: TensorMeta, vid: int) -> XLATensor:
         """A tensor with a storage of its own whose value is ``vid``."""
-        t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=self.device)
+        t = make_wrapper(XLATensor, meta.shape, None, None, None, meta.dtype, strided, self.device)
         s = t._s = Storage(self, meta, vid, self.epoch)
         t._v = None
         self.touched.append(s)
@@ -291,7 +292,7 @@ class StepValues(StepState):
         """A tensor on a value that is in device memory already (None: not written yet)."""
         if self.cur.depth > MAX_PENDING:
             self.flush(self)
-        t = make_wrapper(XLATensor, meta.shape, dtype=meta.dtype, device=self.device)
+        t = make_wrapper(XLATensor, meta.shape, None, None, None, meta.dtype, strided, self.device)
         s = t._s = Storage(self, meta, -1, -1)
         s.buffer = buffer
         t._v = None

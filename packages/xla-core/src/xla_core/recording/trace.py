@@ -192,7 +192,13 @@ class Trace(StepValues):
                 elif a is None:
                     append(None)
                 elif t is list or t is tuple:
-                    self._encode_list(append, a, lift, plan)
+                    if not lift and a and type(a[0]) is int:
+                        append(tuple(a))
+                    else:
+                        self._encode_list(append, a, lift, plan)
+                elif t is bool:
+                    append(bool)
+                    append(a)
                 else:
                     self._encode_other(append, a, lift, plan)
             if kwargs:
@@ -284,13 +290,13 @@ class Trace(StepValues):
         self, append: Callable[[object], None], a: object, lift: bool, plan: Plan
     ) -> None:
         t = type(a)
-        if isinstance(a, XLATensor):
+        if t is bool or t is str:
+            append(t)
+            append(a)
+        elif isinstance(a, XLATensor):
             append(self.value_of(a, plan))
         elif isinstance(a, torch.Tensor):
             self._encode_host_tensor(append, a, plan)
-        elif t is bool or t is str:
-            append(t)
-            append(a)
         elif isinstance(a, (float, int, complex, str)):  # numpy's scalars, enumerations
             for word in step_key.spelled(a):
                 append(word)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch import strided
 from torch._ops import OpOverload
 from torch._utils import _rebuild_device_tensor_from_cpu_tensor, _rebuild_parameter
 
@@ -257,14 +258,17 @@ def tensor_on(
     view: View | None = None,
     make: Callable[..., Any] = torch_private.make_wrapper,
     kind: type[XLATensor] = XLATensor,
+    strides: tuple[int, ...] | None = None,
+    offset: int | None = None,
 ) -> XLATensor:
     """A new tensor that shows ``storage`` through ``view`` (default: the whole of it); autograd sees none.
 
-    ``make`` makes its C++ part (default: one that says that it is contiguous), ``kind`` is its class. Each
-    operator that returns a view comes here.
+    ``make`` makes its C++ part, ``kind`` is its class. ``strides`` and ``offset`` are what the C++ part says
+    (default: that it is contiguous). Each operator that returns a view comes here.
     """
     meta = storage.meta if view is None else view.meta
-    t: XLATensor = make(kind, meta.shape, dtype=meta.dtype, device=storage.trace.device)
+    device = storage.trace.device
+    t: XLATensor = make(kind, meta.shape, strides, offset, None, meta.dtype, strided, device)
     t._s = storage
     t._v = view
     return t

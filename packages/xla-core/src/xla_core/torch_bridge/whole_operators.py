@@ -37,6 +37,7 @@ _AS_NESTED: Final = (
 )
 _libraries: list[torch.library.Library] = []  # registrations end with the object
 
+_grad_mode: Final = torch.is_grad_enabled
 _modes: Final = torch._C._len_torch_dispatch_stack
 _transforms: Final = torch._C._are_functorch_transforms_active
 _aten: Final = torch.ops.aten
@@ -70,7 +71,7 @@ def _wants_gradients(
     input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
 ) -> bool:
     """Whether autograd has to see an operator on these."""
-    return torch.is_grad_enabled() and (
+    return _grad_mode() and (
         (weight is not None and weight.requires_grad)
         or input.requires_grad
         or (bias is not None and bias.requires_grad)
@@ -155,6 +156,7 @@ def _are_of_channels(input: torch.Tensor, operands: Sequence[torch.Tensor | None
 
 def _batch_norm(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) -> Kernel:
     by_parts = _by_parts(_aten.batch_norm.default)
+    by_statistics = torch.ops.xla.batch_norm_inference.default
     record: Kernel = tensor_class.__torch_dispatch__
 
     def batch_norm(
@@ -178,8 +180,8 @@ def _batch_norm(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) 
             and may_stay_whole(running_mean)
         ):
             operands = (input, weight, bias, running_mean, running_var)
-            if not training and not _wants_gradients(input, weight, bias):
-                return record(torch.ops.xla.batch_norm_inference.default, (), (*operands, eps))
+            if not training and not (_grad_mode() and _wants_gradients(input, weight, bias)):
+                return record(by_statistics, (), (*operands, eps))
             if _are_of_channels(input, operands[1:]):
                 return _with_statistics(*operands, training, momentum, eps)[0]
         return by_parts(
