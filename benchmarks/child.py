@@ -56,10 +56,6 @@ def host_clocks() -> list[int]:
     return clocks
 
 
-def nothing() -> None:
-    """What ends a step that has ended when it returns."""
-
-
 class Bench:
     """One workload on one system."""
 
@@ -109,19 +105,20 @@ class Bench:
                 self.system.wait()
         self.clocks = host_clocks()
 
-    def busy_seconds(self, step: Callable[[], Any], ending: Callable[[], None]) -> float:
-        """Processor time of the threads that run Python, up to the return of ``ending``."""
+    def busy_seconds(self, step: Callable[[], Any], sync: bool) -> float:
+        """Processor time of the threads that run Python, up to the return of ``sync()`` where there is one."""
         begin = sum(map(time.clock_gettime, self.clocks))
         loss = step()
-        ending()
+        if sync:
+            self.system.sync()
         spent = sum(map(time.clock_gettime, self.clocks)) - begin
         self.system.wait()
         del loss
         return spent
 
-    def busy(self, step: Callable[[], Any], ending: Callable[[], None], steps: int) -> float:
+    def busy(self, step: Callable[[], Any], sync: bool, steps: int) -> float:
         """The median of ``busy_seconds`` over so many steps."""
-        return statistics.median(self.busy_seconds(step, ending) for _ in range(steps))
+        return statistics.median(self.busy_seconds(step, sync) for _ in range(steps))
 
     def one_step(self) -> tuple[float, float, float]:
         """Seconds of tracing, of ``sync()``, and of the whole step until the work is done."""
@@ -153,10 +150,10 @@ class Bench:
         columns = zip(*singles, strict=True)
         trace, sync, step = (statistics.median(column) * 1e3 for column in columns)
         self.step_seconds = step / 1e3
-        busy = self.busy(self.step, self.system.sync, steps)
+        busy = self.busy(self.step, sync=True, steps=steps)
         captured = None
         if self.captured is not None:  # it has enqueued its step when it returns
-            captured = self.busy(self.captured, nothing, steps)
+            captured = self.busy(self.captured, sync=False, steps=steps)
         asynchronous = self.asynchronous(steps) * 1e3
         repeats = int(seconds * REPLAY_SHARE / max(self.step_seconds, 1e-6))
         alone = self.system.executable_seconds(min(max(repeats, FEWEST_STEPS), MOST_STEPS))

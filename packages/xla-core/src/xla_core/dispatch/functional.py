@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import strided
 from torch._ops import OpOverload
 
 from xla_core.dispatch import layouts, random_numbers
@@ -16,12 +15,10 @@ from xla_core.execution.runtime import trace_of
 from xla_core.operators.decompositions import DecomposedRule
 from xla_core.operators.plan import SEED, Plan
 from xla_core.recording import random_state
-from xla_core.recording.storage import Storage
 from xla_core.recording.trace import Entry, Trace
 from xla_core.recording.xla_tensor import Handler, XLATensor
 from xla_core.torch_bridge import reference_kernels
 from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
-from xla_core.torch_bridge.torch_private import make_wrapper
 
 
 def find_trace(args: Operand, kwargs: Operand = None) -> Trace:
@@ -48,7 +45,6 @@ def _search(items: Operand) -> Trace | None:
 
 def functional_handler(plan: Plan, returns: str) -> Handler:
     """A handler that records the operator and wraps its results as they are declared."""
-    single = returns == "tensor"
 
     def functional(args: Operands, kwargs: NamedOperands | None) -> Operand:
         first = args[0] if args else None
@@ -56,16 +52,9 @@ def functional_handler(plan: Plan, returns: str) -> Handler:
         with trace.bare:
             entry = trace.record(plan, args, kwargs)
             meta = entry.single
-            if meta is None or not single:
+            if meta is None or returns != "tensor":
                 return wrap_results(trace, entry, returns)
-            # as ``new_tensor``, without its call: most operators end here
-            t = make_wrapper(
-                XLATensor, meta.shape, None, None, None, meta.dtype, strided, trace.device
-            )
-            s = t._s = Storage(trace, meta, entry.first, trace.epoch)
-            t._v = None
-            trace.touched.append(s)
-            return t
+            return trace.new_tensor(meta, entry.first)
 
     if plan.random:
         return seeded(functional, plan)
