@@ -35,7 +35,7 @@ _PRELOADED = [
     "dist_topology", "dist_loader", "dist_torch", "dist_meshes", "dist_collectives", "dist_gradients",
     "dist_vitals", "dist_fsdp", "dist_zero", "dist_restarts", "sklearn.datasets",
     "torch._dynamo.backends.torchxla", "jaxlib.mlir.dialects.mhlo",
-    "xla_core.extension_api.shardings",
+    "xla_core.extension_api.shardings", "dist_preloaded",
 ]  # fmt: skip
 
 

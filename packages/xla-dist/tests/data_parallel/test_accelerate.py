@@ -29,8 +29,7 @@ def same(got, wanted):
 
 
 def test_processes_train_as_one(start_program, tmp_path):
-    # what is compared does not depend on how well the programs are compiled
-    environment = clean_environment(1, XLA_FLAGS="--xla_backend_optimization_level=0")
+    environment = clean_environment(1)
     program = start_program(environment, dist_jobs.trains_with_accelerate, str(tmp_path))
     status, text, _ = program.join(
         timeout=500

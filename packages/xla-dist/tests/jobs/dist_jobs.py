@@ -40,12 +40,17 @@ def refused(kind, words, function, *arguments, **named):
 
 
 def clean_environment(processes, **extra):
-    """The environment without settings of this project, with ``processes`` CPU devices."""
+    """The environment without settings of this project, with ``processes`` CPU devices.
+
+    Each process compiles what it runs itself, and what the tests look at does not depend on how well: code that is
+    compiled soon takes a third of the processor time.
+    """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(_CLEARED)}
     defaults = {
         "PJRT_DEVICE": "CPU",
         "CPU_NUM_DEVICES": str(processes),
         "OMP_NUM_THREADS": "1",
+        "XLA_COMPILE_EFFORT": "fast",
         "PYTHONPATH": os.pathsep.join(
             [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         ),

@@ -24,8 +24,7 @@ from xla_core.testing.internals import free_port
 @pytest.fixture
 def job_environment(fork_server, monkeypatch):
     """The environment of a job of two CPU processes."""
-    # what is compared does not depend on how well the programs are compiled; 5 instead of 18 seconds of a processor
-    wanted = clean_environment(2, XLA_COMPILE_EFFORT="fast")
+    wanted = clean_environment(2)
     for name in set(os.environ) - set(wanted) - {"PYTEST_CURRENT_TEST"}:
         monkeypatch.delenv(name)
     for name, value in wanted.items():
