@@ -77,6 +77,36 @@ def test_versions_are_in_lock_step():
                 assert str(requirement.specifier) == f"=={wanted}", (name, text)
 
 
+def test_the_set_up_of_contributors_names_packages_before_those_that_need_them():
+    """pip 23.2 (of Python 3.11's venv) otherwise looks for the needed package on an index.
+
+    It knows ``-e ./packages/xla-spmd[test]`` as ``xla-spmd`` only after it has resolved that requirement.
+    """
+    command = next(
+        line
+        for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines()
+        if "-m venv" in line and " -e " in line
+    )
+    set_up = [
+        ((ROOT / folder).resolve(), set(filter(None, extras.split(","))))
+        for folder, extras in re.findall(r"-e (\./[\w/-]+)(?:\[([\w,]+)\])?", command)
+    ]
+    assert {folder for folder, _ in set_up} == set(NAMES.values())
+    names = {folder: name for name, folder in NAMES.items()}
+    ready = {names[folder] for folder, extras in set_up if not extras}  # known from the start
+    for folder, extras in set_up:
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        optional = project.get("optional-dependencies", {})
+        # an extra that is not declared is no error: pip warns and goes on
+        texts = [
+            *project.get("dependencies", ()),
+            *(t for e in extras for t in optional.get(e, ())),
+        ]
+        needed = {Requirement(text).name for text in texts} & NAMES.keys()
+        ready.add(names[folder])
+        assert needed <= ready, f"{names[folder]} needs {needed - ready}, named later"
+
+
 def test_every_device_is_found_by_its_entry_point():
     points = metadata.entry_points(group="xla_core.devices")
     found = {point.name: point.dist.name for point in points}

@@ -16,51 +16,66 @@ def _parse_format(text: str) -> str:
 
 
 DEBUG: Final = Flag(
-    "PT_XLA_DEBUG", parse_bool, False, "report compilations, executions and slow habits"
+    "PT_XLA_DEBUG", parse_bool, False, "`1` reports compilations, executions and slow habits"
 )
 DEBUG_LEVEL: Final = Flag(
-    "PT_XLA_DEBUG_LEVEL", int, 0, "1 reports compilations, 2 executions as well"
+    "PT_XLA_DEBUG_LEVEL", int, 0, "`1` reports compilations, `2` executions as well"
 )
-DEBUG_FILE: Final = Flag("PT_XLA_DEBUG_FILE", str, "", "append the reports here, not to stderr")
-MAX_FRAME: Final = Flag("PT_XLA_DEBUG_MAX_FRAME", int, 8, "frames of the Python stack in reports")
-IR_DEBUG: Final = Flag("XLA_IR_DEBUG", parse_bool, False, "dumps of the trace name Python lines")
+DEBUG_FILE: Final = Flag(
+    "PT_XLA_DEBUG_FILE", str, "", "append these reports to this file instead of stderr"
+)
+MAX_FRAME: Final = Flag(
+    "PT_XLA_DEBUG_MAX_FRAME", int, 8, "number of frames of the Python stack in reports"
+)
+IR_DEBUG: Final = Flag(
+    "XLA_IR_DEBUG", parse_bool, False, "`1` names Python lines in dumps of the trace"
+)
 HLO_DEBUG: Final = Flag(
-    "XLA_HLO_DEBUG", parse_bool, False, "programs carry scopes and Python lines as HLO metadata"
+    "XLA_HLO_DEBUG",
+    parse_bool,
+    False,
+    "`1` writes scopes and Python lines into programs as HLO metadata",
 )
 DUMP_POST_OPTIMIZATIONS: Final = Flag(
     "XLA_DUMP_POST_OPTIMIZATIONS",
     parse_bool,
     False,
-    "HLO texts of pending tensors are those of the compiled program",
+    "`1` makes HLO texts of pending tensors those of the compiled program",
 )
 TRACK_MEMORY: Final = Flag(
     "XLA_TRACK_MEMORY",
     parse_bool,
     False,
-    "`1` remembers the line that made each value, for errors of memory that does not suffice",
+    "`1` remembers the line that made each value, for out-of-memory errors",
     see="docs/troubleshoot.md#out-of-memory",
 )
 SAVE_TENSORS_FILE: Final = Flag(
     "XLA_SAVE_TENSORS_FILE", str, "", "append every step that is run to this file"
 )
 SAVE_TENSORS_FMT: Final = Flag(
-    "XLA_SAVE_TENSORS_FMT", _parse_format, "text", "its format: text, dot, hlo or stablehlo"
+    "XLA_SAVE_TENSORS_FMT",
+    _parse_format,
+    "text",
+    "format of that file: `text`, `dot`, `hlo` or `stablehlo`",
 )
 SAVE_GRAPH_FMT: Final = Flag(
-    "SAVE_GRAPH_FMT", _parse_format, "text", "format of graph_saver: text, dot or hlo"
+    "SAVE_GRAPH_FMT", _parse_format, "text", "format of `graph_saver`: `text`, `dot` or `hlo`"
 )
 METRICS_FILE: Final = Flag(
-    "XLA_METRICS_FILE", str, "", "append the metrics report of every step; STDERR, STDOUT"
+    "XLA_METRICS_FILE",
+    str,
+    "",
+    "append the metrics report of every step to this file, or to `STDERR` or `STDOUT`",
 )
 MODELCMP_SAVEDIR: Final = Flag(
-    "MODELCMP_SAVEDIR", str, "", "model_comparator saves tensors to this folder"
+    "MODELCMP_SAVEDIR", str, "", "folder in which `model_comparator` saves tensors"
 )
 FULL_TRACEBACK: Final = Flag(
     "XLA_FULL_TRACEBACK",
     parse_bool,
     False,
-    "`1` shows all frames where `xla_debug.tracebacks` and `xla-debug run` leave out those of PyTorch and these "
-    "packages",
+    "`1` shows all frames, also those of PyTorch and these packages that `xla_debug.tracebacks` and "
+    "`xla-debug run` leave out",
 )
 
 

@@ -10,50 +10,50 @@ WAIT_TIMEOUT: Final = flags.Flag(
     "XLA_DIST_WAIT_TIMEOUT",
     int,
     1800,
-    "seconds that a rendezvous or a collective waits for replicas that live but do not come",
+    "seconds that a rendezvous or a collective waits for replicas that are alive but do not arrive",
 )
 WARN_AFTER: Final = flags.Flag(
     "XLA_DIST_WARN_AFTER",
     int,
     10,
-    "seconds of waiting for another replica after which a warning names it",
+    "seconds of waiting for another replica before a warning names it",
 )
 STUCK_TIMEOUT: Final = flags.Flag(
     "XLA_DIST_STUCK_TIMEOUT",
     int,
     4,
-    "seconds after which an awaited replica ends whose threads all wait for locks of its own",
+    "seconds before an awaited replica is ended if all its threads wait for locks of its own",
 )
 STEP_LIMIT: Final = flags.Flag(
     "XLA_DIST_STEP_LIMIT",
     float,
     20.0,
-    "a step that takes so many times the usual time (and 5 s) is reported; 0 never",
+    "a step that takes more than 5 s and this many times the usual time is reported; `0` reports none",
     see="docs/flight_recorder.md",
 )
 STEP_LIMIT_ENDS: Final = flags.Flag(
     "XLA_DIST_STEP_LIMIT_ENDS",
     flags.parse_bool,
     False,
-    "`1` ends the job then",
+    "`1` also ends the job when such a step is found",
     see="docs/flight_recorder.md",
 )
 FAULT: Final = flags.Flag(
     "XLA_DIST_FAULT",
     str,
     "",
-    "a fault on purpose, for tests: `kill:1:20` kills ordinal 1 at the end of its step 20",
+    "injects a fault, for tests: `kill:1:20` kills ordinal 1 at the end of its step 20",
     see="docs/flight_recorder.md#faults-on-purpose",
 )
 BUCKET_SIZE: Final = flags.Flag(
     "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB",
     int,
     0,
-    "MiB of gradients in one collective of reduce_gradients; 0 is all in one",
+    "MiB of gradients in one collective of `reduce_gradients`; `0` puts all in one",
 )
 RESTART_COUNT: Final = flags.Flag(
     "XLA_DIST_RESTART_COUNT",
     int,
     0,
-    "set by `torch_xla.launch(..., max_restarts=n)` in the processes that it starts: how often it has before",
+    "set by `torch_xla.launch(..., max_restarts=n)` in the processes it starts: the number of earlier restarts",
 )

@@ -10,5 +10,5 @@ ASYNC_CLIENT: Final = Flag(
     "PJRT_CPU_ASYNC_CLIENT",
     parse_bool,
     True,
-    "`0` runs programs of the CPU plugin synchronously, for debugging",
+    "`0` makes the CPU plugin run programs synchronously, for debugging",
 )

@@ -20,19 +20,19 @@ ALLOCATOR: Final = Flag(
     "XLA_PYTHON_CLIENT_ALLOCATOR",
     str,
     "default",
-    "how a GPU's memory is given out: `default`, `bfc`, `cuda_async`, `platform` (no pool) or `vmm`",
+    "allocator of GPU memory: `default`, `bfc`, `cuda_async`, `platform` (no pool) or `vmm`",
 )
 PREALLOCATE: Final = Flag(
     "XLA_PYTHON_CLIENT_PREALLOCATE",
     parse_bool,
     True,
-    "`0` takes a GPU's memory as it is needed, which leaves room for CUDA PyTorch beside",
+    "`0` allocates GPU memory as it is needed, which leaves room for CUDA PyTorch in the same process",
 )
 MEM_FRACTION: Final = Flag(
     "XLA_CLIENT_MEM_FRACTION",
     str,
     "",
-    "the part of a GPU's memory that the allocator may have: `0.4`",
+    "fraction of a GPU's memory that the allocator may use: `0.4`",
     shown="XLA's: `0.75`",
 )
 OLD_MEM_FRACTION: Final = Flag(
@@ -45,5 +45,5 @@ COLLECTIVE_MEMORY: Final = Flag(
     "XLA_PYTHON_CLIENT_COLLECTIVE_MEM_SIZE_MB",
     str,
     "",
-    "MiB of a GPU's memory that are kept for collectives",
+    "MiB of GPU memory reserved for collectives",
 )

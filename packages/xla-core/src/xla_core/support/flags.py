@@ -207,34 +207,46 @@ AOT_TOPOLOGY: Final = Flag(
     see="packages/xla-pjrt-tpu/README.md",
 )
 AOT_READS: Final = Flag(
-    "XLA_AOT_READS", str, "error", "what reading a value does there: `error`, or `zeros`"
+    "XLA_AOT_READS",
+    str,
+    "error",
+    "what reading a value does when `XLA_AOT_TOPOLOGY` is set: `error`, or `zeros`",
 )
 USE_SPMD: Final = Flag(
-    "XLA_USE_SPMD", parse_bool, False, "`1` makes all devices one, as `xr.use_spmd()` does"
+    "XLA_USE_SPMD", parse_bool, False, "`1` shows all devices as one, as `xr.use_spmd()` does"
 )
 AUTO_SPMD: Final = Flag(
     "XLA_AUTO_SPMD",
     parse_bool,
     False,
-    "`1` lets `xr.use_spmd()` be `xr.use_spmd(auto=True)`: the first training step chooses shardings",
+    "`1` makes `xr.use_spmd()` mean `xr.use_spmd(auto=True)`: shardings are chosen at the first training step",
 )
 XLA_FLAGS: Final = Flag(
     "XLA_FLAGS", str, "", "read by XLA itself; part of the persistent cache's key"
 )
 XPU_LIBRARY_PATH: Final = Flag(
-    "XPU_LIBRARY_PATH", str, "", "another PJRT library for Intel GPUs than the package's"
+    "XPU_LIBRARY_PATH",
+    str,
+    "",
+    "path of a PJRT library for Intel GPUs, to be used in place of the package's",
 )
 NEURON_LIBRARY_PATH: Final = Flag(
-    "NEURON_LIBRARY_PATH", str, "", "another PJRT library for Neuron cores than the package's"
+    "NEURON_LIBRARY_PATH",
+    str,
+    "",
+    "path of a PJRT library for Neuron cores, to be used in place of the package's",
 )
 NEURON_RT_VISIBLE_CORES: Final = Flag(
     "NEURON_RT_VISIBLE_CORES", str, "", "the Neuron cores of this host: `0-3,8`"
 )
 NEURON_RT_ROOT_COMM_ID: Final = Flag(
-    "NEURON_RT_ROOT_COMM_ID", str, "", "where Neuron's processes meet: `host:port`"
+    "NEURON_RT_ROOT_COMM_ID", str, "", "the address at which Neuron's processes meet: `host:port`"
 )
 NEURONCORE_NUM_DEVICES: Final = Flag(
-    "NEURONCORE_NUM_DEVICES", str, "", "processes of this host, where no Neuron cores are named"
+    "NEURONCORE_NUM_DEVICES",
+    str,
+    "",
+    "number of processes on this host when `NEURON_RT_VISIBLE_CORES` is not set",
 )
 
 # -- programs -----------------------------------------------------------------------------------------
@@ -245,7 +257,7 @@ CACHE_READ_ONLY: Final = Flag(
     "XLA_PERSISTENT_CACHE_READ_ONLY",
     parse_bool,
     False,
-    "`1` finds programs in that folder and writes none",
+    "`1` reads programs from that folder but writes none",
 )
 CACHE_ALLOW_SHARED: Final = Flag(
     "XLA_PERSISTENT_CACHE_ALLOW_SHARED",
@@ -257,67 +269,67 @@ CACHE_KEY_FILE: Final = Flag(
     "XLA_PERSISTENT_CACHE_KEY_FILE",
     str,
     "",
-    "file with a key of your own: programs are signed with it, and what is not is never loaded",
+    "file with a secret key: programs are signed with it, and programs without its signature are never loaded",
 )
 CACHE_MAX_MB: Final = Flag(
     "XLA_PERSISTENT_CACHE_MAX_MB",
     int,
     0,
-    "MiB that the folder may have; programs that were not used for longest are removed; 0 is no bound",
+    "largest size of the folder in MiB; the least recently used programs are removed; 0 sets no limit",
 )
 CACHE_PREFETCH: Final = Flag(
     "XLA_CACHE_PREFETCH",
     parse_bool,
     True,
-    "`0` does not load (and rehearse) the programs of the script's last run ahead of their use",
+    "`0` turns off loading (and rehearsing) the programs of the script's last run before they are needed",
 )
 SELECT_DEFAULT_DEVICE: Final = Flag(
     "PJRT_SELECT_DEFAULT_DEVICE",
     parse_bool,
     True,
-    "without PJRT_DEVICE take a TPU that is there, else the CPU; 0 raises an error instead",
+    "without PJRT_DEVICE, use a TPU if there is one, else the CPU; `0` raises an error instead",
 )
 COMPILATION_CACHE_SIZE: Final = Flag(
     "XLA_COMPILATION_CACHE_SIZE",
     parse_positive,
     2048,
-    "compiled programs that a process keeps in memory; those used least recently are forgotten, also when "
-    "Linux's limit of memory mappings (`vm.max_map_count`) comes near",
+    "number of compiled programs that a process keeps in memory; the least recently used are dropped beyond it, "
+    "or when the process comes close to Linux's limit of memory mappings (`vm.max_map_count`)",
 )
 COMPILE_PROGRESS: Final = Flag(
     "XLA_COMPILE_PROGRESS",
     parse_bool,
     True,
-    "`0` leaves out the line that a terminal shows while a program is compiled",
+    "`0` turns off the progress line that a terminal shows while a program is compiled",
 )
 QUIET: Final = Flag(
     "XLA_QUIET",
     parse_bool,
     False,
-    "`1` leaves out what nobody asked for: warnings of fallbacks and recompilations, notices, progress lines; "
-    "errors stay. Read when torch is imported",
+    "`1` silences warnings of fallbacks and recompilations, notices and progress lines, but not errors; "
+    "read when torch is imported",
 )
 COMPILE_EFFORT: Final = Flag(
     "XLA_COMPILE_EFFORT",
     parse_effort,
     "auto",
-    "on the CPU, `fast` and `medium` make code that is compiled soon, `full` code that runs fast; `auto` goes by "
+    "on the CPU, `fast` and `medium` shorten compilation, `full` makes code that runs fast; `auto` decides by "
     "what a program computes",
 )
 COMPILE_THREADS: Final[Flag[int | None]] = Flag(
     "XLA_COMPILE_THREADS",
     parse_count,
     None,
-    "how many programs are compiled at once, beside the thread that records; with `0` `sync()` returns when its "
-    "program is compiled and enqueued",
-    shown="the processor cores, at most 8; `0` with one core",
+    "number of threads that compile programs in the background; with `0`, `sync()` returns after its "
+    "program has been compiled and enqueued",
+    shown="the number of processor cores, at most 8; `0` with one core",
     see="docs/compiling.md",
 )
 OUTLINE_REPEATS: Final = Flag(
     "XLA_OUTLINE_REPEATS",
     parse_auto,
     None,
-    "`1` compiles what repeats inside a step once, as functions that are called; `0` inlines everything",
+    "`1` compiles the repeated parts of a step once, as functions that are called; `0` inlines everything",
     shown="the plugin's choice",
 )
 STEP_STAGES: Final = Flag(
@@ -331,8 +343,8 @@ VARYING_LIMITS: Final[Flag[tuple[int, ...]]] = Flag(
     "XLA_VARYING_LIMITS",
     parse_limits,
     (),
-    "the lengths up to which programs for several lengths are made (`64,128,512`); longer ones are compiled for "
-    "themselves",
+    "upper bounds of the programs that serve several lengths (`64,128,512`); each longer length has a program of "
+    "its own",
     shown="powers of two and 1.5 times them",
     see="docs/shapes.md",
 )
@@ -340,82 +352,82 @@ VARYING_SHAPES: Final = Flag(
     "XLA_VARYING_SHAPES",
     parse_auto,
     None,
-    "steps of 64 operations and more that differ in their sizes only share programs for all lengths up to a bound, "
-    "from the fourth length on; `1` does it for all steps, recurrent nets too, from the third; `0` never",
+    "steps of 64 or more operations that differ only in their sizes share programs for all lengths up to a bound, "
+    "from the fourth length on; `1` does this for all steps, also recurrent nets, from the third; `0` never does",
     shown="auto",
     see="docs/shapes.md",
 )
 
 # -- steps and tensors --------------------------------------------------------------------------------
 SYNC_WAIT: Final = Flag(
-    "XLA_SYNC_WAIT", parse_bool, False, "`1` lets every `sync()` wait until the step is done"
+    "XLA_SYNC_WAIT", parse_bool, False, "`1` makes every `sync()` wait until the step is done"
 )
 CHECK_INDICES: Final = Flag(
     "XLA_CHECK_INDICES",
     parse_bool,
     False,
-    "`1` raises IndexError for indices out of range, when the step has run; read at an operator's first use",
+    "`1` raises IndexError for indices out of range; set it before the program starts",
     see="docs/compatibility.md#indices-out-of-range",
 )
 COPY_CPU_OPERANDS: Final = Flag(
     "XLA_COPY_CPU_OPERANDS",
     parse_bool,
     False,
-    "`1` lets elementwise operators (`xla + cpu`) copy CPU tensors to the device in place of the error",
+    "`1` lets elementwise operators (`xla + cpu`) copy CPU tensors to the device instead of raising an error",
     see="docs/compatibility.md#cpu-tensors-among-the-operands",
 )
 FLIGHT_DIR: Final = Flag(
     "XLA_FLIGHT_DIR",
     str,
     "",
-    "reports of what each process did last, written when a job hangs or fails, go to this folder",
-    shown="`xla-flight-UID` among the temporary files",
+    "folder for the reports of what each process did last, which are written when a job hangs or fails",
+    shown="`xla-flight-UID` in the folder of temporary files",
     see="docs/flight_recorder.md",
 )
 USE_BF16: Final = Flag(
     "XLA_USE_BF16", parse_bool, False, "`1` keeps float and double values as bfloat16 on the device"
 )
 LTC_USE_BF16: Final = Flag(
-    "LTC_USE_BF16", parse_bool, False, "Lazy Tensor Core's name of `XLA_USE_BF16`"
+    "LTC_USE_BF16", parse_bool, False, "Lazy Tensor Core's name for `XLA_USE_BF16`"
 )
 DOWNCAST_BF16: Final = Flag(
     "XLA_DOWNCAST_BF16",
     parse_bool,
     False,
-    "`1` keeps float values as bfloat16, double values as float32",
+    "`1` keeps float values as bfloat16 and double values as float32 on the device",
 )
 USE_32BIT_LONG: Final = Flag(
     "XLA_USE_32BIT_LONG",
     parse_bool,
     False,
-    "`1` keeps 64-bit integers as 32-bit ones on the device",
+    "`1` keeps 64-bit integers as 32-bit integers on the device",
 )
 EAGER_DEBUG_MODE: Final = Flag(
     "XLA_USE_EAGER_DEBUG_MODE",
     parse_bool,
     False,
-    "`1` starts in eager mode: operators run one by one",
+    "`1` starts in eager mode, in which operators run one by one",
 )
 GET_OPBYOP: Final = Flag(
     "GET_TENSORS_OPBYOP",
     parse_bool,
     False,
-    "`1` runs each operator on its own where a value is read",
+    "`1` runs the operators of a step one by one when a value is read",
 )
 SYNC_OPBYOP: Final = Flag(
     "SYNC_TENSORS_OPBYOP",
     parse_bool,
     False,
-    "`1` runs each operator of a sync as a program of its own",
+    "`1` runs the operators of a step one by one at `sync()`",
 )
 METRICS_SAMPLES: Final = Flag(
-    "XLA_METRICS_SAMPLES", int, 1024, "samples that each metric keeps for its percentiles"
+    "XLA_METRICS_SAMPLES", int, 1024, "number of samples that each metric keeps for its percentiles"
 )
 METRICS_PERCENTILES: Final[Flag[tuple[float, ...]]] = Flag(
     "XLA_METRICS_PERCENTILES",
     parse_fractions,
     (0.01, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.99),
-    "the percentiles that reports show, as fractions: `0.5:0.9`",
+    "percentiles that reports show, as fractions: `0.5:0.9`",
 )
 
 # -- the job that this process is part of ----------------------------------------------------------------
@@ -423,37 +435,50 @@ COORDINATOR_ADDRESS: Final = Flag(
     "XLA_COORDINATOR_ADDRESS",
     str,
     "",
-    "`host:port` where the processes of a job meet that you start yourself",
+    "`host:port` at which processes meet that you start without a launcher",
 )
-PROCESS_COUNT: Final = Flag("XLA_PROCESS_COUNT", str, "", "the number of its processes")
-PROCESS_INDEX: Final = Flag("XLA_PROCESS_INDEX", str, "", "this process's number among them")
+PROCESS_COUNT: Final = Flag("XLA_PROCESS_COUNT", str, "", "number of processes of such a job")
+PROCESS_INDEX: Final = Flag(
+    "XLA_PROCESS_INDEX", str, "", "this process's number in such a job, from 0"
+)
 LOCAL_PROCESS_RANK: Final = Flag(
-    "PJRT_LOCAL_PROCESS_RANK", str, "", "its number on this host; the launcher sets it"
+    "PJRT_LOCAL_PROCESS_RANK", str, "", "this process's number on its host; set by the launcher"
 )
 LOCAL_PROCESS_COUNT: Final = Flag(
     "PJRT_LOCAL_PROCESS_COUNT",
     str,
     "",
-    "the number of processes on this host; the launcher sets it",
+    "number of processes on this host; set by the launcher",
 )
 COORDINATOR_IS_LAUNCHER: Final = Flag(
-    "XLA_COORDINATOR_IS_LAUNCHER", str, "", "`1`: the launcher runs the coordinator, and says so"
+    "XLA_COORDINATOR_IS_LAUNCHER",
+    str,
+    "",
+    "`1` means that the launcher runs the coordinator; set by the launcher",
 )
 TPU_PROCESS_ADDRESSES: Final = Flag(
-    "TPU_PROCESS_ADDRESSES", str, "", "the processes of a TPU slice, `host:port` each"
+    "TPU_PROCESS_ADDRESSES", str, "", "addresses of the processes of a TPU slice, `host:port` each"
 )
-TPU_WORKER_HOSTNAMES: Final = Flag("TPU_WORKER_HOSTNAMES", str, "", "the hosts of a TPU slice")
-TPU_WORKER_ID: Final = Flag("TPU_WORKER_ID", str, "", "this host's number in it")
-CLOUD_TPU_TASK_ID: Final = Flag("CLOUD_TPU_TASK_ID", str, "", "this process's number in it")
+TPU_WORKER_HOSTNAMES: Final = Flag("TPU_WORKER_HOSTNAMES", str, "", "host names of a TPU slice")
+TPU_WORKER_ID: Final = Flag("TPU_WORKER_ID", str, "", "this host's number in the TPU slice")
+CLOUD_TPU_TASK_ID: Final = Flag(
+    "CLOUD_TPU_TASK_ID", str, "", "this process's number in the TPU slice"
+)
 START_TIMEOUT: Final = Flag(
-    "XLA_DIST_START_TIMEOUT", int, 120, "seconds that a process waits for all others to start"
+    "XLA_DIST_START_TIMEOUT",
+    int,
+    120,
+    "seconds that a process waits for all other processes to start",
 )
 FAILURE_TIMEOUT: Final = Flag(
-    "XLA_DIST_FAILURE_TIMEOUT", int, 6, "seconds without a sign of life that make a process dead"
+    "XLA_DIST_FAILURE_TIMEOUT",
+    int,
+    6,
+    "seconds without a sign of life after which a process counts as dead",
 )
 ABSENT_TIMEOUT: Final = Flag(
     "XLA_DIST_ABSENT_TIMEOUT",
     int,
     8,
-    "seconds that a process which was never started on this host, or has ended there, is waited for",
+    "seconds of waiting for a process that was not started on this host, or has ended there",
 )
