@@ -1,7 +1,7 @@
-"""What a step is made of, in order: the nodes of the prefix tree of all steps, see ``trace``.
+"""The entries of recorded steps, which are the nodes of the prefix tree of all steps (see ``trace``).
 
 An ``Entry`` is an ``Input``, a value that the step takes from the device's memory, or an ``Operation``, which
-computes values from earlier ones. A ``Root`` is where the steps of a tree begin; it is in none of them.
+computes values from earlier ones. The steps of a tree begin below its ``Root``, which belongs to none of them.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from xla_core.recording.evictable import Kept, Table
 from xla_core.recording.step_key import Lift, Operands, Ref, Values, map_operands
 from xla_core.support.counters import Tally
 
-# Most entries have neither: one object for all of them.
+# Most entries have no other children and no programs: they share this empty mapping.
 _NONE: Final[Any] = MappingProxyType({})
 
 
 class Entry:
     """One input, or one operation, in one position of a step.
 
-    ``metas`` are its results, numbered from ``first``; ``single`` is the meta when there is just
-    one. ``values`` has the metas of all values up to its own. ``floats`` and ``ints``
-    count the numbers lifted up to and including this entry, ``depth`` the entries. ``first_child`` is the first
-    entry that ever followed, ``other_children`` are the rest by key: nearly every entry has one child.
-    ``programs`` holds the compiled programs of the step that ends here, ``tally`` its operators' counters.
-    ``where`` is the place in the user's program that recorded it first, if somebody asks for that, ``line``
-    file and line of it, None in the backward pass. A root has no ``parent``.
+    ``metas`` describes its results, whose value numbers begin with ``first``; ``single`` is the meta if there is
+    just one. ``values`` has the metas of all values up to its own. ``floats`` and ``ints`` count the numbers lifted
+    up to and including this entry, ``depth`` the entries. ``first_child`` is the first entry that ever followed,
+    ``other_children`` has the rest by key: nearly every entry has one child. ``programs`` holds the compiled
+    programs of the step that ends here, ``tally`` the counters of its operators. ``where`` is the place in the
+    user's program that first recorded the entry, if a locator is set; ``line`` is its file and line, None in the
+    backward pass. A root has no ``parent``.
     """
 
     __slots__ = (
@@ -71,15 +71,15 @@ class Entry:
         self.line: tuple[str, int] | None = None
 
     def references(self) -> Iterator[Ref]:
-        """The values that this reads, in order; some may come more than once. An input reads none."""
+        """The values that this entry reads, in order, possibly with repetitions. An input reads none."""
         return iter(())
 
     def lifted(self) -> Iterator[Lift]:
-        """The scalars that this takes from the vectors of lifted numbers."""
+        """The scalars that this entry takes from the vectors of lifted numbers."""
         return iter(())
 
     def locate_here(self) -> None:
-        """Remember the user's line that records this, if nobody has located it."""
+        """Store the user's line that is recording this entry, unless it has a location already."""
         if self.where is None:
             frame = source_location.user_frame()
             frames = (frame,) if frame is not None else ()
@@ -88,7 +88,7 @@ class Entry:
     def relocate(
         self, where: source_location.SourceLocation | None, line: tuple[str, int] | None = None
     ) -> None:
-        """Say that another place in the user's program recorded this; ``line`` None keeps file and line."""
+        """Set the place in the user's program that recorded this; ``line`` None keeps file and line."""
         self.where = where
         if line is not None:
             self.line = line
@@ -98,7 +98,7 @@ class Entry:
         self.tally = tally
 
     def add(self, entry: Entry) -> None:
-        """Keep an operation that follows for the first time."""
+        """Add a child: an entry that follows this one for the first time."""
         if self.first_child is None:
             self.first_child = entry
         elif self.other_children is _NONE:
@@ -107,7 +107,7 @@ class Entry:
             self.other_children[entry.key] = entry
 
     def keep(self, key: Any, program: Any) -> None:
-        """Keep what was made of the step that ends here; a compiled program until it is evicted."""
+        """Store a program of the step that ends here; a compiled program is dropped when it is evicted."""
         if self.programs is _NONE:
             self.programs = Table()
         if isinstance(program, Kept):
@@ -127,7 +127,7 @@ class Entry:
 
 
 class Root(Entry):
-    """Where the steps of one tree begin."""
+    """The node below which all steps of one tree begin."""
 
     __slots__ = ()
 
@@ -136,7 +136,7 @@ class Root(Entry):
 
 
 class Input(Entry):
-    """A value that the step takes from the device's memory, and its shape and dtype in ``metas``."""
+    """A value that the step takes from the device's memory; ``metas`` has its shape and dtype."""
 
     __slots__ = ()
 
@@ -152,11 +152,11 @@ class Input(Entry):
 
 
 class Operation(Entry):
-    """An operator that computes values: ``plan`` says which, and how it is lowered.
+    """A call of an operator; ``plan`` says which operator it is and how it is lowered.
 
-    It comes after ``parent`` in the step. ``metas`` are its results' shapes and dtypes, ``floats`` and ``ints``
-    how many numbers the step has lifted up to here. ``operands`` are given where they do not stand in the key:
-    in a step that nobody recorded.
+    It follows ``parent`` in the step. ``metas`` are the shapes and dtypes of its results, ``floats`` and ``ints``
+    the counts of numbers that the step has lifted up to here. ``operands`` are passed only if the key does not
+    contain them: in a step that was composed instead of recorded.
     """
 
     __slots__ = ("plan", "_operands")
@@ -171,7 +171,7 @@ class Operation(Entry):
         ints: int,
         operands: Operands | None = None,
     ) -> None:
-        # not through super(), which takes as long as the rest: each new operation comes here
+        # not through super(), which takes as long as the rest: this runs for each new operation
         Entry.__init__(self, parent, key, metas, floats, ints)
         self.plan = plan
         self._operands = operands
@@ -196,7 +196,7 @@ class Operation(Entry):
         return operands
 
     def references(self) -> Iterator[Ref]:
-        """The values that this operation reads, in order; some may come more than once."""
+        """The values that this operation reads, in order, possibly with repetitions."""
         yield from step_key.references(self.args)
         yield from step_key.references(tuple(self.kwargs.values()))
 
@@ -217,10 +217,10 @@ def operations_of(entries: Iterable[Entry]) -> list[Operation]:
 
 
 class Excerpt:
-    """A step of its own, made of entries of another step: its values and lifted numbers are counted anew.
+    """A new step made of entries of another step; its values and lifted numbers are renumbered.
 
-    ``last`` is its last entry. ``vids`` gives the number here of each value by its number in the other step;
-    ``floats`` and ``ints`` are the positions there of the numbers that are lifted here, in order.
+    ``last`` is its last entry. ``vids`` maps the number of each value in the other step to its number here;
+    ``floats`` and ``ints`` are the positions, in the other step, of the numbers that are lifted here, in order.
     """
 
     def __init__(self) -> None:
@@ -230,12 +230,12 @@ class Excerpt:
         self.ints: list[int] = []
 
     def add_input(self, vid: int, meta: TensorMeta) -> None:
-        """Let value ``vid`` of the other step be an input of this one, whatever computes it there."""
+        """Make value ``vid`` of the other step an input of this one, whether or not it is computed there."""
         self.last = Input(self.last, meta)
         self.vids[vid] = self.last.first
 
     def add_operation(self, entry: Operation) -> Operation:
-        """Copy an operation, all of whose operands are here already (else KeyError)."""
+        """Copy an operation; all its operands must have been added already (else KeyError)."""
         args = tuple(map_operands(self._renumbered, entry.args))
         kwargs = {name: map_operands(self._renumbered, a) for name, a in entry.kwargs.items()}
         counts = len(self.floats), len(self.ints)

@@ -1,4 +1,4 @@
-"""What can be forgotten and made again: programs in the tables where they are looked for."""
+"""Compiled programs that can be evicted from all tables that hold them, and be made again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Table(dict[Any, Any]):
-    """A table in which programs are found; a plain dict that can be referred to weakly."""
+    """A table of programs: a dict that weak references can refer to."""
 
     __slots__ = ("__weakref__",)
 
@@ -18,7 +18,7 @@ _uses = itertools.count(1)
 
 
 class Kept:
-    """An executable that tables of this process hold, until it is evicted."""
+    """An executable that tables of this process hold until it is evicted."""
 
     __slots__ = ("__weakref__", "_places", "executable", "used")
 
@@ -28,17 +28,17 @@ class Kept:
         self._places: list[tuple[weakref.ref[Table], object, Callable[[], object]]] = []
 
     def keep(self, table: Table, key: Any, value: Any = None) -> None:
-        """Let ``table[key]`` be ``value`` (default: this object) until this is evicted."""
+        """Set ``table[key]`` to ``value`` (default: this object) until this is evicted."""
         value = self if value is None else value
         self._places.append((weakref.ref(table), key, weakref.ref(value)))
         table[key] = value
 
     def mark_used(self) -> None:
-        """Note that this is the one used last."""
+        """Mark this as the most recently used."""
         self.used = next(_uses)
 
     def leave(self) -> None:
-        """Take this out of all tables that hold it."""
+        """Remove this from all tables that hold it."""
         places, self._places = self._places, []
         for place, key, kept in places:
             table, value = place(), kept()

@@ -1,7 +1,7 @@
-"""Where one program runs and how its values are split: decided by its device's ``Backend.layout``.
+"""Where one program runs and how its values are split, as decided by its device's ``Backend.layout``.
 
-Three kinds of programs: on one device; on all replicas of a job at once, each with values of its own
-(``num_replicas``); over a mesh as one program, its values split over the devices
+There are three kinds of programs: on one device; on all replicas of a job at once, each with its own values
+(``num_replicas``); and over a mesh as one program, with its values split over the devices
 (``num_partitions``).
 """
 
@@ -26,14 +26,14 @@ def _as_it_is(function: Function, specs: Specs) -> tuple[Function, Specs]:
 class Layout:
     """The layout of one program.
 
-    ``placement`` says which devices run it: ``num_replicas`` times ``num_partitions`` of them. ``aliases`` are
-    the pairs of input and output that may share memory. ``inputs`` and ``outputs`` are HLO shardings, one per
-    input (lifted numbers included) and output, or empty: None is the whole value on every device, for an output
-    the compiler's choice. ``input_annotations`` and ``output_annotations`` say the same in the form that the
-    program is annotated in (``jax_private.lower``). The program is lowered inside ``lowering()``;
-    ``edges(function, specs)`` are the function that is lowered and its arguments' shapes, where values enter
-    and leave it otherwise than the step has them. ``collectives`` are the operations that talk to other
-    replicas.
+    ``placement`` names the devices that run it: ``num_replicas`` times ``num_partitions`` of them. ``aliases`` are
+    the pairs of input and output that may share memory. ``inputs`` and ``outputs`` are HLO shardings, one per input
+    (including lifted numbers) and output, or empty. None means the whole value on every device, or, for an output,
+    the compiler's choice. ``input_annotations`` and ``output_annotations`` are the same shardings in the form of
+    the program's annotations (``jax_private.lower``). The program is lowered inside ``lowering()``.
+    ``edges(function, specs)`` returns the function to lower and its arguments' shapes, in case values enter and
+    leave the program in another form than in the step. ``collectives`` are the operations that communicate with
+    other replicas.
     """
 
     placement: Placement

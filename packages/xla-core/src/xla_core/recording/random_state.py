@@ -26,7 +26,7 @@ _lock = threading.Lock()
 
 
 def _mix(z: _Bits) -> _Bits:
-    """SplitMix64's output of a state (int below 2**64), or of many (uint64), which numpy cuts off at 64 bits."""
+    """SplitMix64's output for a state (int below 2**64), or for an array of them (uint64, which wraps in numpy)."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return z ^ (z >> 31)
@@ -44,12 +44,12 @@ def next_seed(device_index: int) -> int:
         ) + _GOLDEN
         _states[device_index] = state & _MASK
         seed = _signed(_mix(state & _MASK))
-    # 0 and 1 stand in step keys as they are; a seed must always be an argument of the program.
+    # 0 and 1 are constants in step keys, but a seed must always be an argument of the program.
     return seed if seed not in (0, 1) else -1
 
 
 def derived_seed(number: int) -> int:
-    """The seed that any int stands for: the same one every time, different ones for different ints."""
+    """The seed that belongs to an int: always the same one, and different ones for different ints."""
     seed = _signed(_mix((number * _GOLDEN) & _MASK))
     return seed if seed not in (0, 1) else -1
 
@@ -61,20 +61,20 @@ def _fresh(device_index: int) -> int:
 
 
 def set_state(seed: int, device_index: int) -> None:
-    """Set the generator of ``xla:device_index``. ``seed`` is any int; its low 64 bits count."""
+    """Set the generator of ``xla:device_index``. ``seed`` is any int, of which the low 64 bits are used."""
     with _lock:
         _states[device_index] = int(seed) & _MASK
 
 
 def seed_all(seed: int) -> None:
-    """Set the generators of all devices, those not started yet included."""
+    """Set the generators of all devices, including those that have not started yet."""
     with _lock:
         _states.clear()
         _common[:] = [int(seed) & _MASK]
 
 
 def get_state(device_index: int) -> int:
-    """The generator's state: ``set_state`` with it repeats the numbers that follow now."""
+    """The generator's state; passing it to ``set_state`` later repeats the numbers that follow now."""
     with _lock:
         state = _states.get(device_index)
         if state is None:
@@ -83,12 +83,12 @@ def get_state(device_index: int) -> int:
 
 
 def distance(before: int, after: int) -> int:
-    """How many seeds lie between two states, if only drawing leads from one to the other."""
+    """The number of seeds drawn between two states, if the state was only changed by drawing."""
     return ((after - before) * _INVERSE) & _MASK
 
 
 def seeds_after(state: int, places: np.ndarray) -> np.ndarray:
-    """The seeds (int64) that ``next_seed`` gives at these places (uint64, 1 is the next one) from ``state``."""
+    """The seeds (int64) that ``next_seed`` draws at these places (uint64, 1 is the next one) after ``state``."""
     seeds = _mix(places * _GOLDEN + (state & _MASK)).view(np.int64)
     if ((seeds == 0) | (seeds == 1)).any():
         seeds[(seeds == 0) | (seeds == 1)] = -1

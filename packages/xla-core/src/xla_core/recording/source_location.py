@@ -1,7 +1,7 @@
 """Where in the user's program an operation was recorded, for packages that explain programs.
 
-Nobody asks by default. With a locator, each entry that is new to the trace's tree is located once,
-when it is made: a step that repeats itself never is. ``detail`` says what of it programs carry.
+By default this is not recorded. With a locator, each entry that is new in the trace's tree is located once,
+when it is made, so a repeated step costs nothing. ``detail`` says how much of it is written into programs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Frame(NamedTuple):
 
 
 class SourceLocation:
-    """The place that recorded an operation.
+    """The place in the user's program that recorded an operation.
 
     ``frames`` are the innermost frames of the stack outside PyTorch and this project, innermost
-    first; ``inner`` is the innermost one of all, in PyTorch perhaps. ``scope`` names the modules
-    around it (``encoder/layers.0/fc1``), ``optimizer`` is set inside an optimizer's step, and
+    first; ``inner`` is the innermost frame of all, which may be in PyTorch. ``scope`` names the modules
+    around it (``encoder/layers.0/fc1``). ``optimizer`` is True inside an optimizer's step, and
     ``backward`` for an operation of the backward pass, whose frames are those of the forward
     operation.
     """
@@ -52,7 +52,7 @@ class SourceLocation:
 
 
 class Detail(enum.Enum):
-    """What programs say of where their operations come from: nothing, scopes, or lines as well."""
+    """The metadata about their origin that operations of programs carry: none, scopes, or lines as well."""
 
     NONE = 0
     SCOPES = 1
@@ -64,36 +64,36 @@ class _Settings:
 
 
 locate: Callable[[], SourceLocation | None] | None = None
-"""Called for every new entry of a trace; None (the default): nobody asks."""
+"""Called for every new entry of a trace; None (the default) locates none."""
 
 _INSIDE: Final = frozenset({*IMPORT_NAMES, "torch", "contextlib"})
 
 
 def set_locator(locator: Callable[[], SourceLocation | None] | None) -> None:
-    """Have new entries located by ``locator``, or by nobody."""
+    """Have new entries located by ``locator``; None locates none."""
     global locate
     locate = locator
 
 
 def set_detail(detail: Detail) -> None:
-    """Say what the programs that are lowered from now on carry as metadata."""
+    """Set what programs that are lowered from now on carry as metadata."""
     _Settings.detail = detail
 
 
 def detail() -> Detail:
-    """What programs carry as metadata."""
+    """What programs carry as metadata, see ``set_detail``."""
     return _Settings.detail
 
 
 def is_users(frame: FrameType) -> bool:
     """Whether a frame is outside torch and this project."""
     module = frame.f_globals.get("__name__", "")
-    # what torch.fx and torch.compile generate is of no module
+    # code that torch.fx and torch.compile generate belongs to no module
     return bool(module) and module.partition(".")[0] not in _INSIDE
 
 
 def _outside(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame from this one on that is neither torch's nor this project's."""
+    """The innermost frame, starting from this one, that is neither torch's nor this project's."""
     while frame is not None and not is_users(frame):
         frame = frame.f_back
     return frame
@@ -118,7 +118,7 @@ _places: caches.Bounded[tuple[str, int], tuple[str, int]] = caches.Bounded("line
 def recording_line() -> tuple[str, int] | None:
     """File and line of the innermost frame outside torch and this project; None if there is none.
 
-    Called once per entry that is new to a trace's tree.
+    Called once per entry that is new in a trace's tree.
     """
     frame = _outside(sys._getframe(1))
     if frame is None:

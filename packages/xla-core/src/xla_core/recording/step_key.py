@@ -1,20 +1,20 @@
-"""Step keys and what they say: how an operation's operands stand in a key, and how they are read back.
+"""Step keys: how an operation and its operands are encoded as a key, and decoded from it.
 
-A key is the number of a plan followed by its positional operands, then by its keyword operands, each
-behind its name. An operand is
+A key is the number of a plan followed by its positional operands and then by its keyword operands, each
+after its name. An operand is
 
 - the number of a value, an int that is not negative,
-- ``LIFT_FLOAT``, ``LIFT_INT``: a number that is an argument of the program; ``HOST_FLOAT``,
-  ``HOST_INT`` and a dtype: one that came as a CPU tensor without dimensions,
-- a type and a constant of it: ``int, 3``, ``float, 0.5``, ``bool, True``, ``str, "mean"``. Zeros and
-  NaN of floats are spelled (``float, "-0.0"``), since equal keys must mean equal numbers; so are
+- ``LIFT_FLOAT``, ``LIFT_INT``: a number that is an argument of the program; ``HOST_FLOAT`` or
+  ``HOST_INT`` with a dtype: a number that was passed as a CPU tensor without dimensions,
+- a type and a constant of it: ``int, 3``, ``float, 0.5``, ``bool, True``, ``str, "mean"``. Float zeros and
+  NaN are encoded as text (``float, "-0.0"``), because equal keys must mean equal numbers; so are
   constants of other types,
 - ``LIST``, its length and its elements, or ``SAME`` and the one element that it repeats; a list of
   plain ints is a tuple of them,
-- None, a dtype, a layout, a memory format or a device, as they are.
+- None, a dtype, a layout, a memory format or a device, unchanged.
 
-Keys hold nothing that Python's garbage collector has to look at. A model of a hundred layers records
-tens of thousands; what the compiler and the reports need is read back from them when it is asked for.
+Keys hold nothing that Python's garbage collector has to visit. A model of a hundred layers records
+tens of thousands of keys, which are decoded only when a compiler or a report needs the operands.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Ref:
 class Lift:
     """A scalar operand that the program reads from its vector of lifted numbers.
 
-    It stands at ``position`` of that of the floats, if ``is_float``, or of that of the ints. ``example`` is
-    a number of the operand's Python type, or a ``TensorMeta`` when it was a CPU tensor without dimensions: what
-    type promotion looks at.
+    Its position is ``position`` in the vector of floats if ``is_float``, else in that of ints. ``example``, which
+    type promotion uses, is a number of the operand's Python type, or a ``TensorMeta`` if the operand was a CPU
+    tensor without dimensions.
     """
 
     __slots__ = ("is_float", "position", "example")
@@ -64,10 +64,10 @@ class Lift:
 
 
 class Values:
-    """The metas of a step's values by number, as far as entries follow each other.
+    """The metas of a step's values by number, shared by the entries of one path of the tree.
 
-    Where steps part, the further ones begin ``Values`` of their own and look ``before`` them for the
-    rest: a step that differs in its last operation costs no copy of the others.
+    Where the paths of two steps separate, the later step begins its own ``Values``, and ``before`` leads to the
+    common ones: a step that differs only in its last operation copies nothing.
     """
 
     __slots__ = ("before", "first", "metas")
@@ -107,24 +107,24 @@ def lifted(tree: object) -> Iterator[Lift]:
 
 
 def map_operands(change: Callable[[object], object], tree: object) -> Any:
-    """``tree`` with ``change`` applied to whatever in it is no list or tuple; both become lists."""
+    """``tree`` with ``change`` applied to every item that is not a list or tuple; both become lists."""
     if isinstance(tree, (list, tuple)):
         return [map_operands(change, item) for item in tree]
     return change(tree)
 
 
 def spelled(constant: object) -> tuple[type, str]:
-    """How a constant whose own equality is too coarse (complex, numpy's scalars) stands in a key."""
+    """The encoding in a key of a constant whose own equality is too coarse (complex, numpy's scalars)."""
     key = (type(constant), repr(constant))
     _SPELLED[key] = constant
     return key
 
 
 def read(key: Sequence[Any], values: Values, floats: int, ints: int) -> Operands:
-    """The operands of the operation with this key.
+    """Decode the operands of the operation with this key.
 
-    ``values`` has the metas of all values before it; ``floats`` and ``ints`` count what was lifted
-    before it.
+    ``values`` has the metas of all earlier values; ``floats`` and ``ints`` are the counts of numbers that were
+    lifted before it.
     """
     return _Reader(key, values, floats, ints).operands()
 

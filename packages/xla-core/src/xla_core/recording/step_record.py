@@ -1,8 +1,8 @@
-"""The state of a step that is being recorded: what begins anew with it, and what it is recorded under.
+"""The state of a step that is being recorded, and the rules under which it is recorded.
 
-A ``Trace`` holds the state of one step in its attributes, where recording an operator finds it fastest. Who
-lets another step be recorded meanwhile (the step of another thread, the body of a loop) takes the state out
-as a ``StepRecord`` or a ``Recording`` and puts it back later, in one go that no exception cuts in two. All
+A ``Trace`` holds the state of one step in its attributes, where recording an operator finds it fastest. To
+record another step in the meantime (the step of another thread, the body of a loop), code takes the state out
+as a ``StepRecord`` or a ``Recording`` and puts it back later, as one indivisible action. All
 other changes from outside this folder are methods of ``StepState``.
 """
 
@@ -21,14 +21,14 @@ _epochs = itertools.count(1)
 
 
 class StepRecord(NamedTuple):
-    """All that belongs to one step of one thread; the names are those of the trace's attributes.
+    """The state of one step of one thread; its fields are named like the trace's attributes.
 
-    ``epoch`` is the step's own number, ``cur`` the entry that it has come to. ``inputs`` are the buffers that
+    ``epoch`` is the step's number, ``cur`` its last entry so far. ``inputs`` are the buffers that
     it reads, ``input_vids`` their slots by value number, ``input_storages`` the positions of their storages
-    among ``touched``, which are all that the step has met. ``floats`` and ``ints`` are the lifted numbers.
-    ``region`` is the use of ``torch_xla.compile`` that the thread is in (None: in none), ``graph_name`` what
-    debug output calls its programs, ``forbidden`` the error to raise where something would run (None:
-    everything may), and ``unreadable`` the error to raise where a value would be read (None: it may).
+    in ``touched``, the storages that the step has read or written. ``floats`` and ``ints`` are the lifted numbers.
+    ``region`` is the use of ``torch_xla.compile`` that the thread is inside, or None. ``graph_name`` is the name of
+    its programs in debug output. ``forbidden`` is the message of the error to raise when something would run, and
+    ``unreadable`` that of the error to raise when a value would be read; None permits it.
     """
 
     epoch: int
@@ -45,25 +45,25 @@ class StepRecord(NamedTuple):
     unreadable: str | None = None
 
     def renewed(self, root: Root) -> StepRecord:
-        """A step that has recorded nothing below ``root``, in the same region and under the same rules."""
+        """An empty step below ``root``, in the same region and under the same rules."""
         return StepRecord(*beginning(root), *self[len(STEP) :])
 
 
-# What begins anew with each step: the rest of a record is the thread's, and stays.
+# The fields that are reset for each step; the others belong to the thread, and remain.
 STEP: Final = StepRecord._fields[:8]
 _record_of: Final = attrgetter(*StepRecord._fields)
 
 
 def beginning(root: Root) -> tuple[Any, ...]:
-    """Values for the attributes ``STEP`` of a trace: a step that has recorded nothing below ``root``."""
+    """Values for the attributes ``STEP`` of a trace: an empty step below ``root``."""
     return next(_epochs), root, [], {}, [], [], [], []
 
 
 class RecordingMode(NamedTuple):
-    """How steps are recorded, and into which tree; another one while the body of a computation is recorded.
+    """How steps are recorded, and into which tree. The body of a computation is recorded in another mode.
 
-    ``root`` is the tree's, with ``entries`` in it. ``aside`` records a body, and the step waits.
-    ``eager_flush`` says that each operator is a program of its own now. ``lock`` and ``bare`` are the locks of
+    ``root`` is the root of the tree, which has ``entries`` entries. ``aside`` records a body while the step waits.
+    ``eager_flush`` says that each operator now runs as a program of its own. ``lock`` and ``bare`` are the locks of
     the trace.
     """
 
@@ -79,7 +79,7 @@ _mode_of: Final = attrgetter(*RecordingMode._fields)
 
 
 class RegionState(NamedTuple):
-    """What a use of ``torch_xla.compile`` changes for its block: that part of the thread's ``StepRecord``."""
+    """The part of a thread's ``StepRecord`` that a use of ``torch_xla.compile`` changes for its block."""
 
     region: Any
     graph_name: str | None
@@ -87,9 +87,10 @@ class RegionState(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What may not be done while a step is recorded: errors for reading a value, and for running the step.
+    """What is forbidden while a step is recorded: the errors for reading a value and for running the step.
 
-    ``noted_marks``: values that are given away are noted here by their storages' ids, and none is marked.
+    If ``noted_marks`` is a dict, values that are given away are noted in it by the ids of their storages, and are
+    not marked.
     """
 
     unreadable: str | None
@@ -98,18 +99,18 @@ class Rules(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """A step and how it is recorded: what a body's recorder takes out of the trace, and puts back."""
+    """A step and its recording mode, which the recorder of a body takes out of the trace and puts back."""
 
     step: StepRecord
     mode: RecordingMode
 
 
 class StepState:
-    """The part of a ``Trace`` that is swapped when it records something else, and the rules that others set.
+    """The part of a ``Trace`` that is swapped when another step is recorded, and the rules that upper layers set.
 
     The attributes are those of ``StepRecord`` and ``RecordingMode``. ``has_placeholders`` says that a tensor
-    without a value was made, which a step may depend on. ``on_new_storage`` is called with every storage that is
-    made from a buffer, while a step is captured. The caller of each method holds the trace's lock.
+    without a value was made, on which a step may depend. While a step is captured, ``on_new_storage`` is called
+    with every storage that is made from a buffer. The caller of each method holds the trace's lock.
     """
 
     epoch: int
@@ -138,19 +139,19 @@ class StepState:
     # -- swapping ------------------------------------------------------------------------------
 
     def step_record(self) -> StepRecord:
-        """The step that is recorded here now, to be continued with ``resuming``."""
+        """The step that is being recorded, to be continued with ``resuming``."""
         return StepRecord._make(_record_of(self))
 
     def resuming(self, record: StepRecord) -> Iterator[None]:
-        """For ``indivisible.do``: go on with another step."""
+        """For ``indivisible.do``: continue another step."""
         return indivisible.storing(self, StepRecord._fields, record)
 
     def recording(self) -> Recording:
-        """The step and how it is recorded, to be continued with ``installing``."""
+        """The step that is being recorded and its mode, to be continued with ``installing``."""
         return Recording(self.step_record(), RecordingMode._make(_mode_of(self)))
 
     def installing(self, recording: Recording) -> Iterator[None]:
-        """For ``indivisible.do``: go on with another step, recorded in another way."""
+        """For ``indivisible.do``: continue another step in its own mode."""
         step, mode = recording
         return itertools.chain(
             indivisible.storing(self, RecordingMode._fields, mode), self.resuming(step)
@@ -159,43 +160,43 @@ class StepState:
     # -- rules ---------------------------------------------------------------------------------
 
     def forbid(self, reason: str | None) -> None:
-        """Refuse from now on to run what the thread records, with ``reason`` as the error; None allows it."""
+        """From now on, raise an error with the text ``reason`` instead of running the step; None permits runs."""
         self.forbidden = reason
 
     def refuse_reads(self, reason: str | None) -> None:
-        """Refuse from now on to read values, with ``reason`` as the error; None allows it."""
+        """From now on, raise an error with the text ``reason`` instead of reading values; None permits reads."""
         self.unreadable = reason
 
     def rules(self) -> Rules:
-        """What may not be done now, for ``obeying``."""
+        """The rules that apply now, to be restored with ``obeying``."""
         return Rules(self.unreadable, self.forbidden, self.noted_marks)
 
     def obeying(self, rules: Rules) -> Iterator[None]:
-        """For ``indivisible.do``: let these be the rules from now on."""
+        """For ``indivisible.do``: apply these rules from now on."""
         return indivisible.storing(self, Rules._fields, rules)
 
     def name_graph(self, name: str | None) -> None:
-        """Let debug output call what the thread records from now on ``name``; None takes the name away."""
+        """Name the programs that the thread records from now on, for debug output; None removes the name."""
         self.graph_name = name
 
     def region_state(self) -> RegionState:
-        """The use of ``torch_xla.compile`` that the thread is in, to come back to with ``entering``."""
+        """The use of ``torch_xla.compile`` that the thread is inside, to be restored with ``entering``."""
         return RegionState(self.region, self.graph_name, self.forbidden)
 
     def entering(self, state: RegionState) -> Iterator[None]:
-        """For ``indivisible.do``: let the thread be in another use of ``torch_xla.compile``, or in none."""
+        """For ``indivisible.do``: put the thread inside another use of ``torch_xla.compile``, or outside of any."""
         return indivisible.storing(self, RegionState._fields, state)
 
     def tell_of_storages(self, listener: Callable[[Storage], None] | None) -> None:
-        """Call ``listener`` with every storage that is made from a buffer from now on; None ends that."""
+        """From now on, call ``listener`` with every storage that is made from a buffer; None stops this."""
         self.on_new_storage = listener
 
     def expect_placeholders(self) -> None:
-        """From now on steps may depend on tensors without a value."""
+        """Note that steps may depend on tensors without a value from now on."""
         self.has_placeholders = True
 
     def flush_as_operators(self, single: bool) -> None:
-        """Run what is pending; ``single`` says that this is one operator, run because each is by itself."""
+        """Run what is pending; ``single`` says that it is one operator that runs as a program of its own."""
         try:
             try:
                 self.eager_flush = single
@@ -203,4 +204,4 @@ class StepState:
             finally:
                 self.eager_flush = False
         finally:
-            self.eager_flush = False  # also where an exception came in the line above
+            self.eager_flush = False  # again, in case an exception interrupted the line above

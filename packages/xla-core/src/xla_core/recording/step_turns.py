@@ -1,9 +1,9 @@
-"""Whose step a device records: every thread has one of its own, and they take turns.
+"""Steps of several threads on one device: every thread has its own, and the trace holds one at a time.
 
-A ``Trace`` holds one step in its attributes: that of the thread whose turn it is. A thread that takes the
-trace's lock and finds another one's step there *parks* it and goes on with its own. The tree of all steps is
-common, so what several threads repeat is one program. A pending value belongs to the step that has its
-epoch; who meets one of a parked step runs that step first. What autograd's own threads record belongs to the
+The attributes of a ``Trace`` hold the step of the thread that recorded last. A thread that takes the trace's lock
+and finds another thread's step there *parks* that step and installs its own. All threads share the tree of steps,
+so steps that several threads repeat share a program. A pending value belongs to the step with the same epoch; a
+thread that needs a value of a parked step runs that step first. What autograd's own threads record belongs to the
 step of the thread that called ``backward()``.
 """
 
@@ -23,10 +23,10 @@ from xla_core.recording.storage import Recorder, Storage, View
 from xla_core.support import indivisible
 from xla_core.torch_bridge.torch_private import context_of_backward, current_backward
 
-# A thread that begins runs the steps of those that have ended, if there are more than this.
+# If more threads than this have ended and left steps, the next new thread runs their steps.
 MOST_ENDED: Final = 16
 
-MSG_ENDED: Final = "a thread that has ended left a step that fails: {error}"
+MSG_ENDED: Final = "the step that an ended thread left behind failed: {error}"
 
 
 class Owner:
@@ -40,7 +40,7 @@ class Owner:
         self.ended = False
 
     def end(self) -> None:
-        """The thread has ended, and another one may get its number. Takes no lock."""
+        """Note that the thread has ended, so that another one may get its number. Takes no lock."""
         self.ended = True
         for trace in self.steps:
             trace.turns.owners.discard(self)
@@ -50,7 +50,7 @@ class Owner:
 
 
 class _Life:
-    """Ends an owner with its thread, which lets go of what is local to it."""
+    """Ends an owner when its thread ends, which deletes this thread-local object."""
 
     __slots__ = ("_owner",)
 
@@ -67,16 +67,16 @@ class _Here(threading.local):
 
 
 _here = _Here()
-# The same, for autograd's threads: backward() hands them the context of its caller.
+# The same owner for autograd's threads, to which backward() passes the context of its caller.
 _caller: Final = contextvars.ContextVar[Owner | None]("xla_core_owner", default=None)
 
 
 class Step:
-    """A thread's step on one device: where it is parked, and what others have taken over of it.
+    """A thread's step on one device: its state while parked, and its inputs that other steps have taken over.
 
-    ``record`` is its state while it is not the trace's own, else None: it would keep values alive.
+    ``record`` is its state while it is parked, else None, because it would keep values alive.
     ``inputs`` and ``views`` have the value numbers, in the step of ``epoch``, of storages and views that
-    another step reads too.
+    another step now reads too.
     """
 
     __slots__ = ("epoch", "inputs", "owner", "record", "views")
@@ -90,7 +90,7 @@ class Step:
 
     @property
     def last(self) -> Entry:
-        """The entry that a parked step has come to."""
+        """The last entry of a parked step."""
         assert self.record is not None
         return self.record.cur
 
@@ -100,16 +100,16 @@ class Step:
         return self.owner is None or self.owner.ended
 
     def keep_for(self, epoch: int) -> None:
-        """Drop what was kept for another step than that of ``epoch``."""
+        """Drop inputs and views that were kept for a step with another epoch."""
         if self.epoch != epoch:
             self.inputs, self.views = {}, {}
             self.epoch = epoch
 
 
 def turn_lock(trace: Recorder, bare: Any) -> object:
-    """``bare``, a lock, as a lock that makes the step of the thread that takes it the trace's own.
+    """A lock around the lock ``bare`` that also installs the step of the thread that takes it in the trace.
 
-    Its release is that of ``bare``, a function of C's: no exception comes between.
+    It is released by the C function of ``bare``, which no exception can interrupt.
     """
     acquire, release = bare.acquire, bare.release
     once = (True,)
@@ -130,7 +130,7 @@ def turn_lock(trace: Recorder, bare: Any) -> object:
 
 
 def backward_caller() -> int | None:
-    """The number of the thread that called the backward pass that runs here; None where it is not known."""
+    """The number of the thread that called the running backward pass; None if it is not known."""
     context = context_of_backward()
     owner = context.get(_caller) if context is not None else None
     return None if owner is None else owner.ident
@@ -139,8 +139,8 @@ def backward_caller() -> int | None:
 class Turns:
     """The steps of one device's threads. The caller of every method holds the trace's lock.
 
-    ``active`` is the step that is in the trace's attributes, ``owners`` the living threads that have one
-    here. ``task`` is the number of the backward pass that recorded last, -1 for none.
+    ``active`` is the step that is in the trace's attributes, ``owners`` are the living threads that have a step
+    here. ``_task`` is the number of the backward pass that recorded last, -1 for none.
     """
 
     def __init__(self, trace: Recorder) -> None:
@@ -153,10 +153,10 @@ class Turns:
     # -- whose turn it is ----------------------------------------------------------------------
 
     def take(self) -> None:
-        """Let the step of the calling thread be the trace's."""
+        """Install the step of the calling thread in the trace."""
         trace = self._trace
         if trace.aside is not None:
-            return  # the body of a computation, whose recorder lets nobody else in
+            return  # the body of a computation, whose recorder excludes other threads
         task = current_backward()
         if task == self._task != -1:
             return
@@ -166,11 +166,11 @@ class Turns:
         if step is None:
             step = self._begin(owner)
         if step is not self.active:
-            # whatever comes between: nobody is known to have the turn
+            # if an exception comes in between, no thread may count as installed
             trace.thread = 0
             self._task = None
             self._enter(step)
-        # several threads' backward passes take turns on one thread of autograd's
+        # one thread of autograd's runs the backward passes of several threads alternately
         alone = task == -1 or len(self.owners) == 1
         self._task = task
         trace.thread = get_ident() if alone else 0
@@ -178,7 +178,7 @@ class Turns:
             self._run_ended_quietly()
 
     def _owner(self, task: int) -> Owner:
-        """Who records: the calling thread, or the one that called ``backward()``."""
+        """The thread to which the recording belongs: the calling one, or the one that called ``backward()``."""
         if task != -1:
             context = context_of_backward()
             caller = context.get(_caller) if context is not None else None
@@ -194,7 +194,7 @@ class Turns:
         return owner
 
     def _begin(self, owner: Owner) -> Step:
-        """A step for a thread that has none here; the first thread takes what there is."""
+        """A step for a thread that has none here; the first thread takes the existing one."""
         step = self.active
         if step.owner is None:
             step.owner = owner
@@ -207,13 +207,13 @@ class Turns:
         return step
 
     def _enter(self, step: Step) -> None:
-        """Park the trace's step, and let the trace have this one."""
+        """Park the trace's step, and install this one."""
         former, trace = self.active, self._trace
         if step is former:
             return
         parked = trace.parked
         work: list[Any] = [indivisible.storing(former, ("record",), (trace.step_record(),))]
-        if trace.cur.depth:  # otherwise no value has its epoch
+        if trace.cur.depth:  # in an empty step no value has its epoch
             work.append(map(parked.__setitem__, (trace.epoch,), (former,)))
         record = step.record
         assert record is not None
@@ -228,7 +228,7 @@ class Turns:
         indivisible.do(*work)
 
     def leave_to(self, step: Step) -> None:
-        """Let ``step`` be the trace's again, whoever has the turn then."""
+        """Install ``step`` in the trace again, without saying which thread's step it is."""
         self._trace.thread = 0
         self._task = None
         self._enter(step)
@@ -236,9 +236,9 @@ class Turns:
     # -- values of other threads ---------------------------------------------------------------
 
     def meet(self, s: Storage) -> bool:
-        """Before ``s`` becomes an input: run the parked step that computes it.
+        """Before ``s`` becomes an input: run the parked step that computes it, or take it over from that step.
 
-        Returns whether it is an input of this step already, which another one has read since.
+        Returns whether ``s`` is already an input of this step, which another step has read since.
         """
         trace = self._trace
         other = trace.parked.get(s.epoch)
@@ -247,7 +247,7 @@ class Turns:
                 self.run(s.epoch)
             else:
                 other.keep_for(s.epoch)
-                other.inputs[id(s)] = s.vid  # the step holds it: its id stays its own
+                other.inputs[id(s)] = s.vid  # the other step holds ``s``, so its id remains unique
                 s.epoch = -1
         own = self.active
         vid = own.inputs.get(id(s)) if own.epoch == trace.epoch else None
@@ -258,7 +258,7 @@ class Turns:
         return True
 
     def meet_view(self, v: View, s: Storage) -> int | None:
-        """The number of a view in this step, if it was read here and by another step since."""
+        """The number of a view in this step, if it was read here and then by another step; else None."""
         trace = self._trace
         other = trace.parked.get(v.epoch)
         if other is not None:
@@ -274,14 +274,15 @@ class Turns:
         return v.vid
 
     def run(self, epoch: int, reading: bool = False) -> None:
-        """Run the parked step of ``epoch``, that of another thread."""
+        """Run the parked step of ``epoch``, which belongs to another thread."""
         trace = self._trace
         with self._visiting(trace.parked[epoch]):
-            promised, trace.forbidden = trace.forbidden, None  # nothing in it needs the value
+            # the owner's rule forbids runs that its own code causes; this one is caused by another thread
+            forbidden, trace.forbidden = trace.forbidden, None
             try:
                 trace.flush(trace, reading)
             finally:
-                trace.forbidden = promised
+                trace.forbidden = forbidden
 
     @contextlib.contextmanager
     def _visiting(self, step: Step) -> Iterator[None]:
@@ -293,11 +294,11 @@ class Turns:
             finally:
                 self._enter(own)
         finally:
-            self._enter(own)  # also where an exception came in the line above
+            self._enter(own)  # again, in case an exception interrupted the line above
 
     @contextlib.contextmanager
     def showing(self, s: Storage | None) -> Iterator[None]:
-        """A block in which the trace's step is that in which ``s`` is pending (default: the own one)."""
+        """A block in which the step that computes ``s`` is installed (default: the thread's own step)."""
         step = None if s is None or s.buffer is not None else self._trace.parked.get(s.epoch)
         with contextlib.nullcontext() if step is None else self._visiting(step):
             yield
@@ -305,13 +306,13 @@ class Turns:
     # -- the ends of steps ---------------------------------------------------------------------
 
     def run_ended(self) -> None:
-        """Run what threads have recorded that have ended."""
+        """Run the steps that ended threads have left."""
         for epoch, step in list(self._trace.parked.items()):
             if step.ended:
                 self.run(epoch)
 
     def _run_ended_quietly(self) -> None:
-        # What fails costs its values, which tell why when they are read: it is not this thread's fault.
+        # A step that fails loses its values, and reading one raises the reason: this thread is not at fault.
         for epoch, step in list(self._trace.parked.items()):
             if step.ended:
                 try:
@@ -320,14 +321,14 @@ class Turns:
                     warnings.warn(MSG_ENDED.format(error=error), stacklevel=2)
 
     def run_all(self) -> None:
-        """Run what all threads have recorded."""
+        """Run the pending steps of all threads."""
         trace = self._trace
         trace.flush(trace)
         for epoch in list(trace.parked):
             self.run(epoch)
 
     def drop_all(self) -> None:
-        """Begin all threads' steps anew; what is pending in them is never computed."""
+        """Reset the steps of all threads; their pending values are never computed."""
         for step in list(self._trace.parked.values()):
             with self._visiting(step):
                 self._trace.reset()

@@ -1,8 +1,9 @@
-"""The values of a step: the number that each has, what a read and a write record, and inputs.
+"""The values of a step: their numbers, the step's inputs, and what reads and writes record.
 
-Values are numbered in program order. A storage that a step meets becomes an input of it; a view replays its
-chain when its storage was written to, and writes walk the chain back. What these record beside the user's
-operators (zeros for unwritten tensors, strided writes) has plans that the dispatcher gives when it is loaded.
+Values are numbered in program order. A storage that a step reads for the first time becomes its input. A view
+replays its chain after its storage was written to, and a write to a view walks the chain backwards. Some operations
+are recorded in addition to the user's (zeros for unwritten tensors, strided writes); the dispatcher provides their
+plans when it is loaded.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.support import indivisible
 from xla_core.torch_bridge.torch_private import make_wrapper
 
-# A loop that never syncs would hold the inputs of all its iterations: longer than this, the
-# trace is run when the next tensor arrives from the host.
+# A loop that never syncs would hold the inputs of all its iterations. A step that is longer than this
+# is run when the next tensor arrives from the host.
 MAX_PENDING: Final = 100_000
 
 ZEROS: Final = "zeros"
@@ -37,7 +38,7 @@ _VALUE: Final = ("vid", "buffer", "epoch")
 
 
 def known_plan(name: str) -> Plan:
-    """The plan given under ``name``. Raises RuntimeError before there is one."""
+    """The plan that was registered as ``name``. Raises RuntimeError if there is none yet."""
     plan = _plans.get(name)
     if plan is None:
         raise RuntimeError("xla_core.dispatch has not been imported")
@@ -45,16 +46,16 @@ def known_plan(name: str) -> Plan:
 
 
 def set_plan(name: str, plan: Plan) -> None:
-    """Give a plan that the trace itself needs.
+    """Register a plan that the trace itself needs.
 
-    ``ZEROS``: with ``aten.zeros`` unwritten tensors come to life when read. ``AS_STRIDED``: through
-    ``aten.as_strided`` it writes to what no chain of simpler writes reaches.
+    ``ZEROS`` is the plan of ``aten.zeros``, which gives unwritten tensors a value when they are read.
+    ``AS_STRIDED`` is that of ``aten.as_strided``, for writes that no chain of simpler writes can express.
     """
     _plans[name] = plan
 
 
 class StepValues(StepState):
-    """The part of a ``Trace`` that knows which number each value has in the step that is recorded.
+    """The part of a ``Trace`` that manages the numbers of values in the step that is being recorded.
 
     The attributes are those of ``Trace``. The caller of each method holds the trace's lock.
     """
@@ -65,7 +66,7 @@ class StepValues(StepState):
     turns: Turns
 
     def is_pending(self, s: Storage) -> bool:
-        """Whether a step that was not run, this thread's or another's, computes the value of ``s``."""
+        """Whether the value of ``s`` is computed by a step that has not run, of this thread or another."""
         return s.buffer is None and (s.epoch == self.epoch or s.epoch in self.parked)
 
     def compute(self, s: Storage, reading: bool = False) -> None:
@@ -77,10 +78,10 @@ class StepValues(StepState):
                 self.turns.run(s.epoch, reading)
 
     def value_of(self, tensor: XLATensor, plan: Plan | None = None) -> int:
-        """The number of ``tensor``'s current value in this step, of which it becomes an input if need be.
+        """The number of ``tensor``'s current value in this step; makes it an input of the step if necessary.
 
-        ``plan`` is that of the operator that reads it, for the error (default: a read). Raises RuntimeError
-        for a tensor of another device, and where the value is poisoned.
+        ``plan`` is that of the operator that reads it, for the error message (default: a read). Raises RuntimeError
+        for a tensor of another device, and for a poisoned value.
         """
         s = tensor._s
         if s.trace is not self:
@@ -95,9 +96,9 @@ class StepValues(StepState):
         return s.vid
 
     def add_input(self, s: Storage) -> None:
-        """Make a materialised storage an input of this step; ``s`` has a value number in it then.
+        """Make a materialised storage an input of this step, which gives ``s`` a value number.
 
-        One that nobody has written to becomes zeros. Raises RuntimeError for a poisoned storage.
+        An unwritten storage becomes zeros. Raises RuntimeError for a poisoned storage.
         """
         if self.aside is not None:
             self.aside.captures(s)
@@ -108,7 +109,7 @@ class StepValues(StepState):
             raise_if_poisoned(s)
             self._materialise_empty(s)
             return
-        # One object for all inputs of this shape and dtype: comparing it touches no memory of the entry's own.
+        # A key that all inputs of this shape and dtype share: comparing it reads no memory of the entry.
         key = s.meta.index
         cur = self.cur
         inputs = self.inputs
@@ -124,16 +125,16 @@ class StepValues(StepState):
             inputs.append(buffer)
             self.cur = entry
         except BaseException:
-            if self.cur is cur:  # not an input: its place is the next one's
+            if self.cur is cur:  # it did not become an input: the next one takes its slot
                 self.input_vids.pop(cur.end, None)
                 del inputs[slot:], self.input_storages[slot:]
             raise
-        # The epoch comes last: until then the storage looks as if no step had met it, which is true enough.
+        # The epoch comes last: if an exception occurs before, the storage merely becomes an input once more.
         s.vid = vid
         s.epoch = self.epoch
 
     def _materialise_empty(self, s: Storage) -> None:
-        # not by record(): an operation that is being recorded may have lifted numbers of its own
+        # not through record(): the operation that is being recorded may already have lifted numbers
         zeros = known_plan(ZEROS)
         key = (zeros.number, s.meta.shape, "dtype", s.meta.dtype)
         entry = self._known(key) or self._append(key, zeros, s.meta.as_tuple)
@@ -142,9 +143,9 @@ class StepValues(StepState):
         s.epoch = self.epoch
 
     def read_view(self, v: View, s: Storage) -> int:
-        """The number of a view's current value, replaying the chain where it is out of date.
+        """The number of a view's current value; replays those views of the chain that are out of date.
 
-        ``s`` is the storage that ``v`` looks at. What is replayed is recorded, as operations of this step.
+        ``s`` is the storage of ``v``. Replayed views are recorded as operations of this step.
         """
         if v.epoch == self.epoch and v.version == s.version:
             return v.vid
@@ -167,7 +168,7 @@ class StepValues(StepState):
         return v.vid
 
     def _known(self, key: object) -> Entry | None:
-        """Go on to the operation with this key, if it once followed here."""
+        """Advance to the operation with this key, if it has followed the current entry before."""
         entry = self.cur.first_child
         if entry is None or entry.key != key:
             entry = self.cur.other_children.get(key)
@@ -177,25 +178,24 @@ class StepValues(StepState):
         return entry
 
     def _append(self, key: object, plan: Plan, metas: tuple[TensorMeta, ...]) -> Entry:
-        """Go on to an operation that never followed here, whose results are known."""
+        """Advance to a new operation whose results are known."""
         cur = self.cur
         entry = self.cur = self._follow(Operation(cur, key, plan, metas, cur.floats, cur.ints))
         return entry
 
     def _follow(self, entry: Entry) -> Entry:
-        """``entry``, made to follow the current one, in the tree."""
+        """Add ``entry`` to the tree as a child of the current one, and return it."""
         self.cur.add(entry)
         self.entries += 1
         return entry
 
     def assign(self, s: Storage, vid: int) -> None:
         """Make value ``vid`` of this step the storage's whole value."""
-        s.version += (
-            1  # before the value: what views know may be out of date too early, never too late
-        )
+        # before the value: views may become out of date too early, but never too late
+        s.version += 1
         if s.epoch == self.epoch:
-            # the step's inputs still hold it, and alone they may donate it; an input without
-            # a buffer that keeps its number gets its buffer back
+            # The step's inputs still hold the buffer; without another reference they may donate it. If an
+            # input is assigned its own value again, it gets its buffer back when the step runs.
             s.buffer = None
             s.vid = vid
         else:
@@ -204,17 +204,17 @@ class StepValues(StepState):
             indivisible.do(changed)
 
     def write(self, tensor: XLATensor, vid: int) -> None:
-        """Make value ``vid`` of this step what ``tensor`` shows, through its views to the storage.
+        """Make value ``vid`` of this step the value of ``tensor``, by writing through its views to the storage.
 
-        Raises RuntimeError, PyTorch's own, where one element of the storage would be written more than once.
+        Raises PyTorch's RuntimeError if an element of the storage would be written more than once.
         """
         s = tensor._s
         v = tensor._v
         if v is None:
             self.assign(s, vid)
             return
-        # From the tensor's own view towards the storage: what a view shows is put into its base, and that is
-        # what the base shows. At the end each view of the chain knows its new value, and needs no replay.
+        # From the tensor's view towards the storage: the new value of a view is put into its base, which gives
+        # the new value of the base. Finally each view of the chain gets its new value, and needs no replay.
         shown: list[tuple[View, int]] = []
         while v is not None:
             parent = v.parent
@@ -241,17 +241,17 @@ class StepValues(StepState):
         for vid, tensor in enumerate(tensors, first):
             s = tensor._s
             if tensor._v is None and s.epoch == epoch:
-                s.version += 1  # as ``assign``, without its call: optimizers write thousands
+                s.version += 1  # the same as ``assign``, without a call: optimizers write thousands
                 s.buffer = None
                 s.vid = vid
             else:
                 self.write(tensor, vid)
 
     def _write_strided(self, tensor: XLATensor, vid: int) -> None:
-        """Write through a chain of views in which one (``expand``, ``unfold``) repeats elements.
+        """Write through a chain of views one of which (``expand``, ``unfold``) repeats elements.
 
-        One element of each may be left (``x.expand(3, 4)[0]``), which only the strides tell.
-        Raises RuntimeError where PyTorch does: a stride of 0 is left.
+        A later view may select one of the repetitions (``x.expand(3, 4)[0]``), which only the strides show.
+        Raises RuntimeError like PyTorch if a stride of 0 remains.
         """
         s, v = tensor._s, tensor._v
         assert v is not None
@@ -262,18 +262,19 @@ class StepValues(StepState):
         if any(size > 1 and step == 0 for size, step in zip(meta.shape, place.stride, strict=True)):
             raise RuntimeError(error_messages.MSG_OVERLAP)
         views = chain(v)
-        # the last view shows other values than lie there: what is written is turned into those first
-        turned = place.skipped == len(views)
-        lower = v.parent if turned else views[place.skipped - 1] if place.skipped else None
-        under = tensor_on(s, lower)
+        # If the last view itself changes values (another dtype, a conjugate), its own rule writes through it;
+        # otherwise the new value is written with strides into the base of the view.
+        changes_values = place.skipped == len(views)
+        lower = v.parent if changes_values else views[place.skipped - 1] if place.skipped else None
+        base = tensor_on(s, lower)
         base_meta = lower.meta if lower is not None else s.meta
-        put = (v.plan if turned else known_plan(AS_STRIDED)).put_plan(meta, base_meta)
-        if put is None:  # an expanded tensor where nothing is left to repeat
+        put = (v.plan if changes_values else known_plan(AS_STRIDED)).put_plan(meta, base_meta)
+        if put is None:  # an expanded tensor in which nothing is repeated any longer
             raise RuntimeError(error_messages.MSG_OVERLAP)
-        window = v.tail if turned else (meta.shape, place.stride, int, place.offset)
-        key = (put.number, self.value_of(under), vid, *window)
+        window = v.tail if changes_values else (meta.shape, place.stride, int, place.offset)
+        key = (put.number, self.value_of(base), vid, *window)
         entry = self._known(key) or self._append(key, put, base_meta.as_tuple)
-        self.write(under, entry.first)
+        self.write(base, entry.first)
 
     def _storage_value(self, s: Storage) -> int:
         if s.epoch != self.epoch:
@@ -281,7 +282,7 @@ class StepValues(StepState):
         return s.vid
 
     def new_tensor(self, meta: TensorMeta, vid: int) -> XLATensor:
-        """A tensor with a storage of its own whose value is ``vid``."""
+        """A tensor with a new storage whose value is ``vid``."""
         t = make_wrapper(XLATensor, meta.shape, None, None, None, meta.dtype, strided, self.device)
         s = t._s = Storage(self, meta, vid, self.epoch)
         t._v = None
@@ -289,7 +290,7 @@ class StepValues(StepState):
         return t
 
     def from_buffer(self, buffer: object, meta: TensorMeta) -> XLATensor:
-        """A tensor on a value that is in device memory already (None: not written yet)."""
+        """A tensor whose value is already in device memory, in ``buffer`` (None: unwritten)."""
         if self.cur.depth > MAX_PENDING:
             self.flush(self)
         t = make_wrapper(XLATensor, meta.shape, None, None, None, meta.dtype, strided, self.device)

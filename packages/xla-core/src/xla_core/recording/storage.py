@@ -1,4 +1,4 @@
-"""What an ``xla`` tensor holds: a storage, and the chain of views through which it looks at it."""
+"""The storage of an ``xla`` tensor, and the chain of views through which the tensor shows it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class StorageState(NamedTuple):
 class Storage:
     """The current value of a tensor, shared by its views, ``detach()`` and ``.data``.
 
-    ``meta`` has its shape and dtype. A value is either pending or materialised. While ``epoch`` equals the
+    ``meta`` has its shape and dtype. The value is either pending or materialised. While ``epoch`` equals the
     trace's, ``vid`` is the number of the value in that trace. Otherwise ``buffer`` holds the value in device
-    memory; None is a tensor that nobody has written to yet (``torch.empty``). ``version`` counts writes, so
-    that views know whether what they read last is still true. ``annotation`` is not there unless an extension
-    sets it: what it knows of this one tensor. Nor is ``varying`` unless the user marks dimensions: these, and
-    the largest sizes that they may have, or None.
+    memory; None means that the tensor has not been written to (``torch.empty``). ``version`` counts writes, so
+    that views know whether the value they read last is still valid. ``annotation`` exists only if an extension
+    has set it: its own data about this tensor. ``varying`` exists only if the user has marked dimensions: it maps
+    them to the largest sizes that they may have, or None.
     """
 
     __slots__ = (
@@ -44,7 +44,7 @@ class Storage:
     annotation: Any
     varying: dict[int, int | None]
 
-    # Any: a Trace, which is made of storages
+    # Any: a Trace, whose module imports this one
     def __init__(self, trace: Any, meta: TensorMeta, vid: int, epoch: int) -> None:
         self.trace = trace
         self.meta = meta
@@ -54,59 +54,59 @@ class Storage:
         self.version = 0
 
     def state(self) -> StorageState:
-        """What it holds now, for ``restore``."""
+        """The current state, for ``restore``."""
         return StorageState(self.vid, self.epoch, self.buffer, self.version)
 
     def restore(self, state: StorageState) -> None:
-        """Hold what it held then."""
+        """Return to an earlier state."""
         self.vid, self.epoch, self.buffer, self.version = state
 
     def is_pending_in(self, epoch: int) -> bool:
-        """Whether the step of ``epoch`` computes the value; ``Trace.is_pending`` asks for any step."""
+        """Whether the step of ``epoch`` computes the value; ``Trace.is_pending`` considers all steps."""
         return self.buffer is None and self.epoch == epoch
 
     def bind(self, buffer: Any) -> None:
-        """Hold the value in ``buffer``, for the value that it stands for now, pending or unwritten."""
+        """Store the buffer of the current value, which was pending or unwritten."""
         indivisible.do(indivisible.storing(self, ("buffer", "epoch"), (buffer, -1)))
 
     def replace(self, buffer: Any) -> None:
-        """Hold another value, that in ``buffer``: a write, which views see."""
+        """Take the value in ``buffer`` in place of the current one: a write, which views see."""
         self.version += 1
         self.bind(buffer)
 
     def touch(self) -> None:
-        """Views of it read again what they show."""
+        """Make views of this storage read their values again."""
         self.version += 1
 
     def relocate(self, buffer: Any) -> None:
-        """Hold the same value in another buffer, on other devices or laid out otherwise."""
+        """Hold the same value in another buffer, on other devices or in another layout."""
         self.buffer = buffer
 
     def annotate(self, annotation: object) -> None:
-        """Keep with the tensor what an extension knows of it."""
+        """Attach an extension's data about this tensor."""
         self.annotation = annotation
 
     def mark_varying(self, dim: int, most: int | None) -> None:
-        """Say that a dimension has another size from step to step, up to ``most`` if that is not None."""
+        """Mark a dimension as changing from step to step; ``most`` is its largest size, or None."""
         self.varying = {**getattr(self, "varying", {}), dim: most}
 
 
 def binding(storages: Sequence[Storage], buffers: Iterable[object]) -> Iterator[None]:
-    """For ``indivisible.do``: let each storage hold the value in its buffer, as its step ends.
+    """For ``indivisible.do``: give each storage the buffer of its pending value, at the end of its step.
 
-    ``buffers`` are taken one by one. The step must be renewed in the same series: till then the storages
-    look pending in it.
+    ``buffers`` are taken one by one. The step must be renewed by the same ``indivisible.do``: until then the
+    storages look pending in it.
     """
     return indivisible.storing_each("buffer", storages, buffers)
 
 
 def replacing(storages: Sequence[Storage], buffers: Iterable[object]) -> Iterator[None]:
-    """For ``indivisible.do``: let each storage hold another value, that in its buffer (``replace``)."""
+    """For ``indivisible.do``: give each storage a new value, the one in its buffer (see ``replace``)."""
     return itertools.chain(binding(storages, buffers), leaving(storages))
 
 
 def leaving(storages: Sequence[Storage]) -> Iterator[None]:
-    """For ``indivisible.do``: steps that have read these storages go on with the value that they read."""
+    """For ``indivisible.do``: separate storages from steps that have read them, which keep the value they read."""
     return itertools.chain(
         indivisible.storing_each("epoch", storages, itertools.repeat(-1)),
         indivisible.storing_each("version", storages, [s.version + 1 for s in storages]),
@@ -119,51 +119,50 @@ MSG_NEVER_COMPUTED: Final = (
 
 
 class Placeholder:
-    """In place of the buffer of a tensor that has no value: it may be computed with, never read."""
+    """Stands in for the buffer of a tensor without a value, which can be computed with but never read."""
 
     __slots__ = ()
 
 
 MSG_PLACEHOLDER: Final = (
-    "a placeholder tensor has no value: it stands for an argument while a computation is written "
-    "down"
+    "a placeholder tensor has no value: it stands for an argument while a computation is recorded"
 )
 PLACEHOLDER: Final = Placeholder()
 
 
 class NoValueError(RuntimeError):
-    """A tensor has no value, and the message says why: it never had one here, or gave it away."""
+    """A tensor has no value, because it never had one or because it was donated; the message says why."""
 
 
 class PoisonedValue(int):
-    """In place of the value number of a storage: the error that reading its value raises."""
+    """Replaces the value number of a storage, and holds the error that reading its value raises."""
 
     error: Exception
 
     def __new__(cls, error: Exception) -> PoisonedValue:
-        """A value number that no value has."""
+        """Makes a value number that no value has."""
         number = super().__new__(cls, -1)
         number.error = error
         return number
 
 
-# The epoch of a storage whose value is poisoned; no trace has it.
+# The epoch of a storage whose value is poisoned; no trace ever has it.
 _NEVER: Final = -2
 
 
 def poisoning(storage: Storage, error: Exception) -> Iterator[None]:
-    """For ``indivisible.do``: what ``poison`` does."""
+    """The work of ``poison``, for ``indivisible.do``."""
     values = (None, _NEVER, PoisonedValue(error))
     return indivisible.storing(storage, ("buffer", "epoch", "vid"), values)
 
 
 def poison(storage: Storage, error: Exception) -> None:
-    """Let a storage have no value from now on; reading it raises ``error``, see ``raise_if_poisoned``."""
+    """Take the value of a storage away; reading it raises ``error`` from now on (``raise_if_poisoned``)."""
     indivisible.do(poisoning(storage, error))
 
 
 def raise_if_poisoned(storage: Storage) -> None:
-    """Raise RuntimeError when the value of a storage without a buffer is poisoned, not just unwritten."""
+    """Raise RuntimeError if a storage without a buffer is poisoned, and not just unwritten."""
     if isinstance(storage.vid, PoisonedValue):
         error = storage.vid.error
         if isinstance(error, NoValueError):
@@ -206,7 +205,7 @@ class View:
         self.version = version
 
     def show(self, vid: int, epoch: int, version: int) -> None:
-        """Let this look at its storage's ``version`` be value ``vid`` of the step of ``epoch``."""
+        """Note that this view of its storage's ``version`` is value ``vid`` of the step of ``epoch``."""
         self.vid, self.epoch, self.version = vid, epoch, version
 
 
@@ -221,12 +220,12 @@ def chain(view: View | None) -> list[View]:
 
 
 class Recorder(Protocol):
-    """What a storage and a backend need of the trace that records on a device.
+    """The parts of a ``Trace`` that storages and backends need.
 
-    ``inputs`` are the buffers that the step reads, ``touched`` the storages that it has met;
-    ``input_storages`` gives the position among these of each input's, ``input_vids`` the slots by value
-    number. ``thread`` is whose turn it is and ``parked`` what the other threads have recorded, see
-    ``step_turns``.
+    ``inputs`` are the buffers that the step reads, ``touched`` the storages that it has read or written.
+    ``input_storages`` gives the position of each input's storage in ``touched``, ``input_vids`` the slots of inputs
+    by value number. ``thread`` is the number of the thread whose step is here, and ``parked`` has the steps of
+    other threads (see ``step_turns``).
     """
 
     device: torch.device
@@ -251,22 +250,21 @@ class Recorder(Protocol):
         ...
 
     def step_record(self) -> object:
-        """The step that is recorded now, see ``step_record``."""
+        """The state of the step that is being recorded, see ``step_record``."""
         ...
 
     def resuming(self, record: Any) -> Iterator[None]:
-        """For ``indivisible.do``: go on with another step."""
+        """For ``indivisible.do``: continue another step."""
         ...
 
 
 class Backend(Protocol):
     """Placement and transfers of one device, or of a mesh that is shown as one device.
 
-    Buffers are the client's objects. ``replicas`` are the ids of the job's replicas in ordinal order, empty
-    where this one is alone; ``shapes_only`` says that buffers have no values (ahead of time).
-    ``may_defer`` says that steps may wait in ``queue`` for their programs.
-    ``runs_counter`` and ``runs_metric`` count its programs' runs and their times. ``virtual_name`` is what a
-    mesh is called as a device.
+    Buffers are objects of the client. ``replicas`` are the ids of the job's replicas in ordinal order, empty if
+    there is only this one. ``shapes_only`` says that buffers have no values (ahead-of-time compilation).
+    ``may_defer`` says that steps may wait in ``queue`` for their programs. ``runs_counter`` and ``runs_metric``
+    name the counter of its runs and the metric of their times. ``virtual_name`` is the device name of a mesh.
     """
 
     client: DeviceClient
@@ -286,11 +284,11 @@ class Backend(Protocol):
     virtual_name: str | None
 
     def put(self, array: np.ndarray) -> Any:
-        """Copy a host array to the device, in the dtype the device keeps."""
+        """Copy a host array to the device, in the dtype in which the device keeps it."""
         ...
 
     def put_numbers(self, array: np.ndarray) -> object:
-        """Copy lifted numbers to the device: the user's number formats are for tensors only."""
+        """Copy lifted numbers to the device, without the user's number formats, which are for tensors only."""
         ...
 
     def get(self, buffer: Any) -> np.ndarray:
@@ -298,19 +296,19 @@ class Backend(Protocol):
         ...
 
     def input_layouts(self, trace: Recorder) -> Hashable:
-        """How the step's inputs are laid out: part of its program's identity. Called for every step."""
+        """The layouts of the step's inputs, as part of its program's identity. Called for every step."""
         ...
 
     def argument_layouts(self, storages: Iterable[Storage]) -> Hashable:
-        """How tensors are laid out that a recorded graph is called with: part of what it is for."""
+        """The layouts of the tensors that a recorded graph is called with, as part of its identity."""
         ...
 
     def sharding_text(self, storage: Storage) -> str | None:
-        """How a tensor is split over the devices, as HLO text; None where it is not."""
+        """The sharding of a tensor as HLO text; None if it is not split."""
         ...
 
     def shard_count(self) -> int:
-        """Into how many parts a tensor is split: one per device."""
+        """The number of parts that a tensor is split into: one per device."""
         ...
 
     def device_buffer(self, storage: Storage) -> object:
@@ -328,10 +326,10 @@ class Backend(Protocol):
         outputs: Sequence[int],
         aliases: tuple[tuple[int, int], ...],
     ) -> Layout:
-        """The layout of a program that is about to be made of ``entries``, the step of ``trace``.
+        """The layout of the program to be made of ``entries``, the step of ``trace``.
 
-        ``outputs`` are the numbers of the values that it computes, ``aliases`` pairs of the slot of an input
-        and the position of the output that may take over its memory.
+        ``outputs`` are the numbers of the values that it computes, ``aliases`` the pairs of the slot of an input
+        and the position of the output that may reuse its memory.
         """
         ...
 
@@ -344,15 +342,15 @@ class Backend(Protocol):
         ...
 
     def copy_from(self, buffer: Any, origin: Backend) -> object:
-        """The value of another device's buffer, on this device."""
+        """A buffer on this device with the value of another device's buffer."""
         ...
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether the device has so much memory left, as far as it tells; little is always there."""
+        """Whether the device reports that much free memory; always True for small sizes."""
         ...
 
     def launched(self, results: Sequence[Any]) -> None:
-        """Remember what the last program will produce, for ``wait``; keeps no buffer alive."""
+        """Remember the results of the last program for ``wait``, without keeping a buffer alive."""
         ...
 
     def wait(self) -> None:
@@ -361,12 +359,12 @@ class Backend(Protocol):
 
 
 class Aside(Protocol):
-    """Who records the body of a computation, aside from the step."""
+    """The recorder of a computation's body, which is recorded aside from the step."""
 
     def captures(self, s: Storage) -> None:
-        """``s`` becomes an input of the body."""
+        """Called when ``s`` becomes an input of the body."""
         ...
 
     def made(self, s: Storage) -> None:
-        """``s`` was made from a buffer while the body is recorded."""
+        """Called when ``s`` is made from a buffer while the body is recorded."""
         ...

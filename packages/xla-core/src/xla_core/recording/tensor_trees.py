@@ -14,7 +14,7 @@ MSG_KEYS: Final = "Keys: {keys} are missing from input_sharding."
 
 
 class DataWrapper:
-    """The base of objects that hold tensors and are converted as one: ``get_tensors``, ``from_tensors``."""
+    """Base class of objects that hold tensors; subclasses define ``get_tensors`` and ``from_tensors``."""
 
     def get_tensors(self) -> list[torch.Tensor]:
         """The tensors inside. A subclass overrides it."""
@@ -28,17 +28,17 @@ class DataWrapper:
 def map_tensors(data: Any, change: Callable[[XLATensor], Any]) -> Any:
     """A copy of ``data`` with ``change`` applied to each ``xla`` tensor.
 
-    Goes through mappings, lists, tuples, named tuples, sets, dataclasses and ``DataWrapper``, and keeps their
-    types; what holds no ``xla`` tensor is the same object.
+    It visits mappings, lists, tuples, named tuples, sets, dataclasses and ``DataWrapper``, and keeps their
+    types. A container without ``xla`` tensors is returned as it is.
     """
     return map_selected(data, lambda item: isinstance(item, XLATensor), change)
 
 
 def map_selected(data: Any, select: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
-    """``data`` with ``change(item)`` in place of each item inside that ``select(item)`` says yes to.
+    """``data`` with ``change(item)`` in place of each item inside for which ``select(item)`` is true.
 
     ``data`` is made of mappings, lists, tuples, sets, dataclasses and ``DataWrapper``. Containers keep their
-    types; one in which nothing changes is given back as it is.
+    types; a container in which nothing changes is returned as it is.
     """
     if select(data):
         return change(data)
@@ -72,7 +72,7 @@ def _like(data: Any, changed: dict[Any, Any]) -> object:
 
 
 def collect(data: object, select: Callable[[object], bool]) -> list[Any]:
-    """What ``select`` says yes to inside ``data``, in order."""
+    """The items inside ``data`` for which ``select`` is true, in order."""
     selected: list[object] = []
 
     def keep(item: Any) -> object:
@@ -86,7 +86,7 @@ def collect(data: object, select: Callable[[object], bool]) -> list[Any]:
 def listed_on_device(
     datas: object, device: torch.device | str, input_sharding: object = None
 ) -> object:
-    """``send_cpu_data_to_device`` as torch_xla has it: a tensor comes back in a list, a tuple as a list.
+    """``send_cpu_data_to_device`` as in torch_xla: returns a tensor in a list, and a tuple as a list.
 
     ``datas``, ``device`` and ``input_sharding`` (default: none) are as there, and so are its errors.
     """
@@ -111,7 +111,7 @@ class ToXlaTensorArena:
         self._select = select_fn
 
     def transform(self, inputs: object) -> object:
-        """``inputs`` with the chosen values replaced by what they were converted to."""
+        """``inputs`` with the chosen values replaced by the converted ones."""
         selected = collect(inputs, self._select)
         if not selected:
             return inputs
@@ -132,7 +132,7 @@ def send_cpu_data_to_device(
     ``can_apply`` and ``apply`` (in place), applied to each tensor that it can apply to; or a dict of
     them by the keys of ``datas``. The default leaves tensors whole.
 
-    Raises TypeError where it is a dict and ``datas`` is not, and KeyError for a key of ``datas`` that has none.
+    Raises TypeError if it is a dict and ``datas`` is not, and KeyError for a key of ``datas`` that it lacks.
     """
     if isinstance(input_sharding, Mapping):
         if not isinstance(datas, Mapping):

@@ -1,12 +1,12 @@
-"""The lazy trace of one device: what was recorded since the last sync, and all that ever was.
+"""The lazy trace of one device: the step that is being recorded, and the tree of all steps recorded before.
 
 Steps repeat, so every step ever recorded is kept as a path in a prefix tree: an ``Entry`` is one
-operation in one position, its children are the operations that once followed. Recording
-an operation that the tree knows is one dictionary look-up, and gives shapes, dtypes and value
-numbers; at the end of a step the entry reached *is* the step's identity, with its compiled programs
-on it. The path is the exact step key: nothing is hashed away.
+operation in one position, and its children are the operations that have followed it. Recording
+an operation that is in the tree takes one dictionary look-up, which gives shapes, dtypes and value
+numbers. At the end of a step, the entry reached *is* the step's identity, and holds its compiled
+programs. The path is the exact key of the step, not a hash of it.
 
-``step_key`` tells how an operation is written as a key, ``step_values`` what numbers its operands have.
+``step_key`` defines how an operation is encoded as a key, ``step_values`` how its operands are numbered.
 """
 
 from __future__ import annotations
@@ -37,25 +37,26 @@ from xla_core.torch_bridge import dtypes
 if TYPE_CHECKING:
     from xla_core.operators.plan import Plan
 
-# More entries than this and the tree is dropped: a program whose every step is different must not
-# keep all of them in memory. An entry takes about 1 KB, and a step of a 48-layer GPT has about 7,000.
+# A tree with more entries than this is dropped: a script whose steps are all different must not keep
+# them all in memory. An entry takes about 1 KB, and a step of a 48-layer GPT has about 7,000.
 MAX_ENTRIES: int = 500_000
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
 class Trace(StepValues):
-    """What a thread has recorded on one device and not yet run; the others' steps are ``parked`` meanwhile.
+    """The step that one thread has recorded on one device and not yet run; ``parked`` has other threads' steps.
 
-    ``flush`` runs what is pending and ``backend`` transfers and compiles; both are given by the
-    runtime when the device is made. The step itself and the rules that it is recorded under are the
-    attributes of ``StepState``, the values in it are the business of ``StepValues``.
+    ``flush`` runs what is pending, and ``backend`` transfers and compiles; the runtime passes both when it makes
+    the device. ``StepState`` defines the attributes of the step and the rules under which it is recorded,
+    ``StepValues`` manages the values in it.
 
-    A thread that takes ``lock`` finds its own step here. ``bare`` is the same lock without that: a handler may
-    take it if it calls ``record`` first, which compares ``thread``, the number of the thread whose step is here.
+    A thread that takes ``lock`` finds its own step here. ``bare`` is the same lock without that guarantee: a
+    handler may take it if it then calls ``record``, which compares ``thread``, the number of the thread whose step
+    is here.
 
-    An exception may come at any bytecode (Ctrl-C). So each change of what is pending is one store, which comes
-    last, or ``indivisible``: whatever was prepared before it is of no consequence.
+    An exception (Ctrl-C) may occur at any bytecode. Each change of pending state is therefore a single store, made
+    last, or ``indivisible``, so that anything prepared before it has no effect on its own.
     """
 
     def __init__(self, device: torch.device, flush: Callable[..., None], backend: Backend) -> None:
@@ -72,7 +73,7 @@ class Trace(StepValues):
         self.lock = turn_lock(self, self.bare)
 
     def attach(self, backend: Backend) -> None:
-        """Transfer and compile through another backend from now on. Nothing may be pending."""
+        """Use another backend for transfers and compilation from now on. Nothing may be pending."""
         self.backend = backend
 
     def reset(self) -> None:
@@ -80,7 +81,7 @@ class Trace(StepValues):
         indivisible.do(self.renewal())
 
     def renewal(self) -> Iterator[None]:
-        """For ``indivisible.do``: what ``reset`` does. A tree that has grown too large is dropped."""
+        """The work of ``reset``, for ``indivisible.do``. Drops a tree that has grown too large."""
         if self.entries > MAX_ENTRIES:
             # reports that hold an entry would hold the whole tree
             events.emit(events.StepsForgotten(trace=self))
@@ -90,10 +91,10 @@ class Trace(StepValues):
         return indivisible.storing(self, STEP, beginning(self.root))
 
     def standing_at(self, last: Entry, *, inputs: int | None = None, single: bool = False) -> Trace:
-        """A copy that has come to ``last``, the end of another step: to make that one's program.
+        """A copy of this trace at ``last``, the end of another step, for making the program of that step.
 
-        It has the first ``inputs`` of this step's inputs (default: all). ``single`` says that the step is one
-        operator, which is run by itself (default: as this one's are).
+        It has the first ``inputs`` of this step's inputs (default: all). ``single`` means that the step is one
+        operator that runs as a program of its own (default: the same as in this trace).
         """
         copied = copy.copy(self)
         copied.cur = last
@@ -103,16 +104,16 @@ class Trace(StepValues):
         return copied
 
     def detached(self) -> Trace:
-        """A copy that stands where this one does, and holds none of the step's tensors and buffers."""
+        """A copy at the same entry that holds none of the step's tensors and buffers."""
         copied = self.standing_at(self.cur, inputs=0)
         copied.touched = []
         return copied
 
     @contextlib.contextmanager
     def looking(self, views: Sequence[View] = ()) -> Iterator[None]:
-        """Undo, at the end of the block, what reading values in it recorded.
+        """A block whose reads of values are undone at its end, so that they record nothing.
 
-        ``views`` are those that the block reads. The caller holds the lock.
+        ``views`` are the views that the block reads. The caller holds the lock.
         """
         current, slots = self.cur, dict(self.input_vids)
         counts = len(self.inputs), len(self.touched), len(self.input_storages)
@@ -140,28 +141,28 @@ class Trace(StepValues):
     def record(self, plan: Plan, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Entry:
         """Append one operation and return its entry. The caller holds the lock.
 
-        ``args`` and ``kwargs`` are what PyTorch called the operator of ``plan`` with: tensors of this device,
-        numbers, and lists of them; CPU tensors without dimensions count as numbers. Nothing is computed.
-        Raises what PyTorch raises for these operands, from its meta kernels; then nothing is recorded.
+        ``args`` and ``kwargs`` are the arguments with which PyTorch called the operator of ``plan``: tensors of
+        this device, numbers, and lists of them; CPU tensors without dimensions count as numbers. Nothing is
+        computed. Raises the errors of PyTorch's meta kernels for these operands, and then records nothing.
         """
-        # The hottest function of all: it runs for each operator of each step. It repeats what ``_encode`` and
-        # ``value_of`` do, as ``_encode_list`` does, to save a call per operand.
+        # The hottest function of all: it runs for each operator of each step. Like ``_encode_list``, it repeats
+        # the code of ``_encode`` and ``value_of`` to save a call per operand.
         if self.thread != get_ident():
             self.turns.take()
-        # The key is the operation in full, so that equal keys after equal entries are equal steps. See
-        # ``step_key`` for how each kind of operand is spelled; ``step_key.read`` takes it apart again.
+        # The key describes the operation completely, so that equal keys after equal entries mean equal steps.
+        # ``step_key`` documents how each kind of operand is encoded; ``step_key.read`` decodes it.
         key: list[Any] = [plan.number]
         append = key.append
         epoch = self.epoch
         try:
-            for a, lift in zip(args, plan.lift_mask):  # noqa: B905 - the mask is the longer one
+            for a, lift in zip(args, plan.lift_mask):  # noqa: B905 - the mask may be longer
                 t = type(a)
                 if t is XLATensor:
                     s = a._s
                     if s.trace is not self:
                         raise error_messages.other_device(plan.name, self.device, s.trace.device)
-                    # A value number is true only in the step whose epoch goes with it: a storage that this
-                    # step has not met is an input of it from now on, a view that was written past is read again.
+                    # A value number is valid only in the step whose epoch stands next to it. A storage that is new
+                    # to this step becomes its input; a view whose storage was written since is read again.
                     v = a._v
                     if v is None:
                         if s.epoch != epoch:
@@ -172,14 +173,14 @@ class Trace(StepValues):
                     else:
                         append(self.read_view(v, s))
                 elif t is float:
-                    # A number that may change from step to step is an argument of the program. 0 and 1 stay
-                    # constants: compilers simplify with them, and they seldom change.
+                    # A number that may change from step to step is an argument of the program. 0 and 1 remain
+                    # constants, because compilers simplify with them and they seldom change.
                     if lift and a != 0.0 and a != 1.0:
                         append(LIFT_FLOAT)
                         self.floats.append(a)
                     else:
-                        # The type comes along, since 1 == 1.0 == True. Text stands for what is not equal to
-                        # itself (nan) or equal to another number (0.0 and -0.0).
+                        # The type is part of the key, because 1 == 1.0 == True. NaN, which does not equal itself,
+                        # and 0.0 and -0.0, which equal each other, are encoded as text.
                         append(float)
                         append(a if a == a and a != 0.0 else repr(a))
                 elif t is int:
@@ -204,17 +205,17 @@ class Trace(StepValues):
             if kwargs:
                 self._encode_kwargs(append, kwargs, plan)
             k = tuple(key)
-            # read here, not above: inputs that the operands brought in have moved it on
+            # read only now: operands that became inputs have advanced it
             cur = self.cur
             entry = cur.first_child
             if entry is None or entry.key != k:
                 entry = cur.other_children.get(k) or self._append_inferred(
                     k, plan, args, kwargs or {}
                 )
-            self.cur = entry  # the one store that makes the operation a part of the step
+            self.cur = entry  # this single store makes the operation part of the step
             return entry
         except BaseException:
-            # What an operation lifted that is not recorded must not shift the numbers of the next one.
+            # Numbers lifted by an operation that was not recorded must not shift those of the next one.
             del self.floats[self.cur.floats :]
             del self.ints[self.cur.ints :]
             raise
@@ -261,7 +262,9 @@ class Trace(StepValues):
             return
         first = items[0]
         if type(first) is int and not lift:
-            append(tuple(items))  # sizes and dimensions, the most frequent lists: one word
+            append(
+                tuple(items)
+            )  # sizes and dimensions, the most frequent lists: one element of the key
             return
         append(LIST)
         append(len(items))
@@ -310,9 +313,11 @@ class Trace(StepValues):
     def _encode_host_tensor(
         self, append: Callable[[object], None], a: torch.Tensor, plan: Plan
     ) -> None:
-        """A CPU tensor among the operands: PyTorch allows one without dimensions, as a number."""
+        """Encode a CPU tensor among the operands: PyTorch accepts one without dimensions as a number."""
         if a.layout is not torch.strided and a.device == self.device:
-            raise NoMetaKernelError(plan.name)  # a sparse one of this device: computed on the CPU
+            raise NoMetaKernelError(
+                plan.name
+            )  # a sparse tensor of this device: computed on the CPU
         if a.device.type == "cpu" and a.dim() and plan.copies_host_tensors():
             meta = tensor_meta(tuple(a.shape), a.dtype)
             array = self.backend.put(dtypes.to_numpy(a.detach()))
@@ -320,7 +325,7 @@ class Trace(StepValues):
             return
         if a.device.type != "cpu" or a.dim() != 0:
             raise error_messages.not_an_xla_tensor(a, plan.name, self.device)
-        if a.is_complex():  # too rare for a vector of lifted ones
+        if a.is_complex():  # too rare for a vector of lifted complex numbers
             meta = tensor_meta((), a.dtype)
             array = self.backend.put(dtypes.to_numpy(a))
             append(self.value_of(self.from_buffer(array, meta), plan))
@@ -338,7 +343,7 @@ class Trace(StepValues):
     def _append_inferred(
         self, key: tuple[object, ...], plan: Plan, args: Sequence[object], kwargs: dict[str, object]
     ) -> Entry:
-        """Add an operation that never followed the current entry before."""
+        """Add an operation that has never followed the current entry before."""
         cur = self.cur
         metas = plan.infer(args, kwargs)
         entry = Operation(cur, key, plan, metas, len(self.floats), len(self.ints))
@@ -349,9 +354,9 @@ class Trace(StepValues):
 
 
 def _uniform(items: Sequence[Any]) -> bool:
-    """Whether a list is one float several times, and recorded as one.
+    """Whether a list repeats one float, so that it is recorded as one number.
 
-    An optimizer gives a number per parameter (its bias correction), nearly always the same one.
+    An optimizer passes a number per parameter (its bias correction), and nearly always the same one.
     """
     return (
         len(items) > 1

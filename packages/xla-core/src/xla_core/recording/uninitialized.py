@@ -1,9 +1,9 @@
 """Parameters and buffers of lazy modules (``nn.LazyLinear``) on an ``xla`` device, before their first use.
 
-``module.to("xla")`` copies each into a new tensor, and would make of it one that has no elements and
-is initialized. What is made here stays uninitialized, with the dtype and the device that it will have.
-``nn.LazyLinear(3, device="xla")`` makes them there at once: torch would make its own class of what is an
-``XLATensor`` already, which it refuses.
+``module.to("xla")`` copies each parameter into a new tensor, which would then count as initialized and have no
+elements. The tensors made here remain uninitialized, and have the dtype and the device of the later parameter.
+``nn.LazyLinear(3, device="xla")`` creates them on the device directly; torch would try to turn an
+``XLATensor`` into its own class, and fail.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class _Type(XLATensorType, type(UninitializedParameter)):  # type: ignore[misc]
 
 
 class _Uninitialized:
-    """What both kinds do, before what torch's classes do."""
+    """Methods of both kinds, which precede those of torch's classes."""
 
     __slots__ = ()
     cls_to_become = XLATensor
 
     def detach(self: Any) -> Any:
-        """A new one: ``nn.Parameter()`` and ``state_dict()`` detach what they are given."""
+        """A new uninitialized tensor, because ``nn.Parameter()`` and ``state_dict()`` detach their arguments."""
         return self._like(False)
 
     def requires_grad_(self: object, requires_grad: bool = True) -> Any:
-        """As ``Tensor.requires_grad_``."""
+        """The same as ``Tensor.requires_grad_``."""
         self.requires_grad = requires_grad
         return self
 
@@ -63,7 +63,7 @@ class _Uninitialized:
 class UninitializedXLAParameter(  # type: ignore[misc]
     _Uninitialized, UninitializedParameter, XLATensor, metaclass=_Type
 ):
-    """What ``UninitializedParameter`` is on an ``xla`` device."""
+    """An ``UninitializedParameter`` on an ``xla`` device."""
 
     __slots__ = ()
 
@@ -71,13 +71,13 @@ class UninitializedXLAParameter(  # type: ignore[misc]
 class UninitializedXLABuffer(  # type: ignore[misc]
     _Uninitialized, UninitializedBuffer, XLATensor, metaclass=_Type
 ):
-    """What ``UninitializedBuffer`` is on an ``xla`` device."""
+    """An ``UninitializedBuffer`` on an ``xla`` device."""
 
     __slots__ = ()
 
 
 def arrive(target: object, source: torch.Tensor) -> None:
-    """Make ``target``, a new tensor to which ``source`` was copied, as uninitialized as ``source``."""
+    """Mark ``target``, a new tensor to which ``source`` was copied, as uninitialized like ``source``."""
     is_buffer = isinstance(source, UninitializedBuffer)
     target.__class__ = UninitializedXLABuffer if is_buffer else UninitializedXLAParameter
     target.__dict__.update(source.__dict__)
@@ -86,14 +86,14 @@ def arrive(target: object, source: torch.Tensor) -> None:
 def check_staying(source: torch.Tensor, target: object) -> None:
     """Raise RuntimeError if ``source`` is uninitialized and would leave the device for ``target``.
 
-    torch would take for initialized what arrives there.
+    torch would consider the copy there initialized.
     """
     if is_lazy(source):
         raise RuntimeError(MSG_LEAVING.format(device=source.data.device, target=target))
 
 
 def install() -> None:
-    """Let torch's two classes make uninitialized tensors on ``xla`` devices, too; once."""
+    """Make torch's two classes also create uninitialized tensors on ``xla`` devices. Works once."""
     for kind, own in _OWN.items():
         if not hasattr(kind.__new__, "__wrapped__"):
             kind.__new__ = _making(kind, own)

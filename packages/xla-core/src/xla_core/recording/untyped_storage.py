@@ -1,9 +1,8 @@
-"""``tensor.untyped_storage()`` of an ``xla`` tensor: an identity and a size, no memory.
+"""``tensor.untyped_storage()`` of an ``xla`` tensor: an identity and a size, but no memory.
 
-Libraries (safetensors, accelerate, peft) ask for it to find tensors that share memory. The numbers are
-made up so that what they compute with them is right: equal for aliases, different for others, and
-a view lies inside its storage at its offset. They are too large for a pointer, so that nothing takes them for
-one.
+Libraries (safetensors, accelerate, peft) use it to find tensors that share memory. The artificial addresses
+give them right answers: they are equal for aliases and different for other tensors, and
+a view lies inside its storage at its offset. They are too large for a pointer, so they cannot be mistaken for one.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from xla_core.recording.storage import Storage, View
 # id() of a storage is unique while it lives; each gets room for 2**48 bytes.
 _ROOM: Final = 48
 
-# Storages of PyTorch's own, without bytes, that live as long as those of ours that they stand for.
+# PyTorch storages without bytes, which represent our storages and live as long as these.
 _stand_ins: Final[weakref.WeakKeyDictionary[Storage, torch.UntypedStorage]] = (
     weakref.WeakKeyDictionary()
 )
@@ -31,7 +30,7 @@ MSG_NO_MEMORY: Final = (
 
 
 class StorageHandle:
-    """What an ``xla`` tensor's storage tells about itself."""
+    """The identity and size of an ``xla`` tensor's storage, for libraries that ask."""
 
     __slots__ = ("__weakref__", "_storage")
 
@@ -48,7 +47,7 @@ class StorageHandle:
         return id(self._storage)
 
     def data_ptr(self) -> int:
-        """A number that this storage's tensors have in common, and no others do while it lives."""
+        """An artificial address that only tensors of this storage share, as long as it lives."""
         return id(self._storage) << _ROOM
 
     def nbytes(self) -> int:
@@ -56,13 +55,13 @@ class StorageHandle:
         return self._storage.meta.nbytes
 
     def size(self) -> int:
-        """As ``nbytes``."""
+        """The same as ``nbytes``."""
         return self.nbytes()
 
     __len__ = size
 
     def _weak_ref(self) -> int:
-        """For torch.multiprocessing's StorageWeakRef, by which torch 2.11 tells arguments that share memory."""
+        """For torch.multiprocessing's StorageWeakRef, with which torch 2.11 finds arguments that share memory."""
         stand_in = _stand_ins.get(self._storage)
         if stand_in is None:
             stand_in = _stand_ins.setdefault(self._storage, torch.UntypedStorage(0))
@@ -87,7 +86,7 @@ class StorageHandle:
 
 
 def address(s: Storage, v: View | None) -> int:
-    """The made-up address of the first element of what ``v`` shows of a storage."""
+    """The artificial address of the first element that ``v`` shows of a storage."""
     base = id(s) << _ROOM
     if v is None:
         return base
@@ -95,12 +94,12 @@ def address(s: Storage, v: View | None) -> int:
         place = geometry(s, v)
     except RuntimeError:  # parts of a conjugate
         return base
-    # of what the CPU copies, the address is as good as any
+    # a view that the CPU would copy has no address in the storage: any address will do
     return base if place.skipped else base + place.offset * v.meta.dtype.itemsize
 
 
 def is_dense(s: Storage, v: View) -> bool:
-    """Whether ``v`` shows elements that follow each other in a contiguous storage, in their order."""
+    """Whether ``v`` shows consecutive elements of a contiguous storage, in their order."""
     try:
         place = geometry(s, v)
     except RuntimeError:  # parts of a conjugate

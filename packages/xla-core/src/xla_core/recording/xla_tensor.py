@@ -1,7 +1,7 @@
 """``XLATensor``: the tensor subclass whose device is ``xla``.
 
-Autograd, hooks, ``nn.Parameter``, optimizers and views are PyTorch's own: the class only says what
-an operator does below them, in ``__torch_dispatch__``.
+Autograd, hooks, ``nn.Parameter``, optimizers and views are PyTorch's own. The class only defines, in
+``__torch_dispatch__``, what an operator does below them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ handlers: dict[int, Handler] = {}
 
 
 class NoMetaKernelError(Exception):
-    """PyTorch cannot tell without the values what an operator returns; on the CPU it runs."""
+    """PyTorch cannot infer an operator's results without values; the operator then runs on the CPU."""
 
 
 def _no_dispatch(_overload: object) -> Handler:
@@ -46,31 +46,31 @@ _make_fallback: Callable[[object], Handler] = _no_dispatch
 def set_handler_factory(
     factory: Callable[[object], Handler], on_cpu: Callable[[object], Handler]
 ) -> None:
-    """Say who makes the handler of an operator overload that is met for the first time.
+    """Register ``factory``, which makes the handler of an operator overload at its first call.
 
-    ``on_cpu`` makes the handler that runs it on the CPU, after a ``NoMetaKernelError``.
+    ``on_cpu`` makes the handler that runs the overload on the CPU after a ``NoMetaKernelError``.
     """
     global _make_handler, _make_fallback
     _make_handler = factory
     _make_fallback = on_cpu
 
 
-_chosen: dict[int, Handler] = {}  # set by extensions: nothing could make them anew
+_chosen: dict[int, Handler] = {}  # set by extensions; the factory could not make them again
 _plain: dict[int, Handler] = {}
 _wrap: Callable[[Handler], Handler] | None = None
 
 
 def set_handler_wrapper(wrap: Callable[[Handler], Handler] | None) -> None:
-    """Let every handler be called through ``wrap(handler)`` from now on, or as it is (None)."""
+    """From now on, call every handler through ``wrap(handler)``, or directly (None)."""
     global _wrap
     _wrap = wrap
     handlers.clear()
 
 
 def go_on_with_handlers(resolved: dict[int, Handler]) -> dict[int, Handler]:
-    """Go on with these handlers, by overloads' ids, and make the others anew; returns those used so far.
+    """Replace the handlers by ``resolved`` (by ids of overloads), and return the former ones.
 
-    Those that ``set_handler`` was given stay.
+    Other handlers are made again when they are needed; those set by ``set_handler`` remain.
     """
     global _plain
     former, _plain = _plain, {**resolved, **_chosen}
@@ -79,13 +79,13 @@ def go_on_with_handlers(resolved: dict[int, Handler]) -> dict[int, Handler]:
 
 
 def set_handler(overload: OpOverload, handler: Handler) -> None:
-    """Let ``handler`` carry out ``overload``, in place of what its schema would say."""
+    """Handle ``overload`` by ``handler`` instead of the handler that its schema leads to."""
     _chosen[id(overload)] = _plain[id(overload)] = handler
     handlers.pop(id(overload), None)
 
 
 def handler_of(overload: OpOverload) -> Handler:
-    """The function that carries out ``overload`` on ``xla`` tensors."""
+    """The function that handles ``overload`` on ``xla`` tensors."""
     handler = handlers.get(id(overload))
     if handler is None:
         handler = _plain.get(id(overload))
@@ -98,21 +98,21 @@ def handler_of(overload: OpOverload) -> Handler:
 
 
 def through_wrapper(handler: Handler) -> Handler:
-    """``handler`` as operators' handlers are called now: itself, or wrapped (eager mode)."""
+    """``handler`` itself, or wrapped if handlers are called through a wrapper now (eager mode)."""
     return handler if _wrap is None else _wrap(handler)
 
 
 class Replacements:
-    """``count`` rises whenever a tensor comes to show another storage than before."""
+    """``count`` increases whenever a tensor's storage is replaced."""
 
     count = 0
 
 
 def become(target: XLATensor, source: XLATensor, like: torch.Tensor | None = None) -> None:
-    """Let ``target`` show what ``source`` shows, and share its storage, from now on.
+    """Make ``target`` share the storage and view of ``source`` from now on.
 
     Its C++ part becomes like that of ``like`` (default: ``source``), which has the same shape and dtype.
-    Raises RuntimeError, PyTorch's own, where the C++ parts of the two do not go together.
+    Raises PyTorch's RuntimeError if the C++ parts of the two are incompatible.
     """
     metadata = map(torch_private.set_data, (target,), (source if like is None else like,))
     shown = indivisible.storing(target, ("_s", "_v"), (source._s, source._v))
@@ -121,7 +121,7 @@ def become(target: XLATensor, source: XLATensor, like: torch.Tensor | None = Non
 
 
 class XLATensorType(type(torch.Tensor)):  # type: ignore[misc]
-    """The class of ``XLATensor``; while torch.compile looks at tensors it answers for them."""
+    """The metaclass of ``XLATensor``, which answers torch.compile's questions about the class."""
 
 
 class XLATensor(torch.Tensor, metaclass=XLATensorType):
@@ -172,7 +172,7 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
         return format(self.item() if self.dim() == 0 else str(self), spec)
 
     def untyped_storage(self) -> object:
-        """An object that tells the identity and size of the storage; there is no memory behind it."""
+        """An object with the identity and the size of the storage, but without memory."""
         if torch_private.asked_by_fake_tensors():
             return super().untyped_storage()
         return untyped_storage.StorageHandle(self._s)
@@ -186,23 +186,23 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
         return False
 
     def data_ptr(self) -> int:
-        """A number that aliases share, too large for a pointer: see ``untyped_storage``."""
+        """An artificial address that aliases share, too large for a pointer; see ``untyped_storage``."""
         return untyped_storage.address(self._s, self._v)
 
     def contiguous(
         self, *, memory_format: torch.memory_format = torch.contiguous_format
     ) -> torch.Tensor:
-        """The tensor itself, or a copy where a CPU tensor seen through the same views would be copied.
+        """The tensor itself, or a copy if a CPU tensor with the same views would be copied.
 
-        All ``xla`` tensors say that they are contiguous; yet who writes to ``w.t().contiguous()``
-        does not expect to write to ``w``.
+        All ``xla`` tensors report that they are contiguous, but a write to ``w.t().contiguous()``
+        must not change ``w``.
         """
         if self._v is not None and not untyped_storage.is_dense(self._s, self._v):
             return self.clone()
         return super().contiguous(memory_format=memory_format)
 
     def numpy(self, *, force: bool = False) -> Any:
-        """With ``force`` a numpy array with the values; otherwise TypeError, as PyTorch raises."""
+        """With ``force``, a numpy array with the values; otherwise raises TypeError, like PyTorch."""
         if not force:
             raise TypeError(MSG_NOT_NUMPY.format(device=self.device))
         return self.detach().cpu().numpy(force=True)
@@ -226,7 +226,7 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
     def __coerce_same_metadata_as_tangent__(
         self, _metadata: object, _type: object = None
     ) -> XLATensor:
-        # torch.compile traced plain tensors; a gradient of this class is what it expects
+        # torch.compile traced plain tensors, and expects a gradient of this class
         return self
 
     def __deepcopy__(self, memo: dict[int, object]) -> torch.Tensor:
@@ -261,10 +261,10 @@ def tensor_on(
     strides: tuple[int, ...] | None = None,
     offset: int | None = None,
 ) -> XLATensor:
-    """A new tensor that shows ``storage`` through ``view`` (default: the whole of it); autograd sees none.
+    """A new tensor that shows ``storage`` through ``view`` (default: all of it), without autograd.
 
-    ``make`` makes its C++ part, ``kind`` is its class. ``strides`` and ``offset`` are what the C++ part says
-    (default: that it is contiguous). Each operator that returns a view comes here.
+    ``make`` makes its C++ part, ``kind`` is its class. ``strides`` and ``offset`` are those that the C++ part
+    reports (default: contiguous). Called by each operator that returns a view.
     """
     meta = storage.meta if view is None else view.meta
     device = storage.trace.device
