@@ -1,13 +1,13 @@
-"""Finds kept functions whose calls XLA may have compiled wrongly, in the HLO of a compiled program.
+"""Finds, in the HLO of a compiled program, kept functions whose calls XLA may have compiled wrongly.
 
 jaxlib 0.10.2 (CPU) lets a fusion write its result in place of an operand of which it reads only the
-element that it writes. When a call has given one value two names (two of its operands are the same, or
-it returns an operand as it is, or one result twice), and a fusion reads the value elsewhere by the
-other name, it reads what it has overwritten. Lowering writes no such call, but XLA may find out that
-two values are the same, or that an operation of the function changes nothing.
+element that it writes. If a call has given one value two names (two of its operands are the same, or
+it returns an operand unchanged, or one result twice), and the fusion also reads the value by its
+other name, it reads what it has overwritten. Lowering never makes such a call, but XLA may find that
+two values are equal, or that an operation of the function changes nothing.
 
-The text of HLO is no interface: where a line of it is not as jaxlib 0.10.2 writes it, every function counts
-as one of those, as nobody knows.
+The text of HLO is not a stable interface: if a line is not in the form that jaxlib 0.10.2 writes, all functions
+are considered unsafe.
 """
 
 from __future__ import annotations
@@ -29,45 +29,47 @@ _INDEX: Final = re.compile(r" index=(\d+)")
 _CALLEE: Final = re.compile(rf" to_apply=%({KEPT_PREFIX}[^\s,]*)")
 _HEADER: Final = re.compile(r"(?:(ENTRY) )?%?(\S+) \(.*\{$")
 _COMMENT: Final = re.compile(r"/\*.*?\*/")
-# names in it are the user's, or of what was there before XLA's passes
+# names in quotes are the user's, or those of operations before XLA's passes
 _QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
-# of an attribute; instructions are named after functions, too
+# a function's name in an attribute; instructions are also named after functions
 _REFERENCE: Final = re.compile(rf"[={{,] ?%?{KEPT_PREFIX}")
 _KEPT_NAME: Final = re.compile(rf"{KEPT_PREFIX}\w+".encode())
 
 MSG_UNREADABLE: Final = (
-    "what XLA writes of a compiled program is not as it was in jaxlib 0.10.2 (%s): repeats of a step are "
+    "the HLO text of a compiled program is not in the form of jaxlib 0.10.2 (%s): repeats of a step are "
     "inlined, which takes longer to compile"
 )
 
 
 class _UnreadableError(Exception):
-    """A line whose form is not known."""
+    """A line has an unknown form."""
 
 
 class _Held(NamedTuple):
-    """What a name stands for: ``base`` is one for all that XLA knows to be the same in a computation."""
+    """The value of a name; names that XLA knows to be the same in a computation have the same ``base``."""
 
     value: int
     base: str
-    function: str  # that gave the value this name: as a parameter or a result; else empty
+    function: (
+        str  # the function that gave the value this name, as a parameter or a result; else empty
+    )
 
 
 def kept_functions(stablehlo: bytes) -> set[str]:
-    """The names of the kept functions in a lowered program, and of those that were inlined since."""
+    """The names of the kept functions in a lowered program, including those that were inlined since."""
     return {name.decode() for name in _KEPT_NAME.findall(stablehlo)}
 
 
 def clashes(hlo: str, kept: Collection[str]) -> set[str]:
-    """Those of ``kept`` through whose calls an instruction reads one value by two names.
+    """The functions in ``kept`` whose calls make an instruction read one value by two names.
 
-    ``hlo`` is the text of a compiled program, ``kept`` the functions that its StableHLO calls. All of them,
-    when a line that matters is not understood, or no call is found.
+    ``hlo`` is the text of a compiled program, ``kept`` are the functions that its StableHLO calls. Returns all of
+    them if a relevant line is not understood, or if no call is found.
     """
     try:
         walk = _Walk(_computations(hlo), kept)
         walk.follow(_ENTRY, ())
-        walk.check_all_met()
+        walk.check_all_visited()
     except _UnreadableError as error:
         logger.warning(MSG_UNREADABLE, error)
         return set(kept)
@@ -99,20 +101,20 @@ class _Walk:
         self.bodies = bodies
         self.kept = kept
         self.unsafe: set[str] = set()
-        self._met: set[str] = set()
+        self._visited: set[str] = set()
         self._numbers = itertools.count()
 
-    def check_all_met(self) -> None:
-        """Raise _UnreadableError unless all that mentions a kept function was followed."""
-        if self.kept and len(self._met) < 2:
+    def check_all_visited(self) -> None:
+        """Raise _UnreadableError if a computation that calls a kept function was not visited."""
+        if self.kept and len(self._visited) < 2:
             raise _UnreadableError("no call is found")
-        for name in self.bodies.keys() - self._met:
+        for name in self.bodies.keys() - self._visited:
             if any(map(_refers, self.bodies[name])):
                 raise _UnreadableError(f"{name} calls a function and is not called itself")
 
     def follow(self, name: str, arguments: Sequence[int]) -> list[int]:
-        """The values that a computation returns when it is called with these."""
-        self._met.add(name)
+        """The values that a computation returns for these arguments."""
+        self._visited.add(name)
         function = name.partition(".")[0] if name != _ENTRY else ""
         held: dict[str, _Held] = {}
         tuples: dict[str, dict[int, _Held]] = {}
@@ -134,7 +136,7 @@ class _Walk:
                 result = _element(line, tuples.setdefault(listed.strip(), {}))
             elif _refers(line):
                 tuples[target] = self._call(_QUOTED.sub("", line), opcode, target, operands)
-                result = tuples[target].get(0)  # where it is not a tuple
+                result = tuples[target].get(0)  # the result, unless it is a tuple
             else:
                 self._check(operands)
             held[target] = result or _Held(next(self._numbers), target, "")
@@ -153,7 +155,7 @@ class _Walk:
             raise _UnreadableError(line)
         inner = callee[1].partition(".")[0]
         if inner not in self.kept:
-            raise _UnreadableError(f"{inner} is none of the program's functions")
+            raise _UnreadableError(f"{inner} is not one of the program's functions")
         results = self.follow(callee[1], [o.value for o in operands])
         return {i: _Held(value, f"{target} {i}", inner) for i, value in enumerate(results)}
 
@@ -166,7 +168,7 @@ class _Walk:
                 self.unsafe.update(h.function for h in same.values() if h.function)
 
 
-# What stands in their parentheses are no operands.
+# The parentheses of these instructions contain no operands.
 _LITERAL: Final = frozenset({"parameter", "constant"})
 
 
@@ -176,7 +178,7 @@ def _refers(line: str) -> bool:
 
 
 def _instruction(line: str) -> tuple[str, str, str]:
-    """Name, opcode and what stands in parentheses."""
+    """An instruction's name, opcode and the text in its parentheses."""
     match = _INSTRUCTION.match(line)
     if match is None:
         raise _UnreadableError(line)
@@ -185,7 +187,7 @@ def _instruction(line: str) -> tuple[str, str, str]:
 
 
 def _operands(line: str, listed: str, held: dict[str, _Held]) -> list[_Held]:
-    """The operands of an instruction, each of which an earlier line has named."""
+    """The operands of an instruction, all of which earlier lines have defined."""
     names = _NAME.findall(listed)
     count = len(_COMMENT.sub("", listed).split(",")) if listed.strip() else 0
     if len(names) < count or any(name not in held for name in names):

@@ -1,7 +1,7 @@
-"""What the running process chose for how its programs are lowered and compiled.
+"""Settings of the running process for lowering and compiling programs.
 
-A change applies to programs made after it. ``token`` identifies the choice: the same step under another
-choice is another program.
+A change applies to programs made after it. ``token`` identifies the settings: the same step with other
+settings is another program.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Chosen:
 
 
 def follow_torch(wanted: bool) -> None:
-    """Whether PyTorch's switches for TF32 decide where the user says nothing here; the device says it."""
+    """Set whether PyTorch's switches for TF32 apply while the user sets no precision here; called by the device."""
     _Chosen.by_torch = wanted
 
 
@@ -47,22 +47,22 @@ def _choose(precision: str, options: _Options) -> None:
 
 
 def token() -> str:
-    """A text that is equal for equal choices; empty for the defaults."""
+    """A text that is equal for equal settings; empty for the defaults."""
     return f"{_Chosen.token} tf32 {_tf32()}" if _Chosen.by_torch else _Chosen.token
 
 
 def _tf32() -> tuple[bool, bool] | None:
-    """Whether products and convolutions may be TF32, where that is PyTorch's to say; None where it is not."""
+    """Whether products and convolutions may use TF32; None if PyTorch's switches do not apply."""
     if not _Chosen.by_torch or _Chosen.precision != "default":
         return None
     return float32_precision.tf32_allowed()
 
 
 def set_mat_mul_precision(precision: str) -> None:
-    """How exactly float32 matrix products and convolutions are computed on the device.
+    """Set the precision of float32 matrix products and convolutions on the device.
 
-    ``'default'``: as the hardware likes best (one bfloat16 pass on a TPU); ``'high'``: three
-    bfloat16 passes; ``'highest'``: float32. The CPU always computes in float32. On a GPU, PyTorch's
+    ``'default'`` is the fastest of the hardware (one bfloat16 pass on a TPU), ``'high'`` three
+    bfloat16 passes, and ``'highest'`` float32. The CPU always computes in float32. On a GPU, PyTorch's
     switches (``torch.backends.cuda.matmul.allow_tf32``) decide while this is ``'default'``. Raises
     ValueError for anything else.
     """
@@ -72,15 +72,15 @@ def set_mat_mul_precision(precision: str) -> None:
 
 
 def get_mat_mul_precision() -> str:
-    """What ``set_mat_mul_precision`` set; ``'default'`` at first."""
+    """The precision set by ``set_mat_mul_precision``; initially ``'default'``."""
     return _Chosen.precision
 
 
 def set_custom_compile_options(options: Mapping[str, Any]) -> None:
-    """Hand ``options`` (the compiler's own names) to every compilation from now on.
+    """Pass ``options`` (by the compiler's names) to every compilation from now on.
 
-    They replace those set before; an empty mapping ends it. Raises TypeError for a value that is
-    no str, int, float or bool. What the compiler does not know it refuses when it compiles.
+    They replace the options set before; an empty mapping removes them. Raises TypeError for a value that is
+    not a str, int, float or bool. The compiler refuses unknown options when it compiles.
     """
     for name, value in options.items():
         if not isinstance(value, (str, int, float, bool)):
@@ -89,13 +89,13 @@ def set_custom_compile_options(options: Mapping[str, Any]) -> None:
 
 
 def custom_compile_options() -> dict[str, str | int | float | bool]:
-    """What ``set_custom_compile_options`` set."""
+    """The options set by ``set_custom_compile_options``."""
     return dict(_Chosen.options)
 
 
 @contextlib.contextmanager
 def compile_options(options: Mapping[str, object]) -> Iterator[None]:
-    """Hand ``options``, beside those set before, to every compilation inside the block."""
+    """Pass ``options``, in addition to those set before, to every compilation inside the block."""
     former = _Chosen.options
     try:
         try:
@@ -104,12 +104,12 @@ def compile_options(options: Mapping[str, object]) -> Iterator[None]:
         finally:
             _choose(_Chosen.precision, former)
     finally:
-        _choose(_Chosen.precision, former)  # also where an exception came in the line above
+        _choose(_Chosen.precision, former)  # again, in case an exception interrupted the line above
 
 
 @contextlib.contextmanager
 def matmul_precision() -> Iterator[None]:
-    """Lower matrix products with the chosen precision inside; jax's own setting stays the user's."""
+    """Lower matrix products inside the block with the chosen precision, without changing jax's own setting."""
     chosen, allowed = _Chosen.precision, _tf32()
     if allowed is not None and not allowed[0]:
         chosen = "highest"
@@ -118,7 +118,7 @@ def matmul_precision() -> Iterator[None]:
 
 
 def convolution_precision() -> lax.Precision | None:
-    """The precision of a convolution where it is another switch than that of products; None: the same."""
+    """The precision of convolutions if it has a separate switch; None if it is that of matrix products."""
     allowed = _tf32()
     if allowed is None:
         return None
@@ -126,6 +126,6 @@ def convolution_precision() -> lax.Precision | None:
 
 
 def key_text(formats: Mapping[np.dtype, np.dtype]) -> bytes:
-    """The choices, and the number formats of the device, as part of a program's cache key."""
+    """The settings and the number formats of the device, as part of a program's cache key."""
     changed = sorted((source.name, kept.name) for source, kept in formats.items())
     return f"\nsettings {token()} formats {changed}".encode()

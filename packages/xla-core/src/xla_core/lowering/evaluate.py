@@ -1,4 +1,4 @@
-"""Computes recorded operations with their lowering rules, in the scope of one function."""
+"""Evaluates recorded operations with their lowering rules, in the scope of one function."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from xla_core.torch_bridge.dtypes import numpy_dtype
 
 
 class Lifted:
-    """The step's lifted numbers: vectors of floats and of ints, and where each number is.
+    """The step's lifted numbers: vectors of floats and of ints, and the positions of numbers in them.
 
-    ``positions`` maps ``(is_float, position)`` to a jax integer where the position is not as
-    recorded. Numbers are read once per scope.
+    ``positions`` maps a recorded ``(is_float, position)`` to a jax integer, for numbers whose position differs from
+    call to call. Each number is read once per scope.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Lifted:
         self._read: dict[tuple[bool, int], jax.Array] = {}
 
     def read(self, lift: Lift) -> jax.Array:
-        """The scalar's value, in the dtype of the CPU tensor that it was, if it was one."""
+        """The scalar's value; if it was passed as a CPU tensor, in the dtype of that tensor."""
         slot = (lift.is_float, lift.position)
         value = self._read.get(slot)
         if value is None:
@@ -60,14 +60,14 @@ class Lifted:
 
 
 Exported = tuple[Any, str]
-"""A value on its way from one scope to another: an array, and in which form it is the value."""
+"""A value that is passed from one scope to another: an array, and the form in which it represents the value."""
 
 PLAIN: Final = ""
-"""The form of an array that is the value itself; other forms are a scope's own."""
+"""The form of an array that is the value itself. Classes of scopes define other forms."""
 
 
 class Scope(dict[int, Any]):
-    """Value numbers to jax arrays inside one function; ``lazy`` entries are computed when read."""
+    """Maps value numbers to jax arrays inside one function; ``lazy`` operations are computed when they are read."""
 
     def __init__(self, lazy: Mapping[int, Operation], lifted: Lifted) -> None:
         super().__init__()
@@ -83,11 +83,11 @@ class Scope(dict[int, Any]):
         return self[vid], PLAIN
 
     def import_value(self, vid: int, exported: Exported) -> None:
-        """Keep what ``export_value`` of another scope gave."""
+        """Store a value that ``export_value`` of another scope returned."""
         self[vid], _ = exported
 
     def compute(self, part: OpInstance) -> None:
-        """Run one operation and keep its results."""
+        """Evaluate one operation and store its results."""
         with calls_of(part.entry.plan.rule):
             results = self._run(part)
         for vid, result in zip(part.results(), results, strict=True):
@@ -107,7 +107,7 @@ class Scope(dict[int, Any]):
         recorded, recorded_named = part.arguments()
         outputs = part.metas()
         rule = plan.rule
-        # A fill is computed in scopes that need not have its operand, only whose shape it reads.
+        # A fill reads only the shape of its operand, which need not be in this scope.
         fill = plan.name in FILLS
         args = tuple(_zeros(a) if fill and isinstance(a, Ref) else self.value(a) for a in recorded)
         kwargs = {name: self.value(a) for name, a in recorded_named.items() if name != SEED}

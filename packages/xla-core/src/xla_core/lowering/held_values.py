@@ -1,6 +1,6 @@
-"""What holds a device's memory: the largest values that tensors show, what they are and which line made them.
+"""What holds a device's memory: the largest values of live tensors, their names, and the lines that made them.
 
-Looked at when memory does not suffice, and by xla-debug: nothing is kept in mind for it while steps run.
+Computed when memory runs out, and for xla-debug; nothing is recorded for it while steps run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Origins:
 
 
 def tell_lines(line_of: Callable[[object], str] | None) -> None:
-    """Ask ``line_of(buffer)`` from now on which line made a value ("": not known); with None, no line is known."""
+    """Set the function that finds the line that made a buffer ("" if unknown); None: no line is known."""
     _Origins.line_of = line_of
 
 
@@ -53,7 +53,7 @@ def held_values() -> list[HeldValue]:
             storages[id(candidate._s)] = candidate._s
             tensors[id(candidate._s)] += 1
     traces = {id(s.trace): s.trace for s in storages.values()}.values()
-    # a storage that the pending step changes holds no buffer until it has run: the step's inputs do
+    # a storage that the pending step changes holds no buffer until that step has run: its inputs hold it
     read: dict[int, object] = {}
     for trace in traces:
         for buffer, position in zip(trace.inputs, trace.input_storages, strict=False):
@@ -67,7 +67,7 @@ def held_values() -> list[HeldValue]:
 
 
 def text() -> str:
-    """Totals, and the largest groups of values of the same shape, dtype and line; "" where nothing is held."""
+    """Totals, and the largest groups of values with the same shape, dtype and line; "" if there are none."""
     values = [value for value in held_values() if not _has_failed(value)]
     if not values:
         return ""
@@ -95,7 +95,7 @@ def text() -> str:
 
 
 def _has_failed(value: HeldValue) -> bool:
-    """Whether the program that computes a value has failed, so that it takes no memory; it is not waited for."""
+    """Whether the program that computes a value has failed, so that it takes no memory. Does not wait for it."""
     is_ready = getattr(value.buffer, "is_ready", None)
     if is_ready is None or not is_ready():
         return False
@@ -111,7 +111,7 @@ def _size(values: Iterable[HeldValue]) -> int:
 
 
 def _what(members: list[HeldValue], names: dict[int, str]) -> str:
-    """What a group's values are of modules and optimizers, as far as that is known."""
+    """The names of a group's values in modules and optimizers, as far as they are known."""
     known = [names[id(value.storage)] for value in members if id(value.storage) in names]
     if not known:
         return ""
@@ -120,15 +120,15 @@ def _what(members: list[HeldValue], names: dict[int, str]) -> str:
 
 
 def _names() -> dict[int, str]:
-    """What modules and optimizers call the storages that they hold."""
+    """The names that modules and optimizers have for the storages that they hold, by the storages' ids."""
     objects = gc.get_objects()
     names: dict[int, str] = {}
-    # by their types: ``isinstance`` asks a weakref's proxy for its class, which raises if its object is gone
+    # by type(): ``isinstance`` asks a weakref proxy for its class, which raises if its object is gone
     modules = [each for each in objects if issubclass(type(each), torch.nn.Module)]
     inner = {id(child) for module in modules for child in vars(module).get("_modules", {}).values()}
     for module in modules:
         if id(module) not in inner:
-            with contextlib.suppress(AttributeError):  # of one whose __init__ has not run
+            with contextlib.suppress(AttributeError):  # from a module whose __init__ has not run
                 names.update(_of_module(module))
     for optimizer in objects:
         if issubclass(type(optimizer), torch.optim.Optimizer):

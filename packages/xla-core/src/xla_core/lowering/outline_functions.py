@@ -1,8 +1,8 @@
-"""Emits a step with its repeats as functions: each is traced once by jax and called.
+"""Emits a step with its repeats as functions, which jax traces once and then calls.
 
-Three things differ between the calls of one function: the values that it is given, the lifted numbers that it
-reads, and (in a partitioned program) the form that a value is in. Values are operands. Numbers are read from the
-step's vectors at an index that is an operand, too. For each pattern of forms the function is traced once more.
+Three things differ between the calls of one function: its values, the lifted numbers that it
+reads, and (in a partitioned program) the forms of its values. Values are operands. Numbers are read from the
+step's vectors at indices that are also operands. For each combination of forms, the function is traced again.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from xla_core.lowering.repeat_graph import Graph, lifted_slot
 from xla_core.lowering.repeats.items import Call, Function, Item, Plan, flat_nodes
 from xla_core.lowering.source_scopes import common_scope
 
-# A lifted number of a call: whether it is a float, and where in the step's vector it is.
+# A lifted number of a call: whether it is a float, and its position in the step's vector.
 Slot = tuple[bool, int]
 
-# A function under ``jax.jit``, and once it was traced for each result the place among the values that
-# are given to it and those that it makes, and its form.
+# A function under ``jax.jit``. Tracing fills the list: for each result its place among the function's arguments
+# and the values that it returns, and its form.
 _Traced = tuple[Callable[..., list[Any]], list[tuple[int, str]]]
 
 KEPT_PREFIX: Final = "xla_repeat_"
-"""Functions whose name begins so are kept as functions by the compiler."""
+"""The compiler does not inline functions whose names begin with this."""
 
 
 def outlined_function(
@@ -41,7 +41,7 @@ def outlined_function(
     """A jax function of the step: inputs in order, then the lifted floats and ints if there are any.
 
     ``graph`` and ``plan`` are the step's nodes and its repeats, ``outputs`` the numbers of the wanted values;
-    ``floats`` and ``ints`` say which vectors there are. ``scope_class`` computes the operations (default: as
+    ``floats`` and ``ints`` say which vectors exist. ``scope_class`` computes the operations (default: as
     they were recorded).
     """
     emitter = Emitter(graph, plan, scope_class)
@@ -60,9 +60,9 @@ def outlined_function(
 
 
 class Emitter:
-    """Replays items of a plan under jax; functions are traced once.
+    """Replays the items of a plan under jax, tracing each function once.
 
-    ``groups`` holds, for each function, the lifted numbers that are elsewhere in another call.
+    ``groups`` has, for each function, the lifted numbers whose positions differ between calls.
     """
 
     def __init__(self, graph: Graph, plan: Plan, scope_class: type[Scope] = Scope) -> None:
@@ -89,7 +89,7 @@ class Emitter:
             scope.import_value(vid, result)
 
     def moving_slots(self, call: Call) -> list[Slot]:
-        """For each group of its function's moving numbers, where the first is in this call."""
+        """For each group of its function's moving numbers, the position of the group's first one in this call."""
         of_call = slots(call.operands)
         return [of_call[group[0]] for group in self.groups[call.function]]
 
@@ -100,10 +100,10 @@ class Emitter:
         indices: list[jax.Array],
         operands: list[jax.Array],
     ) -> list[object]:
-        """Call a function of the program that is kept as one: ``body`` under its name.
+        """Call a function that the compiler keeps as a function.
 
-        ``vectors`` and ``indices`` are as there. ``operands`` and results are in no form of their own. See
-        ``_run`` for how often it is traced.
+        ``vectors`` and ``indices`` are those of ``body``. ``operands`` and results are plain values. ``_run``
+        says how often it is traced.
         """
         given = [(operand, PLAIN) for operand in operands]
         return [array for array, _ in self._run(function, vectors, indices, given)]
@@ -115,12 +115,12 @@ class Emitter:
         indices: list[jax.Array],
         operands: list[Exported],
     ) -> list[Exported]:
-        """Call a function, traced once for each pattern and forms of operands that it meets.
+        """Call a function, which is traced once for each combination of equal operands and of operands' forms.
 
-        What stands in two places among its operands is given once, and a result that is another one or
-        an operand is not returned: a call must not have two names for one value (see ``call_alias_check``).
+        An operand that occurs twice is passed once, and a result that equals an operand or another result
+        is not returned: a call must not have two names for one value (see ``call_alias_check``).
         """
-        # Equal patterns mean that the same operands are one value, so a trace for it fits every such call.
+        # In calls with equal patterns the same operands coincide, so one trace fits all of them.
         given, pattern = _distinct([array for array, _ in operands])
         key = (function, pattern, tuple(form for _, form in operands))
         traced = self._traced.get(key)
@@ -142,7 +142,7 @@ class Emitter:
         ) -> list[jax.Array]:
             operands = [(given[place], form) for place, form in zip(pattern, forms, strict=True)]
             computed = body(vectors, indices, operands)
-            # Runs when jax traces it, in the first call: ``results`` is filled when that returns.
+            # jax runs this when it traces the first call; ``results`` is filled when that call returns.
             values, places = _distinct([*given, *(array for array, _ in computed)])
             results[:] = zip(places[len(given) :], (form for _, form in computed), strict=True)
             return values[len(given) :]
@@ -151,10 +151,10 @@ class Emitter:
         return jax.jit(run), results
 
     def body(self, function: Function) -> Callable[[list[Any], list[Any], list[Any]], list[Any]]:
-        """What computes a function's results from vectors of numbers, indices, and operands.
+        """A Python function that computes a function's results from vectors of numbers, indices, and operands.
 
-        The vectors are those of ``kinds_of`` its parameters, the indices say where each group of
-        its moving numbers begins.
+        The vectors are those that ``kinds_of`` lists for its parameters. The indices are the positions of the
+        first number of each group of its moving numbers.
         """
         body = self._body(function)
 
@@ -169,7 +169,7 @@ class Emitter:
     def _body(
         self, function: Function
     ) -> Callable[[list[Any], list[Any], list[Exported]], list[Exported]]:
-        """``body`` for operands and results in forms of their scope."""
+        """Like ``body``, for operands and results in the forms of their scopes."""
         parameters = [v for v in function.parameters if v >= 0]
         kinds = kinds_of(function.parameters)
 
@@ -187,13 +187,13 @@ class Emitter:
         return run
 
     def _positions(self, function: Function, indices: Sequence[jax.Array]) -> dict[Slot, jax.Array]:
-        """Where the lifted numbers are that the body reads, from its index arguments."""
-        # The body was recorded in one place of the step, and reads numbers by their positions there. Those that
-        # no call moves are in no group, and are read where they are.
+        """The positions of the lifted numbers that the body reads, computed from its index arguments."""
+        # The body comes from one place of the step, and refers to numbers by their positions there. Numbers that
+        # have the same position in all calls are in no group, and are read from that position.
         places = slots(function.parameters)
         positions: dict[Slot, jax.Array] = {}
         for group, index in zip(self.groups[function], indices, strict=True):
-            # one index for the group: the others are equally far from the first in all calls
+            # one index serves the group: its members have the same distances in all calls
             base = places[group[0]][1]
             for member in group:
                 offset = places[member][1] - base
@@ -202,7 +202,7 @@ class Emitter:
 
 
 def _distinct(values: Sequence[jax.Array]) -> tuple[list[jax.Array], tuple[int, ...]]:
-    """Each value once, in order, and where among these each of ``values`` is."""
+    """Each distinct value once, in order, and the place of each of ``values`` among these."""
     by_identity = {id(v): v for v in values}
     places = {number: i for i, number in enumerate(by_identity)}
     return list(by_identity.values()), tuple(places[id(v)] for v in values)
@@ -214,14 +214,14 @@ def slots(values: Sequence[int]) -> list[Slot]:
 
 
 def kinds_of(values: Sequence[int]) -> list[bool]:
-    """The vectors that operands or parameters have lifted numbers in: ints (False), floats (True)."""
+    """The vectors that hold the lifted numbers of operands or parameters: ints (False), floats (True)."""
     return sorted({is_float for is_float, _ in slots(values)})
 
 
 def _moving_groups(plan: Plan) -> dict[Function, list[list[int]]]:
-    """For each function, its lifted numbers that are elsewhere in another call, in groups.
+    """For each function, groups of its lifted numbers whose positions differ between calls.
 
-    Those of a group are equally far apart in all calls: one index argument serves them.
+    The members of a group have the same distances in all calls, so that one index argument serves them.
     """
     calls: dict[Function, list[list[Slot]]] = {f: [] for f in plan.functions}
     for items in (plan.items, *(f.body for f in plan.functions)):
@@ -232,7 +232,7 @@ def _moving_groups(plan: Plan) -> dict[Function, list[list[int]]]:
     for function, occurrences in calls.items():
         by_distance: dict[tuple[bool, tuple[int, ...]], list[int]] = {}
         for i, (is_float, position) in enumerate(slots(function.parameters)):
-            # how far from the body's own position each call has it
+            # the distance between the number's position in each call and in the body
             distance = tuple(o[i][1] - position for o in occurrences)
             if any(distance):
                 by_distance.setdefault((is_float, distance), []).append(i)
@@ -241,9 +241,9 @@ def _moving_groups(plan: Plan) -> dict[Function, list[list[int]]]:
 
 
 def name_of(function: Function) -> str:
-    """For people who read dumps: of which module, from which operation to which, and how many.
+    """A name for readers of dumps: module, first and last operation, and the number of operations.
 
-    The module is known where operations are located (``xla_core.recording.source_location``).
+    The module is included if operations are located (``xla_core.recording.source_location``).
     """
     nodes = list(flat_nodes(function.body))
     ends = (nodes[0].payload.entry.plan.name, nodes[-1].payload.entry.plan.name)
@@ -257,5 +257,5 @@ def _index(slot: Slot, scope: Scope) -> jax.Array:
     position = scope.lifted.positions.get(slot)
     if position is not None:
         return position
-    # Where XLA sees the constant it makes every call's kernels another: they would all be compiled.
+    # If XLA saw the constant, the kernels of every call would differ, and all would be compiled.
     return jax.lax.optimization_barrier(jnp.uint32(slot[1]))

@@ -1,8 +1,8 @@
-"""Programs that cannot be compiled or run: which errors cost a step its values, and what they say.
+"""Errors of programs that cannot be compiled or run: which of them lose a step's values, and their messages.
 
-Where memory does not suffice, XLA says RESOURCE_EXHAUSTED and no more, sometimes only when a value is read long
-after the step. ``explained`` makes a torch.OutOfMemoryError of that error: it names the program's largest values,
-the lines that computed them, and what other values are held.
+When memory runs out, XLA only says RESOURCE_EXHAUSTED, sometimes not before a value is read long after the step.
+``explained`` turns that error into a torch.OutOfMemoryError, which names the program's largest values, the
+lines that compute them, and other values that are held.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REFUSED: Final = "xla_refused_program"
 
 
 class Value(NamedTuple):
-    """A value that a program computes: its size, and where the user's program asks for it."""
+    """A value that a program computes: its size, and the line of the user's program that computes it."""
 
     nbytes: int
     meta: str
@@ -44,7 +44,7 @@ class Value(NamedTuple):
 
 
 def largest_values(entries: Iterable[Entry]) -> tuple[Value, ...]:
-    """The largest values that ``entries`` compute, in order of size."""
+    """The largest values that ``entries`` compute, the largest first."""
     sizes = (
         (meta.nbytes, -operation.depth, operation, meta)
         for operation in operations_of(entries)
@@ -68,21 +68,21 @@ def _place(entry: Entry) -> str:
 
 
 def place_of(entry: Entry | None) -> str:
-    """Where the user's program records ``entry``, as the end of a sentence."""
+    """The place where the user's program records ``entry``, as the end of a sentence."""
     return "" if entry is None else _place(entry)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a runtime or a compiler says that memory does not suffice."""
-    if isinstance(error, torch.OutOfMemoryError):  # ours: it is explained already
+    """Whether this is an out-of-memory error of a runtime or a compiler."""
+    if isinstance(error, torch.OutOfMemoryError):  # already explained
         return False
     return isinstance(error, MemoryError) or pjrt_c_api.is_out_of_memory(error)
 
 
 def explained(error: Exception, name: str, values: Sequence[Value]) -> Exception:
-    """``error`` of the program ``name``, or torch.OutOfMemoryError in its place if memory did not suffice.
+    """``error`` of the program ``name``, or a torch.OutOfMemoryError in its place if memory ran out.
 
-    That one says what takes the memory: ``values`` are the program's largest, see ``largest_values``.
+    The latter says what takes the memory: ``values`` are the program's largest (see ``largest_values``).
     """
     if not is_out_of_memory(error):
         return error
@@ -107,16 +107,16 @@ def explained(error: Exception, name: str, values: Sequence[Value]) -> Exception
 
 
 def costing_step(error: Exception) -> Exception:
-    """Mark ``error``: the step that raised it cannot be computed, now or later."""
+    """Mark ``error`` as one that loses the step's values: the step can be computed neither now nor later."""
     setattr(error, _MARK, True)
     return error
 
 
 @contextlib.contextmanager
 def costing(refused: bool = False) -> Iterator[None]:
-    """Inside, every exception but Ctrl-C and its like is one that ``costing_step`` marks.
+    """A block whose exceptions (except Ctrl-C and the like) are marked by ``costing_step``.
 
-    With ``refused`` it says that there is no such program, see ``was_refused``.
+    With ``refused``, they also say that the program cannot be made (see ``was_refused``).
     """
     try:
         yield
@@ -128,10 +128,10 @@ def costing(refused: bool = False) -> Iterator[None]:
 
 
 def was_refused(error: Exception) -> bool:
-    """Whether lowering or compiling a program failed for another reason than too little memory."""
+    """Whether lowering or compiling a program failed for a reason other than memory."""
     return getattr(error, _REFUSED, False) and not isinstance(error, torch.OutOfMemoryError)
 
 
 def costs_step(error: Exception) -> bool:
-    """Whether ``costing_step`` marked an error."""
+    """Whether ``costing_step`` has marked an error."""
     return getattr(error, _MARK, False)

@@ -1,11 +1,13 @@
-"""A recorded step as nodes to look for repeats in: list operators by element, views in their readers.
+"""Turns a recorded step into the nodes in which repeats are searched.
 
-Three things hide repeats in a recorded step, and are changed here without changing what it computes.
-An optimizer's list operators do a hundred parameters in one entry: each becomes one node per element,
-and a series of them is put in element order, so that one parameter's update is one run. Views would
-be values of their own wherever a run begins or ends, and cost a copy: they are left out, and
-computed by whoever reads them (as are constants). A slice of a program input has another constant
-in every repeat (the time steps of a recurrent net): it counts as an input.
+Three things would hide repeats in a recorded step. They are changed here without changing what the step computes:
+
+- An optimizer's list operators update a hundred parameters in one entry. Each becomes one node per element, and
+  a series of them is reordered by element, so that the update of one parameter is one run.
+- A view that crosses the border of a run would be a value of its own, and cost a copy. Views have no nodes: the
+  operations that read them compute them, and constants as well.
+- A slice of a program input has a different constant in every repeat (the time steps of a recurrent net). It
+  counts as an input.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Entry, Input, Operation
 from xla_core.recording.step_key import Lift, Ref, lifted, references
 
-# Operators that move values without computing, though PyTorch does not call them views.
+# Operators that only move values, although PyTorch does not call them views.
 _MOVES: Final = frozenset({"aten._unsafe_view.default", "aten.clone.default"})
-# What whole operators cost to compile: as many nodes as PyTorch would have recorded for their parts.
+# Compile costs of compound operators: the number of nodes that PyTorch would have recorded for their parts.
 _WEIGHTS: Final = {
     "aten.linear_backward.default": 5.0,
     "xla.attention.default": 6.0,
@@ -31,9 +33,9 @@ _WEIGHTS: Final = {
     "aten._thnn_fused_lstm_cell.default": 11.0,
     "aten._thnn_fused_lstm_cell_backward_impl.default": 10.0,
 }
-# Longer chains of views are cut, as every reader computes a chain again.
+# Longer chains of views get a node, because every reader computes the whole chain.
 _MAX_CHAIN: Final = 16
-# Operators that look at the shapes of their operands only: constants.
+# Operators that use only the shapes of their operands: their results are constants.
 FILLS: Final = frozenset(
     f"aten.{name}.default"
     for name in (
@@ -45,16 +47,13 @@ FILLS: Final = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpInstance:
-    """What one node computes: an operation, or one element of a list operator's.
-
-    ``index`` is the number of the element; None is the whole operation.
-    """
+    """What one node computes: a whole operation (``index`` None), or one element of a list operator."""
 
     entry: Operation
     index: int | None = None
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The entry's arguments, lists cut to the one element."""
+        """The entry's arguments; with an ``index``, lists have only that element."""
         entry, index = self.entry, self.index
         if index is None:
             return entry.args, entry.kwargs
@@ -65,7 +64,7 @@ class OpInstance:
         )
 
     def results(self) -> tuple[int, ...]:
-        """The value numbers it computes."""
+        """The numbers of the values that it computes."""
         entry, index = self.entry, self.index
         if index is None:
             return tuple(range(entry.first, entry.end))
@@ -78,17 +77,17 @@ class OpInstance:
 
 
 def _cut(a: object, index: int, count: int) -> object:
-    # ``_splits`` made sure that lists have ``count`` elements or none; what is no list is for all elements
+    # ``_splits`` has checked that lists have ``count`` elements or none; other arguments apply to all elements
     return [a[index]] if isinstance(a, list) and len(a) == count else a
 
 
 def _elements(entry: Operation) -> int:
-    """How many elements a list operator has, from its first argument."""
+    """The number of elements of a list operator: the length of its first argument."""
     return len(entry.args[0])
 
 
 def _splits(entry: Operation) -> bool:
-    """Whether an entry applies one function to each element of its lists."""
+    """Whether an entry applies one function to each element of its lists, and can be split."""
     if not is_per_element(entry.plan.name) or not entry.args:
         return False
     count = len(entry.args[0]) if isinstance(entry.args[0], list) else 0
@@ -102,10 +101,10 @@ def _splits(entry: Operation) -> bool:
 class Graph:
     """A step as nodes, in an order in which they can be computed.
 
-    ``inputs`` are value numbers in argument order. ``lazy`` operations, by the number of their value, are
-    computed where they are read; ``early`` ones (slices of inputs) at the top, and then they are values like
-    inputs. ``wanted`` are the values that the step's outputs are read from: their bases, where an output is a
-    view.
+    ``inputs`` are value numbers in argument order. ``lazy`` maps value numbers to operations that are
+    computed where they are read; ``early`` maps them to slices of inputs, which are computed first and then
+    count as inputs. ``wanted`` are the values from which the step's outputs are read: the base of an output
+    that is a view.
     """
 
     nodes: list[Node]
@@ -118,10 +117,10 @@ class Graph:
 def build_graph(
     entries: Sequence[Entry], outputs: Sequence[int], never_repeating: Collection[str] = ()
 ) -> Graph:
-    """The graph of ``entries``, which are all needed for ``outputs``, the numbers of the wanted values.
+    """The graph of ``entries``, all of which ``outputs``, the numbers of the wanted values, depend on.
 
-    Every node of an operator named in ``never_repeating`` (default: none) has a key of its own, so that it is
-    in no repeat.
+    Every node of an operator named in ``never_repeating`` (default: none) gets a unique key, so that it is
+    never part of a repeat.
     """
     return _Builder(entries, outputs, never_repeating).graph()
 
@@ -133,20 +132,20 @@ class _Builder:
         self.entries = entries
         self.never_repeating = never_repeating
         self.outputs = outputs
-        # A view that leaves the program is computed anyway: best where its base is.
+        # A view that is an output is computed in any case, and therefore gets a node.
         self.leaving = frozenset(outputs)
         self.inputs: list[int] = []
-        self.given: set[int] = set()
+        self.given: set[int] = set()  # inputs and early values
         self.lazy: dict[int, Operation] = {}
         self.early: dict[int, Operation] = {}
-        # For every lazy value: the value that its chain of views begins with (None for a constant), the number
-        # that stands for what the chain does, and how many views it has.
+        # For every lazy value: the value at the beginning of its chain of views (None for a constant), the number
+        # of the chain's description, and the number of views in it.
         self.roots: dict[int, tuple[int | None, int, int]] = {}
-        # For every view: what it is a view of.
+        # The base of every view.
         self.bases: dict[int, Ref] = {}
-        # Values that are handed over as a view of themselves, and that view: see ``_fold_views``.
+        # Values that are passed on as a view of themselves, with that view: see ``_fold_views``.
         self.folded: dict[int, int] = {}
-        # Small numbers for descriptions: comparing nodes is comparing integers from then on.
+        # Descriptions by small numbers, so that nodes are compared by integers.
         self.described: dict[Hashable, int] = {}
 
     def graph(self) -> Graph:
@@ -158,8 +157,8 @@ class _Builder:
                 self.given.add(entry.first)
             elif isinstance(entry, Operation) and not self._without_node(entry):
                 if _splits(entry):
-                    # Optimizers call several list operators in a row. Element order makes each parameter's
-                    # update one run of nodes, which repeats from parameter to parameter.
+                    # Optimizers call several list operators one after another. In element order, the update of
+                    # each parameter is one run of nodes, which repeats from parameter to parameter.
                     if not series.takes(entry, self._root):
                         parts += series.drain()
                     series.add(entry)
@@ -174,7 +173,7 @@ class _Builder:
         )
 
     def _root(self, vid: int) -> int:
-        """The value that a reader of ``vid`` takes: the base of its views, or what that folds to."""
+        """The value that a reader of ``vid`` receives: the base of its views, or the view that replaces it."""
         root = self._base(vid)
         return self.folded.get(root, root)
 
@@ -183,34 +182,34 @@ class _Builder:
         return vid if root is None or root[0] is None else root[0]
 
     def _fold_views(self, parts: Iterable[OpInstance]) -> None:
-        """Where all readers look through one view, the view is the value, not its base.
+        """If all readers of a value use the same view of it, pass on the view instead of the value.
 
-        Handed over as its base it would be computed twice: for the readers at hand, whose fusion
-        contains the view, and for those elsewhere.
+        Otherwise the value would be computed twice: for readers in the same run, whose fusion
+        contains the view, and for those outside of it.
         """
         common: dict[int, list[Ref]] = {}
         for part in parts:
             args, kwargs = part.arguments()
             for ref in references((args, tuple(kwargs.values()))):
                 chain = self._chain(ref)
-                # what all readers so far look through: the views that their chains begin with alike
+                # the views with which the chains of all readers so far begin
                 base = chain[0].vid
                 known = common.setdefault(base, chain)
                 if known is not chain:
                     shared = sum(1 for _ in _while_equal(known, chain))
                     common[base] = known[:shared]
-        # An output is read from its base, outside of any function: that reader looks through nothing.
+        # An output is read from its base, outside any function: that reader uses no view.
         for vid in self.outputs:
             common.pop(self._base(vid), None)
         for base, chain in common.items():
-            # A view that repeats elements (expand) would be more to hand over than its base; an input is
-            # there as it is, and no node makes it.
+            # A view that repeats elements (expand) is larger than its base, so the base is passed on. An input
+            # is not made by a node.
             same_size = [r for r in chain if r.meta.numel == chain[0].meta.numel]
             if base not in self.given and len(same_size) == len(chain) > 1:
                 self.folded[base] = chain[-1].vid
 
     def _chain(self, ref: Ref) -> list[Ref]:
-        """The views from a value's base to the value."""
+        """The references from a value's base to the value, one per view."""
         chain = [ref]
         while (base := self.bases.get(chain[-1].vid)) is not None:
             chain.append(base)
@@ -218,9 +217,9 @@ class _Builder:
         return chain
 
     def _without_node(self, entry: Operation) -> bool:
-        """File views and constants, which get no node."""
+        """Register a view or a constant, which needs no node; returns False for other entries."""
         plan = entry.plan
-        # A lifted number differs from step to step, and a node reads it as an operand: no constant.
+        # A lifted number changes from step to step, and a node reads it as an operand: it is not a constant.
         refs = list(entry.references())
         if len(entry.metas) != 1 or any(entry.lifted()):
             return False
@@ -234,16 +233,16 @@ class _Builder:
         meta = entry.metas[0]
         assert meta is not None
         if meta.numel < base.meta.numel:
-            # A part of a value is less to hand over than the value, and gets a node. A part of an input is
-            # cut out at the top instead: x[0], x[1], ... of an unrolled loop differ in a constant, and as
-            # inputs they are just other operands of equal nodes.
+            # A part of a value is smaller than the value, so it gets a node and is passed on. A part of an input
+            # is cut out at the beginning instead: x[0], x[1], ... of an unrolled loop differ in a constant, but
+            # as inputs they are just different operands of equal nodes.
             if root is not None and (root in self.given):
                 self.early[entry.first] = entry
                 self.given.add(entry.first)
                 return True
             return False
         if entry.first in self.leaving:
-            return False  # it is computed as a value of its own in any case
+            return False  # it is computed in any case
         return length < _MAX_CHAIN and self._file_lazy(entry, base, root, length + 1)
 
     def _file_lazy(self, entry: Operation, base: Ref | None, root: int | None, length: int) -> bool:
@@ -273,11 +272,11 @@ class _Builder:
         folds = tuple(self._chain_of(self.folded[v]) if v in self.folded else 0 for v in results)
         plan = part.entry.plan
         unique = results if plan.name in self.never_repeating else None
-        # Equal keys must lower to equal code, given operands of any names: all of the operation but which values
-        # and which lifted numbers it reads.
+        # Nodes with equal keys must lower to equal code for any operands. So the key contains everything but
+        # the values and the lifted numbers that the operation reads.
         what = (plan, part.index is None, metas, folds, unique)
         key = self._describe((what, self._frozen(args), self._frozen(named)))
-        # constants are made by each reader, so they are no operands
+        # each reader makes its constants itself, so they are not operands
         operands = tuple(
             self._root(ref.vid)
             for ref in references(every)
@@ -289,8 +288,8 @@ class _Builder:
     def _frozen(self, a: object) -> Hashable:
         """An argument without the values it refers to: metas, view chains, kinds of scalars.
 
-        Of a view chain also how much of it is folded into the value that is handed over: the rest is
-        left to the reader.
+        For a view chain, this includes the part of it that is folded into the value that is passed on, because
+        the reader computes the rest.
         """
         if isinstance(a, Ref):
             folded = self.folded.get(self._base(a.vid))
@@ -305,16 +304,16 @@ class _Builder:
 
 
 class _Series:
-    """List operators in a row, over the same number of elements, each reading its own element's values."""
+    """Consecutive list operators over the same number of elements, in which no element reads another one."""
 
     def __init__(self) -> None:
         self.entries: list[Operation] = []
         self.element_of: dict[int, int] = {}
 
     def takes(self, entry: Operation, root: Callable[[int], int]) -> bool:
-        """Whether ``entry`` may join: element i reads none of what the series computes for j."""
-        # Element order computes all of element 0 first. So nothing of it may need another element's values,
-        # and no operand that serves all elements may come from the series.
+        """Whether ``entry`` may be added: none of its elements reads what the series computes for another."""
+        # In element order, all operations of element 0 come first. They must not need values of other elements,
+        # and no operand that all elements share may come from the series.
         if not self.entries:
             return True
         count = _elements(entry)
@@ -334,11 +333,11 @@ class _Series:
         count = _elements(entry)
         self.entries.append(entry)
         for offset in range(len(entry.metas)):
-            # an operator with several results gives a list of each, one after the other
+            # an operator with several results returns one list after another
             self.element_of[entry.first + offset] = offset % count
 
     def drain(self) -> list[OpInstance]:
-        """All parts, element by element; the series is empty afterwards."""
+        """Remove and return all operations, element by element."""
         if not self.entries:
             return []
         count = _elements(self.entries[0])
@@ -356,9 +355,10 @@ def _while_equal(left: Sequence[Ref], right: Sequence[Ref]) -> Iterator[Ref]:
 
 
 def lift_number(lift: Lift) -> int:
-    """The number under which nodes have a lifted scalar among their operands: below zero.
+    """The number of a lifted scalar among the operands of nodes, below zero.
 
-    Scalars are renamed between the calls of a function like values are, and must not be taken for values.
+    Like values, scalars differ between the calls of a function, but their numbers must not collide with those of
+    values.
     """
     return -1 - (2 * lift.position + lift.is_float)
 

@@ -1,4 +1,4 @@
-"""Lowers a recorded step: replays its entries through the lowering rules under jax."""
+"""Makes a jax function of a recorded step, which replays its entries through the lowering rules."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def step_function(
 ) -> Callable[..., tuple[Any, ...]]:
     """A jax function of the step: inputs in order, then the lifted floats and ints if there are any.
 
-    ``entries`` are what ``outputs``, the numbers of the wanted values, need; ``floats`` and ``ints`` say which
-    vectors there are. ``scope_class`` computes the operations (default: as they were recorded).
+    ``entries`` are those that ``outputs``, the numbers of the wanted values, depend on; ``floats`` and ``ints`` say
+    which vectors exist. ``scope_class`` computes the operations (default: as they were recorded).
     """
     given = [entry.first for entry in inputs_of(entries)]
     operations = operations_of(entries)
@@ -59,10 +59,10 @@ def repeats_of(
     model: CostModel,
     never_inside: Collection[str] = (),
 ) -> tuple[Graph, Plan] | None:
-    """The step as a graph and what repeats in it, or None where no function would be worth it.
+    """The step as a graph and the repeats in it; None if no function would be worth it.
 
-    ``entries`` are what ``outputs``, the numbers of the wanted values, need. ``model`` says what a function
-    must save. Operators named in ``never_inside`` get into no function.
+    ``entries`` are those that ``outputs``, the numbers of the wanted values, depend on. ``model`` says how much a
+    function must save. Operators named in ``never_inside`` are never part of a function.
     """
     graph = build_graph(entries, outputs, never_inside)
     plan = find_repeats(graph.nodes, graph.wanted, model)

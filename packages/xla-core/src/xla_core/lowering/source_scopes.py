@@ -14,7 +14,7 @@ from xla_core.support import caches
 MARK: Final = "@"
 _MARKED: Final = re.compile(MARK + r"(\d+)(?=/|$)")
 OPTIMIZER_SCOPE: Final = "optimizer"
-"""Stands for the modules of what an optimizer's step records, outside of any."""
+"""The scope of operations that an optimizer's step records, which are in no module."""
 _places: caches.Bounded[int, SourceLocation] = caches.Bounded(
     "places of lowered operations", bound=65_536
 )
@@ -23,7 +23,7 @@ _NOT_IN_NAMES: Final = re.compile(r"\W+", re.ASCII)
 
 
 def scope_name(entry: Operation) -> str:
-    """The name that an operation's instructions get in the lowered program."""
+    """The name of an operation's instructions in the lowered program."""
     where: SourceLocation | None = entry.where
     name = entry.plan.name
     if detail() is Detail.LINES:
@@ -32,16 +32,16 @@ def scope_name(entry: Operation) -> str:
 
 
 def _number(where: SourceLocation | None) -> int:
-    """The number for a place in a name; 0 for none."""
+    """The number that stands for a place in a name; 0 if there is no place."""
     if where is not None:
         _places.keep(id(where), where)
     return 0 if where is None else id(where)
 
 
 def common_scope(entries: Iterable[Entry]) -> str:
-    """The modules that operations have in common, as a name: ``Net_blocks``; empty where they were not located.
+    """The modules that operations have in common, as a name: ``Net_blocks``; empty if none was located.
 
-    Indices of modules in a list are left out: operations that repeat are those of one of many.
+    Indices of modules in a list are left out, because repeated operations belong to several of them.
     """
     places = (entry.where for entry in entries if entry.where is not None)
     scopes = [p.scope or (OPTIMIZER_SCOPE if p.optimizer else "") for p in places]
@@ -52,10 +52,10 @@ def common_scope(entries: Iterable[Entry]) -> str:
 
 
 def relocation() -> Callable[[str], tuple[str, str, int] | None] | None:
-    """What turns the name of a lowered operation into name, file and line; None without detail.
+    """A function from the name of a lowered operation to its clean name, file and line; None without detail.
 
-    The function gives None for operations whose line is not known. An operation in the body of a
-    computation has its own line, whose mark comes last.
+    The function returns None for operations whose line is unknown. For an operation in the body of a
+    computation it takes the operation's own line, whose mark comes last in the name.
     """
     return None if detail() is Detail.NONE else _relocated
 

@@ -1,8 +1,8 @@
-"""Keeps batch dimensions apart that PyTorch merges for ``bmm``, where a program is partitioned.
+"""In partitioned programs, keeps batch dimensions separate that PyTorch merges for ``bmm``.
 
-``matmul`` of four-dimensional tensors reshapes batch and heads into one dimension, multiplies and
-takes them apart again. A value that is split over the heads cannot stay so in between: devices would
-exchange it whole, twice for each product. The product is the same without the reshapes.
+``matmul`` of four-dimensional tensors reshapes batch and heads into one dimension, multiplies, and
+separates them again. A value that is split over the heads cannot remain split in between: devices would
+exchange the whole value twice for each product. Without the reshapes, the product is the same.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from xla_core.recording.step_key import Ref
 
 
 class UnmergedScope(Scope):
-    """A scope in which merged batch dimensions stay apart as long as only products use them.
+    """A scope in which batch dimensions are not merged as long as only products use them.
 
-    ``unmerged`` holds arrays with all their batch dimensions by the number of the merged value, which
-    is made when something else reads it. ``forms`` are all such ways to keep a value, by name.
+    ``unmerged`` maps the number of a merged value to the array with all batch dimensions. The merged value itself
+    is made when another operation reads it. ``forms`` are all such ways to hold a value, by name.
     """
 
     def __init__(self, lazy: Mapping[int, Operation], lifted: Lifted) -> None:
         super().__init__(lazy, lifted)
         self.unmerged: dict[int, Array] = {}
         self.forms = {"unmerged": self.unmerged}
-        self._met: set[int] = set()
+        self._materialized: set[int] = set()
 
     def materialize(self, vid: int) -> int:
-        """``vid``; a lazy value of that number is there now, in whatever form."""
+        """Compute value ``vid``, in any form, if it is lazy; returns ``vid``."""
         entry = self.lazy.get(vid)
-        if entry is not None and vid not in self._met and vid not in self:
-            self._met.add(vid)
+        if entry is not None and vid not in self._materialized and vid not in self:
+            self._materialized.add(vid)
             self.compute(OpInstance(entry))
         return vid
 
     def export_value(self, vid: int) -> Exported:
-        """A value for another scope, in the form that it has here."""
+        """A value for another scope, in the form in which this scope holds it."""
         self.materialize(vid)
         for form, kept in self.forms.items():
             if vid in kept:
@@ -50,27 +50,30 @@ class UnmergedScope(Scope):
         return super().export_value(vid)
 
     def import_value(self, vid: int, exported: Exported) -> None:
-        """Keep a value in the form that it has in another scope."""
+        """Store a value in the form in which another scope holds it."""
         array, form = exported
         if form == PLAIN:
             super().import_value(vid, exported)
         else:
-            self._met.add(vid)  # lazy or not, it is there
+            self._materialized.add(vid)  # even if it is lazy, it need not be computed
             self.forms[form][vid] = array
 
     def __missing__(self, vid: int) -> Array:
-        apart = self.unmerged.get(vid)
-        if apart is None:
+        unmerged = self.unmerged.get(vid)
+        if unmerged is None:
             return super().__missing__(vid)
-        merged = self[vid] = apart.reshape(-1, *apart.shape[-2:])
+        merged = self[vid] = unmerged.reshape(-1, *unmerged.shape[-2:])
         return merged
 
     def compute(self, part: OpInstance) -> None:
-        """Run one operation and keep its results."""
+        """Evaluate one operation and store its results."""
         plan = part.entry.plan
-        kept = None if plan.is_put else _KEEPS_APART.get(plan.name)
-        if kept is None or not kept(self, part):
+        compute_unmerged = None if plan.is_put else _UNMERGED.get(plan.name)
+        if compute_unmerged is None or not compute_unmerged(self, part):
             super().compute(part)
+
+
+# Each of these computes an operation on unmerged values, or returns False.
 
 
 def _view(scope: UnmergedScope, part: OpInstance) -> bool:
@@ -78,9 +81,9 @@ def _view(scope: UnmergedScope, part: OpInstance) -> bool:
     (meta,) = part.metas()
     (vid,) = part.results()
     assert isinstance(source, Ref) and meta is not None
-    apart = scope.unmerged.get(scope.materialize(source.vid))
-    if apart is not None and apart.shape == meta.shape:
-        scope[vid] = apart
+    unmerged = scope.unmerged.get(scope.materialize(source.vid))
+    if unmerged is not None and unmerged.shape == meta.shape:  # separates the dimensions again
+        scope[vid] = unmerged
         return True
     shape = source.meta.shape
     merged = (math.prod(shape[:-2]), *shape[-2:])
@@ -92,10 +95,10 @@ def _view(scope: UnmergedScope, part: OpInstance) -> bool:
 
 def _transpose(scope: UnmergedScope, part: OpInstance) -> bool:
     source, first, second = part.entry.args[:3]
-    apart = scope.unmerged.get(scope.materialize(source.vid))
-    if apart is None or {first % 3, second % 3} != {1, 2}:
+    unmerged = scope.unmerged.get(scope.materialize(source.vid))
+    if unmerged is None or {first % 3, second % 3} != {1, 2}:
         return False
-    scope.unmerged[part.results()[0]] = jnp.swapaxes(apart, -1, -2)
+    scope.unmerged[part.results()[0]] = jnp.swapaxes(unmerged, -1, -2)
     return True
 
 
@@ -108,7 +111,7 @@ def _bmm(scope: UnmergedScope, part: OpInstance) -> bool:
     return True
 
 
-_KEEPS_APART: Final[Mapping[str, Callable[[UnmergedScope, OpInstance], bool]]] = {
+_UNMERGED: Final[Mapping[str, Callable[[UnmergedScope, OpInstance], bool]]] = {
     "aten.view.default": _view,
     "aten._unsafe_view.default": _view,
     "aten.transpose.int": _transpose,

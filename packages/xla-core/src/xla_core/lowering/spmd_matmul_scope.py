@@ -1,12 +1,12 @@
-"""What is lowered otherwise where a program is partitioned: products without transposes around them.
+"""In partitioned programs, lowers matrix products without the transposes around them.
 
-PyTorch's linear layer multiplies by a transposed weight, its gradient by the weight itself. A weight
-that is split over the devices has to be whole for both: as two values it would be gathered twice.
-A product over other dimensions of the weight is the same, and one gathered value serves all.
+PyTorch's linear layer multiplies by a transposed weight, and its gradient by the weight itself. A weight
+that is split over the devices must be gathered for both, and as two values it would be gathered twice.
+A product over other dimensions of the weight gives the same result, so one gathered value serves both.
 
-The weight's gradient is a product that is transposed. Devices sum it up in between, so the compiler
-cannot make one operation of the two, and all that reads the gradient would turn it. The factors
-the other way round give the transpose at once.
+The gradient of the weight is a transposed product. Devices sum the product before the transpose, so the compiler
+cannot merge the two, and every reader of the gradient would transpose it. Swapping the factors
+gives the transposed product directly.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from xla_core.recording.entry import Operation
 
 
 class PartitionedScope(UnmergedScope):
-    """An ``UnmergedScope`` in which transposed matrices are made only for those who are no products.
+    """An ``UnmergedScope`` that transposes a matrix only for readers that are not products.
 
-    ``transposed`` holds the matrices by the number of their transpose; ``waiting`` are products that nobody
-    read yet: whether a transpose reads them first decides in which form they are computed.
+    ``transposed`` maps the number of a transposed matrix to the matrix itself. ``waiting`` holds products that have
+    not been read yet: if a transpose reads one first, its transpose is computed instead.
     """
 
     def __init__(self, lazy: Mapping[int, Operation], lifted: Lifted) -> None:
@@ -45,14 +45,14 @@ class PartitionedScope(UnmergedScope):
         if part is not None:
             matrix = self[vid] = _product(self, part)
             return matrix
-        turned = self.transposed.get(vid)
-        if turned is None:
+        transpose = self.transposed.get(vid)
+        if transpose is None:
             return super().__missing__(vid)
-        matrix = self[vid] = jnp.swapaxes(turned, 0, 1)
+        matrix = self[vid] = jnp.swapaxes(transpose, 0, 1)
         return matrix
 
     def compute(self, part: OpInstance) -> None:
-        """Run one operation and keep its results."""
+        """Evaluate one operation and store its results."""
         plan = part.entry.plan
         name = "" if plan.is_put else plan.name
         if name in _PRODUCTS:
@@ -60,8 +60,8 @@ class PartitionedScope(UnmergedScope):
         elif name not in _TRANSPOSES or not _transpose(self, part):
             super().compute(part)
 
-    def turn(self, vid: int) -> jax.Array:
-        """The transpose of a matrix: as it was given, or computed so now; else None."""
+    def transpose_of(self, vid: int) -> jax.Array | None:
+        """The transpose of a matrix if it is at hand, or if a waiting product can be computed transposed."""
         part = self.waiting.get(self.materialize(vid))
         if part is not None and part.entry.plan.name == MM:
             del self.waiting[vid]
@@ -74,16 +74,16 @@ def _transpose(scope: PartitionedScope, part: OpInstance) -> bool:
     (vid,) = part.results()
     if len(source.meta.shape) != 2 or len({d % 2 for d in dimensions or (0, 1)}) != 2:
         return False
-    back = scope.turn(source.vid)
-    if back is not None:
-        scope[vid] = back
+    transpose = scope.transpose_of(source.vid)
+    if transpose is not None:
+        scope[vid] = transpose
     else:
         scope.transposed[vid] = scope[source.vid]
     return True
 
 
 def _product(scope: PartitionedScope, part: OpInstance, swapped: bool = False) -> jax.Array:
-    """What ``mm`` or ``addmm`` gives; ``swapped``: the transpose of what ``mm`` gives."""
+    """The result of ``mm`` or ``addmm``; with ``swapped``, the transposed result of ``mm``."""
     args, kwargs = part.arguments()
     *added, left, right = args
     turned = tuple(scope.materialize(ref.vid) in scope.transposed for ref in (left, right))

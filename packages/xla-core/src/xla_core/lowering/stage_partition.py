@@ -1,11 +1,11 @@
-"""Cuts a step with repeats into stages: programs that run in a row, each compiled once.
+"""Cuts a step with repeats into stages: programs that run one after another, each compiled once.
 
-XLA clones a function for each of its calls and optimizes the clones: the compile time of one program
-grows with a model's depth, functions or not. A stage that runs forty-eight times is one program
-however deep the model is. What lies between the calls of functions become stages of their own.
+XLA clones a function for each of its calls and optimizes the clones, so the compile time of one program
+grows with the depth of a model even if it has functions. A stage that runs forty-eight times is one program,
+however deep the model is. The operations between the calls of functions become stages of their own.
 
-A device that waits when many runs are pending is given fewer: a stage then stands for a few calls in a
-row, as long as all such stages are wired alike.
+A device may slow down when many runs are pending. It gets fewer stages: each then consists of a few consecutive
+calls, provided that these read each other in the same way in all such stages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from xla_core.lowering.repeat_graph import FILLS, Graph
 from xla_core.lowering.repeats.items import Call, Function, Item, Plan
 from xla_core.recording.entry import Operation
 
-# XLA clones a function for each call: more calls than this, and a stage takes long to compile itself.
+# XLA clones a function for each call: a stage with more calls than this would take long to compile.
 _MOST_CALLS: Final = 8
 
 VECTORS: Final = {True: -1, False: -2}
@@ -33,11 +33,11 @@ VECTORS: Final = {True: -1, False: -2}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StageProgram:
-    """A program of one or more stages.
+    """A program that one or more stages run.
 
-    ``function`` takes arrays of the values ``inputs`` (of one of its stages; vectors of numbers
-    among them), then ``indices`` uint32 scalars, and gives those of ``outputs``. ``aliases`` pairs
-    inputs with the outputs that take over their memory, in every stage.
+    ``function`` takes the arrays of the values ``inputs`` (numbered as in one of its stages, and including vectors
+    of numbers), then ``indices`` uint32 scalars, and returns the arrays of ``outputs``. ``aliases`` pairs
+    inputs with the outputs that reuse their memory, in every stage.
     """
 
     name: str
@@ -50,7 +50,7 @@ class StageProgram:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stage:
-    """One run of a program: which values it takes and makes; ``indices`` are numbers given as such."""
+    """One run of a program: the values that it takes and makes, and the scalar arguments ``indices``."""
 
     program: int
     inputs: tuple[int, ...]
@@ -66,7 +66,7 @@ class StagePlan:
     stages: tuple[Stage, ...]
 
     def donated(self) -> set[int]:
-        """The values whose memory is taken over by a result."""
+        """The values whose memory a result reuses."""
         aliases = [program.aliases for program in self.programs]
         return {stage.inputs[i] for stage in self.stages for i, _ in aliases[stage.program]}
 
@@ -80,9 +80,9 @@ def cut(
 ) -> StagePlan:
     """The stages of a step.
 
-    ``graph`` and ``plan`` are its nodes and what repeats, ``outputs`` the numbers of the wanted values.
-    ``donations`` maps inputs to the outputs that their storages hold then. Where there were more than
-    ``most_stages`` (default: there is no limit), calls in a row share one.
+    ``graph`` and ``plan`` are its nodes and repeats, ``outputs`` the numbers of the wanted values.
+    ``donations`` maps inputs to the outputs that their storages hold afterwards. If there would be more than
+    ``most_stages`` stages (default: no limit), consecutive calls share one.
     """
     return _Cutter(graph, plan, outputs, donations, most_stages).plan()
 
@@ -107,36 +107,36 @@ class _Cutter:
     def plan(self) -> StagePlan:
         reads = [_reads(group) for group in self.groups]
         first = self._first(itertools.chain(*reads, self.outputs))
-        # Later stages overwrite earlier ones here, so that the last reader is left. The step's results are read
-        # by something after all stages: no stage may take their memory.
+        # Later stages overwrite earlier ones, which leaves the last reader. The step's results are read after
+        # all stages, so no stage may reuse their memory.
         for number, values in enumerate(reads, start=1):
             self.last_reader.update(dict.fromkeys(values, number))
         self.last_reader.update(dict.fromkeys(self.outputs, len(reads) + 1))
         leaving = self._leaving_calls()
         stages: list[Stage] = []
         programs: list[StageProgram] = []
-        of: dict[Hashable, int] = {}
+        program_of: dict[Hashable, int] = {}
         for number, (group, values) in enumerate(zip(self.groups, reads, strict=True), start=1):
-            key: Hashable = number  # what lies between calls is a program of its own each time
+            key: Hashable = number  # operations between calls are a different program each time
             calls = _calls(group)
             if calls:
                 key = _wiring(calls)
                 stage = self._of_calls(calls, leaving[key])
             else:
                 stage = self._between(group, values, number)
-            if key not in of:
-                of[key] = len(programs)
+            if key not in program_of:
+                program_of[key] = len(programs)
                 programs.append(self._program(group, stage))
-            stages.append(dataclasses.replace(stage, program=of[key]))
+            stages.append(dataclasses.replace(stage, program=program_of[key]))
         programs = self._with_aliases(programs, stages)
-        # It is first in the row but last among the programs, so that the numbers given above stay true.
+        # It runs first, but is last among the programs, so that the numbers assigned above remain valid.
         if first is not None:
             stages.insert(0, Stage(len(programs), first.inputs, (), first.outputs))
             programs.append(first)
         return StagePlan(tuple(programs), tuple(stages))
 
     def _first(self, read: Iterable[int]) -> StageProgram | None:
-        """What computes the slices of inputs that stages read, and constants that are results."""
+        """The program that computes the slices of inputs that stages read, and constants that are results."""
         graph = self.graph
         lazy = graph.lazy | graph.early
         wanted = tuple(v for v in dict.fromkeys(read) if v in lazy and v not in self.computed)
@@ -152,9 +152,9 @@ class _Cutter:
         return StageProgram("slices_and_constants", function, inputs, wanted, 0, ())
 
     def _leaving_calls(self) -> dict[Hashable, list[int]]:
-        """For all groups of calls with the same wiring: which of their results any of them hands on."""
-        # One program serves all groups of a wiring, so it returns what any of them hands on. Where another
-        # group hands less on, its schedule drops the rest.
+        """For each wiring, the results that any group of calls with this wiring passes on to later stages."""
+        # One program serves all groups with the same wiring, so it returns what any of them passes on. If a
+        # group passes on less, its schedule drops the rest.
         leaving: dict[Hashable, set[int]] = {}
         for number, group in enumerate(self.groups, start=1):
             calls = _calls(group)
@@ -169,8 +169,8 @@ class _Cutter:
         inner = set(results)
         values = (v for call in calls for v in call.operands if v >= 0 and v not in inner)
         vectors = (VECTORS[kind] for kind in kinds_of(calls[0].operands))
-        # Numbers that differ from call to call stand in one vector of the step. Each stage is told where its own
-        # are, as arguments: as constants they would make a program per stage.
+        # Numbers that differ from call to call are in one vector of the step. Each stage gets the positions of
+        # its numbers as arguments, because constants would make a program for each stage.
         moving = (slot for call in calls for slot in self.emitter.moving_slots(call))
         indices = tuple(position for _, position in moving)
         return Stage(-1, (*values, *vectors), indices, tuple(results[i] for i in leaving))
@@ -202,7 +202,7 @@ class _Cutter:
         self, calls: list[Call], outputs: tuple[int, ...]
     ) -> Callable[[list[Any], list[Any], list[Any]], list[Any]]:
         function = calls[0].function
-        # a function that is called once need not be one
+        # a function that is called once is inlined
         emitter = self.emitter
         run_one = (
             emitter.body(function)
@@ -211,7 +211,7 @@ class _Cutter:
         )
 
         def run(vectors: list[Any], indices: list[Any], operands: list[Any]) -> list[Any]:
-            # What one call hands to another of the same stage is no argument and no result of its program.
+            # A value that one call passes to another in the same stage is not an argument of the program.
             computed: dict[int, object] = {}
             given, moving = iter(operands), iter(indices)
             for call in calls:
@@ -239,11 +239,11 @@ class _Cutter:
     def _with_aliases(
         self, programs: list[StageProgram], stages: list[Stage]
     ) -> list[StageProgram]:
-        """Donate where every stage of a program is the last to read a donated input, and makes its heir."""
+        """Donate an input if every stage of a program is its last reader and makes the value that replaces it."""
         common: dict[int, set[tuple[int, int]]] = {}
         for number, stage in enumerate(stages, start=1):
             aliases = set(self._aliases(stage, number))
-            # Donation is compiled in. A stage that still needs the input afterwards forbids it for all.
+            # Donation is part of the program: a stage after which the input is still needed rules it out for all.
             common[stage.program] = common.get(stage.program, aliases) & aliases
         return [
             dataclasses.replace(p, aliases=tuple(sorted(common[i]))) for i, p in enumerate(programs)
@@ -253,21 +253,21 @@ class _Cutter:
         times = Counter(stage.inputs)
         places = {v: i for i, v in enumerate(stage.outputs)}
         for i, value in enumerate(stage.inputs):
-            heir = places.get(self.donations.get(value, -1))
-            # Given twice, one buffer would be donated and read in the same run, which PJRT refuses.
-            if heir is not None and times[value] == 1 and self.last_reader[value] == number:
-                yield i, heir
+            successor = places.get(self.donations.get(value, -1))
+            # If it were passed twice, one buffer would be donated and read in the same run, which PJRT refuses.
+            if successor is not None and times[value] == 1 and self.last_reader[value] == number:
+                yield i, successor
 
 
 def stage_count(plan: Plan) -> int:
-    """How many stages a plan gives with one for each call, but for slices of inputs and constants."""
+    """The number of stages with one for each call, not counting the one for slices of inputs and constants."""
     return sum(1 for _ in _groups(plan.items, lambda _: 1))
 
 
 def _groups(items: Sequence[Item], per_stage: Callable[[int], int]) -> Iterator[list[Item]]:
-    """Calls of one function in a row, ``per_stage`` of them at a time; the operations between calls.
+    """Groups of consecutive calls of one function, and groups of the operations between calls.
 
-    ``per_stage`` is asked with the number of calls that are in a row.
+    ``per_stage`` maps a number of consecutive calls to the number of calls in a group.
     """
     for function, run in itertools.groupby(items, _function_of):
         row = list(run)
@@ -280,9 +280,10 @@ def _function_of(item: Item) -> Function | None:
 
 
 def _calls_per_stage(plan: Plan, most_stages: int | None) -> Callable[[int], int]:
-    """How many of this number of calls in a row share a stage, so that there are at most ``most_stages``.
+    """A function from a number of consecutive calls to how many of them share a stage.
 
-    A number that leaves no rest is preferred: the rest would be another program to compile.
+    There are then at most ``most_stages`` stages. A divisor is preferred, because a remainder would be
+    another program to compile.
     """
     count = stage_count(plan)
     fewest = 1 if most_stages is None else min(math.ceil(count / most_stages), _MOST_CALLS)
@@ -295,19 +296,19 @@ def _calls_per_stage(plan: Plan, most_stages: int | None) -> Callable[[int], int
 
 
 def _calls(group: Sequence[Item]) -> list[Call]:
-    """The calls that a group consists of; none where it is what lies between calls."""
+    """The calls that a group consists of; empty if it has the operations between calls."""
     return [item for item in group if isinstance(item, Call)]
 
 
 def _wiring(calls: Sequence[Call]) -> Hashable:
-    """What makes groups of calls the same program: how many there are, and how they read each other."""
+    """What groups of calls with the same program have in common: their number, and how they read each other."""
     places = {v: i for i, v in enumerate(v for call in calls for v in call.results)}
     operands = (v for call in calls for v in call.operands if v >= 0)
     return calls[0].function, len(calls), tuple(places.get(v, -1) for v in operands)
 
 
 def _reads(group: Iterable[Item]) -> list[int]:
-    """The values that a group reads and does not make, in order."""
+    """The values that a group reads but does not make, in order."""
     computed: set[int] = set()
     read: dict[int, None] = {}
     for item in group:
@@ -317,12 +318,12 @@ def _reads(group: Iterable[Item]) -> list[int]:
 
 
 def _given(wanted: Iterable[int], lazy: Mapping[int, Operation]) -> Iterator[int]:
-    """The program inputs that lazy values are made of; of a pattern to fill nothing but its shape is read."""
+    """The program inputs from which lazy values are made; a fill reads only the shape of its operand."""
     pending, seen = list(wanted), set[int]()
     while pending:
         value = pending.pop()
         if value in seen:
-            continue  # chains of views share their beginnings: without this the walk is exponential
+            continue  # chains of views share beginnings: without this the walk would take exponential time
         seen.add(value)
         entry = lazy.get(value)
         if entry is None:

@@ -1,4 +1,4 @@
-"""In which order the stages of a step run, and where their arguments and results are kept meanwhile."""
+"""The order in which the stages of a step run, and the registers that hold their arguments and results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xla_core.lowering.stage_partition import StagePlan
 class Run:
     """One stage: the number of its executable, and the registers of its arguments and results.
 
-    ``freed`` are registers that nothing reads afterwards.
+    ``freed`` are the registers that no later stage reads.
     """
 
     executable: int
@@ -27,8 +27,8 @@ class Run:
 class Schedule:
     """The runs of a step over registers: first the arguments, then the constants, then the rest.
 
-    ``constants`` are uint32 scalars; ``outputs`` the registers that are the step's results;
-    ``aliases`` pairs arguments with the results that take over their memory; ``nbytes`` is the size
+    ``constants`` are uint32 scalars; ``outputs`` are the registers of the step's results;
+    ``aliases`` pairs arguments with the results that reuse their memory; ``nbytes`` is the size
     of each register's value.
     """
 
@@ -50,8 +50,8 @@ def schedule(
     """The schedule of ``plan``'s stages.
 
     ``inputs`` are the numbers of the step's inputs in the order of its arguments, ``outputs`` those of its
-    results, ``aliases`` pairs of positions among the two that share memory. ``nbytes`` tells the size of a
-    value number's value.
+    results, ``aliases`` the pairs of their positions that share memory. ``nbytes`` returns the size of the value
+    with a number.
     """
     registers = {value: i for i, value in enumerate(inputs)}
     sizes = [nbytes(value) for value in inputs]

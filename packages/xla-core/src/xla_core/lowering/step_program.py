@@ -1,4 +1,4 @@
-"""How a recorded step becomes one program, or several that run in a row."""
+"""Turns a recorded step into one program, or into several that run one after another."""
 
 from __future__ import annotations
 
@@ -68,19 +68,19 @@ def lower(
     layout: Layout,
     name: str,
 ) -> Program:
-    """One program that computes ``outputs`` of a step, also where it would run in stages.
+    """One program that computes ``outputs`` of a step, even if the step would run in stages.
 
-    ``entries`` are the step, in full: its inputs are the program's arguments. ``trace`` tells the device,
-    ``layout`` how the program lies over devices, ``name`` what it is called. Raises LoweringError where a
-    rule fails.
+    ``entries`` are all entries of the step, whose inputs are the program's arguments. ``trace`` is that of the
+    device, ``layout`` says how the program is laid out over devices, ``name`` is its name. Raises LoweringError if
+    a rule fails.
     """
     return StepLowering(trace, entries, outputs, layout, name).whole()
 
 
 class StepLowering:
-    """One step on its way to a program, or several: ``whole()`` or, if ``in_stages()``, ``stages()``.
+    """The lowering of one step to one program, ``whole()``, or to several, ``stages()``, if ``in_stages()``.
 
-    ``flat`` (default: False) makes no functions of what repeats.
+    With ``flat`` (default: False), repeats do not become functions.
     """
 
     def __init__(
@@ -112,32 +112,32 @@ class StepLowering:
 
     @property
     def kept(self) -> bool:
-        """Whether repeats stay functions in the compiler.
+        """Whether repeats remain functions in the compiler.
 
-        A partitioner decides for each call how its values are split: it gets the calls inlined, of
-        functions that are lowered once all the same.
+        A partitioner decides for each call how its values are split, so it gets the calls inlined. The
+        functions are still lowered only once.
         """
         return self.repeats is not None and self.layout.num_partitions == 1
 
     @property
     def functions(self) -> int:
-        """How many functions are compiled."""
+        """The number of functions that are compiled."""
         return 1 + (len(self.repeats[1].functions) if self.repeats is not None and self.kept else 0)
 
     def in_stages(self) -> bool:
-        """Whether the step is better compiled as several programs."""
+        """Whether the step should be compiled as several programs."""
         outlining = self.outlining
         if self.repeats is None or outlining is None or outlining.min_staged is None:
             return False
         if self.layout.num_replicas > 1 or self.layout.num_partitions > 1:
-            # replicas agree on programs, not on parts of them, and partitioners look at whole ones
+            # replicas agree on whole programs, and partitioners need to see whole programs
             return False
         graph, plan = self.repeats
         operations, stages = len(graph.nodes), stage_count(plan)
         return operations >= max(outlining.min_staged, stages * outlining.min_stage)
 
     def whole(self) -> Program:
-        """One program, its repeats functions."""
+        """One program, with its repeats as functions."""
         last = self.entries[-1]
         scalars = (bool(last.floats), bool(last.ints))
         scope = PartitionedScope if self.layout.num_partitions > 1 else Scope
@@ -150,7 +150,7 @@ class StepLowering:
         )
 
     def output_specs(self) -> tuple[ArraySpec, ...]:
-        """The program's results."""
+        """Shapes and dtypes of the program's results."""
         return tuple(_spec(self.backend, self.metas[vid]) for vid in self.outputs)
 
     def program_of(
@@ -159,13 +159,13 @@ class StepLowering:
         inputs: tuple[ArraySpec, ...],
         outputs: tuple[ArraySpec, ...],
     ) -> Program:
-        """One program of a jax function that computes the step, which takes ``inputs`` and gives ``outputs``."""
+        """One program from a jax function that computes the step and takes ``inputs`` to ``outputs``."""
         shapes = {meta.shape for meta in self.metas.values() if meta is not None}
         largest = max(map(math.prod, shapes), default=0)
         return self._program(self.name, function, inputs, outputs, self.layout.aliases, largest)
 
     def stages(self) -> tuple[list[Program], Schedule]:
-        """Several programs, and how they follow each other."""
+        """Several programs, and the schedule in which they run."""
         assert self.repeats is not None and self.outlining is not None
         given = [entry.first for entry in inputs_of(self.entries)]
         donations = {given[slot]: self.outputs[target] for slot, target in self.layout.aliases}
@@ -249,7 +249,7 @@ class StepLowering:
 
 
 def outlining_of(client: DeviceClient) -> Outlining | None:
-    """How repeats become functions on this device, or None if they do not; the user may decide."""
+    """How repeats become functions on this device, or None if they do not. The user's flags override the device."""
     outlining = capabilities_of(client).outlining
     chosen, staged = flags.OUTLINE_REPEATS.get(), flags.STEP_STAGES.get()
     if staged is not None:

@@ -1,14 +1,13 @@
-"""Checks a recorded step before it is lowered: a broken one is an error of ours, and must not give numbers.
+"""Checks a recorded step before it is lowered: an inconsistent step is a bug in xla-core, and must not be run.
 
-The invariants are those that the lowering relies on:
+The lowering relies on these invariants:
 
-- values are numbered in the order in which they are made, and read only afterwards, with the shapes and
+- values are numbered in the order in which they are made, and are read only afterwards, with the shapes and
   dtypes that their readers saw;
-- an operation reads those lifted numbers that were lifted for it;
-- an input gives its memory to one result at most, of the same shape and dtype.
+- an operation reads only those lifted numbers that were lifted for it;
+- an input gives its memory to at most one result, which has the same shape and dtype.
 
-That a rule's results have the recorded shapes and dtypes is checked when they are computed
-(``operators.run_rule``).
+``operators.run_rule`` checks that the results of a rule have the recorded shapes and dtypes when it computes them.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from xla_core.operators.tensor_meta import TensorMeta
 from xla_core.recording.entry import Entry, Input, Operation
 
 MSG_INVALID: Final = (
-    "the recorded step is inconsistent: {reason}. This is a defect of xla-core, nothing was run; please report "
+    "the recorded step is inconsistent: {reason}. This is a bug in xla-core, and nothing was run; please report "
     "it with the script"
 )
 
 
 class InvalidStepError(RuntimeError):
-    """A recorded step breaks an invariant that lowering relies on."""
+    """A recorded step violates an invariant that lowering relies on."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(MSG_INVALID.format(reason=reason))
@@ -35,10 +34,10 @@ class InvalidStepError(RuntimeError):
 def verify(
     entries: Sequence[Entry], outputs: Sequence[int], aliases: Sequence[tuple[int, int]]
 ) -> None:
-    """Raise InvalidStepError if the step of ``entries`` breaks an invariant.
+    """Raise InvalidStepError if the step of ``entries`` violates an invariant.
 
-    ``outputs`` are the numbers of the wanted values, ``aliases`` pairs of an input's slot and the position
-    of the output that takes over its memory. Linear in the operations and their operands.
+    ``outputs`` are the numbers of the wanted values, ``aliases`` the pairs of an input's slot and the position
+    of the output that reuses its memory. The time is linear in the operations and their operands.
     """
     metas: list[TensorMeta | None] = []
     inputs: list[int] = []

@@ -1,4 +1,4 @@
-"""The sequences in which repeats are looked for, and what is found: nodes, functions, calls of them."""
+"""The data structures of the search for repeats: nodes, functions, and calls of functions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Final, TypeAlias
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Node:
-    """One operation: ``key`` says everything about it but which values it reads.
+    """One operation: ``key`` describes it completely except for the values that it reads.
 
-    ``operands`` and ``results`` are value numbers, every value being the result of at most one node
-    of a sequence. ``weight`` is what compiling it costs, ``payload`` is the caller's.
+    ``operands`` and ``results`` are value numbers; every value is the result of at most one node
+    of a sequence. ``weight`` is its compile cost. ``payload`` belongs to the caller.
     """
 
     key: Hashable
@@ -24,7 +24,7 @@ class Node:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Function:
-    """A run that is compiled once: the items of one occurrence, and what crosses its border.
+    """A repeated run of items, compiled once: the items of one of its occurrences, with parameters and results.
 
     ``parameters`` and ``results`` are value numbers of that occurrence.
     """
@@ -39,9 +39,9 @@ class Function:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Call:
-    """One use of a function: ``operands`` and ``results`` as its parameters and results, renamed.
+    """A call of a function; ``operands`` and ``results`` correspond to its parameters and results.
 
-    ``nodes`` are the operations it stands for, in the order in which they are in every other call
+    ``nodes`` are the operations that the call replaces, in the same order as in every other call
     of the function.
     """
 
@@ -62,11 +62,11 @@ Item: TypeAlias = Node | Call
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CostModel:
-    """When a run is worth a function of its own; the unit is the compile cost of one plain node.
+    """Decides when a run is worth a function; the unit is the compile cost of one plain node.
 
-    A run of weight w that occurs k times saves (k - 1) * w, and costs ``per_call`` for each call in
-    each run of the program, and ``per_value`` for each value that a call hands to its neighbour. It
-    must weigh ``min_weight``, and save ``min_saving`` in all.
+    A run of weight w that occurs k times saves (k - 1) * w. It costs ``per_call`` for each call that one
+    execution of the program makes, and ``per_value`` for each value that a call passes to the next one. It
+    must weigh at least ``min_weight``, and save at least ``min_saving`` in total.
     """
 
     min_weight: float = 12.0
@@ -76,12 +76,12 @@ class CostModel:
 
 
 DEFAULT_COSTS: Final = CostModel()
-"""The costs where the caller knows no better."""
+"""The costs if the caller passes none."""
 
 
 @dataclasses.dataclass(slots=True)
 class Plan:
-    """A sequence with its repeats replaced by calls, and the functions in the order of discovery."""
+    """A sequence whose repeats are replaced by calls, and the functions in the order in which they were found."""
 
     items: list[Item]
     functions: list[Function]
@@ -89,7 +89,7 @@ class Plan:
 
 
 def flat_nodes(items: Iterable[Item]) -> Iterator[Node]:
-    """The operations of items, those that calls stand for included."""
+    """The operations of items, including those that calls replace."""
     for item in items:
         if isinstance(item, Call):
             yield from item.nodes

@@ -1,11 +1,11 @@
-"""Finds what repeats in a sequence of operations: runs that are equal up to renaming.
+"""Finds repeats in a sequence of operations: runs that are equal up to renaming of their values.
 
-A pure algorithm on ``Node`` objects. Runs of equal node keys are
+A pure algorithm on ``Node`` objects. Runs with equal node keys are
 found by prefix doubling (Karp, Miller and Rosenberg 1972: windows of 2, 4, 8, ... keys get numbers,
-so that two windows of any length compare in constant time), the ones that save most are replaced by
-a ``Call`` of one shared ``Function``, and the search goes on in what is left and inside the
-functions, as in grammar compression (Larsson and Moffat 2000). Data flow is compared exactly before
-a run is replaced. Deterministic; each round takes O(n log^2 n) vectorised operations, and there are
+so that two windows of any length can be compared in constant time). Those that save most are replaced by
+calls (``Call``) of one shared ``Function``, and the search continues in the remaining sequence and inside the
+functions, as in grammar compression (Larsson and Moffat 2000). Before a run is replaced, its data flow is
+compared exactly. The result is deterministic. Each round takes O(n log^2 n) vectorised operations, and there are
 few rounds.
 """
 
@@ -30,16 +30,15 @@ from xla_core.lowering.repeats.items import (
 )
 from xla_core.lowering.repeats.windows import Segment, Windows
 
-# Bounds on time, not on quality: how many groups of windows one round looks at closely, how many
-# positions per position of the sequence, how many rotations of a run, how many rounds there are.
-_CANDIDATES: Final = 256
-_LOOKS: Final = 6
-_PLACES: Final = 8
+# These bound the time of the search:
+_CANDIDATES: Final = 256  # groups of windows that one round examines
+_LOOKS: Final = 6  # positions that one round examines, per position of the sequence
+_PLACES: Final = 8  # rotations of a run that are examined
 _MAX_ROUNDS: Final = 24
-# A call is next to nothing to compile: runs of calls are no reason for a function.
+# A call costs almost nothing to compile, so a run of calls is no reason for a function.
 _CALL_WEIGHT: Final = 0.1
-# In one round, runs are only taken if they save at least this part of what the best one saves:
-# taking small ones early would cut up larger ones.
+# One round replaces only runs that save at least this share of what the best run saves:
+# replacing small runs early would break up larger ones.
 _ROUND_SHARE: Final = 0.3
 
 
@@ -48,9 +47,9 @@ def find_repeats(
 ) -> Plan:
     """Replace repeated runs of ``nodes`` by calls of functions.
 
-    ``nodes`` are in program order, ``wanted`` the numbers of the values that are needed in the end, and
-    ``model`` says which runs are worth a function. The plan computes the same values in the same order.
-    ``Plan.work`` counts positions looked at, for tests of the running time.
+    ``nodes`` are in program order, ``wanted`` are the numbers of the values that the program returns, and
+    ``model`` decides which runs are worth a function. The plan computes the same values in the same order.
+    ``Plan.work`` counts the examined positions, for tests of the running time.
     """
     search = _Search(list(nodes), frozenset(wanted), model)
     for _ in range(_MAX_ROUNDS):
@@ -65,7 +64,7 @@ def find_repeats(
 
 @dataclasses.dataclass(slots=True)
 class _Run:
-    """Windows of equal keys and equal data flow: global start positions of one length."""
+    """Windows of one length with equal keys and equal data flow, as positions in the whole sequence."""
 
     length: int
     starts: list[int]
@@ -79,14 +78,14 @@ class _Search:
         self.work = 0
 
     def round(self) -> bool:
-        """Replace the best runs of this moment; False when there are none."""
+        """Replace the runs that save most now; returns False if there are none."""
         view = Windows(self.segments)
         self.work += len(view.items)
         runs = self._runs(view)
         if not runs:
             return False
-        # Positions that a better run of this round has claimed. What is left of a worse one must be checked
-        # again: without the claimed occurrences it may save too little, or have another body.
+        # Positions that a better run of this round has taken. A worse run must be checked again without the
+        # occurrences that overlap these: it may then save too little, or need another body.
         taken = np.zeros(len(view.items) + 1, bool)
         replaced: list[tuple[int, int, Call]] = []
         for run in runs:
@@ -107,20 +106,20 @@ class _Search:
     # -- candidates ------------------------------------------------------------------------------
 
     def _runs(self, view: Windows) -> list[_Run]:
-        """The most promising runs, best first."""
+        """The most promising runs, the best first."""
         runs: list[_Run] = []
-        # Comparing data flow is the dear part, so a round stops looking when it has spent its share: the
-        # groups come in the order of what they could save, and the next round looks again.
+        # Comparing data flow is the expensive part, so a round stops when it has used up its budget. The groups
+        # that could save most come first, and the next round examines the others.
         budget = self.work + _LOOKS * len(view.items)
         covered = np.zeros(len(view.items), bool)
         for _level, starts, lengths in self._groups(view):
             if self.work > budget:
                 break
-            # The rotations of one repeat are equally good candidates; ``_placed`` chooses.
+            # The rotations of one repeat are equally good candidates: ``_placed`` chooses among them.
             if covered[starts].mean() > 0.5:
                 continue
             best = _Run(0, [], 0.0)
-            # Equal windows of 2**level keys are only where runs begin; the runs are as long as they stay equal.
+            # Equal windows of 2**level keys only tell where runs begin; the runs extend as far as keys are equal.
             for length in _useful_lengths(lengths):
                 for same in view.classes(starts, length):
                     for run in self._by_data_flow(view, length, same):
@@ -133,7 +132,7 @@ class _Search:
         return sorted(runs, key=lambda r: (-r.saving, r.starts[0], -r.length))
 
     def _groups(self, view: Windows) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """Positions with equal windows: those first that could save most."""
+        """Groups of positions with equal windows; those that could save most come first."""
         groups: list[tuple[float, int, np.ndarray, np.ndarray]] = []
         for level in range(len(view.ranks)):
             for bound, starts, lengths in view.groups(level, self.model.min_weight):
@@ -144,16 +143,17 @@ class _Search:
         return [(level, starts, lengths) for _, level, starts, lengths in groups[:_CANDIDATES]]
 
     def _by_data_flow(self, view: Windows, length: int, starts: Sequence[int]) -> list[_Run]:
-        """Split windows of equal keys into runs whose data flow inside is equal, too."""
-        # Occurrences may overlap (in a row of equal keys); the leftmost of each pile-up stays.
+        """Split windows with equal keys into runs whose inner data flow is equal as well."""
+        # Occurrences may overlap (in a series of equal keys): keep the leftmost, and those that follow after it.
         chosen: list[int] = []
         for start in starts:
             if not chosen or start >= chosen[-1] + length:
                 chosen.append(start)
         if self._saving(view, chosen, length) < self.model.min_saving:
             return []
-        # Equal flow inside is a must: the function computes with it. Which values from outside are the same
-        # one may differ between calls, as parameters can be given one value twice (``_with_a_model``).
+        # The inner data flow must be equal, because it is the function's. Which of the values from outside
+        # coincide may differ between calls, because a call can pass one value for two parameters
+        # (``_with_common_body``).
         classes: dict[Hashable, dict[tuple[int, ...], list[int]]] = {}
         self.work += length * len(chosen)
         for start in chosen:
@@ -162,33 +162,33 @@ class _Search:
         runs = [
             _Run(length, starts, self._saving(view, starts, length))
             for patterns in classes.values()
-            for starts in _with_a_model(patterns)
+            for starts in _with_common_body(patterns)
         ]
         return [run for run in runs if run.saving >= self.model.min_saving]
 
     def _saving(self, view: Windows, starts: Sequence[int], length: int) -> float:
-        """What windows at ``starts``, which do not overlap, save as calls of one function."""
+        """What windows at ``starts``, which must not overlap, save as calls of one function."""
         if len(starts) < 2:
             return 0.0
         weight = float(view.weights[starts[0] + length] - view.weights[starts[0]])
         if weight < self.model.min_weight:
             return 0.0
-        # A call in the body of a function is compiled once and runs as often as the body does.
+        # A call in the body of a function is compiled once, but runs as often as the body.
         calls = sum(view.times[view.segment_of[start]] for start in starts)
         return (len(starts) - 1) * weight - calls * self.model.per_call
 
     def _placed(self, view: Windows, run: _Run) -> _Run:
-        """The rotation of a run that saves most and cuts the fewest values between neighbours."""
-        # Layers in a row repeat from any operation of the first layer on. Where the run begins decides which
-        # values cross from call to call: a cut inside a softmax hands over what one between layers does not.
+        """The rotation of a run that saves most and passes the fewest values between neighbouring calls."""
+        # Consecutive layers repeat, whichever operation of the first layer the run begins with. The beginning
+        # decides which values cross from call to call: more of them inside a softmax than between two layers.
         length, first = run.length, run.starts[0]
-        # The first and the last occurrence have other neighbours than the rest.
+        # Cuts are counted at an occurrence in the middle: the first and the last one have other neighbours.
         cuts = view.cuts(run.starts[len(run.starts) // 2], length)
-        # each value that is cut is a result of one call and an operand of the next
+        # each value that crosses a cut is a result of one call and an operand of the next
         price = 2.0 * self.model.per_value
         rotations: list[tuple[float, int, list[int]]] = []
         for shift in range(length):
-            # a rotation may win an occurrence before the first, and lose the last
+            # a rotation may gain an occurrence before the first, and lose the last one
             starts = [s + shift for s in (first - length, *run.starts) if s + shift >= 0]
             same = max(view.classes(np.array(starts), length), key=len, default=[])
             score = self._saving(view, same, length) - price * cuts[shift] * len(same)
@@ -196,8 +196,8 @@ class _Search:
         rotations.sort()
         self.work += length * len(run.starts)
         best, best_score = run, run.saving - price * cuts[0] * len(run.starts)
-        # The estimates leave out data flow, which takes occurrences away: looking closely at one that
-        # is worse already is not expected to help.
+        # The estimates ignore data flow, which can only remove occurrences: a rotation whose estimate is
+        # already worse need not be examined.
         for estimate, shift, same in rotations[:_PLACES]:
             if -estimate <= best_score:
                 break
@@ -214,17 +214,17 @@ class _Search:
         windows = [view.items[s : s + run.length] for s in run.starts]
         results = self._results(view, run, windows)
         parameters = _parameters(windows)
-        # The body is the occurrence that tells all parameters apart.
-        model = next(i for i, p in enumerate(parameters) if len(set(p)) == len(p))
+        # The body is an occurrence in which all parameters have different values.
+        body = next(i for i, p in enumerate(parameters) if len(set(p)) == len(p))
         weight = float(view.weights[run.starts[0] + run.length] - view.weights[run.starts[0]])
         flat = [[v for item in window for v in item.results] for window in windows]
-        # Values are numbered by the whole sequence: the body keeps the numbers of the occurrence that it is,
-        # and calls are told apart by the numbers that they put in place of parameters and results.
+        # Value numbers belong to the whole sequence: the body keeps those of its occurrence, and each call has
+        # its own numbers for the parameters and results.
         function = Function(
             index=len(self.segments),
-            body=list(windows[model]),
-            parameters=parameters[model],
-            results=tuple(flat[model][i] for i in results),
+            body=list(windows[body]),
+            parameters=parameters[body],
+            results=tuple(flat[body][i] for i in results),
             weight=weight,
             calls=len(windows),
         )
@@ -247,8 +247,8 @@ class _Search:
         ]
 
     def _results(self, view: Windows, run: _Run, windows: Sequence[Sequence[Item]]) -> list[int]:
-        """Positions among a window's values that are needed outside of it in some occurrence."""
-        # A function has one list of results for all its calls. What one call needs, all return.
+        """Positions, among the values of a window, of those that are needed outside it in some occurrence."""
+        # All calls of a function have the same results: a value that is needed after one call is returned by all.
         needed: set[int] = set()
         for start, window in zip(run.starts, windows, strict=True):
             segment = view.segment_of[start]
@@ -262,7 +262,7 @@ class _Search:
         return sorted(needed)
 
     def _replace(self, view: Windows, replaced: list[tuple[int, int, Call]]) -> None:
-        """Put calls where their windows were."""
+        """Replace windows by calls."""
         calls = {start: (end, call) for start, end, call in replaced}
         for index in {view.segment_of[start] for start in calls}:
             position = view.offsets[index]
@@ -278,13 +278,14 @@ class _Search:
             self.segments[index].items[:] = items
 
 
-def _with_a_model(patterns: dict[tuple[int, ...], list[int]]) -> Iterator[list[int]]:
-    """Starts of windows, given by which of the values they read from outside are the same.
+def _with_common_body(patterns: dict[tuple[int, ...], list[int]]) -> Iterator[list[int]]:
+    """Split windows into groups that can share a body.
 
-    All together where one of them tells apart what any of them does: it can be the body of all.
+    ``patterns`` maps the equalities among the values that windows read from outside to the starts of the windows
+    with these equalities.
     """
-    # A body that reads one value in two places cannot stand for an occurrence that reads two. Put side by
-    # side, the patterns tell apart what any of them does; one that does so by itself is such a body.
+    # A body that reads one value in two places cannot represent an occurrence that reads two values there. All
+    # windows can share a body if one pattern keeps apart every pair of values that any pattern keeps apart.
     together = tuple(zip(*patterns, strict=True))
     most = max(len(set(p)) for p in patterns)
     if len(set(together)) == most:
@@ -294,9 +295,9 @@ def _with_a_model(patterns: dict[tuple[int, ...], list[int]]) -> Iterator[list[i
 
 
 def _parameters(windows: Sequence[Sequence[Item]]) -> list[tuple[int, ...]]:
-    """Per window, the values it reads from outside: one parameter per distinct combination."""
-    # One column per window, one row per operand from outside. Two rows that are equal in every window are one
-    # parameter: calls are given each distinct row once.
+    """For each window, the values that it reads from outside, as operands for the function's parameters."""
+    # One column per window, one row per operand from outside. Rows that are equal in every window become one
+    # parameter: each distinct row is passed once.
     columns: list[list[int]] = []
     for window in windows:
         own: set[int] = set()
@@ -312,9 +313,9 @@ def _parameters(windows: Sequence[Sequence[Item]]) -> list[tuple[int, ...]]:
 
 
 def _useful_lengths(lengths: np.ndarray) -> list[int]:
-    """The lengths worth trying for positions that match their predecessors this far: a few."""
-    # A length serves all pairs that match at least so far, so it saves about length times those; what is in
-    # between two lengths that occur serves no more pairs than the longer of the two.
+    """The three most promising lengths, given how far positions match their predecessors."""
+    # A length serves all pairs that match at least that far, so it saves about the length times their number. A
+    # length between two that occur serves no more pairs than the longer one.
     counts = Counter(int(n) for n in lengths)
     best = sorted(counts, reverse=True)
     total = 0

@@ -1,6 +1,6 @@
-"""A sequence of items through windows: which are equal, what crosses their borders, and what flows inside.
+"""Windows of a sequence of items: which are equal, which values cross their borders, and their data flow.
 
-Windows of 1, 2, 4, ... keys have numbers, so that two windows of any length compare in constant time
+Windows of 1, 2, 4, ... keys have numbers, so that two windows of any length can be compared in constant time
 (Karp, Miller and Rosenberg 1972).
 """
 
@@ -35,7 +35,7 @@ class Windows:
         self.segment_of: list[int] = []
         symbols: list[int] = []
         numbers: dict[Hashable, int] = {}
-        # Each segment ends with a symbol of its own, so that no window spans two of them.
+        # Each segment ends with a unique symbol, so that equal windows never span two segments.
         stop = Node(None, (), (), 0.0)
         for index, segment in enumerate(segments):
             self.offsets.append(len(self.items))
@@ -50,7 +50,7 @@ class Windows:
         self.ranks = _number_windows(np.array(symbols, np.int64))
 
     def _last_uses(self) -> list[dict[int, int]]:
-        """Per segment, the position of the last item that reads each value."""
+        """For each segment, the position of the last item that reads each value."""
         uses: list[dict[int, int]] = [{} for _ in self.segments]
         for position, item in enumerate(self.items):
             last = uses[self.segment_of[position]]
@@ -59,7 +59,7 @@ class Windows:
         return uses
 
     def _times(self) -> list[int]:
-        """How often one run of the program runs each segment."""
+        """How often each segment runs in one execution of the program."""
         index = {id(s.function): i for i, s in enumerate(self.segments) if s.function is not None}
         callers: list[Counter[int]] = [Counter() for _ in self.segments]
         for position, item in enumerate(self.items):
@@ -75,17 +75,17 @@ class Windows:
         return [times(i) for i in range(len(self.segments))]
 
     def cuts(self, first: int, length: int) -> list[int]:
-        """For each of ``length`` positions from ``first``: how many values a cut there divides.
+        """For each of ``length`` positions from ``first``, the number of values that cross a cut there.
 
-        Only values made and read within a distance of ``length`` count: those that one occurrence
-        of a repeat hands to the next, not those that are kept for long.
+        Only values that are read within a distance of ``length`` count: those that one occurrence
+        of a repeat passes to the next, not those that are kept longer.
         """
-        # A difference array: each value adds one where it begins to be alive and takes it away after its last
-        # use; the running sum is how many are alive.
+        # A difference array: each value adds 1 where it becomes alive and subtracts it after its last use, so
+        # that the running sum is the number of live values.
         change = [0] * (2 * length + 1)
         made_at: dict[int, int] = {}
         until: dict[int, int] = {}
-        # a value that crosses a cut and is read within ``length`` of its making was made since here
+        # a value that crosses a cut and is read within ``length`` of its definition was made after this position
         low = max(first - length, 0)
         for position in range(low, min(first + 2 * length, len(self.items))):
             item = self.items[position]
@@ -102,7 +102,7 @@ class Windows:
         return list(itertools.accumulate(change[:length]))
 
     def needed_after(self, segment: int, value: int, end: int) -> bool:
-        """Whether ``value`` is read at ``end`` or later, or is wanted from the segment."""
+        """Whether ``value`` is read at ``end`` or later, or is a result of the segment."""
         return (
             self.last_use[segment].get(value, -1) >= end or value in self.segments[segment].wanted
         )
@@ -110,14 +110,14 @@ class Windows:
     def groups(
         self, level: int, min_weight: float
     ) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
-        """Positions whose windows of 2**level keys are equal.
+        """Groups of positions whose windows of 2**level keys are equal.
 
-        Yields an upper bound of what they can save, the positions, and for each but the first how
-        long a window it shares with the position before it: at most up to where they would overlap,
-        or, where what lies between weighs less than ``min_weight``, several such distances.
+        For each group, yields an upper bound of what it can save, the positions, and for each position but the
+        first the length that it has in common with the previous position. That length ends where the two would
+        overlap or, if the items between them weigh less than ``min_weight``, after several such distances.
         """
-        # A stable sort puts equal windows next to each other in the order of their positions, so that each
-        # one and the one before it in the sort are neighbouring occurrences.
+        # A stable sort puts equal windows next to each other in the order of their positions, so that
+        # neighbours in the sorted order are consecutive occurrences.
         ranks = self.ranks[level]
         order = np.argsort(ranks, kind="stable")
         same = ranks[order][1:] == ranks[order][:-1]
@@ -125,14 +125,14 @@ class Windows:
         if not len(after):
             return
         gaps = after - before
-        # Longer than the gap they would overlap. But where the period is short (a loop of two operations), a
-        # run of several periods may be worth a function that one period is not. A call counts as a node here:
-        # calls weigh next to nothing however many they are.
+        # Runs longer than the gap would overlap. But if the period is short (a loop of two operations), a
+        # run of several periods may be worth a function although one period is not. A call counts as a node
+        # here, because even many calls weigh almost nothing.
         period = np.maximum(self.weights[after] - self.weights[before], gaps)
         periods = np.ceil(min_weight / period).astype(np.int64)
         lengths = np.minimum(self._common(before, after), gaps * periods)
         bounds = self.weights[after + np.minimum(lengths, gaps)] - self.weights[after]
-        # A jump among the positions of pairs is where one group of equal windows ends.
+        # A group of equal windows ends where the positions of the pairs are not consecutive.
         pairs = np.flatnonzero(same)
         first = np.flatnonzero(np.diff(pairs, prepend=-2) > 1)
         totals = np.add.reduceat(bounds, first)
@@ -142,9 +142,9 @@ class Windows:
             yield total, starts, lengths[begin:end]
 
     def _common(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """How many keys the sequences from ``left`` and from ``right`` (later) share."""
-        # From the widest windows to single keys: where windows are equal, both go on behind them. The shared
-        # length in binary comes out digit by digit, without looking at each key.
+        """The number of keys that the sequences from ``left`` and from ``right`` (later) have in common."""
+        # From the widest windows down to single keys: where windows are equal, both positions advance by their
+        # width. This gives the common length digit by digit in binary, without comparing each key.
         left, right = left.copy(), right.copy()
         shared = np.zeros(len(left), np.int64)
         for level in range(len(self.ranks) - 1, -1, -1):
@@ -163,7 +163,7 @@ class Windows:
         level = min(length.bit_length() - 1, len(self.ranks) - 1)
         ranks = self.ranks[level]
         by_content: dict[tuple[int, ...], list[int]] = {}
-        # The last window overlaps the one before where ``length`` is no multiple: windows that cover it all.
+        # Windows that cover the whole length: the last one overlaps the one before if they do not divide it.
         step = 1 << level
         offsets = [*range(0, length - step, step), length - step]
         for start in starts.tolist():
@@ -174,9 +174,10 @@ class Windows:
         return list(by_content.values())
 
     def flow(self, start: int, length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The data flow of a window: for each operand the position of its value in it, or -1.
+        """The data flow of a window, as two tuples.
 
-        Then, for each operand from outside, the number of its value in order of appearance.
+        The first has, for each operand, the position of its value among those made in the window, or -1. The
+        second has, for each operand from outside, the number of its value in order of appearance.
         """
         own: dict[int, int] = {}
         others: dict[int, int] = {}
@@ -199,7 +200,7 @@ def _number_windows(symbols: np.ndarray) -> list[np.ndarray]:
     width = 1
     while len(levels[-1]) > width:
         ranks = levels[-1]
-        # two windows of ``width`` side by side as one number; below 2**63 for fewer than 3e9 positions
+        # two adjacent windows of ``width`` as one number, which is below 2**63 for fewer than 3e9 positions
         pairs = ranks[:-width] * (int(ranks.max()) + 1) + ranks[width:]
         unique, numbered = np.unique(pairs, return_inverse=True)
         if len(unique) == len(pairs):
