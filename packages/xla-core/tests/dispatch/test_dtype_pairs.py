@@ -46,7 +46,6 @@ REDUCTIONS = {
     "mode": lambda x: torch.mode(x, 0),
     "topk": lambda x: torch.topk(x, 2),
     "kthvalue": lambda x: torch.kthvalue(x, 1),
-    "histc": lambda x: torch.histc(x, 4, 0, 3),
     "argmax": torch.argmax,
     "max, dim": lambda x: torch.max(x, 0),
     "aminmax": torch.aminmax,

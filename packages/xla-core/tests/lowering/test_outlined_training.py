@@ -89,3 +89,23 @@ def test_convolutions_stay_where_their_layouts_are_chosen(run_python, blocks):
     found = run_training(run_python, blocks + CONVOLUTIONS, outlined=True)
     assert found["functions"] > 0
     assert found["inside"] == 0
+
+
+# Five steps in one program. Some of the function's numbers lie in front of the one that its index argument names.
+OUT_OF_ORDER = """
+    def train(device):
+        torch.manual_seed(0)
+        parameters = [torch.randn(3).to(device).requires_grad_() for _ in range(4)]
+        optimizer = torch.optim.RAdam(parameters, lr=0.01, capturable=device == "xla")
+        for _ in range(5):
+            optimizer.zero_grad()
+            sum((p * p).sum() for p in parameters).backward()
+            optimizer.step()
+        return torch.stack([p.detach() for p in parameters]).cpu()
+
+    print(json.dumps({"difference": (train("xla") - train("cpu")).abs().max().item()}))
+"""
+
+
+def test_numbers_of_a_repeat_that_are_in_another_order(run_python, blocks):
+    assert run_training(run_python, blocks + OUT_OF_ORDER, outlined=True)["difference"] < 1e-5

@@ -32,11 +32,14 @@ _COMMON_DTYPES: Final = frozenset(
 )  # fmt: skip
 # Which every kernel takes that takes any floating-point number.
 _PLAIN: Final = frozenset({torch.float32, torch.float64})
+_WHOLE: Final = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 # To learn which dtypes an operator takes, it is called on the CPU: with the operands' own shapes up to this number
 # of elements.
 _FEW_ELEMENTS: Final = 4096
 # torch 2.13: its own overload refuses a complex dtype that ``torch.norm`` takes.
 _ASKED_OTHERWISE: Final = (aten.norm.ScalarOpt_dim_dtype, aten.sspaddmm.default)
+# What other devices count of whole numbers, and libraries give them unless the device is called "cpu".
+_TAKES_WHOLE_NUMBERS: Final = (aten.histc.default, aten.histc.out)
 # Operators with dtypes that the CPU has taken: those need not be asked for again.
 _taken: Final[caches.Bounded[object, None]] = caches.Bounded("dtypes the CPU takes")
 
@@ -99,6 +102,8 @@ def dtype_error(
     others += [torch.complex64 for a in given if isinstance(a, complex)]
     every = {*others, *(x.dtype for x in tensors)}
     if not tensors or not every <= _COMMON_DTYPES or overload in _ASKED_OTHERWISE:
+        return None
+    if overload in _TAKES_WHOLE_NUMBERS and len(every) == 1 and every <= _WHOLE:
         return None
     schema = overload._schema
     if len(every) == 1 and every <= _PLAIN and not schema.is_mutable:

@@ -196,8 +196,11 @@ class Emitter:
             # one index serves the group: its members have the same distances in all calls
             base = places[group[0]][1]
             for member in group:
+                # may be negative: operations on several tensors are split, and their parts are in another order
                 offset = places[member][1] - base
-                positions[places[member]] = index + np.uint32(offset) if offset else index
+                positions[places[member]] = (
+                    index + np.uint32(offset) if offset >= 0 else index - np.uint32(-offset)
+                )
         return positions
 
 

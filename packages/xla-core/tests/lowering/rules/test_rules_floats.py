@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
 import torch
 
 import xla_core.lowering.rules  # noqa: F401  (registers the rules)
@@ -32,6 +33,19 @@ def test_histogram_of_equal_parts() -> Iterator[Call]:
     yield Call(aten.histc.default, x.double(), 10, 0.5, 0.75)
     yield Call(aten.histc.default, torch.ones(5), 4)
     yield Call(aten.histc.default, torch.tensor([0.0, 1.0, 2.0, 3.0]), 3, 0, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
+def test_whole_numbers_are_counted_as_on_gpus(dtype: torch.dtype) -> None:
+    experts = torch.tensor([0, 1, 1, 3, 7, 9, 100], dtype=dtype)
+    for bins, low, high in ((8, 0, 7), (4, 0, 7), (10, 0, 0), (100, 0, 100)):
+        counts = torch.histc(experts.to("xla"), bins, low, high)
+        assert counts.dtype is dtype
+        # the CPU counts floating-point numbers only
+        wanted = torch.histc(experts.double(), bins, low, high)
+        assert torch.equal(counts.cpu().double(), wanted)
+    with pytest.raises(NotImplementedError):
+        torch.histc(torch.tensor([True]).to("xla"))
 
 
 @together

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import torch_xla.debug.metrics as met
 import xla_core.lowering.rules as rules
 from xla_core.testing.rules import Call, evaluate
 from xla_core.testing.together import together
@@ -14,6 +15,7 @@ from xla_core.testing.together import together
 aten = torch.ops.aten
 assert rules.__name__  # importing the package is what registers the rules
 
+_ENDS = {"offs": torch.tensor([2, 2, 5, 8], dtype=torch.int32)}
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.complex64]
 
 
@@ -108,3 +110,64 @@ def test_trilinear() -> Iterator[Call]:
     yield Call(
         aten._trilinear.default, a, b, c, [1, 3], [0], [1, 2], [2, 3], tolerance=(1e-4, 1e-4)
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_products_of_groups_with_a_matrix_each(dtype: torch.dtype) -> None:
+    """The layers of a mixture of experts: some experts get no token, some tokens no expert."""
+    torch.manual_seed(0)
+    tokens, experts = _draw(8, 16).to(dtype), _draw(4, 16, 8).to(dtype)
+    ends = torch.tensor([2, 2, 5, 8], dtype=torch.int32)
+
+    def products(tokens: torch.Tensor, experts: torch.Tensor, ends: torch.Tensor) -> list[object]:
+        tokens, experts = tokens.requires_grad_(), experts.requires_grad_()
+        rows = torch.nn.functional.grouped_mm(tokens, experts, offs=ends)
+        (rows * rows).sum().backward()
+        turned = tokens.detach().t(), experts.detach().mT
+        columns = torch.nn.functional.grouped_mm(turned[1], turned[0], offs=ends)
+        summed = torch.nn.functional.grouped_mm(turned[0], rows.detach(), offs=ends)
+        batched = torch.nn.functional.grouped_mm(turned[1], experts.detach())
+        return [rows, tokens.grad, experts.grad, columns, summed, batched]
+
+    fallbacks = set(met.counter_names())
+    found = products(tokens.to("xla"), experts.to("xla"), ends.to("xla"))
+    for mine, wanted in zip(found, products(tokens, experts, ends), strict=True):
+        torch.testing.assert_close(
+            mine.cpu(), wanted, rtol=1e-2 if dtype.itemsize < 4 else 1e-5, atol=1e-4
+        )
+    assert "aten::_grouped_mm" not in set(met.counter_names()) - fallbacks
+    before = torch.nn.functional.grouped_mm(
+        tokens.to("xla"), experts.to("xla"), offs=ends.to("xla") // 2
+    )
+    assert not before[4:].any()  # tokens behind the last group
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"offs": None},
+        {"offs": torch.tensor([2, 2, 5, 8])},
+        {"offs": torch.tensor([2, 5, 8], dtype=torch.int32)},
+        {"mat2": torch.ones(4, 8, 8)},
+        {"mat2": torch.ones(4, 16, 8, dtype=torch.float64)},
+        {"bias": torch.ones(8)},
+        {"out_dtype": torch.bfloat16},
+    ],
+    ids=str,
+)
+def test_mistakes_in_products_of_groups(change: dict[str, object]) -> None:
+    operands = {"self": torch.ones(8, 16), "mat2": torch.ones(4, 16, 8), **_ENDS, **change}
+    with pytest.raises(RuntimeError) as wanted:
+        aten._grouped_mm(**operands)
+    there = {k: v.to("xla") if isinstance(v, torch.Tensor) else v for k, v in operands.items()}
+    with pytest.raises(RuntimeError) as found:
+        aten._grouped_mm(**there)
+    assert str(found.value) == str(wanted.value)
+
+
+@together
+def test_products_of_bytes() -> Iterator[Call]:
+    torch.manual_seed(0)
+    left = torch.randint(-128, 128, (17, 64), dtype=torch.int8)
+    right = torch.randint(-128, 128, (64, 8), dtype=torch.int8)
+    yield Call(aten._int_mm.default, left, right)

@@ -43,14 +43,21 @@ def ldexp(context: RuleContext, self: Array, other: Array) -> Array:
 
 @rule(aten.histc.default)
 def histc(self: Array, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> Array:
-    """How many elements fall in each of ``bins`` equal parts of [min, max], the data's if equal."""
+    """How many elements fall in each of ``bins`` equal parts of [min, max], the data's if equal.
+
+    Whole numbers are counted, too, as on GPUs: mixtures of experts count so what each expert gets.
+    """
     x = self.reshape(-1)
+    whole = is_integer(x.dtype)
+    if whole:
+        x = x.astype(np.int64)
     low, high = jnp.asarray(min, x.dtype), jnp.asarray(max, x.dtype)
     if min == max and x.size:
         low, high = jnp.min(x), jnp.max(x)
     level = low == high
     low, high = select(level, low - 1, low), select(level, high + 1, high)
-    place = ((x - low) * bins / (high - low)).astype(np.int32)
+    scaled = (x - low) * bins
+    place = (scaled // (high - low) if whole else scaled / (high - low)).astype(np.int32)
     place = select(x == high, bins - 1, place)
     inside = (x >= low) & (x <= high)
     counts = jnp.zeros((bins,), np.int32).at[select(inside, place, 0)].add(inside.astype(np.int32))

@@ -84,6 +84,12 @@ def _sums_wide() -> bool:
     return device is not None and device.platform == "tpu"
 
 
+@rule(aten._int_mm.default)
+def int_mm(self: Array, mat2: Array) -> Array:
+    """Product of matrices of 8-bit whole numbers, summed in 32 bits."""
+    return dot_general(self, mat2, ((1,), (0,)), result=np.dtype(np.int32))
+
+
 @rule(aten.addmm.default, aten.baddbmm.default, lift=_SCALARS)
 def addmm(
     self: Array,
