@@ -145,7 +145,8 @@ def test_a_step_trace_ends_the_step():
 
 
 def test_trace_me_decorates_and_encloses():
-    x = torch.ones(3).to("xla")
+    # a shape of its own: a step that another test has recorded would have that test's scopes
+    x = torch.ones(3, 7, 1, 5).to("xla")
 
     @xp.trace_me("decorated")
     def compute():
