@@ -29,7 +29,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def same_random_numbers() -> None:
-    """Each test draws the same numbers, whatever ran before it in its process: the order differs from run to run."""
+    """Each test draws the same numbers, whatever ran before it: the order differs from run to run."""
     random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
