@@ -260,13 +260,14 @@ def test_torch_is_a_library_wherever_it_lies():
     assert thread_states.place_of_error(caught.tb).startswith(__file__)
 
 
-def test_generated_code_of_a_library_is_no_line_of_the_users():
-    """As the methods that dataclasses makes by exec."""
+@pytest.mark.parametrize("file", [torch.__file__, "/elsewhere/site-packages/made.py"])
+def test_generated_code_of_a_library_is_no_line_of_the_users(file):
+    """As the methods that dataclasses makes by exec; libraries may lie in several folders."""
 
     def call():
         raise KeyError
 
-    made = {"__file__": torch.__file__, "__name__": "of_a_library", "KeyError": KeyError}
+    made = {"__file__": file, "__name__": "of_a_library", "KeyError": KeyError}
     of_a_library = types.FunctionType(call.__code__.replace(co_filename="<string>"), made)
     with pytest.raises(KeyError) as caught:
         of_a_library()

@@ -41,7 +41,9 @@ that of another library, which the user's program may wait for."""
 FLIGHT_THREAD: Final = "xla-flight"
 _OWN_THREADS: Final = ("xla-dist-watchdog", heartbeats.THREAD, "xla-launcher", FLIGHT_THREAD)
 _OWN_PACKAGES: Final = (*IMPORT_NAMES, "jax", "jaxlib")
-_LIBRARY: Final = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib"))
+_LIBRARY: Final = (*map(sysconfig.get_path, ("stdlib", "purelib")), "<frozen ")
+# libraries may lie in several folders: a user's own, one that environments share
+_INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _FRAMES: Final = 25
 _BUSY_SHARE: Final = 0.02
 """Of a processor, which many processes may share."""
@@ -221,8 +223,11 @@ def _is_library(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
     if name == "<string>":  # made by exec, as the methods of dataclasses are
         name = str(frame.f_globals.get("__file__", name))
-    # torch may lie elsewhere than the other libraries
-    return name.startswith((*_LIBRARY, "<frozen ")) or package in (*_OWN_PACKAGES, "torch")
+    return (
+        name.startswith(_LIBRARY)
+        or any(folder in name for folder in _INSTALLED)
+        or package in (*_OWN_PACKAGES, "torch")  # built from their sources, they lie elsewhere
+    )
 
 
 def _place(frame: FrameType | None) -> str:
