@@ -374,4 +374,4 @@ def test_with_a_device_that_has_values():
     """There ``meta`` tensors stay an error, and a topology comes too late."""
     refused, late = run(LATE, PJRT_DEVICE="NULL").stdout.splitlines()
     assert "meta" in refused
-    assert late.startswith("RuntimeError the NULL client runs already")
+    assert late.startswith("RuntimeError the NULL client is already running")

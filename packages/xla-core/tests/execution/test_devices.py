@@ -71,7 +71,7 @@ def test_the_module_of_the_device_type():
 def test_a_client_that_runs_already_stays():
     torch_xla.device()
     xr.set_device_type("cpu")
-    with pytest.raises(RuntimeError, match="the CPU client runs already; choose NULL before"):
+    with pytest.raises(RuntimeError, match="the CPU client is already running; choose NULL before"):
         xr.set_device_type("NULL")
 
 

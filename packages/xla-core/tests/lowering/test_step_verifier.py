@@ -121,7 +121,7 @@ def test_a_broken_step_is_not_run(monkeypatch):
     executed = []
     unsubscribe = events.subscribe(events.ProgramExecuted, executed.append)
     monkeypatch.setattr(entry, "first", entry.first + 1)
-    with pytest.raises(InvalidStepError, match="defect of xla-core"):
+    with pytest.raises(InvalidStepError, match="bug in xla-core"):
         torch_xla.sync()
     monkeypatch.undo()
     unsubscribe()

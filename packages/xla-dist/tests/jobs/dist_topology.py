@@ -295,7 +295,7 @@ def two_devices_of_one_of_several(_index):
     with pytest.raises(NotImplementedError, match="xla:0, xla:1: in a job of 2 processes"):
         xm.set_replication("xla:0", xm.get_xla_supported_devices())
     torch_xla.device(1)
-    with pytest.raises(RuntimeError, match="xla:1 is none of this job's 2 replicas"):
+    with pytest.raises(RuntimeError, match="xla:1 is not one of this job's 2 replicas"):
         xr.world_size()
 
 

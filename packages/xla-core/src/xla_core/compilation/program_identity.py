@@ -100,9 +100,13 @@ def of_results(
     trace: Trace,
     outputs: tuple[int, ...],
     donations: tuple[tuple[int, int], ...],
-    marked: tuple[tuple[int, int], ...],
+    marked: tuple[tuple[int, int], ...] = (),
 ) -> ProgramIdentity:
-    """The identity, in this process, of a program of the step that ``trace`` has recorded: see ``StepResults``."""
+    """The identity, in this process, of a program of the step that ``trace`` has recorded.
+
+    ``outputs`` are the numbers of the wanted values. ``donations`` are the pairs of an input's slot and the number
+    of the wanted value that reuses its memory; ``marked`` are those that the user asked for (default: none).
+    """
     results = _tuple(StepResults, (outputs, donations, marked))
     return in_memory(trace, results, trace.backend.input_layouts(trace))
 

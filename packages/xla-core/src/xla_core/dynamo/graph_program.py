@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from xla_core.compilation.program_identity import of_results
 from xla_core.compilation.program_table import StepProgram
 from xla_core.dynamo.graph_inputs import GraphInputMatcher
 from xla_core.execution import run_step
@@ -120,7 +121,7 @@ def program_of_step(
         marked = [i for s, i in numbers.items() if marks.get(s) and i in slots and i not in stays]
         fresh = [r._s for r in results if isinstance(r, XLATensor) and vids[id(r)] == r._s.vid]
         given_away = _given_away(marked, slots, stand_ins, fresh, {vid for _, vid in pairs})
-        key = run_step.program_key(trace, outputs, pairs + tuple(given_away.values()))
+        key = of_results(trace, outputs, pairs + tuple(given_away.values()))
         program = trace.cur.programs.get(key)
         if program is None or families.is_padded(program):
             program = run_step.find_or_build(trace, key, shared=False)

@@ -1,8 +1,8 @@
-"""Finds the operation of a step that the compiler refuses, when the compiler's error names none.
+"""Finds the operation of a step that the compiler refuses if the compiler's error does not name it.
 
-First every kind of operation is compiled by itself; then, if each passes, ever shorter beginnings of the step.
-So only the values that depend on that operation are given up (``poisoned_values``), and the error names the
-user's line.
+First every kind of operation is compiled by itself. If all of these compile, shorter and shorter prefixes of the
+step are compiled. Then only the values that depend on that operation are lost (``poisoned_values``), and the error
+names the user's line.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ MSG_TOGETHER: Final = (
     "computed from: {error}. torch_xla.sync() before it makes them separate programs"
 )
 SEARCH: Final = "what the compiler refuses"
-"""What the line on the terminal calls the search."""
+"""The name of the search in the progress line of a terminal."""
 
-# A position in the step, and what the compiler says there.
-_Found = tuple[Operation, Exception]
+# An operation, and the compiler's error for it.
+_Refused = tuple[Operation, Exception]
 
 
 class Search:
-    """The search for culprits in one step, which may have several; what was tried is not tried again."""
+    """The search for culprits in one step, which may have several; nothing is compiled twice."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -46,10 +46,10 @@ class Search:
         self._works: bool | None = None
 
     def named(self, error: Exception, outputs: Sequence[int]) -> LoweringError | None:
-        """The error that names the operation because of which ``outputs`` have none, or None.
+        """The error that names the operation because of which ``outputs`` cannot be computed, or None.
 
-        There is none where it is not the compiler that refused the step, where it refuses every program, and
-        where replicas would have to try together.
+        None if the compiler has not refused the step, if it refuses every program, or if the replicas would have
+        to search together.
         """
         trace = self._trace
         if not program_failures.was_refused(error):
@@ -66,7 +66,7 @@ class Search:
             notice.stage = "searching"
             refused, text = self._by_itself(operations), MSG_ALONE
             if refused is None:
-                refused, text = self._by_beginnings(operations, outputs), MSG_TOGETHER
+                refused, text = self._by_prefixes(operations, outputs), MSG_TOGETHER
         return None if refused is None else _naming(*refused, text)
 
     def _compiles_anything(self) -> bool:
@@ -75,10 +75,10 @@ class Search:
         key = (zeros.number, meta.shape, "dtype", meta.dtype)
         return self._refusal(Operation(Root(), key, zeros, meta.as_tuple, 0, 0), [0], 0) is None
 
-    def _by_itself(self, operations: Sequence[Operation]) -> _Found | None:
+    def _by_itself(self, operations: Sequence[Operation]) -> _Refused | None:
         """The first operation that is refused as a program of its own."""
         if self._trace.backend.shard_count() > 1:
-            return None  # only in the step it is known how its operands are split
+            return None  # how an operation's operands are split is known only in the whole step
         for entry in operations:
             single = Single(entry)
             if single.key not in self._alone:
@@ -91,27 +91,25 @@ class Search:
                 return entry, refused
         return None
 
-    def _by_beginnings(
+    def _by_prefixes(
         self, operations: Sequence[Operation], outputs: Sequence[int]
-    ) -> _Found | None:
-        """The operation with which the shortest beginning of the step ends that is refused."""
-        low, high = (
-            0,
-            len(operations),
-        )  # a beginning of ``low`` operations compiles, one of ``high`` does not
+    ) -> _Refused | None:
+        """The last operation of the shortest prefix of the step that is refused."""
+        # bisection: a prefix of ``low`` operations compiles, one of ``high`` operations does not
+        low, high = 0, len(operations)
         refused: Exception | None = None
         while high - low > 1 or refused is None:
             middle = (low + high) // 2 if high - low > 1 else high
-            refusal = self._beginning(operations, middle, outputs)
+            refusal = self._refusal_of_prefix(operations, middle, outputs)
             if refusal is not None:
                 high, refused = middle, refusal
             elif middle == high:
-                return None  # it compiles without donations, or now
+                return None  # the whole step compiles now, perhaps because it does so without donations
             else:
                 low = middle
         return operations[high - 1], refused
 
-    def _beginning(
+    def _refusal_of_prefix(
         self, operations: Sequence[Operation], count: int, outputs: Sequence[int]
     ) -> Exception | None:
         last = operations[count - 1]
@@ -127,7 +125,7 @@ class Search:
         return self._refusal(last, results, inputs)
 
     def _refusal(self, last: Entry, outputs: Sequence[int], inputs: int) -> Exception | None:
-        """What the compiler says of a step that ends at ``last`` and has the first ``inputs`` of this one's."""
+        """The compiler's error for a step that ends at ``last`` and has the first ``inputs`` inputs of this one."""
         trace = self._trace.standing_at(last, inputs=inputs)
         return build_program.refusal(trace, tuple(outputs))
 

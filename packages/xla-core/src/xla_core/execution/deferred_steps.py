@@ -1,8 +1,9 @@
-"""Steps that end while their programs are still being compiled: their runs wait, and recording goes on.
+"""Steps that end while their programs are still being compiled: their runs wait, and recording continues.
 
-``run_step`` hands a step over where its program, or that of a step before it, is not there yet. What waits, and
-in which order it starts, is in ``launching.launch_queue``; here is what the recording thread does about it:
-deciding, giving tensors their buffers afterwards, and computing what can be where a run has failed.
+``run_step`` defers a step if its program, or that of an earlier step, is not compiled yet.
+``launching.launch_queue`` holds the waiting runs and starts them in order. This module does the part of the
+recording thread: it decides whether a step may wait, gives tensors their buffers afterwards, and computes what is
+still possible after a run has failed.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from xla_core.recording.trace import Trace
 from xla_core.support import indivisible
 
 LEAST_OPERATIONS: Final = 64
-"""A program of fewer is compiled before the next step could be recorded: it is not worth a second thread."""
+"""A smaller program is compiled before the next step could be recorded, so a second thread gains nothing."""
 
 
 def may_wait(trace: Trace) -> bool:
-    """Whether the pending step, whose program is not there, may wait for it while others are recorded."""
+    """Whether the pending step, which has no program yet, may wait for one while other steps are recorded."""
     return (
         trace.backend.may_defer
         and trace.cur.depth >= LEAST_OPERATIONS
@@ -44,14 +45,14 @@ def may_wait(trace: Trace) -> bool:
 
 
 def is_watched() -> bool:
-    """Whether somebody looks at the buffers of every run, or gives buffers away: then they must be there."""
+    """Whether a listener sees the buffers of every run, or buffers are given away, so that they must exist."""
     return buffer_donation.any_may_count() or events.listening(events.ProgramExecuted)
 
 
 def defer(
     trace: Trace, program: StepProgram, alive: list[Storage], adoption: Iterable[object]
 ) -> None:
-    """End the pending step: it runs when its program is there and those before it have started."""
+    """End the pending step; it runs when its program is compiled and all earlier runs have started."""
     queue = trace.backend.queue
     queue.open(functools.partial(_settle_until, trace))
     run = DeferredRun(queue, trace.detached(), program, [*trace.inputs, *numbers_of(trace)], _start)
@@ -70,14 +71,14 @@ def defer(
 
 
 def note_adopted(storages: Sequence[Storage], buffers: Sequence[object]) -> None:
-    """Let storages that take over awaited values get their buffers with the others."""
+    """Register storages that take over awaited values, so that they get the buffers as well."""
     for s, buffer in zip(storages, buffers, strict=True):
         if type(buffer) is Awaited:
             buffer.run.storages.append(weakref.ref(s))
 
 
 def _start(run: DeferredRun) -> list[Any]:
-    """Launch a run that has waited; called on the queue's thread."""
+    """Launch a waiting run; called in the queue's thread."""
     trace, program, given = run.trace, run.program, run.arguments
     backend = trace.backend
     safe = not program.donated or backend.has_room(program.memory_needed())
@@ -94,7 +95,7 @@ def _start(run: DeferredRun) -> list[Any]:
 
 
 def _is_held(given: list[object], slot: int) -> bool:
-    """Whether somebody else than the list ``given`` wants the value there."""
+    """Whether anything other than the list ``given`` refers to the buffer in this slot."""
     buffer = given[slot]
     if getrefcount(buffer) > INPUT_ONLY + 1:
         return True
@@ -105,7 +106,7 @@ def _is_held(given: list[object], slot: int) -> bool:
 
 
 def catch_up(trace: Trace) -> None:
-    """Before the pending step runs: settle what has ended. Raises what a run has failed with."""
+    """Before the pending step runs: settle the runs that have ended. Raises the error of a failed run."""
     queue = trace.backend.queue
     if len(queue.unsettled) >= launch_queue.MOST_WAITING:
         _settle_until(trace, queue.unsettled[0])
@@ -122,9 +123,9 @@ def _settle_until(trace: Trace, run: DeferredRun) -> None:
 
 
 def settle(trace: Trace, wait: bool = True) -> None:
-    """Give tensors the buffers of runs that have waited for their programs; the others' errors are to be told.
+    """Give tensors the buffers of deferred runs, and keep the errors of failed runs to be raised.
 
-    With ``wait`` (default) all runs are waited for, else those are left that have not started.
+    With ``wait`` (default: True), waits for all runs; otherwise leaves those that have not started.
     """
     with trace.lock:
         unsettled = trace.backend.queue.unsettled
@@ -133,7 +134,7 @@ def settle(trace: Trace, wait: bool = True) -> None:
 
 
 def _settle_first(trace: Trace) -> None:
-    """Wait for the run that is first in the queue, and settle it. An interrupt leaves it as the first."""
+    """Wait for the first run in the queue, and settle it. After an interrupt it is still the first."""
     queue = trace.backend.queue
     run = queue.unsettled[0]
     run.ended.wait()
@@ -160,7 +161,7 @@ def _settle_first(trace: Trace) -> None:
 
 
 def _unwrap(s: Storage) -> None:
-    """Let a storage hold what it awaited."""
+    """Give a storage the buffer that it awaits."""
     awaited = s.buffer
     if type(awaited) is not Awaited:
         return
@@ -174,10 +175,10 @@ def _unwrap(s: Storage) -> None:
 
 
 def _recover(run: DeferredRun) -> Exception | None:
-    """Compute what can be computed of a run that has failed; the error to tell, None if it was told before.
+    """Compute those values of a failed run that can be computed; returns the error to raise, if it is new.
 
-    What is lost depends on an operation that the compiler refuses, or on a run that has failed. Where no search
-    names the operation, and where it was no compiler that refused the program, all is lost.
+    Values are lost if they depend on an operation that the compiler refuses, or on another failed run. If that
+    operation cannot be found, or the compiler has not refused the program, all values are lost.
     """
     assert run.error is not None
     if run.program.has_failed():
@@ -194,10 +195,10 @@ def _recover(run: DeferredRun) -> Exception | None:
             if named is not None and named is not error:
                 named.__cause__ = error
             error = named or error
-            gone: set[int] = set()
+            dependent: set[int] = set()
             if isinstance(error, LoweringError):
-                gone = poisoned_values.depending(run.trace.cur.path(), error)
-            new = (gone & outputs.keys()) - lost.keys() or outputs.keys() - lost.keys()
+                dependent = poisoned_values.depending(run.trace.cur.path(), error)
+            new = (dependent & outputs.keys()) - lost.keys() or outputs.keys() - lost.keys()
             lost |= dict.fromkeys(new, error)
             first_error = first_error or error
         rest = tuple(vid for vid in outputs if vid not in lost)
@@ -233,14 +234,14 @@ def _replaced(run: DeferredRun) -> list[Any]:
 
 
 def finish(trace: Trace) -> None:
-    """Wait until every run has started that waits for its program. Raises what one of them has failed with."""
+    """Wait until all deferred runs have started. Raises the error of a failed run."""
     if launch_queue.any_awaited():
         settle(trace)
         trace.backend.queue.tell()
 
 
 def held_by(trace: Trace, s: Storage) -> Any:
-    """The buffer of a storage that has one, which is waited for. Raises what its run has failed with."""
+    """The buffer of a materialised storage; waits for it if it is awaited. Raises the error of a failed run."""
     awaited = s.buffer
     if type(awaited) is not Awaited:
         return awaited

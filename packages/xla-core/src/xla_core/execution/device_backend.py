@@ -1,4 +1,4 @@
-"""``DeviceBackend``: one addressable device of the running client, as its trace uses it."""
+"""``DeviceBackend``: the backend of one addressable device of the running client."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from xla_core.torch_bridge.dtypes import numpy_dtype
 from xla_core.varying.padded_buffer import PaddedBuffer, exact_buffer, whole_buffer
 
 _LITTLE: Final = 64 << 20
-"""Bytes that nobody asks a device about: it would take longer than most such programs run."""
+"""For fewer bytes the device is not asked for free memory: that takes longer than most such programs run."""
 
 _MOST_KEPT: Final = 128
 _LARGEST_KEPT: Final = 4096
-"""How many vectors of lifted numbers stay on a device, and of how many bytes."""
+"""How many vectors of lifted numbers are kept on a device, and the largest size of one in bytes."""
 
 
 class _NumbersCache:
@@ -44,17 +44,17 @@ class _NumbersCache:
 
 
 def keep_numbers(enabled: bool) -> None:
-    """Whether numbers of steps stay on the device for steps that need the same again; by default not."""
+    """Set whether lifted numbers stay on the device for later steps with the same numbers (initially not)."""
     _NumbersCache.enabled = bool(enabled)
 
 
 def keeps_numbers() -> bool:
-    """Whether numbers of steps stay on the device."""
+    """Whether lifted numbers stay on the device, see ``keep_numbers``."""
     return _NumbersCache.enabled
 
 
 class DeviceBackend(Backend):
-    """One addressable device of the running client, as its trace uses it."""
+    """The backend of one addressable device of the running client."""
 
     runs_counter = "ExecuteComputation"
     runs_metric = "ExecuteTime"
@@ -76,21 +76,21 @@ class DeviceBackend(Backend):
         self.last_program: StepProgram | None = None
         self._has_limit = True
         self.queue = LaunchQueue()
-        # a mesh's values move as they are used, and processes must not wait for each other's compilers
+        # over a mesh, values move when they are used, and processes must not wait for each other's compilers
         self.may_defer: bool = (
             type(self) is DeviceBackend and capabilities_of(client).compiles_beside
         )
         self._numbers: dict[tuple[str, bytes], Any] = {}
 
     def put(self, array: np.ndarray) -> Buffer:
-        """Copy a host array to the device, in the dtype the device keeps."""
+        """Copy a host array to the device, in the dtype in which the device keeps it."""
         return self._put(array, self.numpy_dtype(array.dtype))
 
     def put_numbers(self, array: np.ndarray) -> object:
-        """Lifted numbers on the device, copied there unless the same ones were of late.
+        """Copy lifted numbers to the device, or return a kept buffer with the same numbers.
 
-        After ``keep_numbers(True)`` those that were there lately are there still. The user's number formats
-        are for tensors only; programs never take the memory of numbers.
+        Buffers are kept after ``keep_numbers(True)``. The user's number formats
+        apply to tensors only; programs never reuse the memory of numbers.
         """
         wanted = self.client.numpy_dtype(array.dtype)
         if not _NumbersCache.enabled:
@@ -105,7 +105,7 @@ class DeviceBackend(Backend):
             buffer = self._put(array, wanted)
             if len(self._numbers) >= _MOST_KEPT:
                 self._numbers.pop(next(iter(self._numbers)), None)
-        self._numbers[key] = buffer  # the last one is the one used last
+        self._numbers[key] = buffer  # dict order is the order of use
         return buffer
 
     def _put(self, array: np.ndarray, wanted: np.dtype) -> Buffer:
@@ -114,7 +114,7 @@ class DeviceBackend(Backend):
         return self.transfer(array, self.placement)
 
     def transfer(self, array: np.ndarray, placement: Placement) -> Buffer:
-        """A buffer with an array's values on the devices of ``placement``; counts it, and emits the event."""
+        """Copy an array to the devices of ``placement``; counts the transfer and emits its event."""
         what = (array.dtype, array.shape)
         record = flight_ring.begin(flight_ring.SEND, what, array.nbytes)
         buffer = self.client.put(array, placement)
@@ -129,16 +129,15 @@ class DeviceBackend(Backend):
         return buffer
 
     def get(self, buffer: Buffer) -> np.ndarray:
-        """Wait for a buffer and copy it to the host, in the dtype that the device keeps.
+        """Wait for a buffer and copy it to the host, in the dtype in which the device keeps it.
 
-        Raises RuntimeError, or torch.OutOfMemoryError, where the program that computes it failed.
+        Raises RuntimeError or torch.OutOfMemoryError if the program that computes it failed.
         """
         record = flight_ring.begin(flight_ring.FETCH, None)
         held: Any = value_of(buffer)
         started = ready = time.perf_counter_ns()
-        if events.listening(
-            events.TransferFromDevice
-        ):  # the time until there is a value, apart from copying it
+        if events.listening(events.TransferFromDevice):
+            # measures the time until the value exists separately from the time to copy it
             self.client.wait([whole_buffer(held)])
             ready = time.perf_counter_ns()
         try:
@@ -160,26 +159,26 @@ class DeviceBackend(Backend):
         return array
 
     def _explained(self, error: Exception) -> Exception:
-        """What a program that runs out of memory while it runs raises where its values are wanted."""
+        """The error to raise for ``error``, which names the program if it ran out of memory while running."""
         program = self.last_program
         if program is None:
             return error
         return program_failures.explained(error, program.name, program.largest)
 
     def input_layouts(self, trace: Recorder) -> Hashable:
-        """How the step's inputs are laid out: part of its program's identity. Called for every step."""
+        """The layouts of the step's inputs: always the same on one device. Called for every step."""
         return None
 
     def argument_layouts(self, storages: Iterable[Storage]) -> Hashable:
-        """How tensors are laid out that a recorded graph is called with: part of what it is for."""
+        """The layouts of the tensors that a recorded graph is called with: always the same on one device."""
         return None
 
     def sharding_text(self, storage: Storage) -> str | None:
-        """How a tensor is split over the devices: not at all."""
+        """None: a tensor on one device is not split."""
         return None
 
     def shard_count(self) -> int:
-        """Into how many parts a tensor is split."""
+        """1: a tensor on one device is not split."""
         return 1
 
     def device_buffer(self, storage: Storage) -> Buffer:
@@ -187,7 +186,7 @@ class DeviceBackend(Backend):
         return exact_buffer(value_of(storage.buffer))
 
     def buffer_for_copy(self, storage: Storage, buffer: Buffer) -> Buffer:
-        """The buffer for a tensor that just takes over another one's value (``copy_``)."""
+        """The buffer to bind when ``copy_`` makes a tensor share another one's value: the same buffer."""
         return buffer
 
     def layout(
@@ -197,10 +196,10 @@ class DeviceBackend(Backend):
         outputs: Sequence[int],
         aliases: tuple[tuple[int, int], ...],
     ) -> Layout:
-        """The layout of a program of ``entries``: on the device of every replica, or just here.
+        """The layout of a program of ``entries``: on the devices of all replicas, or on this device.
 
-        ``outputs`` are the numbers of the wanted values, ``aliases`` pairs of an input and the output that gets its
-        memory; ``trace`` is not looked at. See ``recording.storage.Backend``.
+        ``outputs`` are the numbers of the wanted values, ``aliases`` the pairs of an input and the output that
+        reuses its memory; ``trace`` is not used. See ``recording.storage.Backend``.
         """
         return replica_programs.layout_of(self, entries, outputs, aliases)
 
@@ -217,11 +216,11 @@ class DeviceBackend(Backend):
         return self.client.copy(held, self.placement)
 
     def copy_from(self, buffer: Buffer, origin: Backend) -> Any:
-        """The value of another device's buffer, on this device."""
+        """A buffer on this device with the value of another device's buffer."""
         return self.client.copy(exact_buffer(value_of(buffer)), self.placement)
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether the device has so much memory left, as far as it tells; little is always there."""
+        """Whether the device reports that much free memory; always True for small sizes."""
         if nbytes < _LITTLE:
             return True
         if self._has_limit:
@@ -236,13 +235,13 @@ class DeviceBackend(Backend):
         return True
 
     def launched(self, results: Sequence[Any]) -> None:
-        """Remember what the last program will produce, for ``wait``; keeps no buffer alive."""
+        """Remember the results of the last program for ``wait``, without keeping a buffer alive."""
         self._last = list(map(weakref.ref, results))
 
     def wait(self) -> None:
         """Block until the last program has finished.
 
-        Raises RuntimeError, or torch.OutOfMemoryError, where it failed, or one that waited for its program.
+        Raises RuntimeError or torch.OutOfMemoryError if that program, or a deferred run, failed.
         """
         self.queue.finish()
         alive = [b for b in (ref() for ref in self._last) if b is not None]

@@ -1,6 +1,6 @@
 """Eager mode: every operator runs when it is called, as a program of its own.
 
-Switching it replaces the table of handlers, so that recording costs nothing more while it is off.
+Switching it on replaces the table of handlers, so that recording costs nothing while it is off.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def is_on() -> bool:
 
 
 def switch(enable: bool) -> None:
-    """Turn eager mode on or off for the process; what is pending is run when it is turned on."""
+    """Turn eager mode on or off for the process. Turning it on runs what is pending."""
     with _lock:
         if enable == _state["on"]:
             return
         if enable and runtime.started():
             _run_pending()
         tensor_module.set_handler_wrapper(_run_at_once if enable else None)
-        _state["on"] = enable  # last: an exception before it leaves the switch to be tried again
+        _state["on"] = enable  # last, so that the switch can be tried again after an exception
 
 
 @contextlib.contextmanager
@@ -53,11 +53,11 @@ def mode(enable: bool) -> Iterator[None]:
         finally:
             switch(former)
     finally:
-        switch(former)  # also where an exception came in the line above
+        switch(former)  # again, in case an exception interrupted the line above
 
 
 def _run_at_once(handler: Handler) -> Handler:
-    """``handler`` that runs what it recorded, unless another handler called it."""
+    """A version of ``handler`` that runs what it has recorded, unless another handler called it."""
 
     @functools.wraps(handler)
     def run(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
@@ -69,7 +69,7 @@ def _run_at_once(handler: Handler) -> Handler:
             finally:
                 _depth.value = former
         finally:
-            _depth.value = former  # also where an exception came in the line above
+            _depth.value = former  # again, in case an exception interrupted the line above
         if _state["on"] and not _depth.value:
             _run_pending()
         return result
@@ -79,12 +79,12 @@ def _run_at_once(handler: Handler) -> Handler:
 
 def _run_pending() -> None:
     for trace in runtime.traces():
-        with trace.lock:  # the calling thread's step: that of another one is not cut
+        with trace.lock:  # installs the calling thread's step; steps of other threads are not cut
             if trace.cur.depth:
                 trace.flush_as_operators(_state["on"])
 
 
 def switch_on_if_asked() -> None:
-    """Eager mode from the start, where ``XLA_USE_EAGER_DEBUG_MODE`` says so."""
+    """Turn eager mode on if ``XLA_USE_EAGER_DEBUG_MODE`` is set."""
     if flags.EAGER_DEBUG_MODE.get():
         switch(True)

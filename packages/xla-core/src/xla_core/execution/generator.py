@@ -1,7 +1,8 @@
-"""``torch.Generator(device="xla")``: a source of seeds of its own, beside those of the devices.
+"""``torch.Generator(device="xla")``: a separate source of seeds, in addition to those of the devices.
 
-Every random operator that gets it draws one seed from it when it is recorded. State, seed and their errors are
-those of a generator of the CPU behind it. Operators of other devices refuse it, as they do PyTorch's.
+Every random operator that is called with it draws one seed from it when it is recorded. Its state and seed, and
+their errors, are those of a CPU generator that it wraps. Operators of other devices refuse it, like any generator
+of another device.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from xla_core.torch_bridge.torch_private import GeneratorBase, make_generators_w
 
 MSG_OTHER_DEVICE: Final = "Expected a 'xla' device type for generator but found '{device}'"
 
-# By the address of the C++ generator: operators are called with another Python object for it.
+# By the address of the C++ generator, because operators are called with a new Python object for it.
 _known: weakref.WeakValueDictionary[int, XLAGenerator] = weakref.WeakValueDictionary()
 
 
@@ -36,12 +37,12 @@ class XLAGenerator(GeneratorBase):  # type: ignore[misc, valid-type]
         return generator
 
     def manual_seed(self, seed: int) -> XLAGenerator:
-        """Start anew from ``seed``; the generator itself."""
+        """Restart from ``seed``; returns the generator itself."""
         self.source.manual_seed(seed)
         return self
 
     def seed(self) -> int:
-        """Start anew from a seed that is taken from the system, and return it."""
+        """Restart from a seed of the operating system, and return that seed."""
         return self.source.seed()
 
     def initial_seed(self) -> int:
@@ -49,11 +50,11 @@ class XLAGenerator(GeneratorBase):  # type: ignore[misc, valid-type]
         return self.source.initial_seed()
 
     def get_state(self) -> torch.Tensor:
-        """A CPU tensor of bytes with which ``set_state`` comes back to here."""
+        """A CPU tensor of bytes with the state, for ``set_state``."""
         return self.source.get_state()
 
     def set_state(self, state: torch.Tensor) -> XLAGenerator:
-        """Go on as the generator did from which ``get_state`` got ``state``; the generator itself."""
+        """Continue from ``state``, which ``get_state`` returned; returns the generator itself."""
         self.source.set_state(state)
         return self
 
@@ -70,7 +71,7 @@ def _rebuild(device: str, state: torch.Tensor) -> XLAGenerator:
 
 
 def seed_from(generator: torch.Generator) -> int:
-    """The next seed of a generator that an operator on an ``xla`` device got.
+    """The next seed from a generator that was passed to an operator on an ``xla`` device.
 
     Raises RuntimeError for a generator of another device, as other devices do.
     """
@@ -83,11 +84,11 @@ def seed_from(generator: torch.Generator) -> int:
 
 
 def of_cpu(generator: torch.Generator) -> torch.Generator:
-    """The generator that operators of the CPU can draw from: the one behind an ``xla`` one, or itself."""
+    """The generator that CPU operators can draw from: the one that an ``xla`` generator wraps, or itself."""
     known = _known.get(generator._cdata)
     return generator if known is None else known.source
 
 
 def install() -> None:
-    """Let ``torch.Generator`` make generators of ``xla`` devices, too; once."""
+    """Make ``torch.Generator`` also create generators of ``xla`` devices. Works once."""
     make_generators_with(XLAGenerator)

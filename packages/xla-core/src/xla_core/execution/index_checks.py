@@ -1,9 +1,9 @@
-"""Reports of indices that were in range or not, which steps compute while ``XLA_CHECK_INDICES`` is on.
+"""Checks of indices that steps compute, while ``XLA_CHECK_INDICES`` is on.
 
-XLA has no errors: an index that is out of range reads or writes something, or nothing. With checking on, an
-operator looks at indices that are there already when it is called (``dispatch.index_ranges``). Of others it
-also records the smallest and largest. They are results of the step like others, and are looked at here when
-it has run.
+XLA programs cannot raise errors: an index that is out of range reads or writes something, or nothing. With checking
+on, an operator checks indices with known values when it is called (``dispatch.index_ranges``). For other indices it
+also records their smallest and largest value. These are ordinary results of the step, and are checked here after it
+has run.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Range:
 
 
 pending: weakref.WeakKeyDictionary[Trace, list[tuple[Range, Any]]] = weakref.WeakKeyDictionary()
-"""What was recorded on a device and not looked at: ranges, and tensors of the smallest and largest index."""
+"""Checks that were recorded on a device and not made yet: ranges, and tensors of smallest and largest indices."""
 
 
 class _Bodies(threading.local):
-    """What the functions found that this thread records aside, the innermost last."""
+    """The checks in the functions that this thread is recording aside, the innermost function last."""
 
     def __init__(self) -> None:
         self.ranges: list[list[tuple[Range, object]]] = []
@@ -74,10 +74,10 @@ _bodies = _Bodies()
 
 @contextlib.contextmanager
 def of_body() -> Iterator[list[tuple[Range, Any]]]:
-    """The list of what ``add`` is given inside, for a function that is recorded aside.
+    """The list of the checks that ``add`` receives inside the block, for a function that is recorded aside.
 
-    Values of such a function exist while it runs only: whoever records it returns them from there, and
-    adds what comes back.
+    Values of such a function exist only while it runs: its recorder returns them as results of the function, and
+    adds the results that the step receives.
     """
     ranges: list[tuple[Range, object]] = []
     _bodies.ranges.append(ranges)
@@ -88,14 +88,14 @@ def of_body() -> Iterator[list[tuple[Range, Any]]]:
 
 
 def are_wanted(trace: Trace) -> bool:
-    """Whether what is recorded now has results to look at; a graph for values of all kinds has none."""
+    """Whether the step being recorded can be checked; a graph that is recorded for any values cannot."""
     return bool(_bodies.ranges) if trace.aside is not None else trace.unreadable is None
 
 
 def add(trace: Trace, wanted: Range, extremes: Any) -> None:
-    """Look at ``extremes`` when the step of ``trace`` has run: smallest and largest indices.
+    """Check ``extremes``, pairs of the smallest and largest index, when the step of ``trace`` has run.
 
-    They are pairs along the last dimension, ``wanted`` is the range that they must be in.
+    The pairs are along the last dimension; ``wanted`` is the range that the indices must be in.
     """
     if trace.aside is not None:
         _bodies.ranges[-1].append((wanted, extremes))
@@ -105,9 +105,9 @@ def add(trace: Trace, wanted: Range, extremes: Any) -> None:
 
 
 def look(trace: Trace) -> None:
-    """Raise IndexOutOfRangeError for the first operator of the step that has run whose indices are not in range.
+    """Raise IndexOutOfRangeError for the first operator of the step whose indices were out of range.
 
-    Waits for the step. The values that it computed are there, like those of any other.
+    Waits for the step. The values that it computed remain available.
     """
     recorded = pending.pop(trace, [])
     waiting = [check for check in recorded if trace.is_pending(check[1]._s)]
@@ -115,7 +115,7 @@ def look(trace: Trace) -> None:
         pending[trace] = waiting
     for wanted, extremes in recorded:
         buffer = extremes._s.buffer
-        if buffer is not None:  # None: its step could not be run
+        if buffer is not None:  # None if its step could not be run
             pairs = trace.backend.get(buffer).reshape(-1, 2)
             if len(pairs):  # a loop may have run no iteration
                 wanted.check(int(pairs[:, 0].min()), int(pairs[:, 1].max()))

@@ -1,7 +1,7 @@
-"""``GET_TENSORS_OPBYOP`` and ``SYNC_TENSORS_OPBYOP``: a recorded step as a chain of small programs.
+"""``GET_TENSORS_OPBYOP`` and ``SYNC_TENSORS_OPBYOP``: runs a recorded step as a chain of small programs.
 
-For debugging, and for code whose every step is different: each operator is lowered, compiled and run on
-its own, and a program is found again by operator, shapes and constants, wherever in a step it is.
+For debugging, and for code whose steps are all different: each operator is lowered, compiled and run by
+itself, and its program is looked up by operator, shapes and constants, wherever in a step the operator is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _programs = Table()
 
 
 class Single(Excerpt):
-    """One operation as a step of its own: what it reads becomes inputs. Equal ``key``, equal programs."""
+    """One operation as a separate step, whose inputs are what it reads. Equal ``key`` means equal programs."""
 
     def __init__(self, entry: Operation) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Single(Excerpt):
 
 
 def _frozen(a: object) -> Any:
-    """A hashable image of an argument in which numbers of different types differ."""
+    """A hashable form of an argument, in which numbers of different types differ."""
     if isinstance(a, Ref):
         return ("value", a.vid, a.meta)
     if isinstance(a, Lift):

@@ -1,7 +1,7 @@
 """Counts the operators that are called, under torch_xla's names (``xla::add``).
 
-torch_xla counts an operator when it is called. Here nothing is counted then: what a step has recorded is in its
-path already. It is counted when the step ends, and when somebody looks at the counters in the middle of it.
+torch_xla counts an operator when it is called. Here calls are not counted one by one, because the path of the step
+already contains them: they are counted when the step ends, or when the counters are read during the step.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from xla_core.recording.entry import Entry, operations_of
 from xla_core.recording.trace import Trace
 from xla_core.support import caches, counters
 
-# What an operator is called in torch_xla where PyTorch split it up further.
+# torch_xla's names of operators that PyTorch has split up since.
 _NAMES: Final = {
     "_native_batch_norm_legit_functional": "native_batch_norm",
     "_native_batch_norm_legit": "native_batch_norm",
 }
-# torch_xla's own operators that write keep their names; PyTorch's are made functional before they are counted.
+# torch_xla's own in-place operators keep their names; those of PyTorch are counted in their functional form.
 _ATEN: Final = "aten"
 
-# A reader of the counters does not wait longer than this for a device that compiles.
+# A reader of the counters waits at most this long (in seconds) for a device that is compiling.
 _PATIENCE: Final = 0.1
 
-# How much of a step is counted, by the step's epoch: only of those that somebody looked at.
+# The number of entries of a step that are already counted, by epoch: only for steps whose counters were read.
 _counted: caches.Bounded[int, int] = caches.Bounded("steps counted in part")
 
 
 def counter_name(plan: Plan) -> str:
-    """The counter of an operator: ``xla::add`` for ``aten::add_``, too."""
+    """The counter of an operator: ``xla::add`` for both ``aten::add`` and ``aten::add_``."""
     namespace, _, name = str(plan.overload._schema.name).partition("::")
     if namespace == _ATEN and name.endswith("_") and not name.endswith("__"):
         name = name[:-1]
@@ -39,7 +39,7 @@ def counter_name(plan: Plan) -> str:
 
 
 def _rows(entries: Iterable[Entry]) -> tuple[tuple[str, int], ...]:
-    """The operators of ``entries``, and the tensors that they make, by their counters' names."""
+    """The counts of the operators in ``entries``, and of the tensors that they make, by the counters' names."""
     counts: Counter[str] = Counter()
     for operation in operations_of(entries):
         counts[counter_name(operation.plan)] += 1
@@ -48,7 +48,7 @@ def _rows(entries: Iterable[Entry]) -> tuple[tuple[str, int], ...]:
 
 
 def step_ended(epoch: int, last: Entry) -> None:
-    """Count the step of ``epoch``, which ``last`` ended: what of it is not counted yet."""
+    """Count the rest of the step of ``epoch``, whose last entry is ``last``."""
     done = _counted.pop(epoch, 0) if _counted else 0
     if done:
         _count(last.path()[done:])
@@ -66,7 +66,7 @@ def _count(entries: Iterable[Entry]) -> None:
 
 
 def count_pending(traces: Iterable[Trace]) -> None:
-    """Count what was recorded on these devices, by all threads, and did not run yet."""
+    """Count the pending operators of all threads on these devices."""
     for trace in traces:
         if trace.bare.acquire(timeout=_PATIENCE):
             try:

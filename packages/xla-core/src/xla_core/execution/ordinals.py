@@ -1,8 +1,8 @@
-"""Who this replica is: ordinals and counts of replicas, processes, hosts and devices.
+"""Ordinals and counts of replicas, processes, hosts and devices.
 
-A replica is a device that trains on its own part of the batch together with the others; its ordinal
-is its position among them. A process that is alone is replica 0 of 1. In a thread per device
-(``DataParallel``, ``debug_single_process``) the calling thread's current device decides.
+A replica is a device that trains on its own part of the batch together with the other replicas; its ordinal
+is its position among them. A single process is replica 0 of 1. With one thread per device
+(``DataParallel``, ``debug_single_process``), the current device of the calling thread is the replica.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from xla_core.multiprocess import job_setup
 from xla_core.multiprocess.job_setup import Job
 
 MSG_NO_REPLICA: Final = (
-    "{device} is none of this job's {count} replicas: each process is one, on its first device. Use "
+    "{device} is not one of this job's {count} replicas: each process is one, on its first device. Use "
     "torch_xla.device(0), or start one process per device"
 )
 
 
 def replica_of(device: torch.device | str | None = None) -> tuple[int, int]:
-    """Ordinal and number of replicas, as ``device`` (default: the thread's current one) sees them.
+    """The ordinal of ``device`` (default: the thread's current one), and the number of replicas.
 
-    Raises RuntimeError for a device that is none of the job's replicas.
+    Raises RuntimeError for a device that is not one of the job's replicas.
     """
     trace = runtime.trace_of(device)
     replicas, mine = trace.backend.replicas, trace.backend.placement.devices[0]
@@ -38,13 +38,13 @@ def replica_of(device: torch.device | str | None = None) -> tuple[int, int]:
 
 
 def _job() -> Job | None:
-    """This process's job; before the client starts, as the environment says."""
+    """This process's job; before the client starts, the one that the environment describes."""
     met = job_setup.connection()
     return met.job if met else job_setup.job_from_environment(os.environ, runtime.device_type())
 
 
 def world_size() -> int:
-    """The number of replicas that train together; 1 when this process is alone."""
+    """The number of replicas that train together; 1 if this process is alone."""
     return replica_of()[1]
 
 
@@ -79,7 +79,7 @@ def local_process_count() -> int:
 
 
 def host_index() -> int:
-    """This host's number in the job, hosts running equally many processes each."""
+    """This host's number in the job; all hosts run the same number of processes."""
     job = _job()
     return job.host_index if job else 0
 
@@ -111,14 +111,14 @@ def addressable_device_count() -> int:
 
 
 def local_device_count() -> int:
-    """The number of devices on this host, every process addressing equally many."""
+    """The number of devices on this host; all processes address the same number of devices."""
     return local_process_count() * addressable_device_count()
 
 
 def is_master_ordinal(local: bool = True) -> bool:
-    """Whether this replica is the first of its host, or with ``local=False`` of the job.
+    """Whether this replica is the first one of its host or, with ``local=False`` (default: True), of the job.
 
-    In SPMD mode, where there are no replicas, the same of processes.
+    In SPMD mode, which has no replicas, this applies to processes.
     """
     if spmd_mode.is_spmd():
         job = _job()
@@ -127,14 +127,14 @@ def is_master_ordinal(local: bool = True) -> bool:
 
 
 def master_ip() -> str:
-    """The IP address of the host where the job's coordinator runs; loopback when alone."""
+    """The IP address of the host on which the job's coordinator runs; loopback if this process is alone."""
     job = _job()
     host = job.address.rpartition(":")[0].strip("[]") if job and job.address else ""
     return socket.gethostbyname(host) if host else "127.0.0.1"
 
 
 def device_attributes(index: int | None = None) -> dict[str, object]:
-    """Name and what else the runtime tells of addressable device ``index`` (default: the current)."""
+    """Name and attributes, as reported by the runtime, of addressable device ``index`` (default: the current)."""
     device = torch.device("xla", index) if index is not None else None
     description = runtime.client().local_devices()[runtime.trace_of(device).device.index]
     return {"name": f"{runtime.device_type()}:{description.id}", **description.attributes}

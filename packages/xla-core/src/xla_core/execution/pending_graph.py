@@ -1,4 +1,4 @@
-"""Looks at what a trace has recorded without changing what the step will be."""
+"""Inspects what a trace has recorded, without changing the step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MSG_NOT_XLA: Final = "expected tensors on an xla device, got one on {device}"
 
 @contextlib.contextmanager
 def graph_of(tensors: Sequence[Operand]) -> Iterator[tuple[Trace, list[Entry], tuple[int, ...]]]:
-    """Trace, entries and value numbers that make ``tensors`` (none: all that is wanted).
+    """The trace, its entries, and the value numbers of ``tensors`` (if empty: of all wanted values).
 
     Raises TypeError for a tensor that is not on an ``xla`` device.
     """
@@ -40,7 +40,7 @@ def graph_of(tensors: Sequence[Operand]) -> Iterator[tuple[Trace, list[Entry], t
 
 
 def is_pending(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's value is recorded and not computed yet."""
+    """Whether a tensor's value is recorded but not computed yet."""
     assert isinstance(tensor, XLATensor)
     return tensor._s.trace.is_pending(tensor._s)
 
@@ -48,7 +48,7 @@ def is_pending(tensor: torch.Tensor) -> bool:
 def excerpt(
     entries: Sequence[Entry], outputs: Sequence[int]
 ) -> tuple[list[Entry], tuple[int, ...]]:
-    """What ``outputs``, numbers of values, need of a step, as a step of its own, and their numbers there."""
+    """The part of a step that ``outputs``, numbers of values, need, as a new step, and their numbers in it."""
     needed = needed_entries(entries, outputs)
     read = {ref.vid for entry in needed for ref in entry.references()}.union(outputs)
     copied = Excerpt()
@@ -64,9 +64,9 @@ def excerpt(
 def read_inputs(
     trace: Trace, entries: Sequence[Entry], outputs: Sequence[int]
 ) -> tuple[list[int], list[Entry]]:
-    """The step's inputs that ``outputs`` need, by slot, and the entries without the others.
+    """The slots of the inputs that ``outputs`` need, and the entries without the other inputs.
 
-    Over several devices these are all: programs there are laid out with every input of the step.
+    Over several devices all inputs are kept, because programs there are laid out with every input of the step.
     """
     every = len(trace.backend.placement.devices) > 1
     used = set(outputs)

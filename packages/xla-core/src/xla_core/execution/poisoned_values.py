@@ -1,8 +1,8 @@
-"""Poisoned values: tensors whose reading raises an error, as no program can compute them or they were revoked.
+"""Poisoned values: reading them raises an error, because no program can compute them or they were revoked.
 
-An operator that cannot be lowered poisons the values that depend on it, a program that cannot be compiled or
-run those of its step: otherwise they would stay pending, and every later step would fail with them.
-A tensor that had a value when the step began gets that one back, as if the operator had failed at once.
+An operator that cannot be lowered poisons the values that depend on it. A program that cannot be compiled or
+run poisons those of its step. Otherwise they would remain pending, and every later step would fail as well.
+A tensor that had a value when the step began returns to it, as if the operator had failed immediately.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from xla_core.recording.xla_tensor import XLATensor
 
 
 def costs_values(error: Exception) -> bool:
-    """Whether values of the step that ``error`` comes from cannot be computed, now or later."""
+    """Whether ``error`` means that values of its step can be computed neither now nor later."""
     return isinstance(error, LoweringError) or program_failures.costs_step(error)
 
 
 def poison_dependents(trace: Trace, error: LoweringError) -> bool:
     """Poison the pending values that depend on the operation that ``error`` names.
 
-    Returns whether there were any. Operations of its kind, on operands of the same shapes, are poisoned with
-    it, because of operations that repeat only one is lowered. Where there is none of its kind, all operations
-    of its operator are.
+    Returns whether there were any. Operations of the same kind (on operands of the same shapes) count as well,
+    because only one of several repeated operations is lowered. If there is none, all operations of its operator
+    count.
     """
     return any(_poison(trace, is_culprit, error) for is_culprit in _culprits(error))
 
 
 def _culprits(error: LoweringError) -> Iterator[Callable[[Entry], bool]]:
-    """What tells the operations that cannot be computed from others: the narrowest way first."""
+    """Predicates for the operations that cannot be computed, the narrowest one first."""
     failed, plan = error.entry, error.plan
     if error.only_here:
         yield lambda e: e is failed
@@ -55,16 +55,16 @@ def depending(entries: Sequence[Entry], error: LoweringError) -> set[int]:
     return next(filter(None, sets), set())
 
 
-def _depending(entries: Iterable[Entry], is_gone: Callable[[Entry], bool]) -> set[int]:
-    gone: set[int] = set()
+def _depending(entries: Iterable[Entry], is_lost: Callable[[Entry], bool]) -> set[int]:
+    lost: set[int] = set()
     for entry in entries:
-        if is_gone(entry) or any(ref.vid in gone for ref in entry.references()):
-            gone.update(range(entry.first, entry.end))
-    return gone
+        if is_lost(entry) or any(ref.vid in lost for ref in entry.references()):
+            lost.update(range(entry.first, entry.end))
+    return lost
 
 
 def depending_on_failed(run: DeferredRun) -> dict[int, Exception]:
-    """The values of a run that depend on arguments whose own runs have failed, with the errors."""
+    """The values of a run that depend on results of failed runs, with the errors of those."""
     failed = {
         vid: argument.error
         for vid, slot in run.trace.input_vids.items()
@@ -78,7 +78,7 @@ def depending_on_failed(run: DeferredRun) -> dict[int, Exception]:
 
 
 def give_up(run: DeferredRun, lost: dict[int, Exception]) -> None:
-    """Let those who await values of ``run`` that are ``lost`` hold what they held before, if anything."""
+    """Give each lost awaited value of ``run`` its error, and its tensor's former buffer if there is one."""
     for result in run.results:
         awaited = result.awaited()
         error = lost.get(result.vid)
@@ -87,12 +87,12 @@ def give_up(run: DeferredRun, lost: dict[int, Exception]) -> None:
         former = None if result.former is None else run.arguments[result.former]
         if type(former) is Awaited:
             former = former.held
-        awaited.held = None if _is_gone(former) else former
+        awaited.held = None if _has_no_value(former) else former
         awaited.error = error
 
 
 def poison_failed(trace: Trace) -> None:
-    """Give up what the pending step computes from values of runs that have failed."""
+    """Poison what the pending step computes from values of failed runs."""
     for vid, slot in trace.input_vids.items():
         awaited = trace.inputs[slot]
         if type(awaited) is Awaited and awaited.error is not None:
@@ -102,12 +102,12 @@ def poison_failed(trace: Trace) -> None:
 
 
 def poison_step(trace: Trace, error: Exception) -> None:
-    """Poison all that is pending: reading it raises ``error``."""
+    """Poison all pending values: reading one raises ``error``."""
     _poison(trace, lambda e: isinstance(e, Operation), error)
 
 
 def poison_placeholders(trace: Trace) -> bool:
-    """Poison what depends on placeholders, which become zeros; returns whether there was anything."""
+    """Poison what depends on placeholders, and replace these by zeros; returns whether anything depends on them."""
     slots = {v: slot for v, slot in trace.input_vids.items() if trace.inputs[slot] is PLACEHOLDER}
     error = NoValueError(MSG_PLACEHOLDER)
     any_depends = bool(slots) and _poison(
@@ -120,18 +120,18 @@ def poison_placeholders(trace: Trace) -> bool:
 
 
 def _runs(entry: Entry, plan: Plan) -> bool:
-    """Whether ``entry`` is an operation of the operator that ``plan`` is about."""
+    """Whether ``entry`` is a call of the operator of ``plan``."""
     return isinstance(entry, Operation) and entry.plan is plan
 
 
 def _kind(entry: Entry) -> object:
-    """What is equal for operations on operands of the same shapes, dtypes and constants."""
+    """A key that is equal for operations on operands of the same shapes, dtypes and constants."""
     assert isinstance(entry, Operation)
     return list(map(_shaped, (entry.args, tuple(entry.kwargs.values()))))
 
 
 def _shaped(a: Any) -> object:
-    """An operand without its value's number."""
+    """An operand without the number of its value."""
     if isinstance(a, Ref):
         return a.meta
     if isinstance(a, Lift):
@@ -139,8 +139,8 @@ def _shaped(a: Any) -> object:
     return list(map(_shaped, a)) if isinstance(a, (list, tuple)) else repr(a)
 
 
-def _poison(trace: Trace, is_gone: Callable[[Entry], bool], error: Exception) -> bool:
-    poisoned = _depending(trace.cur.path(), is_gone)
+def _poison(trace: Trace, is_lost: Callable[[Entry], bool], error: Exception) -> bool:
+    poisoned = _depending(trace.cur.path(), is_lost)
     epoch = trace.epoch
     storages = [s for s in trace.touched if s.is_pending_in(epoch) and s.vid in poisoned]
     former = _former(trace)
@@ -158,21 +158,21 @@ def _former(trace: Trace) -> dict[int, object]:
     buffers = {}
     for slot, position in enumerate(trace.input_storages):
         buffer = trace.inputs[slot]
-        if buffer is not PLACEHOLDER and not _is_gone(buffer):
+        if buffer is not PLACEHOLDER and not _has_no_value(buffer):
             buffers[id(trace.touched[position])] = buffer
     return buffers
 
 
-def _is_gone(buffer: object) -> bool:
-    """Whether there is no value: a launch that failed may have taken it."""
+def _has_no_value(buffer: object) -> bool:
+    """Whether a buffer has no value, because it is still awaited or a failed launch has consumed it."""
     deleted = getattr(buffer, "is_deleted", None)
     return type(buffer) is Awaited or (deleted is not None and deleted())
 
 
 def revoke(tensor: XLATensor, error: NoValueError) -> None:
-    """Let the storage of ``tensor`` have no value; reading it or a view of it raises ``error``.
+    """Take the value of ``tensor`` away: reading it or a view of it raises ``error``.
 
-    Autograd does not see it. ``restore_value`` ends it.
+    Autograd does not notice. ``restore_value`` gives it a value again.
     """
     storage = tensor._s
     with storage.trace.lock:
@@ -181,7 +181,7 @@ def revoke(tensor: XLATensor, error: NoValueError) -> None:
 
 
 def restore_value(tensor: XLATensor, value: XLATensor) -> None:
-    """Give ``tensor``, which is no view, the value of another one; autograd does not see it."""
+    """Give ``tensor``, which must not be a view, the value of another tensor; autograd does not notice."""
     trace = tensor._s.trace
     with trace.lock:
         trace.write(tensor, trace.value_of(value))

@@ -1,7 +1,7 @@
-"""Programs over all replicas of a job: those with an operator that talks to the other replicas.
+"""Programs over all replicas of a job: those with an operator that communicates with other replicas.
 
-A program without such an operator stays on its device alone. One with runs on the device of every
-replica at once, each on values of its own: the same StableHLO with ``num_replicas`` above one.
+A program without such an operator runs on its device alone. A program with one runs on the devices of all
+replicas at once, each with its own values: the same StableHLO with ``num_replicas`` above one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from xla_core.recording.storage import Backend
 
 
 def collective_entries(entries: Sequence[Entry], outputs: Sequence[int]) -> list[Operation]:
-    """The operations among ``entries`` that ``outputs`` need and that talk to other replicas."""
+    """The operations in ``entries`` that ``outputs`` need and that communicate with other replicas."""
     if not any(operation.plan.needs_all_replicas for operation in operations_of(entries)):
         return []
     needed = operations_of(needed_entries(entries, outputs))
@@ -29,10 +29,10 @@ def layout_of(
     outputs: Sequence[int],
     aliases: tuple[tuple[int, int], ...],
 ) -> Layout:
-    """The layout of a program that is not partitioned: on the device of every replica, or just here.
+    """The layout of a program that is not partitioned: on the devices of all replicas, or on this device.
 
-    It is on all if ``outputs`` need an operation among ``entries`` that talks to other replicas, and
-    ``backend`` has some. ``aliases`` are kept as they are.
+    It runs on all of them if ``backend`` has several and ``outputs`` need an operation in ``entries`` that
+    communicates. ``aliases`` are kept unchanged.
     """
     collectives = tuple(collective_entries(entries, outputs))
     if not collectives or len(backend.replicas) < 2:

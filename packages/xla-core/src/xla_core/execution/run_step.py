@@ -1,4 +1,4 @@
-"""Runs a recorded step: which values are still wanted, which program computes them, and the run."""
+"""Runs a recorded step: finds the values that are still wanted and the program that computes them."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from xla_core.recording.trace import Trace
 from xla_core.support import counters, flags, indivisible
 from xla_core.varying import families
 
-# References to a storage that nobody but the trace holds: the list, the loop variable, the argument.
+# References to a storage that only the trace holds: the list, the loop variable, getrefcount's argument.
 _TRACE_ONLY: Final = 3
 
 
 def flush(trace: Trace, reading: bool = False, ending: bool = False, shared: bool = True) -> None:
     """Run what is pending on a device and bind the results; returns once the work is enqueued.
 
-    When an operation cannot be lowered or compiled, the values that depend on it are given up, the others are
-    computed, and LoweringError is raised. When no search names that operation, or the launch fails, all values
-    of the step are given up and the error is raised: torch.OutOfMemoryError if memory does not suffice. Tensors
-    that had values before the step have them again. Values that depend on placeholders are given up, the rest is
-    computed, and NoValueError is raised. After other exceptions (Ctrl-C, a listener's) the step is pending as
-    before. ``reading`` (default: False) says that a value is about to be fetched, ``ending`` that the user ends
-    the step here. Unless ``shared`` (default: True) a new program is for the sizes of this step alone.
+    If an operation cannot be lowered or compiled, the values that depend on it are poisoned, the others are
+    computed, and LoweringError is raised. If that operation cannot be found, or the launch fails, all values of the
+    step are poisoned and the error is raised: torch.OutOfMemoryError if memory ran out. Tensors that had values
+    before the step return to them. Values that depend on placeholders are poisoned, the others are computed, and
+    NoValueError is raised. After other exceptions (Ctrl-C, one from a listener) the step is pending as before.
+    ``reading`` (default: False) says that a value is about to be fetched, ``ending`` (default: False) that the user
+    ends the step here. With ``shared=False`` (default: True) a new program serves only the sizes of this step.
     """
     with trace.lock:
         if trace.forbidden is not None and trace.cur.depth:
@@ -54,21 +54,21 @@ def flush(trace: Trace, reading: bool = False, ending: bool = False, shared: boo
         last, epoch = trace.cur, trace.epoch
         operations = last.depth
         one_by_one = (flags.GET_OPBYOP if reading else flags.SYNC_OPBYOP).get()
-        unknown = trace.has_placeholders and poisoned_values.poison_placeholders(trace)
+        needs_placeholders = trace.has_placeholders and poisoned_values.poison_placeholders(trace)
         try:
             _flush(trace, one_by_one, reading, ending, shared)
         except Exception as error:
             if not poisoned_values.costs_values(error):
                 raise
             deferred_steps.settle(trace)
-            named = _give_up(trace, one_by_one, error, culprits.Search(trace))
+            named = _poison_and_run_rest(trace, one_by_one, error, culprits.Search(trace))
             if named is error:
                 raise
             raise named from error
         finally:
             if operations and trace.epoch != epoch:
                 operator_counts.step_ended(epoch, last)
-        if unknown:
+        if needs_placeholders:
             raise NoValueError(MSG_PLACEHOLDER)
         if operations:
             elapsed = time.perf_counter_ns() - started
@@ -79,10 +79,10 @@ def flush(trace: Trace, reading: bool = False, ending: bool = False, shared: boo
             index_checks.look(trace)
 
 
-def _give_up(
+def _poison_and_run_rest(
     trace: Trace, one_by_one: bool, error: Exception, search: culprits.Search
 ) -> Exception:
-    """Give up the values that cannot be computed because of ``error``, and run the rest.
+    """Poison the values that cannot be computed because of ``error``, and run the rest of the step.
 
     Returns ``error``, or an error that names the operation.
     """
@@ -94,7 +94,8 @@ def _give_up(
     except Exception as another:
         if not poisoned_values.costs_values(another):
             raise
-        _give_up(trace, one_by_one, another, search)  # less is pending each time
+        # terminates, because fewer values are pending each time
+        _poison_and_run_rest(trace, one_by_one, another, search)
     return error
 
 
@@ -146,7 +147,7 @@ def _flush(
 
 
 def warm_up(trace: Trace) -> None:
-    """Make the program of what is pending, without running it: the next sync finds it."""
+    """Make the program of the pending step without running it, so that the next sync finds it."""
     with trace.lock:
         alive, _, outputs = wanted(trace)
         if outputs:
@@ -158,14 +159,14 @@ def warm_up(trace: Trace) -> None:
 def _step_key(
     trace: Trace, alive: list[Storage], outputs: dict[int, None], ending: bool
 ) -> tuple[ProgramIdentity, buffer_donation.Pairs]:
-    """The identity of the pending step's program, and which of its donations the user asked for."""
+    """The identity of the pending step's program, and those of its donations that the user asked for."""
     pairs = _donations(trace, outputs)
     given = buffer_donation.pairs(trace, alive, pairs, ending)
-    return program_key(trace, tuple(outputs), pairs + given, given), given
+    return of_results(trace, tuple(outputs), pairs + given, given), given
 
 
 def wanted(trace: Trace) -> tuple[list[Storage], list[tuple[Storage, int]], dict[int, None]]:
-    """Storages to bind, storages that just take an input's value, and the values to compute."""
+    """Storages of values to compute, storages whose value is an input's, and the numbers of the values."""
     epoch = trace.epoch
     input_vids = trace.input_vids
     alive: list[Storage] = []
@@ -183,56 +184,43 @@ def wanted(trace: Trace) -> tuple[list[Storage], list[tuple[Storage, int]], dict
 
 
 def _donations(trace: Trace, outputs: dict[int, None]) -> tuple[tuple[int, int], ...]:
-    """Pairs of an input and the value that its storage holds at the end of the step."""
+    """Pairs of an input's slot and the value that its storage holds at the end of the step."""
     epoch = trace.epoch
     pairs = []
     taken = set()
     touched = trace.touched
     for slot, position in enumerate(trace.input_storages):
         s = touched[position]
-        # what is_pending_in says, without a call for each input
+        # the same as is_pending_in, without a call for each input
         if s.buffer is None and s.epoch == epoch and s.vid in outputs and s.vid not in taken:
             taken.add(s.vid)
             pairs.append((slot, s.vid))
     return tuple(pairs)
 
 
-def program_key(
-    trace: Trace,
-    outputs: tuple[int, ...],
-    pairs: tuple[tuple[int, int], ...],
-    marked: tuple[tuple[int, int], ...] = (),
-) -> ProgramIdentity:
-    """What tells the programs of one step apart: results, donations, settings, layouts.
-
-    ``outputs`` are the wanted values of the step that ``trace`` has recorded. ``pairs`` are all donations (the
-    slot of an input, the number of a wanted value), ``taken`` those of them that the user asked for.
-    """
-    return of_results(trace, outputs, pairs, marked)
-
-
 def find_or_build(
     trace: Trace, key: ProgramIdentity, beside: bool = False, shared: bool = True
 ) -> StepProgram:
-    """A known program that computes at least the wanted values, or a new one.
+    """An existing program that computes at least the wanted values, or a new one.
 
-    With ``beside`` (default: False) a new one may still be compiled when this returns. Unless ``shared`` (default:
-    True) it is for the sizes of this step alone: whoever runs it again and again wants no padding.
+    With ``beside`` (default: False), a new program may still be compiling when this returns. With ``shared=False``
+    (default: True) it serves only the sizes of this step, because a program that runs again and again should not
+    compute on padding.
 
-    A reference cycle that the garbage collector has not met yet keeps values alive; a program
-    that computes more than is wanted is as good, and saves a compilation.
+    Reference cycles keep values alive until the garbage collector runs. So a program that computes a few more
+    values than are wanted is used as well, which saves a compilation.
     """
     results = key.what
     wanted = set(results.outputs)
     for known, program in list(trace.cur.programs.items()):
-        # a program that does not take the memory that is given away is not as good as another
+        # a program must also take the memory that the user gives away
         if known.surroundings != key.surroundings or known.what.taken != results.taken:
             continue
         if not shared and families.is_padded(program):
             continue
         if wanted <= program.output_index.keys() and not program.wasteful(wanted):
             trace.cur.keep(key, program)
-            hold(program)  # another device's thread may have evicted it meanwhile
+            hold(program)  # the thread of another device may have evicted it in the meantime
             counters.increment("CachedCompile")
             return program
     program = families.serve(trace, key) if shared else None
@@ -251,12 +239,12 @@ def _run(
     adoption: Iterable[object],
     held: dict[int, Storage],
 ) -> None:
-    """Run the pending step and bind its results; ``held`` are tensors that give their values away."""
+    """Run the pending step and bind its results; ``held`` are the storages of values that the user gives away."""
     arguments = list(trace.inputs)
-    # a launch that fails because memory does not suffice has taken what was donated all the same
+    # a launch that fails for lack of memory has consumed the donated buffers nevertheless
     safe = not program.donated or trace.backend.has_room(program.memory_needed())
     for slot in program.donated:
-        # The trace's list and ``arguments`` hold it; whoever else does still wants the old value.
+        # ``trace.inputs`` and ``arguments`` hold it; any other reference still needs the old value.
         if getrefcount(trace.inputs[slot]) > INPUT_ONLY + 1 + (slot in held):
             arguments[slot] = trace.backend.copy(arguments[slot])
             program.copied_donations += 1

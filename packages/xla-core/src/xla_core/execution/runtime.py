@@ -1,4 +1,4 @@
-"""The process's devices: starts the chosen plugin's client when the first device is asked for."""
+"""The devices of the process: starts the chosen plugin's client when the first device is used."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ def device_type() -> str:
 
 
 def set_device_type(pjrt_device: str) -> None:
-    """Choose the device before the client starts. Raises RuntimeError when another one runs."""
+    """Choose the device before the client starts. Raises RuntimeError if another client is running."""
     with _lock:
         name = pjrt_device.upper()
         if _Runtime.client is not None and name != _Runtime.device_type:
             raise RuntimeError(
-                f"the {_Runtime.device_type} client runs already; choose {name} before the first "
+                f"the {_Runtime.device_type} client is already running; choose {name} before the first "
                 "xla tensor is made, or set PJRT_DEVICE"
             )
         _Runtime.device_type = name
 
 
 def set_options(options: Mapping[str, str]) -> None:
-    """Options for the plugin, in addition to the environment. Raises RuntimeError when the client runs."""
+    """Set options of the plugin, in addition to the environment. Raises RuntimeError if the client is running."""
     with _lock:
         if _Runtime.client is not None:
             raise RuntimeError(
-                f"the {_Runtime.device_type} client runs already; say {', '.join(options)} before "
+                f"the {_Runtime.device_type} client is already running; set {', '.join(options)} before "
                 "the first xla tensor is made"
             )
         _Runtime.options |= options
@@ -77,12 +77,12 @@ _followers: list[Callable[[DeviceClient], None]] = []
 
 
 def when_started(follow: Callable[[DeviceClient], None]) -> None:
-    """Call ``follow(client)`` once the client runs."""
+    """Call ``follow(client)`` when the client has started."""
     _followers.append(follow)
 
 
 def started() -> bool:
-    """Whether the client runs already."""
+    """Whether the client is running."""
     return _Runtime.client is not None
 
 
@@ -103,7 +103,7 @@ def _start() -> DeviceClient:
 
 
 def _keep_tuning(running: DeviceClient) -> None:
-    """Tell the device where its compiler's measurements may be kept, if there is a persistent cache."""
+    """If there is a persistent cache, tell the device to keep its compiler's measurements there."""
     keep, cache = capabilities_of(running).keep_tuning, disk_cache.current()
     if keep is not None and cache is not None:
         keep(cache.path, cache.readonly)
@@ -111,12 +111,14 @@ def _keep_tuning(running: DeviceClient) -> None:
 
 def _count_pending() -> None:
     for trace in _Runtime.traces:
-        trace.backend.queue.wait(own=True)  # what the reader's own steps count is counted
+        trace.backend.queue.wait(
+            own=True
+        )  # so that the counts of the reader's own steps are complete
     operator_counts.count_pending(_Runtime.traces)
 
 
 def _backends(client: DeviceClient) -> Sequence[Backend]:
-    """One per device that PyTorch shall see."""
+    """One backend per device that PyTorch sees."""
     of_extension = extensions().hook.xla_core_make_backends(client=client)
     if of_extension is not None:
         return of_extension
@@ -127,7 +129,7 @@ def _backends(client: DeviceClient) -> Sequence[Backend]:
 
 
 def _attach(backends: Sequence[Backend]) -> None:
-    """Let ``backends`` be ``xla:0``, ``xla:1``, ...; a device that exists keeps its tensors."""
+    """Make ``backends`` the devices ``xla:0``, ``xla:1``, ...; a device that already exists keeps its tensors."""
     traces = _Runtime.traces[: len(backends)]
     for index, backend in enumerate(backends):
         if index == len(traces):
@@ -139,7 +141,7 @@ def _attach(backends: Sequence[Backend]) -> None:
 
 
 def initialize_cache(path: str | os.PathLike[str], readonly: bool = False) -> None:
-    """Use the persistent cache in ``path`` from now on; what this script used last is loaded.
+    """Use the persistent cache in ``path`` from now on, and load the programs of this script's last run.
 
     Raises CacheRefusedError for a directory that other users can write to.
     """
@@ -152,10 +154,10 @@ def initialize_cache(path: str | os.PathLike[str], readonly: bool = False) -> No
 
 
 def reattach() -> None:
-    """Ask the extensions again which devices there are; what is pending runs first.
+    """Ask the extensions again for the devices; pending steps run first.
 
-    For an extension whose answer to ``xla_core_make_backends`` has changed while the client runs.
-    Programs made so far are forgotten.
+    For an extension whose answer to ``xla_core_make_backends`` has changed while the client is running.
+    Existing programs are dropped.
     """
     with _lock:
         if _Runtime.client is None:
@@ -171,13 +173,13 @@ def reattach() -> None:
 def process_replicas() -> tuple[int, ...]:
     """The ids of the job's replicas, one per process, in ordinal order.
 
-    Empty when this process is alone, and in SPMD mode, which has no replicas.
+    Empty if this process is alone, and in SPMD mode, which has no replicas.
     """
     return () if spmd_mode.is_spmd() else _one_per_process(client())
 
 
 def _one_per_process(client: DeviceClient) -> tuple[int, ...]:
-    """One replica per process, on its first device, in the order of processes; alone, none."""
+    """One replica per process, on its first device, in the order of processes; empty if there is one process."""
     first: dict[int, int] = {}
     for description in sorted(client.devices(), key=lambda d: d.id):
         first.setdefault(description.process_index, description.id)
@@ -185,15 +187,15 @@ def _one_per_process(client: DeviceClient) -> tuple[int, ...]:
 
 
 def set_replicas(device_ids: Sequence[int]) -> None:
-    """Let the devices with these ids be the replicas, in ordinal order; none: each is on its own.
+    """Make the devices with these ids the replicas, in ordinal order; with no ids, there are no replicas.
 
-    Programs that talk to other replicas run on all of them at once, from now on.
+    From now on, programs that communicate with other replicas run on all of them at once.
     """
     replicas = tuple(device_ids)
     settle()
     processes = replicas == process_replicas()
     for trace in traces():
-        # a further device of a process is no replica, and must not pass for one that is alone
+        # a second device of a process is not a replica, but must not count as a single device either
         known = processes or trace.backend.placement.devices[0] in replicas
         trace.backend.replicas = replicas if known else ()
 
@@ -205,9 +207,9 @@ def traces() -> list[Trace]:
 
 
 def trace_of(device: torch.device | str | None) -> Trace:
-    """The trace of an ``xla`` device; without an index the calling thread's current one.
+    """The trace of an ``xla`` device; without an index, of the calling thread's current device.
 
-    Raises RuntimeError naming the devices there are when the index is not among them.
+    Raises RuntimeError, which names the existing devices, if there is no such device.
     """
     wanted = torch.device("xla" if device is None else device)
     if wanted.type != "xla":
@@ -221,9 +223,9 @@ def trace_of(device: torch.device | str | None) -> Trace:
 
 
 def sync(device: torch.device | None = None, wait: bool = False) -> None:
-    """Run what is pending on ``device`` (default: the current one); with ``wait`` until it is done.
+    """Run what is pending on ``device`` (default: the current one); with ``wait``, wait until it is done.
 
-    That is what the calling thread has recorded, and threads that have ended.
+    This includes what the calling thread and threads that have ended have recorded.
     """
     trace = trace_of(device)
     with trace.lock:
@@ -234,7 +236,7 @@ def sync(device: torch.device | None = None, wait: bool = False) -> None:
 
 
 def settle() -> None:
-    """Wait until every run has started that waits for its program; errors are left for the next sync or read."""
+    """Wait until all deferred runs have started; their errors are raised by the next sync or read."""
     for trace in _Runtime.traces:
         deferred_steps.settle(trace)
 
@@ -257,17 +259,17 @@ def current_device(index: int) -> Iterator[None]:
 
 
 def use_topology(name: str, *, reads: str = "error", device_type: str = "TPU") -> None:
-    """Let the ``xla`` devices be those of the topology ``name`` (``v5e:4x4``), without any chip.
+    """Make the ``xla`` devices those of the topology ``name`` (``v5e:4x4``), without any chip.
 
-    Steps are traced, lowered and compiled as for the chips, tensors exist as shapes only. ``reads``
-    says what reading a value does: ``"error"`` refuses it, ``"zeros"`` gives zeros. Call it before
-    the first ``xla`` tensor; what the topology may be is the plugin's of ``device_type``. Raises
-    RuntimeError when a client runs already.
+    Steps are traced, lowered and compiled as for the chips, but tensors have only shapes. ``reads`` (default:
+    ``"error"``) says what reading a value does: ``"error"`` raises an error, ``"zeros"`` returns zeros. Call it
+    before the first ``xla`` tensor is made. The plugin of ``device_type`` (default: ``"TPU"``) defines the
+    topologies. Raises RuntimeError if a client is already running.
     """
     set_options({flags.AOT_TOPOLOGY.name: name, flags.AOT_READS.name: reads})
     set_device_type(device_type)
 
 
 def is_ahead_of_time() -> bool:
-    """Whether the running client compiles for a topology and computes nothing."""
+    """Whether the running client compiles for a topology without computing anything."""
     return started() and capabilities_of(client()).shapes_only

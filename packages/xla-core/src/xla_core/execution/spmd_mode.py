@@ -1,4 +1,4 @@
-"""Whether this process runs one program over all devices; the package xla-spmd does it."""
+"""Whether this process runs one program over all devices (implemented by the package xla-spmd)."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def is_spmd() -> bool:
 
 
 def enable() -> None:
-    """Show all devices as one from the next time on that devices are attached."""
+    """Show all devices as one when devices are attached the next time."""
     _Mode.on = True

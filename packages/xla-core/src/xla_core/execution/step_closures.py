@@ -1,4 +1,4 @@
-"""Functions that a training loop asks to be called at the end of a step."""
+"""Step closures: functions that a training loop registers to be called at the end of a step."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _lock = threading.Lock()
 
 
 class ClosureHandler:
-    """Runs closures one after the other, in the calling thread."""
+    """Runs closures one after another in the calling thread."""
 
     def run(self, closure: Callable[[], Any]) -> None:
-        """Call ``closure()``; what it raises is raised here."""
+        """Call ``closure()``, and let its exceptions through."""
         closure()
 
     def run_all(self, closures: Sequence[Callable[[], object]]) -> None:
@@ -34,9 +34,9 @@ class ClosureHandler:
 
 
 class AsyncClosureHandler(ClosureHandler):
-    """One thread that runs closures in order; the first exception is kept and raised at the next call.
+    """Runs closures in order in a thread of its own; raises their first exception at the next call.
 
-    ``run`` waits while ``max_queue_size`` closures (default 100) are waiting; 0 sets no bound.
+    ``run`` blocks while ``max_queue_size`` closures (default: 100) are waiting; 0 sets no bound.
     """
 
     def __init__(self, max_queue_size: int = 100) -> None:
@@ -45,7 +45,7 @@ class AsyncClosureHandler(ClosureHandler):
         self._closed = False
         thread = threading.Thread(target=self._work, name="xla-step-closures", daemon=True)
         thread.start()
-        # one that came back from C++ while Python ends would abort the process
+        # a thread that returned from C++ while Python shuts down would abort the process
         atexit.register(self._end, thread)
 
     def _work(self) -> None:
@@ -67,14 +67,14 @@ class AsyncClosureHandler(ClosureHandler):
             self.queue.put(closure)
 
     def _end(self, thread: threading.Thread) -> None:
-        """The process ends: what waits is still run, what comes later at once."""
+        """At the end of the process: run the waiting closures, and run later ones immediately."""
         self._closed = True
-        if thread.is_alive():  # as it is not in the child of a fork
+        if thread.is_alive():  # it is not alive in the child of a fork
             self.queue.put(None)
             thread.join()
 
     def raise_error(self) -> None:
-        """Raise what a closure raised since the last call."""
+        """Raise the exception of a closure since the last call, if any."""
         error, self.error = self.error, None
         if error is not None:
             raise RuntimeError(f"a step closure with run_async=True failed: {error}") from error
@@ -89,7 +89,7 @@ def add(
     args: Sequence[Operand] = (),
     run_async: bool = False,
 ) -> None:
-    """Call ``closure(*args)`` after the calling thread's step on ``device``: tensors have values then."""
+    """Call ``closure(*args)`` after the calling thread's step on ``device``, when its tensors have values."""
     table = _async_pending if run_async else _pending
     step = _step(device)
     with _lock:
@@ -97,7 +97,7 @@ def add(
 
 
 def waiting(device: torch.device) -> int:
-    """How many closures wait for the ends of steps on ``device``."""
+    """The number of closures that wait for the end of a step on ``device``."""
     with _lock:
         return len(_pending.get(device, ())) + len(_async_pending.get(device, ()))
 
@@ -109,7 +109,7 @@ def _step(device: torch.device) -> Step:
 
 
 def _ended(table: _Added, device: torch.device, step: Step) -> list[Callable[[], Any]]:
-    """Take what waits for this step, or for that of a thread that has ended."""
+    """Remove and return the closures that wait for this step, or for that of a thread that has ended."""
     added = table.pop(device, [])
     waiting = [one for one in added if one[0] is not step and not one[0].ended]
     if waiting:
@@ -118,7 +118,7 @@ def _ended(table: _Added, device: torch.device, step: Step) -> list[Callable[[],
 
 
 def run(device: torch.device) -> None:
-    """Run what the calling thread added; raise what an asynchronous closure raised earlier."""
+    """Run the closures that the calling thread added; raises the error of an earlier asynchronous closure."""
     if not _pending and not _async_pending and not _runners:
         return
     step = _step(device)
@@ -135,7 +135,7 @@ def run(device: torch.device) -> None:
 
 
 def wait() -> None:
-    """Wait for asynchronous closures, and raise what they raised."""
+    """Wait for asynchronous closures, and raise their errors."""
     for runner in list(_runners.values()):
         runner.queue.join()
         runner.raise_error()

@@ -1,1 +1,1 @@
-"""Runs that wait for their programs: what stands for their results meanwhile, and in which order they start."""
+"""Launches of programs: donation, and runs that wait in order until their programs are compiled."""

@@ -1,9 +1,9 @@
-"""Values that the user gives away: the next program that takes one may reuse its memory for a result.
+"""Values that the user gives away: the next program that reads one may reuse its memory for a result.
 
-``run_step`` donates the memory of what a step overwrites without being asked. This is for values that a step
-reads and nobody needs again. A mark belongs to the buffer: it is gone with the value. As with torch_xla, marks
-count where a step ends (``torch_xla.sync()``) and in compiled functions; where a step is only cut, because a value
-is read, inside ``alias_with_buffer_donor_config`` only.
+``run_step`` always donates the memory of values that a step overwrites. This module is for values that a step only
+reads and that are not needed afterwards. A mark belongs to the buffer, and disappears with it. As in torch_xla,
+marks apply where a step ends (``torch_xla.sync()``) and in compiled functions. Where a step is only cut because a
+value is read, they apply only inside ``alias_with_buffer_donor_config``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MSG_DONATED: Final = (
 
 
 class GivenAwayError(NoValueError):
-    """The value was given away: a program has reused its memory."""
+    """The value was given away, and a program has reused its memory."""
 
 
 Pairs = tuple[tuple[int, int], ...]
-"""Inputs of a program, and the values that take over their memory."""
+"""Pairs of the slot of a program's input and the number of the value that reuses its memory."""
 
 
 class _Config:
@@ -41,9 +41,9 @@ _marked: dict[int, weakref.ref[object]] = {}
 
 @contextlib.contextmanager
 def alias_with_buffer_donor_config(should_alias: bool = True) -> Iterator[bool]:
-    """Inside, marks of ``_set_buffer_donation`` count wherever a program runs, or (False) where steps end.
+    """A block in which marks of ``_set_buffer_donation`` apply to every program, or (False) only where steps end.
 
-    Gives the setting from before; the default is False.
+    Yields the former setting, which is initially False. ``should_alias`` is True by default.
     """
     former = _Config.alias
     _Config.alias = should_alias
@@ -54,24 +54,24 @@ def alias_with_buffer_donor_config(should_alias: bool = True) -> Iterator[bool]:
 
 
 def set_aliasing(should_alias: bool) -> None:
-    """Let marks count from now on wherever a program runs, or (False) where steps end."""
+    """From now on, apply marks to every program, or (False) only where steps end."""
     _Config.alias = bool(should_alias)
 
 
 def aliasing() -> bool:
-    """Whether marks count wherever a program runs."""
+    """Whether marks apply to every program."""
     return _Config.alias
 
 
 def any_may_count() -> bool:
-    """Whether the next program may be one that takes a marked value."""
+    """Whether the next program may reuse the memory of a marked value."""
     return _Config.alias or bool(_marked)
 
 
 def mark(s: Storage, donated: bool) -> bool:
-    """Mark the storage's value, or take the mark back; False for one that is not in device memory yet.
+    """Mark the storage's value, or remove the mark; returns False for a value that is not in device memory yet.
 
-    While a graph is only recorded, the trace notes it by the storage's id, and no buffer is marked.
+    While a graph is only being recorded, the trace notes the mark by the storage's id, and no buffer is marked.
     """
     noted = s.trace.noted_marks
     if noted is not None:
@@ -95,9 +95,9 @@ def is_marked(buffer: Buffer) -> bool:
 
 
 def pairs(trace: Trace, alive: Sequence[Storage], taken: Pairs, ending: bool) -> Pairs:
-    """Marked inputs of the step with results of their shapes and dtypes, except those in ``taken``.
+    """Pairs of marked inputs and results with the same shape and dtype, except those in ``taken``.
 
-    ``alive`` are the storages that the results of the step of ``trace`` will be bound to; ``ending`` says that
+    ``alive`` are the storages that will receive the results of the step of ``trace``; ``ending`` says that
     the user ends the step here.
     """
     if not _marked or not (_Config.alias or ending):
@@ -117,17 +117,17 @@ def pairs(trace: Trace, alive: Sequence[Storage], taken: Pairs, ending: bool) ->
 
 
 def is_gone(s: Storage) -> bool:
-    """Whether a storage has no value any more because a program has reused its memory."""
+    """Whether a storage has lost its value because a program has reused its memory."""
     return isinstance(s.vid, PoisonedValue) and isinstance(s.vid.error, GivenAwayError)
 
 
 def holders(trace: Trace, given: Pairs) -> dict[int, Storage]:
-    """The tensors, by input, whose values are about to be donated."""
+    """The storages, by input slot, whose values are about to be donated."""
     storages = {slot: trace.touched[trace.input_storages[slot]] for slot, _ in given}
     return {slot: s for slot, s in storages.items() if s.buffer is trace.inputs[slot]}
 
 
 def releasing(held: Iterable[Storage]) -> Iterator[None]:
-    """For ``indivisible.do``: the values of these tensors were donated, they have none any more."""
+    """For ``indivisible.do``: take away the values of these storages, which were donated."""
     error = GivenAwayError(MSG_DONATED)
     return itertools.chain.from_iterable([poisoning(s, error) for s in held])

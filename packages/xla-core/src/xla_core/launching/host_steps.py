@@ -1,8 +1,8 @@
-"""Steps that are not worth a program: a few operations on a few integers, whose result is read at once.
+"""Steps that are not worth a program: a few operations on a few integers, whose result is read immediately.
 
-``(mask == 0).any()`` is another program for each length of the mask, and compiling it takes a thousand times as
-long as PyTorch takes on the CPU. Where sizes vary (``XLA_VARYING_SHAPES``) PyTorch computes such steps, with the
-values that the device has. Integers and truth values are the same there. A step that comes often is compiled.
+``(mask == 0).any()`` would need a program for each length of the mask, and compiling one takes a thousand times as
+long as PyTorch takes on the CPU. If sizes vary (``XLA_VARYING_SHAPES``), PyTorch computes such steps from the
+device's values. Results of integers and truth values are the same there. A step that repeats is compiled.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from xla_core.support import caches, counters, flags
 from xla_core.torch_bridge import dtypes
 
 ON_HOST: Final = "VaryingShapesOnHost"
-"""Counts steps that were so small that PyTorch computed them on the CPU, without a program."""
+"""The counter of steps that PyTorch computed on the CPU, without a program."""
 
 _MOST_OPERATIONS: Final = 16
 _MOST_ELEMENTS: Final = 4096
-# As often as one step is computed so before it is compiled.
+# A step is computed on the CPU this many times before it is compiled.
 _MOST_TIMES: Final = 4
 _EXACT: Final = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
@@ -36,7 +36,7 @@ _times: caches.Bounded[int, int] = caches.Bounded("steps on the host", 1024)
 
 
 def run(trace: Trace, outputs: Sequence[int]) -> dict[int, Any] | None:
-    """The buffers of the values ``outputs`` of the pending step; None where it is to have a program."""
+    """The buffers of the values ``outputs`` of the pending step; None if the step should have a program."""
     if not flags.VARYING_SHAPES.get() or trace.cur.depth > 2 * _MOST_OPERATIONS:
         return None
     backend = trace.backend
@@ -55,7 +55,7 @@ def run(trace: Trace, outputs: Sequence[int]) -> dict[int, Any] | None:
     try:
         values = _computed(trace, entries)
     except (RuntimeError, IndexError, NotImplementedError):
-        return None  # what the device does about it is another matter
+        return None  # the device may compute what the CPU refuses
     if values is None:
         return None
     counters.increment(ON_HOST)
@@ -70,20 +70,20 @@ def _is_small(entry: Entry) -> bool:
 
 
 def _is_plain(operation: Operation) -> bool:
-    """Whether PyTorch's operator is all that there is to it."""
+    """Whether PyTorch's operator of that name computes the operation."""
     plan = operation.plan
     return plan.name == str(plan.overload) and plan.overload.namespace == "aten" and not plan.random
 
 
 def _computed(trace: Trace, entries: Sequence[Entry]) -> dict[int, torch.Tensor] | None:
-    """The values of ``entries`` on the CPU; None where one is not what the device would give."""
+    """The values of ``entries`` on the CPU; None if the shape or dtype of one is not the recorded one."""
     values: dict[int, torch.Tensor] = {}
     for entry in entries:
         if isinstance(entry, Operation):
             args = [_operand(a, trace, values) for a in entry.args]
             named = {name: _operand(a, trace, values) for name, a in entry.kwargs.items()}
             overload = entry.plan.overload
-            if overload._schema.is_mutable:  # what is written was a value of its own
+            if overload._schema.is_mutable:  # in the step, the write makes a new value
                 args = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
             result = overload(*args, **named)
             results = list(result) if isinstance(result, (list, tuple)) else [result]

@@ -1,9 +1,9 @@
-"""The runs of one device that wait for their programs, and the thread that starts them in their order.
+"""The runs of one device that wait for their programs, and the thread that starts them in order.
 
 A step whose program is still being compiled is put into the queue, and its tensors hold ``Awaited`` objects in
-place of buffers. Steps that follow it wait behind it, whether they have a program or not: what a device is given
-to do comes in the order in which it was asked for. Whoever syncs or reads *settles* what has ended: gives the
-tensors their buffers, and finds out about what failed. Until then nothing behind a failure starts.
+place of buffers. Later steps wait behind it, whether they have a program or not, because a device runs programs in
+the order in which they were requested. The next sync or read *settles* the runs that have ended: it gives tensors
+their buffers, and handles failed runs. Until a failed run is settled, no later run starts.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from xla_core.recording.storage import Storage, never_computed
 from xla_core.recording.trace import Trace
 
 MOST_WAITING: Final = 8
-"""Runs that wait at once: each holds its arguments, so the next sync waits for the first of them."""
+"""At most this many runs wait, because each holds its arguments; the next sync then waits for the first of them."""
 
 
-# The ids of awaited values: mostly there are none, and nobody needs to look for them. A set, since several
-# threads make and drop them: adding to one and removing from it are indivisible.
+# The ids of the living awaited values, which tell quickly that there are none (the usual case). A set, because
+# several threads make and drop them, and adding to a set and removing from it are indivisible.
 _living: Final[set[int]] = set()
 
 
 class Awaited:
-    """In place of a buffer: the value that ``run`` will compute.
+    """Stands in for the buffer of a value that ``run`` will compute.
 
-    ``held`` is its buffer, once the run has started. With ``error`` the run has failed: then ``held`` is what the
-    tensor held before, or None.
+    ``held`` is the buffer once the run has started. If ``error`` is set, the run has failed, and ``held`` is the
+    buffer that the tensor had before, or None.
     """
 
     __slots__ = ("__weakref__", "error", "held", "run")
@@ -51,7 +51,7 @@ class Awaited:
         _living.discard(id(self))
 
     def value(self) -> Any:
-        """The buffer, waiting for it. Raises RuntimeError where it was never computed."""
+        """Wait for the buffer and return it. Raises RuntimeError if the value was never computed."""
         if self.held is None and self.error is None:
             self.run.queue.settle(self.run)
         if self.error is not None:
@@ -65,14 +65,14 @@ def any_awaited() -> bool:
 
 
 def value_of(buffer: Any) -> Any:
-    """``buffer``, or what it awaits."""
+    """``buffer``; if it is awaited, wait for it and return the real buffer."""
     return buffer.value() if type(buffer) is Awaited else buffer
 
 
 class Result:
-    """One result of a run: which value of the step, which result of the program, and who awaits it.
+    """One result of a run: its value number in the step, its position in the program's results, its ``Awaited``.
 
-    ``former`` is the slot of the input that the tensor's value was before the step, or None.
+    ``former`` is the slot of the input that was the tensor's value before the step, or None.
     """
 
     __slots__ = ("awaited", "former", "position", "vid")
@@ -85,10 +85,10 @@ class Result:
 
 
 class DeferredRun:
-    """One run of ``program`` on ``arguments``, among which are awaited values.
+    """One run of ``program`` on ``arguments``, some of which may be awaited.
 
-    ``trace`` is a copy of the trace that stands at the step and holds none of its tensors; ``start`` launches the
-    run and returns the program's results. ``thread`` is who asked for it.
+    ``trace`` is a copy of the trace at the end of the step, without its tensors. ``start`` launches the
+    run and returns the program's results. ``thread`` is the number of the thread that requested it.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class DeferredRun:
         self._start = start
 
     def go(self) -> None:
-        """Wait for the program, and start the run; what fails is kept in ``error``."""
+        """Wait for the program, and start the run; an exception is kept in ``error``."""
         try:
             self.program.wait_until_made()
             for argument in self.arguments:
@@ -125,7 +125,7 @@ class DeferredRun:
             self.ended.set()
 
     def fill(self, results: Sequence[Any]) -> None:
-        """Give those who await them the program's results, and let go of its arguments."""
+        """Give the awaited values their buffers, and release the arguments."""
         for result in self.results:
             awaited = result.awaited()
             if awaited is not None:
@@ -134,10 +134,10 @@ class DeferredRun:
 
 
 class LaunchQueue:
-    """What waits on one device. Everything but the launching thread's work is done under the trace's lock.
+    """The waiting runs of one device. Everything except the launching thread's work happens under the trace's lock.
 
-    ``unsettled`` are the runs whose tensors still hold awaited values, oldest first. ``untold`` is an error that
-    was not raised yet. ``failed`` says that some run has failed, ever.
+    ``unsettled`` are the runs whose tensors still hold awaited values, the oldest first. ``untold`` is an error
+    that has not been raised yet. ``failed`` says that a run of this queue has ever failed.
     """
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class LaunchQueue:
         _queues.add(self)
 
     def open(self, settle: Callable[[DeferredRun], None]) -> None:
-        """Get ready for runs. ``settle(run)`` waits until ``run`` has ended, and settles it."""
+        """Prepare for runs. ``settle(run)`` must wait until ``run`` has ended, and settle it."""
         self._settle = settle
         if self._thread is None:
             self._begin()
@@ -162,28 +162,28 @@ class LaunchQueue:
         self._thread.start()
 
     def adding(self, run: DeferredRun) -> Iterator[object]:
-        """For ``indivisible.do``: let ``run`` be the last of those that wait."""
+        """For ``indivisible.do``: append ``run`` to the queue."""
         return itertools.chain(map(self.unsettled.append, (run,)), map(self._jobs.put, (run,)))
 
     def settle(self, run: DeferredRun) -> None:
-        """Wait until ``run`` has ended, and settle it and those before it."""
+        """Wait until ``run`` has ended, and settle it and all earlier runs."""
         assert self._settle is not None
         self._settle(run)
 
     def finish(self) -> None:
-        """Wait until all runs have started, and settle them. Raises what one of them has failed with."""
+        """Wait until all runs have started, and settle them. Raises the error of a failed run."""
         if self.unsettled:
             self.settle(self.unsettled[-1])
         self.tell()
 
     def tell(self) -> None:
-        """Raise the error that was not raised yet, if there is one."""
+        """Raise the error that has not been raised yet, if there is one."""
         error, self.untold = self.untold, None
         if error is not None:
             raise error
 
     def wait(self, own: bool = False) -> None:
-        """Wait until all runs have started, or one has failed; with ``own`` those of the calling thread only.
+        """Wait until all runs have started, or one has failed; with ``own``, only those of the calling thread.
 
         Raises nothing and settles nothing.
         """
@@ -195,9 +195,9 @@ class LaunchQueue:
                 return
 
     def close(self) -> None:
-        """The process ends: wait until all runs have started, and end the thread.
+        """At the end of the process: wait until all runs have started, and end the thread.
 
-        Behind a run that has failed it waits for somebody to settle that, which harms nobody.
+        The thread is not joined after a failed run that is not settled, because it waits for that.
         """
         self.wait()
         self._jobs.put(None)
@@ -206,11 +206,11 @@ class LaunchQueue:
             self._thread.join()
 
     def begin_anew(self) -> None:
-        """Go on in the child of a fork, which has none of its parent's threads."""
+        """Continue in the child of a fork, which has none of its parent's threads."""
         self._jobs = queue.SimpleQueue()
         self._thread = None
         left = [run for run in self.unsettled if not run.ended.is_set()]
-        if left:  # behind one that has failed
+        if left:  # they wait behind a failed run
             self._begin()
             for run in left:
                 self._jobs.put(run)
@@ -228,7 +228,7 @@ def _launch(jobs: queue.SimpleQueue[DeferredRun | None]) -> None:
 
 
 def _wait_for_all() -> None:
-    """Before the process forks: a thread of the compiler's must not be in the middle of something."""
+    """Before the process forks: wait, because no compiler thread may be in the middle of its work."""
     for one in list(_queues):
         one.wait()
 

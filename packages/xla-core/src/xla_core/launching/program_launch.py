@@ -1,4 +1,4 @@
-"""One run of a program: enqueuing it, counting it, and what is said where that fails."""
+"""One run of a program: enqueues it, counts it, and explains errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from xla_core.support import counters, flight_ring, indivisible
 from xla_core.varying.padded_buffer import any_padded, arguments_for, whole_buffer
 
 INPUT_ONLY: Final = 2
-"""References to a buffer that nobody but the step's inputs hold: the list, the argument."""
+"""References to a buffer that only the step's inputs hold: the list, and getrefcount's argument."""
 
 
 def launch(
@@ -29,14 +29,15 @@ def launch(
     recorded: Trace | None = None,
     watched: int | None = None,
 ) -> None:
-    """Enqueue one run of a program on ``arguments``, and count it; with ``wait`` it has ended when this returns.
+    """Enqueue one run of a program on ``arguments``, and count it; ``wait`` (default: False) waits for its end.
 
-    ``recorded`` is what listeners are told that recorded it; default: a copy of ``trace``. ``watched`` is the
-    number of a result that is sure to live on, to wait for; default: all are kept in mind.
+    ``recorded`` is the trace that listeners get as the one that recorded the step (default: a copy of ``trace``).
+    ``watched`` is the position of a result that is sure to stay alive, for later waits (default: any result may be
+    waited for).
 
-    The list ``results`` gets its results, and then ``work`` is done, which gives them to their
-    tensors: no exception comes between, since what was donated exists in ``results`` only. Raises what the
-    launch raises, torch.OutOfMemoryError where memory does not suffice.
+    The list ``results`` receives the results, and then ``work`` is done, which binds them to their tensors. No
+    exception can occur in between, because donated values exist only in ``results``. Raises the errors of the
+    launch, and torch.OutOfMemoryError if memory runs out.
     """
     if recorded is None:
         recorded = copy.copy(trace) if events.listening(events.ProgramExecuted) else trace
@@ -59,14 +60,14 @@ def enqueue(
     wait: bool = False,
     watched: int | None = None,
 ) -> int:
-    """What ``launch`` does, without a word to listeners; the nanoseconds that it took."""
+    """The work of ``launch`` without notifying listeners; returns the nanoseconds that it took."""
     record = flight_ring.begin(flight_ring.LAUNCH, program.name)
     given = arguments
     if any_padded():
         given = arguments_for(program.executable, arguments, program.donated)
     run = execution(program.executable, given, results)
     try:
-        if wait:  # nothing is donated, and what fails later is known before it is bound
+        if wait:  # nothing is donated, and a failed run is known before its results are bound
             indivisible.do(run)
             ended = results[:]
             results.clear()
@@ -75,7 +76,9 @@ def enqueue(
         indivisible.do(run, work)
     except Exception as error:
         flight_ring.waited(record)
-        if results:  # an exception of somebody else's, set once all was done
+        if (
+            results
+        ):  # the launch has succeeded, and the exception comes from elsewhere (a signal handler)
             raise
         explained = program_failures.explained(error, program.name, program.largest)
         raise program_failures.costing_step(explained) from (None if explained is error else error)
@@ -92,7 +95,7 @@ def enqueue(
 def keep_donated(
     trace: Trace, program: StepProgram, arguments: list[Buffer], given: Sequence[object]
 ) -> None:
-    """Donate copies instead, so that the tensors keep their values should the launch fail."""
+    """Donate copies instead, so that tensors keep their values if the launch fails."""
     try:
         for slot in program.donated:
             if arguments[slot] is value_of(given[slot]):

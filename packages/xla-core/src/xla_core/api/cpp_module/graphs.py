@@ -17,6 +17,7 @@ import torch
 from xla_core.api import compile_decorator, xla_model
 from xla_core.api.stablehlo_text import stablehlo_bytecode, stablehlo_text
 from xla_core.builder.hlo import from_module
+from xla_core.compilation.program_identity import of_results
 from xla_core.compilation.program_table import StepProgram
 from xla_core.contract.device_protocol import Buffer
 from xla_core.dispatch.transfers import materialise
@@ -220,7 +221,7 @@ def _remember(tensors: Sequence[XLATensor]) -> None:
         if not operations_of(needed_entries(entries, outputs)):
             return  # all of them have values
         distinct = tuple(dict.fromkeys(outputs))
-        program = run_step.find_or_build(trace, run_step.program_key(trace, distinct, ()))
+        program = run_step.find_or_build(trace, of_results(trace, distinct, ()))
         slots = read_inputs(trace, entries, outputs)[0]
         graph = _Cached(
             trace=trace,
