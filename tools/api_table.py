@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+import enum
 import dataclasses
 import functools
 import importlib
@@ -161,10 +162,23 @@ _OWN: Final = {
 
 
 def _signature(found: Any) -> inspect.Signature:
+    if isinstance(found, enum.EnumType):
+        return _enumeration_signature()
     try:
         return inspect.signature(found)
     except ValueError:  # classes of C++ have none
         return inspect.Signature()
+
+
+def _enumeration_signature() -> inspect.Signature:
+    """What a call of an enumeration takes, in the words of Python 3.11.
+
+    Newer ones say ``(*values)`` of the class, and add that to the call itself; 3.13 names a default of its own.
+    """
+    of_call = inspect.signature(enum.EnumType.__call__)
+    _, *parameters = (p for p in of_call.parameters.values() if p.kind is not p.VAR_POSITIONAL)
+    without = [p.replace(default=None) if p.name == "names" else p for p in parameters]
+    return of_call.replace(parameters=without)
 
 
 def _bare(parameter: inspect.Parameter) -> inspect.Parameter:
