@@ -196,7 +196,9 @@ def machine() -> Figures:
         query = "name,driver_version,memory.total,clocks.max.sm,power.limit"
         asked = [command, f"--query-gpu={query}", "--format=csv,noheader"]
         found["gpus"] = subprocess.run(asked, capture_output=True, text=True).stdout.splitlines()
-    for package in ("torch", "jax", "jaxlib", "jax-cuda13-pjrt", "jax-cuda12-pjrt", "triton"):
+    # not the metadata: those of the wheel at PyPI leave out which build it is (+cu132)
+    found["torch"] = torch.__version__
+    for package in ("jax", "jaxlib", "jax-cuda13-pjrt", "jax-cuda12-pjrt", "triton"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found

@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import ast
-import enum
 import dataclasses
+import enum
 import functools
 import importlib
 import inspect
