@@ -100,7 +100,7 @@ def test_a_key_that_is_none_is_refused(signed, tmp_path):
         signed(b"")
     signed(MINE)
     (tmp_path / "key").chmod(0o644)
-    with pytest.raises(CacheKeyFileError, match="others may use it"):
+    with pytest.raises(CacheKeyFileError, match="others can access it"):
         PersistentCache(tmp_path / "cache")
     (tmp_path / "key").unlink()
     with pytest.raises(CacheKeyFileError, match="No such file"):

@@ -198,7 +198,7 @@ def test_directory_that_cannot_be_made(tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
     cache = PersistentCache(tmp_path / "file" / "cache")
     assert cache.get(KEY) is None and cache.put(KEY, PAYLOAD) is False
-    assert "Training goes on without it" in warnings_of(caplog)[0]
+    assert "Training continues without it" in warnings_of(caplog)[0]
     cache = PersistentCache(tmp_path / "file")
     assert cache.get(KEY) is None and cache.put(KEY, PAYLOAD) is False
 

@@ -1,4 +1,4 @@
-"""Makes the program of a step: from the persistent cache if it is there, else lowered and compiled."""
+"""Makes the program of a step: loads it from the persistent cache, or lowers and compiles it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from xla_core.recording.trace import Trace
 from xla_core.support import counters, flight_ring
 
 CLASH_COUNTER: Final = "RepeatInlined"
-"""Counts functions that were inlined after all, since XLA may have compiled their calls wrongly."""
+"""The counter of functions that were inlined because XLA may have compiled their calls wrongly."""
 
 
 def build(
@@ -50,12 +50,12 @@ def build(
 ) -> StepProgram:
     """The program that computes ``outputs`` of the step that ends at the trace's current entry.
 
-    ``pairs`` are donations: the slot of an input, and the number of the wanted value that may have its
-    memory. ``metric`` gets the time that compiling takes. Raises InvalidStepError for a step that breaks an
-    invariant, LoweringError where a rule fails, and RuntimeError with the compiler's message.
+    ``pairs`` are donations: the slot of an input, and the number of the wanted value that may reuse its memory.
+    ``metric`` (default: ``"CompileTime"``) receives the time of compiling. Raises InvalidStepError for a step that
+    violates an invariant, LoweringError if a rule fails, and RuntimeError with the compiler's message.
 
-    With ``beside`` (default: False) a program that is not stored is lowered when this returns, and compiled in
-    another thread, see ``StepProgram.making``; listeners hear of it from whoever calls ``Making.tell``.
+    With ``beside`` (default: False), a program that is not stored is only lowered when this returns, and compiled
+    in another thread (see ``StepProgram.making``). Listeners are notified when ``Making.tell`` is called.
     """
     compilation = Compilation(trace, outputs, pairs)
     compilation.identify()
@@ -74,7 +74,7 @@ def build(
 
 
 class Compilation:
-    """One step on its way to a program; the methods are called in the order in which they stand here."""
+    """The compilation of one step; the methods are called in the order in which they are defined."""
 
     name: str
     executable: Any = None
@@ -96,7 +96,7 @@ class Compilation:
         self._lowered = self._compiled = 0.0
 
     def identify(self) -> None:
-        """Verify the step, lay it out over devices, and give it its name and its key."""
+        """Verify the step, decide its layout over devices, and determine its name and its key."""
         verify(self.entries, self.outputs, self.aliases)
         backend = self.backend
         with program_failures.costing():
@@ -117,7 +117,7 @@ class Compilation:
         self.key = identity.cache_key(self.name, layout.placement)
 
     def look_up(self) -> bool:
-        """Load the executable from the persistent cache; whether it is there."""
+        """Load the executable from the persistent cache; returns whether it was there."""
         client, placement = self.backend.client, self.layout.placement
         self.executable = stored_programs.load(client, self.key, self.name, placement)
         self._lowered = time.perf_counter()
@@ -127,7 +127,7 @@ class Compilation:
         return is_stored
 
     def lower(self, notice: progress_line.Notice) -> None:
-        """Make StableHLO of the step: one module, or one for each kind of stage and their schedule."""
+        """Lower the step to StableHLO: one module, or one for each kind of stage with their schedule."""
         with program_failures.costing(refused=True):
             lowering = StepLowering(self.trace, self.entries, self.outputs, self.layout, self.name)
             notice.functions = lowering.functions
@@ -140,7 +140,7 @@ class Compilation:
         counters.sample("LoweringTime", (self._lowered - self._started) * 1e9)
 
     def compile(self, notice: progress_line.Notice) -> None:
-        """Compile the modules, and put stages together to one executable; stages are compiled side by side."""
+        """Compile the modules (stages concurrently), and combine stages into one executable."""
         notice.stage = "compiling"
         one = functools.partial(_compiled, self.backend, entries=self.entries)
         works = [functools.partial(one, module) for module in self.modules]
@@ -156,7 +156,7 @@ class Compilation:
             )
 
     def store(self, metric: str) -> None:
-        """Count the compilation, its time under ``metric``, and keep its result in the persistent cache."""
+        """Count the compilation, record its time as ``metric``, and store its result in the persistent cache."""
         self._compiled = time.perf_counter() - self._lowered
         counters.sample(metric, self._compiled * 1e9)
         counters.sample("InputOutputAliasCount", len(self.aliases), counters.render_number)
@@ -166,7 +166,7 @@ class Compilation:
     def compile_beside(
         self, notice: progress_line.Notice, watching: contextlib.ExitStack, metric: str
     ) -> StepProgram:
-        """The step's program, for which a thread calls ``compile`` and ``store``; then it closes ``watching``."""
+        """The step's program; a thread calls ``compile`` and ``store`` for it, and then closes ``watching``."""
         self.trace = self.trace.detached()
         built = self._program()
 
@@ -186,7 +186,7 @@ class Compilation:
         return built
 
     def install(self) -> StepProgram:
-        """The step's program, with all that its runs and the reports need to know of it."""
+        """The step's program, with all information that its runs and reports need."""
         built = self._program()
         self._tell(built)
         return built
@@ -218,7 +218,7 @@ class Compilation:
         )
 
     def _tell(self, built: StepProgram) -> None:
-        """Let listeners know of the program."""
+        """Notify listeners of the program."""
         preparing = _ns(self._lowered - self._started)
         facts: dict[str, Any] = {"trace": self.trace, "program": built, "digest": self._digest}
         if built.from_cache:
@@ -235,9 +235,9 @@ class Compilation:
 def _compiled(
     backend: Backend, program: Program, entries: Sequence[Entry]
 ) -> tuple[Program, Executable]:
-    """A program's executable; functions whose calls XLA may have compiled wrongly are inlined.
+    """Compile a program; functions whose calls XLA may have compiled wrongly are inlined.
 
-    The program is the one that was compiled in the end.
+    Returns the program that was finally compiled, and its executable.
     """
     # over a mesh all calls are inlined
     kept = kept_functions(program.stablehlo) if program.num_partitions == 1 else set()
@@ -259,15 +259,15 @@ def _compiled(
 
 
 def compile_program(client: DeviceClient, program: Program) -> Executable:
-    """Compile a program, after extensions that partition programs have changed it."""
+    """Compile a program; extensions may partition it first."""
     partitioned = extensions().hook.xla_core_partition_program(program=program)
     return client.compile(partitioned or program)
 
 
 def refusal(trace: Trace, outputs: tuple[int, ...]) -> Exception | None:
-    """What is said of the program that computes ``outputs`` when it cannot be lowered or compiled.
+    """The error of lowering or compiling a program that computes ``outputs``; None if there is none.
 
-    It is thrown away: nothing is counted, kept or told to listeners.
+    The program is thrown away: nothing is counted or stored, and listeners are not notified.
     """
     entries = trace.cur.path()
     try:
@@ -282,15 +282,17 @@ def refusal(trace: Trace, outputs: tuple[int, ...]) -> Exception | None:
 def _over_replicas(
     backend: Backend, executable: Executable, name: str, collectives: object
 ) -> Executable:
-    """What runs ``executable``, which is over all replicas, on this replica's buffers.
+    """An executable that runs ``executable``, which spans all replicas, with this replica's buffers.
 
-    Raises RuntimeError when no extension knows how.
+    Raises RuntimeError if no extension provides one.
     """
     replicated = extensions().hook.xla_core_replicated_executable(
         executable=executable, name=name, collectives=collectives, backend=backend
     )
     if replicated is None:
-        raise RuntimeError(f"{name} talks to other replicas: pip install xla-dist")
+        raise RuntimeError(
+            f"{name} communicates with other replicas, which needs: pip install xla-dist"
+        )
     return replicated  # type: ignore[no-any-return]
 
 
@@ -299,7 +301,7 @@ def _ns(seconds: float) -> int:
 
 
 def output_bytes(entries: Sequence[Entry], outputs: Sequence[int]) -> dict[int, int]:
-    """Bytes of the values ``outputs``, by their numbers."""
+    """The sizes in bytes of the values ``outputs``, by their numbers."""
     sizes = {
         e.first + i: meta.nbytes
         for e in entries
@@ -312,10 +314,10 @@ def output_bytes(entries: Sequence[Entry], outputs: Sequence[int]) -> dict[int, 
 def key_text(
     entries: Sequence[Entry], outputs: Sequence[int], aliases: Sequence[tuple[int, int]]
 ) -> bytes:
-    """The step in full, as text that is the same in every process: what the cache key is made of.
+    """The complete step as text that is the same in every process, for the cache key.
 
     ``entries`` are all of its inputs and operations, ``outputs`` the numbers of the wanted values, ``aliases``
-    pairs of the slot of an input and the position of the output that takes over its memory.
+    the pairs of the slot of an input and the position of the output that reuses its memory.
     """
     lines = list(map(_line, entries))
     lines.append(f"outputs {list(outputs)} aliases {list(aliases)}")
@@ -326,6 +328,6 @@ def _line(entry: Entry) -> str:
     if not isinstance(entry, Operation):
         return f"input {entry.metas[0]}"
     key = iter(entry.key)
-    next(key)  # the plan's number, which is of this process alone
+    next(key)  # the plan's number, which differs from process to process
     words = [word.__name__ if isinstance(word, type) else repr(word) for word in key]
     return f"{entry.plan.name} {' '.join(words)} -> {entry.metas}"

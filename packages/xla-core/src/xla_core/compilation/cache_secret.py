@@ -1,7 +1,7 @@
-"""The user's key that entries of the persistent cache are signed with, and what seals an entry.
+"""The user's key for signing entries of the persistent cache, and the seal of an entry.
 
-Without a key an entry ends with a checksum, which says that it is whole. With one it ends with an HMAC, which says
-besides that somebody wrote it who has the key: what comes from elsewhere is a miss, and its code never runs.
+Without a key, an entry ends with a checksum, which shows that it is complete. With a key it ends with an HMAC,
+which also shows that its writer had the key: other entries are misses, and their code never runs.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _LEAST_BYTES: Final = 16
 
 MSG_KEY: Final = (
     f"{flags.CACHE_KEY_FILE.name}={{path}}: {{problem}}. The file has the key that the persistent cache is signed "
-    f"with: at least {_LEAST_BYTES} bytes that nobody else reads (head -c 32 /dev/urandom > FILE; chmod 600 FILE)"
+    f"with: at least {_LEAST_BYTES} bytes that only you can read (head -c 32 /dev/urandom > FILE; chmod 600 FILE)"
 )
 
 
 class CacheKeyFileError(ValueError):
-    """The file with the key of the persistent cache is of no use; the message says why."""
+    """The file with the key of the persistent cache is unusable; the message says why."""
 
 
 def from_environment() -> bytes | None:
-    """The key in the file that the environment names; None where it names none. Raises CacheKeyFileError."""
+    """The key in the file that the environment names, or None. Raises CacheKeyFileError for an unusable file."""
     path = flags.CACHE_KEY_FILE.get()
     if not path:
         return None
@@ -38,7 +38,7 @@ def from_environment() -> bytes | None:
     except OSError as error:
         raise CacheKeyFileError(MSG_KEY.format(path=path, problem=error.strerror)) from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        problem = f"others may use it (mode {stat.S_IMODE(mode):04o})"
+        problem = f"others can access it (mode {stat.S_IMODE(mode):04o})"
         raise CacheKeyFileError(MSG_KEY.format(path=path, problem=problem))
     if len(secret) < _LEAST_BYTES:
         raise CacheKeyFileError(MSG_KEY.format(path=path, problem=f"it has {len(secret)} bytes"))
@@ -46,7 +46,7 @@ def from_environment() -> bytes | None:
 
 
 def seal(secret: bytes | None, head: bytes, parts: Sequence[bytes | memoryview]) -> bytes:
-    """32 bytes that stand for an entry: of its ``parts``, and with a key of its ``head`` as well."""
+    """The 32 bytes that seal an entry: a checksum of its ``parts``, or a signature of ``head`` and ``parts``."""
     if secret is None:
         checksum = hashlib.sha256()
         for part in parts:
@@ -59,5 +59,5 @@ def seal(secret: bytes | None, head: bytes, parts: Sequence[bytes | memoryview])
 
 
 def is_sealed(seal: bytes | memoryview, wanted: bytes) -> bool:
-    """Whether two seals are equal, in a time that says nothing about where they are not."""
+    """Whether two seals are equal; the time taken does not reveal where they differ."""
     return hmac.compare_digest(bytes(seal), wanted)

@@ -1,7 +1,7 @@
-"""The size of a persistent cache: when it is too large, what was not used for longest is removed.
+"""Limits the size of a persistent cache: when it is too large, the least recently used entries are removed.
 
-Several processes share a directory, and none knows what the others write. Each counts what it wrote itself, and
-looks at the directory when that may have made it too large; one at a time, which holds a lock.
+Several processes share a directory, and none knows what the others write. Each counts what it has written, and
+checks the directory when this may have made it too large. A lock ensures that only one process does so at a time.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from xla_core.support import counters
 
 LOCK: Final = ".pruning"
 _LOW: Final = 0.9
-"""How full it is afterwards: not to begin again with the next program."""
+"""How full the directory is after pruning, so that the next program does not trigger it again."""
 _SHARE: Final = 16
-"""The directory is looked at when a process has written this fraction of the bound."""
+"""A process checks the directory when it has written 1/_SHARE of the limit."""
 
 
 class SizeBound:
@@ -29,14 +29,14 @@ class SizeBound:
         self._folder = folder
         self._suffix = suffix
         self._limit = limit
-        self._unseen = limit  # at the first time nothing is known
+        self._unseen = limit  # so that the first write checks the directory
 
     def takes(self, size: int) -> bool:
-        """Whether one file of ``size`` bytes is not too large by itself."""
+        """Whether a file of ``size`` bytes fits at all."""
         return size <= self._limit * _LOW
 
     def wrote(self, size: int) -> None:
-        """Count a file that was written, and remove others if they have become too many. Raises OSError."""
+        """Count a file that was written, and remove old files if necessary. Raises OSError."""
         self._unseen += size
         if self._unseen * _SHARE >= self._limit:
             self._prune()
@@ -45,7 +45,7 @@ class SizeBound:
         with (self._folder / LOCK).open("wb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:  # another process is at it
+            except BlockingIOError:  # another process is pruning
                 return
             self._unseen = 0
             files = sorted(self._files())
@@ -61,7 +61,7 @@ class SizeBound:
                     return
 
     def _files(self) -> list[tuple[float, int, str]]:
-        """When each was last used, its size and its name."""
+        """The time of last use, the size and the name of each entry."""
         files = []
         with os.scandir(self._folder) as listed:
             for entry in listed:
@@ -74,6 +74,6 @@ class SizeBound:
 
 
 def used(path: Path) -> None:
-    """Remember that a file is used now, also where the file system does not by itself (``noatime``)."""
+    """Set a file's time of last use to now, in case the file system does not (``noatime``)."""
     with contextlib.suppress(OSError):
         os.utime(path, (time.time(), path.stat().st_mtime))

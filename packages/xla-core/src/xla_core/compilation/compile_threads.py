@@ -1,8 +1,8 @@
-"""Threads in which programs are compiled beside the thread that records.
+"""Background threads that compile programs while the main thread records.
 
-Lowering is Python and holds its lock; the compiler behind ``DeviceClient.compile`` lets go of it. Threads begin
-when there is something for them, and are waited for when the process ends: one that is inside the compiler then
-would end it with an error.
+Lowering is Python code and holds the interpreter lock; the compiler behind ``DeviceClient.compile`` releases it.
+Threads are started when there is work, and joined at the end of the process, because a thread inside the compiler
+at that time would crash the process.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any, Final, TypeVar
 from xla_core.support import flags
 
 MOST_THREADS: Final = 8
-"""More than this nobody gets without asking: every compilation takes memory of its own."""
+"""The largest default, because every compilation needs memory of its own."""
 
 _T = TypeVar("_T")
 
 
 def wanted() -> int:
-    """How many programs may be compiled at once; 0 where each is waited for at once."""
+    """How many programs may be compiled at once; 0 if nothing is compiled in the background."""
     asked = flags.COMPILE_THREADS.get()
     if asked is not None:
         return asked
@@ -33,7 +33,7 @@ def wanted() -> int:
 
 
 class _Job:
-    """A function to call, and what it gives or raises."""
+    """A function to call, and the future of its result."""
 
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
@@ -41,7 +41,7 @@ class _Job:
         self.future: Future[Any] = Future()
 
     def run(self) -> None:
-        """Call the function, unless another thread does or the job was given up."""
+        """Call the function, unless another thread has begun to, or the job was cancelled."""
         if not self._mine.acquire(blocking=False) or not self.future.set_running_or_notify_cancel():
             return
         try:
@@ -53,7 +53,7 @@ class _Job:
 
 
 class _Pool:
-    """The threads, and what waits for them."""
+    """The threads, and the jobs that wait for them."""
 
     def __init__(self) -> None:
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -63,7 +63,7 @@ class _Pool:
         self.closed = False
 
     def submit(self, job: _Job) -> None:
-        """Let a thread run ``job``; the calling one does where the process ends."""
+        """Let a thread run ``job``; at the end of the process, the calling thread runs it."""
         with self.lock:
             closed = self.closed
             if not closed:
@@ -86,7 +86,7 @@ class _Pool:
             del job
 
     def close(self) -> None:
-        """Take no more jobs, and wait for those that there are, and for the threads."""
+        """Accept no more jobs, and wait for the existing ones and for the threads."""
         with self.lock:
             self.closed = True
             threads = list(self.threads)
@@ -127,14 +127,14 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 def is_closed() -> bool:
-    """Whether the process ends: nothing is compiled beside it any more."""
+    """Whether the process is ending, so that nothing more is compiled in the background."""
     return _pool.closed
 
 
 def submit(function: Callable[[], _T]) -> Future[_T]:
-    """Call ``function()`` in one of the threads; what it gives or raises is the future's.
+    """Call ``function()`` in one of the threads; the future holds its result or exception.
 
-    The caller has found that ``wanted()`` is not 0.
+    The caller must have checked that ``wanted()`` is not 0.
     """
     job = _Job(function)
     _pool.submit(job)
@@ -142,9 +142,10 @@ def submit(function: Callable[[], _T]) -> Future[_T]:
 
 
 def run_each(functions: Sequence[Callable[[], _T]]) -> list[_T]:
-    """What the functions give, in their order: called side by side, the calling thread taking part.
+    """Call functions concurrently, also in the calling thread, and return their results in order.
 
-    Raises what the first of them raises that fails; those that have not begun by then are not called.
+    Raises the exception of the first function (in this order) that fails; functions that have not begun by then
+    are not called.
     """
     if len(functions) < 2 or wanted() < 2:
         return [function() for function in functions]

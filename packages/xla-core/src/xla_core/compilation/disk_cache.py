@@ -1,14 +1,14 @@
 """Compiled programs on disk, shared by processes and by runs.
 
-Loading an executable runs machine code from the file, so whoever can write to the directory can
+Loading an executable runs machine code from the file, so anyone who can write to the directory can
 run code as the reader. The directory is created for its user alone (0700), and one that others
 can write to is refused unless ``XLA_PERSISTENT_CACHE_ALLOW_SHARED=1`` says that they are trusted.
 
-A file is named by the SHA-256 of its key and holds the whole key: an entry is used only if every
-key entry is equal byte for byte. The layout is ``magic, version, lengths, header checksum, key
-(zlib), payload, checksum of both``. A file is written beside its final name, flushed to the disk
-and renamed, so a reader sees a whole entry or none; whatever else lies there is a miss. With a key of the user's
-(``cache_secret``) the last checksum is a signature, and a directory that others can write to is no danger.
+A file is named by the SHA-256 of its key and contains the whole key: an entry is used only if every
+entry of the key is equal byte for byte. The layout is ``magic, version, lengths, header checksum, key
+(zlib), payload, checksum of both``. A file is written under a temporary name, flushed to the disk
+and renamed, so that a reader sees a complete entry or none; any other file is a miss. With a key of the user
+(``cache_secret``), the last checksum is a signature, and a directory that others can write to is safe.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 MSG_REFUSED: Final = (
     "the persistent cache {path} is refused: {reason}. Loading a cached program runs code from its "
-    "file, so whoever can write there can run code as you. Give it to yourself alone "
+    "file, so anyone who can write there can run code as you. Make it accessible only to you "
     "(chmod 700 {path}), choose another directory, or set XLA_PERSISTENT_CACHE_ALLOW_SHARED=1 if "
     "you trust everyone who can write to it. With XLA_PERSISTENT_CACHE_KEY_FILE only programs signed with "
     "your key are loaded, wherever they are"
@@ -66,11 +66,11 @@ MSG_TOO_LARGE: Final = (
     "(XLA_PERSISTENT_CACHE_MAX_MB)"
 )
 MSG_UNUSABLE: Final = (
-    "the persistent cache {path} cannot be {action}: {error}. Training goes on without it"
+    "the persistent cache {path} cannot be {action}: {error}. Training continues without it"
 )
 MSG_BAD_ENTRY: Final = "the persistent cache entry {path} is {fault}; {consequence}"
 MSG_NOT_WRITTEN: Final = (
-    "the persistent cache entry {path} could not be written: {error}. Training goes on; further "
+    "the persistent cache entry {path} could not be written: {error}. Training continues; further "
     "failures of this kind are not reported"
 )
 MSG_REFUSED_PROGRAM: Final = (
@@ -101,7 +101,7 @@ class CacheKey:
 
     @functools.cached_property
     def encoded(self) -> bytes:
-        """One unambiguous byte string of all entries: lengths in front of names and values."""
+        """All entries as one unambiguous byte string, in which lengths precede names and values."""
         parts = [_COUNT.pack(len(self.entries))]
         for name, value in self.entries:
             label = name.encode()
@@ -110,7 +110,7 @@ class CacheKey:
 
     @classmethod
     def decode(cls, encoded: bytes) -> CacheKey:
-        """The key that ``encoded`` is of. Raises struct.error or ValueError if it is of none."""
+        """Decode a key. Raises struct.error or ValueError if ``encoded`` is not a key."""
         (count,) = _COUNT.unpack_from(encoded)
         position = _COUNT.size
         entries = []
@@ -130,7 +130,7 @@ class CacheKey:
     def log(self) -> None:
         """Write one DEBUG line per entry: its size, its SHA-256 and how it begins.
 
-        Two runs that ought to share an entry and do not are compared by these lines.
+        These lines show why two runs that should share an entry do not.
         """
         if logger.isEnabledFor(logging.DEBUG):
             for name, value in self.entries:
@@ -142,20 +142,20 @@ class CacheKey:
 
 
 class CacheRefusedError(RuntimeError):
-    """The cache directory could be written by other users."""
+    """Other users can write to the cache directory."""
 
 
 class _BadEntryError(Exception):
-    """What is wrong with a file, as the end of a sentence that begins with 'the entry is'."""
+    """A file is not a valid entry; the message ends a sentence that begins with 'the entry is'."""
 
 
 class PersistentCache:
     """Payloads by ``CacheKey`` in one directory, ``path``; safe for several processes at a time.
 
-    ``readonly`` never writes, not even to remove damaged files. After construction no failure of
-    the file system raises: ``get`` gives None, ``put`` False, and a warning says why, once per
-    file or kind of failure. Raises CacheRefusedError for a directory that other users can write to
-    unless ``allow_shared`` (default: the environment's ``XLA_PERSISTENT_CACHE_ALLOW_SHARED``) or entries are signed
+    With ``readonly`` (default: False), nothing is written, and damaged files are not removed. After construction,
+    no failure of the file system raises: ``get`` returns None, ``put`` returns False, and a warning says why, once
+    per file or kind of failure. Raises CacheRefusedError for a directory that other users can write to unless
+    ``allow_shared`` (default: the environment's ``XLA_PERSISTENT_CACHE_ALLOW_SHARED``) or entries are signed
     (``XLA_PERSISTENT_CACHE_KEY_FILE``), CacheKeyFileError for a file without a key.
     """
 
@@ -199,7 +199,7 @@ class PersistentCache:
         return None
 
     def entry(self, file_name: str) -> tuple[CacheKey, bytes] | None:
-        """Key and payload of the file of this name; None, without a word, if it is not usable."""
+        """Key and payload of the file with this name; None, without a warning, if it is not usable."""
         if not self._usable:
             return None
         try:
@@ -214,7 +214,7 @@ class PersistentCache:
             return None
 
     def put(self, key: CacheKey, payload: bytes) -> bool:
-        """Store ``payload``; whether it is on the disk now. False at once for a read-only cache."""
+        """Store ``payload``; returns whether it is on the disk now. Always False for a read-only cache."""
         if self.readonly or not self._usable:
             return False
         path = self.path / key.file_name
@@ -235,7 +235,7 @@ class PersistentCache:
         return True
 
     def _prepare(self, allow_shared: bool) -> bool:
-        """Create, check and tidy the directory; whether it can be used."""
+        """Create, check and tidy the directory; returns whether it can be used."""
         try:
             if not self.readonly:
                 # parents get the user's usual mode; the directory itself is private from the start
@@ -266,11 +266,11 @@ class PersistentCache:
 
 @dataclasses.dataclass(frozen=True)
 class CacheEntry:
-    """One file of a cache, as tools see it: nothing of it was run.
+    """One file of a cache, for tools; reading it runs no code of the file.
 
-    ``path`` and ``nbytes`` are the file's. ``program`` is the step's name, ``operations`` how many it records
-    (0: not known). ``key`` are the entries of its key, empty for a damaged file, where ``fault`` says what is
-    wrong. ``used`` is the Unix time of the last access that the file system remembers.
+    ``path`` and ``nbytes`` are the file's. ``program`` is the step's name, ``operations`` the number of its operations
+    (0 if unknown). ``key`` has the entries of its key. For a damaged file it is empty, and ``fault`` says what is
+    wrong. ``used`` is the Unix time of the last access, as reported by the file system.
     """
 
     path: Path

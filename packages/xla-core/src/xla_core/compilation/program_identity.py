@@ -1,11 +1,11 @@
-"""What decides what a compiled program is: the one identity that all caches of programs are keyed by.
+"""The identity of a compiled program, by which all caches look up programs.
 
-The caches are those of a recorded step (``Entry.programs``), of single operators (``execution.op_by_op``), of
-the graphs of ``torch.compile`` (``dynamo.compiled_graph``) and the one on disk (``disk_cache``). In memory the
-entries are objects that are equal within the process; on disk they are bytes that are equal in every process,
-and all that is the same for a process's programs is added: the device, the extensions, and the source of every
-rule and of all else that lowers. A rule that is registered cannot be replaced, so in memory that needs no
-comparison.
+The caches are those of a recorded step (``Entry.programs``), of single operators (``execution.op_by_op``), of the
+graphs of ``torch.compile`` (``dynamo.compiled_graph``), and the one on disk (``disk_cache``). In memory, the
+entries of an identity are objects that are comparable within the process. On disk they are bytes that are equal in
+every process, and include what is the same for all programs of a process: the device, the extensions, and the
+source of every rule and of all other code that lowers. In memory this is not compared, because a registered rule
+cannot be replaced.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from xla_core.recording.trace import Trace
 
 
 class StepResults(NamedTuple):
-    """What is computed of a recorded step: the numbers of the wanted values, and whose memory they take.
+    """What a program computes of a recorded step: the numbers of the wanted values, and its donations.
 
-    ``donations`` pairs the slot of an input with the number of the value that may have its memory; ``taken``
-    are those of them that the user asked for, which a program must have: the input's value is given away.
+    ``donations`` pairs the slot of an input with the number of the value that may reuse its memory. ``taken``
+    are those of them that the user asked for. A program must have these, because the input's value is given away.
     """
 
     outputs: tuple[int, ...]
@@ -48,12 +48,12 @@ class StepResults(NamedTuple):
 
 
 class ProgramIdentity(NamedTuple):
-    """All that decides what a compiled program is, as named entries: equal identities, equal programs.
+    """Everything that determines a compiled program, as named entries: equal identities mean equal programs.
 
-    ``what`` is what is computed: in memory the results of a step that the cache belongs to, an operation, or
-    the signature of a graph's arguments; on disk the step as text. ``device`` is where: in memory a device of
-    PyTorch's, on disk its client, which stands for ``environment``. ``settings`` are the user's choices of how
-    programs are made (``compile_settings``), ``layouts`` how the values are split over devices.
+    ``what`` is what the program computes: in memory the results of the step that the cache belongs to, an
+    operation, or the signature of a graph's arguments; on disk the step as text. ``device`` is a PyTorch device in
+    memory, and on disk its client, which represents ``environment``. ``settings`` are the user's settings for
+    making programs (``compile_settings``), and ``layouts`` says how values are split over devices.
     """
 
     what: Any
@@ -67,13 +67,13 @@ class ProgramIdentity(NamedTuple):
         return self[1:]
 
     def digest(self) -> str:
-        """32 hexadecimal digits, equal in every process, of an identity that is made of bytes."""
+        """The digest of an identity that is made of bytes: 32 hexadecimal digits, equal in every process."""
         return hashlib.sha256(self.what + self.settings + self.layouts).hexdigest()[:32]
 
     def cache_key(self, name: str, placement: Placement) -> CacheKey | None:
-        """The persistent cache's key of an identity that is made of bytes; None when no cache is in use.
+        """The persistent cache's key of an identity that is made of bytes; None if no cache is in use.
 
-        ``name`` is what log lines call the program, ``placement`` the devices that it runs on.
+        ``name`` is the program's name in log lines, ``placement`` are the devices that it runs on.
         """
         if disk_cache.current() is None:
             return None
@@ -87,7 +87,7 @@ class ProgramIdentity(NamedTuple):
         return CacheKey(entries, name)
 
 
-# What a named tuple's own constructor comes to, in half the time: identities are made at each sync.
+# Does what a named tuple's constructor does in half the time: identities are made at each sync.
 _tuple: Final = tuple.__new__
 
 
@@ -114,7 +114,7 @@ def of_results(
 def of_step(backend: Backend, text: bytes, layout: Layout) -> ProgramIdentity:
     """The identity, in every process, of the program of a step.
 
-    ``text`` is the step in full (``build_program.key_text``), ``layout`` how it lies over the devices.
+    ``text`` is the complete step (``build_program.key_text``), ``layout`` its layout over the devices.
     """
     outlining = f"\n{outlining_of(backend.client)}".encode()
     settings = outlining + compile_settings.key_text(backend.formats)
@@ -122,7 +122,7 @@ def of_step(backend: Backend, text: bytes, layout: Layout) -> ProgramIdentity:
 
 
 def environment(client: DeviceClient) -> tuple[tuple[str, bytes], ...]:
-    """The entries of the persistent cache's keys that are the same for all of a process's programs."""
+    """The entries of persistent cache keys that are the same for all programs of a process."""
     manager = extensions()
     entries = [("lowering", lowering_version())]
     entries += rules_outside(_shaping_modules(client, manager))
@@ -132,7 +132,7 @@ def environment(client: DeviceClient) -> tuple[tuple[str, bytes], ...]:
     return tuple(entries)
 
 
-# Who implements one of them decides what is in a program.
+# An extension that implements one of these hooks influences the content of programs.
 _SHAPING: Final = frozenset({
     "xla_core_make_backends", "xla_core_register_operators", "xla_core_partition_program",
     "xla_core_over_parts", "xla_core_replicated_executable",
@@ -140,7 +140,7 @@ _SHAPING: Final = frozenset({
 
 
 def _shaping_modules(client: DeviceClient, manager: pluggy.PluginManager) -> frozenset[str]:
-    """The modules, by name, of the device's plugin and of the extensions that take part in lowering."""
+    """The names of the modules of the device's plugin and of the extensions that influence programs."""
     names = {type(client).__module__}
     for extension in manager.get_plugins():
         callers = manager.get_hookcallers(extension) or ()
@@ -150,16 +150,16 @@ def _shaping_modules(client: DeviceClient, manager: pluggy.PluginManager) -> fro
 
 
 _ROOT: Final = pathlib.Path(__file__).parents[1]
-# What ``lowering_version`` covers: this package by its source, these by their versions.
+# Covered by ``lowering_version``: this package by its source, torch and jax by their versions.
 _VERSIONED: Final = tuple(f"{root}{os.sep}" for root in (_ROOT, *torch.__path__, *jax.__path__))
 
 
 def rules_outside(modules: Iterable[str]) -> list[tuple[str, bytes]]:
-    """Entries of cache keys: digests of the code outside this package that lowers, where there is any.
+    """Entries of cache keys with digests of code outside this package that takes part in lowering, if there is any.
 
-    It is that of every rule and decomposition registered by now, and of ``modules`` (their names): their
-    files and what these need of their own packages. What a package reads otherwise (a table in a file, a
-    library of kernels) it names itself, by ``xla_core_cache_key_entries``.
+    This is the code of every rule and decomposition that is registered by now, and of ``modules`` (by name): their
+    files, and what these import from their own packages. If a package reads anything else (a table in a file, a
+    library of kernels), it must name it by ``xla_core_cache_key_entries``.
     """
     loaded = (sys.modules.get(name) for name in modules)
     named = {getattr(module, "__file__", None) for module in loaded if module is not None}
@@ -177,7 +177,7 @@ def rules_outside(modules: Iterable[str]) -> list[tuple[str, bytes]]:
 
 @functools.cache
 def lowering_version() -> bytes:
-    """A digest of all that decides how a step is lowered: our rules, torch's and jax's versions."""
+    """A digest of what determines how a step is lowered: this package's source, and torch's and jax's versions."""
     digest = hashlib.sha256()
     root = _ROOT
     for path in sorted(root.rglob("*.py"), key=pathlib.Path.as_posix):

@@ -1,10 +1,10 @@
-"""The compiled programs of the process: what is known about each, and how many are kept.
+"""The table of the process's compiled programs, and the eviction of old ones.
 
 Every executable that a table of this process holds is registered here. There are at most
-``XLA_COMPILATION_CACHE_SIZE`` of them, and fewer when the process comes near the number of memory
-mappings that Linux allows it: those that were not used for longest go first. Evicting takes a program
-out of its tables, no more: whoever runs it keeps it until the run is over, and the next one who looks
-for it finds nothing and compiles it again, or loads it from the persistent cache.
+``XLA_COMPILATION_CACHE_SIZE`` of them, and fewer if the process comes close to the number of memory
+mappings that Linux allows: the least recently used are evicted first. Eviction only removes a program
+from its tables. A run that is in progress keeps it until it has finished, and the next look-up
+compiles it again, or loads it from the persistent cache.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from xla_core.torch_bridge.torch_private import release_free_memory
 logger = logging.getLogger(__name__)
 
 EVICTED: Final = "ProgramEvicted"
-"""Counts programs that were forgotten to make room for others."""
+"""The counter of programs that were evicted to make room for others."""
 GIVEN_BACK_AFTER: Final = 64
-"""Evicted programs leave free blocks between those that stay: after so many they are given back to the system."""
-# Mappings that there must be for one more program, beside one for each of its operations: what the
-# compiler's threads and the allocator take meanwhile.
+"""Evicted programs leave free memory between others; it is returned to the system after this many evictions."""
+# Free mappings that one more program requires, in addition to one for each of its operations: the
+# compiler's threads and the allocator use them temporarily.
 _SPARE_MAPPINGS: Final = 512
-# What a program takes itself at most, beside one for each of its operations.
+# The most mappings that a program keeps, in addition to one for each of its operations.
 _EACH_MAPPINGS: Final = 32
 
 MSG_EVICTED: Final = (
     "this process has %d of the %d memory mappings that Linux allows it (vm.max_map_count); compiled "
-    "programs that were not used for long are forgotten, and compiled again when they are met again. "
+    "programs that have not been used for long are dropped, and compiled again when they are needed. "
     "Raise the limit (sysctl -w vm.max_map_count=1048576), or lower XLA_COMPILATION_CACHE_SIZE"
 )
 MSG_NO_MAPPINGS: Final = (
     "a program of {operations} operations cannot be compiled: this process has {count} of the {limit} "
-    "memory mappings that Linux allows it (vm.max_map_count), none of them a compiled program's that could "
-    "be forgotten, and the compiler ends the process where it gets no more. Raise the limit (sysctl -w "
-    "vm.max_map_count=1048576), or let whatever else makes mappings (memory-mapped files, other "
-    "libraries) make fewer"
+    "memory mappings that Linux allows it (vm.max_map_count), and no compiled program is left that could "
+    "be dropped. Without free mappings, the compiler would abort the process. Raise the limit (sysctl -w "
+    "vm.max_map_count=1048576), or reduce other mappings (memory-mapped files, other libraries)"
 )
 
 
 class TooManyMappingsError(RuntimeError):
-    """The process has nearly all the memory mappings that it may have: nothing can be compiled."""
+    """The process is too close to its limit of memory mappings to compile anything."""
 
 
 def execution(
     executable: Executable, arguments: list[Buffer], results: list[Buffer], checked: bool = False
 ) -> Iterable[object]:
-    """For ``indivisible.do``: one run of ``executable``, whose results ``results`` is extended by.
+    """For ``indivisible.do``: one run of ``executable``, which appends its results to ``results``.
 
-    With ``checked`` the arguments need no check, and are in their list only when the run begins.
+    With ``checked`` (default: False), the arguments need no check, and their list may be filled as late as when the
+    run begins.
     """
     deferred = getattr(executable, "deferred", None)
     if deferred is not None:
@@ -70,9 +70,9 @@ def execution(
 
 
 class Making:
-    """How the making of a program goes that another thread compiles.
+    """The state of a program that another thread compiles.
 
-    ``future`` is done when that has ended. ``tell()`` lets listeners know of the program.
+    ``future`` is done when the compilation has ended. ``tell()`` notifies listeners of the program.
     """
 
     __slots__ = ("future", "tell")
@@ -86,12 +86,12 @@ class StepProgram(Kept):
     """One compiled program of a step, ``name``, on the devices of ``backend``.
 
     ``output_index`` maps value numbers to positions among the results; ``aliases`` pairs inputs with the
-    results that take over their memory. ``histogram`` counts the operators recorded in it. ``output_bytes`` are
-    by value number, ``largest`` the largest values that the step works on; ``from_cache``: it was not compiled
-    here.
+    results that reuse their memory. ``histogram`` counts the operators recorded in it. ``output_bytes`` has sizes
+    by value number, ``largest`` the largest values that the step computes. ``from_cache`` says that it was loaded
+    instead of compiled.
 
-    While another thread compiles it, ``making`` is how that goes, and whoever asks for ``executable``, ``program``
-    or ``compile_seconds`` waits; they raise what compiling has failed with.
+    While another thread compiles it, ``making`` is set, and reading ``executable``, ``program``
+    or ``compile_seconds`` waits for the end of the compilation, and raises its error if it failed.
     """
 
     __slots__ = (
@@ -141,17 +141,17 @@ class StepProgram(Kept):
         self._needed: int | None = None
 
     def await_making(self, making: Making) -> None:
-        """Have no executable until ``making`` has given one, see ``made``."""
+        """Have no executable until ``made`` is called by the thread of ``making``."""
         self.making = making
         del self.executable, self.program, self.compile_seconds
 
     def made(self, executable: Executable, program: object, seconds: float) -> None:
-        """Have ``executable`` and its ``program`` from now on, which took ``seconds`` to make."""
+        """Receive ``executable`` and its ``program``, which took ``seconds`` to make."""
         self.program, self.compile_seconds = program, seconds
         self.executable = executable
 
     def is_made(self) -> bool:
-        """Whether there is an executable already, so that using the program does not wait."""
+        """Whether the compilation has ended, so that using the program does not wait."""
         making = self.making
         return making is None or making.future.done()
 
@@ -161,20 +161,20 @@ class StepProgram(Kept):
         return making is not None and making.future.done() and making.future.exception() is not None
 
     def wait_until_made(self) -> None:
-        """Wait for the executable. Raises what compiling has failed with."""
+        """Wait for the executable. Raises the error of a failed compilation."""
         making = self.making
         if making is not None:
             making.future.result()
 
     def __getattr__(self, name: str) -> Any:
-        # only what is not set comes here: what ``await_making`` took away
+        # called only for attributes that are not set, such as those that ``await_making`` deleted
         if name not in ("executable", "program", "compile_seconds"):
             raise AttributeError(name)
         self.wait_until_made()
         return object.__getattribute__(self, name)
 
     def memory_needed(self) -> int:
-        """Bytes that a run takes in addition to its arguments; 0 if the compiler does not say."""
+        """Bytes that a run needs in addition to its arguments; 0 if the compiler does not report them."""
         if self._needed is None:
             try:
                 figures = self.executable.memory_analysis()
@@ -185,7 +185,7 @@ class StepProgram(Kept):
         return self._needed
 
     def count_run(self) -> None:
-        """One more run of the program."""
+        """Count one run of the program."""
         self.runs += 1
         self.mark_used()
         self.tally.count()
@@ -203,14 +203,14 @@ _told = threading.Event()
 
 
 def register(program: StepProgram) -> None:
-    """Remember a program for reports; those used least recently go when there are too many."""
+    """Register a program for reports; evicts the least recently used ones if there are too many."""
     if not program.from_cache:
         counters.increment("CreateCompileHandles")
     hold(program)
 
 
 def hold(kept: Kept) -> None:
-    """Count an executable among those that the process keeps, if it is not among them."""
+    """Register an executable that the process keeps, unless it is registered already."""
     with _lock:
         if kept not in _programs:
             _programs.append(kept)
@@ -222,7 +222,7 @@ def hold(kept: Kept) -> None:
 
 
 def drop(program: StepProgram) -> None:
-    """Forget a program that could not be compiled."""
+    """Remove a program that could not be compiled."""
     with _lock:
         if program in _programs:
             _programs.remove(program)
@@ -230,10 +230,10 @@ def drop(program: StepProgram) -> None:
 
 
 class _Room:
-    """How many mappings there were room for when they were last counted, and what was given away since.
+    """The number of free mappings at the last count, and how many have been reserved since.
 
-    Counting takes 1.5 microseconds for each mapping: 30 ms where there are 20,000, as long as three small
-    programs take. It is done a twentieth of the time at most, unless many were given away.
+    Counting takes 1.5 microseconds per mapping: 30 ms for 20,000, as long as compiling three small
+    programs. At most a twentieth of the time is spent on it, unless many mappings are reserved.
     """
 
     given = left = 0
@@ -242,21 +242,21 @@ class _Room:
 
     @classmethod
     def suffices(cls, operations: int) -> bool:
-        """Whether there certainly is room for a program of this number of operations; if so, the room is reserved.
+        """Whether there is certainly room for a program with this number of operations; if so, reserves it.
 
-        Others make mappings, too: no more than an eighth of the room is given away between two counts,
-        which follow each other soon; making as many as a process may have takes longer.
+        Other code makes mappings as well, so at most an eighth of the room is reserved between two counts.
+        These follow each other so soon that other code cannot use up the rest in between.
         """
         wanted = cls.given + _SPARE_MAPPINGS + operations
         if wanted > cls.left // 8 or time.monotonic() - cls.counted > cls.pause:
             return False
-        # the spare ones are there for all programs together: by far most of them stay
+        # the spare mappings serve all programs, and most of them remain free: they are not reserved
         cls.given += _EACH_MAPPINGS + operations
         return True
 
     @classmethod
     def count(cls, limit: int) -> int | None:
-        """Count the mappings, of which there may be ``limit``; None where the system does not tell."""
+        """Count the mappings, which ``limit`` bounds; returns None if the system does not tell."""
         began = time.monotonic()
         count = memory_mappings.count()
         if count is not None:
@@ -266,23 +266,23 @@ class _Room:
 
 
 class _Evicted:
-    """How many programs were evicted since what they took was given back to the system."""
+    """The number of programs evicted since free memory was last returned to the system."""
 
     count = 0
 
     @classmethod
     def give_back(cls) -> None:
-        """Give it back, if there are enough: that takes milliseconds, as long as one program takes to be made."""
+        """Return free memory to the system after enough evictions, because it takes as long as making a program."""
         if cls.count >= GIVEN_BACK_AFTER:
             cls.count = 0
             release_free_memory()
 
 
 def make_room(operations: int) -> None:
-    """Make sure that the process may map the code of one more program with this number of operations.
+    """Make sure that the process can map the code of one more program with this number of operations.
 
-    Called before something is compiled or loaded. Raises TooManyMappingsError when the process is too
-    near to its limit and evicting all programs does not help.
+    Called before a program is compiled or loaded. Raises TooManyMappingsError if the process is too
+    close to its limit and evicting all programs does not help.
     """
     if _Room.suffices(operations):
         return
@@ -299,7 +299,7 @@ def make_room(operations: int) -> None:
 
 
 def _evict_until(wanted: int, count: int, limit: int) -> int:
-    """Evict programs until ``count``, the number of mappings, is ``wanted``; what it is at last."""
+    """Evict programs until ``count``, the number of mappings, is at most ``wanted``; returns the final number."""
     if not _told.is_set():
         _told.set()
         logger.warning(MSG_EVICTED, count, limit)
@@ -308,7 +308,7 @@ def _evict_until(wanted: int, count: int, limit: int) -> int:
             old = sorted(_programs, key=_last_use)[: max(16, len(_programs) // 4)]
         last = not old
         if last:
-            gc.collect()  # what reference cycles still hold
+            gc.collect()  # frees programs that reference cycles still hold
         _evict(old)
         del old
         _Evicted.give_back()
@@ -335,7 +335,7 @@ def _evict(old: Iterable[Kept]) -> None:
 
 
 def clear() -> None:
-    """Forget all programs; what they ran so far stays counted."""
+    """Evict all programs; their runs remain counted."""
     with _lock:
         known = list(_programs)
         _programs.clear()
@@ -352,6 +352,6 @@ caches.register(
 
 
 def all_programs() -> list[StepProgram]:
-    """Every program compiled or loaded in this process that is still kept, oldest first."""
+    """All programs that this process compiled or loaded and still keeps, the oldest first."""
     with _lock:
         return [kept for kept in _programs if isinstance(kept, StepProgram)]

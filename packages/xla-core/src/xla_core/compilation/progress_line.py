@@ -1,4 +1,4 @@
-"""Tells a person at a terminal or a notebook what is being compiled when it takes longer than a few seconds."""
+"""Shows in a terminal or a notebook what is being compiled if it takes longer than a few seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _under_way: list[Notice] = []
 
 
 class Notice:
-    """What is known so far of the program in the making; ``functions`` may be filled in later."""
+    """What is known so far of a program that is being made; ``functions`` may be filled in later."""
 
     def __init__(self, name: str, operations: int) -> None:
         self.name = name
@@ -30,7 +30,7 @@ class Notice:
         self.started = time.monotonic()
 
     def text(self) -> str:
-        """One line without a line break; of several programs it says how many there are."""
+        """One line without a line break; if several programs are being made, it says how many."""
         seconds = time.monotonic() - self.started
         functions = f" in {self.functions} functions" if self.functions > 1 else ""
         text = f"xla: {self.stage} {self.name}: {self.operations} operations{functions}, {seconds:.0f} s"
@@ -40,13 +40,13 @@ class Notice:
 
 @contextlib.contextmanager
 def watching(name: str, operations: int, stream: TextIO | None = None) -> Iterator[Notice]:
-    """Show a line about the program inside the ``with`` block if that takes more than three seconds.
+    """Show a line about the program that the block makes, if that takes more than three seconds.
 
-    Of several at once one is shown, and how many there are; the block may end in another thread. ``name`` and
-    the number of ``operations`` are what it says; what the notice is told meanwhile is added. The line is redrawn
-    every second on ``stream`` (default: stderr), and replaced by a summary when it took more than ten. A notebook
-    has it below the cell that runs. Nothing is shown when the stream is no terminal, nor
-    with XLA_COMPILE_PROGRESS=0 or XLA_QUIET=1.
+    The line shows ``name``, the number of ``operations``, and what is set on the notice meanwhile. If several
+    programs are being made, it shows one of them, and their number. It is redrawn every second on ``stream``
+    (default: stderr), and replaced by a summary after more than ten seconds. A notebook shows it below the running
+    cell. Nothing is shown if the stream is not a terminal, or with XLA_COMPILE_PROGRESS=0 or XLA_QUIET=1. The block
+    may end in another thread than it began.
     """
     shown = flags.COMPILE_PROGRESS.get() and not flags.QUIET.get()
     screen = _screen(stream or sys.stderr) if shown else None
@@ -67,7 +67,7 @@ def watching(name: str, operations: int, stream: TextIO | None = None) -> Iterat
 
 
 class _Screen(Protocol):
-    """Where one line is shown, and replaced by the next."""
+    """A place that shows one line, and replaces it by the next."""
 
     def show(self, text: str) -> None: ...
 
@@ -91,7 +91,7 @@ class _Terminal:
 
 
 class _Notebook:
-    """An output of its own below a notebook's cell, which IPython updates in its place."""
+    """A separate output below a notebook's cell, which IPython updates in place."""
 
     def __init__(self, display: Callable[..., object]) -> None:
         self._display = display
@@ -111,10 +111,10 @@ class _Notebook:
 
 
 def _screen(stream: TextIO) -> _Screen | None:
-    """Where a person would see a line: in the notebook that runs this, or on a terminal; None if nowhere."""
+    """The notebook that runs this, or the terminal; None if nobody would see a line."""
     if stream.isatty():
         return _Terminal(stream)
-    # who has not imported IPython is in no notebook; its kernel's shell is the one with widgets and updates
+    # without an import of IPython this is not a notebook; only the shell of a kernel can update outputs
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if stream is sys.stderr and shell is not None and getattr(shell, "kernel", None) is not None:

@@ -1,4 +1,4 @@
-"""A step that runs as several programs in a row: compiled, run, reported on and stored as one."""
+"""A step that runs as several programs one after another, but is run, reported and stored as one executable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MSG_DAMAGED: Final = "{name}: the description of the stored stages is damaged"
 
 
 class StagedExecutable:
-    """Several executables, each of which may run several times: one step."""
+    """The executable of one step, which consists of several executables that may each run several times."""
 
     __slots__ = (
         "_client",
@@ -50,13 +50,13 @@ class StagedExecutable:
         self._executables = list(executables)
         self._placement = placement
         self._schedule = plan
-        # registers are numbered as they are filled: what a run gives goes to the end of the list
+        # registers are numbered in the order in which they are filled: results are appended to the list
         self._runs = [(self._executables[r.executable], r.arguments, r.freed) for r in plan.runs]
         self._numbers: list[Buffer] | None = None
 
     @property
     def aliases(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of an argument that a run donates and the result that gets its memory."""
+        """Pairs of an argument that a run donates and the result that reuses its memory."""
         return self._schedule.aliases
 
     @property
@@ -73,11 +73,11 @@ class StagedExecutable:
     def deferred(
         self, arguments: Sequence[Any], results: list[Any], checked: bool = False
     ) -> Iterator[object]:
-        """What ``execute`` does, done when the iterator is exhausted; ``results`` is extended by the results.
+        """The work of ``execute``, done by exhausting the iterator; the results are appended to ``results``.
 
-        ``checked`` (default: False) says that the ``arguments`` are checked already, see ``execution``.
-        It runs no function of Python's if the stages' own ``deferred`` do not: a step that ends between two
-        stages would have lost what the first ones donated.
+        ``checked`` (default: False) says that the ``arguments`` have been checked already (see ``execution``). The
+        iterator runs no Python function unless the stages' ``deferred`` do, so that no exception can occur between
+        two stages: the values that the first stages donated would be lost.
         """
         values = [*arguments, *self._constants()]
         work: list[Iterable[Any]] = []
@@ -93,7 +93,7 @@ class StagedExecutable:
         return itertools.chain.from_iterable(work)
 
     def _constants(self) -> list[Buffer]:
-        """The registers behind the arguments, put on the device at the first run."""
+        """The registers that follow the arguments; they are copied to the device at the first run."""
         if self._numbers is None:
             put = self._client.put
             numbers = self._schedule.constants
@@ -101,7 +101,7 @@ class StagedExecutable:
         return self._numbers
 
     def serialize(self) -> bytes:
-        """The schedule and every executable, for ``deserialize``; NotImplementedError as theirs."""
+        """The schedule and all executables as bytes, for ``deserialize``; raises NotImplementedError like theirs."""
         payloads = [executable.serialize() for executable in self._executables]
         plan = dataclasses.asdict(self._schedule)
         header = json.dumps({"schedule": plan, "sizes": list(map(len, payloads))}).encode()
@@ -159,7 +159,7 @@ def deserialize(
 ) -> Executable:
     """The executable of a stored payload, in stages or not; ``name`` and ``placement`` are the program's.
 
-    Raises ValueError when it does not fit the client or is damaged.
+    Raises ValueError if it does not fit the client or is damaged.
     """
     if not payload.startswith(_MAGIC):
         return client.deserialize(payload, name, placement)

@@ -11,10 +11,10 @@ from xla_core.contract.device_protocol import DeviceClient, Executable, Placemen
 
 
 def load(client: DeviceClient, key: CacheKey | None, name: str, placement: Placement) -> Any:
-    """The executable stored under ``key``, loaded for ``client`` and ``placement``; None where there is none.
+    """The executable stored under ``key``, loaded for ``client`` and ``placement``; None if there is none.
 
-    ``name`` is what the program is called. One that was loaded ahead is taken; one that cannot be loaded is
-    warned about, and counts as not stored.
+    ``name`` is the program's name. A program that was loaded ahead is used; one that cannot be loaded causes a
+    warning, and counts as not stored.
     """
     stored = disk_cache.current()
     if stored is None or key is None:

@@ -1,13 +1,13 @@
 """Loads the programs that the last run of a script used, while its model is still being built.
 
-Reading a stored program back takes XLA tens of milliseconds to seconds, without the interpreter's
-lock. What a run loads and stores is noted in the cache directory under the script's name; the next
-run loads the same programs in the same order on a thread of its own, from the moment the device
-starts. A wrong guess costs processor time and never gives a wrong program: programs are handed out
-under their full key, and the guessing ends at the first program that was not foreseen.
+XLA takes tens of milliseconds to seconds to load a stored program, without holding the interpreter's
+lock. The programs that a run loads and stores are listed in the cache directory under the script's name. The next
+run loads the same programs in the same order in a thread of its own, as soon as the device
+starts. A wrong prediction costs processor time but never gives a wrong program: programs are looked up by
+their full key, and the prediction is abandoned at the first program that was not predicted.
 
-Where the device's client can ``rehearse``, what is loaded and not yet taken is then run once on
-arguments of its own, as the first run of a program may set things up.
+If the device's client can ``rehearse``, loaded programs that are not in use yet are then run once on
+artificial arguments, because the first run of a program may have to set things up.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from xla_core.support import atomic_file, caches, counters, flags
 logger = logging.getLogger(__name__)
 
 FOLDER: Final = "runs"
-"""Where in the cache directory the notes are, one file per script."""
+"""The folder of the lists in the cache directory, one file per script."""
 COUNTER: Final = "PersistentCachePrefetch"
-"""Counts programs that were loaded ahead of their first use and then used."""
+"""The counter of programs that were loaded ahead and then used."""
 REHEARSAL_COUNTER: Final = "PersistentCacheRehearsal"
-"""Counts programs, those of stages each, that were run on zeros ahead of their first use."""
+"""The counter of programs (each stage counts) that were run on zeros ahead of their first use."""
 # A script with more programs than this recompiles anyway; loading more could take all memory.
 _MOST_PROGRAMS: Final = 32
 _MOST_BYTES: Final = 512 << 20
@@ -45,10 +45,10 @@ _Note = tuple[str, str, tuple[int, ...], str | None]
 
 
 class Prefetch:
-    """The programs of one process: those that were foreseen, and the note of those it used.
+    """The programs that were predicted for one process, and the list of those that it has used.
 
-    ``environment`` gives the entries of a cache key that are the same for all programs of this
-    process; a stored program whose key has other ones is left alone.
+    ``environment`` returns the entries of a cache key that are the same for all programs of this
+    process; stored programs with other entries are not loaded.
     """
 
     def __init__(
@@ -59,18 +59,18 @@ class Prefetch:
         self._environment = environment
         self._changed = threading.Condition()
         self._file = cache.path / FOLDER / f"{_script(client)}.json"
-        self._foreseen: list[_Note] = _read(self._file)[:_MOST_PROGRAMS]
+        self._predicted: list[_Note] = _read(self._file)[:_MOST_PROGRAMS]
         self._used: list[_Note] = []
-        self._waiting = {file_name for file_name, *_ in self._foreseen}
+        self._waiting = {file_name for file_name, *_ in self._predicted}
         self._loaded: dict[str, tuple[bytes, Executable]] = {}
-        if self._foreseen:
+        if self._predicted:
             threading.Thread(target=self._run, name="xla-prefetch").start()
 
     def take(self, key: CacheKey) -> Executable | None:
-        """The program of ``key``, once; waits if it is being loaded. None if it was not foreseen."""
+        """Remove and return the program of ``key``; waits if it is being loaded. None if it was not predicted."""
         with self._changed:
             if key.file_name not in self._waiting and key.file_name not in self._loaded:
-                self._give_up()
+                self._abandon()
                 return None
             self._changed.wait_for(lambda: key.file_name not in self._waiting)
             stored, executable = self._loaded.pop(key.file_name, (b"", None))
@@ -80,19 +80,19 @@ class Prefetch:
         return executable
 
     def note(self, key: CacheKey, placement: Placement) -> None:
-        """Remember for the next run that this one used the program of ``key``."""
+        """List the program of ``key`` as used by this run, for the next one."""
         if len(self._used) == _MOST_PROGRAMS or self._cache.readonly:
             return
         self._used.append((key.file_name, key.program, placement.devices, placement.sharding))
-        if self._foreseen[: len(self._used)] != self._used:
+        if self._predicted[: len(self._used)] != self._used:
             _write(self._file, self._used)
 
-    def give_up(self) -> None:
-        """Forget what was loaded ahead and not used."""
+    def abandon(self) -> None:
+        """Drop the programs that were loaded ahead and not used, and load no more."""
         with self._changed:
-            self._give_up()
+            self._abandon()
 
-    def _give_up(self) -> None:
+    def _abandon(self) -> None:
         self._waiting.clear()
         self._loaded.clear()
         self._changed.notify_all()
@@ -105,15 +105,17 @@ class Prefetch:
 
     def _load_all(self) -> None:
         size = 0
-        for file_name, name, devices, sharding in self._foreseen:
+        for file_name, name, devices, sharding in self._predicted:
             with self._changed:
                 if file_name not in self._waiting:
-                    return  # given up
+                    return  # abandoned
             loaded = None
             try:
                 loaded, count = self._load(file_name, name, Placement(devices, sharding))
                 size += count
-            except Exception as error:  # whoever asks for this program loads it, and reports
+            except (
+                Exception
+            ) as error:  # when the program is needed, it is loaded again, and errors are reported
                 logger.debug("%s could not be loaded ahead: %s", file_name, error)
             with self._changed:
                 if file_name in self._waiting:
@@ -125,16 +127,16 @@ class Prefetch:
                 self._changed.notify_all()
 
     def _rehearse_all(self, rehearse: Callable[[Executable], bool]) -> None:
-        for file_name, *_ in self._foreseen:
+        for file_name, *_ in self._predicted:
             executable = self._untaken(file_name)
             for part in staged_executable.parts(executable) if executable is not None else ():
-                # the interpreter waits at its exit for the run that is under way, and for no other
+                # at its exit, the interpreter waits for the current run, so begin no other
                 if self._untaken(file_name) is None or not threading.main_thread().is_alive():
                     break
                 try:
                     if rehearse(part):
                         counters.increment(REHEARSAL_COUNTER)
-                except Exception as error:  # an error that matters comes again in the real run
+                except Exception as error:  # a relevant error occurs again in the real run
                     logger.debug("%s could not be rehearsed: %s", part.program_name, error)
 
     def _untaken(self, file_name: str) -> Executable | None:
@@ -159,7 +161,7 @@ class _InUse:
 
 
 def start(client: DeviceClient, environment: Environment) -> None:
-    """Begin to load what this script used last, if a persistent cache is in use."""
+    """Begin to load the programs of this script's last run, if a persistent cache is in use."""
     cache = disk_cache.current()
     wanted = flags.CACHE_PREFETCH.get() and not capabilities_of(client).shapes_only
     _InUse.prefetch = Prefetch(cache, client, environment) if cache is not None and wanted else None
@@ -167,7 +169,7 @@ def start(client: DeviceClient, environment: Environment) -> None:
 
 def _forget() -> None:
     if _InUse.prefetch is not None:
-        _InUse.prefetch.give_up()
+        _InUse.prefetch.abandon()
 
 
 caches.register(
@@ -181,13 +183,13 @@ def take(key: CacheKey) -> Executable | None:
 
 
 def note(key: CacheKey, placement: Placement) -> None:
-    """Remember for the script's next run that it uses the program of ``key``."""
+    """List the program of ``key`` as used, for the script's next run."""
     if _InUse.prefetch is not None:
         _InUse.prefetch.note(key, placement)
 
 
 def _script(client: DeviceClient) -> str:
-    """What tells a script's runs from those of others: its path, its device, its place in the job."""
+    """A digest that identifies a script's runs: of its path, its device, and its place in the job."""
     first = client.local_devices()[0]
     # "python -c" and interactive sessions have no path: they share one note per folder
     path = os.path.realpath(sys.argv[0] if sys.argv and sys.argv[0] else ".")
@@ -200,7 +202,7 @@ def _read(file: Path) -> list[_Note]:
         notes = json.loads(file.read_bytes())
         return [(str(f), str(name), tuple(map(int, ids)), split) for f, name, ids, split in notes]
     except (OSError, ValueError, TypeError):
-        return []  # no note, or one that is not ours: nothing is foreseen
+        return []  # no list, or one in another format: nothing is predicted
 
 
 def _write(file: Path, notes: list[_Note]) -> None:
