@@ -268,9 +268,9 @@ class PersistentCache:
 class CacheEntry:
     """One file of a cache, for tools; reading it runs no code of the file.
 
-    ``path`` and ``nbytes`` are the file's. ``program`` is the step's name, ``operations`` the number of its operations
-    (0 if unknown). ``key`` has the entries of its key. For a damaged file it is empty, and ``fault`` says what is
-    wrong. ``used`` is the Unix time of the last access, as reported by the file system.
+    ``path`` and ``nbytes`` are the file's. ``program`` is the step's name, ``operations`` the number of its
+    operations (0 if unknown). ``key`` has the entries of its key. For a damaged file it is empty, and ``fault``
+    says what is wrong. ``used`` is the Unix time of the last access, as reported by the file system.
     """
 
     path: Path

@@ -101,7 +101,7 @@ class StagedExecutable:
         return self._numbers
 
     def serialize(self) -> bytes:
-        """The schedule and all executables as bytes, for ``deserialize``; raises NotImplementedError like theirs."""
+        """The schedule and all executables as bytes, for ``deserialize``; may raise NotImplementedError."""
         payloads = [executable.serialize() for executable in self._executables]
         plan = dataclasses.asdict(self._schedule)
         header = json.dumps({"schedule": plan, "sizes": list(map(len, payloads))}).encode()
