@@ -94,6 +94,35 @@ def test_what_the_cpu_refuses_is_left_to_the_device(on_host):
     assert on_host() == 0
 
 
+def test_a_question_without_gradients_needs_no_program_once(on_host, monkeypatch, compile_count):
+    monkeypatch.delenv("XLA_VARYING_SHAPES")
+    before = compile_count()
+    with torch.no_grad():
+        for length in range(2, 6):
+            mask = torch.ones(3, length, dtype=torch.int64).to("xla")
+            assert not (mask[:, -1] == 0).any()
+        assert on_host() == 4 and compile_count() == before
+        for _ in range(3):
+            assert not (mask[:, -1] == 0).any()
+        assert on_host() == 4 and compile_count() == before + 1
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda: (torch.tensor([1, 2, 3]).to("xla") * 5)[1:].tolist(),
+        lambda: (torch.tensor(3).to("xla") + 1).item(),
+    ],
+    ids=["several results", "one operand"],
+)
+def test_what_is_no_question_has_a_program(step, on_host, monkeypatch, compile_count):
+    monkeypatch.delenv("XLA_VARYING_SHAPES")
+    before = compile_count()
+    with torch.no_grad():
+        assert step()
+    assert on_host() == 0 and compile_count() == before + 1
+
+
 def test_without_the_feature_all_steps_have_programs(on_host, monkeypatch, compile_count):
     monkeypatch.delenv("XLA_VARYING_SHAPES")
     before = compile_count()

@@ -54,6 +54,24 @@ def test_small_steps_are_left_alone():
     assert _served_and_compiled(_LENGTHS, operations=5) == (0, len(_LENGTHS))
 
 
+def test_small_steps_that_grow_by_one_share_a_program_where_gradients_are_off():
+    with torch.no_grad():
+        assert _served_and_compiled(range(5, 9), operations=5) == (0, 4)
+        assert _served_and_compiled(range(9, 30), operations=5) == (21, 1)
+        # another loop of the same steps needs none at all
+        assert _served_and_compiled(range(40, 50), operations=5) == (10, 0)
+
+
+def test_small_steps_of_other_lengths_are_left_alone_without_gradients_too():
+    lengths = (5, 6, 7, 9, 10, 11, 13, 14, 15)
+    with torch.no_grad():
+        assert _served_and_compiled(lengths, operations=5) == (0, len(lengths))
+
+
+def test_small_steps_that_grow_are_left_alone_where_there_are_gradients():
+    assert _served_and_compiled(range(5, 15), operations=5) == (0, 10)
+
+
 def test_zero_turns_it_off_and_marks_too(monkeypatch):
     monkeypatch.setenv("XLA_VARYING_SHAPES", "0")
     assert _served_and_compiled(_LENGTHS) == (0, len(_LENGTHS))

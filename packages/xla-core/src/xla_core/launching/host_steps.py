@@ -1,8 +1,10 @@
 """Steps that are not worth a program: a few operations on a few integers, whose result is read immediately.
 
 ``(mask == 0).any()`` would need a program for each length of the mask, and compiling one takes a thousand times as
-long as PyTorch takes on the CPU. If sizes vary (``XLA_VARYING_SHAPES``), PyTorch computes such steps from the
-device's values. Results of integers and truth values are the same there. A step that repeats is compiled.
+long as PyTorch takes on the CPU. PyTorch therefore computes such steps from the device's values: all of them if the
+user says that sizes vary (``XLA_VARYING_SHAPES=1``), otherwise those that answer a question with a single number
+while gradients are off, as text generation does. Results of integers and truth values are the same there. A step that
+repeats is compiled.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ ON_HOST: Final = "VaryingShapesOnHost"
 
 _MOST_OPERATIONS: Final = 16
 _MOST_ELEMENTS: Final = 4096
-# A step is computed on the CPU this many times before it is compiled.
+# A step is computed on the CPU this many times before it is compiled: if the user says that sizes vary, and if not.
 _MOST_TIMES: Final = 4
+_MOST_TIMES_UNASKED: Final = 1
 _EXACT: Final = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 )
@@ -37,7 +40,10 @@ _times: caches.Bounded[int, int] = caches.Bounded("steps on the host", 1024)
 
 def run(trace: Trace, outputs: Sequence[int]) -> dict[int, Any] | None:
     """The buffers of the values ``outputs`` of the pending step; None if the step should have a program."""
-    if not flags.VARYING_SHAPES.get() or trace.cur.depth > 2 * _MOST_OPERATIONS:
+    asked = flags.VARYING_SHAPES.get()
+    if asked is False or trace.cur.depth > 2 * _MOST_OPERATIONS:
+        return None
+    if asked is None and torch.is_grad_enabled():
         return None
     backend = trace.backend
     if not backend.may_defer or len(backend.replicas) > 1 or trace.eager_flush or trace.aside:
@@ -48,8 +54,12 @@ def run(trace: Trace, outputs: Sequence[int]) -> dict[int, Any] | None:
     operations = operations_of(entries)
     if len(operations) > _MOST_OPERATIONS or not all(map(_is_small, entries)):
         return None
+    if asked is None and not _asks(entries, outputs):
+        return None
     times = _times.get(id(trace.cur), 0)
-    if times >= _MOST_TIMES or not all(map(_is_plain, operations)):
+    if times >= (_MOST_TIMES if asked else _MOST_TIMES_UNASKED) or not all(
+        map(_is_plain, operations)
+    ):
         return None
     _times.keep(id(trace.cur), times + 1)
     try:
@@ -66,6 +76,19 @@ def _is_small(entry: Entry) -> bool:
     return all(
         meta is None or (meta.dtype in _EXACT and meta.numel <= _MOST_ELEMENTS)
         for meta in entry.metas
+    )
+
+
+def _asks(entries: Sequence[Entry], outputs: Sequence[int]) -> bool:
+    """Whether a result is a single number computed from several, such as whether any of them is zero."""
+    metas = {
+        vid: meta
+        for entry in entries
+        for vid, meta in enumerate(entry.metas, entry.first)
+        if meta is not None
+    }
+    return any(metas[vid].numel == 1 for vid in outputs) and any(
+        meta.numel > 1 for meta in metas.values()
     )
 
 

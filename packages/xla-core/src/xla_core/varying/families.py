@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Final
 
 import numpy as np
+import torch
 
 from xla_core.compilation import build_program, progress_line
 from xla_core.compilation.program_identity import ProgramIdentity
@@ -58,6 +59,9 @@ _COMPILED_FIRST: Final = 2
 # a bound takes as long to compile as two or three others.
 _LEAST_ENTRIES: Final = 64
 _COMPILED_FIRST_UNASKED: Final = 3
+# Smaller ones share a program where gradients are off and each was longer by one than the one before, so often in a
+# row: as what text generation does between two tokens is.
+_GROWN_FIRST_UNASKED: Final = 4
 # Lengths of which a part of a program is padding get one of their own when they were run so often, and are that
 # part of all runs of their family.
 _MANY_RUNS: Final = 100
@@ -97,11 +101,12 @@ class _Family:
         self.own: set[tuple[int, ...]] = set()
 
     def lengths_of(
-        self, numbers: np.ndarray, sizes: Sequence[int], first: int
+        self, numbers: np.ndarray, sizes: Sequence[int], first: int, small: bool
     ) -> tuple[int, ...] | None:
         """The lengths of a step with these numbers; None where there are too few steps, or no fit, to tell.
 
-        ``first`` is how many steps are compiled for their own sizes before there is a program for others.
+        ``first`` is how many steps are compiled for their own sizes before there is a program for others. ``small``
+        ones have to grow by one each time.
         """
         if self.fit is not None:
             lengths = self.fit.lengths_of(numbers)
@@ -117,7 +122,9 @@ class _Family:
             return None
         seen = np.stack([known[list(fitted.lengths)] for known in self.samples])
         growing = len(fitted.lengths) == 1 and bool((np.diff(seen[:, 0]) == 1).all())
-        if len(self.samples) <= first and not (growing or self.hints):
+        if len(self.samples) <= first and (small or not (growing or self.hints)):
+            return None
+        if small and not growing:
             return None
         # two lengths that follow each other may do so by chance
         self.growing = growing
@@ -148,6 +155,8 @@ class _Family:
 
 
 _families: caches.Bounded[Hashable, _Family] = caches.Bounded("steps of varying sizes", 256)
+# Apart from those, which are worth more.
+_small_families: caches.Bounded[Hashable, _Family] = caches.Bounded("small steps that may grow", 64)
 _reasons: caches.Bounded[str, int] = caches.Bounded("reasons against varying sizes", 64)
 _numbers = itertools.count(1)
 _lock = threading.Lock()
@@ -174,7 +183,8 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     marks = _marks(trace)
     if chosen is False or trace.eager_flush or key.layouts is not None:
         return None
-    if chosen is None and not marks and trace.cur.depth < _LEAST_ENTRIES:
+    small = chosen is None and not marks and trace.cur.depth < _LEAST_ENTRIES
+    if small and torch.is_grad_enabled():
         return None
     if trace.backend.shapes_only or trace.backend.shard_count() > 1:
         return None
@@ -182,14 +192,18 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     wiped = skeletons.wiped(trace.cur.path())
     if not all(_LEAST_NUMBER <= n <= _MOST_NUMBER for n in wiped.numbers):
         return None
-    family = _family((wiped.skeleton, key))
+    family = _family(_small_families if small else _families, (wiped.skeleton, key))
     with family.lock:
         inputs = list(trace.input_vids) if marks else []
         family.hints = {wiped.values[inputs[slot]][dim]: most for slot, dim, most in marks}
         first = _COMPILED_FIRST if chosen else _COMPILED_FIRST_UNASKED
-        bound, lengths = _bound_for(trace, key, wiped, family, first)
+        first = _GROWN_FIRST_UNASKED if small else first
+        numbers = np.array(wiped.numbers, dtype=np.int64)
+        lengths = family.lengths_of(numbers, wiped.sizes, first, small)
+        bound = None if lengths is None else _bound_for(trace, key, wiped, family, lengths)
     if bound is None or (key.what.taken and len(bound.aliases) < len(key.what.donations)):
         return None
+    assert lengths is not None
     program = _installed(trace, key, bound, lengths, wiped.flags, started)
     if not trace.backend.has_room(program.memory_needed()):
         return None  # the padding may be what there is no room for
@@ -213,12 +227,15 @@ def _marks(trace: Trace) -> list[tuple[int, int, int | None]]:
 
 
 def _bound_for(
-    trace: Trace, key: ProgramIdentity, wiped: skeletons.Wiped, family: _Family, first: int
-) -> tuple[BoundProgram | None, tuple[int, ...]]:
-    """The program of a family for a step of it, and the step's lengths; none where it is to have its own."""
-    lengths = family.lengths_of(np.array(wiped.numbers, dtype=np.int64), wiped.sizes, first)
-    if lengths is None or family.refused or lengths in family.own or min(lengths) < LEAST:
-        return None, ()
+    trace: Trace,
+    key: ProgramIdentity,
+    wiped: skeletons.Wiped,
+    family: _Family,
+    lengths: tuple[int, ...],
+) -> BoundProgram | None:
+    """The program of a family for a step of these lengths; none where it is to have its own."""
+    if family.refused or lengths in family.own or min(lengths) < LEAST:
+        return None
     family.largest = list(map(max, family.largest, lengths))
     family.smallest = list(map(min, family.smallest, lengths))
     bound = family.program(lengths)
@@ -226,13 +243,13 @@ def _bound_for(
     room = family.fit.room(_outside(trace, key, wiped))
     limits = wanted(lengths, family.largest, family.growing, room)
     if limits is None:
-        return None, ()
+        return None
     limits = family.fit.at_most(family.hints, limits)
     if any(map(operator.gt, lengths, limits)):
-        return None, ()
+        return None
     if bound is None or not suffices(bound.limits, limits):
         bound = _built(family, recorded(trace, key), wiped, lengths, limits, room) or bound
-    return bound, lengths
+    return bound
 
 
 def _outside(trace: Trace, key: ProgramIdentity, wiped: skeletons.Wiped) -> Iterator[int]:
@@ -241,11 +258,11 @@ def _outside(trace: Trace, key: ProgramIdentity, wiped: skeletons.Wiped) -> Iter
     return itertools.chain.from_iterable(map(wiped.values.__getitem__, values))
 
 
-def _family(key: Hashable) -> _Family:
+def _family(known: caches.Bounded[Hashable, _Family], key: Hashable) -> _Family:
     """The family with this key, the most recently used last."""
     with _lock:
-        family = _families.pop(key, None)
-        return _families.keep(key, _Family() if family is None else family)
+        family = known.pop(key, None)
+        return known.keep(key, _Family() if family is None else family)
 
 
 def recorded(trace: Trace, key: ProgramIdentity) -> Recorded:
