@@ -35,6 +35,22 @@ STEPS = {
     "maxima that overlap": (lambda x: F.max_pool2d(x, 3, 2, 1), square),
     "maxima, the last part too": (lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True), square),
     "averages": (lambda x: F.avg_pool1d(x, 3, 2, 1), along),
+    "enlarged three times": (lambda x: F.interpolate(x, scale_factor=3), along),
+    "enlarged by a half": (
+        lambda x: F.interpolate(x, scale_factor=1.5, mode="nearest-exact"),
+        along,
+    ),
+    "made of one size": (lambda x: F.interpolate(x, size=(20, 9)), square),
+    "as large as before a stride": (
+        lambda x: F.interpolate(x[:, :, ::2, 1::2], size=x.shape[2:]) + x,
+        square,
+    ),
+    "linear": (lambda x: F.interpolate(x[:, :, ::2], x.shape[2], mode="linear"), along),
+    "bilinear": (
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True),
+        square,
+    ),
+    "bicubic": (lambda x: F.interpolate(x, (11, 13), mode="bicubic"), square),
     "every other element": (lambda x: x[:, :, ::2] * 2, along),
     "every third from the second on": (lambda x: x[:, :, 1::3].sin(), along),
 }

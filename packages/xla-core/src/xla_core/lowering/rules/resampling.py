@@ -1,7 +1,8 @@
 """Resizing by the nearest entry, by linear and by cubic interpolation, and the gradients.
 
 Interpolation is one matrix along each dimension, and its gradient the transposed matrices: no
-gather, no scatter. Whole-number enlargements by the nearest entry are a broadcast.
+gather, no scatter. Whole-number enlargements by the nearest entry are a broadcast. Places and
+weights are NumPy's; where a size varies (docs/shapes.md) the program computes them.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax import Array
+from jax import Array, lax
 from torch._ops import OpOverload
 
-from xla_core.lowering.rules.common import opmath, present
+from xla_core.jax_bridge.symbolic_sizes import bounds, is_symbolic
+from xla_core.lowering.rules.common import count_as, opmath, present
 from xla_core.lowering.rules.window import separable, transposed
 from xla_core.operators.lowering_registry import rule
 
 aten = torch.ops.aten
 
 # Source of one output entry: places and weights, each of shape [out, taps].
-_Taps = tuple[np.ndarray, np.ndarray]
+_Taps = tuple[Any, Any]
 
 # The parameter of PyTorch's cubic kernel.
 _CUBIC_A = -0.75
@@ -37,53 +39,109 @@ def _precision_of(array: Array) -> _Precision:
     return np.float64 if array.dtype in (np.float64, np.uint8) else np.float32
 
 
+def _numbers(*sizes: int) -> Any:
+    """What computes with places along these sizes: numpy, or jax.numpy where one of them varies."""
+    return jnp if any(map(is_symbolic, sizes)) else np
+
+
 def _step(size: int, count: int, scale: float | None, precision: _Precision) -> Any:
     """How far apart two neighbours' sources are."""
-    return precision(1 / scale) if scale else precision(size) / precision(count)
+    if scale:
+        return precision(1 / scale)
+    if _numbers(size, count) is np:
+        return precision(size) / precision(count)
+    if precision is np.float32:
+        return _float32_quotient(size, count)
+    return _float64(size) / _float64(count)
 
 
-def _nearest_places(size: int, count: int, scale: float | None, shift: float) -> np.ndarray:
-    place = np.arange(count, dtype=np.float32)
+def _float64(size: int) -> Any:
+    return jnp.asarray(size, np.float64)
+
+
+def _float32_quotient(size: int, count: int) -> Array:
+    """``size / count`` rounded to float32 as IEEE 754 has it, on devices whose division is not so exact, too.
+
+    Both are above 0 and below 2**31.
+    """
+    above, below = jnp.asarray(size, np.int64), jnp.asarray(count, np.int64)
+    # so that the quotient of integers has 24 or 25 bits
+    shift = 24 + lax.clz(above) - lax.clz(below)
+    up, down = jnp.maximum(shift, 0), jnp.maximum(-shift, 0)
+    below = below << down
+    quotient, rest = lax.div(above << up, below), lax.rem(above << up, below)
+    long = quotient >> 24
+    half_more = jnp.where(long == 1, 1, 0)
+    kept = quotient >> half_more
+    cut = (quotient - (kept << half_more)) * below + rest
+    half = below << half_more
+    odd = kept & 1
+    kept = kept + jnp.where((2 * cut > half) | ((2 * cut == half) & (odd == 1)), 1, 0)
+    exponent = (127 - shift + half_more).astype(np.int32)
+    scale = lax.bitcast_convert_type(exponent << 23, np.float32)
+    return kept.astype(np.float32) * scale
+
+
+def _nearest_places(size: int, count: int, scale: float | None, shift: float) -> Any:
+    numbers = _numbers(size, count)
+    place = numbers.arange(count, dtype=np.float32)
     # In float32 whatever the operand is.
-    source = np.floor((place + np.float32(shift)) * _step(size, count, scale, np.float32))
-    return np.minimum(source, size - 1).astype(np.int32)
+    source = numbers.floor((place + np.float32(shift)) * _step(size, count, scale, np.float32))
+    last = count_as(size - 1, source.dtype)
+    return numbers.minimum(source, last).astype(np.int32)
 
 
 def _sources(
     size: int, count: int, align_corners: bool, scale: float | None, precision: _Precision
-) -> np.ndarray:
-    place = np.arange(count, dtype=np.float64)
-    if align_corners:
+) -> Any:
+    numbers = _numbers(size, count)
+    place = numbers.arange(count, dtype=np.float64)
+    if align_corners and numbers is np:
         return place * ((size - 1) / (count - 1) if count > 1 else 0.0)
-    return float(_step(size, count, scale, precision)) * (place + 0.5) - 0.5
+    if align_corners:
+        gaps = jnp.maximum(_float64(count - 1), 1.0)
+        return place * (_float64(size - 1) / gaps)
+    step = np.float64(1) * _step(size, count, scale, precision)
+    return step * (place + 0.5) - 0.5
 
 
 def _linear_taps(
     size: int, count: int, align_corners: bool, scale: float | None, precision: _Precision
 ) -> _Taps:
-    source = np.maximum(_sources(size, count, align_corners, scale, precision), 0)
-    low = np.minimum(np.floor(source), size - 1).astype(np.int64)
-    share = np.clip(source - low, 0, 1)
-    high = np.minimum(low + 1, size - 1)
-    return np.stack([low, high], 1), np.stack([1 - share, share], 1)
+    numbers = _numbers(size, count)
+    source = numbers.maximum(_sources(size, count, align_corners, scale, precision), 0)
+    last = count_as(size - 1, np.dtype(np.int64))
+    low = numbers.minimum(numbers.floor(source).astype(np.int64), last)
+    share = numbers.clip(source - low, 0, 1)
+    high = numbers.minimum(low + 1, last)
+    return numbers.stack([low, high], 1), numbers.stack([1 - share, share], 1)
 
 
 def _cubic_taps(
     size: int, count: int, align_corners: bool, scale: float | None, precision: _Precision
 ) -> _Taps:
+    numbers = _numbers(size, count)
     source = _sources(size, count, align_corners, scale, precision)
-    low = np.floor(source)
-    distances = np.abs((source - low)[:, None] - np.arange(-1, 3))
+    low = numbers.floor(source)
+    distances = numbers.abs((source - low)[:, None] - np.arange(-1, 3))
     near = ((_CUBIC_A + 2) * distances - (_CUBIC_A + 3)) * distances**2 + 1
     far = ((distances - 5) * distances + 8) * distances * _CUBIC_A - 4 * _CUBIC_A
-    places = np.clip(low[:, None] + np.arange(-1, 3), 0, size - 1).astype(np.int64)
-    return places, np.where(distances <= 1, near, far)
+    last = count_as(size - 1, np.dtype(np.int64))
+    places = numbers.clip((low[:, None] + np.arange(-1, 3)).astype(np.int64), 0, last)
+    return places, numbers.where(distances <= 1, near, far)
 
 
-def _matrix(size: int, count: int, taps: _Taps) -> np.ndarray:
-    matrix = np.zeros((count, size))
-    np.add.at(matrix, (np.arange(count)[:, None], taps[0]), taps[1])
-    return matrix
+def _matrix(size: int, count: int, taps: _Taps) -> Any:
+    if _numbers(size, count) is np:
+        matrix = np.zeros((count, size))
+        np.add.at(matrix, (np.arange(count)[:, None], taps[0]), taps[1])
+        return matrix
+    places, weights = taps
+    column = lax.broadcasted_iota(places.dtype, (count, size), 1)
+    return sum(
+        jnp.where(column == places[:, tap, None], weights[:, tap, None], 0.0)
+        for tap in range(places.shape[1])
+    )
 
 
 _Interpolation = Callable[[int, int, bool, float | None, _Precision], _Taps]
@@ -96,7 +154,7 @@ def _matrices(
     align_corners: bool,
     scales: Sequence[float | None],
     precision: _Precision,
-) -> list[np.ndarray | None]:
+) -> list[Any]:
     return [
         None if n == m else _matrix(n, m, taps(n, m, align_corners, s, precision))
         for n, m, s in zip(sizes, counts, scales, strict=True)
@@ -142,28 +200,38 @@ def _register_interpolation(
     rule(backward)(resize_backward)
 
 
-def _whole_factor(places: np.ndarray, size: int) -> int:
+def _whole_factor(size: int, count: int, scale: float | None, shift: float) -> int:
     """By how much the nearest entries enlarge a dimension, or 0 if not by a whole number."""
-    factor, rest = divmod(len(places), size)
-    return factor if not rest and (places == np.arange(len(places)) // factor).all() else 0
+    factor, rest = divmod(count, size)
+    if is_symbolic(factor) or is_symbolic(rest) or rest or not factor:
+        return 0
+    if is_symbolic(size):
+        # for each size that there can be the places are those of the largest one
+        size = int(bounds(size)[1])
+        scale, count = scale or float(factor), size * factor
+    places = _nearest_places(size, count, scale, shift)
+    return factor if (places == np.arange(count) // factor).all() else 0
 
 
-def _enlarge(x: Array, axis: int, places: np.ndarray) -> Array:
-    factor = _whole_factor(places, x.shape[axis])
+def _enlarge(x: Array, axis: int, count: int, scale: float | None, shift: float) -> Array:
+    size = x.shape[axis]
+    factor = _whole_factor(size, count, scale, shift)
     if not factor:
-        return jnp.take(x, places, axis)
+        return jnp.take(x, _nearest_places(size, count, scale, shift), axis, mode="clip")
     wide = jnp.broadcast_to(
         jnp.expand_dims(x, axis + 1), (*x.shape[: axis + 1], factor, *x.shape[axis + 1 :])
     )
-    return wide.reshape(*x.shape[:axis], len(places), *x.shape[axis + 1 :])
+    return wide.reshape(*x.shape[:axis], count, *x.shape[axis + 1 :])
 
 
-def _collect(grad: Array, axis: int, places: np.ndarray, size: int) -> Array:
-    factor = _whole_factor(places, size)
+def _collect(grad: Array, axis: int, size: int, scale: float | None, shift: float) -> Array:
+    count = grad.shape[axis]
+    factor = _whole_factor(size, count, scale, shift)
     if factor:
         parts = grad.reshape(*grad.shape[:axis], size, factor, *grad.shape[axis + 1 :])
         return jnp.sum(parts, axis + 1)
-    matrix = _matrix(size, len(places), (places[:, None], np.ones((len(places), 1))))
+    places = _nearest_places(size, count, scale, shift)
+    matrix = _matrix(size, count, (places[:, None], _numbers(size, count).ones((count, 1))))
     tail: list[Any] = [None] * (grad.ndim - axis - 1)
     return separable(grad, [matrix.T, *tail])
 
@@ -176,8 +244,7 @@ def _register_nearest(forward: OpOverload, backward: OpOverload, rank: int, shif
         for offset, (count, scale) in enumerate(zip(output_size, steps, strict=True)):
             axis = self.ndim - rank + offset
             if count != self.shape[axis]:
-                places = _nearest_places(self.shape[axis], count, scale, shift)
-                self = _enlarge(self, axis, places)
+                self = _enlarge(self, axis, count, scale, shift)
         return self
 
     def resize_backward(
@@ -193,7 +260,7 @@ def _register_nearest(forward: OpOverload, backward: OpOverload, rank: int, shif
             axis = grad.ndim - rank + offset
             size, count = input_size[axis], output_size[offset]
             if count != size:
-                grad = _collect(grad, axis, _nearest_places(size, count, scale, shift), size)
+                grad = _collect(grad, axis, size, scale, shift)
         return grad
 
     rule(forward)(resize)
