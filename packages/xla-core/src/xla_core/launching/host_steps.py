@@ -3,8 +3,8 @@
 ``(mask == 0).any()`` would need a program for each length of the mask, and compiling one takes a thousand times as
 long as PyTorch takes on the CPU. PyTorch therefore computes such steps from the device's values: all of them if the
 user says that sizes vary (``XLA_VARYING_SHAPES=1``), otherwise those that answer a question with a single number
-while gradients are off, as text generation does. Results of integers and truth values are the same there. A step that
-repeats is compiled.
+while gradients are off, as text generation does. Results of integers and truth values are the same there. A step
+that repeats is compiled.
 """
 
 from __future__ import annotations
