@@ -248,7 +248,7 @@ def _asks():
         time.sleep(1.8)
         return everyone
 
-    session.current().watchdog.signs._ask = ask
+    session.current().watchdog.heartbeats._ask = ask
     asking.wait()
 
 

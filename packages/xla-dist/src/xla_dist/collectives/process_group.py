@@ -19,7 +19,7 @@ from xla_core.extension_api import distributed, jobs, runtime, training
 from xla_core.extension_api.operators import Operand
 from xla_core.extension_api.tensors import XLATensor, storage_of
 from xla_dist.collectives import host_collectives, model_collectives
-from xla_dist.job_health.bounded_wait import Patience
+from xla_dist.job_health.bounded_wait import BoundedWait
 from xla_dist.processes import rendezvous
 
 MSG_OP: Final = "the xla backend has no reduction {op}; it has {known}"
@@ -338,7 +338,7 @@ class ProcessGroupXla(dist.ProcessGroup):
         """Take what rank ``source`` sent, waiting for it."""
         origin = self.ranks[source]
         key = self._mail(origin, self.ranks[self.me], tag)
-        with Patience(f"recv from rank {source}", self.ranks[self.me]) as patience:
+        with BoundedWait(f"recv from rank {source}", self.ranks[self.me]) as patience:
             data = rendezvous.take(key, origin, patience)
         return _stored(tensors, pickle.loads(data))
 

@@ -8,7 +8,7 @@ from typing import Any
 from xla_core.contract.device_protocol import ArraySpec, Buffer, Executable, Placement
 from xla_core.extension_api import runtime
 from xla_core.extension_api.steps import Operation
-from xla_dist.job_health.bounded_wait import Patience
+from xla_dist.job_health.bounded_wait import BoundedWait
 from xla_dist.job_health.collective_order import Collectives, describe
 from xla_dist.processes import session
 
@@ -85,7 +85,7 @@ class ReplicaExecutable:
             self._meet(agreement)
 
     def _meet(self, agreement: Any) -> None:
-        patience = Patience(self._collectives.items[-1][0], agreement.log.ordinal)
+        patience = BoundedWait(self._collectives.items[-1][0], agreement.log.ordinal)
         with patience:
             while True:
                 agreement.look()

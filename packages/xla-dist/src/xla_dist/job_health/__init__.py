@@ -1,1 +1,1 @@
-"""A job ends as a whole and says why: heartbeats, stall detection, collective order, failure reports."""
+"""Makes a failed job end as a whole and say why: heartbeats, stalls, collective order, failure reports."""

@@ -1,4 +1,4 @@
-"""Waiting for other replicas without hanging: pauses, a warning, who is awaited, an end."""
+"""Waiting for other replicas without hanging: growing pauses, a warning, and a time limit."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _NEXT: Final = "for ordinal {ordinal}, which waits at {what}"
 
 
 def circle(me: int, waiting: Mapping[int, failure_reports.Waiting]) -> list[int]:
-    """Replicas of which each waits for the next, and the last for the first, which is ``me``.
+    """Replicas each of which waits for the next, and the last for the first, which is ``me``.
 
-    Empty if there are none, or if all are at the same place, where they are about to meet.
+    Empty if there is no such circle, or if all are at the same place, where they are about to meet.
     """
     paths, seen = [[me]], {me}
     for path in paths:  # grows meanwhile
@@ -44,11 +44,11 @@ def circle(me: int, waiting: Mapping[int, failure_reports.Waiting]) -> list[int]
     return []
 
 
-class Patience:
-    """Waiting for other replicas: pauses that grow, a warning, an end; and who never comes.
+class BoundedWait:
+    """A wait for other replicas that warns, ends in time, and notices replicas that never arrive.
 
-    ``ordinal`` is this replica. ``endless``: waiting for others is all right, however long (they
-    still train).
+    ``ordinal`` is this replica. With ``endless`` (default: False), the wait has no time limit, because the others
+    may still be training.
     """
 
     def __init__(self, what: str, ordinal: int, endless: bool = False) -> None:
@@ -63,7 +63,7 @@ class Patience:
         self._record: list[object] = []
         self._questions = peer_queries.Questions(ordinal)
 
-    def __enter__(self) -> Patience:
+    def __enter__(self) -> BoundedWait:
         self._record = flight_ring.begin(flight_ring.MEET, self.what)
         self._state = self._context.__enter__()
         return self
@@ -71,14 +71,16 @@ class Patience:
     def __exit__(self, *details: Any) -> None:
         self._context.__exit__(*details)
         flight_ring.waited(self._record)
-        with contextlib.suppress(RuntimeError):  # the coordinator is gone: there is other news
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the coordinator is gone, which is reported elsewhere
             self._questions.close()
 
     def wait(self, missing: Sequence[int]) -> None:
-        """Pause once while ``missing`` replicas are awaited.
+        """Pause once while waiting for the ``missing`` replicas.
 
-        Raises RuntimeError when one of them has finished or waits elsewhere for this one, and when the
-        time is over.
+        Raises RuntimeError if one of them has finished or waits elsewhere for this one, or if the
+        time limit is over.
         """
         if self._state is not None and not self.endless:
             self._state.missing = tuple(missing)

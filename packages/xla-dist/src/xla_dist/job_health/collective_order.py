@@ -1,15 +1,15 @@
-"""What each process runs together with others, in order, and whether they all run the same.
+"""Checks that all processes launch the same collectives in the same order.
 
-A collective waits for the same collective of the other replicas; if they run another one, the job
-hangs, aborts or computes nonsense. So every process keeps a log of the collectives that it launched.
-It shows the log to the others through the coordinator: at once when a program runs for the first
-time, or after another one than ever before, which then waits until the others show theirs; and
-otherwise from the watchdog twice a second, which costs the training loop nothing. Processes of one
-host see each other's last launches in shared memory (``launch_log``), also those of a process that died.
+A collective waits for the same collective of the other replicas. If they run a different one, the job
+hangs, aborts or computes nonsense. Every process therefore keeps a log of the collectives that it has launched,
+and publishes it through the coordinator. It does so immediately when a program runs for the first
+time, or for the first time after another program, and that program then waits for the other processes' logs.
+Otherwise the watchdog publishes the log twice a second, at no cost for the training loop. Processes of one
+host also see each other's latest launches in shared memory (``launch_log``), even those of a process that has died.
 
-What has to agree is the order of the collectives, not the programs around them: one replica may
-compute a log line more than the others, or end its step earlier. Logs are compared pair by pair,
-and only the collectives that have both replicas in one group count.
+Only the order of the collectives must agree, not the programs around them: one replica may
+compute an additional value for its log, or end its step earlier. Logs are compared in pairs,
+and only collectives that have both replicas in one group count.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import Final
 
 from xla_core.extension_api import jobs
 from xla_core.support import flight_ring
-from xla_dist.job_health.launch_log import Ledger
+from xla_dist.job_health.launch_log import LaunchLog
 from xla_dist.operators.primitives import Groups
 
 LOG_FOLDER: Final = "xla/collectives/log"
 PROGRAM_FOLDER: Final = "xla/collectives/program"
 PLACES_FOLDER: Final = "xla/collectives/places"
 
-# A log keeps this many different programs in a row; the rest has long been compared.
+# A log keeps this many runs of programs; older ones have been compared long ago.
 _MOST_RUNS: Final = 256
-# Steps cut at different places are compared one collective at a time; not endlessly at once.
+# If steps are cut at different places, collectives are compared one by one: at most this many at a time.
 _MOST_COMPARED: Final = 100_000
 
 MSG_DIFFERENT: Final = (
@@ -46,9 +46,9 @@ _SIDE: Final = "  ordinal {ordinal}: {item}{at}{before}"
 
 
 class Collectives:
-    """The collectives of one program, in order: a text for each, and its replica groups.
+    """The collectives of one program in order, each with a text and its replica groups.
 
-    ``places`` are the user's lines that recorded them; replicas may differ in them.
+    ``places`` are the user's lines that recorded them, which may differ between replicas.
     """
 
     __slots__ = ("digest", "items", "places", "_shared")
@@ -60,7 +60,7 @@ class Collectives:
         self._shared: dict[tuple[int, int], tuple[str, ...]] = {}
 
     def shared(self, a: int, b: int) -> tuple[str, ...]:
-        """Those that have both replicas in one group."""
+        """The collectives that have both replicas in one group."""
         texts = self._shared.get((a, b))
         if texts is None:
             texts = self._shared[a, b] = tuple(
@@ -69,7 +69,7 @@ class Collectives:
         return texts
 
     def place(self, a: int, b: int, index: int) -> str:
-        """The line of the one with this index among those that have both replicas in one group."""
+        """The line of the collective with this index in ``shared(a, b)``."""
         lines = [
             place
             for place, (_, groups) in zip(self.places, self.items, strict=True)
@@ -78,7 +78,7 @@ class Collectives:
         return lines[index]
 
     def encode(self) -> bytes:
-        """As the other processes read it."""
+        """The form that other processes read."""
         return zlib.compress(json.dumps(self.items).encode())
 
     @classmethod
@@ -89,7 +89,7 @@ class Collectives:
 
 
 class Log:
-    """The programs one replica launched, as runs of equal ones; what is old is only counted."""
+    """The programs that one replica has launched, as runs of equal programs; old runs are only counted."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -104,7 +104,7 @@ class Log:
         return self.first + len(self.runs) - 1
 
     def append(self, program: Collectives) -> int:
-        """One more launch; which repetition of the latest run it is."""
+        """Append one launch; returns its number in the latest run of equal programs."""
         if self.runs and self.runs[-1][0] is program:
             self.runs[-1] = (program, self.runs[-1][1] + 1)
         else:
@@ -120,19 +120,19 @@ class Log:
                 self.forgotten[other] += times * len(old.shared(self.ordinal, other))
 
     def encode(self) -> bytes:
-        """As the other processes read it; the programs themselves go separately."""
+        """The form that other processes read; the programs themselves are published separately."""
         runs = [(program.digest, times) for program, times in self.runs]
         content = {"runs": runs, "first": self.first, "forgotten": self.forgotten}
         return zlib.compress(json.dumps(content).encode())
 
     def length(self, other: int) -> int:
-        """How many collectives with replica ``other`` were launched."""
+        """The number of launched collectives with replica ``other``."""
         return self.forgotten[other] + sum(
             times * len(program.shared(self.ordinal, other)) for program, times in self.runs
         )
 
     def pieces(self, other: int) -> Iterator[tuple[int, Collectives, int]]:
-        """Start, program with collectives with ``other``, and repetitions of each run."""
+        """For each run with collectives with ``other``: its start, its program, and its repetitions."""
         start = self.forgotten[other]
         for program, times in self.runs:
             items = program.shared(self.ordinal, other)
@@ -146,9 +146,9 @@ class Difference(RuntimeError):
 
 
 def first_difference(a: Log, b: Log, start: int) -> tuple[int, str | None, str | None]:
-    """Where two logs differ first at or after ``start``, and what is there in each.
+    """The first position at or after ``start`` where two logs differ, and the collective there in each.
 
-    Where one of the logs ends: its length, and None for both.
+    If one log ends first, the position is its length, and both collectives are None.
     """
     left, right = (
         [(start, program.shared(a.ordinal, b.ordinal), times) for start, program, times in pieces]
@@ -175,7 +175,7 @@ def first_difference(a: Log, b: Log, start: int) -> tuple[int, str | None, str |
 
 
 def _at(log: Log, other: int, position: int) -> tuple[Collectives, int] | None:
-    """The program with the collective at this place of a log, and its index among those with ``other``."""
+    """The program with the collective at this position of a log, and its index among those with ``other``."""
     for start, program, times in log.pieces(other):
         count = len(program.shared(log.ordinal, other))
         if start <= position < start + count * times:
@@ -189,7 +189,7 @@ def _item_at(log: Log, other: int, position: int) -> str | None:
 
 
 def _line_at(log: Log, other: int, position: int) -> str:
-    """The line in the program of the log's replica that recorded a collective; empty if not known."""
+    """The line of the log's replica that recorded a collective; empty if unknown."""
     place = _at(log, other, position)
     if place is None:
         return ""
@@ -201,7 +201,7 @@ def _line_at(log: Log, other: int, position: int) -> str:
 
 
 class Agreement:
-    """This process's log, and what it knows of the others'."""
+    """This process's log, and what it knows of the logs of other processes."""
 
     def __init__(self, ordinal: int, world: int) -> None:
         self.log = Log(ordinal)
@@ -213,20 +213,21 @@ class Agreement:
         self.followed: set[tuple[str, str]] = set()
         self.compared: collections.Counter[int] = collections.Counter()
         self.others: dict[int, Log] = {}
-        self.ledger: Ledger | None = None
+        self.ledger: LaunchLog | None = None
         self.on_unusual: Callable[[], None] = lambda: None
-        """Called after a launch that the others have to see."""
+        """Called after a launch that the other processes must see."""
         self._lock = threading.RLock()
         self._shown: bytes | None = None
 
     def launch(self, program: Collectives) -> bool:
-        """Note one launch; True when it is the program's first, which the others have to see.
+        """Log one launch; returns whether the other processes must see it immediately.
 
-        Also when it never came after the program before: a branch that another replica may not take.
+        That is the case for the program's first launch, and for its first launch after the previous program,
+        because another replica may take a different branch there.
         """
         with self._lock:
             if program.digest not in self.programs:
-                # before the ledger, which the others read at once, names it
+                # before the ledger names it, which other processes read immediately
                 jobs.publish(f"{PROGRAM_FOLDER}/{program.digest}", program.encode())
                 lines = json.dumps(program.places).encode()
                 jobs.publish(f"{PLACES_FOLDER}/{self.log.ordinal}/{program.digest}", lines)
@@ -251,7 +252,7 @@ class Agreement:
             self.ledger.repeat(self.log.ordinal, self.log.latest, times)
 
     def show(self) -> None:
-        """Publish the log, if there is anything new in it."""
+        """Publish the log if it has changed."""
         with self._lock:
             encoded = self.log.encode()
             if encoded == self._shown:
@@ -260,14 +261,14 @@ class Agreement:
         jobs.publish(f"{LOG_FOLDER}/{self.log.ordinal}", encoded)
 
     def look(self) -> None:
-        """Read the others' logs and compare. Raises Difference."""
+        """Compare this log with those of the other processes. Raises Difference."""
         for name, data in jobs.published(LOG_FOLDER).items():
             ordinal = int(name)
             if ordinal != self.log.ordinal:
                 self._compare(self._read(ordinal, data))
 
     def behind(self, program: Collectives) -> list[int]:
-        """Replicas that ``program``, the latest launched, talks to and that have not come so far."""
+        """Replicas that take part in ``program``, the latest launch, but have not launched it yet."""
         with self._lock:
             me = self.log.ordinal
             waiting = []
@@ -280,17 +281,17 @@ class Agreement:
             return waiting
 
     def length(self, other: int) -> int:
-        """How many collectives with replica ``other`` this one has launched."""
+        """The number of collectives with replica ``other`` that this replica has launched."""
         with self._lock:
             return self.log.length(other)
 
     def seen(self) -> dict[int, int]:
-        """How many collectives the others were seen to have launched with this one, by ordinal."""
+        """The numbers of collectives with this replica that the others are known to have launched, by ordinal."""
         with self._lock:
             return {n: log.length(self.log.ordinal) for n, log in self.others.items()}
 
     def ahead_of(self) -> dict[int, tuple[int, int]]:
-        """Replicas that have launched less with this one than it has with them: both counts."""
+        """Replicas that have launched fewer common collectives than this one, with both counts."""
         with self._lock:
             me = self.log.ordinal
             counts = {
@@ -323,7 +324,7 @@ class Agreement:
         return program
 
     def last(self) -> str:
-        """The collective launched last, for reports."""
+        """The latest launched collective, for reports."""
         with self._lock:
             return self.log.runs[-1][0].items[-1][0] if self.log.runs else "no collective so far"
 

@@ -1,9 +1,9 @@
-"""How the processes of a job learn that one of them failed, and end together.
+"""Makes the processes of a job notice that one of them has failed, and end together.
 
-A process that fails publishes its traceback; one that is killed stops giving signs of life, and
-those on its host miss it in /proc before that. A watchdog thread in every process looks twice a
-second, and ends its process with a message that names the culprit: the main thread may be waiting
-inside a collective that never comes, where no exception reaches it.
+A process that fails publishes its traceback. A killed process stops giving signs of life, and processes on the same
+host notice even earlier that it is missing in /proc. A watchdog thread in every process checks this twice a second,
+and ends its process with a message that names the culprit, because the main thread may be waiting inside a
+collective that never completes, where no exception reaches it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from xla_core.extension_api import jobs
 from xla_core.support import flags
 from xla_dist.job_health import flight_recorder, peer_queries
 from xla_dist.job_health.collective_order import Agreement, Difference
-from xla_dist.job_health.heartbeats import Signs
-from xla_dist.job_health.local_processes import Neighbours, introduce
-from xla_dist.job_health.stall_detector import Stalls
+from xla_dist.job_health.heartbeats import Heartbeats
+from xla_dist.job_health.local_processes import LocalProcesses, introduce
+from xla_dist.job_health.stall_detector import StallDetector
 from xla_dist.job_health.thread_states import ThreadWatch
 from xla_dist.settings import STUCK_TIMEOUT
 
@@ -40,9 +40,9 @@ INTERRUPTED_FOLDER: Final = "xla/interrupted"
 STATUS_FOLDER: Final = "xla/status"
 TICK_SECONDS: Final = 0.5
 INTERRUPTED_SECONDS: Final = 5.0
-"""Ctrl-C goes to all processes at once: so long each has to end by itself, and to save what it wants to keep."""
+"""Ctrl-C reaches all processes at once: each has this long to save its state and end by itself."""
 _BROKEN_PAUSE: Final = 0.05
-"""Between looks of a process that is about to end, and wants to say why."""
+"""The pause between checks of a process that is about to end, and wants to say why."""
 
 MSG_FAILED: Final = "ordinal {ordinal} ends, because ordinal {culprit} failed:\n{text}"
 MSG_DEAD: Final = "ordinal {culprit} of the job has died without a word (killed, or out of memory): {how}. {doing}"
@@ -69,7 +69,7 @@ MSG_ORPHAN: Final = "the launcher of this job has ended"
 
 @dataclasses.dataclass(slots=True)
 class Waiting:
-    """What the main thread waits at, and for which replicas: shown to the others, and in reports."""
+    """The call in which the main thread waits, and the replicas it waits for: published, and shown in reports."""
 
     what: str
     missing: tuple[int, ...] = ()
@@ -83,18 +83,20 @@ class _State:
 
 
 class Watchdog(threading.Thread):
-    """Looks after the other processes; ``agreement`` is compared with theirs on the way."""
+    """Watches the other processes, and compares ``agreement`` with theirs."""
 
     def __init__(self, connection: jobs.Connection, agreement: Agreement) -> None:
         super().__init__(name="xla-dist-watchdog", daemon=True)
         self.connection = connection
         self.agreement = agreement
-        self.stalls = Stalls(agreement)
+        self.stalls = StallDetector(agreement)
         self.threads = ThreadWatch()
-        self.neighbours = Neighbours(connection.job.count)
-        self.signs = Signs(connection.job.count, connection.client.get_live_nodes, TICK_SECONDS)
+        self.local_processes = LocalProcesses(connection.job.count)
+        self.heartbeats = Heartbeats(
+            connection.job.count, connection.client.get_live_nodes, TICK_SECONDS
+        )
         self.on_end: Callable[[str, str], None] = lambda text, kind: None
-        """Called with the message, and which kind of end it is (``child_process.Report``)."""
+        """Called with the message and the kind of end (``child_process.Report``)."""
         self._answered = False
         self._stopped = threading.Event()
         self._lost_since: float | None = None
@@ -105,37 +107,37 @@ class Watchdog(threading.Thread):
         )
 
     def run(self) -> None:
-        """Look until ``stop()``."""
-        self.signs.start()
+        """Check repeatedly until ``stop()``."""
+        self.heartbeats.start()
         while not self._stopped.wait(TICK_SECONDS):
             text = self._look()
             if text is not None and not self._stopped.is_set():
                 self._end(text, "consequence")
 
     def stop(self) -> None:
-        """Look no more: the job is over."""
+        """Stop checking, because the job is over."""
         self._stopped.set()
-        self.signs.stop()
+        self.heartbeats.stop()
 
     def wait_for_threads(self, seconds: float) -> None:
-        """Wait until its threads have ended, at most so long; for after ``stop()``, and the connection's end.
+        """Wait at most ``seconds`` for its threads to end, after ``stop()`` and the end of the connection.
 
-        One that comes back from a call to the coordinator while Python ends would abort the process.
+        A thread that returned from a call to the coordinator while Python shuts down would abort the process.
         """
         until = time.monotonic() + seconds
-        for thread in (self, self.signs):
+        for thread in (self, self.heartbeats):
             if thread.is_alive():
                 thread.join(max(until - time.monotonic(), 0.0))
 
     def culprit(self, seconds: float) -> str | None:
-        """Who has failed or died, in this watchdog's words, which come within ``seconds`` or not at all.
+        """The message about a process that has failed or died; None if none is found within ``seconds``.
 
-        For a process that ends by itself, because a collective broke: the watchdog looks no more.
+        For a process that ends by itself because a collective broke; the watchdog stops checking.
         """
         self._stopped.set()
         self.join(seconds)
         until = time.monotonic() + seconds
-        with contextlib.suppress(RuntimeError):  # the coordinator is gone as well
+        with contextlib.suppress(RuntimeError):  # the coordinator is also gone
             while time.monotonic() < until:
                 text = self._failure() or self._interrupted(0.0) or self._silent()
                 if text is not None:
@@ -144,7 +146,7 @@ class Watchdog(threading.Thread):
         return None
 
     def _end(self, text: str, kind: str) -> None:
-        """End this process now, whatever its main thread does; ``text`` goes to stderr."""
+        """End this process now, whatever its main thread is doing; writes ``text`` to stderr."""
         self._stopped.set()
         if kind == "consequence":
             follow()
@@ -167,7 +169,7 @@ class Watchdog(threading.Thread):
             return None
         except RuntimeError as error:
             return self._unreachable(error)
-        except Exception:  # a job without a watchdog could hang: look again
+        except Exception:  # a job without a watchdog could hang, so go on checking
             logger.exception(
                 "xla-dist: the watchdog of ordinal %d failed", self.agreement.log.ordinal
             )
@@ -175,8 +177,8 @@ class Watchdog(threading.Thread):
 
     def _failure(self) -> str | None:
         self._lost_since = None
-        # the log before the status: whoever reads where this process waits finds in the log what it
-        # launched before it came there
+        # the log before the status, so that a reader of this process's status finds in its log what it
+        # launched before
         self.agreement.show()
         show_status()
         for name, data in sorted(jobs.published(FAILURE_FOLDER).items()):
@@ -187,7 +189,7 @@ class Watchdog(threading.Thread):
         return None
 
     def _interrupted(self, patience: float) -> str | None:
-        """Who was interrupted, ``patience`` seconds after that was first seen."""
+        """The message about interrupted processes, ``patience`` seconds after this was first seen."""
         me = self.connection.job.index
         others = sorted(set(map(int, jobs.published(INTERRUPTED_FOLDER))) - {me})
         if not others:
@@ -200,18 +202,18 @@ class Watchdog(threading.Thread):
         return MSG_INTERRUPTED.format(ordinal=me, others=names, doing=self._doing())
 
     def _silent(self) -> str | None:
-        """Who was stopped, or is gone, without having said a word."""
-        alive = self.signs.alive
-        self.neighbours.look()
-        # after that: who has left was alive, and there, until it had said so
+        """The message about a process that was stopped, or has disappeared without a report."""
+        alive = self.heartbeats.alive
+        self.local_processes.look()
+        # read after that: a process that leaves is alive until it has published so
         done = {**jobs.published(DONE_FOLDER), **jobs.published(INTERRUPTED_FOLDER)}
         seconds = flags.FAILURE_TIMEOUT.get()
-        for index, frozen in self.neighbours.frozen().items():
+        for index, frozen in self.local_processes.frozen().items():
             if frozen >= seconds / 2 and str(index) not in done:
                 return MSG_FROZEN.format(culprit=index, seconds=frozen, doing=self._doing())
-        gone_now = self.neighbours.gone()
+        gone_now = self.local_processes.gone()
         if any(str(index) not in done for index in gone_now):
-            # at once: a launcher may end this process before it has looked again
+            # immediately, because a launcher may end this process before the next check
             flight_recorder.failed(MSG_LEFT.format(ordinals=", ".join(map(str, gone_now))))
         for index, gone in gone_now.items():
             # at the second look: between the two, its last words were looked for
@@ -232,14 +234,14 @@ class Watchdog(threading.Thread):
         return text
 
     def _long_step(self) -> str | None:
-        """Why the job is to end, where a step takes too long; reports are written on the way."""
+        """The message with which the job ends because a step takes too long; also writes reports of such steps."""
         text = self.recorder.look()
         if text is not None:
             publish(text)
         return text
 
     def _answer(self) -> None:
-        """Say where this process is, if others wait for it; end it if it can never come."""
+        """Publish where this process is, if others wait for it; end it if it can never arrive."""
         me = self.agreement.log.ordinal
         askers = peer_queries.asked(me)
         if not askers:
@@ -260,7 +262,7 @@ class Watchdog(threading.Thread):
             self._end(text, "own")
 
     def _unreachable(self, error: Exception) -> str | None:
-        """The coordinator does not answer; once may be chance."""
+        """The message about a coordinator that does not answer; None the first time, which may be chance."""
         now = time.monotonic()
         if self._lost_since is None:
             self._lost_since = now
@@ -290,7 +292,7 @@ def _end(text: str, report: Callable[[], None]) -> NoReturn:
 def leave(status: int) -> NoReturn:
     """End this process and its own children (workers of a loader) now.
 
-    Without the interpreter's shutdown, which would wait for programs that will never finish.
+    This skips the interpreter's shutdown, which would wait for programs that will never finish.
     """
     for child in multiprocessing.active_children():
         child.terminate()
@@ -300,7 +302,7 @@ def leave(status: int) -> NoReturn:
 
 
 def follow_launcher() -> None:
-    """End this process when the one that started it ends, also while it still waits for the others."""
+    """End this process when its launcher ends, even while it is still waiting for the other processes."""
     launcher = multiprocessing.parent_process()
     if launcher is not None:
         threading.Thread(target=_follow, args=(launcher,), name="xla-launcher", daemon=True).start()
@@ -312,7 +314,7 @@ def _follow(launcher: multiprocessing.process.BaseProcess) -> None:
 
 
 def watch(agreement: Agreement) -> Watchdog | None:
-    """Start the watchdog, once; None for a process that is alone."""
+    """Start the watchdog, if it is not running; None for a process that is alone."""
     connection = jobs.connection()
     if connection is None or connection.job.count < 2:
         return None
@@ -329,27 +331,26 @@ def watchdog() -> Watchdog | None:
 
 
 def publish(text: str) -> None:
-    """Tell the others that this process failed and why; they end within a second."""
+    """Publish that and why this process has failed; the others end within a second."""
     connection = jobs.connection()
     if connection is not None:
         jobs.publish(f"{FAILURE_FOLDER}/{connection.job.index}", text.encode())
 
 
 def publish_interrupt() -> None:
-    """Tell the others that this process ends by Ctrl-C, as they may: they end soon, and need no traceback."""
+    """Publish that this process ends by Ctrl-C; the others end soon as well, and need no traceback."""
     connection = jobs.connection()
     if connection is not None:
-        with contextlib.suppress(
-            RuntimeError
-        ):  # the launcher, interrupted as well, was the coordinator
+        # an interrupted launcher that was the coordinator may be gone
+        with contextlib.suppress(RuntimeError):
             jobs.publish(f"{INTERRUPTED_FOLDER}/{connection.job.index}", b"")
 
 
 def follow() -> None:
-    """Tell the others that this process ends because of another one: it is not to be named for it."""
+    """Publish that this process ends because of another one, so that it is not named as the culprit."""
     connection = jobs.connection()
     if connection is not None:
-        with contextlib.suppress(RuntimeError):  # the coordinator may be what has gone
+        with contextlib.suppress(RuntimeError):  # it may be the coordinator that is gone
             jobs.publish(f"{FOLLOWERS_FOLDER}/{connection.job.index}", b"")
 
 
@@ -359,7 +360,7 @@ def followers() -> dict[str, bytes]:
 
 
 def publish_done() -> None:
-    """Tell the others that this process has finished well: its silence is no failure."""
+    """Publish that this process has finished successfully, so that its silence does not count as a failure."""
     connection = jobs.connection()
     if connection is not None:
         if _State.watchdog is not None:
@@ -369,26 +370,26 @@ def publish_done() -> None:
 
 
 def finished() -> set[int]:
-    """The processes that have finished well."""
+    """The processes that have finished successfully."""
     return {int(name) for name in jobs.published(DONE_FOLDER)}
 
 
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[Waiting]:
-    """Say inside a ``with`` block what the main thread waits at; ``missing`` is filled in meanwhile."""
+    """A block in which the main thread waits at ``what``; the caller fills in ``missing``."""
     _State.waiting = state = Waiting(what)
     try:
         yield state
     finally:
         _State.waiting = None
         if _State.shown != b"null":
-            # at once: the watchdog may not come to it while something keeps the interpreter busy,
-            # and the others would take this process for one that still waits
+            # immediately: the watchdog may be delayed while something keeps the interpreter busy, and
+            # the others would believe that this process still waits
             show_status()
 
 
 def show_status() -> None:
-    """Tell the others where this process waits, if that is new."""
+    """Publish where this process waits, if that has changed."""
     connection, now = jobs.connection(), _State.waiting
     status = json.dumps((now.what, now.missing) if now else None).encode()
     if connection is not None and status != _State.shown:
@@ -397,11 +398,11 @@ def show_status() -> None:
 
 
 def everyone_waiting() -> dict[int, Waiting]:
-    """Where the main threads of replicas wait for others, by ordinal."""
+    """The waits of all replicas whose main threads wait for others, by ordinal."""
     statuses = {int(n): json.loads(data) for n, data in jobs.published(STATUS_FOLDER).items()}
     return {n: Waiting(s[0], tuple(s[1])) for n, s in statuses.items() if s}
 
 
 def wait_for(ordinal: int) -> dict[int, str]:
-    """The replicas whose main threads wait for this one, and where."""
+    """The replicas whose main threads wait for replica ``ordinal``, and where they wait."""
     return {n: w.what for n, w in everyone_waiting().items() if ordinal in w.missing}

@@ -1,7 +1,7 @@
-"""Which processes of a job give signs of life, asked in a thread of its own.
+"""Asks the runtime, in a separate thread, which processes of a job give signs of life.
 
-The runtime answers once everybody who is alive has asked, or is dead: while one process is stopped, or
-something keeps its interpreter busy, nobody gets an answer. The watchdog must go on meanwhile.
+The runtime answers when all live processes have asked. While one process is stopped, or
+something keeps its interpreter busy, no process gets an answer, but the watchdog must continue.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final
 THREAD: Final = "xla-dist-signs"
 
 
-class Signs(threading.Thread):
-    """Asks every ``pause`` seconds which of ``count`` processes are ``alive``; all are, to begin with."""
+class Heartbeats(threading.Thread):
+    """Asks every ``pause`` seconds which of ``count`` processes are ``alive`` (initially all of them)."""
 
     def __init__(
         self, count: int, ask: Callable[[Sequence[int]], Container[int]], pause: float
@@ -32,8 +32,8 @@ class Signs(threading.Thread):
             try:
                 self.alive = self._ask(self._everyone)
             except RuntimeError:
-                continue  # the coordinator is gone, which the watchdog finds out, too
+                continue  # the coordinator is gone, which the watchdog also notices
 
     def stop(self) -> None:
-        """Ask no more; an answer that is still awaited is not waited for."""
+        """Stop asking, without waiting for a pending answer."""
         self._stopped.set()

@@ -1,6 +1,6 @@
-"""Which processes of a job have ended or been stopped: Linux tells of those on this host, in ``/proc``.
+"""Finds processes of the job on this host that have ended or been stopped, in Linux's ``/proc``.
 
-Such a process gives no sign of life either; but signs may be late for other reasons, too, so that they
+Such a process also gives no sign of life, but these may be late for other reasons as well, so that they
 are waited for longer.
 """
 
@@ -15,13 +15,13 @@ from xla_core.extension_api import jobs
 
 _FOLDER: Final = "xla/process"
 _GAP_SECONDS: Final = 2.0
-"""Who has not looked for so long may have been stopped, too, with the others (as by Ctrl-Z)."""
+"""After a gap this long between checks, this process may itself have been stopped with the others (by Ctrl-Z)."""
 _ENDED: Final = ("", "Z", "X")
-"""States without a process, and of one that has ended and whose parent has not asked for its status."""
+"""There is no such process, or it has ended and its parent has not read its status yet."""
 
 
 class State(NamedTuple):
-    """State of a process, as one letter, its time in programs and in the system; empty without one."""
+    """The state of a process as one letter, and its user and system time; empty if there is no such process."""
 
     letter: str = ""
     user: str = ""
@@ -29,19 +29,19 @@ class State(NamedTuple):
 
 
 def is_frozen(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped a process; False where the system does not tell."""
+    """Whether a signal or a debugger has stopped a process; False if the system does not tell."""
     return _state(pid).letter in ("T", "t")
 
 
 def introduce() -> None:
-    """Tell the others which process this one is; nothing where the system does not tell of processes."""
+    """Publish this process's number, if the system has ``/proc``."""
     met, system = jobs.connection(), _system()
     if met is not None and system:
         jobs.publish(f"{_FOLDER}/{met.job.index}", f"{system} {os.getpid()}".encode())
 
 
-class Neighbours:
-    """Looks at the other processes on this host again and again; remembers since when one does nothing."""
+class LocalProcesses:
+    """Checks the other processes on this host repeatedly, and remembers since when one has been stopped or gone."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -51,7 +51,7 @@ class Neighbours:
         self._looked = 0.0
 
     def look(self) -> None:
-        """See what has become of all of them."""
+        """Check all of them."""
         if len(self._heard) < self._count:
             self._listen()
         now = time.monotonic()
@@ -60,19 +60,19 @@ class Neighbours:
         self._looked = now
         for ordinal, pid in self._pids.items():
             state = _state(pid)
-            # Not "t": who is traced stops at each system call. The processor time: what limits a
-            # process's share stops it many times a second, and lets it run in between.
+            # Not "t", because a traced process stops at each system call. The state includes the processor time,
+            # because tools that limit a process's share stop it many times a second, and let it run in between.
             if state.letter not in ("T", *_ENDED):
                 self._since.pop(ordinal, None)
             elif ordinal not in self._since or self._since[ordinal][0] != state:
                 self._since[ordinal] = (state, now)
 
     def frozen(self) -> dict[int, float]:
-        """For how many seconds those have been stopped that are, by ordinal, at the last look."""
+        """For how many seconds each stopped process has been stopped, by ordinal, at the last check."""
         return {n: self._looked - since for n, (s, since) in self._since.items() if s.letter == "T"}
 
     def gone(self) -> dict[int, float]:
-        """For how many seconds ended processes have been missing, by ordinal; the first to end comes first."""
+        """For how many seconds each ended process has been gone, by ordinal; the first to end comes first."""
         seconds = {
             n: self._looked - since for n, (s, since) in self._since.items() if s.letter != "T"
         }
@@ -83,12 +83,9 @@ class Neighbours:
         for name, data in jobs.published(_FOLDER).items():
             self._heard.add(int(name))
             where, _, pid = data.decode().rpartition(" ")
-            # only who has been seen can be missed: /proc may hide the processes of other users
-            if (
-                where == system
-                and int(pid) != os.getpid()
-                and _state(int(pid)).letter not in _ENDED
-            ):
+            # a process must have been seen before it can be missing: /proc may hide those of other users
+            is_other = where == system and int(pid) != os.getpid()
+            if is_other and _state(int(pid)).letter not in _ENDED:
                 self._pids[int(name)] = int(pid)
 
 
@@ -103,7 +100,7 @@ def _state(pid: int) -> State:
 
 
 def _system() -> str:
-    """What two processes have in common that see each other under the same numbers."""
+    """A text that is equal for processes that see each other under the same numbers."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"

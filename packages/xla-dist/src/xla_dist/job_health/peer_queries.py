@@ -1,7 +1,7 @@
-"""Asking a process that is awaited where it is; its watchdog answers, its main thread may be stuck.
+"""Asks an awaited process where it is; its watchdog answers, even if its main thread is stuck.
 
-Who waits puts a question into the coordinator's store, the process that is awaited answers while
-there are questions: nothing is written while nobody waits.
+A waiting process puts a question into the coordinator's store, and the awaited process answers as long as
+there are questions. Nothing is written while no process waits.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ class Questions:
         self._open: set[int] = set()
 
     def ask(self, other: int, what: str) -> None:
-        """Ask ``other``, which is awaited at ``what``; again is for free."""
+        """Ask ``other``, which is awaited at ``what``; repeated calls cost nothing."""
         if other not in self._open:
             self._open.add(other)
-            jobs.withdraw(f"{_ANSWERS}/{other}")  # of an earlier time
+            jobs.withdraw(f"{_ANSWERS}/{other}")  # an old answer
             jobs.publish(f"{_ASKED}/{other}/{self._me}", what.encode())
 
     def close(self) -> None:
-        """Ask no more."""
+        """Withdraw all questions."""
         while self._open:
             jobs.withdraw(f"{_ASKED}/{self._open.pop()}/{self._me}")
 
 
 def asked(ordinal: int) -> dict[int, str]:
-    """Who waits for replica ``ordinal``, and at what."""
+    """The replicas that wait for replica ``ordinal``, and the calls in which they wait."""
     questions = jobs.published(f"{_ASKED}/{ordinal}")
     return {int(name): data.decode() for name, data in questions.items()}
 
 
 def answer(ordinal: int, condition: Condition) -> None:
-    """Say where replica ``ordinal``, this one, is."""
+    """Publish where replica ``ordinal``, this one, is."""
     jobs.publish(f"{_ANSWERS}/{ordinal}", condition.encode())
 
 
 def withdraw_answer(ordinal: int) -> None:
-    """Nobody waits for replica ``ordinal`` any more: what it said is out of date."""
+    """Withdraw the answer of replica ``ordinal``, for which no replica waits any longer."""
     jobs.withdraw(f"{_ANSWERS}/{ordinal}")
 
 
 def where(ordinal: int) -> str:
-    """The end of a message: the line that replica ``ordinal`` is at."""
+    """The end of a warning: the line at which replica ``ordinal`` is."""
     data = jobs.lookup(f"{_ANSWERS}/{ordinal}")
     if data is None:
         return MSG_SILENT
@@ -65,7 +65,7 @@ def where(ordinal: int) -> str:
 
 
 def stack(ordinal: int) -> str:
-    """The end of a last message: the stack of replica ``ordinal``, if it said where it is."""
+    """The end of a final message: the stack of replica ``ordinal``, if it has answered."""
     data = jobs.lookup(f"{_ANSWERS}/{ordinal}")
     if data is None:
         return MSG_SILENT

@@ -1,8 +1,8 @@
-"""Collectives that wait for ever: the watchdog finds them, as no exception reaches the main thread.
+"""Finds collectives that would wait for ever; used by the watchdog, as no exception reaches the main thread.
 
-A replica that launched a collective which another has not launched is ahead of it. That is nothing
-bad by itself, since running is asynchronous. It is the end when the other has finished, or waits
-somewhere else for this one, which waits for its device; or when it lasts too long.
+A replica that has launched a collective which another one has not launched is ahead of it. This is
+normal, because runs are asynchronous. But the job cannot continue if the other replica has finished, or if it waits
+elsewhere for this one, which waits for its device; and it must not last too long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 CROSSED_SECONDS: Final = 4.0
 ASK_SECONDS: Final = 0.5
-"""After so long an awaited replica is asked where it is; from then on it looks at its own threads."""
+"""After this time an awaited replica is asked where it is, and begins to watch its own threads."""
 
 
 MSG_FINISHED: Final = (
@@ -41,7 +41,7 @@ MSG_LATE: Final = f"{MSG_SLOW} (XLA_DIST_WAIT_TIMEOUT)"
 
 
 def waits_for_device() -> bool:
-    """Whether another thread than this one is inside the runtime at this moment."""
+    """Whether a thread other than this one is inside the runtime now."""
     me = threading.get_ident()
     return any(
         frame.f_globals.get("__name__") in runtime.DEVICE_CODE
@@ -50,8 +50,8 @@ def waits_for_device() -> bool:
     )
 
 
-class Stalls:
-    """Looks at one agreement again and again; remembers since when nothing has moved."""
+class StallDetector:
+    """Checks one agreement repeatedly, and remembers since when nothing has changed."""
 
     def __init__(self, agreement: Agreement) -> None:
         self.agreement = agreement
@@ -61,10 +61,10 @@ class Stalls:
         self._questions = peer_queries.Questions(agreement.log.ordinal)
 
     def look(self, finished: set[int], waiting: Mapping[int, str]) -> str | None:
-        """What is the matter, or None; a replica that is only slow is worth a warning.
+        """The message about a collective that waits for ever, or None; warns about a replica that is only slow.
 
-        ``finished`` replicas, and where others wait for this one (``waiting``, by ordinal), must have
-        been asked for before the agreement read the others' logs: what came later is in the logs.
+        ``finished`` has the replicas that have finished, ``waiting`` the places where others wait for this one, by
+        ordinal. Both must have been read before the agreement read the other logs, which contain what came later.
         """
         now = time.monotonic()
         ahead = self.agreement.ahead_of()

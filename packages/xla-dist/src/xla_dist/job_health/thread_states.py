@@ -1,10 +1,9 @@
-"""What the threads of this process do, and whether any of them can go on by itself.
+"""What the threads of this process are doing, and whether any of them can continue by itself.
 
-A process that computes, sleeps, reads or waits for another process is slow, however long it takes: it
-may come. A process whose threads all wait for locks that only its own threads could release never
-comes. Linux shows in ``/proc`` in which system call a thread is, and with which arguments: a wait
-for a lock is ``futex`` (private to the process, without a time limit). Where that cannot be seen, no
-process counts as locked.
+A process that computes, sleeps, reads or waits for another process is slow, but may still arrive, however long it
+takes. A process whose threads all wait for locks that only its own threads could release never arrives. Linux shows
+in ``/proc`` the system call of each thread with its arguments: a wait for a lock is ``futex`` (private to the
+process, without a time limit). If this cannot be read, no process counts as locked.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _COMMAND: Final = 0x7F
 _WAITS: Final = (0, 9)
 """FUTEX_WAIT and FUTEX_WAIT_BITSET of linux/futex.h."""
 _GRPC_THREADS: Final = ("grpc", "event_engine", "lifeguard")
-"""Names of gRPC's threads, which come and go. One of them polls for the runtime; a second one would be
-that of another library, which the user's program may wait for."""
+"""Names of gRPC's threads, which come and go. One of them polls for the runtime; a second one would belong
+to another library, for which the user's program may be waiting."""
 FLIGHT_THREAD: Final = "xla-flight"
 _OWN_THREADS: Final = ("xla-dist-watchdog", heartbeats.THREAD, "xla-launcher", FLIGHT_THREAD)
 _OWN_PACKAGES: Final = (*IMPORT_NAMES, "jax", "jaxlib")
@@ -46,7 +45,7 @@ _LIBRARY: Final = (*map(sysconfig.get_path, ("stdlib", "purelib")), "<frozen ")
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _FRAMES: Final = 25
 _BUSY_SHARE: Final = 0.02
-"""Of a processor, which many processes may share."""
+"""The share of a processor's time from which a thread counts as computing; many processes may share a processor."""
 
 COMPUTES: Final = "it computes"
 LOCKED: Final = "it waits for a lock"
@@ -57,9 +56,9 @@ ENDED: Final = "its main thread has ended"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Condition:
-    """Where the main thread is, what it does, its stack, and for how many seconds nothing can move.
+    """Where the main thread is, what it does, its stack, and for how many seconds no thread could continue.
 
-    ``locked`` is 0 while some thread could go on.
+    ``locked`` is 0 while some thread can continue.
     """
 
     place: str
@@ -68,7 +67,7 @@ class Condition:
     locked: float
 
     def encode(self) -> bytes:
-        """As the other processes read it."""
+        """The form that other processes read."""
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @classmethod
@@ -77,24 +76,24 @@ class Condition:
         return cls(**json.loads(data))
 
 
-# Threads that the runtime started, and those that were there before.
+# Threads that the runtime has started, and those that existed before.
 _runtime_threads: Final[set[int]] = set()
 _others: Final[set[int]] = set()
 
 
 def runtime_starts() -> None:
-    """Called before the runtime starts threads: the client of the coordinator, and of the device."""
+    """Called before the runtime starts threads (for the clients of the coordinator and of the device)."""
     _others.clear()
     _others.update(_task_ids())
 
 
 def runtime_started() -> None:
-    """Called afterwards: threads that are new wait for the network or for work, not for the user."""
+    """Called afterwards: the new threads wait for the network or for work, never for the user's program."""
     _runtime_threads.update(set(_task_ids()) - _others)
 
 
 class ThreadWatch:
-    """Looks at this process's threads again and again; remembers since when nothing has moved."""
+    """Checks this process's threads repeatedly, and remembers since when none could continue."""
 
     def __init__(self) -> None:
         self._seen: object = None
@@ -102,11 +101,11 @@ class ThreadWatch:
         self._time: tuple[float, float] | None = None
 
     def forget(self) -> None:
-        """Nobody waits for this process any more."""
+        """Start over, because no process waits for this one any longer."""
         self._seen = self._time = None
 
     def look(self) -> Condition:
-        """The condition at this moment."""
+        """The current condition."""
         now = time.monotonic()
         seen = self._all_locked()
         if seen is None or seen != self._seen:
@@ -116,7 +115,7 @@ class ThreadWatch:
         frame = frames.get(_main().ident or 0)
         stack = "".join(traceback.format_stack(frame, _FRAMES)) if frame else ""
         stack += _others_at(frames)
-        frames.clear()  # this call's own is among them: a cycle, which would hold the user's as well
+        frames.clear()  # it contains this call's own frame: a cycle, which would keep the user's frames alive
         return Condition(_place(frame), self._doing(now), stack, locked)
 
     def _doing(self, now: float) -> str:
@@ -133,7 +132,7 @@ class ThreadWatch:
         return SLEEPS if call and call[0] in _SLEEPS else INPUT
 
     def _all_locked(self) -> object:
-        """Equal from look to look while every thread is locked; None if one could go on."""
+        """A value that stays equal while every thread is locked; None if a thread can continue."""
         if _FUTEX is None or signal.getitimer(signal.ITIMER_REAL) != (0.0, 0.0):
             return None
         python = _python_threads()
@@ -162,20 +161,20 @@ def _task_ids() -> list[int]:
 
 
 def _python_threads() -> dict[int, str]:
-    """Names of the threads that run Python, by the system's number."""
+    """The names of the threads that run Python, by the system's number."""
     names = {t.native_id: t.name for t in threading.enumerate() if t.native_id is not None}
-    return {**names, os.getpid(): _main().name}  # also when the main thread has ended
+    return {**names, os.getpid(): _main().name}  # even if the main thread has ended
 
 
 def _read(task: int, name: str) -> str:
     try:
         return (_TASKS / str(task) / name).read_text()
     except OSError:
-        return ""  # it has just ended, or the system does not tell
+        return ""  # the thread has just ended, or the system does not tell
 
 
 def _system_call(task: int) -> list[str]:
-    """Number and arguments of the call a thread is in; empty if it runs or that cannot be seen."""
+    """Number and arguments of a thread's current system call; empty if it is running or this cannot be read."""
     words = _read(task, "syscall").split()
     return words if len(words) > 5 else []
 
@@ -195,12 +194,12 @@ def _idle(task: int) -> bool:
 
 
 def _processor_time(task: int) -> str:
-    """Nanoseconds that a thread has run."""
+    """The processor time of a thread in nanoseconds."""
     return _read(task, "schedstat").partition(" ")[0]
 
 
 def _in_own_packages() -> bool:
-    """Whether a thread is inside this project or jax, whose own threads may wake it up."""
+    """Whether a thread is inside this project or jax, whose own threads may wake it."""
     own = {t.ident for t in threading.enumerate() if t.name in _OWN_THREADS}
     return any(
         str(frame.f_globals.get("__name__")).partition(".")[0] in _OWN_PACKAGES
@@ -218,7 +217,7 @@ def _others_at(frames: Mapping[int, FrameType]) -> str:
 
 
 def _is_library(frame: FrameType) -> bool:
-    """Whether a frame is of a library, this project's included, where it does not lie among them."""
+    """Whether a frame belongs to a library, including this project, even if it is installed elsewhere."""
     package = str(frame.f_globals.get("__name__")).partition(".")[0]
     name = frame.f_code.co_filename
     if name == "<string>":  # made by exec, as the methods of dataclasses are
@@ -231,7 +230,7 @@ def _is_library(frame: FrameType) -> bool:
 
 
 def _place(frame: FrameType | None) -> str:
-    """The innermost line outside of libraries: ``train.py:12 in load: batch = queue.get()``."""
+    """The innermost line outside libraries: ``train.py:12 in load: batch = queue.get()``."""
     inner = frame
     while frame is not None and _is_library(frame):
         frame = frame.f_back
@@ -247,12 +246,12 @@ def _line(frame: FrameType, number: int) -> str:
 
 
 def main_place() -> str:
-    """The line outside of libraries that the main thread is at."""
+    """The line outside libraries at which the main thread is."""
     return _place(sys._current_frames().get(_main().ident or 0))
 
 
 def place_of_error(trace: TracebackType | None) -> str:
-    """The innermost line outside of libraries that a traceback goes through."""
+    """The innermost line outside libraries in a traceback."""
     innermost = last = None
     while trace is not None:
         last = trace

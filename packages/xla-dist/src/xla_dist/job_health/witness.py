@@ -1,9 +1,10 @@
-"""A small process beside the job, which writes the report where no process of the job can.
+"""A small separate process that writes the report if no process of the job can.
 
-When the job's coordinator is lost, jaxlib aborts every process at once: no Python runs any more. What each had
-shown last is in its files by then (``flight_files.keep``). The first process of each host starts a witness,
-which waits until that one has ended, by the end of a pipe; if its job has neither ended well nor left a report, the
-witness makes one of those files. It imports neither torch nor jax, sleeps meanwhile, and ends by itself.
+When the job's coordinator is lost, jaxlib aborts every process immediately, and no Python code runs any more. But
+what each process had published last is in its files (``flight_files.keep``). The first process of each host starts
+a witness, which waits for the end of that process at a pipe. If the job has then neither ended successfully nor
+left a report, the witness makes one from these files. It imports neither torch nor jax, sleeps meanwhile, and ends
+by itself.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ END: Final = flight_files.END
 _TICK_SECONDS: Final = 0.1
 _CONNECT_SECONDS: Final = 1.0
 _MORE_SECONDS: Final = 2.0
-"""The others find out within XLA_DIST_FAILURE_TIMEOUT that a process is gone, and need a moment to write."""
+"""Other processes notice within XLA_DIST_FAILURE_TIMEOUT that one is gone, and then need a moment to write."""
 
 MSG_LOST: Final = (
     "the job's coordinator at {address} is gone: it was killed, or its host is. The runtime has aborted {who}; "
@@ -38,14 +39,14 @@ MSG_REPORT: Final = "xla-dist: {reason}\nflight report: {path}"
 
 
 class Witness:
-    """This process's witness; ``address`` is the coordinator's. Keep it: its end is taken for the process's.
+    """This process's witness; ``address`` is the coordinator's. Keep the object alive until the process ends.
 
-    Where no process can be started there is none, and nothing is raised.
+    If no process can be started, there is no witness, and no error is raised.
     """
 
     def __init__(self, address: str) -> None:
         self._name = ""
-        # not the job's variables: who looks for its processes would take the witness for one
+        # not the job's variables: a search for the job's processes must not find the witness
         environment = {
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             flags.FLIGHT_DIR.name: str(flight_files.folder().absolute()),
@@ -56,23 +57,23 @@ class Witness:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__, address],
                 env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-                start_new_session=True,  # a signal to the terminal's whole group is not for it
+                start_new_session=True,  # signals to the terminal's process group must not reach it
             )  # fmt: skip
-            process.returncode = 0  # nobody waits for it: it outlives this process
+            process.returncode = 0  # it outlives this process, which never waits for it
             self._pipe = process.stdin
 
     def name_job(self, name: str) -> None:
-        """Say what the job is called, once that is known; again makes no difference."""
+        """Tell the witness the job's name; repeated calls have no effect."""
         if name == self._name or self._pipe is None:
             return
         self._name = name
-        with contextlib.suppress(OSError):  # somebody has ended it
+        with contextlib.suppress(OSError):  # the witness has been killed
             self._pipe.write(name + "\n")
             self._pipe.flush()
 
 
 def main(address: str) -> None:
-    """What the witness does: wait for the end of who has started it, and look."""
+    """The witness's main function: wait for the end of its parent, and write the report if it is missing."""
     name = sys.stdin.readline().strip()
     sys.stdin.read()
     if not name:
@@ -97,16 +98,16 @@ def _is_over(place: Path) -> bool:
 
 
 def _shown(place: Path) -> list[dict[str, object]]:
-    """What the processes have shown that have neither ended well nor reported."""
+    """The states that processes have published which neither ended successfully nor reported."""
     shown = []
     for path in sorted((place / flight_files.RUNNING).glob("[0-9]*.json")):
-        with contextlib.suppress(OSError):  # it has just ended well
+        with contextlib.suppress(OSError):  # its process has just ended successfully
             shown.append(json.loads(path.read_text()))
     return shown
 
 
 def _may_run(one: dict[str, object]) -> bool:
-    """Whether a process may still write a report; nobody knows it of another host's."""
+    """Whether a process may still write a report; always True for other hosts, where this is unknown."""
     if one["host"] != socket.gethostname():
         return True
     try:

@@ -23,9 +23,9 @@ from xla_core.extension_api.jobs import Job
 from xla_core.support import flags
 from xla_core.support.once import Once
 from xla_dist.job_health import failure_reports, flight_recorder, thread_states
-from xla_dist.job_health.bounded_wait import Patience
+from xla_dist.job_health.bounded_wait import BoundedWait
 from xla_dist.job_health.collective_order import Difference
-from xla_dist.job_health.launch_log import Ledger
+from xla_dist.job_health.launch_log import LaunchLog
 from xla_dist.processes import session
 
 _LAST_WORDS_SECONDS: Final = 2.0
@@ -59,7 +59,7 @@ def run_child(
     environment: dict[str, str],
     fn: Callable[..., object],
     args: Sequence[object],
-    ledger: Ledger | None = None,
+    ledger: LaunchLog | None = None,
 ) -> None:
     """Call ``fn(ordinal, *args)`` as one of the job's processes; the entry of each of them."""
     os.environ.update(environment)
@@ -176,7 +176,7 @@ def finish() -> None:
         return
     failure_reports.publish_done()
     everyone = set(range(current.world))
-    with Patience("the end of the job", current.ordinal, endless=True) as patience:
+    with BoundedWait("the end of the job", current.ordinal, endless=True) as patience:
         while missing := sorted(everyone - failure_reports.finished()):
             patience.wait(missing)
     if current.watchdog is not None:

@@ -39,7 +39,7 @@ from xla_core.extension_api.jobs import (
 )
 from xla_core.support import flags
 from xla_dist.job_health.failure_reports import INTERRUPTED_SECONDS
-from xla_dist.job_health.launch_log import Ledger
+from xla_dist.job_health.launch_log import LaunchLog
 from xla_dist.job_health.local_processes import is_frozen
 from xla_dist.processes import restarts
 from xla_dist.processes.child_process import Report, run_child
@@ -330,7 +330,7 @@ def start(
             reserved, address = _reserve_port()
             cleanup.callback(reserved.close)
             jobs = [dataclasses.replace(job, address=address) for job in jobs]
-        ledger = Ledger.create(context, len(jobs), jobs[0].index)
+        ledger = LaunchLog.create(context, len(jobs), jobs[0].index)
         children = []
         for job, own in zip(jobs, local, strict=True):
             environment = {**inherited, **(variables or {}), **own, **_environment(job)}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from xla_core.extension_api import jobs, runtime, tensors
-from xla_dist.job_health.bounded_wait import Patience
+from xla_dist.job_health.bounded_wait import BoundedWait
 from xla_dist.processes import session
 from xla_dist.processes.thread_replicas import Team, team_of
 
@@ -95,7 +95,7 @@ def _meet_processes(tag: str, payload: bytes, named: tuple[int, ...]) -> list[by
     folder = f"{_FOLDER}/{'-'.join(map(str, named))}"
     _publish(f"{folder}/{number}/{me}", tag, payload)
     payloads = []
-    with Patience(f"rendezvous {tag!r}", me) as patience:
+    with BoundedWait(f"rendezvous {tag!r}", me) as patience:
         for other in named:
             theirs, data = _fetch(f"{folder}/{number}/{other}", other, patience)
             if theirs != tag:
@@ -117,7 +117,7 @@ def _publish(key: str, tag: str, payload: bytes) -> None:
     jobs.publish(f"{key}/0", _TAG_LENGTH.pack(len(pieces)) + pieces[0])
 
 
-def _fetch(key: str, other: int, patience: Patience) -> tuple[str, bytes]:
+def _fetch(key: str, other: int, patience: BoundedWait) -> tuple[str, bytes]:
     first = jobs.lookup(f"{key}/0")
     while first is None:
         patience.wait([other])
@@ -168,7 +168,7 @@ def put(key: str, data: bytes) -> None:
     _publish(key, "", data)
 
 
-def take(key: str, origin: int, patience: Patience) -> bytes:
+def take(key: str, origin: int, patience: BoundedWait) -> bytes:
     """What replica ``origin`` puts under ``key``; waits for it, and removes it."""
     _, data = _fetch(key, origin, patience)
     jobs.withdraw(key)

@@ -37,7 +37,7 @@ def seen(process, monkeypatch):
     names = {"0": os.getpid(), "1": process.pid}
     told = {name: f"{local_processes._system()} {pid}".encode() for name, pid in names.items()}
     monkeypatch.setattr(jobs, "published", lambda folder: told)
-    watched = local_processes.Neighbours(2)
+    watched = local_processes.LocalProcesses(2)
 
     def look():
         watched.look()
