@@ -83,6 +83,18 @@ def test_zero_turns_it_off_and_marks_too(monkeypatch):
     assert _counted(families.SERVED) == before
 
 
+def test_two_sizes_of_which_one_grows_by_one_are_no_cache():
+    before = _counted(families.SERVED)
+    for height, width in ((7, 42), (8, 88), (15, 150)):
+        y = x = torch.ones(height, width).to("xla")
+        for number in range(40):
+            y = y * 0.5 + number
+        y = y.view(-1).cumsum(0)
+        torch_xla.sync()
+    assert y.shape == (x.numel(),)
+    assert not families.kept_out() and _counted(families.SERVED) == before
+
+
 def test_a_length_that_comes_often_gets_a_program_of_its_own():
     _served_and_compiled((8, 12, 9))
     assert _served_and_compiled([11] * 110) == (

@@ -30,6 +30,17 @@ def test_two_lengths_and_their_product():
     assert found.lengths_of(np.array([4, 6, 24, 10])) == (4, 6)
 
 
+def test_three_lengths_and_their_products():
+    # height, width, boxes, all places, places of all boxes
+    lengths = [(6, 11, 2), (15, 6, 5), (10, 15, 3), (12, 16, 3), (14, 11, 4), (9, 13, 4)]
+    rows = samples(*([h, w, k, 5 * h * w + 1, 5 * h * w * k] for h, w, k in lengths))
+    assert fit(rows[:4], [0, 1, 2]) is None
+    found = fit(rows[:5], [0, 1, 2])
+    assert found is not None and set(found.lengths) == {0, 1, 2}
+    assert found.lengths_of(rows[5]) is not None
+    assert found.lengths_of(rows[5] + [0, 0, 0, 0, 1]) is None
+
+
 def test_three_steps_are_too_few_for_two_lengths_and_their_product():
     rows = samples([8, 20, 152], [6, 33, 192], [8, 41, 320], [3, 29, 84])  # the last: L * (M - 1)
     assert fit(rows[:3], [0, 1]) is None

@@ -117,15 +117,20 @@ class _Family:
                 return lengths
         if not any(np.array_equal(numbers, known) for known in self.samples):
             self.samples = [*self.samples, numbers][-_MOST_SAMPLES:]
-        fitted = fit(self.samples, sizes) if len(self.samples) > 1 else None
+        few = len(self.samples) <= first
+        if len(self.samples) < 2 or (small and few):
+            return None
+        fitted = fit(self.samples, sizes, 1) if small else fit(self.samples, sizes)
         if fitted is None:
             return None
         seen = np.stack([known[list(fitted.lengths)] for known in self.samples])
         growing = len(fitted.lengths) == 1 and bool((np.diff(seen[:, 0]) == 1).all())
-        if len(self.samples) <= first and (small or not (growing or self.hints)):
+        if not growing and (small or (few and not self.hints)):
             return None
-        if small and not growing:
-            return None
+        if growing and len(self.samples) == 2 and min(fitted.predicted((LEAST,))[sizes]) < 0:
+            return (
+                None  # any two numbers are so many times a length, and so many more: these are not
+            )
         # two lengths that follow each other may do so by chance
         self.growing = growing
         self.expected = int(seen[-1, 0]) + 1 if growing and len(self.samples) == 2 else None

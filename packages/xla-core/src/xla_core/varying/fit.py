@@ -1,7 +1,8 @@
 """Which lengths the numbers of steps with one skeleton depend on, and how.
 
 A number is constant, or ``a + b * L + c * L * L`` with whole factors for a length ``L``, or made of ``L``, ``M``
-and products of them for two lengths, which are sizes of the step's values. Strides make sizes that are
+and products of them for two lengths, which are sizes of the step's values, or of three (the height and width of
+images, and how many boxes there are). Strides make sizes that are
 ``floor((L + k) / d)``, which count as lengths then. What the numbers of further steps must be is predicted from
 that: a fit that is wrong predicts none of them.
 """
@@ -24,6 +25,8 @@ from xla_core.varying.strided_sizes import Floor, product
 _MOST_CANDIDATES: Final = 8
 # A number is the sum of so many products of lengths, and a constant.
 _MOST_TERMS: Final = 3
+# So many steps are needed to tell three lengths.
+_STEPS_OF_THREE: Final = 5
 # Beyond that a float is no whole number any more.
 _LARGEST_FACTOR: Final = 2.0**52
 
@@ -102,11 +105,12 @@ class Fit:
         return factors
 
 
-def fit(samples: Sequence[np.ndarray], candidates: Sequence[int]) -> Fit | None:
+def fit(samples: Sequence[np.ndarray], candidates: Sequence[int], most: int = 3) -> Fit | None:
     """A fit of ``samples``, the numbers of several steps; None where none is found.
 
     ``candidates`` are the positions of numbers that can be lengths. One length is tried first, then two, for
-    which three samples are needed, then sizes behind strides, for which four are.
+    which three samples are needed, then sizes behind strides, for which four are, and at last three lengths
+    without strides, for which five are. A fit has at most ``most`` lengths (default: 3).
     """
     table = np.stack(samples).astype(np.int64)
     varying = np.flatnonzero((table != table[0]).any(axis=0))
@@ -121,7 +125,9 @@ def fit(samples: Sequence[np.ndarray], candidates: Sequence[int]) -> Fit | None:
     by_span = sorted(possible.values(), key=lambda p: int(np.ptp(table[:, p])))[:_MOST_CANDIDATES]
     by_place = sorted(possible.values())[: strided_sizes.MOST_CANDIDATES]  # inputs come first
     enough = len(samples) >= strided_sizes.LEAST_SAMPLES
-    for count in (1, 2) if len(samples) > 2 else (1,):
+    needed = {1: 0, 2: 3, 3: _STEPS_OF_THREE}
+    counts = [count for count in range(1, most + 1) if len(samples) >= needed[count]]
+    for count in counts:
         for chosen in itertools.combinations(by_span, count):
             lengths = [table[:, p] for p in chosen]
             if count > 1 and not enough and strided_sizes.related(*lengths):
@@ -129,7 +135,7 @@ def fit(samples: Sequence[np.ndarray], candidates: Sequence[int]) -> Fit | None:
             explained = _all_explained(list(columns), lengths)
             if explained is not None:
                 return _fitted(table[0], chosen, varying, inverse, explained, ())
-        for chosen in itertools.combinations(by_place, count) if enough else ():
+        for chosen in itertools.combinations(by_place, count) if enough and count < 3 else ():
             along = strided_sizes.explained(list(columns), [table[:, p] for p in chosen], sizes)
             if along is not None:
                 return _fitted(table[0], chosen, varying, inverse, *along)
@@ -164,10 +170,11 @@ def _all_explained(
     return explanations
 
 
-# What the numbers of steps with one length, and with two, are made of; the frequent ones first.
+# What the numbers of steps with one length, with two, and with three, are made of; the frequent ones first.
 _PRODUCTS: Final[dict[int, tuple[tuple[int, ...], ...]]] = {
     1: ((0,), (0, 0)),
     2: ((0,), (1,), (0, 1), (0, 0), (1, 1), (0, 1, 1), (0, 0, 1)),
+    3: ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)),
 }
 
 
