@@ -56,6 +56,21 @@ def test_the_job_begins_again_until_it_ends_well(job_environment, tmp_path, capl
     assert restart_count() == 0
 
 
+def test_a_fault_on_purpose_comes_once_and_the_warning_names_its_report(
+    job_environment, monkeypatch, tmp_path, caplog
+):
+    monkeypatch.setenv("XLA_DIST_FAULT", "kill:1:1")
+    monkeypatch.setenv("XLA_FLIGHT_DIR", str(tmp_path / "flight"))
+    (tmp_path / "said").mkdir()
+    run(tmp_path / "said", 0, "", 1)
+    assert sorted(p.name for p in (tmp_path / "said").iterdir()) == ["1-0", "1-1"]
+    (page,) = (tmp_path / "flight").glob("*/end/job.txt")
+    assert (
+        f"was killed by signal SIGKILL; the other processes were ended\nflight report: {page}\n"
+        in (caplog.text)
+    )
+
+
 def test_the_last_attempt_raises(job_environment, tmp_path, caplog):
     with pytest.raises(ProcessRaisedException, match="no such luck"):
         run(tmp_path, 5, "raise", 1)

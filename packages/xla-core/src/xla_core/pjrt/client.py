@@ -27,6 +27,7 @@ from xla_core.pjrt.executable import (
     PjrtExecutable,
     ShardedPjrtExecutable,
 )
+from xla_core.support import indivisible
 
 __all__ = [
     "DEVICE_CODE",
@@ -35,8 +36,10 @@ __all__ = [
     "uses_shardy",
 ]
 
-DEVICE_CODE: Final = frozenset({jaxlib_runtime.__name__, executable.__name__, __name__})
-"""The modules in which a thread is while it waits for its device."""
+DEVICE_CODE: Final = frozenset(
+    {jaxlib_runtime.__name__, executable.__name__, indivisible.__name__, __name__}
+)
+"""The modules in which a thread is while it waits for its device; a launch is one of the things done as a whole."""
 
 
 class PjrtClient:

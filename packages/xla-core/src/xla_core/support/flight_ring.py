@@ -37,6 +37,7 @@ __all__ = [
     "end",
     "newest",
     "note",
+    "oldest_running",
     "programs",
     "records",
     "step",
@@ -169,6 +170,15 @@ def newest() -> Record | None:
         return _ring[-1]
     except IndexError:
         return None
+
+
+def oldest_running(kind: str) -> Record | None:
+    """The record of a kind that has not ended for longest, itself; None where there is none among those kept."""
+    while True:
+        try:
+            return next((r for r in _ring if r[0] is kind and r[2] == RUNNING), None)
+        except RuntimeError:  # another thread has appended meanwhile
+            continue
 
 
 class StepTimes(NamedTuple):

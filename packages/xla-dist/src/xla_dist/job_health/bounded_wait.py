@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from xla_core.support import flight_ring
-from xla_dist.job_health import failure_reports, peer_queries
+from xla_dist.job_health import failure_reports, flight_recorder, peer_queries
 from xla_dist.job_health.stall_detector import ASK_SECONDS, CROSSED_SECONDS
 from xla_dist.settings import WAIT_TIMEOUT, WARN_AFTER
-
-logger = logging.getLogger(__name__)
 
 MSG_NOT_THERE: Final = "{what}: ordinal {waiting} has not arrived for {seconds:.0f} s"
 MSG_GAVE_UP: Final = "{text} (XLA_DIST_WAIT_TIMEOUT)"
@@ -107,6 +104,6 @@ class BoundedWait:
         text = MSG_NOT_THERE.format(what=self.what, waiting=first, seconds=waited)
         if waited > WARN_AFTER.get() and not self.warned:
             self.warned = True
-            logger.warning("%s%s", text, peer_queries.where(first))
+            flight_recorder.slow(text + peer_queries.where(first), waited)
         if waited > WAIT_TIMEOUT.get():
             raise RuntimeError(MSG_GAVE_UP.format(text=text) + peer_queries.stack(first))

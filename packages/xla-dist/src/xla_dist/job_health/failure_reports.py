@@ -89,7 +89,6 @@ class Watchdog(threading.Thread):
         super().__init__(name="xla-dist-watchdog", daemon=True)
         self.connection = connection
         self.agreement = agreement
-        self.stalls = StallDetector(agreement)
         self.threads = ThreadWatch()
         self.local_processes = LocalProcesses(connection.job.count)
         self.heartbeats = Heartbeats(
@@ -105,6 +104,7 @@ class Watchdog(threading.Thread):
         self.recorder = flight_recorder.start(
             agreement, job.index, job.count, lambda: _State.waiting
         )
+        self.stalls = StallDetector(agreement, self.recorder.slow)
 
     def run(self) -> None:
         """Check repeatedly until ``stop()``."""

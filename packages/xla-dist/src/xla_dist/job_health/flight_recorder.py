@@ -25,7 +25,7 @@ from xla_core.support import flight_files, flight_report, flight_ring
 from xla_dist.job_health import flight_snapshot, thread_states, witness
 from xla_dist.job_health.collective_order import Agreement
 from xla_dist.job_health.flight_snapshot import Facts
-from xla_dist.settings import STEP_LIMIT, STEP_LIMIT_ENDS
+from xla_dist.settings import STEP_LIMIT, STEP_LIMIT_ENDS, WARN_AFTER
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,8 @@ _NO_SIGNAL: Final = 0
 _LATER_SECONDS: Final = 1.0
 """So much later than process 0 the others find a step long: one report is enough."""
 _STRAGGLER_SECONDS: Final = 10.0
+_SLOW_PAUSE_SECONDS: Final = 60.0
+"""Twice so long after a report of a long wait there may be the next, and twice as long after that one."""
 _SAME_SECONDS: Final = 1.0
 """Signals that come so soon after each other are one."""
 
@@ -49,6 +51,7 @@ MSG_LONG: Final = (
     "ordinal {me}: step {step} has taken {seconds:.1f} s so far, the usual one {usual:.3f} s "
     "(XLA_DIST_STEP_LIMIT is {limit:g})"
 )
+MSG_MEETING: Final = "ordinal {me} has waited for others in {what} for {seconds:.0f} s"
 MSG_REPORT: Final = "flight report: {path}"
 MSG_ASKED: Final = "asked for at process {pid}"
 MSG_UNWRITABLE: Final = "xla-dist: no flight report could be written: %s"
@@ -80,6 +83,8 @@ class Recorder:
         self._own_name = f"{time.strftime('%Y-%m-%dT%H%M%S')}-{os.getpid()}"
         self._name = self._own_name if count == 1 else ""
         self._limits = StepLimit(ordinal)
+        self._meetings = MeetingLimit(ordinal)
+        self._slow_pause, self._next_slow = _SLOW_PAUSE_SECONDS, 0.0
         self._next_straggler = time.monotonic() + _STRAGGLER_SECONDS
         self._named: set[str] = set()
         if agreement is not None:
@@ -96,6 +101,10 @@ class Recorder:
         """Show what this process did last, and write what is wanted; why the job is to end, or None."""
         self.show()
         ends = None if self._over else self._look_at_step()
+        if not self._over and self._waiting() is None:  # else it says so itself, and for whom
+            long_meeting = self._meetings.look()
+            if long_meeting is not None:
+                self.slow(*long_meeting)
         if self._asked.is_set():
             self._asked.clear()
             text = MSG_ASKED.format(pid=os.getpid())
@@ -141,6 +150,20 @@ class Recorder:
             self.dump(_occasion(kind), Facts(reason))
         else:
             jobs.publish(_WANTED, json.dumps([_occasion(kind), reason]).encode())
+
+    def slow(self, text: str, seconds: float) -> None:
+        """Warn of a wait that has lasted so long, and have a report of the job written, if there is none of it.
+
+        There are the fewer of such reports the longer the job lasts: waits may be usual, as for an evaluation.
+        """
+        now = time.monotonic()
+        if now - self._dumped_at > seconds and now >= self._next_slow:
+            self._slow_pause *= 2
+            self._next_slow = now + self._slow_pause
+            self.want("long-wait", text)
+            path = flight_files.folder() / self.name()
+            text = f"{text}; {MSG_REPORT.format(path=path)}"
+        logger.warning("%s", text)
 
     def _look_at_step(self) -> str | None:
         text = self._limits.look(time.monotonic() - self._dumped_at)
@@ -255,6 +278,34 @@ class StepLimit:
         )  # fmt: skip
 
 
+class MeetingLimit:
+    """When the host waits for others too long, in any thread: as for a checkpoint that all of them write.
+
+    One that has ended after all is usual from then on.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        self._later = _LATER_SECONDS if ordinal else 0.0
+        self._ordinal = ordinal
+        self._alarm: flight_ring.Record | None = None
+        self._known = 0.0
+
+    def look(self) -> tuple[str, float] | None:
+        """What to say of the meeting that lasts longest, once, and its seconds; None while all is well."""
+        if self._alarm is not None:
+            if self._alarm[2] == flight_ring.RUNNING:
+                return None
+            self._known, self._alarm = max(self._known, 2e-9 * self._alarm[2]), None
+        record = flight_ring.oldest_running(flight_ring.MEET)
+        if record is None:
+            return None
+        seconds = (time.perf_counter_ns() - record[1]) / 1e9
+        if seconds <= max(WARN_AFTER.get(), self._known) + self._later:
+            return None
+        self._alarm = record
+        return MSG_MEETING.format(me=self._ordinal, what=record[4], seconds=seconds), seconds
+
+
 def _occasion(kind: str) -> str:
     return f"{kind}-{time.strftime('%H%M%S')}"
 
@@ -280,6 +331,14 @@ def current() -> Recorder | None:
     return _State.recorder
 
 
+def slow(text: str, seconds: float) -> None:
+    """Warn of a wait for others that has lasted so long; the report of it is named."""
+    if _State.recorder is not None:
+        _State.recorder.slow(text, seconds)
+    else:
+        logger.warning("%s", text)
+
+
 def failed(text: str, error: BaseException | None = None, own: bool = True) -> str:
     """Write the report of this process's end; the line that names its path, to go with ``text``, or nothing.
 
@@ -292,7 +351,21 @@ def failed(text: str, error: BaseException | None = None, own: bool = True) -> s
     if error is not None:
         facts.raised(error, own)
     path = recorder.dump(END, facts)
-    return f"\n{MSG_REPORT.format(path=path)}" if path is not None else ""
+    return _line(path) if path is not None else ""
+
+
+def _line(path: Path) -> str:
+    return f"\n{MSG_REPORT.format(path=path)}"
+
+
+def report_of(first: int, since: float) -> str:
+    """The line that names the report of the end of a job, whose ordinal 0 is process ``first``, or nothing.
+
+    For its launcher, whom a process that was killed has told of none. ``since`` is when the job began
+    (``time.time()``): the number of a process comes again.
+    """
+    pages = flight_files.folder().glob(f"*-{first}/{END}/{flight_files.PAGE}")
+    return "".join(_line(page) for page in pages if page.stat().st_mtime >= since)
 
 
 # -- the signal -----------------------------------------------------------------------------------

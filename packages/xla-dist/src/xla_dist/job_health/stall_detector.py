@@ -7,19 +7,16 @@ elsewhere for this one, which waits for its device; and it must not last too lon
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from xla_core.extension_api import runtime
 from xla_dist.job_health import peer_queries
 from xla_dist.job_health.collective_order import Agreement
 from xla_dist.settings import WAIT_TIMEOUT, WARN_AFTER
-
-logger = logging.getLogger(__name__)
 
 CROSSED_SECONDS: Final = 4.0
 ASK_SECONDS: Final = 0.5
@@ -51,10 +48,14 @@ def waits_for_device() -> bool:
 
 
 class StallDetector:
-    """Checks one agreement repeatedly, and remembers since when nothing has changed."""
+    """Checks one agreement repeatedly, and remembers since when nothing has changed.
 
-    def __init__(self, agreement: Agreement) -> None:
+    ``on_slow`` is told, once, what waits for a replica that is only slow so far, and for how many seconds.
+    """
+
+    def __init__(self, agreement: Agreement, on_slow: Callable[[str, float], None]) -> None:
         self.agreement = agreement
+        self._on_slow = on_slow
         self._seen: object = None
         self._since = 0.0
         self._warned = False
@@ -90,5 +91,5 @@ class StallDetector:
         if waited > WARN_AFTER.get() and not self._warned:
             self._warned = True
             text = MSG_SLOW.format(seconds=waited, **facts)
-            logger.warning("%s%s", text, peer_queries.where(other))
+            self._on_slow(text + peer_queries.where(other), waited)
         return None

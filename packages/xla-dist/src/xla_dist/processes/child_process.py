@@ -60,9 +60,16 @@ def run_child(
     fn: Callable[..., object],
     args: Sequence[object],
     ledger: LaunchLog | None = None,
+    environment_is_whole: bool = False,
 ) -> None:
-    """Call ``fn(ordinal, *args)`` as one of the job's processes; the entry of each of them."""
-    os.environ.update(environment)
+    """Call ``fn(ordinal, *args)`` as one of the job's processes; the entry of each of them.
+
+    ``environment_is_whole``: what is not in ``environment`` is not set here either.
+    """
+    own = os.environ
+    for name in set(own).difference(environment) if environment_is_whole else ():
+        del own[name]
+    own.update(environment)
     _attended.begin()
     failure_reports.follow_launcher()
     try:

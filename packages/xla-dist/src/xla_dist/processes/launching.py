@@ -38,6 +38,7 @@ from xla_core.extension_api.jobs import (
     serve_apart,
 )
 from xla_core.support import flags
+from xla_dist.job_health import flight_recorder
 from xla_dist.job_health.failure_reports import INTERRUPTED_SECONDS
 from xla_dist.job_health.launch_log import LaunchLog
 from xla_dist.job_health.local_processes import is_frozen
@@ -113,7 +114,7 @@ class Launch:
         self._release = release
         # a lock among them would be gone before a process that starts slowly has found it
         self._arguments = arguments
-        self._first_end: float | None = None
+        self._began = time.time()
 
     @property
     def processes(self) -> list[Any]:
@@ -235,8 +236,14 @@ class Launch:
             raise ProcessRaisedException(text, first.ordinal, pid)
         name = signal.Signals(-code).name if code < 0 else None
         text = MSG_SIGNAL if name else MSG_EXIT
-        message = text.format(code=code, name=name, **facts)
+        message = text.format(code=code, name=name, **facts) + self._flight_report()
         raise ProcessExitedException(message, first.ordinal, pid, code, name)
+
+    def _flight_report(self) -> str:
+        """The line that names the report that others wrote of a process that said nothing, or nothing."""
+        # the job's reports have the name of ordinal 0, which may be on another host
+        named = (c.process.pid for c in self._children if c.ordinal == 0)
+        return "".join(flight_recorder.report_of(pid, self._began) for pid in named)
 
 
 def _rank(child: _Child) -> tuple[int, float]:
@@ -324,7 +331,8 @@ def start(
     jobs = _plan(os.environ, local, int((variables or {}).get(RESTART_COUNT.name, "0")))
     context = torch.multiprocessing.get_context(start_method)
     # a fork server has the environment of the moment when it was started
-    inherited = dict(os.environ) if start_method == "forkserver" else {}
+    is_server = start_method == "forkserver"
+    inherited = dict(os.environ) if is_server else {}
     with contextlib.ExitStack() as cleanup:
         if not jobs[0].address:
             reserved, address = _reserve_port()
@@ -334,7 +342,7 @@ def start(
         children = []
         for job, own in zip(jobs, local, strict=True):
             environment = {**inherited, **(variables or {}), **own, **_environment(job)}
-            arguments = (environment, fn, tuple(args), ledger)
+            arguments = (environment, fn, tuple(args), ledger, is_server)
             children.append(_start_child(context, job, arguments, daemon, cleanup))
         if jobs[0].index == 0:
             # A process with the coordinator's threads should not be forked: after the children of this

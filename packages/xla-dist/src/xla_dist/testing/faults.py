@@ -1,7 +1,7 @@
 """Faults on purpose: what a job does when one of its processes fails can be tested before it happens.
 
-``XLA_DIST_FAULT=kill:1:20`` lets ordinal 1 of any script's job be killed at the end of its step 20;
-``strike("kill")`` does so here and now.
+``XLA_DIST_FAULT=kill:1:20`` lets ordinal 1 of any script's job be killed at the end of its step 20, in the first
+attempt of a job that begins again; ``strike("kill")`` does so here and now.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from xla_core.contract import events
 from xla_core.extension_api import jobs, runtime
 from xla_dist.collectives import model_collectives
 from xla_dist.processes import rendezvous
+from xla_dist.processes.restarts import restart_count
 from xla_dist.settings import FAULT
 
 logger = logging.getLogger(__name__)
@@ -99,10 +100,12 @@ def schedule(plan: Plan) -> Callable[[], None]:
 
 
 def of_environment() -> None:
-    """Carry out what ``XLA_DIST_FAULT`` says, if anything."""
+    """Carry out what ``XLA_DIST_FAULT`` says, if anything; a job that has begun again is spared."""
     text = FAULT.get()
     if text:
-        schedule(Plan.of_text(text))
+        plan = Plan.of_text(text)
+        if restart_count() == 0:
+            schedule(plan)
 
 
 # -- the kinds ------------------------------------------------------------------------------------

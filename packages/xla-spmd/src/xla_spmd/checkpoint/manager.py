@@ -255,11 +255,11 @@ class CheckpointManager:
     def _save(self, step: int, state: StateDict, planner: SPMDSavePlanner) -> None:
         written = Written()
         name = ""
-        progress = _Progress(step)
+        progress = _Progress(step, writes=self._is_first)
         try:
-            name = self._agreed(lambda: self._storage.begin(step), self.pg)
+            name = self._agreed(progress.meeting_after(lambda: self._storage.begin(step)), self.pg)
             writer = self._storage.writer(name, self.num_of_threads, written)
-            writer.write_data = progress.meeting_after(writer.write_data)  # type: ignore[method-assign]
+            writer.write_data = progress.writing_in(writer.write_data)  # type: ignore[method-assign]
             with _without_group_warning():
                 dcp.save(
                     state,
@@ -353,11 +353,12 @@ def _disk_is_full(error: BaseException) -> tuple[int, OSError] | None:
 
 
 class _Progress:
-    """What a save is at, in the flight recorder: it writes its part, then waits for those of the others."""
+    """What a save is at, in the flight recorder: it waits for all to come, writes its part, waits for theirs."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, writes: bool) -> None:
         self._what = MSG_PROGRESS.format(step=step)
-        self._record = flight_ring.begin(flight_ring.WRITE, self._what)
+        kind = flight_ring.WRITE if writes else flight_ring.MEET
+        self._record = flight_ring.begin(kind, self._what)
 
     def goes_on_to(self, kind: str) -> None:
         """What it was at has ended; next it writes, or waits."""
@@ -371,6 +372,16 @@ class _Progress:
             result = write(*args, **named)
             self.goes_on_to(flight_ring.MEET)
             return result
+
+        return run
+
+    def writing_in(self, write: Callable[..., T]) -> Callable[..., T]:
+        """``write``, before and after which it waits for the others."""
+        waits_then = self.meeting_after(write)
+
+        def run(*args: Any, **named: Any) -> T:
+            self.goes_on_to(flight_ring.WRITE)
+            return waits_then(*args, **named)
 
         return run
 

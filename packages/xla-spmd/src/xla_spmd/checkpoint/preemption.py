@@ -10,10 +10,14 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from xla_core.support import flight_ring
+
 MSG_THREAD: Final = (
     "a CheckpointManager that takes a checkpoint when the process is asked to end has to be made in the main "
     "thread, which alone may handle SIGTERM; make it there, or pass chkpt_on_preemption=False"
 )
+
+MEETING: Final = "the agreement whether to take a checkpoint"
 
 _asked: Final = threading.Event()
 _former: list[Any] = []
@@ -61,5 +65,9 @@ def reached(group: dist.ProcessGroup | None) -> bool:
     if group is None:
         return _asked.is_set()
     asked = torch.tensor(int(_asked.is_set()))
-    dist.all_reduce(asked, dist.ReduceOp.MAX, group)
+    record = flight_ring.begin(flight_ring.MEET, MEETING)
+    try:
+        dist.all_reduce(asked, dist.ReduceOp.MAX, group)
+    finally:
+        flight_ring.waited(record)
     return bool(asked)
