@@ -1,7 +1,7 @@
 """Lazy Tensor Core's names on top of xla_core. Importing it attaches the lazy device to PyTorch.
 
 Its device is ``xla``, and prints as ``xla:0``. PyTorch's list of device types is fixed when it is built, and
-has no ``ltc``: the name is free only to whoever renames PyTorch's one spare backend
+has no ``ltc``: the name is available only after renaming PyTorch's one spare backend
 (``torch.utils.rename_privateuse1_backend``) for the whole process, which a library must not do behind
 its user's back. ``lazy``, which is in the list, belongs to PyTorch's own TorchScript backend.
 """

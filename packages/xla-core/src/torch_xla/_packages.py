@@ -16,7 +16,7 @@ MSG_NOT_INSTALLED: Final = (
 )
 MSG_NO_ATTRIBUTE: Final = "module {module!r} has no attribute {name!r}"
 
-# The instructions of ``from module import name`` and of ``module.name`` in somebody's source.
+# The bytecode instructions of ``from module import name`` and of ``module.name``.
 _WRITTEN: Final = {
     dis.opmap[name] for name in ("IMPORT_FROM", "LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap
 }

@@ -58,7 +58,7 @@ def test_who_waits_for_whom_in_groups():
         "ordinal 0 waits in all_reduce 3 (collective 3) at b.py:3 for ordinal 1, for 10.0 s"
     )
     assert second.startswith(
-        "ordinal 1 is at a.py:1, it sleeps; it waits for nobody; the last that"
+        "ordinal 1 is at a.py:1, it sleeps; it waits for no other process; the last that"
     )
 
 

@@ -208,7 +208,7 @@ def _on_upload(event: events.TransferToDevice) -> None:
 
 
 def _line_of(buffer: Any) -> str:
-    """The line that made a value, for errors of memory that does not suffice."""
+    """The line that made a value, for out-of-memory errors."""
     frame = _origins.get(buffer)[1]
     return f"{frame.filename}:{frame.line} in {frame.function}" if frame is not None else ""
 

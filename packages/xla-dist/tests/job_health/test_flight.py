@@ -54,7 +54,10 @@ def _reports(folder, occasion):
         ),
         ("kill", "ordinal 1 says nothing; "),
         ("stop", "ordinal 1 says nothing; "),
-        ("hang", "ordinal 1 is at {syncs}: torch_xla.sync(), it sleeps; it waits for nobody"),
+        (
+            "hang",
+            "ordinal 1 is at {syncs}: torch_xla.sync(), it sleeps; it waits for no other process",
+        ),
         ("collective", "ordinal 1 waits in rendezvous 'a fault on purpose' at {syncs}"),
         (
             "program",

@@ -31,7 +31,7 @@ class CpuExecutable(PjrtExecutable):
     __slots__ = ("rehearsable",)
 
     rehearsable: bool | None
-    """None: not known, as nobody asked since it was compiled."""
+    """None: unknown, because it has not been examined since it was compiled."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

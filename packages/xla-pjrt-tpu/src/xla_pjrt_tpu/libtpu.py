@@ -31,7 +31,7 @@ DEFAULT_FLAGS: Final[Mapping[str, str]] = {
     "xla_tpu_enable_flash_attention": "false",
 }
 
-# Without a TPU nobody answers for the host, and libtpu would ask the network for minutes.
+# Without a TPU no metadata describes the host, and libtpu would ask the network for minutes.
 _WITHOUT_CHIPS: Final[Mapping[str, str]] = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # its lock file is for chips
     "TPU_SKIP_MDS_QUERY": "1",

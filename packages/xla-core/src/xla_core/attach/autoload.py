@@ -134,7 +134,7 @@ def _without_collections() -> Iterator[None]:
 def _file_as_old() -> None:
     """Move all objects to the garbage collector's oldest generation, as if it had examined them."""
     if gc.get_freeze_count():
-        gc.collect()  # somebody froze objects, and thawing would be of theirs too
+        gc.collect()  # other code has frozen objects, and unfreezing would affect those as well
     else:
         gc.freeze()
         gc.unfreeze()

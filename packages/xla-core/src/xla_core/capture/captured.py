@@ -280,7 +280,7 @@ def capture(
 
     ``function`` is one whole step: all that it computes is one program. Its first ``warmup`` calls (default
     1, in which optimizers make their state) are ordinary steps, the next two are recorded and compared, and
-    then it is replayed. Arguments of other shapes, dtypes or numbers are recorded anew, up to
+    then it is replayed. Arguments of other shapes, dtypes or numbers get a recording of their own, up to
     ``max_recordings`` kinds (default 16). Results are new tensors without an autograd graph. Parameters,
     optimizer state, buffers and random state advance as in ordinary steps; learning rates are read from the
     optimizers' groups in every call.

@@ -126,8 +126,8 @@ def make_graphed_callables(
     """Functions or modules (one, or a tuple of them) whose forward and backward pass are replayed.
 
     ``sample_args`` are a tuple of tensors for each, like those of later calls in shape, dtype and
-    ``requires_grad``. A module's ``forward`` is replaced, for as long as it is in the mode (training or
-    evaluation) in which it is now; functions are returned anew. Each is called ``num_warmup_iters`` times (at
+    ``requires_grad``. A module's ``forward`` is replaced, for as long as it is in the mode (training or evaluation)
+    in which it is now; for functions, new functions are returned. Each is called ``num_warmup_iters`` times (at
     least 3) with its sample, forward and backward; no gradient is left, but buffers advance.
     ``allow_unused_input``: inputs that the results do not depend on have no gradient; RuntimeError for them
     otherwise.

@@ -45,7 +45,7 @@ class Graph:
 def graph(recorded: Graph, device: torch.device | str | None = None) -> Iterator[None]:
     """A block that runs as one step on ``device`` (default: the current one) and is kept in ``recorded``.
 
-    Python numbers in it are constants, but for learning rates, which are read from optimizers' groups anew in
+    Python numbers in it are constants, except learning rates, which are read from the optimizers' groups in
     each replay. An optimizer needs its state before: let it take a step outside first. Raises CaptureError for
     what no replay could do.
     """

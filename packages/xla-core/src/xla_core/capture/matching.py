@@ -37,7 +37,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fresh:
-    """A storage that each call makes anew: its value, shape and dtype, and an extension's note on it."""
+    """A storage that each call makes: its value, shape and dtype, and an extension's annotation."""
 
     value: Value
     meta: TensorMeta

@@ -2,7 +2,7 @@
 
 While a step is recorded, hooks that torch has for all optimizers say when one takes its step: a ``Window``
 of the recorded step. Which of its lifted numbers come from learning rates and step counts is found by letting
-a stand-in of the optimizer take the same step on other numbers, in a trace that nobody runs.
+a copy of the optimizer take the same step on other numbers, in a trace that is never run.
 """
 
 from __future__ import annotations

@@ -371,7 +371,7 @@ class Replay:
         trace = self._trace
         trace.compute(s)
         if s.buffer is None:
-            trace.add_input(s)  # nobody has written to it: zeros
+            trace.add_input(s)  # it was never written to: zeros
             trace.flush(trace)
         return trace.backend.device_buffer(s)
 
@@ -384,7 +384,7 @@ class Replay:
         return binding([s for s, _ in self._passed], values)
 
     def _protect(self, buffers: list[object], safe: bool) -> None:
-        """Donate copies of what somebody else holds, too; of everything where memory may run out."""
+        """Donate copies of buffers that are held elsewhere; copies of all buffers if memory may run out."""
         donated = self.donated
         if not donated:
             return
@@ -427,7 +427,7 @@ class Replay:
             increment_version(self._versioned)
 
     def _free_gradients(self) -> bool:
-        """Take other tensors for gradients that somebody else holds: those keep their values.
+        """Use new tensors for gradients that are held elsewhere, so that those keep their values.
 
         Returns whether the parameters have the gradients that the step will fill.
         """

@@ -110,7 +110,7 @@ Read: TypeAlias = Callable[[], Any]
 
 
 class Formulas:
-    """Computes the lifted floats of a step: those with an expression anew, the others as they were.
+    """Computes the lifted floats of a step: those with an expression again, the others unchanged.
 
     ``expressions`` has an expression for each position that has one, ``constants`` the numbers of all. ``reader``
     gives, for a source, a function that reads it.

@@ -244,7 +244,7 @@ class Recorder:
         """A storage becomes an input: remember what it held, and let a pending one be an input too."""
         if s.buffer is PLACEHOLDER and id(s) in self._made:
             return
-        # nobody knows whose a tensor is that nobody has written to; if it is not the body's it is poisoned
+        # an unwritten tensor may belong to the body or not; if it does not, it is poisoned
         unwritten = s.buffer is None and s.epoch <= 0
         own = unwritten or id(s) in self._made
         self._kept[id(s)] = _Kept(s, s.state(), own)

@@ -69,7 +69,7 @@ class Placement:
 
     ``sharding`` is an HLO sharding in its text form; None means the whole value on every device
     in ``devices`` (the usual case: exactly one). All parts have one shape: where a dimension does not
-    divide, it is cut as the next larger size that does, and what lies behind its end is nobody's
+    divide, it is cut as the next larger size that does, and the rest is padding
     (``put`` leaves zeros there). A program's arguments and results are declared with the larger size, and
     ``ArraySpec`` with the value's own. For a program, ``devices`` lists replicas times
     partitions, the partitions of a replica side by side.
@@ -124,7 +124,7 @@ class Program:
     XLA than this process's jaxlib converts it to its version. ``aliases`` pairs an input with the output that
     may reuse its memory (donation), also recorded in the module itself. ``options`` are compiler options by the
     compiler's own names. ``largest`` is how many elements the largest value has that a step of one program
-    works on; None for a stage, which may run many times in each step, and where nobody knows. ``runs`` is how
+    works on; None for a stage, which may run many times in each step, and if it is not known. ``runs`` is how
     many programs a step runs in a row, where this is one of them: the step pays the price of one about that
     number of times.
     """

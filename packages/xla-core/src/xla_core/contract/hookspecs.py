@@ -107,7 +107,7 @@ def xla_core_over_parts(
 
 @hookspec(firstresult=True)
 def xla_core_choose_shardings(step: StepToSplit) -> ShardingChoice | None:
-    """How the inputs of ``step`` shall be split over all devices; None: somebody else may know.
+    """How the inputs of ``step`` should be split over all devices; None leaves the decision to another extension.
 
     Called where the user leaves the choice (``use_spmd(auto=True)``), once for the first step that has products
     of parameters, and once more for the first that replaces parameters. Raise RuntimeError that says what to

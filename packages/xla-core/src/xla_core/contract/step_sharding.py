@@ -54,7 +54,7 @@ class StepToSplit(Protocol):
     """A step that was recorded for ``devices`` devices as one.
 
     ``flops`` are the multiplications and additions of its products, of all devices together. ``kind`` is the
-    hardware's name, ``limit`` the bytes that programs may use on one device, None where nobody tells.
+    hardware's name, ``limit`` the bytes that programs may use on one device, None if unknown.
     """
 
     inputs: Sequence[StepInput]

@@ -1,6 +1,6 @@
 """Decides, once per overload, how it is carried out.
 
-In this order: a handler of its own; a kernel that somebody registered with PyTorch; a rule that looks at
+In this order: a handler of its own; a kernel that was registered with PyTorch; a rule that looks at
 values first; a lowering rule; a view rule; the pure form of an in-place or ``out=`` operator; PyTorch's own
 definition by other operators; PyTorch's decomposition; the CPU.
 """

@@ -253,7 +253,7 @@ def _buffer(tensor: XLATensor, trace: Trace) -> Any:
     """The buffer of a tensor's value, computed if it is pending."""
     own = tensor if tensor._v is None else tensor.clone()
     s = own._s
-    if materialise(trace, s) is None:  # nobody has written to it
+    if materialise(trace, s) is None:  # it was never written to
         s.bind(trace.backend.allocate(s.meta))
     return trace.backend.device_buffer(s)
 

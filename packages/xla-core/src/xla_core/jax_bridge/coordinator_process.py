@@ -84,7 +84,7 @@ class CoordinatorProcess:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError), self._process.stdin as pipe:  # it may have been killed
             pipe.write("\n")
-        self._process.returncode = 0  # nobody will wait for it
+        self._process.returncode = 0  # this process never waits for it
 
     def shutdown(self) -> None:
         """End the service, which the job does not need any more, and wait for its process to end."""

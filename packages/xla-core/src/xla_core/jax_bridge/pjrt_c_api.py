@@ -77,7 +77,7 @@ def load_jax_plugins() -> None:
 
     No backend is started. A plugin that fails leaves an error in the log, as with jax alone.
     """
-    # jax 0.10.2: does its work once, whoever asks first
+    # jax 0.10.2: does its work only at the first call
     _xla_bridge._discover_and_register_pjrt_plugins()
 
 

@@ -254,7 +254,7 @@ def _siblings(job: Job, options: Mapping[str, str]) -> Siblings | None:
 
 
 def _await_coordinator(job: Job, seconds: int) -> None:
-    """Wait until somebody listens at the coordinator's address.
+    """Wait until a process listens at the coordinator's address.
 
     Raises RuntimeError saying who should: the runtime itself would abort the process.
     """
@@ -293,7 +293,7 @@ def _agreed_address(job: Job) -> str:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on at this moment."""
+    """A TCP port on which no process is listening now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

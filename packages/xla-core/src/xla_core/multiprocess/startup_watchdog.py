@@ -60,7 +60,7 @@ class Siblings:
         marks = [f"{name}={value}".encode() for name, value in self.shared.items()]
         present: set[int] = set()
         for path in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
                 entries = path.read_bytes().split(b"\0")
                 if all(mark in entries for mark in marks):
                     present |= self._numbers(entries)

@@ -60,7 +60,7 @@ def folder() -> Path:
 def write(job: str, occasion: str, snapshot: _Snapshot, others: dict[int, _Snapshot]) -> Path:
     """Keep this process's ``snapshot``, and what is known of ``others`` by ordinal; returns the page's path.
 
-    The job's file and page are made anew of all that is there. Raises OSError where the folder cannot be
+    The job's file and page are made again from all parts. Raises OSError where the folder cannot be
     written to.
     """
     place = _made(job, occasion)
@@ -128,7 +128,7 @@ def merged(place: Path) -> dict[str, Any]:
     if place.name == RUNNING:
         report = _merge(place)
         for one in report["processes"].values():
-            one["heard"] = True  # nobody knows whether it still lives
+            one["heard"] = True  # it is not known whether it is still alive
         return report
     report_of_all: dict[str, object] = json.loads((place / MERGED).read_text())
     return report_of_all

@@ -132,7 +132,7 @@ def _first_missing(one: Snapshot, other: int, count: int) -> dict[str, Any] | No
 
 
 def culprits(report: Report) -> list[int]:
-    """Who failed; or else who is waited for, and waits for nobody; or else who is silent."""
+    """The ordinals that failed; otherwise those that are awaited and wait for no other; otherwise silent ones."""
     processes = report["processes"]
     failed = [int(n) for n, one in processes.items() if _has_failed(one)]
     if failed:
@@ -196,7 +196,7 @@ def headline(report: Report) -> Iterator[str]:
     for ordinal in guilty:
         yield _says(ordinal, report["processes"].get(str(ordinal)), report)
     if not all_waits and not guilty:
-        yield "nobody waits for anybody"
+        yield "no process waits for another"
     yield from _stragglers(report)
 
 
@@ -227,7 +227,7 @@ def _says(ordinal: int, one: Snapshot | None, report: Report) -> str:
         written = one["writes"][0]
         what = f"is at {one['place']}, and writes {written['what']}, for {written['seconds']:.1f} s"
     else:
-        what = f"is at {one['place']}, {one['doing']}; it waits for nobody"
+        what = f"is at {one['place']}, {one['doing']}; it waits for no other process"
     return f"ordinal {ordinal} {what}; {_last_launched(ordinal, one, report)}"
 
 

@@ -2,7 +2,7 @@
 
 A record is made once per step, program, transfer, wait and collective, never per operator: a list, an append to
 a ring that drops the oldest, and at the end of what takes time one number put into it. Nothing is
-rendered before somebody asks.
+rendered before a report is made.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ _collectives: Final[caches.Bounded[str, list[dict[str, object]]]] = caches.Bound
 def begin(kind: str, what: object, amount: object = 0) -> Record:
     """Something that takes time begins; give the record to ``end`` or ``waited``, which end it.
 
-    ``what`` and ``amount`` are kept as they are until somebody looks: nothing big.
+    ``what`` and ``amount`` are kept unchanged until a report is made, so they must be small.
     """
     record = [kind, perf_counter_ns(), RUNNING, get_ident(), what, amount]
     _append(record)

@@ -100,7 +100,7 @@ class Server:
 
 @contextlib.contextmanager
 def servers() -> Iterator[Iterator[Server]]:
-    """Servers in turns, each with a hash seed of its own.
+    """Servers used alternately, each with its own hash seed.
 
     Programs that follow each other and must agree (on a cache's key, for instance) differ in the order of
     their sets, as those of new interpreters do. A server is started when its turn comes for the first time.

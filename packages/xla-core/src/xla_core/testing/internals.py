@@ -103,7 +103,7 @@ def keeping_the_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def new_handlers() -> Iterator[None]:
-    """Within the block operators' handlers are made anew, as at their first use; then the former ones are back."""
+    """A block in which operators' handlers are made again, as at their first use; it ends with the former ones."""
     former = xla_tensor.go_on_with_handlers({})
     try:
         yield

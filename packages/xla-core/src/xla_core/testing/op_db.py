@@ -40,7 +40,7 @@ EXACT: dict[str, Callable[..., object]] = {
     f"special.bessel_{name}": getattr(scipy.special, name) for name in ("j0", "j1", "y0", "y1")
 }
 
-# Whose elements nobody has written to: shape and dtype are all there is.
+# Operators whose elements are uninitialized: only shape and dtype can be compared.
 UNWRITTEN = {
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
 }  # fmt: skip

@@ -105,7 +105,7 @@ def let_first_runs_pass(tensor_class: type) -> None:
     """Let operators of higher order reach tensors of a class in the first run of a compiled graph.
 
     A mode is on then that looks for aliases among the results of custom operators. It leaves subclasses that
-    it does not know to themselves, by NotImplemented, which is taken for the result of these operators.
+    it does not know to themselves by returning NotImplemented, which counts as the result of these operators.
     """
     wrappers = importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
     mode = getattr(wrappers, "_AnalyzeCustomOpInputOutputMode", None)  # torch 2.11 to 2.15

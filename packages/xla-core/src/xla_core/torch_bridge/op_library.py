@@ -62,7 +62,7 @@ _OURS: Final = frozenset({"aten", "prims", "xla"})
 
 
 def kernel_from_outside(overload: OpOverload) -> Callable[..., Any] | None:
-    """What somebody has registered for ``xla`` by ``@torch.library.impl(library, name, "XLA")``, or None."""
+    """The kernel registered for ``xla`` by ``@torch.library.impl(library, name, "XLA")``, or None."""
     key = torch._C.DispatchKey.XLA  # torch 2.13
     if overload.namespace in _OURS or not overload.has_kernel_for_dispatch_key(key):
         return None

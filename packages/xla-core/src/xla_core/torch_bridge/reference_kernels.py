@@ -18,8 +18,8 @@ from xla_core.torch_bridge.operands import Operand
 def call_directly() -> None:
     """Let reference kernels run without importing Dynamo, which each would tell first to skip it.
 
-    That takes one to three seconds, at the first operator that meets one. As soon as somebody else has
-    imported Dynamo, they tell it as ever.
+    That takes one to three seconds, at the first operator that meets one. Once other code has
+    imported Dynamo, they are used as usual.
     """
     modules = [m for name, m in sys.modules.items() if name.startswith("torch._refs")]
     functions = {f for m in modules for f in vars(m).values() if inspect.isfunction(f)}

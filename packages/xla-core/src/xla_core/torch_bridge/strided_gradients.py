@@ -1,9 +1,9 @@
 """What autograd notes of the tensor that ``as_strided`` gets: its true strides and offset.
 
-The gradient of ``as_strided`` scatters into a storage and looks at it as the operand did; for that autograd
-reads the operand's strides. All ``xla`` tensors say that they are contiguous, which is not true of views. So
-kernels of our own stand before autograd's, for ``as_strided`` and its kin alone, and give it an alias that says
-what is true. Seen in torch 2.11 to 2.15.
+The gradient of ``as_strided`` scatters into a storage and looks at it as the operand did; for that autograd reads
+the operand's strides. All ``xla`` tensors say that they are contiguous, which is not true of views. So kernels of
+our own stand before autograd's, only for ``as_strided`` and related operators, and give it an alias that says what
+is true. Seen in torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _check_transforms(
 def _past_ours(keys: Any) -> object:
     """The keys with which redispatching calls PyTorch's kernel for autograd.
 
-    While Dynamo traces, another key would look the kernel up anew by the tensor's keys, and find ours.
+    While Dynamo traces, another key would look the kernel up again by the tensor's keys, and find ours.
     """
     return keys.remove(_PYTHON_DISPATCHER).remove(_OURS).add(_PYTORCHS)
 

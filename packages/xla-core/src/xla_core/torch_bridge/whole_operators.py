@@ -358,13 +358,13 @@ _IN_INFERENCE_MODE: Final[dict[str, KernelMaker]] = {
 def whole_kernel(overload: OpOverload) -> Kernel | None:
     """What chooses between the whole and the parts of an operator; None for all but those that are kept whole.
 
-    In inference mode, which leaves autograd out, nobody else asks it.
+    In inference mode, which skips autograd, nothing else calls it.
     """
     return _kernels.get(overload)
 
 
 def leave_whole(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) -> None:
-    """Let these operators arrive at tensors of a class as one, unless somebody would miss the parts; once.
+    """Let these operators arrive at tensors of a class as one, unless something needs the parts. Works once.
 
     ``may_stay_whole(tensor)`` says where whole operators are lowered as well as their parts.
     """

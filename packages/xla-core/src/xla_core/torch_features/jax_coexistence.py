@@ -1,7 +1,7 @@
 """For code that uses jax itself beside ``xla`` tensors: who gets the device.
 
 A TPU belongs to the first client of the process. This project's own client must be that one, so these
-functions start it before they hand jax out; jax's own backends are started by whoever uses them.
+functions start it before they return jax; jax starts its own backends when they are used.
 """
 
 from __future__ import annotations

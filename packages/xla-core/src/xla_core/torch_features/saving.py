@@ -196,7 +196,7 @@ def tensor_file(path: str | os.PathLike[str], tid: int) -> str:
 def rewrite_data(path: str | os.PathLike[str], data: object, save_tensors: bool) -> object:
     """``data`` with a ``TensorReference`` for each ``xla`` tensor, in order; a copy.
 
-    With ``save_tensors`` the folder ``path`` is made anew and gets the tensors, one file each:
+    With ``save_tensors`` the folder ``path`` is replaced, and receives the tensors, one file each:
     ``torch.save`` of the result to the file beside it is then torch_xla 2.9's form, which ``load`` reads.
     """
     folder = Path(path)

@@ -437,7 +437,7 @@ class VaryingExecutable:
         return itertools.chain(run, filled, map(results.append, values))
 
     def _padded(self, buffer: object, shape: tuple[int, ...]) -> Any:
-        """A value in a buffer of ``shape``: as it is where it lies in one, else by way of the host."""
+        """A value in a buffer of ``shape``: unchanged if it is in one already, else copied through the host."""
         whole = whole_buffer(buffer)
         if whole.shape == shape:
             return whole

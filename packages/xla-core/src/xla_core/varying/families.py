@@ -2,7 +2,7 @@
 
 Steps of one skeleton that want the same values are a *family*. Its first steps are compiled for their own sizes.
 What their numbers have in common is fitted; from then on a step whose numbers are all as the fit predicts is a run
-of a program for a bound, and any other is compiled as ever. All this happens where a step has no program yet: a
+of a program for a bound, and any other is compiled as usual. All this happens where a step has no program yet: a
 step that has one is not looked at.
 """
 

@@ -4,7 +4,7 @@ A ``Padded`` value has an array as large as the value can become, and for each d
 is a product of, as they lie in the array: one length of at most 64 is the first places of 64. A batch of 3 such
 sequences flattened to one dimension has the factors ``(3, L)``: the array has 192 places, and the padding is
 behind each sequence. So flattening moves nothing; what needs the elements side by side (``plain``) gathers them.
-What is in the padding is nobody's: whoever adds up or compares along a dimension replaces it first (``masked``).
+The padding has arbitrary values: rules that sum or compare along a dimension replace it first (``masked``).
 """
 
 from __future__ import annotations

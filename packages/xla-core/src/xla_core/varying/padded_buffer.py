@@ -19,7 +19,7 @@ PADDED_ON_HOST: Final = "VaryingShapesPaddedOnHost"
 CUT_ON_HOST: Final = "VaryingShapesCutOnHost"
 """Counts padded values that were fetched, cut on the host and sent again, for who wants the exact buffer."""
 
-# The ids of padded values: mostly there are none, and nobody needs to look for them. A set, since several
+# The ids of padded values, which tell quickly that there are none (the usual case). A set, because several
 # threads make and drop them: adding to one and removing from it are indivisible.
 _living: Final[set[int]] = set()
 

@@ -198,7 +198,7 @@ class MetricsFile:
     """Appends ``[MetricsData; step=N]`` and the report to ``stream``, once per call of ``write``.
 
     Records wait in memory for ``flush``, or with ``write_behind`` for at most ``FLUSH_SECONDS``:
-    whoever kills the process loses those. A stream that cannot be written to any longer is given up
+    killing the process loses those. A stream that cannot be written to any longer is given up
     with a warning.
     """
 

@@ -42,7 +42,7 @@ def _waits(report: dict[str, object]) -> str:
         for wait in flight_report.waits(report)
     ]
     columns = ["ordinal", "waits for", "in", "collective", "seconds", "line"]
-    return table(columns, rows, (0, 3, 4)) if rows else "<p>Nobody waits for anybody.</p>"
+    return table(columns, rows, (0, 3, 4)) if rows else "<p>No process waits for another.</p>"
 
 
 def _processes(processes: dict[str, Any]) -> str:

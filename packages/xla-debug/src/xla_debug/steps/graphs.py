@@ -306,7 +306,7 @@ def tensors_report(nodes_threshold: int = 100, device: str = "") -> str:
     """The pending tensors of a device (default: the current one) whose graphs are large, with these.
 
     Those with at least ``nodes_threshold`` operations, largest first: a graph that grows from step to step
-    keeps what nobody needs.
+    keeps unneeded values.
     """
     trace = runtime.trace_of(device or None)
     real = runtime.real_name(trace.device)

@@ -149,7 +149,7 @@ def broadcast_(x: torch.Tensor, source: int, group: Operand) -> torch.Tensor:
 
 
 def shard_dim_alltoall(x: torch.Tensor, gathered: int, split: int, group: Operand) -> torch.Tensor:
-    """Slices along ``split`` sent to the ranks, those received along ``gathered``: a DTensor split anew."""
+    """Send slices along ``split`` to the ranks, and gather the received ones along ``gathered``."""
     return _group("all_to_all", group).run("all_to_all", [x], split, gathered)[0]
 
 

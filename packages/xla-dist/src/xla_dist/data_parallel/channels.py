@@ -66,7 +66,7 @@ class Channel:
             self._condition.notify_all()
 
     def close(self) -> None:
-        """Wake everybody up; what is in there is dropped."""
+        """Wake all waiting threads, and drop the contents."""
         with self._condition:
             self._closed = True
             self._items.clear()

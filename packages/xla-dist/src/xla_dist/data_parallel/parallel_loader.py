@@ -132,7 +132,7 @@ class _Pipeline:
                 self.close()
 
     def unowned(self) -> None:
-        """Nobody can start a loop any more: devices without one will not have one."""
+        """No further loop can be started: devices without one will not get one."""
         for device in self.queues:
             self.loops.enter(str(device))
         for device in self.queues:

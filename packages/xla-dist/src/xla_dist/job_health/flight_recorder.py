@@ -2,7 +2,7 @@
 
 Every process keeps a ring of what it did last (``xla_core.support.flight_ring``). The watchdog shows
 the newest part of it to the others twice a second, so that a process that dies is in the report,
-and looks whether somebody wants one. Each process writes its own part; who comes last puts them together.
+and checks whether one is requested. Each process writes its own part; the last one merges them.
 """
 
 from __future__ import annotations
@@ -384,7 +384,7 @@ def _listen(recorder: Recorder) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     former = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    if former != -1:  # somebody else's loop is told of signals
+    if former != -1:  # another event loop already receives signals
         signal.set_wakeup_fd(former, warn_on_full_buffer=False)
     # for such a loop, also one that comes later; where there is none this says the same once more
     signal.signal(SIGNAL, lambda number, _frame: _wake(writer, number))

@@ -2,7 +2,7 @@
 
 Each takes ``groups``, the replica groups one after the other, ``group_size`` replicas in each, and
 ``after``, the order of the collective recorded before (see ``primitives.ordered``); the last result
-is its own order, a scalar. A collective is never left out of a program because nobody reads its
+is its own order, a scalar. A collective is never left out of a program because nothing reads its
 result: the other replicas wait for it.
 """
 

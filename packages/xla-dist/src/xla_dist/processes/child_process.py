@@ -250,5 +250,5 @@ def _send(pipe: Any, report: Report) -> None:
         pipe.send(report)
     except (OSError, ValueError):
         return  # the launcher is gone; the watchdog's business
-    except Exception:  # a result that does not pickle is nobody's failure: launch() returns nothing
+    except Exception:  # a result that cannot be pickled is no failure: launch() returns nothing
         pipe.send(dataclasses.replace(report, result=None))

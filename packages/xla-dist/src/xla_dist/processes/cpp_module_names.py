@@ -22,7 +22,7 @@ def _ensure_xla_coordinator_initialized(
 ) -> None:
     """Meet the other processes of the job, unless that has happened: process 0 runs the coordinator.
 
-    A process that is alone meets nobody. Raises RuntimeError where this process belongs to another job, its
+    A process that is alone waits for no other. Raises RuntimeError where this process belongs to another job, its
     client is already running without the others, or the coordinator cannot be reached.
     """
     met = jobs.connection()

@@ -22,7 +22,7 @@ _CHECK_SECONDS: Final = 1.0
 
 MSG_TIMEOUT: Final = "xla:// waited {seconds:.0f} s for the keys {missing}"
 MSG_FINISHED: Final = (
-    "ordinal {me} waits for the keys {missing} of torch.distributed, which nobody sets any more: all "
+    "ordinal {me} waits for the keys {missing} of torch.distributed, which will never be set: all "
     "other processes have finished"
 )
 

@@ -1,4 +1,4 @@
-"""Jobs that begin again: after a process has died, all of them are started anew, a limited number of times.
+"""Jobs that begin again: after a process has died, all of them are restarted, a limited number of times.
 
 Nothing of the former attempt is taken over: its other processes have ended, the coordinator is a new one. What
 goes on is what the function finds on the disk, its last complete checkpoint, and compiled programs.

@@ -215,7 +215,7 @@ KINDS: Final[Mapping[str, Callable[[], None]]] = MappingProxyType(
         "coordinator_stop": _coordinator_stop, "full_disk": _full_disk, "slow_disk": _slow_disk,
     }
 )  # fmt: skip
-"""What can happen: an exception; SIGKILL; SIGSTOP; a loop in Python that never ends; a lock that nobody
-releases; steps that take 0.3 s longer; a rendezvous that nobody else comes to; a collective that the others do
+"""What can happen: an exception; SIGKILL; SIGSTOP; a loop in Python that never ends; a lock that is never
+released; steps that take 0.3 s longer; a rendezvous that no other process calls; a collective that the others do
 not run; the end of the coordinator, or of the launcher where that is the coordinator, and its stop; a disk
 that is full, and one that takes a minute for each file, for what this process writes from then on."""

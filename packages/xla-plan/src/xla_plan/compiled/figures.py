@@ -24,7 +24,7 @@ def of_texts(
     devices: int,
     slices: int = 1,
 ) -> dict[str, object]:
-    """The same from a compiled module's text and its compiler's analyses, whoever compiled it."""
+    """The same from a compiled module's text and its compiler's analyses, for any compiler."""
     module = hlo_module.parse(hlo)
     between = collectives(module, devices // slices if slices > 1 else 0)
     inside = [c for c in between if not c.crosses]

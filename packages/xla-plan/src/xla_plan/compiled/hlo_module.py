@@ -100,7 +100,7 @@ class Module:
     lines: Mapping[int, str]
 
     def source(self, instruction: Instruction) -> str:
-        """``file.py:12``, or an empty text where nobody knows."""
+        """``file.py:12``, or an empty text if it is unknown."""
         match = re.search(r"stack_frame_id=(\d+)", instruction.rest)
         if match:
             return self.lines.get(int(match[1]), "")

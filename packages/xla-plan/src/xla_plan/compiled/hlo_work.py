@@ -64,7 +64,7 @@ def walk(module: Module) -> Iterator[Visit]:
             elif one.opcode == "call":
                 waiting += [(c, times) for c in one.called if c in module.computations]
             elif one.opcode == "conditional":
-                # one branch runs; which, is known to nobody: the first stands for it
+                # one branch runs, and it is not known which: the first represents it
                 branches = re.findall(
                     r"(?:branch_computations=\{|true_computation=)%([\w.-]+)", one.rest
                 )

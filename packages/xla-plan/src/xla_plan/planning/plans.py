@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether one chip's memory suffices."""
+        """Whether it fits into one chip's memory."""
         return not self.error and self.memory["total"] <= self.limit
 
     def as_json(self) -> dict[str, Any]:

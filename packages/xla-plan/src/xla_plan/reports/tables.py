@@ -62,7 +62,7 @@ def seconds(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share, ``?`` where nobody knows."""
+    """A share, or ``?`` if it is unknown."""
     return "?" if value is None else f"{value:.1%}"
 
 

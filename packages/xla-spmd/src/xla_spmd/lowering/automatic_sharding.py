@@ -1,7 +1,7 @@
 """``use_spmd(auto=True)``: the first steps that train decide how parameters, state and data are split.
 
 A step that is about to run is looked at until one has replaced parameters. The first with products of parameters
-decides (an evaluation, say), and the first that replaces parameters decides anew. What is decided is laid down
+decides (an evaluation, say), and the first that replaces parameters decides again. The decision is recorded
 as ``mark_sharding`` would, so later steps need nothing but their data: values that no device has yet and that
 look like those of the step that decided are split in the same way as they are used.
 """
@@ -24,7 +24,7 @@ from xla_spmd.sharding.mesh import Mesh
 logger = logging.getLogger(__name__)
 
 MSG_NOBODY: Final = (
-    "use_spmd(auto=True) needs somebody who knows what a sharding costs: pip install xla-plan. Or call "
+    "use_spmd(auto=True) needs xla-plan, which estimates the costs of shardings: pip install xla-plan. Or call "
     "xr.use_spmd() and annotate what is large with xs.mark_sharding(); XLA propagates from there"
 )
 MSG_PROCESSES: Final = (

@@ -43,7 +43,7 @@ class SpmdFullyShardedDataParallel(nn.Module):
     batches are split over (copies of the parameters).
 
     Raises ValueError without a mesh or for axes that it lacks, RuntimeError for a module that is wrapped
-    already or an output that nobody can split, and what ``mark_sharding`` raises.
+    already or an output that cannot be split, and what ``mark_sharding`` raises.
     """
 
     def __init__(

@@ -150,7 +150,7 @@ def _unsafe_buffer_pointer(tensor: torch.Tensor) -> int:
         raise RuntimeError(MSG_VIEW)
     with s.trace.lock:
         buffer = materialise(s.trace, s)
-        if buffer is None:  # nobody has written to it
+        if buffer is None:  # it was never written to
             buffer = s.trace.backend.allocate(s.meta)
             s.bind(buffer)
     pointer = getattr(buffer, "unsafe_buffer_pointer", None)

@@ -121,7 +121,7 @@ def _get_tensors_handle(tensors: Sequence[torch.Tensor]) -> list[int]:
         trace = xla._s.trace
         with trace.lock:
             buffer = materialise(trace, xla._s)
-            if buffer is None:  # nobody has written to it
+            if buffer is None:  # it was never written to
                 buffer = trace.backend.allocate(xla._s.meta)
                 xla._s.bind(buffer)
         if _is_deleted(buffer):

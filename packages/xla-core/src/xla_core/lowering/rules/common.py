@@ -143,7 +143,7 @@ def convert(array: Array, dtype: np.dtype) -> Array:
     """``array`` cast to ``dtype`` as PyTorch casts.
 
     A complex number loses its imaginary part; a float out of range of uint8 wraps around where
-    XLA would saturate (PyTorch casts to uint8 by way of int64).
+    XLA would saturate (PyTorch casts to uint8 through int64).
     """
     if array.dtype == dtype:
         return array

@@ -3,7 +3,7 @@
 Statistics are taken in float32 for half-precision inputs, in two passes (mean, then the mean of
 squared deviations), which on XLA:CPU is faster than one pass over two sums and loses no digits
 (0.4 against 1.8 ms for 64x32x28x28). Backward rules give every gradient whatever the output mask
-says: what nobody reads is never computed.
+says: what is not read is never computed.
 """
 
 from __future__ import annotations

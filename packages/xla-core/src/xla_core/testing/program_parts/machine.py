@@ -161,7 +161,7 @@ class Machine(MachineState):
             seen_through = any(t._base is first for t in self.slots.values())
             moved = target == "set_" and first._is_view()
             if first.requires_grad and (seen_through or moved):
-                # histories of views that are no longer: made anew from strides, or not at all
+                # histories of views that no longer exist: made again from strides, or not at all
                 raise UndefinedProgramError
             return
         if target not in ("resize_", "swap", "requires_grad_", "detach_"):

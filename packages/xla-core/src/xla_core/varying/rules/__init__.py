@@ -1,4 +1,4 @@
-"""The rules of primitives, one file for each family: whoever runs the interpreter imports this."""
+"""The rules of primitives, one file for each family; the interpreter imports this package."""
 
 from xla_core.varying.rules import contraction, elementwise, indexing, loop, reduction, shaping
 

@@ -22,7 +22,7 @@ from xla_core.varying.padded import (
     dim_of,
 )
 
-# Whatever is in the padding of the operands is in the padding of the results: nobody looks at it.
+# The padding of the operands ends up in the padding of the results, which is never read.
 _ELEMENTWISE: Final = (
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
     "bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clz", "complex", "conj", "convert_element_type",

@@ -50,7 +50,7 @@ def _placed(
     """Indices into ``dims`` of ``operand`` that mean to its array what they mean to the value.
 
     ``parts`` are the sizes of what is read or written there. Without ``drop`` an index that is too large is
-    taken for the largest; with it, it is one that is too large for the array, too.
+    clamped to the largest; with it, it is also too large for the array.
     """
     if indices.dtype.itemsize < 4 or indices.dtype == np.uint32:
         indices = indices.astype(np.int64 if indices.dtype == np.uint32 else np.int32)

@@ -34,7 +34,7 @@ MSG_SPREAD_PADDING: Final = (
 
 @padding_rule("broadcast_in_dim")
 def broadcast_in_dim(frame: Frame, equation: Equation, values: list[Padded]) -> list[Padded]:
-    """New dimensions that vary have one place for all elements, until somebody needs a place for each."""
+    """New dimensions that vary have one place for all elements, until an operation needs a place for each."""
     value, *_ = values  # sizes that are read at run time come behind it
     sizes = equation.params["shape"]
     placed = dict(zip(equation.params["broadcast_dimensions"], value.dims, strict=True))
