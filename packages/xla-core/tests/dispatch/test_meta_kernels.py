@@ -8,7 +8,7 @@ import torch
 from xla_core.dispatch import meta_inference
 from xla_core.lowering import rules  # noqa: F401  (rules registers them)
 from xla_core.operators import lowering_registry
-from xla_core.testing.against_cpu import assert_same, fallbacks
+from xla_core.testing.against_cpu import assert_agrees_with_cpu, assert_same, fallbacks
 
 
 def on_xla(*values: float) -> torch.Tensor:
@@ -110,3 +110,27 @@ def test_results_that_are_taken_to_be_like_the_operand_are(overload):
     positional, named = _floats_for(overload)
     result = overload(*positional, **named)
     assert (result.dtype, result.shape) == (torch.float32, (2, 3))
+
+
+FILLS = {
+    "masked_fill": lambda x, value: x.masked_fill(x > 1, value),
+    "masked_fill_": lambda x, value: x.masked_fill_(x > 1, value),
+    "index_fill": lambda x, value: x.index_fill(0, torch.tensor([0], device=x.device), value),
+    "index_fill_": lambda x, value: x.index_fill_(0, torch.tensor([0], device=x.device), value),
+}
+
+
+@pytest.mark.parametrize("name", FILLS)
+def test_a_number_in_a_cpu_tensor_fills_on_the_device(name: str) -> None:
+    """As ``scores.masked_fill(mask, torch.tensor(-1e9))``: its meta kernel wants one device for both."""
+    with fallbacks() as ran_on_cpu:
+        for value in (torch.tensor(-1e9), torch.tensor(2), torch.tensor(True)):
+            assert_agrees_with_cpu(
+                lambda x, v=value: FILLS[name](x.clone(), v), torch.ones(2, 3) * 2
+            )
+            assert_agrees_with_cpu(
+                lambda x, v=value: FILLS[name](x.clone(), v), torch.arange(4, dtype=torch.bfloat16)
+            )
+    assert not ran_on_cpu
+    with pytest.raises(RuntimeError):
+        FILLS[name](on_xla(1.0, 2.0), torch.ones(2))

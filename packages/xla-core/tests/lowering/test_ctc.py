@@ -41,6 +41,24 @@ def test_against_the_cpu(targets: torch.Tensor, in_tensors: bool, reduction: str
         assert not ran_on_cpu
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_lengths_may_stay_on_the_cpu(reduction: str) -> None:
+    """As on CUDA devices, where PyTorch reads them on the host."""
+    lengths = torch.tensor([12, 10, 9]), torch.tensor([4, 2, 3], dtype=torch.int32)
+    torch.manual_seed(0)
+    scores = torch.randn(12, 3, 5)
+    results = []
+    for device in ("xla", "cpu"):
+        there = scores.to(device, copy=True).requires_grad_()
+        criterion = torch.nn.CTCLoss(reduction=reduction)
+        loss = criterion(there.log_softmax(2), PADDED.to(device), *lengths)
+        loss.sum().backward()
+        with torch.inference_mode():
+            again = criterion(scores.to(device).log_softmax(2), PADDED.to(device), *lengths)
+        results.append([loss, there.grad, again])
+    assert_same(*results)
+
+
 def test_an_empty_row_of_targets() -> None:
     given = (PADDED, (12, 5, 0), (4, 0, 0))
     expected = loss_and_gradient("cpu", *given, reduction="none")

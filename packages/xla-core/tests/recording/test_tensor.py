@@ -374,6 +374,27 @@ def test_deepcopy_of_tensors():
         copy.deepcopy(x * 2)
 
 
+@pytest.mark.parametrize("device", ["xla", "cpu"])
+def test_a_shallow_copy_has_the_same_storage(device):
+    x = torch.arange(6.0, device=device).reshape(2, 3)
+    whole, part = copy.copy(x), copy.copy(x[1:])
+    whole.add_(1)
+    part.zero_()
+    assert x.tolist() == whole.tolist() == [[1, 2, 3], [0, 0, 0]]
+    parameter = nn.Parameter(torch.ones(2, device=device))
+    parameter.name_of_its_own = "a"
+    copied = copy.copy(parameter)
+    assert isinstance(copied, nn.Parameter) and copied.requires_grad and copied.is_leaf
+    assert copied.name_of_its_own == "a"
+    with torch.no_grad():
+        copied.mul_(3)
+    assert parameter.tolist() == [3, 3]
+    # the copy of a result is a leaf
+    copied = copy.copy(parameter * 2)
+    assert copied.requires_grad and copied.is_leaf and copied.tolist() == [6, 6]
+    assert not copy.copy(torch.ones(2, dtype=torch.int32, device=device)).requires_grad
+
+
 def test_deepcopy_keeps_shared_parameters_shared():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to("xla")
     model[1].weight = model[0].weight

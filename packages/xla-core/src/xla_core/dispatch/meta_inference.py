@@ -24,6 +24,11 @@ _ONLY_ON_CPU: Final[tuple[TensorMeta | None, ...]] = (None,) * 64
 
 MSG_TOO_SMALL: Final = "output with shape {had} doesn't match the broadcast shape {needed}"
 
+_FILLS: Final = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("masked_fill", "masked_fill_", "index_fill", "index_fill_")
+)
+
 # How operators convert their operands so that floats of one dtype give that dtype.
 _KEEP_FLOATS: Final = (Promotion.DEFAULT, Promotion.INT_TO_FLOAT)
 
@@ -123,6 +128,9 @@ class OperatorPlan(Plan):
         converted = [to_meta(a) for a in args]
         if self.copies_host_tensors():
             converted = [a.to(_META) if _is_large_on_host(a) else a for a in converted]
+        if self.overload.overloadpacket in _FILLS:
+            # torch 2.13: their meta kernels refuse a number in a CPU tensor, which kernels of all devices take
+            converted = [a.to(_META) if isinstance(a, torch.Tensor) else a for a in converted]
         if own is None and self._is_like_its_operand(converted, named):
             # Python meta kernels take a millisecond each
             return (_meta_of(args[0]),)

@@ -229,6 +229,19 @@ class XLATensor(torch.Tensor, metaclass=XLATensorType):
         # torch.compile traced plain tensors, and expects a gradient of this class
         return self
 
+    def __copy__(self) -> torch.Tensor:
+        # Of the same storage, as on the CPU; through ``__reduce_ex__`` it would be another, read on the host.
+        with torch.no_grad():
+            copied = self.view_as(self).detach()
+        if getattr(self, "_is_param", False):
+            copied = torch.nn.Parameter(copied, self.requires_grad)
+        else:
+            copied.requires_grad_(self.requires_grad)
+        for name, value in self.__dict__.items():
+            if name != "_is_param":
+                setattr(copied, name, value)
+        return copied
+
     def __deepcopy__(self, memo: dict[int, object]) -> torch.Tensor:
         if id(self) in memo:
             return memo[id(self)]

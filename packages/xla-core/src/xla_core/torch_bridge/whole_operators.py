@@ -341,7 +341,31 @@ def _lstm_cell(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) -
     return lstm_cell
 
 
+def _ctc_loss(tensor_class: type[torch.Tensor], _may_stay_whole: MayStayWhole) -> Kernel:
+    by_parts = _by_parts(_aten.ctc_loss.Tensor)
+
+    def ctc_loss(
+        log_probs: Operand,
+        targets: Operand,
+        input_lengths: Operand,
+        target_lengths: Operand,
+        *options: Operand,
+    ) -> Operand:
+        """``ctc_loss`` by its parts, with lengths on the device: users leave them on the CPU.
+
+        Of a plain tensor PyTorch reads them there; of a subclass it computes with them as they are.
+        """
+        lengths = (
+            x.to(log_probs.device) if type(log_probs) is tensor_class and x.is_cpu else x
+            for x in (input_lengths, target_lengths)
+        )
+        return by_parts(log_probs, targets, *lengths, *options)
+
+    return ctc_loss
+
+
 _MAKERS: Final[dict[str, KernelMaker]] = {
+    "ctc_loss.Tensor": _ctc_loss,
     "linear": _linear,
     "batch_norm": _batch_norm,
     "scaled_dot_product_attention": _attention,
@@ -371,7 +395,9 @@ def leave_whole(tensor_class: type[torch.Tensor], may_stay_whole: MayStayWhole) 
     if not _libraries:
         library = torch.library.Library("aten", "IMPL")
         for name, make in _MAKERS.items():
-            kernel = _kernels[getattr(_aten, name).default] = make(tensor_class, may_stay_whole)
+            packet, _, overload = name.partition(".")
+            kernel = make(tensor_class, may_stay_whole)
+            _kernels[getattr(getattr(_aten, packet), overload or "default")] = kernel
             library.impl(name, kernel, "AutogradXLA")
         for name, make in _IN_INFERENCE_MODE.items():
             _kernels[getattr(_aten, name).default] = make(tensor_class, may_stay_whole)
