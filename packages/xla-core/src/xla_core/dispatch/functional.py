@@ -1,4 +1,4 @@
-"""Handlers of operators that return new tensors: by a rule, or by PyTorch's definition from other operators."""
+"""Handlers of operators that return new tensors, by a rule or by PyTorch's definition through other operators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 
 
 def find_trace(args: Operand, kwargs: Operand = None) -> Trace:
-    """The trace of the first ``xla`` tensor among the arguments, else of their ``device``."""
+    """The trace of the first ``xla`` tensor among the arguments, else that of the argument ``device``."""
     trace = _search(args) or (_search(kwargs.values()) if kwargs else None)
     if trace is None:
         device = kwargs.get("device") if kwargs else None
@@ -44,7 +44,7 @@ def _search(items: Operand) -> Trace | None:
 
 
 def functional_handler(plan: Plan, returns: str) -> Handler:
-    """A handler that records the operator and wraps its results as they are declared."""
+    """A handler that records the operator, and wraps its results as its schema declares."""
 
     def functional(args: Operands, kwargs: NamedOperands | None) -> Operand:
         first = args[0] if args else None
@@ -62,10 +62,10 @@ def functional_handler(plan: Plan, returns: str) -> Handler:
 
 
 def seeded(handler: Handler, plan: Plan) -> Handler:
-    """``handler`` with a fresh seed as an extra argument: from the ``generator=``, or the device's own.
+    """``handler`` with a new seed as an extra argument, from ``generator=`` or from the device.
 
-    Raises RuntimeError for a generator of another device, and what the CPU raises of a distribution
-    that it cannot draw from; then no seed is taken.
+    Raises RuntimeError for a generator of another device, and the CPU's error for a distribution
+    that cannot be drawn from; then no seed is drawn.
     """
 
     check = random_numbers.check_of(plan.overload)
@@ -79,7 +79,7 @@ def seeded(handler: Handler, plan: Plan) -> Handler:
         if given is not None:
             named["generator"] = None
         elif place < len(args):
-            given = args[place]  # where it has a place it is the last, and may be left out
+            given = args[place]  # a positional generator is the last argument, and may be left out
             args = args[:place]
         if check is not None:
             check(args, named)
@@ -93,7 +93,7 @@ def seeded(handler: Handler, plan: Plan) -> Handler:
 
 
 def wrap_results(trace: Trace, entry: Entry, returns: str) -> Operand:
-    """New tensors on the entry's values; None where an operator gives none."""
+    """New tensors for the entry's values; None in place of a result that does not exist."""
     tensors = [
         None if meta is None else trace.new_tensor(meta, entry.first + i)
         for i, meta in enumerate(entry.metas)
@@ -124,12 +124,12 @@ def factory_handler(plan: Plan) -> Handler:
 
 
 def _is_pattern(plan: Plan, position: int) -> bool:
-    """Whether a factory looks at an argument's shape and dtype only (``full_like(x, ...)``)."""
+    """Whether a factory uses only an argument's shape and dtype (``full_like(x, ...)``)."""
     return bool(plan.overload._schema.arguments[position].name == "self")
 
 
 def _on_host(plan: Plan, args: Operands) -> list[Operand]:
-    """The arguments for the CPU; of a pattern not the values."""
+    """The arguments for the CPU; a pattern is passed without its values."""
     return [
         (torch.empty(a.shape, dtype=a.dtype) if _is_pattern(plan, i) else a.cpu())
         if isinstance(a, XLATensor)
@@ -139,7 +139,7 @@ def _on_host(plan: Plan, args: Operands) -> list[Operand]:
 
 
 def _on_device(plan: Plan, position: int, a: Operand, trace: Trace) -> Operand:
-    """An argument for another ``xla`` device; a pattern as a tensor without a value."""
+    """An argument for another ``xla`` device; a pattern becomes a tensor without a value."""
     if not isinstance(a, XLATensor):
         return a
     if not _is_pattern(plan, position):
@@ -148,7 +148,7 @@ def _on_device(plan: Plan, position: int, a: Operand, trace: Trace) -> Operand:
 
 
 def composite_handler(overload: OpOverload) -> Callable[..., Any]:
-    """A handler for an operator that PyTorch itself defines by others (met in inference mode)."""
+    """A handler for an operator that PyTorch defines by others, which reaches the device in inference mode."""
 
     def composite(args: Operands, kwargs: NamedOperands | None) -> Operand:
         return overload.decompose(*args, **(kwargs or {}))
@@ -157,15 +157,15 @@ def composite_handler(overload: OpOverload) -> Callable[..., Any]:
 
 
 def one_hot(args: Operands, kwargs: NamedOperands | None) -> Operand:
-    """``one_hot``, as C++ defines it; PyTorch's Python also asserts what the CPU would check."""
+    """``one_hot`` by its C++ definition; PyTorch's Python definition also asserts what the CPU would check."""
     return reference_kernels.in_cpp(torch.ops.aten.one_hot.default)(*args, **(kwargs or {}))
 
 
 def decomposed_handler(overload: OpOverload, returns: str, on_cpu: Handler) -> Handler:
-    """A handler of an operator that PyTorch's decomposition defines by others which have rules.
+    """A handler for an operator that PyTorch decomposes into operators with rules.
 
-    It is recorded as one entry; the decomposition is traced once per operand shapes, and followed when the
-    step is lowered. Where it needs the CPU, ``on_cpu`` takes the call.
+    It is recorded as one entry. The decomposition is traced once per operand shapes, and evaluated when the
+    step is lowered. If it needs the CPU, ``on_cpu`` handles the call.
     """
     rule = DecomposedRule(overload)
     plan = OperatorPlan(overload, rule)

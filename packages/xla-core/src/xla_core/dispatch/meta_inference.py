@@ -19,7 +19,7 @@ from xla_core.torch_bridge import dtypes, reference_kernels
 from xla_core.torch_bridge.operands import NamedOperands, Operand
 
 _META: Final = torch.device("meta")
-# In place of the metas of an operator whose results only a CPU can tell; told apart by identity.
+# Stands for the metas of an operator whose results only the CPU can determine; compared by identity.
 _ONLY_ON_CPU: Final[tuple[TensorMeta | None, ...]] = (None,) * 64
 
 MSG_TOO_SMALL: Final = "output with shape {had} doesn't match the broadcast shape {needed}"
@@ -43,8 +43,8 @@ class OperatorPlan(Plan):
     ) -> tuple[TensorMeta | None, ...]:
         """The metas of the results.
 
-        Raises what PyTorch raises for these operands, and NoMetaKernelError where only a CPU can
-        tell.
+        Raises PyTorch's error for these operands, and NoMetaKernelError if only the CPU can
+        determine the results.
         """
         key = (_freeze(args), _freeze(tuple(kwargs.items())) if kwargs else ())
         metas = self._metas.get(key)
@@ -79,9 +79,8 @@ class OperatorPlan(Plan):
             try:
                 raise (cpu_error or error) from None
             finally:
-                del (
-                    cpu_error
-                )  # a frame that names its own exception is a cycle that keeps operands alive
+                # a frame that refers to its own exception is a cycle, which would keep operands alive
+                del cpu_error
         if self.copies_host_tensors() and any(map(_is_large_on_host, args)):
             return metas
         mistake = cpu_error_parity.find(self.overload, args, kwargs)

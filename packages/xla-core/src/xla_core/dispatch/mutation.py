@@ -46,13 +46,13 @@ MSG_INFERENCE: Final = (
 )
 _is_inference: Final = torch.Tensor.is_inference
 _AS_STRIDED: Final = torch.ops.aten.as_strided.default
-# Whose out= must have the result's dtype: it does not tell in which one to compute.
+# The out= of these must have the result's dtype: it does not determine the dtype of the computation.
 _STRICT_DTYPES: Final = (
     torch.ops.aten.softmax.int_out,
     torch.ops.aten.log_softmax.int_out,
     torch.ops.aten.linalg_vector_norm.out,
 )
-# Which do not write to a tensor that they read: an out= that is an operand as well.
+# These refuse an out= that is also an operand.
 _NOT_IN_PLACE: Final = (
     torch.ops.aten.cat.default,
     torch.ops.aten.gather.default,
@@ -64,7 +64,7 @@ _NOT_IN_PLACE: Final = (
 
 
 def mutating_handler(plan: Plan, signature: Signature) -> Handler:
-    """A handler that records the pure form and makes its results the arguments' new values."""
+    """A handler that records the pure form, and assigns its results to the written arguments."""
     fresh = signature.fresh
     written = signature.written
     names = signature.names
@@ -126,20 +126,22 @@ def _targets(
 
 
 def _check_inference(targets: list[XLATensor]) -> None:
-    """Raise what autograd raises of single tensors, and on the CPU of lists of them."""
+    """Raise, for lists of tensors, the error that autograd raises for single ones, as on the CPU."""
     if any(map(_is_inference, targets)):
         raise RuntimeError(MSG_INFERENCE)
 
 
 def out_handler(overload: OpOverload, pure: OpOverload, signature: Signature) -> Handler:
-    """A handler for ``out=``: the results of ``pure``, the form without, go to the given tensors."""
+    """A handler for ``out=`` that stores the results of ``pure``, the form without it, in the given tensors."""
     names = [a.name for a in overload._schema.arguments if a.is_out]
     given = {a.name for a in overload._schema.arguments}
-    # A factory's out= tells dtype and device; a reduction's tells the dtype in which it is computed.
+    # A factory's out= determines dtype and device; a reduction's determines the dtype of the computation.
     factory = {a.name for a in pure._schema.arguments} & {"dtype", "device"}
     if overload in _STRICT_DTYPES:
         factory -= given
-    composite = overload._can_decompose()  # autograd has refused for the others
+    composite = (
+        overload._can_decompose()
+    )  # for other operators, autograd has already refused gradients
     where_dtype = signature.names.index("dtype") if "dtype" in signature.names else None
 
     def into(args: Operands, kwargs: NamedOperands | None) -> Operand:
@@ -156,7 +158,7 @@ def out_handler(overload: OpOverload, pure: OpOverload, signature: Signature) ->
             results = handler_of(pure)(args, named)
         except layouts.LayoutError:
             raise
-        except NotImplementedError:  # the CPU looks at out= before it looks for a kernel
+        except NotImplementedError:  # the CPU checks out= before it looks for a kernel
             _check_out(overload, args, kwargs or {})
             raise
         results = results if isinstance(results, (tuple, list)) else (results,)
@@ -182,7 +184,7 @@ def _flat_outs(outs: Iterable[Operand]) -> list[Any]:
 
 
 def _check_no_gradients(overload: OpOverload, operands: Iterable[Operand]) -> None:
-    """Refuse what autograd refuses."""
+    """Raise autograd's error if an operand requires a gradient."""
     if torch.is_grad_enabled() and any(
         isinstance(x, XLATensor) and x.requires_grad for x in operands
     ):
@@ -201,9 +203,9 @@ def _check_out(
     kwargs: dict[str, Any],
     error_for: Any = cpu_error_parity.cpu_error_for,
 ) -> None:
-    """Let the CPU refuse what some operators refuse: an ``out=`` of another dtype, an operand too small."""
+    """Raise the CPU's error for an unsuitable ``out=``, such as one of another dtype, if it raises one."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of shapes: _store() says it
+        warnings.simplefilter("ignore")  # about shapes: _store() warns itself
         error = error_for(overload, args, kwargs)
     if error is not None:
         try:
@@ -225,7 +227,7 @@ def _store(out: Operand, result: XLATensor, name: str) -> None:
 
 
 def _check_cast(out: Any, result: XLATensor) -> None:
-    """Raise what the CPU raises of nearly all operators, for operands too large to ask it."""
+    """Raise the error that nearly all operators raise on the CPU, for operands too large to try there."""
     if not torch.can_cast(result.dtype, out.dtype):
         raise RuntimeError(
             MSG_OUT_DTYPE.format(result=_scalar_name(result.dtype), out=_scalar_name(out.dtype))
@@ -233,15 +235,15 @@ def _check_cast(out: Any, result: XLATensor) -> None:
 
 
 def _scalar_name(dtype: torch.dtype) -> str:
-    """The dtype as PyTorch's C++ messages spell it (``Float``, ``Long``)."""
+    """The name of a dtype in PyTorch's C++ messages (``Float``, ``Long``)."""
     return torch.empty(0, dtype=dtype).type().removeprefix("torch.").removesuffix("Tensor")
 
 
 def resize(tensor: XLATensor, shape: tuple[int, ...]) -> None:
     """Give a tensor another shape, as ``resize_`` does: it shows the storage from its first element on.
 
-    What fits in the storage is a view of it, so that other views stay what they are. For more
-    elements the tensor leaves the storage for one of its own, the new elements unwritten.
+    If the new shape fits in the storage, the tensor becomes a view of it, and other views do not change. For more
+    elements, the tensor gets a storage of its own, in which the new elements are unwritten.
     """
     s, v = tensor._s, tensor._v
     meta = tensor_meta(shape, tensor.dtype)

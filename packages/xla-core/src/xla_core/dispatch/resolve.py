@@ -1,7 +1,7 @@
-"""Decides, once per overload, how it is carried out.
+"""Chooses the handler of an operator overload, at its first call.
 
-In this order: a handler of its own; a kernel that was registered with PyTorch; a rule that looks at
-values first; a lowering rule; a view rule; the pure form of an in-place or ``out=`` operator; PyTorch's own
+In this order: a handler of its own; a kernel that was registered with PyTorch; a rule that reads
+values first; a view rule; the pure form of an in-place or ``out=`` operator; a lowering rule; PyTorch's own
 definition by other operators; PyTorch's decomposition; the CPU.
 """
 
@@ -129,8 +129,8 @@ def _special(overload: OpOverload, facts: Signature) -> Handler | None:
     if overload in _WINDOWS:
         return _WINDOWS[overload]()
     if overload is aten.to.dtype:
-        # its rule serves decompositions; here (inside handlers, in inference mode) the tensor
-        # itself has to come back where nothing is to be done
+        # its rule is for decompositions; here (inside handlers, in inference mode) the tensor
+        # itself must be returned if no conversion is needed
         return composite_handler(overload)
     if overload is aten.repeat_interleave.Tensor:
         return host_length_operands.repeat_interleave_handler(_recorded(overload, facts))
@@ -146,12 +146,12 @@ def _special(overload: OpOverload, facts: Signature) -> Handler | None:
 
 
 def _calling(kernel: Callable[..., object]) -> Handler:
-    """By a kernel that records other operators."""
+    """A handler that calls a kernel, which records other operators."""
     return lambda args, kwargs: kernel(*args, **(kwargs or {}))
 
 
 def make_handler(overload: OpOverload) -> Handler:
-    """The handler of ``overload``, made when it is first met."""
+    """Make the handler of ``overload``, at its first call."""
     facts = signature(overload)
     special = _special(overload, facts)
     if special is not None:
@@ -190,8 +190,8 @@ def make_handler(overload: OpOverload) -> Handler:
     return fallback_handler(overload, facts)
 
 
-def _handler_as_asked_for(overload: OpOverload) -> Handler:
-    """The handler of ``overload``, which checks indices if the user wants that."""
+def _handler_with_checks(overload: OpOverload) -> Handler:
+    """The handler of ``overload``, which also checks indices if ``XLA_CHECK_INDICES`` is set."""
     handler = make_handler(overload)
     return index_ranges.checking(overload, handler) if flags.CHECK_INDICES.get() else handler
 
@@ -211,7 +211,7 @@ def _writing(overload: OpOverload, facts: Signature) -> Handler | None:
 
 
 def _mutating(overload: OpOverload, facts: Signature) -> Handler | None:
-    """In-place through a rule: its own, or its pure form's."""
+    """An in-place handler that uses the operator's own rule, or that of its pure form."""
     rule = find_rule(overload)
     if rule is None:
         pure = pure_form(overload)
@@ -222,7 +222,7 @@ def _mutating(overload: OpOverload, facts: Signature) -> Handler | None:
 
 
 def _through_pure(pure: OpOverload) -> Handler:
-    """In-place through the decomposition of the pure form."""
+    """An in-place handler that uses the decomposition of the pure form."""
 
     def replace(args: Operands, kwargs: NamedOperands | None) -> Operand:
         result = handler_of(pure)(args, kwargs)
@@ -235,17 +235,17 @@ _installed: Final = Once()
 
 
 def _is_on_one_device(tensor: XLATensor) -> bool:
-    # over a mesh a weight is gathered once for both directions: lowering has to see its transposes
+    # over a mesh, a weight is gathered once for both passes, for which lowering must see its transposes
     return tensor._s.trace.backend.virtual_name is None
 
 
 def install() -> None:
-    """Load the lowering rules and connect the dispatcher to ``XLATensor`` and to torch; once."""
+    """Load the lowering rules, and connect the dispatcher to ``XLATensor`` and torch. Works once."""
     if not _installed.begin():
         return
     load_rules()
     sparse_operators.install()
-    tensor_module.set_handler_factory(_handler_as_asked_for, sparse_operators.beside_dense)
+    tensor_module.set_handler_factory(_handler_with_checks, sparse_operators.beside_dense)
     zeros = find_rule(aten.zeros.default)
     assert zeros is not None
     step_values.set_plan(step_values.ZEROS, OperatorPlan(aten.zeros.default, zeros))

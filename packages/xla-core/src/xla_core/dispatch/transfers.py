@@ -30,8 +30,8 @@ from xla_core.torch_bridge import dtypes
 from xla_core.torch_bridge.operands import NamedOperands, Operand, Operands
 from xla_core.varying.padded_buffer import exact_buffer
 
-# Up to this size a view is cut out on the host after its whole storage was fetched: that needs
-# no program of its own.
+# Up to this size, the whole storage of a view is fetched, and the view is cut out on the host, which needs
+# no program.
 HOST_VIEW_BYTES: Final = 1 << 20
 
 MSG_META: Final = "Cannot copy out of meta tensor; no data!"
@@ -41,8 +41,8 @@ MSG_NOT_PINNED: Final = "cannot pin '{kind}' only dense CPU tensors can be pinne
 def read(tensor: XLATensor) -> torch.Tensor:
     """A contiguous CPU tensor with the value of ``tensor``; runs what is pending for it and waits.
 
-    It has a storage of its own. Its strides are those that ``tensor`` says it has: whoever asked
-    ``tensor.is_contiguous()`` goes on to write these bytes as they lie.
+    It has its own storage. Its strides are those that ``tensor`` reports, because callers that check
+    ``tensor.is_contiguous()`` then write the bytes in memory order.
     """
     counters.increment("xla::_to_cpu")
     return _fetched(tensor)
@@ -71,9 +71,9 @@ def _fetched(tensor: XLATensor) -> torch.Tensor:
 
 
 def materialise(trace: Trace, s: Any) -> Any:
-    """The storage's buffer, after running what is pending if need be; None if never written.
+    """The storage's buffer, after running what is pending if necessary; None if it was never written to.
 
-    It is cut where the storage holds it padded.
+    A padded buffer is cut to the exact size.
     """
     return exact_buffer(_held(trace, s))
 
@@ -113,7 +113,7 @@ def upload(tensor: torch.Tensor, trace: Trace, dtype: torch.dtype | None = None)
 
 
 def _only_shape(tensor: torch.Tensor, trace: Trace) -> bool:
-    """Whether a ``meta`` tensor goes to a device whose values are shapes only, too."""
+    """Whether this uploads a ``meta`` tensor to a device whose tensors also have only shapes."""
     return tensor.device.type == "meta" and trace.backend.shapes_only
 
 
@@ -128,7 +128,7 @@ def across(tensor: XLATensor, trace: Trace) -> XLATensor:
 
 
 def leave(tensor: XLATensor, device: torch.device) -> torch.Tensor:
-    """The values of ``tensor`` on ``device`` where its memory can be copied there, else on the CPU."""
+    """The values of ``tensor`` on ``device`` if memory can be copied there directly, else on the CPU."""
     if device.type != "cpu" and device_memory.reaches(tensor._s.trace.backend, device):
         source = tensor if tensor._v is None else tensor.clone()
         trace = source._s.trace
@@ -141,7 +141,7 @@ def leave(tensor: XLATensor, device: torch.device) -> torch.Tensor:
 
 
 def to_copy_handler(cast: Handler) -> Handler:
-    """``_to_copy``: a cast on the device, or a transfer. ``cast`` records the former."""
+    """``_to_copy``: a cast on the device, which ``cast`` records, or a transfer."""
 
     def to_copy(args: Operands, kwargs: NamedOperands | None) -> Operand:
         source = args[0]
@@ -168,7 +168,7 @@ def to_copy_handler(cast: Handler) -> Handler:
 
 
 def copy_(args: Operands, _kwargs: NamedOperands | None) -> Operand:
-    """``copy_``: between devices, or on one. A whole tensor of equal dtype just takes the value."""
+    """``copy_`` between devices, or on one. A whole tensor of the same dtype just shares the value."""
     target, source = args[0], args[1]
     if not isinstance(target, XLATensor):
         return target.copy_(leave(source, target.device))
@@ -178,7 +178,7 @@ def copy_(args: Operands, _kwargs: NamedOperands | None) -> Operand:
         if not isinstance(source, torch.Tensor):
             source = torch.tensor(
                 source
-            )  # PyTorch hands a tensor made of a number on as the number
+            )  # PyTorch passes a tensor made from a number as the number
         _copy_from_host(target, source, meta, trace)
         return target
     if source._s.trace is not trace:
@@ -196,14 +196,14 @@ def copy_(args: Operands, _kwargs: NamedOperands | None) -> Operand:
 
 
 def check_copy(source: tuple[int, ...], target: tuple[int, ...]) -> None:
-    """Raise what ``copy_`` raises on the CPU where a shape does not broadcast to the target's."""
+    """Raise the error of ``copy_`` on the CPU if a shape cannot be broadcast to the target's."""
     fits = zip(reversed(source), reversed(target), strict=False)
     if len(source) > len(target) or any(have not in (1, want) for have, want in fits):
         torch.empty(target).copy_(torch.empty(()).expand(source))
 
 
 def copy_from(args: Operands, _kwargs: NamedOperands | None) -> Operand:
-    """``_copy_from``: ``copy_`` with the source first, as C++ calls it below the Python key."""
+    """``_copy_from``: ``copy_`` with the source first, called by C++ below the Python key."""
     return copy_((args[1], args[0]), None)
 
 
@@ -252,12 +252,12 @@ def allclose(args: Operands, kwargs: NamedOperands | None) -> bool:
 
 
 def is_same_size(args: Operands, _kwargs: NamedOperands | None) -> bool:
-    """``is_same_size``, which forward-mode AD asks of every tangent: no value is read."""
+    """``is_same_size``, which forward-mode AD calls for every tangent; reads no value."""
     return bool(args[0].shape == args[1].shape)
 
 
 def has_same_storage_numel(args: Operands, _kwargs: NamedOperands | None) -> bool:
-    """``_has_same_storage_numel``: whether two storages have room for as many elements."""
+    """``_has_same_storage_numel``: whether two storages have the same number of elements."""
     room, other = (one.untyped_storage().nbytes() // one.element_size() for one in args)
     return bool(room == other)
 
@@ -276,7 +276,7 @@ def check_linalg(args: Operands, kwargs: NamedOperands | None) -> None:
 
 
 def empty(args: Operands, kwargs: NamedOperands | None) -> Operand:
-    """``empty`` and ``empty_strided``: a tensor that was never written takes no memory."""
+    """``empty`` and ``empty_strided``; an unwritten tensor takes no memory."""
     named = kwargs or {}
     dtype = named.get("dtype") or torch.get_default_dtype()
     dtypes.numpy_dtype(dtype)
@@ -284,10 +284,10 @@ def empty(args: Operands, kwargs: NamedOperands | None) -> Operand:
 
 
 def empty_permuted(args: Operands, kwargs: NamedOperands | None) -> Operand:
-    """``empty_permuted``: like ``empty``, in whatever order its elements lie.
+    """``empty_permuted``: like ``empty``, for any order of the elements.
 
-    It is what ``torch.empty_like(t, device="xla")`` of a ``meta`` tensor does, and so ``to_empty()`` of a
-    model: ahead of time, these are weights that will be loaded where the program runs, not zeros.
+    ``torch.empty_like(t, device="xla")`` of a ``meta`` tensor calls it, and therefore ``to_empty()`` of a
+    model. Ahead of time, these are weights that will be loaded where the program runs, not zeros.
     """
     named = kwargs or {}
     tensor = empty((args[0],), named)
@@ -309,7 +309,7 @@ def _unwritten(shape: tuple[int, ...], dtype: torch.dtype, trace: Trace) -> Oper
 
 
 def fills_unwritten() -> bool:
-    """Whether unwritten memory is filled so that reads of it show: with deterministic algorithms, by default."""
+    """Whether unwritten memory is filled with conspicuous values: by default with deterministic algorithms."""
     return (
         torch.are_deterministic_algorithms_enabled()
         and torch.utils.deterministic.fill_uninitialized_memory
@@ -317,19 +317,19 @@ def fills_unwritten() -> bool:
 
 
 def unwritten_value(dtype: torch.dtype) -> float | int | bool:
-    """What PyTorch fills such memory with: NaN, the largest integer, True."""
+    """The value with which PyTorch fills such memory: NaN, the largest integer, or True."""
     if dtype.is_floating_point or dtype.is_complex:
         return math.nan
     return True if dtype == torch.bool else torch.iinfo(dtype).max
 
 
 def new_empty(args: Operands, kwargs: NamedOperands | None) -> Operand:
-    """``new_empty``, ``new_empty_strided``: like ``empty``, dtype and device from a tensor."""
+    """``new_empty``, ``new_empty_strided``: like ``empty``, with dtype and device from a tensor."""
     return _empty_as(args[0], tuple(args[1]), kwargs or {})
 
 
 def empty_like(args: Operands, kwargs: NamedOperands | None) -> Operand:
-    """``empty_like``: like ``empty``, all but the values from a tensor."""
+    """``empty_like``: like ``empty``, with shape, dtype and device from a tensor."""
     return _empty_as(args[0], tuple(args[0].shape), kwargs or {})
 
 
@@ -343,7 +343,7 @@ def _empty_as(source: Operand, shape: tuple[int, ...], named: NamedOperands) -> 
 
 
 def set_buffer_donor(args: Operands, kwargs: NamedOperands | None) -> Operand:
-    """Mark the operand's value as given away, or take the mark back; the operand itself."""
+    """Mark the operand's value as given away, or remove the mark; returns the operand itself."""
     t, donated = [*args, *(kwargs or {}).values()]
     counters.increment("XlaSetBufferDonation")
     with t._s.trace.lock:
@@ -358,5 +358,5 @@ def is_pinned(_args: Operands, _kwargs: NamedOperands | None) -> bool:
 
 
 def pin_memory(args: Operands, _kwargs: NamedOperands | None) -> Operand:
-    """Raises RuntimeError, with PyTorch's words for other devices."""
+    """Raises RuntimeError with PyTorch's message for other devices."""
     raise RuntimeError(MSG_NOT_PINNED.format(kind=args[0].type()))

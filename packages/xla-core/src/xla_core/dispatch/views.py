@@ -1,4 +1,4 @@
-"""Handlers of view operators: the result shares the storage and remembers how to look at it."""
+"""Handlers of view operators, whose results share the storage and store the view operation."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ is_inference_mode = torch.is_inference_mode_enabled
 
 
 def as_the_other_kind(*args: Operand) -> Operand:
-    """``make_wrapper`` of a normal tensor inside ``torch.inference_mode()``, of an inference tensor outside.
+    """``make_wrapper`` for a normal tensor inside ``torch.inference_mode()``, or for an inference tensor outside.
 
-    A view is of its base's kind, wherever it is made: they share the counter of versions, or have none.
+    A view has the kind of its base, wherever it is made, because both share the version counter or have none.
     """
     with torch.inference_mode(not is_inference_mode()):
         return make_wrapper(*args)
 
 
 def become(target: XLATensor, source: XLATensor) -> XLATensor:
-    """Let ``target`` show from now on what ``source`` shows, with its shape; the Python object stays."""
+    """Make ``target`` share the storage, view and shape of ``source`` from now on; the Python object remains."""
     shown = source
     if target.is_inference() is not source.is_inference():
         make = make_wrapper if is_inference_mode() is target.is_inference() else as_the_other_kind
@@ -48,14 +48,14 @@ def showing(
 ) -> XLATensor:
     """A tensor of the same kind that shows another part of ``tensor``'s storage, or all of it (None).
 
-    ``strides`` and ``offset`` are what its C++ part says, by default that it is contiguous.
+    ``strides`` and ``offset`` are those that its C++ part reports (default: contiguous).
     """
     make = make_wrapper if is_inference_mode() is tensor.is_inference() else as_the_other_kind
     return tensor_on(tensor._s, view, make, strides=strides, offset=offset)
 
 
 def with_strides(tensor: XLATensor, stride: tuple[int, ...], offset: int) -> XLATensor:
-    """A tensor that shows the same as ``tensor``; its C++ part says these strides and this offset."""
+    """A tensor that shows the same as ``tensor``, whose C++ part reports these strides and this offset."""
     return showing(tensor, tensor._v, stride, offset)
 
 
@@ -83,7 +83,7 @@ def view_handler(plan: Plan, signature: Signature) -> Handler:
 def positional(
     args: Operands, kwargs: NamedOperands, names: tuple[str, ...], plan: Plan
 ) -> tuple[object, ...]:
-    """All arguments in the schema's order, so that a view is recorded in one way only."""
+    """All arguments in the schema's order, so that a view always has the same key."""
     full = list(args)
     defaults = plan.overload._schema.arguments
     for position in range(len(args), len(names)):
@@ -93,22 +93,22 @@ def positional(
 
 
 def alias(args: Operands, _kwargs: NamedOperands | None) -> Operand:
-    """``detach``, ``alias``: the same value under another tensor object."""
+    """``detach``, ``alias``: another tensor object with the same storage and view."""
     base = args[0]
     make = make_wrapper if is_inference_mode() is base.is_inference() else as_the_other_kind
     return tensor_on(base._s, base._v, make)
 
 
 def detach(args: Operands, kwargs: NamedOperands | None) -> Operand:
-    """``detach``: an alias, but for a gradient that becomes a leaf's ``.grad``.
+    """``detach``: an alias, except for a gradient that becomes a leaf's ``.grad``.
 
-    Where a gradient's strides are not the leaf's, autograd copies it (``AccumulateGrad``). Here all
-    strides look alike, and ``.grad`` would stay a transpose or expansion of some other
-    tensor, which writing to ``.grad`` must not reach: a view gets a storage of its own.
+    If the strides of a gradient are not those of the leaf, autograd copies it (``AccumulateGrad``). Here all
+    strides look the same, and ``.grad`` would remain a transpose or expansion of another
+    tensor, which a write to ``.grad`` must not change. So a view gets its own storage.
     """
     base = args[0]
     if base._v is None or current_backward() == -1 or torch.is_grad_enabled():
-        # as ``alias``, without its call: each result that autograd saves is detached
+        # the same as ``alias``, without a call: each result that autograd saves is detached
         make = make_wrapper if is_inference_mode() is base.is_inference() else as_the_other_kind
         return tensor_on(base._s, base._v, make)
     trace = base._s.trace
@@ -119,7 +119,7 @@ def detach(args: Operands, kwargs: NamedOperands | None) -> Operand:
 
 
 def multi_view_handler(rule: MultiViewRule, signature: Signature, plan: Plan) -> Handler:
-    """A handler for ``split`` and its like: a list of single views."""
+    """A handler for ``split`` and similar operators, which return a list of single views."""
 
     known: dict[object, list[tuple[Handler, tuple[object, ...]]]] = {}
 
@@ -142,7 +142,7 @@ def multi_view_handler(rule: MultiViewRule, signature: Signature, plan: Plan) ->
 
 
 def inplace_view_handler(pure: OpOverload) -> Handler:
-    """A handler for ``transpose_`` and its like: the tensor itself looks differently afterwards."""
+    """A handler for ``transpose_`` and similar operators, which change the view of the tensor itself."""
 
     def reshape_self(args: Operands, kwargs: NamedOperands | None) -> Operand:
         return become(args[0], handler_of(pure)(args, kwargs))
@@ -161,6 +161,6 @@ def set_source(args: Operands, _kwargs: NamedOperands | None) -> Operand:
 
 
 def set_nothing(args: Operands, _kwargs: NamedOperands | None) -> Operand:
-    """``set_()``: a storage of its own, without elements."""
+    """``set_()``: give the tensor a new storage without elements."""
     target = args[0]
     return become(target, target._s.trace.from_buffer(None, tensor_meta((0,), target.dtype)))
