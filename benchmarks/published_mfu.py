@@ -35,9 +35,9 @@ class Row:
     candidate: Candidate
 
 
-def options(size: str, batch: int, chunks: int) -> dict[str, Any]:
+def options(size: str, batch: int, chunks: int, length: int = 8192) -> dict[str, Any]:
     """Those of ``examples/pods/llama.py``."""
-    return {"size": size, "length": 8192, "batch": batch, "loop": True, "loss_chunks": chunks}
+    return {"size": size, "length": length, "batch": batch, "loop": True, "loss_chunks": chunks}
 
 
 ROWS: Final = (
@@ -45,6 +45,10 @@ ROWS: Final = (
     Row("v6e-70b", 0.503, Candidate("v6e:16x16", (("fsdp", 256),), options("70b", 1, 4))),
     Row("v6e-405b", 0.386, Candidate(
         "v6e:16x16*2", (("data", 2), ("fsdp", 64), ("tensor", 4)), options("405b", 1, 4))),
+    Row("v5p-32b", 0.7147, Candidate(
+        "v5p:4x4x4", (("fsdp", 64),), options("maxtext-32b", 4, 1, length=2048))),
+    Row("v5p-64b", 0.7031, Candidate(
+        "v5p:4x4x4", (("fsdp", 64),), options("maxtext-64b", 4, 1, length=2048))),
 )  # fmt: skip
 
 

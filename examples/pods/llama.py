@@ -53,6 +53,9 @@ SIZES: Final = {
     "8b": Shape(32, 4096, 32, 8, 14336, 128256),
     "70b": Shape(80, 8192, 64, 8, 28672, 128256),
     "405b": Shape(126, 16384, 128, 8, 53248, 128256),
+    # those of MaxText's default model that its figures for v5p are of (global_parameter_scale 32 and 64)
+    "maxtext-32b": Shape(32, 8192, 64, 64, 28672, 32000),
+    "maxtext-64b": Shape(64, 8192, 64, 64, 28672, 32000),
 }
 
 

@@ -119,7 +119,7 @@ def test_a_step_that_does_not_fit_is_refused_with_what_to_change(command):
     ("function", "mesh", "message"),
     [
         ("nothing", "fsdp=4", "returned Mesh; a step function"),
-        ("broken", "fsdp=4", "RuntimeError: no such layer"),
+        ("broken", "fsdp=4", "RuntimeError: no such layer (small_steps.py:{line}, in broken)"),
         ("idle", "fsdp=4", "recorded nothing: a step function returns"),
         ("mlp", "fsdp=3", "has 3 places, v5e:2x2 has 4"),
         ("missing", "fsdp=4", "has no function 'missing'"),
@@ -128,7 +128,10 @@ def test_a_step_that_does_not_fit_is_refused_with_what_to_change(command):
 def test_what_is_wrong_is_said(command, function, mesh, message):
     done = command("run", f"{STEPS}:{function}", "--topology", "v5e:2x2", "--mesh", mesh)
     assert done.returncode == 1
-    assert message in done.plans[0]["error"]
+    source = STEPS.read_text().splitlines()
+    (raised,) = (n for n, code in enumerate(source, 1) if "no such layer" in code)
+    assert message.format(line=raised) in done.plans[0]["error"]
+    assert done.plans[0]["figures"]["traceback"].startswith("Traceback")
 
 
 def test_what_is_wrong_on_the_command_line(command):
@@ -136,6 +139,24 @@ def test_what_is_wrong_on_the_command_line(command):
     assert done.returncode == 2 and "fsdp=16 or data=2" in done.stderr
     done = command("run", f"{STEPS}:mlp", "--topology", "v5e:2x2")
     assert done.returncode == 1 and "--mesh fsdp=16" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("nowhere.py:mlp",), "there is no file nowhere.py"),
+        (("nowhere.py",), "there is no file nowhere.py"),
+        (("mlp",), "'mlp' names no step"),
+        ((f"{STEPS}:mlp", "--set", "width"), "--set width: write a keyword argument"),
+        ((f"{STEPS}:mlp", "--topology", "v9:2x2"), "no figures for 'v9:2x2'"),
+        ((f"{STEPS}:mlp", "--html", "nowhere/plan.html"), "there is no folder"),
+    ],
+)
+def test_what_nothing_was_compiled_for(command, given, message):
+    """Refused at once: no process is started, and no minutes of compiling are lost at the end."""
+    done = command("run", "--topology", "v5e:2x2", "--mesh", "fsdp=4", *given)
+    assert done.returncode == 2 and message in done.stderr
+    assert "compiling" not in done.stderr and "Traceback" not in done.stderr
 
 
 SCRIPT = """

@@ -13,24 +13,41 @@ from typing import Any, Final
 from rich.console import Console
 
 from xla_plan.planning import depths, manifest
+from xla_plan.planning.chips import chip_of
 from xla_plan.planning.plans import Plan, plan
 from xla_plan.planning.search import Guess, search
 from xla_plan.reports import html_page, tables
-from xla_plan.steps.candidate import Candidate, Mesh, is_script, parse_mesh, parse_option
+from xla_plan.steps.candidate import Candidate, Mesh, is_script, parse_mesh, parse_option, step_home
 
 DESCRIPTION: Final = (
     "Plans a PyTorch training step on TPUs that are not here: memory, traffic, time, sharding."
 )
+EPILOG: Final = """example:
+  xla-plan run examples/pods/llama.py:training_step --topology v5e:4x4 --mesh fsdp=16 \\
+      --set size=8b --set length=2048 --set loop=True --html plan.html
+
+A step function takes the mesh and the options of --set, and returns (model, optimizer, step): calling step()
+records one training step. What each number is: docs/plan.md."""
 MSG_MESH_NEEDED: Final = (
     "name a mesh for {step}, such as --mesh fsdp=16: its function is called with it (--mesh none: every "
     "device alone)"
 )
+MSG_OPTION: Final = (
+    "--set {text}: write a keyword argument and its value, such as --set length=2048"
+)
+MSG_NO_FOLDER: Final = "{option} {path}: there is no folder {folder} to write to"
+MSG_NO_FILE: Final = "{step}: there is no file {home}"
+MSG_INTERRUPTED: Final = "interrupted; candidates that were compiled before are not shown"
+_INTERRUPTED: Final = 130  # as a shell says of a command that SIGINT ended
 _WIDTH: Final = 160  # where the output is no terminal
 
 
 def parser() -> argparse.ArgumentParser:
     """The arguments of all commands."""
-    top = argparse.ArgumentParser("xla-plan", description=DESCRIPTION)
+    top = argparse.ArgumentParser(
+        "xla-plan", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="compile a step for candidates, and say what each needs")
     add_step(run)
@@ -79,13 +96,30 @@ def add_step(command: argparse.ArgumentParser) -> None:
     command.add_argument("--html", type=Path, help="write a page with plots here")
 
 
+def check_given(chosen: argparse.Namespace) -> None:
+    """Raise ValueError for what would only be noticed after minutes of compiling, or once in each candidate."""
+    for topology in chosen.topology:
+        chip_of(topology)
+    home = step_home(chosen.step)
+    if home.endswith(".py") and not Path(home).is_file():
+        raise ValueError(MSG_NO_FILE.format(step=chosen.step, home=home))
+    for option in ("json", "html"):
+        path = getattr(chosen, option)
+        if path is not None and not path.resolve().parent.is_dir():
+            raise ValueError(
+                MSG_NO_FOLDER.format(option=f"--{option}", path=path, folder=path.resolve().parent)
+            )
+
+
 def candidates(
     topologies: Sequence[str], meshes: Sequence[Mesh], options: Sequence[str]
 ) -> list[Candidate]:
     """All combinations; ``NAME=A|B`` in ``options`` stands for two."""
     varied = []
     for text in options:
-        name, _, values = text.partition("=")
+        name, equals, values = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(MSG_OPTION.format(text=text))
         varied.append([parse_option(f"{name}={value}") for value in values.split("|")])
     return [
         Candidate(topology, mesh, dict(chosen))
@@ -159,10 +193,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser().parse_args(given[:end])
     chosen.arguments = given[end + 1 :]
     try:
+        check_given(chosen)
         status: int = chosen.command(chosen)
     except ValueError as error:
         sys.stderr.write(f"xla-plan: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        tell(MSG_INTERRUPTED)
+        return _INTERRUPTED
     return status
 
 

@@ -25,7 +25,7 @@ FIGURES = {
     "collectives": [{"kind": "all-gather", "count": 4, "bytes": 8, "sent": 6.0, "lines": {"a.py:1": 6.0}}],
     "sent": {"ici": 0.0, "ici exposed": 0.0, "dcn": 0.0},
     "model_flops": 4 * 197e12,
-    "seconds": {"all": 2.0, "compile": 1.0},
+    "seconds": {"all": 2.0, "compile": 1.0, "processor": 3.0},
     "from_cache": False,
     "host_peak_bytes": 1 << 30,
 }  # fmt: skip

@@ -41,10 +41,17 @@ def show(plans: Sequence[Plan], console: Console) -> None:
             console.print(_time(plan))
             if plan.figures["collectives"]:
                 console.print(_collectives(plan))
-            console.print(f"  compiled in {plan.figures['seconds']['compile']:.0f} s, "
-                          f"{_bytes(plan.figures['host_peak_bytes'])} of host memory")  # fmt: skip
+            console.print(_host(plan))
         for line in plan.advice:
             console.print(Text(f"  change: {line}"))
+
+
+def _host(plan: Plan) -> str:
+    took = plan.figures["seconds"]
+    return (
+        f"  compiled in {took['compile']:.0f} s ({took['processor']:.0f} s of processor time with everything "
+        f"before it), {_bytes(plan.figures['host_peak_bytes'])} of host memory"
+    )
 
 
 def _table(title: str, columns: Iterable[str], left: Iterable[str] = ()) -> Table:

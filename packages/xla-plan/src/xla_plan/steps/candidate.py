@@ -84,11 +84,19 @@ def is_script(step: str) -> bool:
     return step.endswith(".py")
 
 
+def step_home(step: str) -> str:
+    """The module or file that ``step`` is in. Raises ValueError if it names neither."""
+    home, _, name = step.rpartition(":")
+    if is_script(step):
+        return step
+    if not home or not name.isidentifier():
+        raise ValueError(MSG_STEP.format(text=step))
+    return home
+
+
 def find_step(step: str) -> Callable[..., Any]:
     """The function that ``module:function`` or ``file.py:function`` names. Raises ValueError if there is none."""
-    home, _, name = step.rpartition(":")
-    if not home:
-        raise ValueError(MSG_STEP.format(text=step))
+    home, name = step_home(step), step.rpartition(":")[2]
     module = _module_of_file(Path(home)) if home.endswith(".py") else _module(home)
     function = getattr(module, name, None)
     if not callable(function):

@@ -54,12 +54,19 @@ def measure(step: str, candidate: Candidate, arguments: Iterable[str] = ()) -> d
         raise RuntimeError(MSG_NO_PROGRAM.format(step=step))
     # a script's training step is the program that runs most often, or the largest of those
     program = max(compiled, key=lambda p: (p.runs, p.operations))
+    figures = of_program(program, candidate)
+    used = resource.getrusage(resource.RUSAGE_SELF)
     return {
-        **of_program(program, candidate),
+        **figures,
         **recorded,
-        "seconds": {"all": time.perf_counter() - began, "compile": program.compile_seconds},
+        "seconds": {
+            "all": time.perf_counter() - began,
+            "compile": program.compile_seconds,
+            # of the whole process: what other work on the machine does not change
+            "processor": used.ru_utime + used.ru_stime,
+        },
         "from_cache": program.from_cache,
-        "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "host_peak_bytes": used.ru_maxrss * 1024,
     }
 
 

@@ -10,10 +10,15 @@ import json
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from xla_core.support.own_packages import IMPORT_NAMES
 from xla_plan.steps.candidate import Candidate, Mesh
 from xla_plan.steps.measure import measure, shapes
+
+_NOT_THE_USERS: Final = frozenset(
+    {*IMPORT_NAMES, "torch", "jax", "jaxlib"} | (sys.stdlib_module_names - {"__main__"})
+)
 
 
 def main(request: str, result: str) -> int:
@@ -23,9 +28,20 @@ def main(request: str, result: str) -> int:
         answer = _answer(question)
     except Exception as error:
         traceback.print_exc()
-        answer = {"error": f"{type(error).__name__}: {error}"}
+        answer = {"error": described(error), "traceback": traceback.format_exc()}
     Path(result).write_text(json.dumps(answer))
     return int("error" in answer)
+
+
+def described(error: BaseException) -> str:
+    """An error in one line, with the innermost line of the user's code that it passed."""
+    text = f"{type(error).__name__}: {error}"
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        code = frame.f_code
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package and package not in _NOT_THE_USERS and code.co_filename != __file__:
+            return f"{text} ({Path(code.co_filename).name}:{line}, in {code.co_name})"
+    return text
 
 
 def _answer(wanted: dict[str, Any]) -> dict[str, object]:
