@@ -177,6 +177,25 @@ def test_torchs_own_while_loop_takes_xla_tensors():
     assert (n.item(), x.tolist()) == (4.0, [16.0, 16.0])
 
 
+@pytest.mark.parametrize("limit", [0, 1, 4])
+def test_torchs_own_while_loop_has_gradients(limit):
+    """Modules in its body have parameters, which ask for them: that raised."""
+    outcomes = []
+    for device in ("cpu", "xla"):
+        torch.manual_seed(0)
+        layer = nn.Linear(2, 2).to(device)
+        x = torch.ones(3, 2, device=device, requires_grad=True)
+        count, y = torch_while_loop(
+            lambda n, y: n < limit,
+            lambda n, y, layer=layer: (n + 1, layer(y).tanh()),
+            (torch.zeros((), dtype=torch.int64, device=device), x),
+        )
+        y.square().sum().backward()
+        grads = [g if g is None else g.cpu() for g in (x.grad, layer.weight.grad, layer.bias.grad)]
+        outcomes.append([count.cpu(), y.detach().cpu(), *grads])
+    assert_same(outcomes[1], outcomes[0])
+
+
 def test_fori_loop_counts_on_the_device():
     start = torch.tensor([3.0], device="xla")
     for bounds in ((0, 5), (torch.tensor([2], device="xla"), torch.tensor([7], device="xla"))):

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torch._higher_order_ops.while_loop import while_loop_op
+from torch._higher_order_ops.while_loop import (
+    while_loop_dense,
+    while_loop_op,
+    while_loop_stack_output_op,
+)
 
 from xla_core.computations import forward_backward as joints
 from xla_core.computations import pytrees
 from xla_core.computations.computation import Computation, Evaluate
 from xla_core.computations.forward_backward import Recorded
 from xla_core.dispatch.functional import find_trace
+from xla_core.operators.error_messages import ValueNeededError
 from xla_core.operators.tensor_meta import tensor_meta
 from xla_core.recording.xla_tensor import XLATensor, tensor_on
 from xla_core.torch_bridge.operands import Tree
+from xla_core.torch_bridge.torch_private import current_backward
 
 BODY: Final = "the body of while_loop"
 CONDITION: Final = "the condition of while_loop"
@@ -99,8 +106,30 @@ def _of_torch(
     carried_inputs: Sequence[Tree],
     additional_inputs: Sequence[torch.Tensor],
 ) -> tuple[torch.Tensor, ...]:
-    """``torch._higher_order_ops.while_loop`` on ``xla`` tensors."""
-    return tuple(while_loop(cond_fn, body_fn, carried_inputs, additional_inputs))
+    """``torch._higher_order_ops.while_loop`` on ``xla`` tensors.
+
+    PyTorch's backward pass of a loop is a loop, too: it counts with a number on the CPU, which goes to the device,
+    and reads it to find the iteration's values, so that each iteration is a step of its own.
+    """
+    device = find_trace(carried_inputs).device
+    carried = [t.to(device) if _is_cpu_number(t) else t for t in carried_inputs]
+    try:
+        return tuple(while_loop(cond_fn, body_fn, carried, additional_inputs))
+    except ValueNeededError:
+        if current_backward() < 0:
+            raise
+        result: tuple[torch.Tensor, ...]
+        result = while_loop_dense(cond_fn, body_fn, tuple(carried), tuple(additional_inputs))
+        return result
+
+
+def _is_cpu_number(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim == 0 and value.device.type == "cpu"
+
+
+# Where a gradient is wanted, PyTorch keeps the carried values of all iterations, as many as there are: the
+# condition is read in each, as on its other devices.
+while_loop_stack_output_op.py_impl(XLATensor)(partial(while_loop_dense, stack_output=True))
 
 
 def fori_loop(
