@@ -109,6 +109,20 @@ def test_complex_division_neither_overflows_nor_loses_small_parts(
 
 
 @pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_complex_quotients_of_small_and_large_numbers_have_their_digits(
+    dtype: torch.dtype,
+) -> None:
+    """A subnormal number counts as 0: no product on the way may be one where the quotient is none."""
+    limits = torch.finfo(dtype)
+    small = torch.tensor([24 + 31j, -40 + 24j, 27 - 90j, 2 - 8j], dtype=dtype) * limits.tiny
+    large = torch.tensor([1 + 0.25j, 0.3 - 1.1j, 1.5 + 0.01j, 1], dtype=dtype)
+    for one, other in ((small, large), (large, small), (small, small.flip(0))):
+        cpu = one / other
+        error = ((one.to("xla") / other.to("xla")).cpu() - cpu).abs() / cpu.abs()
+        assert error.max() < 8 * limits.eps
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
 def test_a_constant_complex_divisor_near_the_largest_divides(dtype: torch.dtype) -> None:
     number = torch.finfo(dtype).max * complex(0.75, 0.25)
     device, cpu = both(lambda x: x / number, edges(dtype))

@@ -35,7 +35,9 @@ def _exact(left: Array, right: Array) -> Array:
 def _complex_quotient(left: Array, right: Array) -> Array:
     """Smith's algorithm, as ``c10::complex`` has it: the divisor's larger part is divided by first."""
     shape = jnp.broadcast_shapes(left.shape, right.shape)
-    left, right = _lifted(broadcast_to(left, shape), broadcast_to(right, shape))
+    left, lift_of_left = _lifted(broadcast_to(left, shape))
+    right, lift_of_right = _lifted(broadcast_to(right, shape))
+    lowered = lift_of_right / lift_of_left
     a, b, c, d = lax.real(left), lax.imag(left), lax.real(right), lax.imag(right)
     real_is_larger = lax.abs(c) >= lax.abs(d)
     large, small = where(real_is_larger, c, d), where(real_is_larger, d, c)
@@ -50,28 +52,22 @@ def _complex_quotient(left: Array, right: Array) -> Array:
     one, other = by_ratio(a), by_ratio(b)
     real = where(real_is_larger, a + other, one + b)
     imag = where(real_is_larger, b - one, other - a)
-    result = lax.complex(quotient(real, divisor), quotient(imag, divisor))
+    result = lax.complex(quotient(real, divisor) * lowered, quotient(imag, divisor) * lowered)
     by_zero = lax.complex(quotient(a, lax.abs(c)), quotient(b, lax.abs(d)))
     return where((c == 0) & (d == 0), by_zero, result)
 
 
-def _lifted(left: Array, right: Array) -> tuple[Array, Array]:
-    """Both times a power of two where they are so small that products on the way are subnormal."""
-    limits = jnp.finfo(right.dtype)
+def _lifted(value: Array) -> tuple[Array, Array]:
+    """``value`` times a power of two where it is so small that products on the way are subnormal, and that power.
+
+    jaxlib 0.10.2 keeps them, because it fuses the multiplication with the addition that follows; 0.11 does not.
+    """
+    limits = jnp.finfo(value.dtype)
     lift = 2.0 ** (limits.nmant + 1)
-    largest = lax.max(_size(left), _size(right))
-    smallest = lax.min(_size(left), _size(right))
-    is_small = (smallest < float(limits.tiny) * lift * lift) & (largest < 1)
-    factor = where(is_small, lift, jnp.ones_like(lax.real(right)))
-
-    def scaled(value: Array) -> Array:
-        return lax.complex(lax.real(value) * factor, lax.imag(value) * factor)
-
-    return scaled(left), scaled(right)
-
-
-def _size(value: Array) -> Array:
-    return lax.max(lax.abs(lax.real(value)), lax.abs(lax.imag(value)))
+    real, imag = lax.real(value), lax.imag(value)
+    is_small = lax.max(lax.abs(real), lax.abs(imag)) < float(limits.tiny) * lift * lift
+    factor = where(is_small, lift, jnp.ones_like(real))
+    return lax.complex(real * factor, imag * factor), factor
 
 
 def complex_reciprocal(value: Array) -> Array:
