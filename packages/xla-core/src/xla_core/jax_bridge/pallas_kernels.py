@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import jax
 
@@ -38,6 +38,7 @@ from jaxlib.mlir import ir
 
 from xla_core.jax_bridge.module_attributes import all_operations
 
+_Jaxpr = TypeVar("_Jaxpr")
 _OPS: Final = "jax.experimental.pallas.ops.tpu"
 _CUSTOM_CALL: Final = "tpu_custom_call"
 
@@ -108,10 +109,13 @@ def call(function: Callable[..., Any], tracing: Tracing, *args: Any, **kwargs: A
     return jax.tree.unflatten(results[0], _narrow_p.bind(*operands, jaxpr=jaxpr))
 
 
-def expanded(jaxpr: object) -> object:
+def expanded(jaxpr: _Jaxpr) -> _Jaxpr:
     """A jaxpr without the operations that stand for functions of jax's, as ``jnp.searchsorted`` does."""
     # jax 0.12.0; older ones have the attribute, and no such operations
-    return _partial_eval.lower_jaxpr2(jaxpr) if getattr(jaxpr, "is_high", False) else jaxpr
+    if not getattr(jaxpr, "is_high", False):
+        return jaxpr
+    lowered: _Jaxpr = _partial_eval.lower_jaxpr2(jaxpr)
+    return lowered
 
 
 def _lower_narrow(ctx: _mlir.LoweringRuleContext, *operands: jax.Array, jaxpr: object) -> object:

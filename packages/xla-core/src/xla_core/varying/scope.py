@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from xla_core.jax_bridge.pallas_kernels import expanded
 from xla_core.lowering.evaluate import Lifted, Scope
 from xla_core.lowering.program_failures import place_of
 from xla_core.operators.run_rule import LoweringError
@@ -68,7 +69,7 @@ class VaryingScope:
             return [scope[vid] for vid in wanted]
 
         vectors = [v if v is None else jax.ShapeDtypeStruct(v.shape, v.dtype) for v in self.vectors]
-        closed = jax.make_jaxpr(function)(*vectors, *map(_struct, values))
+        closed = expanded(jax.make_jaxpr(function)(*vectors, *map(_struct, values)))
         given = [v for v in self.vectors if v is not None]
         results = interpreter.run(self.frame, closed.jaxpr, closed.consts, [*given, *values])
         return list(zip(wanted, results, strict=True))
