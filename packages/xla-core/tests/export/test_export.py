@@ -446,7 +446,7 @@ def test_what_is_no_exported_model_is_refused(tmp_path):
     with pytest.raises(KeyError, match="no function 'backward'; this model has forward"):
         made.evaluate("backward", ())
     made._bundle.stablehlo_funcs[0].bytecode = b"nothing"
-    with pytest.raises(ValueError, match="no StableHLO program that jaxlib"):
+    with pytest.raises(ValueError, match="not a StableHLO program that jaxlib"):
         made(torch.randn(2, 4))
     made.save(tmp_path)
     (tmp_path / "functions/forward.meta").write_text("{}")

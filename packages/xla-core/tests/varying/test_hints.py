@@ -56,7 +56,7 @@ def test_no_program_is_made_for_sizes_beyond_the_bound(run):
 
 def test_what_cannot_be_marked():
     x = torch.ones(3, 4, device="xla")
-    with pytest.raises(TypeError, match="no xla tensor"):
+    with pytest.raises(TypeError, match="not an xla tensor"):
         mark_dynamic(torch.ones(3), 0)
     with pytest.raises(RuntimeError, match="mark the tensor that it shows"):
         mark_dynamic(x[1:], 0)

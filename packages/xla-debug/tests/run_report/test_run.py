@@ -131,7 +131,7 @@ def test_a_script_that_is_not_there(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["run", "nope.py"]) == 2
     assert capsys.readouterr().err == (
-        "xla-debug run: nope.py is no file; name a script, or with -m a module\n"
+        "xla-debug run: nope.py is not a file; name a script, or a module with -m\n"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -120,5 +120,5 @@ def test_policies_choose_what_is_wrapped():
     assert wrapped_names(wrap.recursive_wrap(relu, chosen, Wrapper)[0]) == {"0"}
     whole, _ = wrap.recursive_wrap(nn.Sequential(nn.ReLU()), wrap.always_wrap_policy, Wrapper)
     assert wrapped_names(whole) == {"", "0.0"}
-    with pytest.raises(ValueError, match="recursive_wrap: the module is a Wrapper already"):
+    with pytest.raises(ValueError, match="recursive_wrap: the module is already a Wrapper"):
         wrap.recursive_wrap(whole, wrap.always_wrap_policy, Wrapper)

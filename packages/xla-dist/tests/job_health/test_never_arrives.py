@@ -278,7 +278,7 @@ def test_one_thread_for_two_devices_is_told_that_nobody_comes(monkeypatch, caplo
     """It waited half an hour in silence."""
     monkeypatch.setenv("XLA_DIST_WARN_AFTER", "0")
     monkeypatch.setenv("XLA_DIST_WAIT_TIMEOUT", "1")
-    with pytest.raises(RuntimeError, match="ordinal 1 does not come: for 1 s"):
+    with pytest.raises(RuntimeError, match="ordinal 1 does not arrive: for 1 s"):
         Team([0, 1]).meet(0, "all_reduce", None, lambda given: given)
     (record,) = caplog.records
     assert "ordinal 0 waits at all_reduce for the threads of ordinal 1" in record.message

@@ -283,7 +283,7 @@ class Hides(nn.Linear):
 def refusals(index):
     """Errors that name the culprit and the next step."""
     refused(RuntimeError, "ModuleList has no forward", FSDP, nn.ModuleList([nn.Linear(2, 2)]))
-    refused(RuntimeError, "sharded already", FSDP, FSDP(nn.Linear(2, 2)))
+    refused(RuntimeError, "already sharded", FSDP, FSDP(nn.Linear(2, 2)))
     refused(TypeError, "0.weight is torch.float64", FSDP, nn.Sequential(nn.Linear(2, 2)).double())
     refused(
         ValueError, "compute_dtype is torch.int8", FSDP, nn.Linear(2, 2), compute_dtype=torch.int8

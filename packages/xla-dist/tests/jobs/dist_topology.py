@@ -191,7 +191,7 @@ def threads_fail(_index):
         (raises, "the second thread gives up"),
         (
             ends,
-            "ordinal 0 waits at rendezvous 'alone', and ordinal 1 does not come: it has finished",
+            "ordinal 0 waits at rendezvous 'alone', and ordinal 1 does not arrive: it has finished",
         ),
         (differs, "ordinal 1: all_reduce sum"),
     ):

@@ -165,5 +165,5 @@ ENTRY %main (a: f32[{left}], b: f32[{right}]) -> f32[{result}] {{
 
 
 def test_what_is_no_module():
-    with pytest.raises(ValueError, match="no compiled HLO module"):
+    with pytest.raises(ValueError, match="not a compiled HLO module"):
         hlo_module.parse("HloModule m\n")

@@ -220,7 +220,7 @@ MISTAKES = {
     "name": (lambda m: xs.mark_sharding(_tensor(), m, ("Data", None)), "did you mean 'data'"),
     "index": (lambda m: xs.mark_sharding(_tensor(), m, (2, None)), "not one of the mesh's 2 axes"),
     "kind": (lambda m: xs.mark_sharding(_tensor(), m, (1.5, None)), "is not a mesh axis"),
-    "twice": (lambda m: xs.mark_sharding(_tensor(), m, ("data", 0)), "comes twice"),
+    "twice": (lambda m: xs.mark_sharding(_tensor(), m, ("data", 0)), "occurs twice"),
     "cpu": (
         lambda m: xs.mark_sharding(torch.ones(8), m, (0,)),
         "Expected XLA tensor. Got: torch.Fl",
@@ -372,9 +372,9 @@ def test_shard_as_passes_gradients(mesh):
 @pytest.mark.parametrize(
     ("a", "b", "problem"),
     [
-        (lambda t: [t], lambda t: (t,), "two trees of one structure"),
+        (lambda t: [t], lambda t: (t,), "two trees of the same structure"),
         (lambda t: [t], lambda t: [t[:2]], r"one shape, got \(8, 8\) and \(2, 8\)"),
-        (lambda t: [t], lambda t: [None], "a None stands in one"),
+        (lambda t: [t], lambda t: [None], "one of the two trees has None"),
     ],
 )
 def test_shard_as_needs_pairs(mesh, a, b, problem):

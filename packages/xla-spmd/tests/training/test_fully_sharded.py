@@ -93,7 +93,7 @@ def test_what_cannot_be_wrapped(fsdp_mesh, mesh):
         FSDPv2(layer, mesh=mesh)
     with pytest.raises(ValueError, match="no axis named 'batch'"):
         FSDPv2(layer, mesh=fsdp_mesh, extra_data_axis="batch")
-    with pytest.raises(RuntimeError, match="wrapped already"):
+    with pytest.raises(RuntimeError, match="already wrapped"):
         FSDPv2(FSDPv2(layer, mesh=fsdp_mesh), mesh=fsdp_mesh)
 
     class Named(nn.Linear):

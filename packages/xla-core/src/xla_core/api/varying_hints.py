@@ -8,7 +8,7 @@ import torch
 
 from xla_core.recording.xla_tensor import XLATensor
 
-MSG_NOT_XLA: Final = "{type} is no xla tensor: mark it when it is on the device"
+MSG_NOT_XLA: Final = "{type} is not an xla tensor: mark it when it is on the device"
 MSG_VIEW: Final = "a view has no size of its own to mark: mark the tensor that it shows"
 MSG_DIM: Final = "a tensor of {rank} dimensions has no dimension {dim}"
 MSG_LOW: Final = "max={most} is below the size {size} of dimension {dim}"

@@ -29,7 +29,7 @@ MSG_HOST_VALUE: Final = (
     "it outside and pass it as an argument"
 )
 MSG_HOST_WRITE: Final = (
-    "{name}: a value of the host is copied to the device inside the step and is no operand there; a replay "
+    "{name}: a value of the host is copied to the device inside the step and is not an operand there; a replay "
     "would not copy it. Pass it as an argument"
 )
 MSG_KEPT: Final = (

@@ -32,7 +32,7 @@ MSG_HOST: Final = (
     "that do not change"
 )
 MSG_UNHASHABLE: Final = (
-    "{function} was given a {type}, which is not hashable: what is no tensor tells recordings apart"
+    "{function} was given a {type}, which is not hashable: other arguments distinguish recordings"
 )
 MSG_GRAD: Final = "assume_pure_torch is for inference: use it under torch.no_grad(), or assume_pure"
 

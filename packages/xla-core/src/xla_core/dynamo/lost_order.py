@@ -32,7 +32,7 @@ MSG_MERGED: Final = (
 )
 MSG_STRIDED: Final = (
     "{node} writes through as_strided() of a view, and what it writes outside of the view would be "
-    "lost; call as_strided() of a tensor that is no view, or .clone() on the view before it"
+    "lost; call as_strided() of a tensor that is not a view, or .clone() on the view before it"
 )
 
 

@@ -57,7 +57,7 @@ def lower_jaxpr(
     """The module of a jaxpr of fixed sizes, for one partition, and the Python functions it calls back.
 
     What jax's ``lower_jaxpr_to_module`` does for such a one, in a context that was there already.
-    Raises ValueError for what is no valid module.
+    Raises ValueError for what is not a valid module.
     """
     # jax 0.10.2: all names of _mlir below. 0.11.2 and 0.12.0 take the same arguments, and ``results``.
     lowering = _mlir.ModuleContext(
@@ -82,7 +82,7 @@ def lower_jaxpr(
         try:
             valid = module.operation.verify()
         except ir.MLIRError as error:
-            raise ValueError(f"{name} is no valid module: {error}") from error
+            raise ValueError(f"{name} is not a valid module: {error}") from error
     if not valid:
-        raise ValueError(f"{name} is no valid module:\n{module}")
+        raise ValueError(f"{name} is not a valid module:\n{module}")
     return module, lowering.host_callbacks

@@ -58,7 +58,7 @@ MSG_NO_PORTABLE_RULE: Final = (
 )
 MSG_SIZES: Final = "these arguments' sizes do not fit what the program was exported for: {reason}"
 MSG_NOT_READABLE: Final = (
-    "this is no StableHLO program that jaxlib {version} reads: {reason}. Programs of newer releases "
+    "this is not a StableHLO program that jaxlib {version} reads: {reason}. Programs of newer releases "
     "need a newer jaxlib"
 )
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-MSG_DTYPE: Final = "{name!r} is no dtype of integers; give 'int8', 'uint8', 'int16' or 'int32'"
+MSG_DTYPE: Final = "{name!r} is not an integer dtype; give 'int8', 'uint8', 'int16' or 'int32'"
 MSG_COUNT: Final = (
     "{scales} scales and {zeros} zero points; give one of each for the tensor (axis=-1), or one of each "
     "for every index along axis {axis}: {wanted}"

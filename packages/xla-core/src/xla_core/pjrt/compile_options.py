@@ -20,7 +20,7 @@ def with_known_options(compile: Callable[[Options], _Result], options: Options) 
 
     XLA's debug options are no interface: another jaxlib may be without one, and has the others. XLA names
     the first that it does not know, and that one is left out in this process from then on. Raises what
-    ``compile`` raises for any other reason, and for an option that is none of ``options``.
+    ``compile`` raises for any other reason, and for an option that is not in ``options``.
     """
     while True:
         known = {name: value for name, value in options.items() if name not in _unknown}

@@ -20,7 +20,7 @@ from xla_core.dynamo import dynamo_backend
 from xla_core.recording.xla_tensor import XLATensor
 
 MSG_NAME: Final = (
-    "{name!r} is no name of a composite: StableHLO wants a namespace and a name, such as "
+    "{name!r} is not a valid name for a composite: StableHLO requires a namespace and a name, such as "
     "'mylib.attention'"
 )
 MSG_NOT_A_TENSOR: Final = "composite {name!r}: what is marked must be torch tensors, got a {type}"

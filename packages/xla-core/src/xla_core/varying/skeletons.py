@@ -26,7 +26,7 @@ class _Number:
 
 _NUMBER = _Number()
 _FLAG = _Number()
-# Tensors of one truth value: "this is the last token" is no other step than "this is not".
+# Tensors of one truth value: "this is the last token" needs no other program than "this is not".
 _FILLS: Final = frozenset({"aten.full.default", "aten.full_like.default", "aten.new_full.default"})
 
 

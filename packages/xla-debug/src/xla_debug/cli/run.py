@@ -16,7 +16,7 @@ from xla_debug import tracebacks
 from xla_debug.run_report import html_report, terminal
 from xla_debug.run_report.recorder import Recorder
 
-MSG_NO_SCRIPT: Final = "xla-debug run: {} is no file; name a script, or with -m a module\n"
+MSG_NO_SCRIPT: Final = "xla-debug run: {} is not a file; name a script, or a module with -m\n"
 
 
 def add_parser(commands: Any) -> None:

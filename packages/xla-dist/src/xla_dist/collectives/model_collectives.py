@@ -39,7 +39,7 @@ MSG_DIMENSION: Final = (
 MSG_EMPTY: Final = "{name} got no tensor"
 MSG_OUTPUT: Final = "{name}: output has shape {got}, the result has {wanted}"
 MSG_SHARDS: Final = "{name}: {argument}={got}, but the groups have {wanted} replicas each"
-MSG_REDUCTION: Final = "{name}: the reduction {kind!r} is none of {known}"
+MSG_REDUCTION: Final = "{name}: the reduction {kind!r} is not one of {known}"
 MSG_DTYPE: Final = "{name}: there is no reduction {kind!r} of {dtype}"
 MSG_ONE_SIDED: Final = (
     "{name}(channel_id={channel}): programs have no one-sided transfers; let all replicas call "
@@ -95,7 +95,7 @@ def check_group_size(name: str, value: object, shard_count: int, groups: Groups)
 def world_of(trace: Trace) -> int:
     """The number of replicas a collective on this device talks to.
 
-    Raises RuntimeError for a device that is none of the job's replicas.
+    Raises RuntimeError for a device that is not one of the job's replicas.
     """
     return runtime.replica_of(trace.device)[1]
 

@@ -21,9 +21,11 @@ from xla_dist.fsdp.units import Options, Place, Shard, Unit
 FLOAT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 _MEBIBYTE: Final = 1 << 20
 
-MSG_TWICE: Final = "this module is sharded already; wrap its parts first, then what holds them"
+MSG_TWICE: Final = (
+    "this module is already sharded; wrap its parts first, then the modules that hold them"
+)
 MSG_NO_FORWARD: Final = (
-    "{kind} has no forward method, and full parameters are there only during forward; wrap the modules in it "
+    "{kind} has no forward method, and full parameters exist only during forward; wrap the modules in it "
     "(nn.ModuleList, nn.ModuleDict), or a module that calls them"
 )
 MSG_DTYPE: Final = "{name} is {got}; give one of {known}"
@@ -31,7 +33,7 @@ MSG_PARAMETER_DTYPE: Final = (
     "{name} is {got}, and only float32 parameters are sharded; convert the module with float(), "
     "and choose the dtype it computes in with compute_dtype"
 )
-MSG_GROUPS: Final = "sharding_groups needs sharding_rank and sharding_world_size beside it"
+MSG_GROUPS: Final = "sharding_groups also needs sharding_rank and sharding_world_size"
 MSG_SHARED: Final = (
     "{name} is also a parameter of a module that is sharded on its own; modules that share a parameter "
     "have to be in one wrapper"

@@ -18,7 +18,7 @@ MIN_NUM_PARAMS: Final = 100_000_000
 FORCE_LEAF_MODULES: Final = frozenset({nn.MultiheadAttention})
 EXCLUDE_WRAP_MODULES: Final = frozenset({nn.ModuleList, nn.ModuleDict})
 MSG_WRAPPED: Final = (
-    "recursive_wrap: {name} is a {kind} already; wrap by policy first, or all parts by hand"
+    "recursive_wrap: {name} is already a {kind}; wrap by policy first, or wrap all parts yourself"
 )
 
 

@@ -9,7 +9,7 @@ from xla_core.extension_api.jobs import Job
 
 MSG_OTHER_JOB: Final = (
     "this process is number {index} of {count} already, and _ensure_xla_coordinator_initialized says {rank} of "
-    "{world}; start it with the numbers it shall have (torchrun, or XLA_PROCESS_INDEX and XLA_PROCESS_COUNT)"
+    "{world}; start it with the numbers that it should have (torchrun, or XLA_PROCESS_INDEX and XLA_PROCESS_COUNT)"
 )
 MSG_LATE: Final = (
     "the device client of this process was started for it alone; call "

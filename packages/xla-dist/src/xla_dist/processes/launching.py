@@ -62,8 +62,8 @@ MSG_NPROCS: Final = (
     "number of devices on this host; on the CPU set CPU_NUM_DEVICES"
 )
 MSG_STARTED: Final = (
-    "this process has used its xla devices already; call launch() or spawn() before, and use "
-    "devices only inside of the function that they run"
+    "this process has already used its xla devices; call launch() or spawn() before, and use "
+    "devices only inside the function that they run"
 )
 MSG_SPMD: Final = (
     "launch() and spawn() start replicas, and SPMD mode has one program over all devices: call the "

@@ -23,7 +23,7 @@ MSG_DIFFERENT: Final = (
     "in the same order; look for a branch that depends on the ordinal, or on data, around the call."
 )
 MSG_MISSING: Final = (
-    "ordinal {me} waits at {what}, and ordinal {missing} does not come: {why}"
+    "ordinal {me} waits at {what}, and ordinal {missing} does not arrive: {why}"
 )  # fmt: skip
 MSG_ALONE: Final = (
     "ordinal %d waits at %s for the threads of ordinal %s, for %.0f s. A process with several devices is as many "

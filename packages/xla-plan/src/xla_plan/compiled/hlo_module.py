@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-MSG_NO_ENTRY: Final = "the text has no ENTRY computation: it is no compiled HLO module"
+MSG_NO_ENTRY: Final = "the text has no ENTRY computation, so it is not a compiled HLO module"
 
 _COMPUTATION: Final = re.compile(r"^(?P<entry>ENTRY )?%(?P<name>[^\s(]+) \(.*\{$")
 _HEAD: Final = re.compile(r"^ +(?P<root>ROOT )?%(?P<name>[^\s=]+) = ")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 MSG_MESH: Final = (
-    "{text!r} is no mesh: write axes and their sizes, such as fsdp=16 or data=2,fsdp=4,tensor=2"
+    "{text!r} is not a mesh: write axes and their sizes, such as fsdp=16 or data=2,fsdp=4,tensor=2"
 )
 MSG_SIZE: Final = "the mesh {mesh} has {size} places, {topology} has {count} devices"
 MSG_STEP: Final = (

@@ -14,7 +14,7 @@ from xla_core.extension_api.tensors import XLATensor
 from xla_spmd.lowering.annotation_ops import REDUCE_PARTS
 
 REDUCTIONS: Final = ("sum", "mul", "min", "max", "and", "or")
-MSG_KIND: Final = "the reduction {kind!r} is none of {known}"
+MSG_KIND: Final = "the reduction {kind!r} is not one of {known}"
 MSG_GROUPS: Final = (
     "groups={groups}: each of the {count} devices must be in exactly one group, and all groups must have "
     "one size"

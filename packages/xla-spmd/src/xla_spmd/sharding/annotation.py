@@ -16,7 +16,7 @@ from xla_spmd.sharding.partition_spec import Spec, check_rank
 MSG_DEVICES: Final = (
     "the mesh {mesh} is over {size} devices, this job has {count}: a mesh names each device of the "
     "job once, 0 to {last}. Use np.arange(xr.global_runtime_device_count()), and an axis that no "
-    "dimension lies on for devices that shall hold copies"
+    "dimension is split over for devices that should hold copies"
 )
 
 

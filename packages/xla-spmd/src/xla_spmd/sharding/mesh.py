@@ -24,7 +24,7 @@ MSG_NAMES: Final = (
     "Number of axis names ({count}) must match mesh dimensions ({rank}): {names} for shape {shape}"
 )
 MSG_SAME_NAME: Final = "Axis names must be unique, got {names}: rename one of the two {name!r}"
-MSG_DEVICES_TWICE: Final = "Device IDs must be unique, got {ids}: device {twice} comes twice"
+MSG_DEVICES_TWICE: Final = "Device IDs must be unique, got {ids}: device {twice} occurs twice"
 MSG_DEVICES_BEYOND: Final = (
     "Device IDs must be less than mesh size ({size}), got {ids}: a mesh has all devices of the job, "
     "0 to {last}"

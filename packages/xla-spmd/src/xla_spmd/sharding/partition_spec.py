@@ -28,7 +28,7 @@ MSG_NOT_AN_AXIS: Final = (
     "tuple of these, or None for a dimension that stays whole"
 )
 MSG_TWICE: Final = (
-    "the mesh axis {axis} comes twice in the partition spec {spec}: one axis can split one "
+    "the mesh axis {axis} occurs twice in the partition spec {spec}: one axis can split one "
     "dimension only. Keep it where the dimension is larger and write None in the other place"
 )
 MSG_RANK: Final = (

@@ -31,7 +31,7 @@ MSG_NOT_XLA: Final = (
     "t = t.to('xla') first"
 )
 MSG_NOT_SPMD: Final = (
-    "the devices of this process are used one by one; call torch_xla.runtime.use_spmd() at the start of the "
+    "the devices of this process are used separately; call torch_xla.runtime.use_spmd() at the start of the "
     "script to use them as one, over which tensors can be split"
 )
 

@@ -13,9 +13,9 @@ from xla_spmd.lowering.annotation_ops import SHARD_AS
 from xla_spmd.tensors.marking import checked
 from xla_spmd.tensors.sharded_tensor import unwrap_sharded_tensor
 
-MSG_STRUCTURE: Final = "shard_as needs two trees of one structure, got {a} and {b}"
-MSG_SHAPES: Final = "shard_as needs tensors of one shape, got {a} and {b}"
-MSG_NONE: Final = "shard_as: a None stands in one of the two trees where the other has a tensor"
+MSG_STRUCTURE: Final = "shard_as needs two trees of the same structure, got {a} and {b}"
+MSG_SHAPES: Final = "shard_as needs tensors of the same shape, got {a} and {b}"
+MSG_NONE: Final = "shard_as: one of the two trees has None where the other has a tensor"
 
 
 class _ShardAs(torch.autograd.Function):

@@ -17,7 +17,7 @@ from xla_spmd.training.linear import apply_backward_optimization_barrier
 AXIS: Final = "fsdp"
 """The mesh axis that parameters are split over, and batches too."""
 
-MSG_TWICE: Final = "the module is wrapped already; wrap it once, from the outside"
+MSG_TWICE: Final = "the module is already wrapped; wrap only the outermost module"
 MSG_NO_MESH: Final = (
     "SpmdFullyShardedDataParallel got no mesh, and there is no global one; pass mesh=, or call "
     "xs.set_global_mesh(xs.Mesh(np.arange(n), (n,), ('fsdp',)))"
