@@ -373,7 +373,7 @@ def test_shard_as_passes_gradients(mesh):
     ("a", "b", "problem"),
     [
         (lambda t: [t], lambda t: (t,), "two trees of the same structure"),
-        (lambda t: [t], lambda t: [t[:2]], r"one shape, got \(8, 8\) and \(2, 8\)"),
+        (lambda t: [t], lambda t: [t[:2]], r"the same shape, got \(8, 8\) and \(2, 8\)"),
         (lambda t: [t], lambda t: [None], "one of the two trees has None"),
     ],
 )
