@@ -21,9 +21,7 @@ from xla_dist.fsdp.units import Options, Place, Shard, Unit
 FLOAT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 _MEBIBYTE: Final = 1 << 20
 
-MSG_TWICE: Final = (
-    "this module is already sharded; wrap its parts first, then the modules that hold them"
-)
+MSG_TWICE: Final = "this module is already sharded; wrap its parts before the modules around them"
 MSG_NO_FORWARD: Final = (
     "{kind} has no forward method, and full parameters exist only during forward; wrap the modules in it "
     "(nn.ModuleList, nn.ModuleDict), or a module that calls them"
