@@ -8,7 +8,8 @@ computed again in the backward pass: an assumption, and named as such in the out
 inputs of 70 and 405 billion parameters' layers in the hosts' memory meanwhile; here they stay in HBM, and two
 sequences of 8192 tokens per chip do not fit with 70 billion (libtpu: 39.9 of 31.25 GiB). ``--plans`` takes
 plans that ``xla-plan run --json`` wrote before instead of compiling; they are matched by topology, mesh and
-options.
+options. The shapes of v5p's models are those of MaxText's default model with
+``global_parameter_scale`` 32 and 64; their sequences per chip (4 of 2048) are an assumption, too.
 """
 
 from __future__ import annotations
