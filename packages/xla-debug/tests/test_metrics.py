@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import re
@@ -186,6 +187,22 @@ def test_the_incremental_report_equals_the_full_one(monkeypatch):
     file.close()
     text = stream.getvalue()
     assert text == "".join(f"[MetricsData; step={n}]\n{counters.report()}\n" for n in (1, 2))
+
+
+def test_steps_that_never_come_again_are_let_go(monkeypatch):
+    """A file of metrics kept what the steps of a process counted, one for each new step, for ever."""
+    monkeypatch.setattr(metrics_file, "MOST_TALLIES", 8)
+    met.clear_all()
+    file = metrics_file.MetricsFile(io.StringIO())
+    for step in range(40):
+        tally = counters.Tally((("Steps that go", 1), ("Adds", step)))
+        for _ in range(3):
+            tally.count()
+        assert file.report() == counters.report()  # which adds up what was counted
+    kept = [one for one in gc.get_objects() if type(one) is counters.Tally and one.times == 0]
+    assert 0 < sum(one.rows[0] == ("Steps that go", 1) for one in kept) <= 8
+    file.close()
+    assert counters.all_counters()["Adds"] == 3 * sum(range(40))
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="only Linux has a device that is always full")

@@ -31,6 +31,8 @@ MOST_WAITING: Final = 20_000
 """When this number of samples, increments and steps wait, their records are written at once."""
 RENDERED: Final = 4096
 """Per metric, the number of values whose text is remembered: percentiles come back to samples of before."""
+MOST_TALLIES: Final = 1024
+"""The number of programs and recorded steps whose counters are known to be in the report."""
 STANDARD_STREAMS: Final = ("STDERR", "STDOUT")
 MSG_UNWRITABLE: Final = (
     "XLA_METRICS_FILE: cannot write to {}: {}; no further steps are recorded. Make room or name "
@@ -132,6 +134,8 @@ class _Counted:
             return
         for name, by in tally.rows:
             self.add(name, by)
+        if len(self._tallies) == MOST_TALLIES:  # of steps that never come again
+            self._tallies.clear()
         self._tallies.add(tally)
 
     def text(self) -> tuple[str, str]:
