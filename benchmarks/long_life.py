@@ -8,8 +8,10 @@ mappings, objects of Python and the size of every listed cache. SIGTERM ends the
 draws such figures again and trains nothing. ``--rounds 4`` lives four times as long, and empties every table
 after each round: what is left then grows only if something is kept that no table lists.
 
-The exit status is 1 if a loss is not finite, a cache is larger than its bound, or something went on growing: if
-its median in the last quarter of the steps is more than that of the second quarter by over a tenth.
+Tables that fill grow, and are no leak: so the process has small bounds, and few different shapes to meet. It has
+settled once it has dropped all that it remembers of its steps twice. From then on something grows, and does not
+level off, if its median in the last third of the samples is over 3 % more than in the third before. The exit status
+is 1 if something grew, a loss is not finite or a cache is larger than its bound, 2 if the run was too short.
 """
 
 from __future__ import annotations
@@ -34,22 +36,28 @@ from typing import Any, Final
 
 import curves
 
-EVALUATES, SAVES, RESTORES, MEETS_SHAPE, ERRS, INTERRUPTED = 100, 250, 2500, 1000, 130, 70
+EVALUATES, SAVES, RESTORES, MEETS_SHAPE, ERRS, INTERRUPTED = 100, 250, 1000, 25, 130, 70
 """Every so many steps."""
-SAMPLED: Final = 500
+SAMPLED: Final = 250
 """Steps from one sample to the next: a sample costs as much as some hundred of them."""
-KEPT: Final = "64"
+KEPT: Final = "32"
 """Programs that the process keeps, so that it soon has to forget some."""
-REMEMBERED: Final = 30_000
+REMEMBERED: Final = 4000
 """Entries of recorded steps that it keeps, for the same reason."""
-SIZES: Final = 300
-"""Sizes that operators meet: several times as many as programs are kept, soon all met."""
-ALLOWED_GROWTH: Final = 1.1
-LEAST_SAMPLES: Final = 40
-"""Of fewer nobody can tell what grows: at first the caches fill, and memory with them."""
-SLACK: Final = {"resident_MB": 20.0, "objects": 5000.0}
-"""More than the tenth is let pass up to so much; 4 of anything else."""
+SIZES, LENGTHS = 60, 12
+"""Sizes that operators meet and lengths of steps: more than programs are kept, and soon all met."""
+SETTLED: Final = 2
+"""So often the process has forgotten its steps by the time that its figures count."""
+ALLOWED_GROWTH: Final = 1.03
+LEAST_SAMPLES: Final = 24
+"""Of fewer, since it has settled, nobody can tell what grows."""
+SLACK: Final = {"resident_MB": 15.0, "objects": 5000.0, "mappings": 100.0}
+"""Growth by more than this share is let pass up to so much; 4 of anything else."""
 VOCABULARY, WIDTH, HEADS, LENGTH, BATCH, ITEMS = 64, 32, 2, 16, 4, 400
+
+MSG_SHORT: Final = (
+    "too short to tell what grows: {count} samples of a settled process, of at least {least}"
+)
 
 Sample = dict[str, Any]
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -113,10 +121,10 @@ class Life:
 
     def meet_shape(self, texts: Any) -> None:
         """A training step of another length, and operators of shapes that were not there before."""
-        length = 2 + self.dice.randrange(3 * LENGTH)
+        length = 4 * (1 + self.dice.randrange(LENGTHS))
         other = self.torch.randint(VOCABULARY, (BATCH, length + 1)).to(self.device)
         self.train(other)
-        for _ in range(10):
+        for _ in range(3):
             size = 331 * self.dice.randrange(1, SIZES)
             total = (self.torch.ones(size, device=self.device) * 2 + 1.5).sum().item()
             assert total == size * 3.5, (total, size)
@@ -258,6 +266,7 @@ def _target(path: Path) -> str:
 
 def lives(index: int, folder: str, minutes: float, processes: int, rounds: int) -> None:
     """One process's life; its samples are in ``folder``, a line each, and what was left after each round."""
+    from xla_core.contract import events
     from xla_core.testing import internals
 
     started = time.monotonic()
@@ -268,6 +277,7 @@ def lives(index: int, folder: str, minutes: float, processes: int, rounds: int) 
     signal.signal(signal.SIGALRM, _interrupt)
     internals.limit_remembered_entries(REMEMBERED)
     life = Life(index, folder, processes)
+    events.subscribe(events.StepsForgotten, lambda _event: life.counts.update(forgotten=1))
     with Path(folder, f"samples-{index}").open("w") as file:
 
         def note(life: Life) -> None:
@@ -300,23 +310,49 @@ def read(folder: str, processes: int) -> list[list[Sample]]:
     ]
 
 
-def quarters(samples: Sequence[Sample], value: Callable[[Sample], float]) -> tuple[float, float]:
-    """The medians of a value in the second and in the last quarter of the steps."""
-    quarter = len(samples) / 4
-    second = [value(s) for n, s in enumerate(samples) if quarter <= n < 2 * quarter]
-    last = [value(s) for n, s in enumerate(samples) if n >= 3 * quarter]
-    return statistics.median(second), statistics.median(last)
+def settled(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """The samples since the process has settled: the tables that fill have done so."""
+    return [one for one in samples if one["counts"].get("forgotten", 0) >= SETTLED]
+
+
+def thirds(samples: Sequence[Sample]) -> dict[str, tuple[float, float]]:
+    """The median of each figure in the middle and in the last third of the samples; nothing of too few."""
+    count = len(samples)
+    if count < LEAST_SAMPLES:
+        return {}
+    parts = samples[count // 3 : 2 * count // 3], samples[2 * count // 3 :]
+    return {name: (_median(parts[0], name), _median(parts[1], name)) for name in curves.SHOWN}
+
+
+def _median(samples: Sequence[Sample], name: str) -> float:
+    return float(statistics.median(one[name] for one in samples))
 
 
 def faults(samples: Sequence[Sample]) -> list[str]:
     """What is wrong with one process's figures."""
     wrong = [text for one in samples for text in one["over_bound"]]
     wrong += [f"{s['bad_losses']} losses are not finite" for s in samples if s["bad_losses"]]
-    for name in curves.SHOWN if len(samples) >= LEAST_SAMPLES else ():
-        early, late = quarters(samples, lambda one, name=name: one[name])  # type: ignore[misc]
+    for name, (early, late) in thirds(settled(samples)).items():
         if late > early * ALLOWED_GROWTH and late - early > SLACK.get(name, 4.0):
             wrong.append(f"{name} grew from {early:g} to {late:g}")
     return sorted(set(wrong))
+
+
+def judged(processes: Sequence[Sequence[Sample]]) -> int:
+    """Say what was wrong, and what each figure was in both thirds; the exit status."""
+    wrong = [text for samples in processes for text in faults(samples)]
+    print(*wrong, sep="\n", file=sys.stderr)
+    lasting = [settled(samples) for samples in processes]
+    for index, samples in enumerate(lasting):
+        for name, (early, late) in thirds(samples).items():
+            print(f"{index}: {name} {early:g}, then {late:g}")
+    if wrong:
+        return 1
+    fewest = min(map(len, lasting))
+    if fewest < LEAST_SAMPLES:
+        print(MSG_SHORT.format(count=fewest, least=LEAST_SAMPLES), file=sys.stderr)
+        return 2
+    return 0
 
 
 def machine() -> str:
@@ -342,11 +378,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--draw", type=Path, help="figures that are there already")
     options = parser.parse_args(argv)
     figures = json.loads(options.draw.read_text()) if options.draw else taken(options)
-    wrong = [text for samples in figures["processes"] for text in faults(samples)]
-    print(*wrong, sep="\n", file=sys.stderr)
     if options.picture:
         options.picture.write_text(curves.drawn(figures), "utf-8")
-    return bool(wrong)
+    return judged(figures["processes"])
 
 
 def taken(options: argparse.Namespace) -> dict[str, Any]:
