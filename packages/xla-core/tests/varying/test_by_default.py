@@ -72,6 +72,21 @@ def test_small_steps_that_grow_are_left_alone_where_there_are_gradients():
     assert _served_and_compiled(range(5, 15), operations=5) == (0, 10)
 
 
+def test_small_steps_of_many_lengths_share_a_program():
+    lengths = [7 * n % 41 + 5 for n in range(1, 26)]
+    assert _served_and_compiled(lengths[:16], operations=5) == (0, 16)
+    served, compiled = _served_and_compiled(lengths[16:], operations=5)
+    assert served == 9 and compiled <= 5
+    assert _served_and_compiled(range(24, 45), operations=5)[1] <= 2
+
+
+def test_small_steps_whose_sizes_have_nothing_in_common_are_looked_at_a_few_times(monkeypatch):
+    searched = []
+    monkeypatch.setattr(families, "fit", lambda *given: searched.append(given))
+    _served_and_compiled(range(5, 30), operations=2)
+    assert len(searched) == 4
+
+
 def test_zero_turns_it_off_and_marks_too(monkeypatch):
     monkeypatch.setenv("XLA_VARYING_SHAPES", "0")
     assert _served_and_compiled(_LENGTHS) == (0, len(_LENGTHS))

@@ -55,13 +55,19 @@ PADDING: Final = "VaryingShapesPadding"
 # Steps of a family that are compiled for their own sizes before the next one is a program for a bound: one where
 # the next one is longer by one, as caches are.
 _COMPILED_FIRST: Final = 2
+_GROWN_FIRST: Final = 1
 # Where the user has not asked for it: of steps of so many entries so many lengths are compiled first. A program for
 # a bound takes as long to compile as two or three others.
 _LEAST_ENTRIES: Final = 64
 _COMPILED_FIRST_UNASKED: Final = 3
-# Smaller ones share a program where gradients are off and each was longer by one than the one before, so often in a
-# row: as what text generation does between two tokens is.
-_GROWN_FIRST_UNASKED: Final = 4
+# Smaller ones are compiled soon: so many lengths are compiled first. Few scripts have more; one that asks something
+# of the mask of each batch has.
+_COMPILED_FIRST_SMALL: Final = 16
+# So many where gradients are off and each was longer by one than the one before, as what text generation does
+# between two tokens.
+_GROWN_FIRST_SMALL: Final = 4
+# So often a fit of small steps is looked for.
+_MOST_SEARCHES_SMALL: Final = 4
 # Lengths of which a part of a program is padding get one of their own when they were run so often, and are that
 # part of all runs of their family.
 _MANY_RUNS: Final = 100
@@ -87,6 +93,8 @@ class _Family:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.samples: list[np.ndarray] = []
+        self.seen = 0
+        self.searches = 0
         self.fit: Fit | None = None
         self.programs: list[BoundProgram] = []
         self.largest: list[int] = []
@@ -101,12 +109,12 @@ class _Family:
         self.own: set[tuple[int, ...]] = set()
 
     def lengths_of(
-        self, numbers: np.ndarray, sizes: Sequence[int], first: int, small: bool
+        self, numbers: np.ndarray, sizes: Sequence[int], first: int, grown_first: int
     ) -> tuple[int, ...] | None:
         """The lengths of a step with these numbers; None where there are too few steps, or no fit, to tell.
 
-        ``first`` is how many steps are compiled for their own sizes before there is a program for others. ``small``
-        ones have to grow by one each time.
+        ``first`` is how many steps are compiled for their own sizes before there is a program for others,
+        ``grown_first`` how many if each is longer by one, or the user has marked a size.
         """
         if self.fit is not None:
             lengths = self.fit.lengths_of(numbers)
@@ -117,15 +125,13 @@ class _Family:
                 return lengths
         if not any(np.array_equal(numbers, known) for known in self.samples):
             self.samples = [*self.samples, numbers][-_MOST_SAMPLES:]
-        few = len(self.samples) <= first
-        if len(self.samples) < 2 or (small and few):
-            return None
-        fitted = fit(self.samples, sizes, 1) if small else fit(self.samples, sizes)
+            self.seen += 1
+        fitted = self._fitted(sizes, first, grown_first)
         if fitted is None:
             return None
         seen = np.stack([known[list(fitted.lengths)] for known in self.samples])
         growing = len(fitted.lengths) == 1 and bool((np.diff(seen[:, 0]) == 1).all())
-        if not growing and (small or (few and not self.hints)):
+        if self.seen <= first and not (growing or self.hints):
             return None
         if growing and len(self.samples) == 2 and min(fitted.predicted((LEAST,))[sizes]) < 0:
             return (
@@ -140,6 +146,17 @@ class _Family:
         self.runs.clear()
         self.largest, self.smallest = seen.max(axis=0).tolist(), seen.min(axis=0).tolist()
         return fitted.lengths_of(numbers)
+
+    def _fitted(self, sizes: Sequence[int], first: int, grown_first: int) -> Fit | None:
+        """A fit of the steps so far; None where there are too few, or there is none."""
+        if self.seen <= grown_first:
+            return None
+        if grown_first == _GROWN_FIRST:
+            return fit(self.samples, sizes)
+        if self.seen <= first:
+            return fit(self.samples, sizes, 1)  # what grows has one length
+        self.searches += 1  # a search may take longer than compiling a small step
+        return fit(self.samples, sizes, 2) if self.searches <= _MOST_SEARCHES_SMALL else None
 
     def program(self, lengths: Sequence[int]) -> BoundProgram | None:
         """The smallest program that there is for these lengths."""
@@ -189,8 +206,6 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     if chosen is False or trace.eager_flush or key.layouts is not None:
         return None
     small = chosen is None and not marks and trace.cur.depth < _LEAST_ENTRIES
-    if small and torch.is_grad_enabled():
-        return None
     if trace.backend.shapes_only or trace.backend.shard_count() > 1:
         return None
     started = time.perf_counter()
@@ -201,10 +216,8 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     with family.lock:
         inputs = list(trace.input_vids) if marks else []
         family.hints = {wiped.values[inputs[slot]][dim]: most for slot, dim, most in marks}
-        first = _COMPILED_FIRST if chosen else _COMPILED_FIRST_UNASKED
-        first = _GROWN_FIRST_UNASKED if small else first
         numbers = np.array(wiped.numbers, dtype=np.int64)
-        lengths = family.lengths_of(numbers, wiped.sizes, first, small)
+        lengths = family.lengths_of(numbers, wiped.sizes, *_compiled_first(chosen, small))
         bound = None if lengths is None else _bound_for(trace, key, wiped, family, lengths)
     if bound is None or (key.what.taken and len(bound.aliases) < len(key.what.donations)):
         return None
@@ -220,6 +233,14 @@ def serve(trace: Trace, key: ProgramIdentity) -> StepProgram | None:
     counters.increment(SERVED)
     counters.sample(PADDING, 100 * (1 - used), counters.render_number)
     return program
+
+
+def _compiled_first(chosen: bool | None, small: bool) -> tuple[int, int]:
+    """How many steps are compiled for their own sizes first: of any lengths, and where each is longer by one."""
+    if not small:
+        return _COMPILED_FIRST if chosen else _COMPILED_FIRST_UNASKED, _GROWN_FIRST
+    grown = _COMPILED_FIRST_SMALL if torch.is_grad_enabled() else _GROWN_FIRST_SMALL
+    return _COMPILED_FIRST_SMALL, grown
 
 
 def _marks(trace: Trace) -> list[tuple[int, int, int | None]]:
